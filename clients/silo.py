@@ -1,0 +1,111 @@
+"""One silo's side of the protocol, without Flower: it turns a query into a release.
+
+    q_t = keep · q_{t-1} + mean over its batch of clipped increments
+    release = q_t + row t of the mechanism's noise, with the silo's own standard deviation
+
+The noise is there only where the trust setting says that silos add it.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedpriv.errors import RunError
+from fedpriv.federation import spread, task_of_cell
+from fedpriv.mechanisms import MechanismState
+from fedpriv.objectives import Objective, Records
+from fedpriv.plan import Plan, plan_of
+from fedpriv.randomness import KeyedNormal, simulation_noise
+from fedpriv.running_sum import RunningSum, absorb, empty_sum
+from fedpriv.scenario import Cell
+
+
+class SiloState(NamedTuple):
+    """What a silo keeps between rounds: the last round answered, its running sum, its mechanism's state."""
+
+    answered: int
+    sum: RunningSum
+    hidden: MechanismState
+
+
+class Release(NamedTuple):
+    """A silo's answer to one query: the vector (d,), and how many records were clipped (simulation only)."""
+
+    vector: Tensor
+    clipped: int
+
+
+@dataclass(frozen=True)
+class Silo:
+    """A silo's records, in the order it reads them, its plan and its source of noise."""
+
+    number: int
+    plan: Plan
+    objective: Objective
+    records: Records
+    noise: KeyedNormal
+
+    def start(self) -> SiloState:
+        return SiloState(0, empty_sum(self.objective.initial()), self.plan.mechanism.start())
+
+    def answer(self, state: SiloState, t: int, query: Tensor) -> tuple[Release, SiloState]:
+        """The release of round t and the next state.
+
+        RunError if rounds do not come in order or the query is not a finite vector of the model's length: an
+        answer to anything else would not be the running sum that the noise was calibrated for.
+
+        Guarantee: under an untrusted server the sequence of releases over the whole run is plan.mu-GDP for each
+        record of this silo; under a trusted server releases are exact, and only the server may see them.
+        """
+        self._check(state, t, query)
+        current = self.plan.estimator.round(t)
+        total, clipped = absorb(
+            state.sum,
+            current,
+            query,
+            self.objective,
+            self._batch(t),
+            self._weights,
+            self.plan.estimator.memory,
+        )
+        vector, hidden = total.total, state.hidden
+        if std := float(self.plan.noise.std_of(self.number)):
+            fresh = torch.from_numpy(self.noise.vector(self.objective.dimension, self.number, t)).mul_(std)
+            noise, hidden = self.plan.mechanism.noise(hidden, t, fresh)
+            vector = vector + noise
+        return Release(vector, int(clipped)), SiloState(t, total, hidden)
+
+    def _check(self, state: SiloState, t: int, query: Tensor) -> None:
+        if t != state.answered + 1 or t > self.plan.schedule.rounds:
+            raise RunError(
+                f"silo {self.number} was asked for round {t} after round {state.answered} "
+                f"of {self.plan.schedule.rounds}: rounds come in order, each once"
+            )
+        if query.shape != (self.objective.dimension,) or query.dtype != self.records.features.dtype:
+            raise RunError(
+                f"silo {self.number}, round {t}: the query has shape {tuple(query.shape)} and type {query.dtype}, "
+                f"expected ({self.objective.dimension},) and {self.records.features.dtype}"
+            )
+        if not torch.isfinite(query).all():
+            raise RunError(f"silo {self.number}, round {t}: the query has values that are not finite")
+
+    def _batch(self, t: int) -> Records:
+        batch = self.plan.batch_sizes[self.number]
+        start = self.plan.schedule.place(t) * batch
+        return Records(*(column[start : start + batch] for column in self.records))
+
+    @property
+    def _weights(self) -> Tensor:
+        batch = self.plan.batch_sizes[self.number]
+        return torch.full((batch,), 1.0 / batch, dtype=self.records.features.dtype)
+
+
+def simulated_silo(cell: Cell, number: int) -> Silo:
+    """Silo `number` of a simulation: its shard of the public split, its noise keyed by the scenario's seed."""
+    task = task_of_cell(cell)
+    shard = spread(cell)[number]
+    records = Records(task.train.features[shard], task.train.labels[shard])
+    source = simulation_noise(cell.seed, cell.run.dtype)
+    return Silo(number, plan_of(cell, task.objective), task.objective, records, source)

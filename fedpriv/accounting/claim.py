@@ -1,0 +1,78 @@
+"""What a release promises, in one typed, printable value.
+
+A number without its neighbouring relation and its unit says nothing; they travel together here.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from fedpriv.accounting import gdp, rdp, zcdp
+from fedpriv.accounting.checks import check_mu
+from fedpriv.errors import InputError
+
+Relation = Literal["replace-one", "zero-out"]
+"""Neighbours: one record exchanged for another, or one record's contribution replaced by zero."""
+
+RELATIONS: tuple[Relation, ...] = get_args(Relation)
+UNIT = "one record of a silo"
+
+
+@dataclass(frozen=True)
+class EpsilonDelta:
+    """(ε, δ)-DP by the two named routes, and between them what a Rényi accountant would say."""
+
+    delta: float
+    exact: float
+    """The smallest ε, from the Gaussian trade-off curve."""
+    rdp: float
+    paper: float
+    """ε = ρ + 2√(ρ ln(1/δ)), the formula the papers print."""
+
+
+@dataclass(frozen=True)
+class GaussianDP:
+    """Exact μ-GDP: the whole transcript is as hard to tell apart as N(0, 1) from N(μ, 1)."""
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        check_mu(self.mu)
+
+    @property
+    def zcdp(self) -> float:
+        """ρ = μ²/2 of zero-concentrated DP."""
+        return zcdp.rho_of(self.mu)
+
+    def epsilon_delta(self, delta: float) -> EpsilonDelta:
+        return EpsilonDelta(
+            delta=delta,
+            exact=gdp.epsilon_of(self.mu, delta),
+            rdp=rdp.epsilon_of(self.mu, delta),
+            paper=zcdp.paper_epsilon(self.mu, delta),
+        )
+
+
+@dataclass(frozen=True)
+class PrivacyClaim:
+    """A guarantee together with what it is a guarantee of.
+
+    Guarantee: it holds for neighbouring data sets under `relation` that differ in one `unit`, whatever the
+    adversary knows about all other records.
+    """
+
+    guarantee: GaussianDP
+    relation: Relation
+    unit: str = UNIT
+
+    def __post_init__(self) -> None:
+        if self.relation not in RELATIONS:
+            raise InputError(f"relation = {self.relation!r}: accepted are {', '.join(map(repr, RELATIONS))}")
+
+    def statement(self, delta: float) -> str:
+        """The claim as a person reads it, on one line."""
+        pair = self.guarantee.epsilon_delta(delta)
+        return (
+            f"{self.guarantee.mu:.6g}-GDP ({self.guarantee.zcdp:.6g}-zCDP), hence epsilon = {pair.exact:.6g} "
+            f"exactly ({pair.paper:.6g} by the papers' formula) at delta = {delta:g}; "
+            f"{self.relation} neighbours, unit: {self.unit}"
+        )

@@ -1,0 +1,109 @@
+"""The commands and their help; what they do is imported when they are called, so that help is quick."""
+
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpriv.errors import InputError
+
+app = typer.Typer(
+    name="fedpriv",
+    help="Differentially private federated optimization: simulate, account, deploy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+data_app = typer.Typer(help="Data sets: download, verify, cache.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedpriv {metadata.version('fedpriv')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (TOML).")],
+    engine: Annotated[
+        str, typer.Option(help="vectorized (fastest), inprocess (the Flower apps in one process) or ray.")
+    ] = "vectorized",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key; a swept key is narrowed. Repeatable."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME by default.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table; errors only.")] = False,
+) -> None:
+    """Run every cell of a scenario; write results.json, history.jsonl and table.md as it goes.
+
+    Examples:
+
+        fedpriv run scenarios/quickstart.toml
+
+        fedpriv run scenarios/mnist-untrusted.toml --set federation.silos=100 --set sweep.seeds=1
+
+        fedpriv run scenarios/quickstart.toml --engine inprocess --set privacy.rho=4
+    """
+    from fedpriv.cli.run import run_scenario
+
+    run_scenario(scenario, engine, overrides or [], out, resume=resume, quiet=quiet)
+
+
+@app.command()
+def table(
+    run_dir: RunDir,
+    style: Annotated[str, typer.Option("--format", help="markdown, csv or latex.")] = "markdown",
+) -> None:
+    """Print what was measured beside what was published.
+
+    Example: fedpriv table runs/quickstart --format csv
+    """
+    from fedpriv.reports.results import read_results
+    from fedpriv.reports.table import STYLES, render
+
+    if style not in STYLES:
+        raise InputError(f"--format {style}: known formats are {', '.join(STYLES)}")
+    typer.echo(render(read_results(run_dir), style), nl=False)
+
+
+@app.command()
+def plot(run_dir: RunDir) -> None:
+    """Draw curves with bands over seeds, and privacy against accuracy, into RUN_DIR/plots.
+
+    Example: fedpriv plot runs/quickstart
+    """
+    from fedpriv.reports.plot import plot_run
+
+    for path in plot_run(run_dir):
+        typer.echo(path)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist, fashion-mnist, emnist or cifar10.")],
+    root: Annotated[
+        Path | None, typer.Option(help="Where to keep it; $FEDPRIV_DATA, or a folder of the user's cache.")
+    ] = None,
+) -> None:
+    """Download a data set, verify it and keep it; does nothing if a verified copy is there.
+
+    Example: fedpriv data fetch mnist
+    """
+    from fedpriv.data.fetch import fetch
+
+    typer.echo(f"{name}: verified in {fetch(name, root, say=typer.echo)}")

@@ -1,0 +1,59 @@
+"""The real ServerApp, strategy and ClientApp in one process: what is deployed, at speed."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from flwr.app import Context
+
+from clients.app import app as client_app
+from fedpriv.engines.base import Observer, Outcome
+from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.errors import FedprivError, InputError
+from fedpriv.outcome import Finished
+from fedpriv.run_config import run_config_of
+from fedpriv.scenario import Cell
+from server.app import server_app
+
+
+class _Relay:
+    """Passes what the server reports on to the observer of the sweep."""
+
+    def __init__(self, index: int, observer: Observer) -> None:
+        self.result: Finished | None = None
+        self._index, self._observer = index, observer
+
+    def advanced(self, t: int) -> None:
+        self._observer.advanced(1)
+
+    def evaluated(self, t: int, test_loss: float, test_accuracy: float) -> None:
+        self._observer.evaluated(self._index, t, test_loss, test_accuracy)
+
+    def finished(self, finished: Finished) -> None:
+        self.result = finished
+
+    def failed(self, error: FedprivError) -> None:
+        """Nothing to pass on: the error itself comes up through the ServerApp."""
+
+
+def run_inprocess(cells: Sequence[Cell], observer: Observer) -> Iterator[Outcome]:
+    """Run cells one after another over an in-process grid; see `Engine`."""
+    for index, cell in enumerate(cells):
+        refuse_vectorized_options(cell, "inprocess")
+        relay = _Relay(index, observer)
+
+        def relay_of(_: Context, relay: _Relay = relay) -> _Relay:
+            return relay
+
+        run_config = run_config_of(cell, Path())
+        grid = InProcessGrid(client_app, cell.federation.silos, run_config)
+        server_app(relay_of)(grid, grid.server_context(run_config))
+        assert relay.result is not None
+        yield Outcome(index, relay.result)
+
+
+def refuse_vectorized_options(cell: Cell, engine: str) -> None:
+    """InputError for settings that only the vectorized engine can honour."""
+    if cell.run.noise == "aggregate":
+        raise InputError(f'run.noise = "aggregate": engine {engine} draws noise where it is added; use "per-silo"')
+    if cell.run.device != "cpu":
+        raise InputError(f'run.device = {cell.run.device!r}: engine {engine} computes on the CPU; use "cpu"')

@@ -1,0 +1,106 @@
+"""The mean of the silos' noise for many replicates, drawn ahead of time on other cores.
+
+Noise does not depend on the trajectory, so blocks of rounds are drawn in threads (NumPy and OpenSSL release the
+interpreter lock) while the current block is consumed.  Replicates that differ only in how much noise they add
+share their draws, since a stream is keyed by the seed: the same vectors, scaled.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.randomness import simulation_noise
+from fedpriv.trust import Noise, NoiseSource
+
+_AGGREGATE = 0xFFFF_FFFE  # an owner number of its own: never the stream of a silo or of the server
+_BLOCK_VALUES = 2**21
+_LONGEST_BLOCK = 256
+
+
+def aggregate(noise: Noise) -> Noise:
+    """One source in place of all, equal in distribution in the mean only.
+
+    Valid while no silo is missing and nobody looks at one silo's messages: variance Σ p_i² σ_i².
+    """
+    return Noise((NoiseSource(_AGGREGATE, noise.std_in_mean, 1.0),)) if noise.sources else noise
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """A seed and the owners whose vectors are summed with relative weights (the first has weight 1)."""
+
+    seed: int
+    owners: tuple[int, ...]
+    relative: tuple[float, ...]
+
+
+class NoiseFeed:
+    """Iterates over rounds 1 … T: for each the fresh vectors (replicates, d), summed over owners."""
+
+    def __init__(
+        self,
+        noises: Sequence[Noise],
+        seeds: Sequence[int],
+        rounds: int,
+        size: int,
+        dtype: torch.dtype,
+        workers: int = 2,
+    ) -> None:
+        if not all(noise.sources for noise in noises):
+            raise ValueError("every replicate of a feed must have a noise source")
+        streams = [_stream(noise, seed) for noise, seed in zip(noises, seeds, strict=True)]
+        self._streams = list(dict.fromkeys(streams))
+        self._pick = torch.tensor([self._streams.index(stream) for stream in streams])
+        self._amplitude = torch.tensor([[_amplitude(noise)] for noise in noises], dtype=dtype)
+        self._numpy_dtype = np.dtype(np.float32 if dtype == torch.float32 else np.float64)
+        self._rounds, self._size, self._workers = rounds, size, workers
+        longest = _BLOCK_VALUES // (size * len(self._streams))
+        self._block = max(1, min(longest, _LONGEST_BLOCK, -(-rounds // (2 * workers))))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        starts = iter(range(1, self._rounds + 1, self._block))
+        with ThreadPoolExecutor(self._workers) as pool:
+            ahead: deque[Future[NDArray[np.floating]]] = deque()
+            for start in starts:
+                ahead.append(pool.submit(self._draw, start))
+                if len(ahead) > self._workers:
+                    yield from self._scaled(ahead.popleft())
+            while ahead:
+                yield from self._scaled(ahead.popleft())
+
+    def _scaled(self, drawn: "Future[NDArray[np.floating]]") -> Iterator[Tensor]:
+        for vectors in torch.from_numpy(drawn.result()):
+            yield vectors.index_select(0, self._pick).mul_(self._amplitude)
+
+    def _draw(self, start: int) -> NDArray[np.floating]:
+        """Rounds start, start+1, … of one block: (rounds, streams, d)."""
+        rounds = range(start, min(start + self._block, self._rounds + 1))
+        out = np.empty((len(rounds), len(self._streams), self._size), self._numpy_dtype)
+        for place, stream in enumerate(self._streams):
+            source = simulation_noise(stream.seed, self._numpy_dtype)
+            if len(stream.owners) == 1:
+                out[:, place] = source.vectors(self._size, stream.owners * len(rounds), rounds)
+            else:
+                for row, t in enumerate(rounds):
+                    out[row, place] = source.weighted_sum(self._size, stream.owners, stream.relative, t)
+        return out
+
+
+def _amplitude(noise: Noise) -> float:
+    first = noise.sources[0]
+    return first.weight * float(first.std)
+
+
+def _stream(noise: Noise, seed: int) -> _Stream:
+    unit = _amplitude(noise)
+    return _Stream(
+        seed,
+        tuple(source.owner for source in noise.sources),
+        tuple(source.weight * float(source.std) / unit for source in noise.sources),
+    )

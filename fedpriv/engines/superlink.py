@@ -1,0 +1,168 @@
+"""A Flower SuperLink of our own, as a child process in an empty folder, and runs submitted to it.
+
+Measured facts on Flower 1.41 that this is built around: the SuperLink's working directory precedes the app on the
+import path, so it must be empty; `flwr run` exits 0 whatever becomes of the run, so its status is asked for;
+telemetry, update check and the installation of dependencies at run time are off by environment variables.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedpriv.errors import RunError
+
+_QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_LOG_LEVEL": "WARNING",
+    "RAY_DEDUP_LOGS": "0",
+    "OMP_NUM_THREADS": "1",
+}
+_APP = """\
+[project]
+name = "fedpriv"
+version = "0.0.0"
+description = "fedpriv, as installed"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedpriv"
+
+[tool.flwr.app.components]
+serverapp = "server.app:app"
+clientapp = "clients.app:app"
+
+[tool.flwr.app.config]
+"""
+_START_SECONDS = 60.0
+_STATUS_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class SuperLink:
+    """A running SuperLink: its home folder, its address and its process."""
+
+    home: Path
+    address: str
+    process: subprocess.Popen[bytes]
+
+    def submit(self, run_config: Mapping[str, str | int], federation: str) -> "SubmittedRun":
+        """Submit fedpriv's app, as installed here, with a run configuration."""
+        app = self.home / "app"
+        app.mkdir(exist_ok=True)
+        keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in run_config.items())
+        (app / "pyproject.toml").write_text(_APP + keys, encoding="utf-8")
+        answer = self._flwr("run", str(app), "fedpriv", "--federation-config", federation, "--format", "json")
+        if not answer.get("success"):
+            raise RunError(f"Flower refused the run: {answer.get('error-message', answer)}")
+        return SubmittedRun(self, str(answer["run-id"]))
+
+    def log_tail(self, lines: int = 12) -> str:
+        text = (self.home / "superlink.log").read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def _flwr(self, *arguments: str) -> dict[str, object]:
+        command = [_script("flwr"), *arguments]
+        done = subprocess.run(command, cwd=self.home, env=_environment(self.home), capture_output=True, text=True)
+        try:
+            answer: dict[str, object] = json.loads(done.stdout[done.stdout.index("{") :])
+        except ValueError:
+            raise RunError(
+                f"`flwr {arguments[0]}` failed: {(done.stderr or done.stdout).strip()[-500:]}"
+            ) from None
+        return answer
+
+
+@dataclass(frozen=True)
+class SubmittedRun:
+    """A run on a SuperLink."""
+
+    superlink: SuperLink
+    run_id: str
+
+    def status(self) -> str:
+        """Flower's word for it, such as `running` or `finished:failed`."""
+        answer = self.superlink._flwr("list", "fedpriv", "--run-id", self.run_id, "--format", "json")
+        runs = answer["runs"]
+        assert isinstance(runs, list)
+        return str(runs[0]["status"])
+
+
+@contextmanager
+def superlink(home: Path, options: Sequence[str]) -> Iterator[SuperLink]:
+    """A SuperLink that is gone, with everything it started, when the block is left."""
+    address = f"127.0.0.1:{_free_port()}"
+    port = address.rpartition(":")[2]
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "fedpriv"\n\n[superlink.fedpriv]\naddress = "{address}"\ninsecure = true\n'
+    )
+    empty = home / "empty"
+    empty.mkdir()
+    command = [_script("flower-superlink"), "--insecure", "--port", port, *options]
+    with (home / "superlink.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=empty, env=_environment(home), stdout=log, stderr=log, start_new_session=True
+        )
+    link = SuperLink(home, address, process)
+    try:
+        _wait_until_healthy(link)
+        yield link
+    finally:
+        _stop(process)
+
+
+def _wait_until_healthy(link: SuperLink) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if link.process.poll() is not None:
+            raise RunError(f"Flower's SuperLink did not start:\n{link.log_tail()}")
+        try:
+            with urllib.request.urlopen(f"http://{link.address}/health", timeout=2.0):
+                return
+        except (urllib.error.URLError, TimeoutError, ConnectionError):
+            time.sleep(0.1)
+    raise RunError(f"Flower's SuperLink did not answer within {_START_SECONDS:.0f} s:\n{link.log_tail()}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the whole process group: the SuperLink starts executors, which start apps."""
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sent)
+            process.wait(timeout=10.0)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _script(name: str) -> str:
+    """A console script of this very Python environment."""
+    path = Path(sys.executable).with_name(name)
+    if not path.exists():
+        raise RunError(f"{path} is missing: install fedpriv with its dependencies into this environment")
+    return str(path)
+
+
+def _environment(home: Path) -> dict[str, str]:
+    scripts = str(Path(sys.executable).parent)
+    path = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"  # executors look for flwr-* scripts on the path
+    return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

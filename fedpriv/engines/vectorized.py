@@ -1,0 +1,155 @@
+"""Every seed and every noise level of a sweep in one program, all silos at once.
+
+The parts are the ones a silo and a server run; here their leading axis is the replicate.  Because the running sum
+and every mechanism are linear, the engine keeps the weighted mean over silos of both: the increments of all
+silos' records in one batched call, and the mean of the silos' noise vectors (`noise_feed`).
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+
+import torch
+from torch import Tensor
+
+from fedpriv.engines.base import Observer, Outcome
+from fedpriv.engines.noise_feed import NoiseFeed, aggregate
+from fedpriv.errors import RunError
+from fedpriv.estimators import Estimator
+from fedpriv.federation import Task, spread, task_of_cell
+from fedpriv.mechanisms import Mechanism
+from fedpriv.objectives import Records
+from fedpriv.optimizers import Optimizer
+from fedpriv.outcome import Finished, evaluation_rounds
+from fedpriv.plan import Plan, plan_of
+from fedpriv.running_sum import absorb, empty_sum
+from fedpriv.scenario import Cell
+from fedpriv.stacking import Part, signature, stack
+
+_PROGRESS_EVERY = 0.1  # seconds
+_GATHER_VALUES = 2**20
+
+
+def run_vectorized(cells: Sequence[Cell], observer: Observer) -> Iterator[Outcome]:
+    """Run cells in groups that differ only in seeds and numbers; see `Engine`."""
+    plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
+    groups: dict[object, list[int]] = {}
+    for index, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
+        groups.setdefault(_group_key(cell, plan), []).append(index)
+    for members in groups.values():
+        yield from _Group(members, [cells[i] for i in members], [plans[i] for i in members], observer).run()
+
+
+def _group_key(cell: Cell, plan: Plan) -> object:
+    parts = tuple(signature(part) for part in (plan.estimator, plan.mechanism, plan.optimizer))
+    shape = (plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources))
+    return shape, parts, cell.data, cell.model, cell.run
+
+
+class _Group:
+    """Replicates that run in step: tensors have shape (replicates, d)."""
+
+    def __init__(
+        self, indices: Sequence[int], cells: Sequence[Cell], plans: Sequence[Plan], observer: Observer
+    ) -> None:
+        first = plans[0]
+        self._indices, self._cells, self._observer = indices, cells, observer
+        self._schedule, self._run = first.schedule, cells[0].run
+        self._task: Task = task_of_cell(cells[0])
+        self._device = _device(self._run.device)
+        self._dtype = self._task.train.features.dtype
+        self._estimator: Estimator = self._stacked([plan.estimator for plan in plans])
+        self._mechanism: Mechanism = self._stacked([plan.mechanism for plan in plans])
+        self._optimizer: Optimizer = self._stacked([plan.optimizer for plan in plans])
+        noises = [aggregate(plan.noise) if self._run.noise == "aggregate" else plan.noise for plan in plans]
+        dimension, rounds = self._task.objective.dimension, self._schedule.rounds
+        self._fresh: Iterator[Tensor] = (
+            iter(NoiseFeed(noises, [cell.seed for cell in cells], rounds, dimension, self._dtype))
+            if first.noise.sources
+            else repeat(torch.zeros(1, dtype=self._dtype))
+        )
+        self._weights = torch.tensor(
+            [
+                weight / batch
+                for weight, batch in zip(first.weights, first.batch_sizes, strict=True)
+                for _ in range(batch)
+            ],
+            dtype=self._dtype,
+            device=self._device,
+        )
+
+    def _stacked(self, parts: Sequence[Part]) -> Part:
+        return stack(parts, self._dtype, self._device)
+
+    def run(self) -> Iterator[Outcome]:
+        started = last = time.perf_counter()
+        evaluated_at = evaluation_rounds(self._schedule.rounds, self._run.evaluations)
+        objective, optimizer, count = self._task.objective, self._optimizer, len(self._cells)
+        state = optimizer.start(objective.initial().to(self._device).expand(count, -1))
+        total = empty_sum(optimizer.query(state))
+        hidden = self._mechanism.start()
+        clipped = torch.zeros(count, device=self._device)
+        unreported = 0
+        for t, records in enumerate(self._batches(), start=1):
+            current = self._estimator.round(t)
+            total, clips = absorb(
+                total,
+                current,
+                optimizer.query(state),
+                objective,
+                records,
+                self._weights,
+                self._estimator.memory,
+            )
+            noise, hidden = self._mechanism.noise(hidden, t, next(self._fresh).to(self._device))
+            state = optimizer.update(state, total.total + noise, current)
+            clipped += clips
+            unreported += count
+            if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == self._schedule.rounds:
+                self._observer.advanced(unreported)
+                unreported, last = 0, now
+            if t in evaluated_at:
+                loss, accuracy = self._evaluate(t, optimizer.output(state))
+        wall = (time.perf_counter() - started) / count
+        drawn = len(self._weights) * self._schedule.rounds
+        models = optimizer.output(state).cpu().numpy()
+        for place, index in enumerate(self._indices):
+            share = float(clipped[place]) / drawn
+            yield Outcome(index, Finished(loss[place], accuracy[place], share, wall, models[place].copy()))
+
+    def _batches(self) -> Iterator[Records]:
+        """Round by round the records of all silos, (replicates, silos * batch, ...), gathered block by block."""
+        train, batch = self._task.train, self._cells[0].federation.batch
+        features, labels = train.features.to(self._device), train.labels.to(self._device)
+        orders = {cell.seed: spread(cell) for cell in self._cells}
+        order = torch.stack([orders[cell.seed] for cell in self._cells]).to(self._device)
+        by_place = order.view(*order.shape[:2], -1, batch)
+        places = by_place.movedim(2, 0).flatten(2)  # (places, replicates, silos * batch)
+        block = max(1, _GATHER_VALUES // (places[0].numel() * features.shape[1]))
+        rounds = torch.tensor([self._schedule.place(t) for t in range(1, self._schedule.rounds + 1)])
+        for start in range(0, len(rounds), block):
+            index = places[rounds[start : start + block]]
+            yield from map(Records, features[index], labels[index])
+
+    def _evaluate(self, t: int, model: Tensor) -> tuple[list[float], list[float]]:
+        test = self._task.test
+        evaluation = self._task.objective.evaluate(
+            model, Records(test.features.to(self._device), test.labels.to(self._device))
+        )
+        loss, accuracy = evaluation.loss.tolist(), evaluation.accuracy.tolist()
+        for place, index in enumerate(self._indices):
+            if not torch.isfinite(evaluation.loss[place]):
+                cell = self._cells[place]
+                raise RunError(f"{cell.name} (seed {cell.seed}): the test loss is not finite at round {t}")
+            self._observer.evaluated(index, t, loss[place], accuracy[place])
+        return loss, accuracy
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f'run.device = {name!r} cannot be used here: {reason}; try "cpu"') from None
+    return device

@@ -1,0 +1,97 @@
+"""The workload: which running sums are released, and in which rounds one record takes part in them.
+
+    A[t, i] = keep^(t-i) for i ≤ t in the same period, else 0
+
+keep is 1 for prefix sums, 0 for none, 1 - α for momentum.  Everything in this file and in the algebra modules is
+NumPy: accounting needs no torch.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.errors import InputError
+from fedpriv.rounds import Schedule
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Separated:
+    """Any participation of a record in at most `times` of `rounds` rounds, at least `separation` rounds apart.
+
+    Guarantee: what is accounted for it holds for every such pattern, also one chosen by an adversary.
+    """
+
+    rounds: int
+    times: int
+    separation: int
+
+    def __post_init__(self) -> None:
+        if min(self.rounds, self.times, self.separation) < 1:
+            raise InputError(
+                f"rounds = {self.rounds}, times = {self.times}, separation = {self.separation}: all are 1 or more"
+            )
+
+    @property
+    def most(self) -> int:
+        """How often a record really can take part: `times`, or fewer if the rounds do not suffice."""
+        return min(self.times, -(-self.rounds // self.separation))
+
+    @property
+    def single_pass(self) -> bool:
+        return self.most == 1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A over `schedule.rounds` rounds, with increments clipped to `clips[t-1]` in round t.
+
+    `schedule` declares the participation: fixed order every epoch (a `Schedule`, of which the single pass is the
+    case places = rounds) or any pattern of a `Separated`.  With a `period` the sums restart from 0 in rounds 1,
+    1 + period, 1 + 2 period, ….
+    """
+
+    schedule: Schedule | Separated
+    keep: float
+    clips: Floats
+    period: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise InputError(f"rounds = {self.rounds}: a workload has at least one round")
+        if not 0.0 <= self.keep <= 1.0:
+            raise InputError(f"keep = {self.keep}: the decay of a running sum lies between 0 and 1")
+        if self.clips.shape != (self.rounds,) or not np.all(np.isfinite(self.clips) & (self.clips > 0.0)):
+            raise InputError(f"clips: a finite number above 0 is needed for each of the {self.rounds} rounds")
+        if self.period is not None and self.period < 1:
+            raise InputError(f"period = {self.period}: it is 1 or more rounds, or None")
+
+    @property
+    def rounds(self) -> int:
+        return self.schedule.rounds
+
+    @property
+    def block(self) -> int:
+        """Rounds between two restarts of the sums."""
+        return self.rounds if self.period is None else min(self.period, self.rounds)
+
+
+def matrix(workload: Workload) -> Floats:
+    """A itself, (T, T): for tests and small examples."""
+    lag = np.subtract.outer(np.arange(workload.rounds), np.arange(workload.rounds))
+    start = np.arange(workload.rounds) // workload.block
+    inside = (lag >= 0) & np.equal.outer(start, start)
+    return np.where(inside, workload.keep ** np.maximum(lag, 0).astype(np.float64), 0.0)
+
+
+def geometric_sums(ratio: float, counts: NDArray[np.int64]) -> Floats:
+    """Σ_{j < n} ratio^j for every n of `counts`, 0 ≤ ratio ≤ 1."""
+    terms = counts.astype(np.float64)
+    if ratio == 1.0:
+        return terms
+    if ratio == 0.0:
+        return np.minimum(terms, 1.0)
+    return np.asarray(np.expm1(terms * math.log(ratio)) / (ratio - 1.0))

@@ -1,0 +1,71 @@
+"""What an objective is: clipped sums of per-record increments, and an evaluation."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from fedpriv.rounds import Scalar
+
+
+class Records(NamedTuple):
+    """A batch: features (..., B, features) and integer labels (..., B)."""
+
+    features: Tensor
+    labels: Tensor
+
+
+class Increment(NamedTuple):
+    """A weighted sum of clipped increments (..., d) and how many of the records were clipped (...)."""
+
+    total: Tensor
+    clipped: Tensor
+
+
+class Evaluation(NamedTuple):
+    """Mean loss (natural logarithm) and share of right predictions in [0, 1], each of shape (...)."""
+
+    loss: Tensor
+    accuracy: Tensor
+
+
+class Objective(Protocol):
+    """A loss with per-record gradients over flat parameters of length `dimension`."""
+
+    @property
+    def dimension(self) -> int: ...
+
+    @property
+    def lipschitz(self) -> float:
+        """G: a bound on the norm of one record's gradient; inf if none is known."""
+        ...
+
+    @property
+    def smoothness(self) -> float:
+        """L: a bound on the Lipschitz constant of one record's gradient; inf if none is known."""
+        ...
+
+    def initial(self) -> Tensor:
+        """x_1, shape (d,)."""
+        ...
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        """Σ_b weights[b] · clip(Σ_k coefficients[k] ∇f(points[k]; record b), norm `clip`).
+
+        `points[k]` has shape (..., d), `records` a batch axis B behind the same leading axes, `weights` (B,).
+
+        Guarantee: one record moves the sum by at most |weights[b]| · clip under zero-out and twice that under
+        replace-one, for any points, records and loss.
+        """
+        ...
+
+    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+        """Loss and accuracy of `point` (..., d) on records without leading axes."""
+        ...

@@ -1,0 +1,74 @@
+"""Softmax regression in closed form.
+
+A gradient is the outer product (softmax(x z) - onehot(y)) ⊗ z, so an increment, a linear combination of
+gradients of one record at several points, is rank one too: its norm is a product of two norms, and a clipped
+sum over a batch is one matrix product.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedpriv.objectives.base import Evaluation, Increment, Records
+from fedpriv.rounds import Scalar
+
+
+@dataclass(frozen=True)
+class SoftmaxRegression:
+    """Cross-entropy of a linear classifier; parameters are `classes` rows of `features` weights, flattened.
+
+    `feature_norm` bounds ‖z‖ over all records that can occur; a constant feature 1 serves as the bias.
+    """
+
+    features: int
+    classes: int
+    feature_norm: float
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def dimension(self) -> int:
+        return self.features * self.classes
+
+    @property
+    def lipschitz(self) -> float:
+        """√2 · max‖z‖: ‖softmax - onehot‖ ≤ √2."""
+        return math.sqrt(2.0) * self.feature_norm
+
+    @property
+    def smoothness(self) -> float:
+        """max‖z‖²/2: the Hessian of log-sum-exp has norm at most 1/2."""
+        return self.feature_norm**2 / 2.0
+
+    def initial(self) -> Tensor:
+        return torch.zeros(self.dimension, dtype=self.dtype)
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        features = records.features
+        residual = -sum(coefficients) * functional.one_hot(records.labels, self.classes).to(features.dtype)
+        for point, coefficient in zip(points, coefficients, strict=True):
+            residual.add_(torch.softmax(self._logits(point, features), dim=-1), alpha=coefficient)
+        norm = torch.linalg.vector_norm(residual, dim=-1) * torch.linalg.vector_norm(features, dim=-1)
+        shrink = clip / norm  # a zero increment gives inf, which the clamp turns into 1
+        total = (residual * (weights * shrink.clamp(max=1.0)).unsqueeze(-1)).mT @ features
+        return Increment(total.flatten(-2), (shrink < 1.0).sum(-1))
+
+    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+        logits = self._logits(point, records.features)
+        right = records.labels.expand(logits.shape[:-1]).unsqueeze(-1)
+        loss = (logits.logsumexp(-1) - logits.gather(-1, right).squeeze(-1)).mean(-1)
+        accuracy = (logits.argmax(-1) == records.labels).to(loss.dtype).mean(-1)
+        return Evaluation(loss, accuracy)
+
+    def _logits(self, point: Tensor, features: Tensor) -> Tensor:
+        return features @ point.view(*point.shape[:-1], self.classes, self.features).mT

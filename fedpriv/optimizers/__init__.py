@@ -1,0 +1,6 @@
+"""Server optimizers, one file each."""
+
+from fedpriv.optimizers.anytime_sgd import AnytimeSGD
+from fedpriv.optimizers.base import Optimizer
+
+__all__ = ["AnytimeSGD", "Optimizer"]

@@ -1,0 +1,38 @@
+"""What a server optimizer is: it asks at a point, consumes what is released there, and has an output."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedpriv.rounds import Round, Scalar
+
+
+class Optimizer(Protocol):
+    """A pure state machine over vectors of shape (..., d); leading axes are replicates.
+
+    Guarantee: it sees released (noisy) vectors only, so everything it computes is post-processing.
+    """
+
+    def start(self, initial: Tensor) -> Any:
+        """The state before round 1, from x_1 of shape (..., d)."""
+        ...
+
+    def query(self, state: Any) -> Tensor:
+        """The point x_t at which the silos are asked next, shape (..., d)."""
+        ...
+
+    def update(self, state: Any, released: Tensor, current: Round) -> Any:
+        """The state after round `current.t`, in which `released` was the noisy mean of running sums."""
+        ...
+
+    def output(self, state: Any) -> Tensor:
+        """The model a run that stopped here would publish, shape (..., d)."""
+        ...
+
+
+def project_to_ball(point: Tensor, radius: Scalar) -> Tensor:
+    """The nearest point of the ball ‖x‖ ≤ radius around 0, for each leading index of `point` (..., d)."""
+    norm = torch.linalg.vector_norm(point, dim=-1, keepdim=True)
+    shrink: Tensor = radius / norm  # radius / 0 is inf, clamped to 1: 0 stays 0
+    return point * shrink.clamp(max=1.0)

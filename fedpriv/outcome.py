@@ -1,0 +1,23 @@
+"""What a cell gives, whichever engine ran it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What one finished cell gave; `wall_seconds` is its share of the time of cells that were run together."""
+
+    test_loss: float
+    test_accuracy: float
+    fraction_clipped: float
+    wall_seconds: float
+    model: NDArray[np.floating]
+
+
+def evaluation_rounds(rounds: int, evaluations: int) -> frozenset[int]:
+    """`evaluations` rounds evenly spaced over 1 … rounds, the last always among them."""
+    count = min(rounds, evaluations)
+    return frozenset(-(-rounds * (place + 1) // count) for place in range(count))

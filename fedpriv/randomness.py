@@ -1,0 +1,140 @@
+"""Where every random number of fedpriv comes from.
+
+Two kinds of stream, and nothing else in the project draws:
+
+* `KeyedNormal`: Gaussian noise as a pure function of (key, owner, round, node).  AES-256 in counter mode
+  (NIST SP 800-38A; OpenSSL through `cryptography`) yields the bits, the Box-Muller transform (Box & Muller
+  1958) the normals.  The same code serves the two noise regimes; only the key differs: derived from the
+  scenario's seed in a simulation, drawn from the operating system in a deployment.
+* `public_generator`: a NumPy generator for choices that are no secret (which record goes to which silo).
+
+Why not a ready-made generator: keyed streams need a key of at least 128 bits (torch's CPU generator keeps
+32 bits of its seed), and this one is also the fastest measured in batches: see benchmarks/noise.py.
+"""
+
+import hashlib
+import math
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import DTypeLike, NDArray
+
+SERVER = 0xFFFF_FFFF
+"""The owner number under which the server draws its own noise; silos are numbered from 0."""
+
+_WORD = 2**32
+_BLOCK_BYTES = 16
+_CHUNK_VALUES = 32_768  # Box-Muller temporaries stay in the second-level cache
+
+
+def derive_key(secret: bytes, *purpose: str) -> bytes:
+    """A 256-bit key for one purpose, from a secret of any length (SHA-256 of the length-prefixed parts)."""
+    digest = hashlib.sha256()
+    for part in (b"fedpriv", secret, *(text.encode() for text in purpose)):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()
+
+
+def seed_key(seed: int, *purpose: str) -> bytes:
+    """The simulation's key: public, reproducible, any non-negative integer seed gives its own key."""
+    if seed < 0:
+        raise ValueError(f"seed = {seed}: a seed is a non-negative integer")
+    return derive_key(str(seed).encode(), "seed", *purpose)
+
+
+def system_key() -> bytes:
+    """A fresh 256-bit secret from the operating system, for noise that is really released."""
+    return secrets.token_bytes(32)
+
+
+def public_generator(seed: int, *purpose: str) -> np.random.Generator:
+    """A generator for public choices; Philox with a 128-bit key, one stream per (seed, purpose)."""
+    key = int.from_bytes(seed_key(seed, *purpose)[:16], "big")
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+class KeyedNormal:
+    """Standard normal vectors, each a pure function of (key, owner, round, node).
+
+    Guarantee: distinct (owner, round, node) read disjoint AES counter ranges, so the vectors are independent
+    for anyone who does not hold the key, and asking twice returns the same bytes.  float32 draws carry 31-bit
+    radii (|z| <= 6.6), float64 draws 63-bit radii (|z| <= 9.4); both are ordinary floating-point numbers, not
+    a defence against attacks on the lowest bits of a float.
+    """
+
+    def __init__(self, key: bytes, dtype: DTypeLike = np.float32) -> None:
+        if len(key) != 32:
+            raise ValueError(f"a key has 32 bytes, not {len(key)}")
+        self.dtype = np.dtype(dtype)
+        if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
+            raise ValueError(f"noise is drawn in float32 or float64, not {self.dtype}")
+        self._encrypt = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # one block a counter value
+
+    def vector(self, size: int, owner: int, t: int, node: int = 0) -> NDArray[np.floating]:
+        """The vector of shape (size,) that belongs to (owner, round t, node)."""
+        return self.vectors(size, [owner], [t], node).reshape(size)
+
+    def vectors(
+        self, size: int, owners: Sequence[int], rounds: Sequence[int], node: int = 0
+    ) -> NDArray[np.floating]:
+        """One vector for each pair of `owners` and `rounds` (equally long): shape (len(owners), size)."""
+        out = np.empty((len(owners), size), self.dtype)
+        rows = max(1, _CHUNK_VALUES // max(size, 1))
+        for start in range(0, len(owners), rows):
+            stop = start + rows
+            self._fill(out[start:stop], owners[start:stop], rounds[start:stop], node)
+        return out
+
+    def weighted_sum(
+        self, size: int, owners: Sequence[int], weights: Sequence[float], t: int, node: int = 0
+    ) -> NDArray[np.floating]:
+        """Σ_k weights[k] · vector(size, owners[k], t, node), without holding more than a few of them."""
+        total = np.zeros(size, self.dtype)
+        factors = np.asarray(weights, self.dtype)
+        rows = max(1, _CHUNK_VALUES // max(size, 1))
+        for start in range(0, len(owners), rows):
+            chunk = owners[start : start + rows]
+            total += factors[start : start + rows] @ self.vectors(size, chunk, [t] * len(chunk), node)
+        return total
+
+    def _fill(self, out: NDArray[np.floating], owners: Sequence[int], rounds: Sequence[int], node: int) -> None:
+        size = out.shape[1]
+        blocks = -(-size * self.dtype.itemsize // _BLOCK_BYTES)
+        if not 0 <= node < _WORD or blocks >= _WORD:
+            raise ValueError(f"node {node} or vector length {size} is outside what one stream can number")
+        counters = np.empty((len(owners), blocks, 2), np.uint64)
+        counters[:, :, 0] = (
+            np.asarray(owners, np.uint64)[:, None] * np.uint64(_WORD) + np.asarray(rounds, np.uint64)[:, None]
+        )
+        counters[:, :, 1] = np.arange(blocks, dtype=np.uint64) + np.uint64(node * _WORD)
+        bits = bytearray(counters.nbytes + _BLOCK_BYTES)  # update_into wants one block to spare
+        self._encrypt.update_into(counters.data.cast("B"), bits)
+        signed: DTypeLike = np.int32 if self.dtype.itemsize == 4 else np.int64  # converts faster than unsigned
+        words = np.frombuffer(bits, signed, count=counters.nbytes // self.dtype.itemsize)
+        _box_muller(words.reshape(len(owners), -1), out)
+
+
+def simulation_noise(seed: int, dtype: DTypeLike) -> KeyedNormal:
+    """The noise of a simulation: every owner's streams from the scenario's seed, reproducible and no secret."""
+    return KeyedNormal(seed_key(seed, "noise"), dtype)
+
+
+def _box_muller(words: NDArray[np.signedinteger], out: NDArray[np.floating]) -> None:
+    """Fill each row of `out` from the row of random words; the first half gives radii, the rest angles."""
+    half = words.shape[1] // 2
+    bits = out.dtype.itemsize * 8
+    # The radius word loses its sign and gains half a unit: never log(0), full precision in the tail.
+    radius = (words[:, :half] & np.iinfo(words.dtype).max).astype(out.dtype)
+    radius += 0.5
+    radius *= 2.0 ** (1 - bits)
+    np.log(radius, out=radius)
+    radius *= -2.0
+    np.sqrt(radius, out=radius)
+    angle = words[:, half:].astype(out.dtype)
+    angle *= 2.0 * math.pi * 2.0**-bits
+    first = min(half, out.shape[1])
+    rest = out.shape[1] - first
+    np.multiply(np.cos(angle[:, :first]), radius[:, :first], out=out[:, :first])
+    np.multiply(np.sin(angle[:, :rest]), radius[:, :rest], out=out[:, first:])

@@ -1,0 +1,204 @@
+"""RUN_DIR: what a sweep writes as it goes, and reads back to go on or to report.
+
+results.json     every finished cell; rewritten whole after each, `complete` only when all are there
+history.jsonl    a line an evaluated round
+models/NNNN.npy  the published model of cell NNNN
+table.md         measured beside published
+"""
+
+import json
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import fedpriv
+from fedpriv.accounting.gdp import epsilon_of
+from fedpriv.accounting.zcdp import paper_epsilon
+from fedpriv.errors import InputError
+from fedpriv.files import write_json, write_vector
+from fedpriv.outcome import Finished
+from fedpriv.scenario import Cell, Point, Published, Scenario
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Results:
+    """A results.json, read."""
+
+    name: str
+    title: str
+    engine: str
+    complete: bool
+    axes: Mapping[str, list[Any]]
+    seeds: list[int]
+    published: Published | None
+    cells: list[Mapping[str, Any]]
+
+
+class RunFolder:
+    """The writing side of a RUN_DIR."""
+
+    def __init__(self, path: Path, scenario: Scenario, engine: str, *, resume: bool) -> None:
+        """InputError if the folder holds results of another run, or of any run without `resume`."""
+        self.path = path
+        self._scenario, self._engine = scenario, engine
+        self._cells: dict[int, dict[str, Any]] = {}
+        if (path / "results.json").exists():
+            if not resume:
+                raise InputError(f"{path} holds results already; give another --out, or --resume to go on there")
+            self._cells = self._finished_before()
+        path.mkdir(parents=True, exist_ok=True)
+        self._drop_unfinished_history()
+        self._write()
+
+    @property
+    def missing(self) -> list[int]:
+        """The places of the scenario's points that are not finished yet."""
+        return [place for place in range(len(self._scenario.points)) if place not in self._cells]
+
+    def evaluated(self, place: int, t: int, test_loss: float, test_accuracy: float) -> None:
+        point = self._scenario.points[place]
+        line = {
+            "cell": place,
+            **point.swept,
+            "seed": point.cell.seed,
+            "round": t,
+            "test_loss": test_loss,
+            "test_accuracy": test_accuracy,
+        }
+        with (self.path / "history.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def finished(self, place: int, finished: Finished) -> None:
+        """Add a cell; a run that is killed right after this has lost nothing of it."""
+        model = f"models/{place:04d}.npy"
+        write_vector(self.path / model, finished.model)
+        self._cells[place] = {
+            **_record(place, self._scenario.points[place], finished, self._engine),
+            "model": model,
+        }
+        self._write()
+
+    def _write(self) -> None:
+        scenario = self._scenario
+        write_json(
+            self.path / "results.json",
+            {
+                "format": FORMAT,
+                "scenario": {"name": scenario.name, "title": scenario.title},
+                "axes": dict(scenario.axes),
+                "seeds": scenario.seeds,
+                "published": scenario.published and scenario.published.as_data(),
+                "engine": self._engine,
+                "versions": versions(),
+                "complete": not self.missing,
+                "cells": [self._cells[place] for place in sorted(self._cells)],
+            },
+        )
+
+    def _finished_before(self) -> dict[int, dict[str, Any]]:
+        found = {cell["cell"]: dict(cell) for cell in read_results(self.path).cells}
+        for place, record in found.items():
+            points = self._scenario.points
+            if place >= len(points) or points[place].cell.canonical() != record["scenario"]:
+                raise InputError(
+                    f"{self.path} holds another run: its cell {place} differs from this scenario's; "
+                    "give another --out, or the scenario and --set options it was started with"
+                )
+        return found
+
+    def _drop_unfinished_history(self) -> None:
+        """A cell that is run again must not appear twice in the history."""
+        path = self.path / "history.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["cell"] in self._cells]
+        path.write_text("".join(kept), encoding="utf-8")
+
+
+def read_results(folder: Path) -> Results:
+    """Read RUN_DIR/results.json; InputError if it is not one."""
+    path = folder / "results.json"
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if tree["format"] != FORMAT:
+            raise InputError(f"{path}: format {tree['format']}, this version of fedpriv reads format {FORMAT}")
+        return Results(
+            name=tree["scenario"]["name"],
+            title=tree["scenario"]["title"],
+            engine=tree["engine"],
+            complete=tree["complete"],
+            axes=tree["axes"],
+            seeds=tree["seeds"],
+            published=Published.from_data(tree["published"]) if tree["published"] else None,
+            cells=tree["cells"],
+        )
+    except FileNotFoundError:
+        raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
+
+
+def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """The lines of RUN_DIR/history.jsonl; a last line cut short by a kill is left out."""
+    path = folder / "history.jsonl"
+    if not path.exists():
+        raise InputError(f"{folder}: no history.jsonl there; give a folder that `fedpriv run` wrote")
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield json.loads(line)
+
+
+def versions() -> dict[str, str]:
+    """What computed the results."""
+    packages = {name: metadata.version(name) for name in ("torch", "numpy", "flwr", "cryptography")}
+    return {
+        "fedpriv": fedpriv.__version__,
+        "python": platform.python_version(),
+        **packages,
+        "platform": sys.platform,
+    }
+
+
+def privacy_of(cell: Cell) -> dict[str, Any]:
+    """The privacy statement of a cell as data: exact μ, and (ε, δ) by the exact and by the paper's conversion."""
+    mu, delta = cell.privacy.target, cell.privacy.delta
+    statement: dict[str, Any] = {
+        "trust": cell.algorithm.trust,
+        "relation": cell.privacy.relation,
+        "unit": "one record of one silo",
+        "noise": "none" if mu is None else "simulation",
+        "delta": delta,
+    }
+    if mu is None:
+        return {**statement, "mu": None, "rho": None, "zcdp": None, "epsilon": None, "epsilon_paper": None}
+    return {
+        **statement,
+        "mu": mu,
+        "rho": mu,
+        "zcdp": mu**2 / 2.0,
+        "epsilon": epsilon_of(mu, delta),
+        "epsilon_paper": paper_epsilon(mu**2 / 2.0, delta),
+    }
+
+
+def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:
+    federation = point.cell.federation
+    return {
+        "cell": place,
+        "point": dict(point.swept),
+        "seed": point.cell.seed,
+        "test_loss": finished.test_loss,
+        "test_accuracy": finished.test_accuracy,
+        **privacy_of(point.cell),
+        "silos": federation.silos,
+        "rounds": federation.total_rounds,
+        "fraction_clipped": finished.fraction_clipped,
+        "wall_seconds": finished.wall_seconds,
+        "engine": engine,
+        "scenario": point.cell.canonical(),
+    }

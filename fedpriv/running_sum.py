@@ -1,0 +1,48 @@
+"""The running sum of clipped increments: what a silo keeps, and what the vectorized engine keeps for all of them.
+
+    s_t = Σ_b weight_b · clip(Σ_k c_k ∇f(query_{t-k}; record b))
+    q_t = keep · q_{t-1} + s_t
+
+The map from increments to sums is linear, so the weighted mean over silos of their sums is the sum of the
+weighted mean increments: one silo's records, or all silos' records with weights p_i / B_i, go through here alike.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedpriv.objectives import Objective, Records
+from fedpriv.rounds import Round
+
+
+class RunningSum(NamedTuple):
+    """State between rounds: past queries, latest first, and the sum q_t; tensors of shape (..., d)."""
+
+    queries: tuple[Tensor, ...]
+    total: Tensor
+
+
+def empty_sum(like: Tensor) -> RunningSum:
+    """Before round 1: no query seen, q_0 = 0 with the shape of `like`."""
+    return RunningSum((), torch.zeros_like(like))
+
+
+def absorb(
+    state: RunningSum,
+    current: Round,
+    query: Tensor,
+    objective: Objective,
+    records: Records,
+    weights: Tensor,
+    memory: int,
+) -> tuple[RunningSum, Tensor]:
+    """The state after this round's records, and how many of them were clipped (...).
+
+    Guarantee: under zero-out one record moves s_t by at most its weight times `current.clip`, under
+    replace-one by twice that, whatever the queries are.
+    """
+    queries = (query, *state.queries[: memory - 1])
+    coefficients = current.coefficients
+    increment = objective.increment(queries[: len(coefficients)], coefficients, records, weights, current.clip)
+    return RunningSum(queries, current.keep * state.total + increment.total), increment.clipped

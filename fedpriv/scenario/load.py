@@ -1,0 +1,204 @@
+"""From a TOML file to the cells it stands for: overrides, sweep, seeds, validation."""
+
+import copy
+import itertools
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedpriv.errors import InputError
+from fedpriv.scenario.messages import explain
+from fedpriv.scenario.schema import Cell
+
+
+class Paper(BaseModel):
+    """[paper]: published values, shown beside what was measured; each metric is a table rows × columns."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rows: str
+    columns: str
+    test_loss: list[list[float]] | None = None
+    test_accuracy: list[list[float]] | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """The paper's tables with the axis values they were printed for: a narrowed sweep still finds its own."""
+
+    table: Paper
+    row_values: list[Any]
+    column_values: list[Any]
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data for results.json, enough to build this again."""
+        return {**self.table.model_dump(), "row_values": self.row_values, "column_values": self.column_values}
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> "Published":
+        """The inverse of `as_data`."""
+        table = {key: value for key, value in data.items() if key not in ("row_values", "column_values")}
+        return Published(Paper.model_validate(table), data["row_values"], data["column_values"])
+
+    def value(self, metric: str, swept: Mapping[str, Any]) -> float | None:
+        """The published `metric` (test_loss or test_accuracy) at a sweep point; None where none was printed."""
+        cells: list[list[float]] | None = getattr(self.table, metric)
+        row, column = swept[self.table.rows], swept[self.table.columns]
+        if cells is None or row not in self.row_values or column not in self.column_values:
+            return None
+        return cells[self.row_values.index(row)][self.column_values.index(column)]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a scenario: which swept values it has (dotted key -> value), and the resolved cell."""
+
+    swept: Mapping[str, Any]
+    cell: Cell
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario file with its overrides: every point to run, and what was published."""
+
+    name: str
+    title: str
+    axes: Mapping[str, list[Any]]
+    seeds: list[int]
+    points: list[Point]
+    published: Published | None
+
+
+def load_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
+    """Read, override ("KEY=VALUE", dotted keys, TOML values), sweep and validate a scenario file."""
+    return scenario_of(read_toml(path), str(path), overrides)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            f"{path}: no such file; a scenario is a TOML file such as scenarios/quickstart.toml"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as a text file: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not valid TOML: {error}") from None
+
+
+def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] = ()) -> Scenario:
+    """The scenario that a parsed TOML tree stands for; `source` names it in messages.
+
+    Overriding a swept key narrows its axis to the value, or the list of values, given.
+    """
+    base = copy.deepcopy(dict(tree))
+    sweep, paper = base.pop("sweep", {}), base.pop("paper", None)
+    if not isinstance(sweep, dict):
+        raise InputError(f"{source}: sweep = {sweep!r}: expected a table of keys and lists of values")
+    for key, values in sweep.items():
+        if key != "seeds" and (not isinstance(values, list) or not values):
+            raise InputError(f'{source}: sweep."{key}" = {values!r}: expected a list of at least one value')
+    printed_axes = {key: values for key, values in sweep.items() if key != "seeds"}
+    published = _published(paper, printed_axes, source)
+    axes = dict(sweep)
+    for assignment in overrides:
+        key, value = _parse_override(assignment)
+        if key in axes or key == "seeds":
+            axes[key] = value if isinstance(value, list) or key == "seeds" else [value]
+        else:
+            _assign(base, key, value)
+    seeds = _seeds(axes.pop("seeds", None), base.pop("seed", 0), source)
+    points = [
+        Point(dict(zip(axes, values, strict=True)), _cell(base, axes, values, seed, source))
+        for values in itertools.product(*axes.values())
+        for seed in seeds
+    ]
+    first = points[0].cell
+    return Scenario(first.name, first.title, axes, seeds, points, published)
+
+
+def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
+    """Validate one cell; InputError with one line if it cannot be run."""
+    try:
+        cell = Cell.model_validate(tree)
+    except ValidationError as error:
+        raise InputError(f"{source}: {explain(error, Cell)}") from None
+    row = cell.algorithm.row
+    _ = cell.algorithm.setting
+    try:
+        _ = cell.algorithm.settings
+    except ValidationError as error:
+        raise InputError(f"{source}: {explain(error, row.settings, 'algorithm')}") from None
+    if cell.privacy.rho is not None and row.name_of_mu != "rho":
+        raise InputError(
+            f"{source}: privacy.rho: only dp-mu2-fl's paper calls mu so; write privacy.mu for {row.name}"
+        )
+    return cell
+
+
+def _cell(
+    base: Mapping[str, Any], axes: Mapping[str, Any], values: tuple[Any, ...], seed: int, source: str
+) -> Cell:
+    tree = copy.deepcopy(dict(base))
+    for key, value in zip(axes, values, strict=True):
+        _assign(tree, key, value)
+    tree["seed"] = seed
+    return resolve_cell(tree, source)
+
+
+def _seeds(swept: Any, single: Any, source: str) -> list[int]:
+    """`sweep.seeds = 5` means seeds 0 … 4, a list exactly those; without it the one `seed` of the file."""
+    given = [single] if swept is None else swept
+    if type(given) is int and given >= 1:
+        return list(range(given))
+    if isinstance(given, list) and given and all(type(seed) is int and seed >= 0 for seed in given):
+        return list(dict.fromkeys(given))
+    raise InputError(
+        f"{source}: seeds = {given!r}: expected how many (such as 5) or a list of non-negative numbers"
+    )
+
+
+def _published(given: Any, axes: Mapping[str, list[Any]], source: str) -> Published | None:
+    if given is None:
+        return None
+    try:
+        paper = Paper.model_validate(given)
+    except ValidationError as error:
+        raise InputError(f"{source}: {explain(error, Paper, 'paper')}") from None
+    for role, key in (("rows", paper.rows), ("columns", paper.columns)):
+        if key not in axes:
+            raise InputError(
+                f"{source}: paper.{role} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}"
+            )
+    rows, columns = axes[paper.rows], axes[paper.columns]
+    for metric in ("test_loss", "test_accuracy"):
+        table = getattr(paper, metric)
+        if table is not None and (len(table) != len(rows) or any(len(row) != len(columns) for row in table)):
+            raise InputError(f"{source}: paper.{metric}: expected {len(rows)} rows of {len(columns)} values")
+    return Published(paper, rows, columns)
+
+
+def _parse_override(assignment: str) -> tuple[str, Any]:
+    key, equals, text = assignment.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise InputError(f"--set {assignment!r}: expected KEY=VALUE, such as --set federation.silos=10")
+    try:
+        return key, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, text.strip()  # a bare word is taken as text, so that quotes need no quoting in a shell
+
+
+def _assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    *sections, key = dotted.split(".")
+    node = tree
+    for section in sections:
+        node = node.setdefault(section, {})
+        if not isinstance(node, dict):
+            raise InputError(f"{dotted}: {section} is a value, not a table of keys")
+    node[key] = value

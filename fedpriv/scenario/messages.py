@@ -1,0 +1,81 @@
+"""Pydantic's findings as lines a person can act on: the key, the value, and what would be accepted."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": 'a text in quotes, such as "mnist"',
+    "bool_type": "true or false",
+    "finite_number": "a finite number",
+    "model_type": "a table of keys",
+    "dict_type": "a table of keys",
+}
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """The first finding (of several, how many more) in one line; `prefix` is put before its key."""
+    findings = error.errors(include_url=False)
+    line = _line(findings[0], model, prefix)
+    more = len(findings) - 1
+    return f"{line} (and {more} more)" if more else line
+
+
+def _line(finding: ErrorDetails, model: type[BaseModel], prefix: str) -> str:
+    path = [str(part) for part in finding["loc"] if not _is_union_branch(part)]
+    key = ".".join(filter(None, [prefix, *path]))
+    kind, value = finding["type"], finding["input"]
+    if kind == "extra_forbidden":
+        return f"{key}: unknown key{_suggestion(path, model)}"
+    if kind == "missing":
+        return f"{key}: this key is missing{_description(path, model)}"
+    if kind == "value_error":
+        return f"{key}: {finding['ctx']['error']}" if key else str(finding["ctx"]["error"])
+    return f"{key} = {value!r}: expected {_expected(finding)}"
+
+
+def _expected(finding: ErrorDetails) -> str:
+    context: Mapping[str, Any] = finding.get("ctx", {})
+    bounds = {
+        "greater_than": ("gt", "a number above {}"),
+        "greater_than_equal": ("ge", "a number of at least {}"),
+        "less_than": ("lt", "a number below {}"),
+        "less_than_equal": ("le", "a number of at most {}"),
+        "literal_error": ("expected", "{}"),
+        "string_pattern_mismatch": ("pattern", "a text of the form {}"),
+    }
+    if finding["type"] in bounds:
+        name, text = bounds[finding["type"]]
+        return text.format(context[name])
+    return _EXPECTED.get(finding["type"], finding["msg"])
+
+
+def _is_union_branch(part: str | int) -> bool:
+    """Pydantic names the member of a union in the path ("literal['paper']", "float"); users never wrote it."""
+    return isinstance(part, str) and (part in {"float", "int", "str", "bool"} or part.startswith("literal["))
+
+
+def _section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
+    for part in path[:-1]:
+        field = model.model_fields.get(part)
+        annotation = field.annotation if field else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return model
+        model = annotation
+    return model
+
+
+def _suggestion(path: list[str], model: type[BaseModel]) -> str:
+    known = list(_section(path, model).model_fields)
+    close = difflib.get_close_matches(path[-1], known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known keys here: {', '.join(known) or 'none'}"
+
+
+def _description(path: list[str], model: type[BaseModel]) -> str:
+    field = _section(path, model).model_fields.get(path[-1])
+    return f" ({field.description})" if field is not None and field.description else ""

@@ -1,0 +1,100 @@
+"""Who adds the noise, and how much: the trust setting as data.
+
+A setting turns one number, the mechanism's sensitivity for records clipped as the estimator says, into the
+noise that each owner adds to what it releases.  Silos, server and engines only ever ask for `Noise.std_of`;
+none of them knows the name of the setting.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fedpriv.errors import InputError
+from fedpriv.randomness import SERVER
+from fedpriv.rounds import Scalar
+
+RELATION_FACTOR = {"zero-out": 1.0, "replace-one": 2.0}
+"""By how many clip norms one record can move a clipped increment under each neighbouring relation."""
+
+
+class NoiseSource(NamedTuple):
+    """One owner's noise: node vectors of standard deviation `std`, entering the mean with weight `weight`."""
+
+    owner: int
+    std: Scalar
+    weight: float
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Every noise source of a run; empty when a run is not private."""
+
+    sources: tuple[NoiseSource, ...] = ()
+
+    def std_of(self, owner: int) -> Scalar:
+        """The standard deviation `owner` draws its node vectors with, 0 if it adds none."""
+        return next((source.std for source in self.sources if source.owner == owner), 0.0)
+
+    @property
+    def std_in_mean(self) -> float:
+        """The standard deviation of one coordinate of one fresh vector, as it enters the silos' mean."""
+        return math.sqrt(sum((source.weight * float(source.std)) ** 2 for source in self.sources))
+
+
+@dataclass(frozen=True)
+class Trust:
+    """A trust setting: what it protects against whom (printed in every report) and who adds the noise."""
+
+    name: str
+    protects: str
+    noise_at_server: bool
+
+    def noise(
+        self,
+        sensitivity: float,
+        batch_sizes: Sequence[int],
+        weights: Sequence[float],
+        relation: str,
+        mu: float,
+    ) -> Noise:
+        """The noise that makes every silo's records `mu`-GDP.
+
+        `sensitivity` is `Mechanism.sensitivity` of the summed clipped increments of one record; a silo's mean
+        over its batch of B_i records divides it by B_i, the weighted mean over silos multiplies by p_i.
+
+        Guarantee: neighbours differ in one record of one silo under `relation`.
+        Untrusted: silo i's whole message stream is mu-GDP, σ_i = factor · sensitivity / (B_i μ).
+        Trusted: the whole stream of noisy means is mu-GDP for each silo,
+        σ = factor · sensitivity · max_i (p_i / B_i) / μ; the server sees the silos' sums in the clear.
+        """
+        unit = RELATION_FACTOR[relation] * sensitivity / mu
+        if self.noise_at_server:
+            largest = max(weight / batch for weight, batch in zip(weights, batch_sizes, strict=True))
+            return Noise((NoiseSource(SERVER, unit * largest, 1.0),))
+        return Noise(
+            tuple(
+                NoiseSource(silo, unit / batch, weight)
+                for silo, (batch, weight) in enumerate(zip(batch_sizes, weights, strict=True))
+            )
+        )
+
+
+UNTRUSTED = Trust(
+    name="untrusted",
+    protects="each silo's records against the server, the other silos and everyone else",
+    noise_at_server=False,
+)
+TRUSTED = Trust(
+    name="trusted",
+    protects="each silo's records against the other silos and everyone who sees a query; not the server",
+    noise_at_server=True,
+)
+
+TRUSTS = {setting.name: setting for setting in (UNTRUSTED, TRUSTED)}
+
+
+def trust_named(name: str) -> Trust:
+    if name not in TRUSTS:
+        raise InputError(f"algorithm.trust = {name!r}: accepted are {', '.join(map(repr, TRUSTS))}")
+    return TRUSTS[name]

@@ -1,0 +1,1 @@
+"""What runs at the server: the Flower ServerApp and its strategy."""
