@@ -30,7 +30,7 @@ def train(message: Message, context: Context) -> Message:
     t = number_in(message.content, "config", "t")
     release, state = silo.answer(load_state(context.state, silo), t, vector_in(message.content, "query"))
     save_state(context.state, state)
-    return Message(release_content(release.vector, silo.number, t, release.clipped), reply_to=message)
+    return Message(release_content(release.vector, release.clipped), reply_to=message)
 
 
 def _number(context: Context) -> int:

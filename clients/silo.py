@@ -7,6 +7,7 @@ The noise is there only where the trust setting says that silos add it.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from fedpriv.plan import Plan, plan_of
 from fedpriv.randomness import KeyedNormal, simulation_noise
 from fedpriv.running_sum import RunningSum, absorb, empty_sum
 from fedpriv.scenario import Cell
+from fedpriv.wire import is_finite
 
 
 class SiloState(NamedTuple):
@@ -88,7 +90,7 @@ class Silo:
                 f"silo {self.number}, round {t}: the query has shape {tuple(query.shape)} and type {query.dtype}, "
                 f"expected ({self.objective.dimension},) and {self.records.features.dtype}"
             )
-        if not torch.isfinite(query).all():
+        if not is_finite(query):
             raise RunError(f"silo {self.number}, round {t}: the query has values that are not finite")
 
     def _batch(self, t: int) -> Records:
@@ -96,7 +98,7 @@ class Silo:
         start = self.plan.schedule.place(t) * batch
         return Records(*(column[start : start + batch] for column in self.records))
 
-    @property
+    @cached_property
     def _weights(self) -> Tensor:
         batch = self.plan.batch_sizes[self.number]
         return torch.full((batch,), 1.0 / batch, dtype=self.records.features.dtype)

@@ -26,6 +26,7 @@ SERVER = 0xFFFF_FFFF
 
 _WORD = 2**32
 _BLOCK_BYTES = 16
+_WITHOUT_SIGN = {4: np.int32(2**31 - 1), 8: np.int64(2**63 - 1)}
 _CHUNK_VALUES = 32_768  # Box-Muller temporaries stay in the second-level cache
 
 
@@ -104,11 +105,10 @@ class KeyedNormal:
         blocks = -(-size * self.dtype.itemsize // _BLOCK_BYTES)
         if not 0 <= node < _WORD or blocks >= _WORD:
             raise ValueError(f"node {node} or vector length {size} is outside what one stream can number")
+        streams = np.asarray(owners, np.uint64) * np.uint64(_WORD) + np.asarray(rounds, np.uint64)
         counters = np.empty((len(owners), blocks, 2), np.uint64)
-        counters[:, :, 0] = (
-            np.asarray(owners, np.uint64)[:, None] * np.uint64(_WORD) + np.asarray(rounds, np.uint64)[:, None]
-        )
-        counters[:, :, 1] = np.arange(blocks, dtype=np.uint64) + np.uint64(node * _WORD)
+        counters[:, :, 0] = streams[:, None]
+        counters[:, :, 1] = np.arange(node * _WORD, node * _WORD + blocks, dtype=np.uint64)
         bits = bytearray(counters.nbytes + _BLOCK_BYTES)  # update_into wants one block to spare
         self._encrypt.update_into(counters.data.cast("B"), bits)
         signed: DTypeLike = np.int32 if self.dtype.itemsize == 4 else np.int64  # converts faster than unsigned
@@ -126,7 +126,7 @@ def _box_muller(words: NDArray[np.signedinteger], out: NDArray[np.floating]) -> 
     half = words.shape[1] // 2
     bits = out.dtype.itemsize * 8
     # The radius word loses its sign and gains half a unit: never log(0), full precision in the tail.
-    radius = (words[:, :half] & np.iinfo(words.dtype).max).astype(out.dtype)
+    radius = (words[:, :half] & _WITHOUT_SIGN[words.dtype.itemsize]).astype(out.dtype)
     radius += 0.5
     radius *= 2.0 ** (1 - bits)
     np.log(radius, out=radius)

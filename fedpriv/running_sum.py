@@ -17,9 +17,9 @@ from fedpriv.rounds import Round
 
 
 class RunningSum(NamedTuple):
-    """State between rounds: past queries, latest first, and the sum q_t; tensors of shape (..., d)."""
+    """State between rounds: the past queries still needed, latest first, and the sum q_t; all (..., d)."""
 
-    queries: tuple[Tensor, ...]
+    past: tuple[Tensor, ...]
     total: Tensor
 
 
@@ -39,10 +39,13 @@ def absorb(
 ) -> tuple[RunningSum, Tensor]:
     """The state after this round's records, and how many of them were clipped (...).
 
+    `memory` is how many queries, this round's included, the estimator looks at.
+
     Guarantee: under zero-out one record moves s_t by at most its weight times `current.clip`, under
     replace-one by twice that, whatever the queries are.
     """
-    queries = (query, *state.queries[: memory - 1])
+    queries = (query, *state.past)
     coefficients = current.coefficients
     increment = objective.increment(queries[: len(coefficients)], coefficients, records, weights, current.clip)
-    return RunningSum(queries, current.keep * state.total + increment.total), increment.clipped
+    total = torch.add(increment.total, state.total, alpha=current.keep)
+    return RunningSum(queries[: memory - 1], total), increment.clipped

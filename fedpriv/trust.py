@@ -8,6 +8,7 @@ none of them knows the name of the setting.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from fedpriv.errors import InputError
@@ -34,7 +35,11 @@ class Noise:
 
     def std_of(self, owner: int) -> Scalar:
         """The standard deviation `owner` draws its node vectors with, 0 if it adds none."""
-        return next((source.std for source in self.sources if source.owner == owner), 0.0)
+        return self._stds.get(owner, 0.0)
+
+    @cached_property
+    def _stds(self) -> dict[int, Scalar]:
+        return {source.owner: source.std for source in self.sources}
 
     @property
     def std_in_mean(self) -> float:

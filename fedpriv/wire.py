@@ -3,13 +3,14 @@
 | message | server -> silo | silo -> server |
 |---|---|---|
 | query.roster | nothing | metrics: `silo` |
-| train | `query` (x_t), config `t` | `release` (q_t with the silo's noise), metrics: `silo`, `t`, `clipped` |
+| train | `query` (x_t), config `t` | `release` (q_t with the silo's noise), metrics: `clipped` |
 
 Arrays travel as .npy bytes, byte-identical to Flower's own `Array(ndarray)`; building them here from the public
 constructor costs 6 µs instead of 37, and reading them 2 instead of 57 (d = 7,850).
 """
 
 import io
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -28,8 +29,8 @@ _STYPE = "numpy.ndarray"
 def array_of(vector: Tensor | NDArray[Any]) -> Array:
     """A Flower Array from a tensor or ndarray."""
     values = np.ascontiguousarray(vector.numpy() if isinstance(vector, Tensor) else vector)
-    data = _npy_header(values.dtype.str, values.shape) + values.tobytes()
-    return Array(str(values.dtype), values.shape, _STYPE, data)
+    name, header, _ = _layout(values.dtype.str, values.shape)
+    return Array(name, values.shape, _STYPE, header + values.tobytes())
 
 
 def tensor_of(array: Array) -> Tensor:
@@ -48,9 +49,8 @@ def query_content(query: ArrayRecord, t: int, config: ConfigRecord) -> RecordDic
     return RecordDict({"query": query, "config": ConfigRecord({**config, "t": t})})
 
 
-def release_content(release: Tensor, silo: int, t: int, clipped: int) -> RecordDict:
-    metrics = MetricRecord({"silo": silo, "t": t, "clipped": clipped})
-    return RecordDict({"release": one_array(release), "metrics": metrics})
+def release_content(release: Tensor, clipped: int) -> RecordDict:
+    return RecordDict({"release": one_array(release), "metrics": MetricRecord({"clipped": clipped})})
 
 
 def roster_content(silo: int) -> RecordDict:
@@ -74,18 +74,32 @@ def number_in(content: RecordDict, record: str, key: str) -> int:
     return value
 
 
+def bytes_in(content: RecordDict, record: str, key: str) -> bytes:
+    """A byte string in a config record; ValueError if there is none."""
+    values = content.get(record)
+    value = values.get(key) if isinstance(values, ConfigRecord) else None
+    if not isinstance(value, bytes):
+        raise ValueError(f"the message carries no bytes {record}.{key}")
+    return value
+
+
+def is_finite(vector: Tensor) -> bool:
+    """Whether every value is finite: a sum lets NaN and infinity through (and overflows for absurd values)."""
+    return math.isfinite(vector.sum())
+
+
 @lru_cache(maxsize=256)
-def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+def _layout(dtype: str, shape: tuple[int, ...]) -> tuple[str, bytes, int]:
+    """Of an array's .npy form: the name of its type, its header, and its length in bytes."""
     buffer = io.BytesIO()
     np.save(buffer, np.empty(shape, dtype), allow_pickle=False)
     whole = buffer.getvalue()
-    return whole[: len(whole) - int(np.prod(shape)) * np.dtype(dtype).itemsize]
+    payload = math.prod(shape) * np.dtype(dtype).itemsize
+    return np.dtype(dtype).name, whole[: len(whole) - payload], len(whole)
 
 
 def _ndarray_of(array: Array) -> NDArray[Any]:
-    dtype = np.dtype(array.dtype)
-    header = _npy_header(dtype.str, tuple(array.shape))
-    expected = len(header) + int(np.prod(array.shape)) * dtype.itemsize
-    if array.stype == _STYPE and len(array.data) == expected and array.data.startswith(header):
-        return np.frombuffer(array.data, dtype, offset=len(header)).reshape(array.shape)
+    _, header, length = _layout(array.dtype, tuple(array.shape))
+    if array.stype == _STYPE and len(array.data) == length and array.data.startswith(header):
+        return np.frombuffer(array.data, array.dtype, offset=len(header)).reshape(array.shape)
     return array.numpy()  # another .npy version or memory order; NumPy itself refuses what is malformed

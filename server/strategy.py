@@ -22,7 +22,7 @@ from torch import Tensor
 from fedpriv.errors import RunError
 from fedpriv.plan import Plan
 from fedpriv.randomness import SERVER, KeyedNormal
-from fedpriv.wire import ROSTER, TRAIN, number_in, one_array, query_content, vector_in
+from fedpriv.wire import ROSTER, TRAIN, is_finite, number_in, one_array, query_content, vector_in
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 _ROSTER_POLL = 0.1  # seconds between looks for nodes that have not connected yet
@@ -152,11 +152,6 @@ class ReleaseStrategy(Strategy):
         if reply.has_error():
             raise RunError(f"silo {silo} failed in round {t}: {reply.error.reason}")
         try:
-            if (
-                number_in(reply.content, "metrics", "silo") != silo
-                or number_in(reply.content, "metrics", "t") != t
-            ):
-                raise ValueError("the reply is not the one that was asked for")
             release = vector_in(reply.content, "release")
             self.records_clipped += number_in(reply.content, "metrics", "clipped")
         except ValueError as error:
@@ -166,7 +161,7 @@ class ReleaseStrategy(Strategy):
                 f"silo {silo}, round {t}: a release of shape {tuple(release.shape)} and type {release.dtype}, "
                 f"expected {tuple(self.model.shape)} and {self.model.dtype}"
             )
-        if not torch.isfinite(release).all():
+        if not is_finite(release):
             raise RunError(f"silo {silo}, round {t}: the release has values that are not finite")
         return release
 

@@ -1,6 +1,18 @@
 """Noise mechanisms: factorizations of the running-sum workload, streamed one fresh vector a round."""
 
-from fedpriv.mechanisms.base import Mechanism, MechanismState, Workload
+from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
 from fedpriv.mechanisms.gaussian import IndependentGaussian
+from fedpriv.mechanisms.toeplitz import BandedSquareRoot
+from fedpriv.mechanisms.tree import BinaryTree
+from fedpriv.mechanisms.workload import Separated, Workload
 
-__all__ = ["IndependentGaussian", "Mechanism", "MechanismState", "Workload"]
+__all__ = [
+    "BandedSquareRoot",
+    "BinaryTree",
+    "IndependentGaussian",
+    "Mechanism",
+    "MechanismState",
+    "Sensitivity",
+    "Separated",
+    "Workload",
+]

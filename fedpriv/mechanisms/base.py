@@ -6,31 +6,36 @@ z_t, which is post-processing of C s + z.  Streaming, one fresh vector z_t comes
 goes out.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
 
-from fedpriv.rounds import Schedule
+from fedpriv.errors import InputError
+from fedpriv.mechanisms.workload import Floats, Workload
 
+if TYPE_CHECKING:  # the algebra and the command line start without torch
+    from torch import Tensor
 
-@dataclass(frozen=True)
-class Workload:
-    """A[t, i] = keep^(t-i) for i ≤ t over `schedule.rounds` rounds; `clips[t-1]` bounds round t's increment."""
-
-    schedule: Schedule
-    keep: float
-    clips: NDArray[np.float64]
-
-
-MechanismState = tuple[Tensor, ...]
+MechanismState = tuple["Tensor", ...]
 """A flat tuple of vectors shaped like the fresh ones, its length a function of t: silos store it as it is."""
+
+
+class Sensitivity(NamedTuple):
+    """How far one record can move C s, and why that is so."""
+
+    value: float
+    exact: bool
+    """Whether the distance is attained; otherwise `value` is an upper bound."""
+    reason: str
 
 
 class Mechanism(Protocol):
     """A streaming factorization of the workload."""
+
+    def certified(self, workload: Workload) -> Sensitivity:
+        """`sensitivity` together with its certificate."""
+        ...
 
     def sensitivity(self, workload: Workload) -> float:
         """The l2 distance by which one record can move C s, if zero-out moves its increment by its clip norm.
@@ -38,12 +43,47 @@ class Mechanism(Protocol):
         Noise z_t ~ N(0, σ² I) then gives exactly (sensitivity / σ)-GDP under zero-out and (2 sensitivity / σ)
         under replace-one, for everything released over the whole run.
         """
+        return self.certified(workload).value
+
+    def variance(self, workload: Workload) -> Floats:
+        """The noise variance of every release per coordinate, for fresh vectors of variance 1; shape (T,)."""
+        ...
+
+    def mean_variance(self, workload: Workload) -> float:
+        """`variance` averaged over the rounds."""
+        return float(np.mean(self.variance(workload)))
+
+    def memory_vectors(self, workload: Workload) -> int:
+        """The most vectors that a state holds."""
         ...
 
     def start(self) -> MechanismState:
         """The state before round 1."""
+        return ()
+
+    def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
+        """Row t of B z and the next state, from this round's fresh vector z_t (any leading axes).
+
+        The noise returned may be part of the state, or `fresh` itself: do not write into it.
+        """
         ...
 
-    def noise(self, state: MechanismState, t: int, fresh: Tensor) -> tuple[Tensor, MechanismState]:
-        """Row t of B z and the next state, from this round's fresh vector z_t (any leading axes)."""
-        ...
+    def noise_rounds(
+        self, state: MechanismState, t: int, fresh: "Tensor"
+    ) -> tuple[Iterable["Tensor"], MechanismState]:
+        """`noise` of the rounds t, t+1, … from a block of fresh vectors, shape (rounds, ..., d)."""
+        rows = []
+        for offset, vector in enumerate(fresh):
+            row, state = self.noise(state, t + offset, vector)
+            rows.append(row)
+        return rows, state
+
+
+def check_matches(workload: Workload, keep: float, period: int | None) -> None:
+    """Refuse a workload that a mechanism built for another decay or period would not factor."""
+    if workload.keep != keep:
+        raise InputError(f"the mechanism is built for keep = {keep}, the workload has keep = {workload.keep}")
+    if workload.period != period:
+        raise InputError(
+            f"the mechanism is built for period = {period}, the workload has period = {workload.period}"
+        )

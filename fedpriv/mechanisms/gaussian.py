@@ -1,35 +1,77 @@
 """Independent Gaussian noise on every running sum: B = I, C = A.
 
-Reshef & Levy 2024, Algorithms 1 and 2.
+Reshef & Levy 2024, Algorithms 1 and 2 (single pass); any declared participation.
 """
 
+import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
-from fedpriv.mechanisms.base import MechanismState, Workload
+from fedpriv.mechanisms import falling, participation
+from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
+from fedpriv.mechanisms.workload import Floats, Separated, Workload, geometric_sums
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
-class IndependentGaussian:
+class IndependentGaussian(Mechanism):
     """Fresh noise in every round, whatever was released before.
 
-    Guarantee: the record of round τ moves the sums of rounds τ, τ+1, …, T by keep^(t-τ) times its increment,
-    so its exact sensitivity is clip_τ √(Σ_{t≥τ} keep^{2(t-τ)}) and the worst record's is charged.
-    With clip S and keep 1 this is S√T: σ = 2S√T/ρ under replace-one, the paper's σ² = 4S²T/ρ².
+    Guarantee: a record that takes part in round τ moves the sums of rounds τ, τ+1, … of its period by
+    keep^(t-τ) times its increment; all its increments are added up, and the worst record is charged.
+    For a single pass with clip S and keep 1 this is S√T: σ = 2S√T/ρ under replace-one, the paper's
+    σ² = 4S²T/ρ².
     """
 
-    def sensitivity(self, workload: Workload) -> float:
-        if not workload.schedule.single_pass:
-            raise ValueError("independent noise is accounted for a single pass only")
-        remaining = np.arange(workload.schedule.rounds, 0, -1, dtype=np.float64)
-        decay = workload.keep**2
-        norms = remaining if decay == 1.0 else (1.0 - decay**remaining) / (1.0 - decay)
-        return float(np.max(workload.clips * np.sqrt(norms)))
+    def certified(self, workload: Workload) -> Sensitivity:
+        columns = _column_energies(workload)
 
-    def start(self) -> MechanismState:
-        return ()
+        def within(clips: Floats, places: int) -> Floats:
+            return _record_energies(clips, places, workload.keep)
 
-    def noise(self, state: MechanismState, t: int, fresh: Tensor) -> tuple[Tensor, MechanismState]:
+        if isinstance(workload.schedule, Separated):
+            return falling.certified(workload, workload.schedule, columns, workload.block, within)
+        energies = participation.record_energies(workload, columns, within)
+        return Sensitivity(math.sqrt(float(np.max(energies))), True, "column norms of A, worst record")
+
+    def variance(self, workload: Workload) -> Floats:
+        return np.ones(workload.rounds)
+
+    def memory_vectors(self, workload: Workload) -> int:
+        return 0
+
+    def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         return fresh, state
+
+
+def _column_energies(workload: Workload) -> Floats:
+    """Σ_{t≥τ} keep^{2(t-τ)} up to the end of τ's period, for every τ."""
+    if workload.period is None:
+        return geometric_sums(workload.keep**2, np.arange(workload.rounds, 0, -1))
+    rounds = np.arange(workload.rounds)
+    ends = np.minimum((rounds // workload.block + 1) * workload.block, workload.rounds)
+    return geometric_sums(workload.keep**2, ends - rounds)
+
+
+def _record_energies(clips: Floats, places: int, keep: float) -> Floats:
+    """Energies of the records of a fixed order within one period, without a T × T matrix: O(T log T).
+
+    Between two rounds of a record what it moved only decays, so it is enough to know it in those rounds:
+    y_k = clip_k + keep^places y_{k-1}.
+    """
+    rounds = len(clips)
+    places = min(places, rounds)
+    epochs = -(-rounds // places)
+    moved = np.zeros((epochs, places))
+    moved.ravel()[:rounds] = clips
+    shift, decay = 1, keep**places
+    while shift < epochs:  # after each pass a row holds the last 2·shift terms of the recursion
+        moved[shift:] += decay * moved[:-shift]
+        shift, decay = 2 * shift, decay**2
+    until_next = np.minimum(places, rounds - np.arange(epochs * places).reshape(epochs, places))
+    lasting = geometric_sums(keep**2, np.maximum(until_next, 0))
+    return np.asarray(np.sum(moved**2 * lasting, axis=0))

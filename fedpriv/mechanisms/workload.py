@@ -79,14 +79,6 @@ class Workload:
         return self.rounds if self.period is None else min(self.period, self.rounds)
 
 
-def matrix(workload: Workload) -> Floats:
-    """A itself, (T, T): for tests and small examples."""
-    lag = np.subtract.outer(np.arange(workload.rounds), np.arange(workload.rounds))
-    start = np.arange(workload.rounds) // workload.block
-    inside = (lag >= 0) & np.equal.outer(start, start)
-    return np.where(inside, workload.keep ** np.maximum(lag, 0).astype(np.float64), 0.0)
-
-
 def geometric_sums(ratio: float, counts: NDArray[np.int64]) -> Floats:
     """Σ_{j < n} ratio^j for every n of `counts`, 0 ≤ ratio ≤ 1."""
     terms = counts.astype(np.float64)

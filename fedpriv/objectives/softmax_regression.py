@@ -8,6 +8,7 @@ sum over a batch is one matrix product.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -43,6 +44,10 @@ class SoftmaxRegression:
         """max‖z‖²/2: the Hessian of log-sum-exp has norm at most 1/2."""
         return self.feature_norm**2 / 2.0
 
+    @cached_property
+    def _onehot(self) -> Tensor:
+        return torch.eye(self.classes, dtype=self.dtype)
+
     def initial(self) -> Tensor:
         return torch.zeros(self.dimension, dtype=self.dtype)
 
@@ -55,11 +60,12 @@ class SoftmaxRegression:
         clip: Scalar,
     ) -> Increment:
         features = records.features
-        residual = -sum(coefficients) * functional.one_hot(records.labels, self.classes).to(features.dtype)
+        onehot = self._onehot.to(features.device)
+        residual = functional.embedding(records.labels, onehot).mul_(-sum(coefficients))
         for point, coefficient in zip(points, coefficients, strict=True):
-            residual.add_(torch.softmax(self._logits(point, features), dim=-1), alpha=coefficient)
+            residual = residual.add(self._logits(point, features).softmax(-1), alpha=coefficient)
         norm = torch.linalg.vector_norm(residual, dim=-1) * torch.linalg.vector_norm(features, dim=-1)
-        shrink = clip / norm  # a zero increment gives inf, which the clamp turns into 1
+        shrink = norm.reciprocal() * clip  # a zero increment gives inf, which the clamp turns into 1
         total = (residual * (weights * shrink.clamp(max=1.0)).unsqueeze(-1)).mT @ features
         return Increment(total.flatten(-2), (shrink < 1.0).sum(-1))
 

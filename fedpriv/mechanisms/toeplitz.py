@@ -1,0 +1,115 @@
+"""The square-root factorization of a decayed prefix sum, and its banded form.
+
+C is the lower-triangular Toeplitz matrix of the first `bands` coefficients of (1 - keep·x)^(-1/2), B = A C^-1.
+With bands ≥ T it is the square-root factorization A = C C itself, and needs all T vectors; with few bands it
+streams in O(bands · d).  bands = 1 is noise on the increments (C = I).
+
+Sources: see `series`; Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization", for streaming.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedpriv.errors import InputError
+from fedpriv.mechanisms import falling, participation, series
+from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.mechanisms.workload import Floats, Separated, Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class BandedSquareRoot(Mechanism):
+    """Noise C^-1 z on the increments, summed like them; C has `bands` diagonals.
+
+    Guarantee: C ≥ 0 with falling coefficients, so the worst record of a fixed order, and of separated
+    participations with equal clips or a separation of at least `bands`, is charged exactly.
+    """
+
+    keep: float = 1.0
+    bands: int = 16
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.keep <= 1.0:
+            raise InputError(f"keep = {self.keep}: the decay of a running sum lies between 0 and 1")
+        if self.bands < 1:
+            raise InputError(f"bands = {self.bands}: C has at least one band, its diagonal")
+
+    def certified(self, workload: Workload) -> Sensitivity:
+        check_matches(workload, self.keep, None)
+        coefficients = series.square_root(self.keep, min(self.bands, workload.rounds))
+        columns = series.column_energies(coefficients, workload.rounds)
+
+        def within(clips: Floats, places: int) -> Floats:
+            return series.record_energies(coefficients, clips, places)
+
+        if isinstance(workload.schedule, Separated):
+            return falling.certified(workload, workload.schedule, columns, len(coefficients), within)
+        energies = participation.record_energies(workload, columns, within)
+        return Sensitivity(math.sqrt(float(np.max(energies))), True, "column norms of C ≥ 0, worst record")
+
+    def variance(self, workload: Workload) -> Floats:
+        check_matches(workload, self.keep, None)
+        return np.cumsum(self._noise_series(workload.rounds) ** 2)
+
+    def memory_vectors(self, workload: Workload) -> int:
+        return min(self.bands, workload.rounds)
+
+    def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
+        """The state holds the last noise and the last bands - 1 rows of C^-1 z, latest first."""
+        if not state:
+            return fresh, (fresh, fresh)[: self.bands]
+        past = state[1:]
+        increment = fresh.clone()
+        for coefficient, row in zip(self._coefficients[1:], past, strict=False):
+            increment.sub_(row, alpha=coefficient)
+        noise = increment.add(state[0], alpha=self.keep)
+        return noise, (noise, *(increment, *past)[: self.bands - 1])
+
+    def noise_rounds(
+        self, state: MechanismState, t: int, fresh: "Tensor"
+    ) -> tuple[list["Tensor"], MechanismState]:
+        """`noise` of the rounds t, t+1, …, by matrix products over blocks of `bands` rounds.
+
+        Equal to `noise` up to the order of its sums.
+        """
+        import torch  # already there: `fresh` is a tensor
+
+        noises: list[Tensor] = []
+        for start in range(0, len(fresh), self.bands):
+            block = fresh[start : start + self.bands]
+            past = state[1:]
+            from_past, from_fresh = (block.new_tensor(rows[: len(block)]) for rows in self._block_answers)
+            increments = torch.tensordot(from_fresh[:, : len(block)], block, 1)
+            if past:
+                increments += torch.tensordot(from_past[:, : len(past)], torch.stack(past), 1)
+            rows = increments.unbind()
+            for row in rows:
+                state = (row.add(state[0], alpha=self.keep) if state else row,)
+                noises.append(state[0])
+            state = (noises[-1], *(*reversed(rows), *past)[: self.bands - 1])
+        return noises, state
+
+    @cached_property
+    def _block_answers(self) -> tuple[Floats, Floats]:
+        """Rows of C^-1 z from the rows before the block, and from the block's fresh vectors."""
+        coefficients = series.square_root(self.keep, self.bands)
+        inverted = series.inverse(coefficients, self.bands)
+        return series.history_response(coefficients, inverted), series.lower_toeplitz(inverted)
+
+    @cached_property
+    def _coefficients(self) -> list[float]:
+        coefficients: list[float] = series.square_root(self.keep, self.bands).tolist()
+        return coefficients
+
+    def _noise_series(self, rounds: int) -> Floats:
+        """The coefficients of B = A C^-1."""
+        coefficients = series.square_root(self.keep, min(self.bands, rounds))
+        if self.bands >= rounds:
+            return coefficients
+        return series.inverse(np.convolve(coefficients, [1.0, -self.keep]), rounds)

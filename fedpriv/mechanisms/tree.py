@@ -1,0 +1,86 @@
+"""The binary tree mechanism with any decay, streamed with one fresh vector a round.
+
+Sources: see `nodes`; the recursion over prefixes and the restart every `period` rounds are those of
+Tran & Cutkosky 2022 (Algorithm 1) and Kornowski, Liu & Talwar (Algorithm 1), with their indices repaired.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedpriv.errors import InputError
+from fedpriv.mechanisms import nodes, participation
+from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.mechanisms.workload import Floats, Separated, Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class BinaryTree(Mechanism):
+    """Noise on tree nodes; the fresh vector of round t belongs to the released node that ends at t.
+
+    Guarantee: a record moves exactly the released nodes that hold one of its rounds.  B is square and
+    invertible, so counting those nodes with their decays is the exact price of everything released.
+    """
+
+    keep: float = 1.0
+    period: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.keep <= 1.0:
+            raise InputError(f"keep = {self.keep}: the decay of a running sum lies between 0 and 1")
+        if self.period is not None and self.period < 1:
+            raise InputError(
+                f"period = {self.period}: a tree restarts after 1 or more rounds, or never (None)"
+            )
+
+    def certified(self, workload: Workload) -> Sensitivity:
+        check_matches(workload, self.keep, self.period)
+        columns = self._over_periods(workload, nodes.column_energies)
+        if isinstance(workload.schedule, Separated):
+            return self._separated(workload, workload.schedule, columns)
+
+        def within(clips: Floats, places: int) -> Floats:
+            return nodes.record_energies(clips, places, self.keep)
+
+        energies = participation.record_energies(workload, columns, within)
+        return Sensitivity(math.sqrt(float(np.max(energies))), True, "released nodes that hold the record")
+
+    def variance(self, workload: Workload) -> Floats:
+        check_matches(workload, self.keep, self.period)
+        return self._over_periods(workload, nodes.row_energies)
+
+    def memory_vectors(self, workload: Workload) -> int:
+        return (workload.block + 1).bit_length() - 1
+
+    def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
+        """The state holds the noise of the prefixes that end at the set bits of t, longest node first."""
+        place = t if self.period is None else (t - 1) % self.period + 1
+        if place == 1:
+            return fresh, (fresh,)
+        length = place & -place
+        kept = state[: len(state) - (length.bit_length() - 1)]
+        if not kept:
+            return fresh, (fresh,)
+        noise = fresh.add(kept[-1], alpha=self.keep**length)
+        return noise, (*kept, noise)
+
+    def _separated(self, workload: Workload, pattern: Separated, columns: Floats) -> Sensitivity:
+        energies = workload.clips**2 * columns
+        if pattern.most == 1:
+            return Sensitivity(math.sqrt(float(np.max(energies))), True, "one participation: its nodes")
+        bound = participation.heaviest_pattern(np.sqrt(energies), pattern)
+        if workload.period is None:
+            counted = nodes.separated_energy(workload.rounds, self.keep, pattern.most, pattern.separation)
+            bound = min(bound, float(np.max(workload.clips)) * math.sqrt(counted))
+        return Sensitivity(bound, False, "level by level, or triangle inequality over the heaviest pattern")
+
+    def _over_periods(self, workload: Workload, energies: nodes.Energies) -> Floats:
+        """The energies of every round: full periods are alike, the last may be shorter."""
+        full, rest = divmod(workload.rounds, workload.block)
+        of_rest = [energies(rest, self.keep)] if rest else []
+        return np.concatenate([np.tile(energies(workload.block, self.keep), full), *of_rest])

@@ -1,0 +1,163 @@
+"""The exact Gaussian conversions against mpmath and against dp-accounting, on the safe side everywhere."""
+
+import math
+
+import dp_accounting
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting import pld
+from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpriv.accounting import gdp
+from fedpriv.errors import InputError
+
+MUS = (1e-6, 1e-3, 0.1, 1.0, 4.0, 30.0, 1e3)
+DELTAS = (1e-300, 1e-100, 1e-12, 1e-5, 0.1, 0.9)
+
+log_uniform_mu = st.floats(-6.0, 3.0).map(lambda power: 10.0**power)
+log_uniform_delta = st.floats(-300.0, -0.01).map(lambda power: 10.0**power)
+
+
+def true_delta(mu: float, epsilon: float) -> mpmath.mpf:
+    """Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2), with enough digits that nothing cancels."""
+    with mpmath.workdps(400):
+        m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        return mpmath.ncdf(-e / m + m / 2) - mpmath.exp(e) * mpmath.ncdf(-e / m - m / 2)
+
+
+@pytest.mark.parametrize("mu", MUS)
+@pytest.mark.parametrize("steps", [-20.0, -1.0, 0.0, 0.1, 3.0, 36.0])
+def test_delta_is_the_true_value_rounded_up(mu: float, steps: float) -> None:
+    epsilon = max(0.0, mu * mu / 2 + steps * mu)
+    true, ours = true_delta(mu, epsilon), gdp.delta_of(mu, epsilon)
+    assert 0 <= (ours - true) / true < 1e-9
+
+
+@pytest.mark.parametrize("mu", MUS)
+@pytest.mark.parametrize("delta", DELTAS)
+def test_epsilon_is_never_below_the_true_value_and_close_to_it(mu: float, delta: float) -> None:
+    epsilon = gdp.epsilon_of(mu, delta)
+    assert true_delta(mu, epsilon) <= delta
+    smaller = epsilon - max(1e-9 * epsilon, 1e-15)
+    assert epsilon == 0.0 or true_delta(mu, max(0.0, smaller)) > delta
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-6, 0.5, 8.0, 1e3, 5e5])
+@pytest.mark.parametrize("delta", DELTAS)
+def test_mu_is_never_above_the_true_value_and_close_to_it(epsilon: float, delta: float) -> None:
+    mu = gdp.mu_of(epsilon, delta)
+    assert true_delta(mu, epsilon) <= delta
+    assert true_delta(mu * (1.0 + 1e-8), epsilon) > delta
+
+
+@settings(max_examples=200, deadline=None)
+@given(mu=log_uniform_mu, delta=log_uniform_delta)
+def test_the_three_conversions_are_inverse_and_safe(mu: float, delta: float) -> None:
+    epsilon = gdp.epsilon_of(mu, delta)
+    assert gdp.delta_of(mu, epsilon) <= delta * (1.0 + 1e-12)
+    back = gdp.mu_of(epsilon, delta)
+    assert gdp.delta_of(back, epsilon) <= delta * (1.0 + 1e-12)
+    assert back >= mu * (1.0 - 1e-9)
+    if epsilon > 1e-3 * mu:
+        assert back <= mu * (1.0 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mu", "delta", "epsilon"),
+    [
+        (0.1, 1e-5, 0.340669),
+        (0.5, 1e-5, 1.993091),
+        (1.0, 1e-5, 4.377178),
+        (2.0, 1e-5, 9.997256),
+        (4.0, 1e-5, 24.381611),
+    ],
+)
+def test_published_epsilons(mu: float, delta: float, epsilon: float) -> None:
+    assert gdp.epsilon_of(mu, delta) == pytest.approx(epsilon, abs=5e-7)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "mu"),
+    [(1, 1e-5, 0.268051), (2, 1e-6, 0.448335), (8, 1e-5, 1.666031), (1, 1e-6, 0.236704381)],
+)
+def test_published_mus(epsilon: float, delta: float, mu: float) -> None:
+    assert gdp.mu_of(epsilon, delta) == pytest.approx(mu, abs=5e-7)
+
+
+@pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("delta", [1e-5, 1e-8])
+def test_never_above_the_pld_accountant_and_within_1e_6_of_it(mu: float, delta: float) -> None:
+    accountant = pld.PLDAccountant()
+    accountant.compose(dp_accounting.GaussianDpEvent(2.0 / mu), 4)  # four releases, μ/2 each
+    pessimistic = accountant.get_epsilon(delta)
+    exact = gdp.epsilon_of(gdp.compose([mu / 2] * 4), delta)
+    assert exact <= pessimistic <= exact + 1e-6
+
+
+@pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
+def test_agrees_with_dp_accountings_closed_form(mu: float, epsilon: float) -> None:
+    theirs = GaussianPrivacyLoss(1.0 / mu).get_delta_for_epsilon(epsilon)
+    assert gdp.delta_of(mu, epsilon) == pytest.approx(theirs, rel=1e-6)
+
+
+def test_noise_that_differs_between_rounds_adds_up_in_inverse_squares() -> None:
+    stds = np.array([3.0, 4.0, 12.0])
+    clip = 0.5
+    assert gdp.mu_of_noise(2 * clip, stds) == pytest.approx(2 * clip * math.sqrt(1 / 9 + 1 / 16 + 1 / 144))
+    clips = np.array([1.0, 2.0, 6.0])
+    assert gdp.mu_of_noise(clips, stds) == pytest.approx(math.sqrt(1 / 9 + 1 / 4 + 1 / 4))
+
+
+def test_heterogeneous_rounds_agree_with_the_pld_accountant() -> None:
+    stds = (2.0, 5.0, 9.0)
+    accountant = pld.PLDAccountant()
+    for std in stds:
+        accountant.compose(dp_accounting.GaussianDpEvent(std))
+    exact = gdp.epsilon_of(gdp.mu_of_noise(1.0, stds), 1e-6)
+    assert exact <= accountant.get_epsilon(1e-6) <= exact + 1e-6
+
+
+def test_ten_million_equal_rounds_need_no_loop() -> None:
+    stds = np.full(10_000_000, 1e4)
+    assert gdp.mu_of_noise(1.0, stds) == pytest.approx(math.sqrt(1e7) / 1e4, rel=1e-12)
+
+
+@given(mu=log_uniform_mu, sensitivity=st.floats(1e-6, 1e9))
+def test_calibrated_noise_never_spends_more_than_its_target(mu: float, sensitivity: float) -> None:
+    std = gdp.noise_for(mu, sensitivity)
+    assert sensitivity / std <= mu
+    assert sensitivity / std >= mu * (1.0 - 1e-15)
+
+
+def test_no_release_has_no_price() -> None:
+    assert gdp.epsilon_of(0.0, 1e-9) == 0.0
+    assert gdp.delta_of(0.0, 0.0) == 0.0
+    assert gdp.compose([]) == 0.0
+
+
+def test_a_delta_too_small_for_a_float_is_not_reported_as_zero() -> None:
+    assert gdp.delta_of(1e-6, 1.0) == math.ulp(0.0)
+    assert gdp.delta_of(1e-200, 1e200) == math.ulp(0.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: gdp.epsilon_of(-1.0, 1e-5), "mu = -1"),
+        (lambda: gdp.epsilon_of(math.nan, 1e-5), "mu = nan"),
+        (lambda: gdp.epsilon_of(1.0, 0.0), "delta = 0"),
+        (lambda: gdp.mu_of(1.0, 1.0), "delta = 1"),
+        (lambda: gdp.delta_of(1.0, -0.1), "epsilon = -0.1"),
+        (lambda: gdp.delta_of(1.0, math.inf), "epsilon = inf"),
+        (lambda: gdp.mu_of_noise(1.0, [1.0, 0.0]), "std 0"),
+        (lambda: gdp.compose([1.0, -1.0]), "every release"),
+        (lambda: gdp.noise_for(0.0, 1.0), "mu = 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(call, named: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InputError, match=named):
+        call()

@@ -1,0 +1,111 @@
+"""zCDP and the papers' formula; Rényi DP against dp-accounting; the order of the three conversions."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import rdp as their_rdp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpriv.accounting import gdp, rdp, zcdp
+from fedpriv.errors import InputError
+
+log_uniform_mu = st.floats(-6.0, 3.0).map(lambda power: 10.0**power)
+log_uniform_delta = st.floats(-300.0, -1.0).map(lambda power: 10.0**power)
+
+
+def test_the_papers_formula() -> None:
+    rho, delta = 0.5 * 0.3**2, 1e-5
+    assert zcdp.rho_of(0.3) == pytest.approx(rho, rel=1e-15)
+    expected = rho + 2 * math.sqrt(rho * math.log(1 / delta))
+    assert zcdp.paper_epsilon(0.3, delta) == pytest.approx(expected, rel=1e-14)
+    assert expected == pytest.approx(0.3**2 / 2 + 0.3 * math.sqrt(2 * math.log(1 / delta)), rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "sigma"),
+    [(0.5, 1e-5, 9.70), (1.0, 1e-5, 4.90), (2.0, 1e-6, 2.72), (8.0, 1e-5, 0.690)],
+)
+def test_published_calibrations_by_the_papers_formula(epsilon: float, delta: float, sigma: float) -> None:
+    assert 1.0 / zcdp.paper_mu(epsilon, delta) == pytest.approx(sigma, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "sigma"),
+    [(0.5, 1e-5, 7.03), (1.0, 1e-5, 3.73), (2.0, 1e-6, 2.23), (8.0, 1e-5, 0.600)],
+)
+def test_published_calibrations_by_the_exact_conversion(epsilon: float, delta: float, sigma: float) -> None:
+    assert 1.0 / gdp.mu_of(epsilon, delta) == pytest.approx(sigma, abs=0.005)
+
+
+@given(mu=log_uniform_mu, delta=log_uniform_delta)
+def test_the_papers_formula_in_every_direction(mu: float, delta: float) -> None:
+    epsilon = zcdp.paper_epsilon(mu, delta)
+    assert zcdp.paper_mu(epsilon, delta) == pytest.approx(mu, rel=1e-9)
+    assert math.log(zcdp.paper_delta(mu, epsilon)) == pytest.approx(math.log(delta), rel=1e-6)
+
+
+@given(rho=st.floats(-6.0, 3.0).map(lambda power: 10.0**power))
+def test_mu_of_a_zcdp_target_is_never_above_it(rho: float) -> None:
+    mu = zcdp.mu_of_rho(rho)
+    assert zcdp.rho_of(mu) <= rho
+    assert mu == pytest.approx(math.sqrt(2 * rho), rel=1e-15)
+
+
+def test_the_papers_formula_promises_nothing_below_rho() -> None:
+    assert zcdp.paper_delta(2.0, 1.9) == 1.0
+    assert zcdp.paper_delta(2.0, 2.1) < 1.0
+    assert zcdp.paper_delta(0.0, 0.0) == 0.0
+
+
+@settings(max_examples=100, deadline=None)
+@given(mu=log_uniform_mu, delta=log_uniform_delta)
+def test_exact_is_at_most_renyi_is_at_most_the_papers(mu: float, delta: float) -> None:
+    exact, renyi, paper = gdp.epsilon_of(mu, delta), rdp.epsilon_of(mu, delta), zcdp.paper_epsilon(mu, delta)
+    assert exact <= renyi * (1.0 + 1e-12) <= paper * (1.0 + 1e-9)
+
+
+@pytest.mark.parametrize("mu", [1e-6, 0.1, 1.0, 5.0, 1e3])
+@pytest.mark.parametrize("delta", [1e-300, 1e-6, 0.01])
+def test_agrees_with_the_rdp_accountant_on_fine_orders(mu: float, delta: float) -> None:
+    best = math.sqrt(2.0 * math.log(1 / delta)) / mu
+    orders = 1.0 + best * np.geomspace(0.05, 20.0, 200_001)
+    accountant = their_rdp.RdpAccountant(orders)
+    accountant.compose(dp_accounting.GaussianDpEvent(1.0 / mu))
+    # Where theirs reports 0 it uses a separate argument for pure total variation; ours is 0 or a bound.
+    theirs, ours = accountant.get_epsilon(delta), rdp.epsilon_of(mu, delta)
+    assert theirs - 1e-9 * theirs <= ours or theirs == 0.0
+    assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-6)
+
+
+def test_the_gaussian_curve_is_a_line() -> None:
+    assert rdp.gaussian_curve(0.4, 3.0) == pytest.approx(3.0 * 0.4**2 / 2)
+    with pytest.raises(InputError, match="order = 1"):
+        rdp.gaussian_curve(0.4, 1.0)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 50.0])
+@pytest.mark.parametrize("delta", [1e-100, 1e-5])
+def test_calibration_by_renyi_lies_between_the_papers_and_the_exact(epsilon: float, delta: float) -> None:
+    mu = rdp.mu_of(epsilon, delta)
+    assert rdp.epsilon_of(mu, delta) <= epsilon
+    assert rdp.epsilon_of(mu * (1 + 1e-9), delta) > epsilon
+    assert zcdp.paper_mu(epsilon, delta) < mu < gdp.mu_of(epsilon, delta)
+
+
+def test_renyi_refuses_a_pure_zero() -> None:
+    with pytest.raises(InputError, match="epsilon = 0"):
+        rdp.mu_of(0.0, 1e-5)
+
+
+def test_a_negative_rho_is_refused() -> None:
+    with pytest.raises(InputError, match="zcdp = -1"):
+        zcdp.mu_of_rho(-1.0)
+
+
+def test_the_papers_condition_on_delta_is_the_wrong_way_round() -> None:
+    """σ = 2√ln(1/δ)/ε is not (ε, δ)-DP where ε > ln(1/δ): at ε = 20, δ = 0.1 the exact δ is 0.543."""
+    sigma = 2 * math.sqrt(math.log(10)) / 20
+    assert gdp.delta_of(1 / sigma, 20) == pytest.approx(0.543, abs=5e-4)

@@ -1,0 +1,37 @@
+"""Fixtures shared by the suite: small cells on the synthetic data set, and a temporary data folder."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fedpriv.scenario import Cell, resolve_cell
+
+
+def small_tree(**overrides: Any) -> dict[str, Any]:
+    """A scenario tree on synthetic data: 3 silos, 8 rounds, untrusted, float64."""
+    tree: dict[str, Any] = {
+        "name": "small",
+        "seed": 1,
+        "data": {"name": "synthetic"},
+        "federation": {"silos": 3, "rounds": 8},
+        "algorithm": {"name": "dp-mu2-fl", "trust": "untrusted", "diameter": 0.1},
+        "privacy": {"relation": "replace-one", "rho": 4.0},
+        "run": {"dtype": "float64", "evaluations": 4},
+    }
+    for dotted, value in overrides.items():
+        *sections, key = dotted.split("__")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        if value is None:
+            node.pop(key, None)
+        else:
+            node[key] = value
+    return tree
+
+
+@pytest.fixture
+def small_cell() -> Callable[..., Cell]:
+    """Makes a small cell; keyword `federation__silos=5` overrides a key, None removes it."""
+    return lambda **overrides: resolve_cell(small_tree(**overrides), "test")
