@@ -26,7 +26,7 @@ SERVER = 0xFFFF_FFFF
 
 _WORD = 2**32
 _BLOCK_BYTES = 16
-_WITHOUT_SIGN = {4: np.int32(2**31 - 1), 8: np.int64(2**63 - 1)}
+_WITHOUT_SIGN = {4: 2**31 - 1, 8: 2**63 - 1}
 _CHUNK_VALUES = 32_768  # Box-Muller temporaries stay in the second-level cache
 
 

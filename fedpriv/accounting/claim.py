@@ -17,6 +17,14 @@ RELATIONS: tuple[Relation, ...] = get_args(Relation)
 UNIT = "one record of a silo"
 
 
+def relation_named(name: str) -> Relation:
+    """`name` as a neighbouring relation; raises InputError if it is none."""
+    for relation in RELATIONS:
+        if name == relation:
+            return relation
+    raise InputError(f"relation = {name!r}: accepted are {', '.join(map(repr, RELATIONS))}")
+
+
 @dataclass(frozen=True)
 class EpsilonDelta:
     """(ε, δ)-DP by the two named routes, and between them what a Rényi accountant would say."""
@@ -63,10 +71,6 @@ class PrivacyClaim:
     guarantee: GaussianDP
     relation: Relation
     unit: str = UNIT
-
-    def __post_init__(self) -> None:
-        if self.relation not in RELATIONS:
-            raise InputError(f"relation = {self.relation!r}: accepted are {', '.join(map(repr, RELATIONS))}")
 
     def statement(self, delta: float) -> str:
         """The claim as a person reads it, on one line."""

@@ -104,6 +104,6 @@ def data_fetch(
 
     Example: fedpriv data fetch mnist
     """
-    from fedpriv.data.fetch import fetch
+    from fedpriv.data.datasets import fetch
 
     typer.echo(f"{name}: verified in {fetch(name, root, say=typer.echo)}")

@@ -41,7 +41,7 @@ def run_scenario(
         except KeyboardInterrupt:
             left = len(folder.missing)
             display.say(
-                f"stopped with {left} of {len(scenario.points)} cells left; go on with --resume --out {folder.path}"
+                f"stopped, {left} of {len(scenario.points)} cells left; go on with --resume --out {folder.path}"
             )
             sys.exit(INTERRUPTED)
     if folder.missing:

@@ -7,7 +7,6 @@ telemetry, update check and the installation of dependencies at run time are off
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,9 +14,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from fedpriv.errors import RunError
 
@@ -99,6 +100,12 @@ class SubmittedRun:
         assert isinstance(runs, list)
         return str(runs[0]["status"])
 
+    def wait(self, seconds: float = 60.0) -> None:
+        """Until Flower itself is done with the run, which is a little after the server has its result."""
+        deadline = time.monotonic() + seconds
+        while not self.status().startswith("finished") and time.monotonic() < deadline:
+            time.sleep(0.2)
+
 
 @contextmanager
 def superlink(home: Path, options: Sequence[str]) -> Iterator[SuperLink]:
@@ -120,7 +127,7 @@ def superlink(home: Path, options: Sequence[str]) -> Iterator[SuperLink]:
         _wait_until_healthy(link)
         yield link
     finally:
-        _stop(process)
+        _stop(home)
 
 
 def _wait_until_healthy(link: SuperLink) -> None:
@@ -136,16 +143,30 @@ def _wait_until_healthy(link: SuperLink) -> None:
     raise RunError(f"Flower's SuperLink did not answer within {_START_SECONDS:.0f} s:\n{link.log_tail()}")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the whole process group: the SuperLink starts executors, which start apps."""
-    for sent in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, sent)
-            process.wait(timeout=10.0)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+def _stop(home: Path) -> None:
+    """End the SuperLink and all it started, some of it in sessions of its own.
+
+    Ours is who has our FLWR_HOME, and their children: Ray's agents overwrite their environment with a title.
+    """
+    ours = {process for process in psutil.process_iter() if _home_of(process) == str(home)}
+    for parent in list(ours):
+        with suppress(psutil.NoSuchProcess):
+            ours.update(parent.children(recursive=True))
+    for process in ours:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, alive = psutil.wait_procs(ours, timeout=5.0)
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=5.0)
+
+
+def _home_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get("FLWR_HOME")
+    except psutil.Error:
+        return None  # gone meanwhile, or another user's
 
 
 def _script(name: str) -> str:

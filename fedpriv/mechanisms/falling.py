@@ -1,7 +1,8 @@
-"""Sensitivity under any separated participation, for Toeplitz C with coefficients c_0 ≥ c_1 ≥ … ≥ 0.
+"""Sensitivity for Toeplitz C with coefficients c_0 ≥ c_1 ≥ … ≥ 0, exact wherever that is known.
 
-Source: Kalinin & Lampert 2024, Theorem 2: for equal clips the earliest pattern, rounds 1, 1 + separation, …, is
-the worst.  Choquette-Choo et al. 2023: columns that no two of which overlap add their squares.
+Sources: Kalinin & Lampert 2024, Theorem 2: for equal clips and any separated participation the earliest pattern,
+rounds 1, 1 + separation, …, is the worst (in a fixed order it is so because a later start only cuts columns off).
+Choquette-Choo et al. 2023: columns that do not overlap add their squares.
 """
 
 import math
@@ -10,34 +11,61 @@ from collections.abc import Callable
 import numpy as np
 
 from fedpriv.mechanisms.base import Sensitivity
-from fedpriv.mechanisms.participation import earliest_pattern, heaviest_pattern
+from fedpriv.mechanisms.participation import heaviest_pattern, record_energies
 from fedpriv.mechanisms.workload import Floats, Separated, Workload
 
 
 def certified(
     workload: Workload,
-    pattern: Separated,
+    coefficients: Callable[[], Floats],
     columns: Floats,
-    support: int,
     within: Callable[[Floats, int], Floats],
 ) -> Sensitivity:
     """The exact worst case where one is known, else the smaller of two bounds.
 
-    `columns`: squared column norms of C (T,); `support`: the number of non-zero coefficients of C;
-    `within(clips, places)`: energies of the records of a fixed order.
+    `coefficients()`: c_0 … up to the last that matters, at most T; `columns`: squared column norms of C (T,);
+    `within(clips, places)`: energies of the records of a fixed order in one period.
     """
     energies = workload.clips**2 * columns
-    if pattern.most == 1:
+    if workload.schedule.single_pass:
         return Sensitivity(math.sqrt(float(np.max(energies))), True, "one participation: largest column norm")
-    if support <= pattern.separation and workload.period is None:
-        worst = heaviest_pattern(energies, pattern)
-        return Sensitivity(math.sqrt(worst), True, "no two participations overlap: squares add up")
+    if isinstance(workload.schedule, Separated):
+        return _separated(workload, workload.schedule, coefficients, energies)
+    if workload.period is None and _equal(workload.clips):
+        return _earliest(workload, coefficients(), workload.schedule.places, workload.rounds)
+    worst = float(np.max(record_energies(workload, columns, within)))
+    return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
+
+
+def _separated(
+    workload: Workload, pattern: Separated, coefficients: Callable[[], Floats], energies: Floats
+) -> Sensitivity:
+    if workload.period is None:
+        c = coefficients()
+        earliest = _earliest(workload, c, pattern.separation, pattern.most)
+        if _equal(workload.clips):
+            return earliest
+        if len(c) <= pattern.separation:
+            worst = heaviest_pattern(energies, pattern)
+            return Sensitivity(math.sqrt(worst), True, "no two participations overlap: squares add up")
     triangle = heaviest_pattern(np.sqrt(energies), pattern)
-    if workload.period is not None:
-        return Sensitivity(triangle, False, "triangle inequality over the heaviest pattern")
-    equal = float(np.max(workload.clips)) * math.sqrt(
-        float(within(earliest_pattern(pattern), pattern.separation)[0])
-    )
-    if np.all(workload.clips == workload.clips[0]):
-        return Sensitivity(equal, True, "equal clips, falling coefficients: the earliest pattern")
-    return Sensitivity(min(triangle, equal), False, "unequal clips: largest clip or triangle inequality")
+    if workload.period is None and earliest.value < triangle:
+        return Sensitivity(earliest.value, False, "unequal clips, as if all were the largest")
+    return Sensitivity(triangle, False, "triangle inequality over the heaviest pattern")
+
+
+def _equal(clips: Floats) -> bool:
+    return bool(np.all(clips == clips[0]))
+
+
+def _earliest(workload: Workload, coefficients: Floats, gap: int, times: int) -> Sensitivity:
+    """The largest clip in rounds 1, 1 + gap, …, at most `times` of them: clip · ‖Σ_k C_{1 + k gap}‖.  O(T)."""
+    rounds = workload.rounds
+    participations = -(-rounds // gap)
+    shifted = np.zeros((participations, gap))
+    shifted.ravel()[: len(coefficients)] = coefficients
+    moved = np.cumsum(shifted, axis=0)
+    if times < participations:
+        moved[times:] -= moved[:-times].copy()
+    norm = float(np.linalg.norm(moved.ravel()[:rounds]))
+    return Sensitivity(float(np.max(workload.clips)) * norm, True, "equal clips: the earliest pattern")

@@ -3,15 +3,14 @@
 Reshef & Levy 2024, Algorithms 1 and 2 (single pass); any declared participation.
 """
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpriv.mechanisms import falling, participation
+from fedpriv.mechanisms import falling
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
-from fedpriv.mechanisms.workload import Floats, Separated, Workload, geometric_sums
+from fedpriv.mechanisms.workload import Floats, Workload, geometric_sums, powers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,15 +27,13 @@ class IndependentGaussian(Mechanism):
     """
 
     def certified(self, workload: Workload) -> Sensitivity:
-        columns = _column_energies(workload)
-
         def within(clips: Floats, places: int) -> Floats:
             return _record_energies(clips, places, workload.keep)
 
-        if isinstance(workload.schedule, Separated):
-            return falling.certified(workload, workload.schedule, columns, workload.block, within)
-        energies = participation.record_energies(workload, columns, within)
-        return Sensitivity(math.sqrt(float(np.max(energies))), True, "column norms of A, worst record")
+        def coefficients() -> Floats:
+            return powers(workload.keep, workload.rounds)
+
+        return falling.certified(workload, coefficients, _column_energies(workload), within)
 
     def variance(self, workload: Workload) -> Floats:
         return np.ones(workload.rounds)
@@ -51,8 +48,8 @@ class IndependentGaussian(Mechanism):
 def _column_energies(workload: Workload) -> Floats:
     """Σ_{t≥τ} keep^{2(t-τ)} up to the end of τ's period, for every τ."""
     if workload.period is None:
-        return geometric_sums(workload.keep**2, np.arange(workload.rounds, 0, -1))
-    rounds = np.arange(workload.rounds)
+        return geometric_sums(workload.keep**2, np.arange(workload.rounds, 0.0, -1.0))
+    rounds = np.arange(workload.rounds, dtype=np.float64)
     ends = np.minimum((rounds // workload.block + 1) * workload.block, workload.rounds)
     return geometric_sums(workload.keep**2, ends - rounds)
 
@@ -72,6 +69,8 @@ def _record_energies(clips: Floats, places: int, keep: float) -> Floats:
     while shift < epochs:  # after each pass a row holds the last 2·shift terms of the recursion
         moved[shift:] += decay * moved[:-shift]
         shift, decay = 2 * shift, decay**2
-    until_next = np.minimum(places, rounds - np.arange(epochs * places).reshape(epochs, places))
-    lasting = geometric_sums(keep**2, np.maximum(until_next, 0))
+    until_next = np.minimum(
+        places, rounds - np.arange(epochs * places, dtype=np.float64).reshape(epochs, places)
+    )
+    lasting = geometric_sums(keep**2, np.maximum(until_next, 0.0))
     return np.asarray(np.sum(moved**2 * lasting, axis=0))

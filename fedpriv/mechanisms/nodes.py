@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.mechanisms.workload import Floats
+from fedpriv.mechanisms.workload import Floats, geometric_sums, powers
 
 Energies = Callable[[int, float], Floats]
 """Squared norms for a period of so many rounds under a decay."""
@@ -23,28 +23,30 @@ def levels(rounds: int) -> int:
     return rounds.bit_length()
 
 
-def column_energies(rounds: int, keep: float) -> Floats:
+def column_energies(rounds: int, keep: float, longest: int | None = None) -> Floats:
     """Squared norms of the columns of C: Σ keep^{2(z-i)} over released nodes [y, z] that hold round i; (T,).
 
-    With keep = 1 this is the number of those nodes.  Built by doubling: in a block of 2^(k+1) rounds the left
-    half is a released node of its own, the right half is not.  O(T).
+    With keep = 1 this is the number of those nodes.  Nodes of more than `longest` rounds are left out.  Built by
+    doubling: in a block of 2^(k+1) rounds the left half is a released node of its own, the right half is not.
+    O(T).
     """
     pieces = []
     inside = np.zeros(1)
-    decays = _powers(keep**2, 1 << (levels(rounds) - 1))
+    decays = powers(keep**2, 1 << (levels(rounds) - 1))
     for level in range(levels(rounds)):
-        node = decays[: 1 << level][::-1]
-        if rounds >> level & 1:
-            pieces.append(inside + node)
+        length = 1 << level
+        counted = inside + decays[:length][::-1] if longest is None or length <= longest else inside
+        if rounds & length:
+            pieces.append(counted)
         if rounds >> level > 1:
-            inside = np.concatenate([inside + node, inside])
+            inside = np.concatenate([counted, inside])
     return np.concatenate(pieces[::-1])
 
 
 def row_energies(rounds: int, keep: float) -> Floats:
     """Squared norms of the rows of B: the noise variance of every prefix at unit node variance; (T,).  O(T)."""
     energies = np.zeros(1)
-    decays = _powers(keep**2, 1 << (levels(rounds) - 1))
+    decays = powers(keep**2, 1 << (levels(rounds) - 1))
     while len(energies) <= rounds:
         energies = np.concatenate([energies, energies + decays[: len(energies)]])
     return energies[1 : rounds + 1]
@@ -53,21 +55,41 @@ def row_energies(rounds: int, keep: float) -> Floats:
 def record_energies(clips: Floats, places: int, keep: float) -> Floats:
     """Energies of the records of a fixed order, Σ_nodes (Σ_{its rounds in the node} clip_i keep^(z-i))².
 
-    Shape (min(places, T),).  O(T log T).
+    Shape (min(places, T),).  A node of at most `places` rounds holds a record once; the longer ones are summed
+    level by level, in O(T log(T / places)), or O(T) for equal clips.
     """
     rounds = len(clips)
-    count = min(places, rounds)
-    energies = np.zeros(count)
-    for level in range(levels(rounds)):
-        length = 1 << level
-        nodes = np.arange(0, rounds // length, 2)
-        held = nodes[:, None] * length + np.arange(length)  # (nodes, length): the rounds of each, from 0
-        moved = clips[held] * _powers(keep, length)[::-1]
-        if length > places:
-            key = np.arange(len(nodes))[:, None] * places + held % places
-            moved = np.bincount(key.ravel(), moved.ravel(), len(nodes) * places).reshape(len(nodes), places)
-            held = np.broadcast_to(np.arange(places), moved.shape)
-        energies += np.bincount((held % places).ravel(), (moved**2).ravel(), count)
+    places = min(places, rounds)
+    once = clips**2 * column_energies(rounds, keep, longest=places)
+    energies = np.bincount(np.arange(rounds) % places, once, places)
+    equal = bool(np.all(clips == clips[0]))
+    for level in range(places.bit_length(), levels(rounds)):
+        if equal:
+            energies += clips[0] ** 2 * _equal_level(rounds, 1 << level, places, keep)
+        else:
+            energies += _level(clips, 1 << level, places, keep)
+    return np.asarray(energies)
+
+
+def _level(clips: Floats, length: int, places: int, keep: float) -> Floats:
+    """What the released nodes of `length` > `places` rounds add to each record's energy; (places,)."""
+    nodes = np.arange(0, len(clips) // length, 2)
+    held = nodes[:, None] * length + np.arange(length)  # (nodes, length): the rounds of each, from 0
+    moved = clips[held] * powers(keep, length)[::-1]
+    key = np.arange(len(nodes))[:, None] * places + held % places
+    sums = np.bincount(key.ravel(), moved.ravel(), len(nodes) * places)
+    return np.asarray(np.sum(sums.reshape(len(nodes), places) ** 2, axis=0))
+
+
+def _equal_level(rounds: int, length: int, places: int, keep: float) -> Floats:
+    """`_level` for clips of 1: what a node sees of a record depends on their distance modulo `places` alone."""
+    distance = np.arange(places, dtype=np.float64)  # from a record's last round in the node to the node's end
+    visits = (length - 1 - distance) // places + 1
+    seen = (powers(keep, places) * geometric_sums(keep**places, visits)) ** 2
+    ends = (np.arange(0, rounds // length, 2) + 1) * length - 1
+    energies = np.zeros(places)
+    for end, count in zip(*np.unique(ends % places, return_counts=True), strict=True):
+        energies += count * np.roll(seen[::-1], end + 1)  # place p lies (end - p) mod places before the end
     return energies
 
 
@@ -83,19 +105,20 @@ def record_counts(rounds: int, places: int) -> Floats:
     return counts
 
 
-def separated_energy(rounds: int, keep: float, times: int, separation: int) -> float:
+def separated_energy(rounds: int, block: int, keep: float, times: int, separation: int) -> float:
     """An upper bound of a record's energy at clip 1 for any pattern of `times` rounds `separation` apart.
 
-    In a node of length n it weighs at most κ(n) = Σ_{j < min(times, ⌈n / separation⌉)} keep^(j separation).  The
+    In a node of n rounds it weighs at most κ(n) = Σ_{j < min(times, ⌈n / separation⌉)} keep^(j separation).  The
     nodes of one level are disjoint and each of its rounds weighs at most 1, so the squares of a level sum to at
-    most κ(n) min(times, κ(n) · nodes).
+    most κ(n) min(times, κ(n) · nodes).  A new tree starts every `block` rounds.
     """
+    full, rest = divmod(rounds, block)
     total = 0.0
-    for level in range(levels(rounds)):
+    for level in range(levels(block)):
         length = 1 << level
         visits = min(times, -(-length // separation))
-        weight = float(np.sum(_powers(keep**separation, visits)))
-        nodes = (rounds // length + 1) // 2
+        weight = float(geometric_sums(keep**separation, np.array([float(visits)]))[0])
+        nodes = full * ((block // length + 1) // 2) + (rest // length + 1) // 2
         total += weight * min(times, weight * nodes)
     return total
 
@@ -105,11 +128,3 @@ def _first_visit(node: NDArray[np.int64], places: int) -> NDArray[np.bool_]:
     previous = np.full(len(node), -1)
     previous[places:] = node[: max(0, len(node) - places)]
     return np.asarray(previous != node)
-
-
-def _powers(base: float, count: int) -> Floats:
-    """base^0 … base^(count-1), with 0^0 = 1; by doubling, faster than one power an entry."""
-    powers = np.ones(1)
-    while len(powers) < count:
-        powers = np.concatenate([powers, powers * base ** len(powers)])
-    return powers[:count]

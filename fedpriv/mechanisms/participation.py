@@ -55,10 +55,3 @@ def heaviest_pattern(weights: Floats, pattern: Separated) -> float:
             break
         best = better
     return float(best[-1])
-
-
-def earliest_pattern(pattern: Separated) -> Floats:
-    """1 in rounds 1, 1 + separation, …, at most `times` of them, else 0; shape (T,)."""
-    taken = np.zeros(pattern.rounds)
-    taken[: pattern.most * pattern.separation : pattern.separation] = 1.0
-    return taken

@@ -10,6 +10,7 @@ import numpy as np
 from fedpriv.mechanisms.workload import Floats
 
 _BLOCK = 1024
+_SETTLED = 16.0 * np.finfo(np.float64).eps
 
 
 def square_root(keep: float, count: int) -> Floats:
@@ -30,7 +31,11 @@ def inverse(series: Floats, count: int) -> Floats:
     for t in range(memory + 1, memory + head):
         result[t] = -np.dot(series[:0:-1], result[t - memory : t])
     response = history_response(series, result[memory : memory + head])
+    window = max(memory, head)
     for start in range(memory + head, memory + count, head):
+        if np.ptp(result[start - window : start]) <= _SETTLED * abs(result[start - 1]):
+            result[start:] = result[start - 1]  # from here on only rounding would move it
+            break
         block = response @ result[start - memory : start][::-1]
         result[start : start + head] = block[: memory + count - start]
     return result[memory:]

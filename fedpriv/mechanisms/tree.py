@@ -70,14 +70,14 @@ class BinaryTree(Mechanism):
         return noise, (*kept, noise)
 
     def _separated(self, workload: Workload, pattern: Separated, columns: Floats) -> Sensitivity:
-        energies = workload.clips**2 * columns
-        if pattern.most == 1:
-            return Sensitivity(math.sqrt(float(np.max(energies))), True, "one participation: its nodes")
-        bound = participation.heaviest_pattern(np.sqrt(energies), pattern)
-        if workload.period is None:
-            counted = nodes.separated_energy(workload.rounds, self.keep, pattern.most, pattern.separation)
-            bound = min(bound, float(np.max(workload.clips)) * math.sqrt(counted))
-        return Sensitivity(bound, False, "level by level, or triangle inequality over the heaviest pattern")
+        if pattern.single_pass:
+            worst = float(np.max(workload.clips**2 * columns))
+            return Sensitivity(math.sqrt(worst), True, "one participation: its nodes")
+        energy = nodes.separated_energy(
+            workload.rounds, workload.block, self.keep, pattern.most, pattern.separation
+        )
+        bound = float(np.max(workload.clips)) * math.sqrt(energy)
+        return Sensitivity(bound, False, "counted level by level, as if every clip were the largest")
 
     def _over_periods(self, workload: Workload, energies: nodes.Energies) -> Floats:
         """The energies of every round: full periods are alike, the last may be shorter."""

@@ -79,11 +79,18 @@ class Workload:
         return self.rounds if self.period is None else min(self.period, self.rounds)
 
 
-def geometric_sums(ratio: float, counts: NDArray[np.int64]) -> Floats:
+def geometric_sums(ratio: float, counts: Floats) -> Floats:
     """Σ_{j < n} ratio^j for every n of `counts`, 0 ≤ ratio ≤ 1."""
-    terms = counts.astype(np.float64)
     if ratio == 1.0:
-        return terms
+        return counts
     if ratio == 0.0:
-        return np.minimum(terms, 1.0)
-    return np.asarray(np.expm1(terms * math.log(ratio)) / (ratio - 1.0))
+        return np.minimum(counts, 1.0)
+    return np.asarray(np.expm1(counts * math.log(ratio)) / (ratio - 1.0))
+
+
+def powers(base: float, count: int) -> Floats:
+    """base^0 … base^(count-1), with 0^0 = 1; by doubling, faster than one power an entry."""
+    powers = np.ones(1)
+    while len(powers) < count:
+        powers = np.concatenate([powers, powers * base ** len(powers)])
+    return powers[:count]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fedpriv.accounting import GaussianDP, PrivacyClaim, gdp, zcdp
+from fedpriv.accounting import RELATIONS, GaussianDP, PrivacyClaim, gdp, relation_named, zcdp
 from fedpriv.errors import InputError
 
 
@@ -26,7 +26,8 @@ def test_both_routes_are_the_library_functions() -> None:
 
 def test_an_unknown_relation_is_refused() -> None:
     with pytest.raises(InputError, match="relation = 'add-one'"):
-        PrivacyClaim(GaussianDP(1.0), "add-one")  # type: ignore[arg-type]
+        relation_named("add-one")
+    assert [relation_named(name) for name in RELATIONS] == ["replace-one", "zero-out"]
 
 
 @pytest.mark.parametrize("mu", [-1.0, float("nan"), float("inf")])

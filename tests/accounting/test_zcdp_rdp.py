@@ -67,17 +67,13 @@ def test_exact_is_at_most_renyi_is_at_most_the_papers(mu: float, delta: float) -
     assert exact <= renyi * (1.0 + 1e-12) <= paper * (1.0 + 1e-9)
 
 
-@pytest.mark.parametrize("mu", [1e-6, 0.1, 1.0, 5.0, 1e3])
+@pytest.mark.parametrize("mu", [1e-6, 0.1, 1.0, 5.0, 30.0])  # theirs skips orders below 1.01, needed above
 @pytest.mark.parametrize("delta", [1e-300, 1e-6, 0.01])
 def test_agrees_with_the_rdp_accountant_on_fine_orders(mu: float, delta: float) -> None:
     best = math.sqrt(2.0 * math.log(1 / delta)) / mu
-    orders = 1.0 + best * np.geomspace(0.05, 20.0, 200_001)
-    accountant = their_rdp.RdpAccountant(orders)
+    accountant = their_rdp.RdpAccountant(1.0 + best * np.geomspace(0.05, 20.0, 200_001))
     accountant.compose(dp_accounting.GaussianDpEvent(1.0 / mu))
-    # Where theirs reports 0 it uses a separate argument for pure total variation; ours is 0 or a bound.
-    theirs, ours = accountant.get_epsilon(delta), rdp.epsilon_of(mu, delta)
-    assert theirs - 1e-9 * theirs <= ours or theirs == 0.0
-    assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-6)
+    assert rdp.epsilon_of(mu, delta) == pytest.approx(accountant.get_epsilon(delta), rel=1e-6, abs=1e-15)
 
 
 def test_the_gaussian_curve_is_a_line() -> None:

@@ -1,0 +1,1 @@
+"""Data sets: fetched, verified, cached, spread over silos."""
