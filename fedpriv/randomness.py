@@ -16,6 +16,7 @@ import hashlib
 import math
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -26,8 +27,7 @@ SERVER = 0xFFFF_FFFF
 
 _WORD = 2**32
 _BLOCK_BYTES = 16
-_WITHOUT_SIGN = {4: 2**31 - 1, 8: 2**63 - 1}
-_CHUNK_VALUES = 32_768  # Box-Muller temporaries stay in the second-level cache
+_CHUNK_VALUES = 65_536  # Box-Muller temporaries stay in the second-level cache
 
 
 def derive_key(secret: bytes, *purpose: str) -> bytes:
@@ -62,7 +62,7 @@ class KeyedNormal:
     Guarantee: distinct (owner, round, node) read disjoint AES counter ranges, so the vectors are independent
     for anyone who does not hold the key, and asking twice returns the same bytes.  float32 draws carry 31-bit
     radii (|z| <= 6.6), float64 draws 63-bit radii (|z| <= 9.4); both are ordinary floating-point numbers, not
-    a defence against attacks on the lowest bits of a float.
+    a defence against attacks on the lowest bits of a float.  One object serves one thread at a time.
     """
 
     def __init__(self, key: bytes, dtype: DTypeLike = np.float32) -> None:
@@ -72,6 +72,7 @@ class KeyedNormal:
         if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
             raise ValueError(f"noise is drawn in float32 or float64, not {self.dtype}")
         self._encrypt = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # one block a counter value
+        self._desk: _Desk | None = None
 
     def vector(self, size: int, owner: int, t: int, node: int = 0) -> NDArray[np.floating]:
         """The vector of shape (size,) that belongs to (owner, round t, node)."""
@@ -93,48 +94,63 @@ class KeyedNormal:
     ) -> NDArray[np.floating]:
         """Σ_k weights[k] · vector(size, owners[k], t, node), without holding more than a few of them."""
         total = np.zeros(size, self.dtype)
-        factors = np.asarray(weights, self.dtype)
         rows = max(1, _CHUNK_VALUES // max(size, 1))
         for start in range(0, len(owners), rows):
             chunk = owners[start : start + rows]
-            total += factors[start : start + rows] @ self.vectors(size, chunk, [t] * len(chunk), node)
+            drawn = self.vectors(size, chunk, [t] * len(chunk), node)
+            for weight, vector in zip(weights[start : start + rows], drawn, strict=True):
+                vector *= weight
+                total += vector
         return total
 
     def _fill(self, out: NDArray[np.floating], owners: Sequence[int], rounds: Sequence[int], node: int) -> None:
-        size = out.shape[1]
+        count, size = out.shape
         blocks = -(-size * self.dtype.itemsize // _BLOCK_BYTES)
         if not 0 <= node < _WORD or blocks >= _WORD:
             raise ValueError(f"node {node} or vector length {size} is outside what one stream can number")
+        desk = self._desk
+        if desk is None or desk.counters.shape != (count, blocks, 2):
+            self._desk = desk = _Desk(count, blocks, self.dtype)
         streams = np.asarray(owners, np.uint64) * np.uint64(_WORD) + np.asarray(rounds, np.uint64)
-        counters = np.empty((len(owners), blocks, 2), np.uint64)
-        counters[:, :, 0] = streams[:, None]
-        counters[:, :, 1] = np.arange(node * _WORD, node * _WORD + blocks, dtype=np.uint64)
-        bits = bytearray(counters.nbytes + _BLOCK_BYTES)  # update_into wants one block to spare
-        self._encrypt.update_into(counters.data.cast("B"), bits)
-        signed: DTypeLike = np.int32 if self.dtype.itemsize == 4 else np.int64  # converts faster than unsigned
-        words = np.frombuffer(bits, signed, count=counters.nbytes // self.dtype.itemsize)
-        _box_muller(words.reshape(len(owners), -1), out)
+        desk.counters[:, :, 0] = streams[:, None]
+        desk.counters[:, :, 1] = np.arange(node * _WORD, node * _WORD + blocks, dtype=np.uint64)
+        self._encrypt.update_into(desk.counters.data.cast("B"), desk.bits)
+        desk.normals(out)
+
+
+class _Desk:
+    """Working memory for `count` streams of `blocks` AES blocks: fresh pages would cost more than the draws."""
+
+    def __init__(self, count: int, blocks: int, dtype: np.dtype[Any]) -> None:
+        self.counters = np.empty((count, blocks, 2), np.uint64)
+        self.bits = bytearray(self.counters.nbytes + _BLOCK_BYTES)  # update_into wants one block to spare
+        signed: DTypeLike = np.int32 if dtype.itemsize == 4 else np.int64  # converts faster than unsigned
+        words = np.frombuffer(self.bits, signed, count=self.counters.nbytes // dtype.itemsize).reshape(count, -1)
+        half = words.shape[1] // 2
+        self._radius_words, self._angle_words = words[:, :half], words[:, half:]
+        self._radius, self._angle = np.empty((2, count, half), dtype)
+        self._turned = np.empty((count, half), dtype)
+
+    def normals(self, out: NDArray[np.floating]) -> None:
+        """Fill the rows of `out` by the Box-Muller transform: radius · cos(angle), then radius · sin(angle)."""
+        radius, angle, turned = self._radius, self._angle, self._turned
+        width = self._radius_words.dtype.itemsize * 8
+        # The radius word loses its sign and gains half a unit: never log(0), full precision in the tail.
+        np.bitwise_and(self._radius_words, 2 ** (width - 1) - 1, out=self._radius_words)
+        np.copyto(radius, self._radius_words, casting="unsafe")
+        radius += 0.5
+        radius *= 2.0 ** (1 - width)
+        np.log(radius, out=radius)
+        radius *= -2.0
+        np.sqrt(radius, out=radius)
+        np.copyto(angle, self._angle_words, casting="unsafe")
+        angle *= 2.0 * math.pi * 2.0**-width
+        first = min(radius.shape[1], out.shape[1])
+        rest = out.shape[1] - first
+        np.multiply(np.cos(angle, out=turned)[:, :first], radius[:, :first], out=out[:, :first])
+        np.multiply(np.sin(angle, out=turned)[:, :rest], radius[:, :rest], out=out[:, first:])
 
 
 def simulation_noise(seed: int, dtype: DTypeLike) -> KeyedNormal:
     """The noise of a simulation: every owner's streams from the scenario's seed, reproducible and no secret."""
     return KeyedNormal(seed_key(seed, "noise"), dtype)
-
-
-def _box_muller(words: NDArray[np.signedinteger], out: NDArray[np.floating]) -> None:
-    """Fill each row of `out` from the row of random words; the first half gives radii, the rest angles."""
-    half = words.shape[1] // 2
-    bits = out.dtype.itemsize * 8
-    # The radius word loses its sign and gains half a unit: never log(0), full precision in the tail.
-    radius = (words[:, :half] & _WITHOUT_SIGN[words.dtype.itemsize]).astype(out.dtype)
-    radius += 0.5
-    radius *= 2.0 ** (1 - bits)
-    np.log(radius, out=radius)
-    radius *= -2.0
-    np.sqrt(radius, out=radius)
-    angle = words[:, half:].astype(out.dtype)
-    angle *= 2.0 * math.pi * 2.0**-bits
-    first = min(half, out.shape[1])
-    rest = out.shape[1] - first
-    np.multiply(np.cos(angle[:, :first]), radius[:, :first], out=out[:, :first])
-    np.multiply(np.sin(angle[:, :rest]), radius[:, :rest], out=out[:, first:])

@@ -46,9 +46,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     """The largest μ whose Rényi curve gives (ε, δ); always at least the papers' and at most the exact one."""
     if check_epsilon(epsilon) == 0.0:
         raise InputError("epsilon = 0: Rényi DP reaches it for no μ above 0; take the exact conversion")
-    return largest_safe(
-        lambda mu: epsilon_of(mu, delta) <= epsilon, low=paper_mu(epsilon, delta) * (1.0 - 1e-9)
-    )
+    return largest_safe(lambda mu: epsilon_of(mu, delta) <= epsilon, low=paper_mu(epsilon, delta) * (1.0 - 1e-9))
 
 
 def _epsilons(excess: NDArray[np.float64], rho: float, log_delta: float) -> NDArray[np.float64]:

@@ -156,7 +156,8 @@ def compare(
     """Print noise, error and memory of every mechanism at the same guarantee, so that you can choose one.
 
     Errors are standard deviations per coordinate of the noise in a released running sum: root mean square over
-    the rounds, in the last round, and (rms) in the mean over silos.  Memory counts vectors of the model's size.
+    the rounds, in the last round, and (rms) in the mean over silos.  Memory counts vectors of the model's size;
+    "square root" would store all T of them and shows what more bands can still buy.
 
     Examples:
 

@@ -1,6 +1,8 @@
 """The real ServerApp, strategy and ClientApp in one process: what is deployed, at speed."""
 
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from flwr.app import Context
@@ -46,9 +48,22 @@ def run_inprocess(cells: Sequence[Cell], observer: Observer) -> Iterator[Outcome
 
         run_config = run_config_of(cell, Path())
         grid = InProcessGrid(client_app, cell.federation.silos, run_config)
-        server_app(relay_of)(grid, grid.server_context(run_config))
+        with _flower_quiet():
+            server_app(relay_of)(grid, grid.server_context(run_config))
         assert relay.result is not None
         yield Outcome(index, relay.result)
+
+
+@contextmanager
+def _flower_quiet() -> Iterator[None]:
+    """Flower's loggers write to the terminal that shows our progress."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def refuse_vectorized_options(cell: Cell, engine: str) -> None:

@@ -1,6 +1,6 @@
-"""The mean of the silos' noise for many replicates, drawn ahead of time on other cores.
+"""The mean of the silos' noise for many replicates, drawn ahead of time on another core.
 
-Noise does not depend on the trajectory, so blocks of rounds are drawn in threads (NumPy and OpenSSL release the
+Noise does not depend on the trajectory, so blocks of rounds are drawn in a thread (NumPy and OpenSSL release the
 interpreter lock) while the current block is consumed.  Replicates that differ only in how much noise they add
 share their draws, since a stream is keyed by the seed: the same vectors, scaled.
 """
@@ -21,6 +21,7 @@ from fedpriv.trust import Noise, NoiseSource
 _AGGREGATE = 0xFFFF_FFFE  # an owner number of its own: never the stream of a silo or of the server
 _BLOCK_VALUES = 2**21
 _LONGEST_BLOCK = 256
+_AHEAD = 2  # blocks; one thread draws them, since a second one would fight the first for the interpreter
 
 
 def aggregate(noise: Noise) -> Noise:
@@ -44,13 +45,7 @@ class NoiseFeed:
     """Iterates over rounds 1 … T: for each the fresh vectors (replicates, d), summed over owners."""
 
     def __init__(
-        self,
-        noises: Sequence[Noise],
-        seeds: Sequence[int],
-        rounds: int,
-        size: int,
-        dtype: torch.dtype,
-        workers: int = 2,
+        self, noises: Sequence[Noise], seeds: Sequence[int], rounds: int, size: int, dtype: torch.dtype
     ) -> None:
         if not all(noise.sources for noise in noises):
             raise ValueError("every replicate of a feed must have a noise source")
@@ -59,17 +54,16 @@ class NoiseFeed:
         self._pick = torch.tensor([self._streams.index(stream) for stream in streams])
         self._amplitude = torch.tensor([[_amplitude(noise)] for noise in noises], dtype=dtype)
         self._numpy_dtype = np.dtype(np.float32 if dtype == torch.float32 else np.float64)
-        self._rounds, self._size, self._workers = rounds, size, workers
-        longest = _BLOCK_VALUES // (size * len(self._streams))
-        self._block = max(1, min(longest, _LONGEST_BLOCK, -(-rounds // (2 * workers))))
+        self._rounds, self._size = rounds, size
+        longest = min(_LONGEST_BLOCK, _BLOCK_VALUES // (size * len(self._streams)))
+        self._block = max(1, min(longest, rounds // (2 * _AHEAD)))
 
     def __iter__(self) -> Iterator[Tensor]:
-        starts = iter(range(1, self._rounds + 1, self._block))
-        with ThreadPoolExecutor(self._workers) as pool:
+        with ThreadPoolExecutor(max_workers=1) as pool:
             ahead: deque[Future[NDArray[np.floating]]] = deque()
-            for start in starts:
+            for start in range(1, self._rounds + 1, self._block):
                 ahead.append(pool.submit(self._draw, start))
-                if len(ahead) > self._workers:
+                if len(ahead) > _AHEAD:
                     yield from self._scaled(ahead.popleft())
             while ahead:
                 yield from self._scaled(ahead.popleft())

@@ -41,17 +41,17 @@ def _run_cell(link: SuperLink, index: int, cell: Cell, observer: Observer) -> Fi
         f"num-supernodes={cell.federation.silos} client-resources-num-cpus=1 init-args-num-cpus={processors}"
     )
     run = link.submit(run_config_of(cell, out), federation)
-    finished = follow(run, FolderReader(out), index, observer)
+    finished = follow(run, FolderReader(out), index, cell.federation.total_rounds, observer)
     run.wait()  # Ray's own processes outlive a simulation that is cut off
     return finished
 
 
-def follow(run: SubmittedRun, reader: FolderReader, index: int, observer: Observer) -> Finished:
+def follow(run: SubmittedRun, reader: FolderReader, index: int, rounds: int, observer: Observer) -> Finished:
     """Relay a run's progress until it has an outcome; RunError if it ends without one."""
     seen, asked = 0, time.monotonic()
     while True:
         finished = reader.result()
-        now = reader.round()
+        now = rounds if finished is not None else reader.round()
         observer.advanced(now - seen)
         seen = now
         for line in reader.new_evaluations():

@@ -7,6 +7,7 @@ silos' records in one batched call, and the mean of the silos' noise vectors (`n
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import repeat
 
 import torch
@@ -36,8 +37,20 @@ def run_vectorized(cells: Sequence[Cell], observer: Observer) -> Iterator[Outcom
     groups: dict[object, list[int]] = {}
     for index, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
         groups.setdefault(_group_key(cell, plan), []).append(index)
-    for members in groups.values():
-        yield from _Group(members, [cells[i] for i in members], [plans[i] for i in members], observer).run()
+    with _one_torch_thread():
+        for members in groups.values():
+            yield from _Group(members, [cells[i] for i in members], [plans[i] for i in members], observer).run()
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """The cores draw noise meanwhile; torch's threads, waiting for each other in a busy loop, would stop both."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _group_key(cell: Cell, plan: Plan) -> object:

@@ -30,22 +30,20 @@ def certified(
     if workload.schedule.single_pass:
         return Sensitivity(math.sqrt(float(np.max(energies))), True, "one participation: largest column norm")
     if isinstance(workload.schedule, Separated):
-        return _separated(workload, workload.schedule, coefficients, energies)
+        return _separated(workload, workload.schedule, coefficients(), columns)
     if workload.period is None and _equal(workload.clips):
-        return _earliest(workload, coefficients(), workload.schedule.places, workload.rounds)
+        return _earliest(workload, coefficients(), columns, workload.schedule.places, workload.rounds)
     worst = float(np.max(record_energies(workload, columns, within)))
     return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
 
 
-def _separated(
-    workload: Workload, pattern: Separated, coefficients: Callable[[], Floats], energies: Floats
-) -> Sensitivity:
+def _separated(workload: Workload, pattern: Separated, coefficients: Floats, columns: Floats) -> Sensitivity:
+    energies = workload.clips**2 * columns
     if workload.period is None:
-        c = coefficients()
-        earliest = _earliest(workload, c, pattern.separation, pattern.most)
+        earliest = _earliest(workload, coefficients, columns, pattern.separation, pattern.most)
         if _equal(workload.clips):
             return earliest
-        if len(c) <= pattern.separation:
+        if len(coefficients) <= pattern.separation:
             worst = heaviest_pattern(energies, pattern)
             return Sensitivity(math.sqrt(worst), True, "no two participations overlap: squares add up")
     triangle = heaviest_pattern(np.sqrt(energies), pattern)
@@ -58,14 +56,17 @@ def _equal(clips: Floats) -> bool:
     return bool(np.all(clips == clips[0]))
 
 
-def _earliest(workload: Workload, coefficients: Floats, gap: int, times: int) -> Sensitivity:
+def _earliest(workload: Workload, coefficients: Floats, columns: Floats, gap: int, times: int) -> Sensitivity:
     """The largest clip in rounds 1, 1 + gap, …, at most `times` of them: clip · ‖Σ_k C_{1 + k gap}‖.  O(T)."""
     rounds = workload.rounds
-    participations = -(-rounds // gap)
-    shifted = np.zeros((participations, gap))
-    shifted.ravel()[: len(coefficients)] = coefficients
-    moved = np.cumsum(shifted, axis=0)
-    if times < participations:
-        moved[times:] -= moved[:-times].copy()
-    norm = float(np.linalg.norm(moved.ravel()[:rounds]))
+    if len(coefficients) <= gap:
+        norm = math.sqrt(float(np.sum(columns[::gap][:times])))
+    else:
+        participations = -(-rounds // gap)
+        shifted = np.zeros((participations, gap))
+        shifted.ravel()[: len(coefficients)] = coefficients
+        moved = np.cumsum(shifted, axis=0)
+        if times < participations:
+            moved[times:] -= moved[:-times].copy()
+        norm = float(np.linalg.norm(moved.ravel()[:rounds]))
     return Sensitivity(float(np.max(workload.clips)) * norm, True, "equal clips: the earliest pattern")

@@ -69,8 +69,6 @@ def _record_energies(clips: Floats, places: int, keep: float) -> Floats:
     while shift < epochs:  # after each pass a row holds the last 2·shift terms of the recursion
         moved[shift:] += decay * moved[:-shift]
         shift, decay = 2 * shift, decay**2
-    until_next = np.minimum(
-        places, rounds - np.arange(epochs * places, dtype=np.float64).reshape(epochs, places)
-    )
+    until_next = np.minimum(places, rounds - np.arange(epochs * places, dtype=np.float64).reshape(epochs, places))
     lasting = geometric_sums(keep**2, np.maximum(until_next, 0.0))
     return np.asarray(np.sum(moved**2 * lasting, axis=0))

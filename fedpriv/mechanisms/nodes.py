@@ -61,14 +61,14 @@ def record_energies(clips: Floats, places: int, keep: float) -> Floats:
     rounds = len(clips)
     places = min(places, rounds)
     once = clips**2 * column_energies(rounds, keep, longest=places)
-    energies = np.bincount(np.arange(rounds) % places, once, places)
+    energies = np.asarray(np.bincount(np.arange(rounds) % places, once, places), np.float64)
     equal = bool(np.all(clips == clips[0]))
     for level in range(places.bit_length(), levels(rounds)):
         if equal:
             energies += clips[0] ** 2 * _equal_level(rounds, 1 << level, places, keep)
         else:
             energies += _level(clips, 1 << level, places, keep)
-    return np.asarray(energies)
+    return energies
 
 
 def _level(clips: Floats, length: int, places: int, keep: float) -> Floats:

@@ -49,8 +49,9 @@ def heaviest_pattern(weights: Floats, pattern: Separated) -> float:
         return float(np.sum(weights[::gap][: pattern.most]))
     best = np.zeros(len(weights) + 1)  # best[i]: the heaviest pattern within the first i rounds
     for _ in range(pattern.most):
-        before = np.concatenate([np.zeros(min(gap, len(weights))), best[1 : len(weights) - gap + 1]])
-        better = np.maximum.accumulate(np.concatenate([[0.0], weights + before]))
+        with_last = weights.copy()
+        with_last[gap:] += best[1 : max(1, len(weights) - gap + 1)]
+        better = np.maximum.accumulate(np.concatenate([[0.0], with_last]))
         if np.array_equal(better, best):
             break
         best = better

@@ -18,6 +18,8 @@ from fedpriv.trust import Noise, Trust, trust_named
 
 MECHANISMS = ("independent", "tree", "banded")
 
+_MOST_VECTORS = 1_000_000  # beyond, a state of T vectors is no choice for anyone
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -76,12 +78,16 @@ class Setting:
         return float(at_one.sources[0].std) / std
 
     def compare(self, mu: float) -> dict[str, Cost]:
-        """The cost of every mechanism at μ, by a name that says its parameters."""
+        """The cost of every mechanism at μ, by a name that says its parameters.
+
+        "banded (b)" has b bands; "square root" is its limit, which would store T vectors: what memory can buy.
+        """
         candidates = {"independent": self.mechanism("independent", 1), "tree": self.mechanism("tree", 1)}
         for bands in (1, 8, 64):
             if bands < self.rounds:
                 candidates[f"banded ({bands})"] = BandedSquareRoot(self.keep, bands)
-        candidates["square root"] = BandedSquareRoot(self.keep, self.rounds)
+        if self.rounds <= _MOST_VECTORS:
+            candidates["square root"] = BandedSquareRoot(self.keep, self.rounds)
         return {name: self.cost(mechanism, mu) for name, mechanism in candidates.items()}
 
     def _noise(self, sensitivity: float, mu: float) -> Noise:

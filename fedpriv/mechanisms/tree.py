@@ -34,9 +34,7 @@ class BinaryTree(Mechanism):
         if not 0.0 <= self.keep <= 1.0:
             raise InputError(f"keep = {self.keep}: the decay of a running sum lies between 0 and 1")
         if self.period is not None and self.period < 1:
-            raise InputError(
-                f"period = {self.period}: a tree restarts after 1 or more rounds, or never (None)"
-            )
+            raise InputError(f"period = {self.period}: a tree restarts after 1 or more rounds, or never (None)")
 
     def certified(self, workload: Workload) -> Sensitivity:
         check_matches(workload, self.keep, self.period)

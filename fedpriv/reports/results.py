@@ -182,7 +182,7 @@ def privacy_of(cell: Cell) -> dict[str, Any]:
         "rho": mu,
         "zcdp": mu**2 / 2.0,
         "epsilon": epsilon_of(mu, delta),
-        "epsilon_paper": paper_epsilon(mu**2 / 2.0, delta),
+        "epsilon_paper": paper_epsilon(mu, delta),
     }
 
 

@@ -29,7 +29,7 @@ def true_delta(mu: float, epsilon: float) -> mpmath.mpf:
 
 
 @pytest.mark.parametrize("mu", MUS)
-@pytest.mark.parametrize("steps", [-20.0, -1.0, 0.0, 0.1, 3.0, 36.0])
+@pytest.mark.parametrize("steps", [-100.0, -20.0, -1.0, 0.0, 0.1, 3.0, 36.0])
 def test_delta_is_the_true_value_rounded_up(mu: float, steps: float) -> None:
     epsilon = max(0.0, mu * mu / 2 + steps * mu)
     true, ours = true_delta(mu, epsilon), gdp.delta_of(mu, epsilon)

@@ -1,0 +1,168 @@
+"""`fedpriv privacy`: what it prints is what the library computes; bad input is one line; no torch."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedpriv.accounting import gdp, rdp, zcdp
+from fedpriv.cli.privacy import app
+from fedpriv.errors import InputError
+from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Workload
+from fedpriv.rounds import Schedule
+
+
+def ask(line: str) -> str:
+    """What a command prints; its errors pass through, as they do to the mounting `main`."""
+    result = CliRunner().invoke(app, line.split(), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def asked(line: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(ask(f"{line} --json"))
+    return answer
+
+
+def test_convert_prints_every_currency_with_relation_and_unit() -> None:
+    answer = asked("convert --mu 0.7 --delta 1e-6 --relation zero-out")
+    assert answer == {
+        "mu": 0.7,
+        "zcdp": zcdp.rho_of(0.7),
+        "delta": 1e-6,
+        "epsilon": gdp.epsilon_of(0.7, 1e-6),
+        "epsilon_rdp": rdp.epsilon_of(0.7, 1e-6),
+        "epsilon_paper": zcdp.paper_epsilon(0.7, 1e-6),
+        "relation": "zero-out",
+        "unit": "one record of a silo",
+    }
+
+
+def test_convert_as_text_names_both_routes() -> None:
+    text = ask("convert --mu 1")
+    for part in (
+        "epsilon, exact",
+        "4.37717",
+        "papers' formula",
+        "5.29852",
+        "replace-one",
+        "one record of a silo",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("target", "mu"),
+    [("--zcdp 0.5", 1.0), ("--epsilon 2 --delta 1e-6", 0.448335), ("--epsilon 1 --delta 1e-5", 0.268051)],
+)
+def test_convert_from_every_currency(target: str, mu: float) -> None:
+    assert asked(f"convert {target}")["mu"] == pytest.approx(mu, abs=5e-7)
+
+
+def test_noise_is_the_papers_for_both_trust_settings() -> None:
+    """σ² = 4S²T/ρ² untrusted, 4S²T/(ρ²M²) trusted (Reshef & Levy)."""
+    line = "noise --rounds 600 --mu 4 --clip 118.1 --silos 100"
+    untrusted, trusted = asked(f"{line} --trust untrusted"), asked(f"{line} --trust trusted")
+    expected = 2 * 118.1 * np.sqrt(600) / 4
+    assert untrusted["noise_std"] == pytest.approx(expected)
+    assert untrusted["error_in_mean"] == pytest.approx(expected / 10)
+    assert trusted["noise_std"] == pytest.approx(expected / 100)
+    assert trusted["error_in_mean"] == pytest.approx(expected / 100)
+    assert "not the server" in trusted["protects"]
+
+
+def test_zero_out_needs_half_the_noise_and_a_batch_shares_it() -> None:
+    plain = asked("noise --rounds 50 --mu 1")["noise_std"]
+    assert asked("noise --rounds 50 --mu 1 --relation zero-out")["noise_std"] == pytest.approx(plain / 2)
+    assert asked("noise --rounds 50 --mu 1 --batch 5")["noise_std"] == pytest.approx(plain / 5)
+
+
+@pytest.mark.parametrize("mechanism", ["independent", "tree", "banded --bands 7"])
+@pytest.mark.parametrize("participation", ["", "--epochs 5", "--times 3 --separation 4"])
+@pytest.mark.parametrize("trust", ["trusted", "untrusted"])
+def test_spent_inverts_noise(mechanism: str, participation: str, trust: str) -> None:
+    setting = (
+        f"--rounds 60 --decay 0.9 --clip 2 --batch 3 --silos 4 --mechanism {mechanism} --trust {trust} "
+        f"{participation}"
+    )
+    noise = asked(f"noise {setting} --epsilon 2 --delta 1e-6")
+    spent = asked(f"spent {setting} --std {noise['noise_std']!r} --delta 1e-6")
+    assert spent["mu"] == pytest.approx(noise["mu"], rel=1e-12)
+    assert spent["epsilon"] == pytest.approx(2.0, rel=1e-9)
+
+
+def test_compare_lists_every_mechanism_with_the_librarys_numbers() -> None:
+    answer = asked("compare --rounds 300 --decay 0.95 --mu 0.5 --clip 3 --epochs 3 --silos 4")
+    rows = {row["mechanism"]: row for row in answer["mechanisms"]}
+    workload = Workload(Schedule(300, 100), 0.95, np.full(300, 3.0))
+    members = {
+        "independent": IndependentGaussian(),
+        "tree": BinaryTree(0.95),
+        "banded (8)": BandedSquareRoot(0.95, 8),
+        "square root": BandedSquareRoot(0.95, 300),
+    }
+    for name, mechanism in members.items():
+        row, variance = rows[name], mechanism.variance(workload)
+        std = 2 * mechanism.sensitivity(workload) / 0.5
+        assert row["noise_std"] == pytest.approx(std)
+        assert row["error_rms"] == pytest.approx(std * np.sqrt(np.mean(variance)))
+        assert row["error_last"] == pytest.approx(std * np.sqrt(variance[-1]))
+        assert row["error_worst"] == pytest.approx(std * np.sqrt(np.max(variance)))
+        assert row["error_in_mean"] == pytest.approx(row["error_rms"] / 2)
+        assert row["memory_vectors"] == mechanism.memory_vectors(workload)
+        assert row["sensitivity_exact"] is True
+    assert answer["participation"] == "3 epochs in a fixed order"
+
+
+def test_compare_as_text_has_a_line_a_mechanism_and_marks_bounds() -> None:
+    lines = ask("compare --rounds 100 --mu 1 --times 4 --separation 10").splitlines()
+    assert lines[0].split()[:3] == ["mechanism", "noise", "std"]
+    tree = next(line for line in lines if line.startswith("tree"))
+    assert "≤" in tree
+    assert not any("≤" in line for line in lines if line.startswith(("independent", "banded", "square root")))
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("convert", "exactly one"),
+        ("convert --mu 1 --zcdp 1", "exactly one"),
+        ("convert --epsilon 1", "together with a delta"),
+        ("convert --mu -1", "mu = -1"),
+        ("convert --mu 1 --delta 2", "delta = 2"),
+        ("convert --mu 1 --relation add-one", "'replace-one', 'zero-out'"),
+        ("noise --rounds 10 --mu 0", "mu = 0"),
+        ("noise --rounds 10 --mu 1 --mechanism blt", "'independent', 'tree', 'banded'"),
+        ("noise --rounds 10 --mu 1 --decay 2", "keep = 2"),
+        ("noise --rounds 10 --mu 1 --clip 0", "clip = 0"),
+        ("noise --rounds 10 --mu 1 --trust maybe", "trust"),
+        ("noise --rounds 10 --mu 1 --epochs 3", "multiple of epochs = 3"),
+        ("noise --rounds 10 --mu 1 --epochs 2 --times 2", "only one of them"),
+        ("noise --rounds 10 --mu 1 --separation 2", "together with times"),
+        ("spent --rounds 10 --std 0", "std = 0"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it(line: str, named: str) -> None:
+    with pytest.raises(InputError) as caught:
+        ask(line)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["convert", "noise", "spent", "compare"])
+def test_help_shows_an_example(command: str) -> None:
+    assert f"fedpriv privacy {command} --" in ask(f"{command} --help")
+
+
+@pytest.mark.parametrize("line", ["convert --mu 1", "compare --rounds 500 --mu 1"])
+def test_no_query_imports_torch(line: str) -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from fedpriv.cli.privacy import app; "
+        f"r = CliRunner().invoke(app, {line.split()!r}, catch_exceptions=False); "
+        "sys.exit(r.exit_code or 10 * ('torch' in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

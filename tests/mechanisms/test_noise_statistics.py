@@ -1,0 +1,59 @@
+"""The noise that is released has the variance and the correlations that accounting charges for.
+
+Fixed seeds.  Every assertion compares a chi-square or a normal statistic with its 1e-6 quantile, so that a correct
+program with another seed would fail one run in about 10^5.
+"""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2, norm
+
+from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism, Workload
+from fedpriv.randomness import simulation_noise
+from fedpriv.rounds import Schedule
+
+ROUNDS, SIZE, FALSE_ALARM = 24, 20_000, 1e-6
+
+MEMBERS = [
+    IndependentGaussian(),
+    BinaryTree(1.0),
+    BinaryTree(0.8),
+    BinaryTree(1.0, period=7),
+    BandedSquareRoot(1.0, 6),
+    BandedSquareRoot(0.8, 24),
+]
+
+
+def stream(mechanism: Mechanism, seed: int) -> np.ndarray:
+    source, state, rows = simulation_noise(seed, np.float64), mechanism.start(), []
+    for t in range(1, ROUNDS + 1):
+        row, state = mechanism.noise(state, t, torch.from_numpy(source.vector(SIZE, 0, t)))
+        rows.append(row.numpy().copy())
+    return np.stack(rows)
+
+
+def workload_for(mechanism: Mechanism) -> Workload:
+    keep, period = getattr(mechanism, "keep", 1.0), getattr(mechanism, "period", None)
+    return Workload(Schedule(ROUNDS, ROUNDS), keep, np.ones(ROUNDS), period)
+
+
+@pytest.mark.parametrize("mechanism", MEMBERS, ids=str)
+def test_the_variance_of_every_release_is_the_accounted_one(mechanism: Mechanism) -> None:
+    energy = np.sum(stream(mechanism, seed=11) ** 2, axis=1) / mechanism.variance(workload_for(mechanism))
+    low, high = chi2.ppf([FALSE_ALARM / ROUNDS / 2, 1 - FALSE_ALARM / ROUNDS / 2], SIZE)
+    assert np.all((low < energy) & (energy < high))
+
+
+@pytest.mark.parametrize("mechanism", MEMBERS, ids=str)
+def test_undoing_b_leaves_independent_standard_normals(mechanism: Mechanism) -> None:
+    """B^-1 of the released noise is white: no round reuses a fresh vector, none forgets it."""
+    state, columns = mechanism.start(), []
+    for t in range(1, ROUNDS + 1):
+        row, state = mechanism.noise(state, t, torch.eye(ROUNDS, dtype=torch.float64)[t - 1])
+        columns.append(row.numpy().copy())
+    white = np.linalg.solve(np.stack(columns), stream(mechanism, seed=12))
+    products = white @ white.T / np.sqrt(SIZE)
+    bound = norm.ppf(1 - FALSE_ALARM / ROUNDS**2 / 2)
+    assert np.all(np.abs(products[np.triu_indices(ROUNDS, 1)]) < 1.05 * bound)
+    assert np.all(np.abs(np.diag(products) - np.sqrt(SIZE)) < 1.05 * np.sqrt(2) * bound)

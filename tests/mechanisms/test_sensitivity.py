@@ -1,0 +1,245 @@
+"""Sensitivities against brute force over neighbours and participation patterns."""
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fedpriv.errors import InputError
+from fedpriv.mechanisms import (
+    BandedSquareRoot,
+    BinaryTree,
+    IndependentGaussian,
+    Mechanism,
+    Separated,
+    Workload,
+)
+from fedpriv.mechanisms.participation import heaviest_pattern
+from fedpriv.rounds import Schedule
+
+Matrix = NDArray[np.float64]
+
+decays = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.01, 0.99))
+
+
+def factor(mechanism: Mechanism, workload: Workload) -> Matrix:
+    """C by its definition; see test_algebra for the proof that it belongs to the streamed B."""
+    rounds, keep = workload.rounds, workload.keep
+    c = np.zeros((rounds, rounds))
+    for t in range(rounds):
+        place = t % workload.block + 1
+        reach = {"IndependentGaussian": place, "BinaryTree": place & -place}.get(type(mechanism).__name__)
+        for age in range(t + 1 if reach is None else reach):
+            if isinstance(mechanism, BandedSquareRoot):
+                c[t, t - age] = math.comb(2 * age, age) / 4**age * keep**age * (age < mechanism.bands)
+            else:
+                c[t, t - age] = keep**age
+    return c
+
+
+def patterns(workload: Workload) -> Iterator[tuple[int, ...]]:
+    """Every set of rounds (from 0) in which one record may take part."""
+    schedule, rounds = workload.schedule, workload.rounds
+    if isinstance(schedule, Schedule):
+        yield from (tuple(range(p, rounds, schedule.places)) for p in range(min(schedule.places, rounds)))
+        return
+    for times in range(1, schedule.times + 1):
+        for chosen in itertools.combinations(range(rounds), times):
+            if all(b - a >= schedule.separation for a, b in itertools.pairwise(chosen)):
+                yield chosen
+
+
+def brute_force(c: Matrix, workload: Workload) -> float:
+    """The farthest that one record with scalar increments ±clip can move C s: over all patterns and signs."""
+    farthest = 0.0
+    for chosen in patterns(workload):
+        for signs in itertools.product((1.0, -1.0), repeat=len(chosen) - 1):
+            moved = c[:, chosen] @ (workload.clips[list(chosen)] * np.array([1.0, *signs]))
+            farthest = max(farthest, float(np.linalg.norm(moved)))
+    return farthest
+
+
+@st.composite
+def mechanisms(draw: st.DrawFn, keep: float, period: int | None) -> Mechanism:
+    members: list[Mechanism] = [IndependentGaussian(), BinaryTree(keep, period)]
+    if period is None:
+        members.append(BandedSquareRoot(keep, draw(st.integers(1, 14))))
+    return draw(st.sampled_from(members))
+
+
+@st.composite
+def clip_norms(draw: st.DrawFn, rounds: int) -> Matrix:
+    if draw(st.booleans()):
+        return np.full(rounds, draw(st.floats(0.1, 10.0)))
+    return np.array(draw(st.lists(st.floats(0.1, 10.0), min_size=rounds, max_size=rounds)))
+
+
+@given(data=st.data(), rounds=st.integers(1, 24), keep=decays)
+@settings(max_examples=300, deadline=None)
+def test_fixed_order_is_exact_for_every_mechanism(data: st.DataObject, rounds: int, keep: float) -> None:
+    places = data.draw(st.integers(max(1, rounds // 8), 30))
+    period = data.draw(st.one_of(st.none(), st.integers(1, 30)))
+    mechanism = data.draw(mechanisms(keep, period))
+    workload = Workload(Schedule(rounds, places), keep, data.draw(clip_norms(rounds)), period)
+    found = mechanism.certified(workload)
+    assert found.exact
+    assert found.value == pytest.approx(brute_force(factor(mechanism, workload), workload), rel=1e-10)
+
+
+@given(data=st.data(), rounds=st.integers(1, 12), keep=decays)
+@settings(max_examples=300, deadline=None)
+def test_separated_patterns_are_exact_or_say_that_they_are_bounds(
+    data: st.DataObject, rounds: int, keep: float
+) -> None:
+    pattern = Separated(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 14)))
+    period = data.draw(st.one_of(st.none(), st.integers(1, 14)))
+    mechanism = data.draw(mechanisms(keep, period))
+    workload = Workload(pattern, keep, data.draw(clip_norms(rounds)), period)
+    found = mechanism.certified(workload)
+    farthest = brute_force(factor(mechanism, workload), workload)
+    if found.exact:
+        assert found.value == pytest.approx(farthest, rel=1e-10)
+    else:
+        assert found.value >= farthest * (1.0 - 1e-12)
+
+
+@pytest.mark.parametrize(("bands", "exact"), [(1, True), (3, True), (4, False)])
+def test_a_separation_of_at_least_the_bands_is_exact_for_any_clips(bands: int, exact: bool) -> None:
+    clips = np.array([1.0, 5.0, 2.0, 4.0, 4.0, 0.5, 3.0, 2.0])
+    mechanism, workload = BandedSquareRoot(1.0, bands), Workload(Separated(8, 2, 3), 1.0, clips)
+    found, farthest = mechanism.certified(workload), brute_force(factor(mechanism, workload), workload)
+    assert found.exact is exact
+    assert found.value == pytest.approx(farthest) if exact else found.value > farthest
+
+
+def test_the_number_of_participations_counts_also_without_overlap() -> None:
+    mechanism, workload = BandedSquareRoot(1.0, 2), Workload(Separated(12, 2, 3), 1.0, np.ones(12))
+    farthest = brute_force(factor(mechanism, workload), workload)
+    assert mechanism.sensitivity(workload) == pytest.approx(farthest)
+
+
+def test_the_bound_of_a_periodic_tree_counts_its_last_short_tree() -> None:
+    mechanism, workload = BinaryTree(1.0, 2), Workload(Separated(3, 3, 1), 1.0, np.ones(3), 2)
+    farthest = brute_force(factor(mechanism, workload), workload)
+    assert farthest == pytest.approx(math.sqrt(6))
+    assert mechanism.sensitivity(workload) >= farthest
+
+
+@pytest.mark.parametrize("mechanism", [IndependentGaussian(), BandedSquareRoot(0.8, 5)], ids=str)
+def test_equal_clips_are_exact_for_any_separation(mechanism: Mechanism) -> None:
+    workload = Workload(Separated(10, 3, 2), 0.8, np.full(10, 2.0))
+    assert mechanism.certified(workload).exact
+
+
+@given(data=st.data(), rounds=st.integers(1, 10), keep=decays, seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=150, deadline=None)
+def test_no_pair_of_neighbours_with_vector_increments_is_farther_apart(
+    data: st.DataObject, rounds: int, keep: float, seed: int
+) -> None:
+    """Two data sets whose running sums differ in one record, increments in R^3 of every clip norm."""
+    mechanism = data.draw(mechanisms(keep, None))
+    places = data.draw(st.integers(1, rounds))
+    clips = data.draw(clip_norms(rounds))
+    workload = Workload(Schedule(rounds, places), keep, clips)
+    generator = np.random.default_rng(seed)
+    record = int(generator.integers(places))
+    directions = generator.standard_normal((2, rounds, 3))
+    directions /= np.linalg.norm(directions, axis=2, keepdims=True)
+    takes_part = (np.arange(rounds) % places == record)[:, None]
+    mine, yours = directions * clips[:, None] * takes_part
+    c = factor(mechanism, workload)
+    sensitivity = mechanism.sensitivity(workload)
+    assert np.linalg.norm(c @ mine) <= sensitivity * (1 + 1e-12)  # zero-out
+    assert np.linalg.norm(c @ (mine - yours)) <= 2 * sensitivity * (1 + 1e-12)  # replace-one
+
+
+@pytest.mark.parametrize(
+    "mechanism", [IndependentGaussian(), BinaryTree(0.6), BandedSquareRoot(0.6, 4)], ids=str
+)
+def test_opposite_records_attain_the_replace_one_distance(mechanism: Mechanism) -> None:
+    clips = np.array([0.5, 2.0, 1.0, 3.0, 1.0, 1.0, 0.2])
+    workload = Workload(Schedule(7, 3), 0.6, clips)
+    c = factor(mechanism, workload)
+    farthest = max(
+        float(np.linalg.norm(2 * c[:, chosen] @ clips[list(chosen)])) for chosen in patterns(workload)
+    )
+    assert 2 * mechanism.sensitivity(workload) == pytest.approx(farthest, rel=1e-12)
+
+
+def test_the_papers_single_pass_noise() -> None:
+    """Reshef & Levy: σ² = 4S²T/ρ², so the sensitivity is S√T."""
+    workload = Workload(Schedule(600, 600), 1.0, np.full(600, 118.1))
+    assert IndependentGaussian().sensitivity(workload) == pytest.approx(118.1 * math.sqrt(600), rel=1e-14)
+
+
+def test_clips_that_grow_towards_their_limit_are_charged_round_by_round() -> None:
+    """Clip S_t = G + 2LD(t-1)/(t+1): exact μ/ρ of the paper's plain S is .67, .81, .94, .993."""
+    g, ld = 39.6, 39.25
+    for rounds, ratio in ((16, 0.67), (60, 0.81), (600, 0.94), (60_000, 0.993)):
+        t = np.arange(1.0, rounds + 1)
+        clips = g + 2 * ld * (t - 1) / (t + 1)
+        sensitivity = IndependentGaussian().sensitivity(Workload(Schedule(rounds, rounds), 1.0, clips))
+        assert sensitivity / ((g + 2 * ld) * math.sqrt(rounds)) == pytest.approx(ratio, abs=0.006)
+
+
+@pytest.mark.parametrize(("rounds", "gain"), [(16, 0.11), (60, 0.09), (240, 0.07)])
+def test_clipping_the_first_leaf_tighter_is_free(rounds: int, gain: float) -> None:
+    levels = rounds.bit_length()
+    clips = np.ones(rounds)
+    plain = BinaryTree().sensitivity(Workload(Schedule(rounds, rounds), 1.0, clips))
+    clips[0] = math.sqrt((levels - 1) / levels)
+    tighter = BinaryTree().sensitivity(Workload(Schedule(rounds, rounds), 1.0, clips))
+    assert 1 - tighter / plain == pytest.approx(gain, abs=0.006)
+
+
+@given(data=st.data(), rounds=st.integers(1, 14))
+@settings(deadline=None)
+def test_the_heaviest_pattern_is_the_heaviest(data: st.DataObject, rounds: int) -> None:
+    weights = np.array(data.draw(st.lists(st.floats(0.0, 9.0), min_size=rounds, max_size=rounds)))
+    pattern = Separated(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 16)))
+    workload = Workload(pattern, 1.0, np.ones(rounds))
+    best = max(sum(weights[list(chosen)]) for chosen in patterns(workload))
+    assert heaviest_pattern(weights, pattern) == pytest.approx(best)
+
+
+@given(rounds=st.integers(1, 10_000_000), keep=decays)
+@settings(max_examples=5, deadline=None)
+def test_single_pass_formulas_hold_up_to_ten_million_rounds(rounds: int, keep: float) -> None:
+    workload = Workload(Schedule(rounds, rounds), keep, np.ones(rounds))
+    first = (
+        rounds if keep == 1.0 else -math.expm1(2 * rounds * math.log(keep)) / (1 - keep**2) if keep else 1.0
+    )
+    assert IndependentGaussian().sensitivity(workload) ** 2 == pytest.approx(first, rel=1e-9)
+    nodes = sum(keep ** (2 * (2**level - 1)) for level in range(rounds.bit_length()))
+    assert BinaryTree(keep).sensitivity(workload) ** 2 == pytest.approx(nodes, rel=1e-9)
+
+
+def test_many_epochs_of_unequal_clips_match_the_matrix() -> None:
+    rounds, places = 96, 7
+    clips = np.random.default_rng(3).uniform(0.5, 2.0, rounds)
+    workload = Workload(Schedule(rounds, places), 0.97, clips)
+    for mechanism in (IndependentGaussian(), BinaryTree(0.97), BandedSquareRoot(0.97, 20)):
+        c = factor(mechanism, workload)
+        farthest = max(float(np.linalg.norm(c[:, s] @ clips[list(s)])) for s in patterns(workload))
+        assert mechanism.sensitivity(workload) == pytest.approx(farthest, rel=1e-11)
+
+
+def test_a_participation_that_cannot_be_is_refused() -> None:
+    for arguments in ((0, 1, 1), (5, 0, 1), (5, 1, 0)):
+        with pytest.raises(InputError, match="1 or more"):
+            Separated(*arguments)
+
+
+@given(rounds=st.integers(1, 50), times=st.integers(1, 50), separation=st.integers(1, 60))
+def test_a_record_takes_part_no_more_often_than_the_rounds_allow(
+    rounds: int, times: int, separation: int
+) -> None:
+    pattern = Separated(rounds, times, separation)
+    assert pattern.most == min(times, len(range(0, rounds, separation)))
+    assume(pattern.most == 1)
+    assert pattern.single_pass

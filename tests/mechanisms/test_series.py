@@ -1,0 +1,51 @@
+"""Power series beyond one block, where the matrices of the other tests would not fit."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Workload, series
+from fedpriv.rounds import Schedule
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.9, 0.9999, 1.0])
+@pytest.mark.parametrize("bands", [1, 2, 16, 300, 1500])
+def test_a_series_times_its_inverse_is_one(keep: float, bands: int) -> None:
+    coefficients = np.convolve(series.square_root(keep, bands), [1.0, -keep])
+    inverted = series.inverse(coefficients, 5000)
+    product = np.convolve(coefficients, inverted)[:5000]
+    np.testing.assert_allclose(product, np.eye(1, 5000)[0], atol=1e-13)
+
+
+def test_a_slowly_falling_series_does_not_settle_early() -> None:
+    coefficients = np.array([1.0, -0.9999])
+    np.testing.assert_allclose(series.inverse(coefficients, 20_000), 0.9999 ** np.arange(20_000), rtol=1e-10)
+
+
+def test_the_square_root_series_far_out() -> None:
+    far = series.square_root(1.0, 1_000_000)[-1]
+    assert far == pytest.approx(1 / math.sqrt(math.pi * 999_999), rel=1e-6)
+
+
+def test_a_million_rounds_of_banded_noise() -> None:
+    """The variance grows like t/c(1)², the mean over rounds like half of it."""
+    rounds, bands = 1_000_000, 8
+    workload = Workload(Schedule(rounds, rounds), 1.0, np.ones(rounds))
+    total = float(np.sum(series.square_root(1.0, bands)))
+    variance = BandedSquareRoot(1.0, bands).variance(workload)
+    assert variance[-1] == pytest.approx(rounds / total**2, rel=1e-4)
+    assert np.mean(variance) == pytest.approx(rounds / total**2 / 2, rel=1e-4)
+
+
+def test_bands_buy_error_at_the_same_guarantee() -> None:
+    """Noise for μ = 1 times its growth: doubling few bands helps, and the square root beats the tree."""
+    rounds = 512
+    workload = Workload(Schedule(rounds, rounds), 1.0, np.ones(rounds))
+
+    def error(mechanism: BandedSquareRoot | BinaryTree | IndependentGaussian) -> float:
+        return mechanism.sensitivity(workload) * math.sqrt(mechanism.mean_variance(workload))
+
+    errors = [error(BandedSquareRoot(1.0, bands)) for bands in (1, 2, 4, 8, 16, 32, 64, 128)]
+    assert errors == sorted(errors, reverse=True)
+    assert error(BandedSquareRoot(1.0, rounds)) < error(BinaryTree(1.0)) < error(IndependentGaussian())
