@@ -23,7 +23,7 @@ class Model:
 
 def pixels_and_bias(images: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
     """Pixels divided by 255 and a constant 1: (n, pixels + 1), every norm at most √(pixels + 1)."""
-    pixels = torch.from_numpy(images.reshape(len(images), -1)).to(dtype) / 255.0
+    pixels = torch.from_numpy(images.reshape(len(images), -1).astype(np.float32)).to(dtype) / 255.0
     return torch.cat([pixels, torch.ones(len(pixels), 1, dtype=dtype)], dim=1)
 
 

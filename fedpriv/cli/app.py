@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.errors import InputError
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: download, verify, cache.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(privacy_app, name="privacy")
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")]
 

@@ -189,8 +189,8 @@ def test_memory_does_not_grow_with_rounds(tmp_path: Path) -> None:
         "    def advanced(self, n): pass\n"
         "    def evaluated(self, index, t, loss, accuracy):\n"
         "        peaks[t] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
-        "tree = small_tree(data__name='mnist', federation__silos=3, federation__rounds=20000, run__evaluations=10,\n"
-        "                  run__dtype='float32')\n"
+        "tree = small_tree(data__name='mnist', federation__silos=3, federation__rounds=20000,\n"
+        "                  run__evaluations=10, run__dtype='float32')\n"
         "list(run_vectorized([resolve_cell(tree, 'test')], Peak()))\n"
         "print(peaks[20000] - peaks[2000])\n"
     )

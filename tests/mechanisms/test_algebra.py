@@ -97,13 +97,9 @@ def test_with_all_bands_it_is_the_square_root(rounds: int, keep: float) -> None:
     np.testing.assert_allclose(c @ c, workload_matrix(rounds, keep), atol=1e-12)
 
 
-@given(
-    rounds=lengths, keep=decays, bands=st.integers(1, 12), cut=st.integers(0, 40), seed=st.integers(0, 2**32)
-)
+@given(rounds=lengths, keep=decays, bands=st.integers(1, 12), cut=st.integers(0, 40), seed=st.integers(0, 2**32))
 @settings(deadline=None)
-def test_blocks_of_rounds_equal_single_rounds(
-    rounds: int, keep: float, bands: int, cut: int, seed: int
-) -> None:
+def test_blocks_of_rounds_equal_single_rounds(rounds: int, keep: float, bands: int, cut: int, seed: int) -> None:
     mechanism = BandedSquareRoot(keep, bands)
     fresh = torch.randn((rounds, 3, 2), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     state, singly = mechanism.start(), []
@@ -145,9 +141,7 @@ def test_memory_is_what_the_state_holds_at_most(mechanism: Mechanism) -> None:
     assert mechanism.memory_vectors(workload) == most
 
 
-@pytest.mark.parametrize(
-    "mechanism", [IndependentGaussian(), BinaryTree(0.7), BandedSquareRoot(0.7, 3)], ids=str
-)
+@pytest.mark.parametrize("mechanism", [IndependentGaussian(), BinaryTree(0.7), BandedSquareRoot(0.7, 3)], ids=str)
 def test_leading_axes_are_streams_of_their_own(mechanism: Mechanism) -> None:
     fresh = torch.randn((11, 2, 3, 4), generator=torch.Generator().manual_seed(5))
     together, alone = mechanism.start(), mechanism.start()
@@ -157,9 +151,7 @@ def test_leading_axes_are_streams_of_their_own(mechanism: Mechanism) -> None:
         assert torch.equal(all_rows[1, 2], one_row)
 
 
-@pytest.mark.parametrize(
-    "mechanism", [IndependentGaussian(), BinaryTree(0.7), BandedSquareRoot(0.7, 3)], ids=str
-)
+@pytest.mark.parametrize("mechanism", [IndependentGaussian(), BinaryTree(0.7), BandedSquareRoot(0.7, 3)], ids=str)
 def test_streaming_leaves_fresh_vectors_and_old_states_alone(mechanism: Mechanism) -> None:
     state = mechanism.start()
     for t in range(1, 20):

@@ -165,6 +165,4 @@ def test_a_golden_momentum_run() -> None:
         iterate = iterate - step * noisy / torch.linalg.vector_norm(noisy)
         if t in expected:
             for found, wanted in zip((noisy, iterate), expected[t], strict=True):
-                torch.testing.assert_close(
-                    found, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-11
-                )
+                torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-11)

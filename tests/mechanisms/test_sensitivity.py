@@ -158,16 +158,12 @@ def test_no_pair_of_neighbours_with_vector_increments_is_farther_apart(
     assert np.linalg.norm(c @ (mine - yours)) <= 2 * sensitivity * (1 + 1e-12)  # replace-one
 
 
-@pytest.mark.parametrize(
-    "mechanism", [IndependentGaussian(), BinaryTree(0.6), BandedSquareRoot(0.6, 4)], ids=str
-)
+@pytest.mark.parametrize("mechanism", [IndependentGaussian(), BinaryTree(0.6), BandedSquareRoot(0.6, 4)], ids=str)
 def test_opposite_records_attain_the_replace_one_distance(mechanism: Mechanism) -> None:
     clips = np.array([0.5, 2.0, 1.0, 3.0, 1.0, 1.0, 0.2])
     workload = Workload(Schedule(7, 3), 0.6, clips)
     c = factor(mechanism, workload)
-    farthest = max(
-        float(np.linalg.norm(2 * c[:, chosen] @ clips[list(chosen)])) for chosen in patterns(workload)
-    )
+    farthest = max(float(np.linalg.norm(2 * c[:, chosen] @ clips[list(chosen)])) for chosen in patterns(workload))
     assert 2 * mechanism.sensitivity(workload) == pytest.approx(farthest, rel=1e-12)
 
 
@@ -211,9 +207,7 @@ def test_the_heaviest_pattern_is_the_heaviest(data: st.DataObject, rounds: int) 
 @settings(max_examples=5, deadline=None)
 def test_single_pass_formulas_hold_up_to_ten_million_rounds(rounds: int, keep: float) -> None:
     workload = Workload(Schedule(rounds, rounds), keep, np.ones(rounds))
-    first = (
-        rounds if keep == 1.0 else -math.expm1(2 * rounds * math.log(keep)) / (1 - keep**2) if keep else 1.0
-    )
+    first = rounds if keep == 1.0 else -math.expm1(2 * rounds * math.log(keep)) / (1 - keep**2) if keep else 1.0
     assert IndependentGaussian().sensitivity(workload) ** 2 == pytest.approx(first, rel=1e-9)
     nodes = sum(keep ** (2 * (2**level - 1)) for level in range(rounds.bit_length()))
     assert BinaryTree(keep).sensitivity(workload) ** 2 == pytest.approx(nodes, rel=1e-9)
@@ -236,9 +230,7 @@ def test_a_participation_that_cannot_be_is_refused() -> None:
 
 
 @given(rounds=st.integers(1, 50), times=st.integers(1, 50), separation=st.integers(1, 60))
-def test_a_record_takes_part_no_more_often_than_the_rounds_allow(
-    rounds: int, times: int, separation: int
-) -> None:
+def test_a_record_takes_part_no_more_often_than_the_rounds_allow(rounds: int, times: int, separation: int) -> None:
     pattern = Separated(rounds, times, separation)
     assert pattern.most == min(times, len(range(0, rounds, separation)))
     assume(pattern.most == 1)

@@ -1,0 +1,128 @@
+"""A silo answers what the protocol allows, with the noise it owes, and nothing else."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import RecordDict
+from scipy import stats
+
+from clients.silo import Silo, simulated_silo
+from clients.state import load_state, save_state
+from fedpriv.errors import RunError
+from fedpriv.federation import spread, task_of_cell
+from fedpriv.plan import plan_of
+from fedpriv.scenario import Cell
+
+MakeCell = Callable[..., Cell]
+
+
+def noise_of_releases(cell: Cell, silo: Silo, exact: Silo) -> torch.Tensor:
+    """What a silo added to its sums over a whole run at the origin: (T, d)."""
+    query = torch.zeros(silo.objective.dimension, dtype=torch.float64)
+    state, plain = silo.start(), exact.start()
+    rows = []
+    for t in range(1, cell.federation.total_rounds + 1):
+        release, state = silo.answer(state, t, query)
+        truth, plain = exact.answer(plain, t, query)
+        rows.append(release.vector - truth.vector)
+    return torch.stack(rows)
+
+
+def test_noise_has_the_papers_variance_and_is_independent(small_cell: MakeCell) -> None:
+    """σ² = 4 S² T / ρ² per coordinate; KS at level 1e-4, and rejected at 2/3 and 3/2 of σ; rounds uncorrelated."""
+    cell = small_cell(federation__rounds=16)
+    exact = simulated_silo(small_cell(federation__rounds=16, privacy__mode="none", privacy__rho=None), 1)
+    noise = noise_of_releases(cell, simulated_silo(cell, 1), exact)
+    clip = np.sqrt(2 * 785) + 2 * 392.5 * 0.1
+    sigma = 2 * clip * np.sqrt(16) / 4.0
+    values = noise.flatten().numpy() / sigma
+    assert stats.kstest(values, "norm").pvalue > 1e-4
+    assert stats.kstest(values * 2 / 3, "norm").pvalue < 1e-12
+    assert stats.kstest(values * 3 / 2, "norm").pvalue < 1e-12
+    assert abs(values.mean()) < 4 / np.sqrt(values.size)
+    correlations = np.corrcoef(noise.numpy()) - np.eye(16)
+    assert np.abs(correlations).max() < 5 / np.sqrt(7850)
+    other = noise_of_releases(
+        cell,
+        simulated_silo(cell, 0),
+        simulated_silo(small_cell(federation__rounds=16, privacy__mode="none", privacy__rho=None), 0),
+    )
+    assert abs(np.corrcoef(noise.flatten(), other.flatten())[0, 1]) < 5 / np.sqrt(values.size)
+
+
+def test_trusted_silo_releases_exactly_its_sum(small_cell: MakeCell) -> None:
+    trusted = small_cell(algorithm__trust="trusted")
+    exact = small_cell(privacy__mode="none", privacy__rho=None)
+    noise = noise_of_releases(trusted, simulated_silo(trusted, 2), simulated_silo(exact, 2))
+    assert torch.all(noise == 0.0)
+
+
+def test_trusted_noise_is_one_over_silos_of_the_untrusted(small_cell: MakeCell) -> None:
+    """σ = 2 S √T / (ρ M) at the server against 2 S √T / ρ at each silo."""
+    task = task_of_cell(small_cell())
+    trusted = plan_of(small_cell(algorithm__trust="trusted", federation__silos=5), task.objective)
+    untrusted = plan_of(small_cell(federation__silos=5), task.objective)
+    assert trusted.noise.std_in_mean == pytest.approx(untrusted.noise.sources[0].std / 5)
+    assert untrusted.noise.std_in_mean == pytest.approx(untrusted.noise.sources[0].std / np.sqrt(5))
+
+
+def test_each_record_is_used_in_exactly_one_round(small_cell: MakeCell) -> None:
+    """Replacing the record of round 5 changes nothing before round 5, and every release from it on."""
+    cell = small_cell(privacy__mode="none", privacy__rho=None)
+    silo = simulated_silo(cell, 0)
+    features = silo.records.features.clone()
+    features[4] *= -0.5
+    neighbour = Silo(0, silo.plan, silo.objective, silo.records._replace(features=features), silo.noise)
+    difference = noise_of_releases(cell, neighbour, silo).norm(dim=1)
+    assert torch.all(difference[:4] == 0.0)
+    assert torch.all(difference[4:] > 0.0)
+
+
+def test_no_record_is_shared_between_silos(small_cell: MakeCell) -> None:
+    order = spread(small_cell(federation__silos=30, federation__rounds=200))
+    assert order.shape == (30, 200)
+    assert len(order.unique()) == order.numel()
+
+
+@pytest.mark.parametrize(
+    ("t", "query", "line"),
+    [
+        (3, torch.zeros(7850, dtype=torch.float64), "asked for round 3 after round 1"),
+        (1, torch.zeros(7850, dtype=torch.float64), "asked for round 1 after round 1"),
+        (2, torch.zeros(7849, dtype=torch.float64), r"shape \(7849,\)"),
+        (2, torch.zeros(7850, dtype=torch.float32), "type torch.float32"),
+        (2, torch.full((7850,), torch.inf, dtype=torch.float64), "not finite"),
+    ],
+)
+def test_a_silo_refuses_what_the_protocol_does_not_have(
+    small_cell: MakeCell, t: int, query: torch.Tensor, line: str
+) -> None:
+    silo = simulated_silo(small_cell(), 0)
+    _, state = silo.answer(silo.start(), 1, torch.zeros(7850, dtype=torch.float64))
+    with pytest.raises(RunError, match=line):
+        silo.answer(state, t, query)
+
+
+def test_a_silo_stops_after_the_last_round(small_cell: MakeCell) -> None:
+    silo, query = simulated_silo(small_cell(federation__rounds=2), 0), torch.zeros(7850, dtype=torch.float64)
+    state = silo.start()
+    for t in (1, 2):
+        _, state = silo.answer(state, t, query)
+    with pytest.raises(RunError, match="round 3 after round 2 of 2"):
+        silo.answer(state, 3, query)
+
+
+def test_state_survives_a_context(small_cell: MakeCell) -> None:
+    silo, store = simulated_silo(small_cell(), 0), RecordDict()
+    state = load_state(store, silo)
+    assert state.answered == 0
+    for t in (1, 2, 3):
+        _, state = silo.answer(state, t, torch.randn(7850, dtype=torch.float64))
+        save_state(store, state)
+        kept = load_state(store, silo)
+        assert kept.answered == t
+        assert torch.equal(kept.sum.total, state.sum.total)
+        assert all(map(torch.equal, kept.sum.past, state.sum.past))
+        assert len(kept.sum.past) == 1

@@ -1,0 +1,157 @@
+"""What a silo that misbehaves does to a run: it fails, with the silo's number and the round."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from clients.app import app as honest
+from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.errors import RunError
+from fedpriv.federation import task_of_cell
+from fedpriv.plan import plan_of
+from fedpriv.randomness import simulation_noise
+from fedpriv.run_config import run_config_of
+from fedpriv.scenario import Cell
+from fedpriv.wire import one_array, release_content
+from server.strategy import ReleaseStrategy
+
+MakeCell = Callable[..., Cell]
+Answer = Callable[[Message, Context], Message]
+
+
+def app_where(silo: int, t: int, answer: Answer) -> ClientApp:
+    """A ClientApp that is honest except for one silo in one round."""
+    app = ClientApp()
+
+    @app.query("roster")
+    def roster(message: Message, context: Context) -> Message:
+        return honest(message, context)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == silo and message.content["config"]["t"] == t:
+            return answer(message, context)
+        return honest(message, context)
+
+    return app
+
+
+def run_with(app: ClientApp, cell: Cell, grid_type: type[InProcessGrid] = InProcessGrid) -> ReleaseStrategy:
+    from pathlib import Path
+
+    task = task_of_cell(cell)
+    strategy = ReleaseStrategy(
+        plan_of(cell, task.objective), task.objective.initial(), simulation_noise(cell.seed, cell.run.dtype)
+    )
+    grid = grid_type(app, cell.federation.silos, run_config_of(cell, Path()))
+    strategy.start(grid, one_array(task.objective.initial()), timeout=1.0)
+    return strategy
+
+
+def raising(*_: Any) -> Message:
+    raise ZeroDivisionError("a bug in the silo's code")
+
+
+def replying(vector: torch.Tensor) -> Answer:
+    return lambda message, _: Message(release_content(vector, 0), reply_to=message)
+
+
+FAULTS: list[tuple[Answer, str]] = [
+    (raising, r"silo 1 failed in round 3: ZeroDivisionError: a bug in the silo's code"),
+    (replying(torch.full((7850,), torch.nan, dtype=torch.float64)), r"silo 1, round 3: .* not finite"),
+    (replying(torch.full((7850,), torch.inf, dtype=torch.float64)), r"silo 1, round 3: .* not finite"),
+    (replying(torch.zeros(7849, dtype=torch.float64)), r"silo 1, round 3: a release of shape \(7849,\)"),
+    (replying(torch.zeros(7850, dtype=torch.float32)), r"silo 1, round 3: .* type torch.float32"),
+    (lambda message, _: Message(RecordDict(), reply_to=message), r"silo 1, round 3: .* no 'release' vector"),
+    (
+        lambda message, _: Message(Error(code=8, reason="died"), reply_to=message),
+        r"silo 1 failed in round 3: died",
+    ),
+]
+
+
+@pytest.mark.parametrize(("answer", "line"), FAULTS)
+def test_a_faulty_reply_ends_the_run_naming_silo_and_round(
+    small_cell: MakeCell, answer: Answer, line: str
+) -> None:
+    with pytest.raises(RunError, match=line):
+        run_with(app_where(1, 3, answer), small_cell())
+
+
+def test_a_missing_reply_ends_the_run(small_cell: MakeCell) -> None:
+    class LossyGrid(InProcessGrid):
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+            return list(super().send_and_receive(messages, timeout=timeout))[:-1]
+
+    class LossyAfterRoster(LossyGrid):
+        calls = 0
+
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+            self.calls += 1
+            return list(InProcessGrid.send_and_receive(self, messages, timeout=timeout))[
+                : None if self.calls < 4 else -1
+            ]
+
+    with pytest.raises(RunError, match="no node says it is silo 2"):
+        run_with(honest, small_cell(), LossyGrid)
+    with pytest.raises(RunError, match="round 3: no reply from silo 2"):
+        run_with(honest, small_cell(), LossyAfterRoster)
+
+
+def test_the_order_of_replies_does_not_matter(small_cell: MakeCell) -> None:
+    class ReversingGrid(InProcessGrid):
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+            return list(super().send_and_receive(messages, timeout=timeout))[::-1]
+
+    cell = small_cell(run__dtype="float32", federation__silos=7)
+    forward, backward = run_with(honest, cell), run_with(honest, cell, ReversingGrid)
+    assert torch.equal(forward.model, backward.model)
+
+
+def test_two_nodes_that_claim_to_be_one_silo_are_refused(small_cell: MakeCell) -> None:
+    class TwinGrid(InProcessGrid):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            for context in self._contexts.values():
+                context.node_config["partition-id"] = 0
+
+    with pytest.raises(RunError, match="a node says it is silo 0"):
+        run_with(honest, small_cell(), TwinGrid)
+
+
+def test_too_few_and_too_many_nodes(small_cell: MakeCell) -> None:
+    class SmallGrid(InProcessGrid):
+        def get_node_ids(self) -> list[int]:
+            return list(super().get_node_ids())[:-1]
+
+    class LargeGrid(InProcessGrid):
+        def get_node_ids(self) -> list[int]:
+            return [*super().get_node_ids(), 7]
+
+    with pytest.raises(RunError, match="2 of 3 silos were connected"):
+        run_with(honest, small_cell(), SmallGrid)
+    with pytest.raises(RunError, match="4 nodes are connected, the scenario has 3 silos"):
+        run_with(honest, small_cell(), LargeGrid)
+
+
+def test_a_trusted_server_adds_noise_once_and_an_untrusted_one_none(small_cell: MakeCell) -> None:
+    """The difference of two runs that differ in the server's noise source only."""
+    models = {}
+    for trust in ("trusted", "untrusted"):
+        cell = small_cell(algorithm__trust=trust)
+        task = task_of_cell(cell)
+        for seed in (1, 2):
+            from pathlib import Path
+
+            strategy = ReleaseStrategy(
+                plan_of(cell, task.objective), task.objective.initial(), simulation_noise(seed, "float64")
+            )
+            grid = InProcessGrid(honest, 3, run_config_of(cell, Path()))
+            strategy.start(grid, one_array(task.objective.initial()))
+            models[trust, seed] = strategy.model
+    assert not torch.allclose(models["trusted", 1], models["trusted", 2])
+    assert torch.equal(models["untrusted", 1], models["untrusted", 2])
