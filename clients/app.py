@@ -6,10 +6,9 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from clients.silo import Silo, simulated_silo
+from clients.silo import Silo, SimulatedFederation
 from clients.state import load_state, save_state
 from fedpriv.run_config import cell_of
-from fedpriv.scenario import Cell
 from fedpriv.wire import number_in, release_content, roster_content, vector_in
 
 torch.set_num_threads(1)  # the order of sums, and with it the last bit, must not depend on the machine's cores
@@ -44,9 +43,9 @@ def _silo(context: Context) -> Silo:
 @lru_cache(maxsize=4096)
 def _cached_silo(run_config: tuple[tuple[str, str | int | float | bool], ...], number: int) -> Silo:
     """A silo is built once a process: reading its records costs far more than a round."""
-    return simulated_silo(_cached_cell(run_config), number)
+    return _cached_federation(run_config).silo(number)
 
 
 @lru_cache(maxsize=8)
-def _cached_cell(run_config: tuple[tuple[str, str | int | float | bool], ...]) -> Cell:
-    return cell_of(dict(run_config))
+def _cached_federation(run_config: tuple[tuple[str, str | int | float | bool], ...]) -> SimulatedFederation:
+    return SimulatedFederation.of(cell_of(dict(run_config)))

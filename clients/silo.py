@@ -104,10 +104,29 @@ class Silo:
         return torch.full((batch,), 1.0 / batch, dtype=self.records.features.dtype)
 
 
+@dataclass(frozen=True)
+class SimulatedFederation:
+    """What all silos of a simulation share, built once a process: records, plan, one source of noise.
+
+    The noise is keyed by the scenario's seed; each silo draws its own streams of it, one silo at a time.
+    """
+
+    cell: Cell
+    plan: Plan
+    order: Tensor
+    noise: KeyedNormal
+
+    @staticmethod
+    def of(cell: Cell) -> "SimulatedFederation":
+        plan = plan_of(cell, task_of_cell(cell).objective)
+        return SimulatedFederation(cell, plan, spread(cell), simulation_noise(cell.seed, cell.run.dtype))
+
+    def silo(self, number: int) -> Silo:
+        task, shard = task_of_cell(self.cell), self.order[number]
+        records = Records(task.train.features[shard], task.train.labels[shard])
+        return Silo(number, self.plan, task.objective, records, self.noise)
+
+
 def simulated_silo(cell: Cell, number: int) -> Silo:
-    """Silo `number` of a simulation: its shard of the public split, its noise keyed by the scenario's seed."""
-    task = task_of_cell(cell)
-    shard = spread(cell)[number]
-    records = Records(task.train.features[shard], task.train.labels[shard])
-    source = simulation_noise(cell.seed, cell.run.dtype)
-    return Silo(number, plan_of(cell, task.objective), task.objective, records, source)
+    """Silo `number` of a simulation."""
+    return SimulatedFederation.of(cell).silo(number)

@@ -12,7 +12,6 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fedpriv.objectives.base import Evaluation, Increment, Records
 from fedpriv.rounds import Scalar
@@ -61,7 +60,7 @@ class SoftmaxRegression:
     ) -> Increment:
         features = records.features
         onehot = self._onehot.to(features.device)
-        residual = functional.embedding(records.labels, onehot).mul_(-sum(coefficients))
+        residual = torch.embedding(onehot, records.labels).mul_(-sum(coefficients))
         for point, coefficient in zip(points, coefficients, strict=True):
             residual = residual.add(self._logits(point, features).softmax(-1), alpha=coefficient)
         norm = torch.linalg.vector_norm(residual, dim=-1) * torch.linalg.vector_norm(features, dim=-1)

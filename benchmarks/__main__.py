@@ -1,0 +1,28 @@
+"""Run all benchmarks, or those named: noise, tables, messages."""
+
+import os
+import platform
+import sys
+
+import torch
+
+from benchmarks import messages, noise, tables
+
+BENCHMARKS = {"noise": noise.run, "tables": tables.run, "messages": messages.run}
+
+
+def main() -> None:
+    chosen = sys.argv[1:] or list(BENCHMARKS)
+    unknown = [name for name in chosen if name not in BENCHMARKS]
+    if unknown:
+        sys.exit(f"benchmarks: unknown {', '.join(unknown)}; known are {', '.join(BENCHMARKS)}")
+    load = os.getloadavg()[0]
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {load:.2f}, torch {torch.__version__}"
+    )
+    for name in chosen:
+        print(f"\n## {name}\n")
+        BENCHMARKS[name]()
+
+
+main()
