@@ -5,15 +5,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.accounting.ledger import ReleaseStream
+
 
 @dataclass(frozen=True)
 class Finished:
-    """What one finished cell gave; `wall_seconds` is its share of the time of cells that were run together."""
+    """What one finished cell gave.
+
+    `wall_seconds` is its share of the time of cells that were run together; `releases` is its ledger.
+    """
 
     test_loss: float
     test_accuracy: float
     fraction_clipped: float
     wall_seconds: float
+    releases: tuple[ReleaseStream, ...]
     model: NDArray[np.floating]
 
 

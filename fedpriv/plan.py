@@ -3,18 +3,22 @@
 Silo, server, accountant and every engine build the same plan from the same cell; no number is sent around.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedpriv.accounting import Relation
+from fedpriv.accounting.ledger import ReleaseStream
 from fedpriv.algorithms import Problem
 from fedpriv.estimators import Estimator
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
+from fedpriv.randomness import SERVER
 from fedpriv.rounds import Schedule
 from fedpriv.scenario import Cell
-from fedpriv.trust import Noise
+from fedpriv.trust import Noise, NoiseSource
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,45 @@ class Plan:
     mechanism: Mechanism
     noise: Noise
     optimizer: Optimizer
-    mu: float | None
-    """The exact Gaussian-DP parameter of what is protected; None if the run is not private."""
+    relation: Relation
+
+    def releases(self, rounds: int) -> tuple[ReleaseStream, ...]:
+        """What the noise owners of this plan have released after `rounds` rounds, for the ledger.
+
+        Read off the parts that compute, not off the target they were calibrated for.  Silos that are alike are
+        one entry; a plan without noise has one entry, with standard deviation 0.
+        """
+        if not self.noise.sources:
+            return (self._stream("everyone", 1.0 / min(self.batch_sizes), 0.0, rounds),)
+        alike = itertools.groupby(self.noise.sources, key=lambda source: (self._per_record(source), source.std))
+        return tuple(
+            self._stream(_owners([source.owner for source in sources]), per_record, float(std), rounds)
+            for (per_record, std), sources in alike
+        )
+
+    def stream_of(self, silo: int, rounds: int) -> ReleaseStream:
+        """What one silo itself releases; standard deviation 0 where it adds no noise."""
+        std = float(self.noise.std_of(silo))
+        return self._stream(f"silo {silo}", 1.0 / self.batch_sizes[silo], std, rounds)
+
+    def _stream(self, owner: str, per_record: float, std: float, rounds: int) -> ReleaseStream:
+        clips = tuple(float(self.estimator.round(t).clip) for t in range(1, rounds + 1))
+        schedule = Schedule(rounds, self.schedule.places)
+        return ReleaseStream(
+            owner, self.mechanism, schedule, self.estimator.keep, clips, per_record, self.relation, std
+        )
+
+    def _per_record(self, source: NoiseSource) -> float:
+        """The weight of one record's increment in what this owner releases."""
+        if source.owner == SERVER:
+            return max(weight / batch for weight, batch in zip(self.weights, self.batch_sizes, strict=True))
+        return 1.0 / self.batch_sizes[source.owner]
+
+
+def _owners(numbers: list[int]) -> str:
+    if numbers == [SERVER]:
+        return "server"
+    return f"silo {numbers[0]}" if len(numbers) == 1 else f"silos {numbers[0]}-{numbers[-1]}"
 
 
 def plan_of(cell: Cell, objective: Objective) -> Plan:
@@ -51,4 +92,5 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
         sensitivity = mechanism.sensitivity(Workload(schedule, estimator.keep, clips))
         noise = cell.algorithm.setting.noise(sensitivity, batch_sizes, weights, cell.privacy.relation, target)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
-    return Plan(schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, target)
+    relation = cell.privacy.relation
+    return Plan(schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation)

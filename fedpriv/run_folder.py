@@ -7,17 +7,18 @@ and then `outcome.json`, or with `failure.json`.
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedpriv.accounting.ledger import as_data, from_data
 from fedpriv.errors import FedprivError, InputError, RunError
 from fedpriv.files import write_json, write_text, write_vector
 from fedpriv.outcome import Finished
 
 _PROGRESS_EVERY = 0.5  # seconds
+_NUMBERS = ("test_loss", "test_accuracy", "fraction_clipped", "wall_seconds")
 
 
 class FolderReporter:
@@ -40,7 +41,9 @@ class FolderReporter:
 
     def finished(self, finished: Finished) -> None:
         write_vector(self._folder / "model.npy", finished.model)
-        write_json(self._folder / "outcome.json", {**asdict(replace(finished, model=np.empty(0))), "model": None})
+        numbers = {name: getattr(finished, name) for name in _NUMBERS}
+        releases = [as_data(stream) for stream in finished.releases]
+        write_json(self._folder / "outcome.json", {**numbers, "releases": releases})
 
     def failed(self, error: FedprivError) -> None:
         write_json(self._folder / "failure.json", {"message": str(error), "exit_code": error.exit_code})
@@ -79,7 +82,8 @@ class FolderReader:
         if outcome is None:
             return None
         model = np.load(self._folder / "model.npy", allow_pickle=False)
-        return Finished(**{**outcome, "model": model})
+        numbers = {name: outcome[name] for name in _NUMBERS}
+        return Finished(**numbers, releases=tuple(map(from_data, outcome["releases"])), model=model)
 
     def _json(self, name: str) -> Any:
         try:

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from fedpriv.accounting.claim import RELATION_FACTOR, Relation
 from fedpriv.errors import InputError
 from fedpriv.randomness import SERVER
 from fedpriv.rounds import Scalar
-
-RELATION_FACTOR = {"zero-out": 1.0, "replace-one": 2.0}
-"""By how many clip norms one record can move a clipped increment under each neighbouring relation."""
 
 
 class NoiseSource(NamedTuple):
@@ -60,7 +58,7 @@ class Trust:
         sensitivity: float,
         batch_sizes: Sequence[int],
         weights: Sequence[float],
-        relation: str,
+        relation: Relation,
         mu: float,
     ) -> Noise:
         """The noise that makes every silo's records `mu`-GDP.

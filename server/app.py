@@ -74,6 +74,7 @@ def run_cell(grid: Grid, cell: Cell, reporter: Reporter) -> Finished:
         **metrics,
         fraction_clipped=strategy.records_clipped / drawn,
         wall_seconds=time.perf_counter() - started,
+        releases=plan.releases(strategy.rounds_done),
         model=model,
     )
 

@@ -38,6 +38,7 @@ class ReleaseStrategy(Strategy):
     def __init__(self, plan: Plan, initial: Tensor, noise: KeyedNormal) -> None:
         self.plan = plan
         self.records_clipped = 0
+        self.rounds_done = 0
         self._noise = noise
         self._weights = torch.tensor(plan.weights, dtype=initial.dtype)
         self._optimizer_state = plan.optimizer.start(initial)
@@ -138,6 +139,7 @@ class ReleaseStrategy(Strategy):
         released = mean + self._server_noise(server_round)
         current = self.plan.estimator.round(server_round)
         self._optimizer_state = self.plan.optimizer.update(self._optimizer_state, released, current)
+        self.rounds_done = server_round
         return one_array(self.plan.optimizer.query(self._optimizer_state)), None
 
     def _server_noise(self, t: int) -> Tensor | float:
@@ -153,7 +155,8 @@ class ReleaseStrategy(Strategy):
             raise RunError(f"silo {silo} failed in round {t}: {reply.error.reason}")
         try:
             release = vector_in(reply.content, "release")
-            self.records_clipped += number_in(reply.content, "metrics", "clipped")
+            if "metrics" in reply.content:
+                self.records_clipped += number_in(reply.content, "metrics", "clipped")
         except ValueError as error:
             raise RunError(f"silo {silo}, round {t}: {error}") from None
         if release.shape != self.model.shape or release.dtype != self.model.dtype:

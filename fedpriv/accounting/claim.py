@@ -14,6 +14,9 @@ Relation = Literal["replace-one", "zero-out"]
 """Neighbours: one record exchanged for another, or one record's contribution replaced by zero."""
 
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
+RELATION_FACTOR: dict[Relation, float] = {"zero-out": 1.0, "replace-one": 2.0}
+"""By how many clip norms one record can move a clipped increment under each of them."""
+
 UNIT = "one record of a silo"
 
 

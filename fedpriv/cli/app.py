@@ -95,6 +95,19 @@ def plot(run_dir: RunDir) -> None:
         typer.echo(path)
 
 
+@app.command()
+def silo(
+    policy: Annotated[Path, typer.Argument(metavar="POLICY", help="The silo's policy file (TOML).")],
+) -> None:
+    """Run a silo's guard: the process that has its records and answers what its policy allows, until ended.
+
+    Example: fedpriv silo /etc/fedpriv/silo-0.toml
+    """
+    from clients.daemon import serve
+
+    serve(policy, ready=lambda socket: typer.echo(f"answering on {socket}"))
+
+
 @data_app.command("fetch")
 def data_fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="mnist, fashion-mnist, emnist or cifar10.")],

@@ -1,12 +1,16 @@
 """`fedpriv privacy`: accounting without a run.  Imports no torch; what a command needs is imported when called."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedpriv.errors import RunError
+
 if TYPE_CHECKING:
     from fedpriv.accounting import PrivacyClaim
+    from fedpriv.accounting.ledger import LedgerEntry
     from fedpriv.mechanisms.cost import Cost
     from fedpriv.mechanisms.setting import Setting
 
@@ -188,6 +192,56 @@ def compare(
     _print_table([header, *lines])
     typer.echo()
     _print(_setting(setting), claim, delta, as_json=False)
+
+
+@app.command()
+def ledger(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")],
+    as_json: Json = False,
+) -> None:
+    """Print what a run released, and recompute its claim from that alone; exit code 1 if they differ.
+
+    Example:
+
+        fedpriv privacy ledger runs/quickstart
+    """
+    from fedpriv.accounting.ledger import as_data, read_ledger
+
+    entries = read_ledger(run_dir)
+    if as_json:
+        typer.echo(json.dumps([{"cell": e.cell, "releases": list(map(as_data, e.streams))} for e in entries]))
+    else:
+        header = ("cell", "point", "seed", "trust", "released by", "mechanism", "rounds", "clip", "noise std")
+        lines: list[tuple[str, ...]] = [(*header, "relation", "mu", "claimed", "")]
+        lines += [line for entry in entries for line in _ledger_lines(entry)]
+        _print_table(lines)
+    wrong = [str(entry.cell) for entry in entries if not entry.agrees]
+    if wrong:
+        raise RunError(f"{run_dir}: the claim of cell {', '.join(wrong)} is not what the ledger gives")
+
+
+def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
+    """One line a stream; the claim is that of the worst stream, since records are in one stream only."""
+    point = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in entry.point.items()) or "-"
+    claimed = "none" if entry.claimed_mu is None else f"{entry.claimed_mu:.6g}"
+    return [
+        (
+            str(entry.cell),
+            point,
+            str(entry.seed),
+            entry.trust,
+            stream.owner,
+            type(stream.mechanism).__name__,
+            str(stream.schedule.rounds),
+            f"{max(stream.clips):.5g}",
+            f"{stream.std:.5g}",
+            stream.relation,
+            f"{stream.mu:.6g}",
+            claimed,
+            "ok" if entry.agrees else "DIFFERS",
+        )
+        for stream in entry.streams
+    ]
 
 
 def _claim(mu: float, relation: str) -> "PrivacyClaim":

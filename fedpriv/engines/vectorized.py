@@ -66,7 +66,7 @@ class _Group:
         self, indices: Sequence[int], cells: Sequence[Cell], plans: Sequence[Plan], observer: Observer
     ) -> None:
         first = plans[0]
-        self._indices, self._cells, self._observer = indices, cells, observer
+        self._indices, self._cells, self._plans, self._observer = indices, cells, plans, observer
         self._schedule, self._run = first.schedule, cells[0].run
         self._task: Task = task_of_cell(cells[0])
         self._device = _device(self._run.device)
@@ -128,7 +128,9 @@ class _Group:
         models = optimizer.output(state).cpu().numpy()
         for place, index in enumerate(self._indices):
             share = float(clipped[place]) / drawn
-            yield Outcome(index, Finished(loss[place], accuracy[place], share, wall, models[place].copy()))
+            releases = self._plans[place].releases(self._schedule.rounds)
+            finished = Finished(loss[place], accuracy[place], share, wall, releases, models[place].copy())
+            yield Outcome(index, finished)
 
     def _batches(self) -> Iterator[Records]:
         """Round by round the records of all silos, (replicates, silos * batch, ...), gathered block by block."""

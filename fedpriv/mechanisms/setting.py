@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from fedpriv.accounting.checks import check_positive
+from fedpriv.accounting.claim import relation_named
 from fedpriv.errors import InputError
 from fedpriv.mechanisms.base import Mechanism
 from fedpriv.mechanisms.cost import Cost, cost_of
@@ -93,5 +94,5 @@ class Setting:
     def _noise(self, sensitivity: float, mu: float) -> Noise:
         share = 1.0 / self.silos
         return self.protection.noise(
-            sensitivity, (self.batch,) * self.silos, (share,) * self.silos, self.relation, mu
+            sensitivity, (self.batch,) * self.silos, (share,) * self.silos, relation_named(self.relation), mu
         )

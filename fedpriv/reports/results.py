@@ -9,15 +9,15 @@ table.md         measured beside published
 import json
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import fedpriv
-from fedpriv.accounting.gdp import epsilon_of
-from fedpriv.accounting.zcdp import paper_epsilon
+from fedpriv.accounting.claim import UNIT
+from fedpriv.accounting.ledger import ReleaseStream, as_data, claim_of
 from fedpriv.errors import InputError
 from fedpriv.files import write_json, write_vector
 from fedpriv.outcome import Finished
@@ -164,26 +164,28 @@ def versions() -> dict[str, str]:
     }
 
 
-def privacy_of(cell: Cell) -> dict[str, Any]:
-    """The privacy statement of a cell as data: exact μ, and (ε, δ) by the exact and by the paper's conversion."""
-    mu, delta = cell.privacy.target, cell.privacy.delta
+def privacy_of(cell: Cell, releases: Sequence[ReleaseStream]) -> dict[str, Any]:
+    """The privacy statement of a cell as data: computed from its ledger, not from what the scenario asked for."""
+    claim, delta = claim_of(releases), cell.privacy.delta
     statement: dict[str, Any] = {
         "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation,
-        "unit": "one record of one silo",
-        "noise": "none" if mu is None else "simulation",
+        "unit": UNIT,
+        "noise": "none" if claim is None else "simulation",
         "delta": delta,
+        "releases": [as_data(stream) for stream in releases],
     }
-    if mu is None:
+    if claim is None:
         return {**statement, "mu": None, "rho": None, "zcdp": None, "epsilon": None, "epsilon_paper": None}
-    return {
-        **statement,
+    mu, pair = claim.guarantee.mu, claim.guarantee.epsilon_delta(delta)
+    figures = {
         "mu": mu,
         "rho": mu,
-        "zcdp": mu**2 / 2.0,
-        "epsilon": epsilon_of(mu, delta),
-        "epsilon_paper": paper_epsilon(mu, delta),
+        "zcdp": claim.guarantee.zcdp,
+        "epsilon": pair.exact,
+        "epsilon_paper": pair.paper,
     }
+    return {**statement, **figures}
 
 
 def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:
@@ -194,7 +196,7 @@ def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[s
         "seed": point.cell.seed,
         "test_loss": finished.test_loss,
         "test_accuracy": finished.test_accuracy,
-        **privacy_of(point.cell),
+        **privacy_of(point.cell, finished.releases),
         "silos": federation.silos,
         "rounds": federation.total_rounds,
         "fraction_clipped": finished.fraction_clipped,

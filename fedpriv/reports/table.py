@@ -3,12 +3,17 @@
 import csv
 import io
 import itertools
+import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, Literal
 
 from fedpriv.reports.results import Results
+from fedpriv.scenario.load import Paper
+
+Style = Literal["markdown", "csv", "latex"]
 
 
 @dataclass(frozen=True)
@@ -28,250 +33,313 @@ METRICS = (
 )
 """Losses as they are; accuracies are stored as shares and printed, as papers do, in percent."""
 
+_COLUMNS = (
+    *("silos", "rounds", "mu", "epsilon at delta"),
+    *(metric.title for metric in METRICS),
+    *("clipped (%)", "seconds, all seeds"),
+)
+_LISTED = 10  # missing points that are named; the tables show the others
+
 
 @dataclass(frozen=True)
 class Summary:
-    """One metric at one sweep point over its seeds, in the unit it is printed in."""
+    """One metric at a sweep point, in the unit it is printed in; `std` (ddof = 1) is None for a single seed."""
 
     mean: float
     std: float | None
     seeds: int
 
 
-def render(results: Results, style: str) -> str:
-    """All tables of a run in one of `STYLES`."""
+@dataclass(frozen=True)
+class Comparison:
+    """One metric at one sweep point: what was measured, and what the paper printed; None where there is none."""
+
+    measured: Summary | None
+    published: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """Measured minus published."""
+        if self.measured is None or self.published is None:
+            return None
+        return self.measured.mean - self.published
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table before a style is given to it.  The first `labels` columns name the row, the others hold figures."""
+
+    caption: str
+    header: Sequence[str]
+    body: Sequence[Sequence[str]]
+    labels: int
+    across: str = ""
+    """What the headers of the figures are values of."""
+
+
+def render(results: Results, style: Style) -> str:
+    """All tables of a run, ending with a newline."""
     return STYLES[style](results)
 
 
+def points(results: Results) -> list[dict[str, Any]]:
+    """Every sweep point in the order of the scenario, finished or not."""
+    return _product(results.axes)
+
+
+def cells_at(results: Results, point: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The finished cells of a sweep point, one a seed."""
+    return [cell for cell in results.cells if cell["point"] == point]
+
+
+def missing(results: Results) -> list[tuple[dict[str, Any], list[int]]]:
+    """The sweep points that are not complete, and their seeds without a result."""
+    found = []
+    for point in points(results):
+        finished = {cell["seed"] for cell in cells_at(results, point)}
+        if absent := [seed for seed in results.seeds if seed not in finished]:
+            found.append((point, absent))
+    return found
+
+
+def incomplete(results: Results) -> str:
+    """ "INCOMPLETE: k of n cells", or nothing when all are there."""
+    expected = len(points(results)) * len(results.seeds)
+    finished = expected - sum(len(seeds) for _, seeds in missing(results))
+    return "" if results.complete and finished == expected else f"INCOMPLETE: {finished} of {expected} cells"
+
+
 def summarize(cells: Sequence[Mapping[str, Any]], metric: Metric) -> Summary | None:
-    """Mean and sample standard deviation over seeds; None without a cell."""
+    """Mean and sample standard deviation over the given cells; None without a cell."""
     values = [metric.factor * cell[metric.key] for cell in cells]
     if not values:
         return None
     return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
-def cells_at(results: Results, point: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The finished cells whose swept values include those of `point`."""
-    return [cell for cell in results.cells if all(cell["point"].get(key) == value for key, value in point.items())]
+def compare(results: Results, metric: Metric, point: Mapping[str, Any]) -> Comparison:
+    """What was measured at a sweep point, beside what was published for it."""
+    published = results.published.value(metric.key, point) if results.published else None
+    return Comparison(summarize(cells_at(results, point), metric), published)
 
 
-def points(results: Results) -> Iterator[dict[str, Any]]:
-    """Every sweep point in the order of the scenario, finished or not."""
-    for values in itertools.product(*results.axes.values()):
-        yield dict(zip(results.axes, values, strict=True))
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """Dotted keys -> their last parts; keys that would share one keep their whole name."""
+    last = {key: key.rpartition(".")[2] for key in keys}
+    uses = Counter(last.values())
+    return {key: name if uses[name] == 1 else key for key, name in last.items()}
 
 
-def short(key: str) -> str:
-    """The last part of a dotted key."""
-    return key.rpartition(".")[2]
+def value_text(value: Any) -> str:
+    """A swept value as papers print it: 4, not 4.0."""
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def point_text(results: Results, point: Mapping[str, Any]) -> str:
+    """A sweep point in words: "rho 4, silos 100"."""
+    names = short_names(results.axes)
+    return ", ".join(f"{names[key]} {value_text(value)}" for key, value in point.items())
+
+
+def _product(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def _tables(results: Results) -> list[_Table]:
+    """A table of the paper's form for each metric it has and each value of other axes, or one of all points."""
+    shown = _published_metrics(results)
+    if results.published is None or not shown:
+        return [_list(results)]
+    paper = results.published.table
+    others = {key: values for key, values in results.axes.items() if key not in (paper.rows, paper.columns)}
+    return [_grid(results, paper, metric, fixed) for metric in shown for fixed in _product(others)]
+
+
+def _published_metrics(results: Results) -> list[Metric]:
+    if results.published is None:
+        return []
+    return [metric for metric in METRICS if getattr(results.published.table, metric.key) is not None]
+
+
+def _grid(results: Results, paper: Paper, metric: Metric, fixed: Mapping[str, Any]) -> _Table:
+    names, columns = short_names(results.axes), results.axes[paper.columns]
+    body = []
+    for row in results.axes[paper.rows]:
+        along = [{**fixed, paper.rows: row, paper.columns: column} for column in columns]
+        body.append([value_text(row), *(_entry(results, metric, point) for point in along)])
+    where = f" at {point_text(results, fixed)}" if fixed else ""
+    caption = f"{metric.title}{where}: measured [published, measured - published]"
+    header = [names[paper.rows], *map(value_text, columns)]
+    return _Table(caption, header, body, labels=1, across=names[paper.columns])
+
+
+def _entry(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
+    """mean ± std [published, difference], as far as they are there."""
+    comparison = compare(results, metric, point)
+    measured, text, known = comparison.measured, "missing", []
+    if measured is not None:
+        text = f"{measured.mean:.{metric.digits}f}"
+        if measured.std is not None:
+            text += f" ± {measured.std:.{metric.digits}f}"
+        if measured.seeds < len(results.seeds):
+            text += f" ({measured.seeds} of {len(results.seeds)} seeds)"
+    if comparison.published is not None:
+        known.append(f"{comparison.published:.{metric.published_digits}f}")
+    if comparison.difference is not None:
+        known.append(f"{comparison.difference:+z.{metric.digits}f}")
+    return f"{text} [{', '.join(known)}]" if known else text
+
+
+def _list(results: Results) -> _Table:
+    """A row a sweep point; what is swept is not shown twice."""
+    names = list(short_names(results.axes).values())
+    shown = [name for name in _COLUMNS if name not in names]
+    body = []
+    for point in points(results):
+        row = _row(results, point)
+        body.append([*map(value_text, point.values()), *(row.get(name, "") for name in shown)])
+    return _Table("", [*names, *shown], body, labels=len(names))
+
+
+def _row(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
+    """Figures of a sweep point by column; without a finished cell only that its metrics are missing."""
+    row = {metric.title: _entry(results, metric, point) for metric in METRICS}
+    if cells := cells_at(results, point):
+        first, private = cells[0], cells[0]["mu"] is not None
+        row["silos"], row["rounds"] = str(first["silos"]), str(first["rounds"])
+        row["mu"] = _figure(first["mu"]) if private else "no noise"
+        row["epsilon at delta"] = f"{_figure(first['epsilon'])} at {first['delta']:g}" if private else "none"
+        row["clipped (%)"] = f"{100.0 * statistics.fmean(cell['fraction_clipped'] for cell in cells):.2f}"
+        row["seconds, all seeds"] = f"{sum(cell['wall_seconds'] for cell in cells):.1f}"
+    return row
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4g}"
 
 
 def _markdown(results: Results) -> str:
     blocks = [f"## {results.title or results.name}"]
-    if results.published is not None:
-        blocks += [_grid_block(results, metric, fixed) for metric in METRICS for fixed in _other_points(results)]
-    else:
-        blocks.append(_aligned(*_plain_rows(results)))
-    return "\n\n".join([*filter(None, blocks), _footer(results)]) + "\n"
+    for table in _tables(results):
+        blocks += [f"**{table.caption}**", _aligned(table)] if table.caption else [_aligned(table)]
+    blocks += [line for line in (_what_is_missing(results), _how_measured(results)) if line]
+    return "\n\n".join([*blocks, *_privacy(results)]) + "\n"
 
 
-def _other_points(results: Results) -> list[dict[str, Any]]:
-    """One sweep point for each combination of the axes that the paper's tables do not have."""
-    assert results.published is not None
-    table = results.published.table
-    others = {key: values for key, values in results.axes.items() if key not in (table.rows, table.columns)}
-    return [dict(zip(others, values, strict=True)) for values in itertools.product(*others.values())]
+def _aligned(table: _Table) -> str:
+    """A Markdown table whose columns also line up as plain text: labels to the left, figures to the right."""
+    corner = [f"{table.header[0]} \\ {table.across}"] if table.across else table.header[:1]
+    columns = []
+    for place, (head, *body) in enumerate(zip([*corner, *table.header[1:]], *table.body, strict=True)):
+        width = max(3, len(head), *map(len, body))
+        rule, side = ("-" * width, "<") if place < table.labels else ("-" * (width - 1) + ":", ">")
+        columns.append([f"{text:{side}{width}}" for text in (head, rule, *body)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in zip(*columns, strict=True))
 
 
-def _grid_block(results: Results, metric: Metric, fixed: Mapping[str, Any]) -> str:
-    published = results.published
-    if published is None or getattr(published.table, metric.key) is None:
-        return ""
-    rows, columns = published.table.rows, published.table.columns
-    header = [f"{short(rows)} \\ {short(columns)}", *map(str, results.axes[columns])]
-    body = [
-        [
-            str(row),
-            *(_entry(results, metric, {**fixed, rows: row, columns: column}) for column in results.axes[columns]),
-        ]
-        for row in results.axes[rows]
-    ]
-    where = ", ".join(f"{short(key)} = {value}" for key, value in fixed.items())
-    title = f"**{metric.title}**{f' ({where})' if where else ''}: measured [published, difference]"
-    return f"{title}\n\n{_aligned(header, body)}"
-
-
-def _entry(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
-    summary = summarize(cells_at(results, point), metric)
-    if summary is None:
-        return "missing"
-    spread = "" if summary.std is None else f" ± {summary.std:.{metric.digits}f}"
-    text = f"{summary.mean:.{metric.digits}f}{spread}"
-    known = results.published.value(metric.key, point) if results.published else None
-    if known is None:
-        return text
-    return f"{text} [{known:.{metric.published_digits}f}, {summary.mean - known:+.{metric.digits}f}]"
-
-
-def _plain_rows(results: Results) -> tuple[list[str], list[list[str]]]:
-    header = [*map(short, results.axes), "silos", "rounds", "mu", "epsilon", *(m.title for m in METRICS)]
-    body = []
-    for point in points(results):
-        cells = cells_at(results, point)
-        row = [str(value) for value in point.values()]
-        if cells:
-            first = cells[0]
-            facts = [str(first["silos"]), str(first["rounds"]), _number(first["mu"]), _number(first["epsilon"])]
-        else:
-            facts = ["", "", "", ""]
-        body.append([*row, *facts, *(_entry(results, metric, point) for metric in METRICS), _clipped(cells)])
-    return [*header, "clipped (%)"], body
-
-
-def _clipped(cells: Sequence[Mapping[str, Any]]) -> str:
-    return f"{100 * statistics.fmean(cell['fraction_clipped'] for cell in cells):.1f}" if cells else ""
-
-
-def _footer(results: Results) -> str:
-    expected = len(results.seeds) * len(list(points(results)))
-    lines = []
-    if not results.complete:
-        lines.append(f"**INCOMPLETE: {len(results.cells)} of {expected} cells are there.**")
-    seeds = len(results.seeds)
-    kind = "one seed" if seeds == 1 else f"mean ± standard deviation over {seeds} seeds"
-    lines.append(f"{kind}; engine {results.engine}{_largest_differences(results)}.")
-    lines += [_statement(group) for group in _by_statement(results)]
-    return "\n".join(lines)
-
-
-def _largest_differences(results: Results) -> str:
-    if results.published is None:
+def _what_is_missing(results: Results) -> str:
+    if not (loud := incomplete(results)):
         return ""
     texts = []
-    for metric in METRICS:
-        gaps = []
-        for point in points(results):
-            summary, known = (
-                summarize(cells_at(results, point), metric),
-                results.published.value(metric.key, point),
-            )
-            if summary is not None and known is not None:
-                gaps.append(abs(summary.mean - known))
-        if gaps:
-            texts.append(f"{metric.title} {max(gaps):.{metric.digits}f}")
-    return f"; largest difference from the paper: {', '.join(texts)}" if texts else ""
+    for point, seeds in missing(results):
+        these = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        texts.append(", ".join(filter(None, [point_text(results, point), these])))
+    more = f"; and {len(texts) - _LISTED} more points" if len(texts) > _LISTED else ""
+    return f"**{loud}.** Missing: {'; '.join(texts[:_LISTED])}{more}."
 
 
-def _by_statement(results: Results) -> list[list[Mapping[str, Any]]]:
+def _how_measured(results: Results) -> str:
+    count = len(results.seeds)
+    seeds = "1 seed" if count == 1 else f"{count} seeds: mean ± sample standard deviation"
+    largest = []
+    for metric in _published_metrics(results):
+        differences = [compare(results, metric, point).difference for point in points(results)]
+        if known := [abs(difference) for difference in differences if difference is not None]:
+            largest.append(f"{metric.title} {max(known):.{metric.digits}f}")
+    worst = f"; largest |difference|: {', '.join(largest)}" if largest else ""
+    return f"{seeds}; engine {results.engine}{worst}."
+
+
+def _privacy(results: Results) -> list[str]:
+    """A line for each distinct statement; those that differ only in μ share one."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for cell in results.cells:
-        groups.setdefault((cell["trust"], cell["relation"], cell["noise"], cell["delta"]), []).append(cell)
-    return list(groups.values())
+        kind = (cell["unit"], cell["relation"], cell["trust"], cell["noise"], cell["delta"], cell["mu"] is None)
+        groups.setdefault(kind, []).append(cell)
+    return [_statement(cells) for cells in groups.values()]
 
 
 def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
-    """One privacy statement for cells that differ in μ only."""
     first = cells[0]
-    who = f"{first['trust']} server"
     if first["mu"] is None:
-        return f"Privacy ({who}): none, the run adds no noise."
-    distinct = {cell["mu"]: cell for cell in sorted(cells, key=lambda cell: float(cell["mu"]))}.values()
-    numbers = "; ".join(
-        f"mu = {_number(cell['mu'])}: (ε, δ) = ({_number(cell['epsilon'])}, {cell['delta']:g}) exact, "
-        f"ε = {_number(cell['epsilon_paper'])} by the paper's formula"
-        for cell in distinct
-    )
+        return f"Privacy: none, {first['trust']} server: the run adds no noise."
+    mu, zcdp, epsilon, paper = (_range(cells, key) for key in ("mu", "zcdp", "epsilon", "epsilon_paper"))
+    seeded = " (seeded, not for release)" if first["noise"] == "simulation" else ""
     return (
-        f"Privacy ({who}): mu-GDP exactly for {first['unit']}, {first['relation']} neighbours; {numbers}. "
-        f"The noise is {first['noise']} noise: seeded and reproducible, not for release."
+        f"Privacy: {first['unit']}, {first['relation']} neighbours, {first['trust']} server: mu-GDP exactly with "
+        f"mu = {mu} (zCDP {zcdp}); (ε, δ) = ({epsilon}, {first['delta']:g}) exact, ({paper}, {first['delta']:g}) "
+        f"by the paper's formula; {first['noise']} noise{seeded}."
     )
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
-
-
-def _aligned(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns also line up as plain text."""
-    widths = [max(len(row[place]) for row in [header, *body]) for place in range(len(header))]
-
-    def line(row: Sequence[str]) -> str:
-        return "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |"
-
-    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return "\n".join([line(header), rule, *map(line, body)])
+def _range(cells: Sequence[Mapping[str, Any]], key: str) -> str:
+    values = [cell[key] for cell in cells]
+    low, high = _figure(min(values)), _figure(max(values))
+    return low if low == high else f"{low} to {high}"
 
 
 def _csv(results: Results) -> str:
-    """One tidy row for each sweep point and metric."""
+    """One tidy row a sweep point and metric, at full precision; a point without a finished cell has 0 seeds."""
+    facts = ["mu", "epsilon", "delta", "relation", "trust"]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    facts = ["mu", "epsilon", "delta", "relation", "trust"]
     writer.writerow([*results.axes, "metric", "mean", "std", "seeds", "published", "difference", *facts])
     for point in points(results):
-        cells = cells_at(results, point)
+        cell: Mapping[str, Any] = next(iter(cells_at(results, point)), {})
         for metric in METRICS:
-            summary = summarize(cells, metric)
-            if summary is None:
-                continue
-            known = results.published.value(metric.key, point) if results.published else None
-            gap = None if known is None else summary.mean - known
-            figures = [metric.title, summary.mean, summary.std, summary.seeds, known, gap]
-            writer.writerow([*point.values(), *figures, *(cells[0][fact] for fact in facts)])
+            comparison = compare(results, metric, point)
+            measured = astuple(comparison.measured) if comparison.measured else (None, None, 0)
+            figures = [metric.title, *measured, comparison.published, comparison.difference]
+            writer.writerow([*point.values(), *figures, *map(cell.get, facts)])
     return buffer.getvalue()
 
 
 def _latex(results: Results) -> str:
-    """A booktabs table a metric, or one table of all points."""
-    if results.published is None:
-        return _tabular(results.title or results.name, *_plain_rows(results))
-    table = results.published.table
-    blocks = []
-    for metric in METRICS:
-        if getattr(table, metric.key) is None:
-            continue
-        for fixed in _other_points(results):
-            header = [short(table.rows), *map(str, results.axes[table.columns])]
-            body = [
-                [str(row)]
-                + [
-                    _entry(results, metric, {**fixed, table.rows: row, table.columns: column})
-                    for column in results.axes[table.columns]
-                ]
-                for row in results.axes[table.rows]
-            ]
-            caption = ", ".join(
-                [f"{results.title}: {metric.title}", *(f"{short(k)} = {v}" for k, v in fixed.items())]
-            )
-            blocks.append(_tabular(caption, header, body))
-    return "\n".join(blocks)
+    """One booktabs table each."""
+    return "\n".join(_tabular(results, table) for table in _tables(results))
 
 
-def _tabular(caption: str, header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    lines = [" & ".join(map(_escape, row)) + r" \\" for row in [header, *body]]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            rf"\caption{{{_escape(caption)}}}",
-            rf"\begin{{tabular}}{{{'l' * len(header)}}}",
-            r"\toprule",
-            lines[0],
-            r"\midrule",
-            *lines[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+def _tabular(results: Results, table: _Table) -> str:
+    sentences = [results.title or results.name, table.caption, incomplete(results), _how_measured(results)]
+    header, *body = [" & ".join(map(_escape, row)) + r" \\" for row in [table.header, *table.body]]
+    first, last = table.labels + 1, len(table.header)
+    figures = last - table.labels
+    if table.across:
+        spanner = rf"{'& ' * table.labels}\multicolumn{{{figures}}}{{c}}{{{_escape(table.across)}}} \\"
+        header = f"{spanner}\n\\cmidrule(lr){{{first}-{last}}}\n{header}"
+    lines = [
+        r"\begin{table}  % \usepackage{booktabs}",
+        r"\centering",
+        rf"\caption{{{_escape('. '.join(filter(None, sentences)))}}}",
+        rf"\begin{{tabular}}{{{'l' * table.labels}{'r' * figures}}}",
+        *(r"\toprule", header, r"\midrule", *body, r"\bottomrule"),
+        *(r"\end{tabular}", r"\end{table}"),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_LATEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "%&#_{}$"},
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": "$|$"},
+        **{"±": r"$\pm$", "²": "$^2$", "μ": r"$\mu$", "ρ": r"$\rho$", "ε": r"$\varepsilon$", "δ": r"$\delta$"},
+    }
+)
 
 
 def _escape(text: str) -> str:
-    replaced = text.replace("\\", r"\textbackslash ")
-    for character in "%&#_":
-        replaced = replaced.replace(character, f"\\{character}")
-    return replaced.replace("±", r"$\pm$").replace("μ", r"$\mu$")
+    """Plain text as LaTeX; signs of numbers become mathematical ones."""
+    return re.sub(r"(?<!\S)([+-])(?=\d|\s)", r"$\1$", text.translate(_LATEX))
 
 
-STYLES: dict[str, Callable[[Results], str]] = {"markdown": _markdown, "csv": _csv, "latex": _latex}
+STYLES: dict[Style, Callable[[Results], str]] = {"markdown": _markdown, "csv": _csv, "latex": _latex}

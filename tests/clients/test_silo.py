@@ -9,7 +9,7 @@ from flwr.app import RecordDict
 from scipy import stats
 
 from clients.silo import Silo, simulated_silo
-from clients.state import load_state, save_state
+from clients.state import ContextStore
 from fedpriv.errors import RunError
 from fedpriv.federation import spread, task_of_cell
 from fedpriv.plan import plan_of
@@ -115,13 +115,13 @@ def test_a_silo_stops_after_the_last_round(small_cell: MakeCell) -> None:
 
 
 def test_state_survives_a_context(small_cell: MakeCell) -> None:
-    silo, store = simulated_silo(small_cell(), 0), RecordDict()
-    state = load_state(store, silo)
+    silo, store = simulated_silo(small_cell(), 0), ContextStore(RecordDict())
+    state = store.load(silo)
     assert state.answered == 0
     for t in (1, 2, 3):
         _, state = silo.answer(state, t, torch.randn(7850, dtype=torch.float64))
-        save_state(store, state)
-        kept = load_state(store, silo)
+        store.save(state)
+        kept = store.load(silo)
         assert kept.answered == t
         assert torch.equal(kept.sum.total, state.sum.total)
         assert all(map(torch.equal, kept.sum.past, state.sum.past))

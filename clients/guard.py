@@ -1,0 +1,159 @@
+"""The silo's guard: it answers what its own policy allows, whatever the server sends.
+
+It runs in the silo's own process and installation (clients/daemon.py), because the app that a server ships could
+replace any guard inside it.  Records, keys, ledger and policy never leave that process.
+"""
+
+import hashlib
+import json
+import math
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clients.ledger import Answer, Run, SiloLedger
+from clients.policy import Policy
+from clients.silo import Silo
+from clients.state import pack, unpack
+from fedpriv.errors import InputError, RunError
+from fedpriv.federation import DTYPES
+from fedpriv.models import model_named
+from fedpriv.objectives import Objective, Records
+from fedpriv.plan import plan_of
+from fedpriv.randomness import KeyedNormal, system_key
+from fedpriv.scenario import Cell, resolve_cell
+
+_ROUNDING = 1 + 1e-9
+_MOST_SILOS = 1_000_000  # a plan holds a weight for each, and a server may claim any number
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A silo's records as they lie on its disk, in the order in which they are read."""
+
+    images: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+    labels: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+class Guard:
+    """Answers queries for one silo.
+
+    Guarantee: over the lifetime of the ledger, everything that leaves through `answer` is `allow.budget`-GDP for
+    each record of the shard under `allow.relation`, against a server that may send anything: increments are
+    clipped here, every round is answered once (a repetition gets the same bytes), the noise is drawn here from
+    a key of the operating system, and a run whose price, composed with all runs before, exceeds the budget is
+    never opened.  Refusals depend on the query, the policy and the ledger, never on the records.
+    """
+
+    def __init__(self, policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
+        self._policy, self._ledger, self._shard = policy, ledger, shard
+        self._open: dict[str, Silo] = {}
+
+    def answer(self, run_id: str, cell_json: str, t: int, query: Tensor) -> Tensor:
+        """The release of round t of a run; RunError, with the reason, for what is not allowed."""
+        with self._ledger.transaction():
+            run = self._ledger.run(run_id) or self._new_run(run_id, cell_json)
+            if run.cell != cell_json:
+                raise self._refusal("the scenario is not the one this run was opened with")
+            digest = _digest(query)
+            if (known := self._ledger.answer(run_id, t)) is not None:
+                if known.query != digest:
+                    raise self._refusal(f"round {t} was answered already, for another query")
+                return _vector(known.reply, query.dtype)
+            if run.key is None:
+                raise self._refusal(f"round {t}: this run is over")
+            silo = self._silo(run_id, run.cell, run.key)
+            state = silo.start() if run.state is None else unpack(run.state, silo)
+            release, after = silo.answer(state, t, query)
+            reply = release.vector.numpy().tobytes()
+            self._ledger.record(run_id, t, Answer(digest, reply), pack(after))
+            if t == silo.plan.schedule.rounds:
+                self._ledger.wipe_key(run_id)
+        return release.vector
+
+    def _new_run(self, run_id: str, cell_json: str) -> Run:
+        """Open a run: its whole price is charged before its first release."""
+        price = self._price(_cell(cell_json))
+        total, budget = math.hypot(*self._ledger.prices(), price), self._policy.allow.budget
+        if total > budget * _ROUNDING:
+            raise self._refusal(
+                f"the run costs mu = {price:.4g}, with all before {total:.4g}; the budget is {budget:g}"
+            )
+        key = system_key()
+        self._ledger.open_run(run_id, cell_json, price, key)
+        return Run(cell_json, price, key, None)
+
+    def _price(self, cell: Cell) -> float:
+        """μ of this silo's whole stream, by this installation's accounting; RunError if the policy is exceeded."""
+        allow, number, federation = self._policy.allow, self._policy.silo, cell.federation
+        if not number < federation.silos <= _MOST_SILOS:
+            raise self._refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
+        if federation.total_rounds > allow.rounds:
+            raise self._refusal(f"the scenario has {federation.total_rounds} rounds, allowed are {allow.rounds}")
+        if federation.records_per_silo > len(self._shard.labels):
+            raise self._refusal(
+                f"the scenario needs {federation.records_per_silo} records of a silo, here are fewer"
+            )
+        if cell.privacy.relation != allow.relation:
+            raise self._refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
+        stream = plan_of(cell, self._objective(cell)).stream_of(number, federation.total_rounds)
+        if stream.std == 0.0:
+            raise self._refusal("the scenario has this silo release its sums without noise")
+        if max(stream.clips) > allow.clip * _ROUNDING:
+            raise self._refusal(f"the scenario clips at {max(stream.clips):.4g}, allowed is {allow.clip:g}")
+        return stream.mu
+
+    def _silo(self, run_id: str, cell_json: str, key: bytes) -> Silo:
+        """The silo of an open run: built from the ledger's cell and key, not from what was sent."""
+        if run_id not in self._open:
+            cell = _cell(cell_json)
+            objective = self._objective(cell)
+            features = model_named(cell.model.name).features(self._shard.images, DTYPES[cell.run.dtype])
+            records = Records(features, torch.from_numpy(self._shard.labels))
+            noise = KeyedNormal(key, cell.run.dtype)
+            self._open = {run_id: Silo(self._policy.silo, plan_of(cell, objective), objective, records, noise)}
+        return self._open[run_id]
+
+    def _objective(self, cell: Cell) -> Objective:
+        model, dtype = model_named(cell.model.name), DTYPES[cell.run.dtype]
+        width = model.features(self._shard.images[:1], dtype).shape[1]
+        return model.objective(width, self._policy.classes, dtype)
+
+    def _refusal(self, reason: str) -> RunError:
+        return RunError(f"silo {self._policy.silo} refuses: {reason}")
+
+
+def load_shard(path: Path, classes: int) -> Shard:
+    """Read and check a silo's records; InputError if they are not images of bytes with labels 0 … classes-1."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            images, labels = arrays["images"], arrays["labels"]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path}: expected an .npz file with `images` and `labels` ({error})") from None
+    if images.dtype != np.uint8 or len(images) != len(labels) or labels.ndim != 1 or not len(labels):
+        raise InputError(
+            f"{path}: expected images of bytes and as many labels, found {images.dtype} {images.shape}"
+        )
+    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= classes:
+        raise InputError(f"{path}: labels are whole numbers from 0 to {classes - 1}")
+    return Shard(images, labels.astype(np.int64))
+
+
+def _cell(cell_json: str) -> Cell:
+    try:
+        return resolve_cell(json.loads(cell_json), "the server's scenario")
+    except (json.JSONDecodeError, InputError) as error:
+        raise RunError(f"the scenario that was sent cannot be used: {error}") from None
+
+
+def _digest(query: Tensor) -> bytes:
+    described = f"{query.dtype} {tuple(query.shape)} ".encode()
+    return hashlib.sha256(described + query.contiguous().numpy().tobytes()).digest()
+
+
+def _vector(reply: bytes, dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(bytearray(reply), dtype=dtype)

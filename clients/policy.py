@@ -1,0 +1,55 @@
+"""What a silo allows, in a file of its own: no server and no scenario can widen it."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedpriv.errors import InputError
+from fedpriv.scenario.messages import explain
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Allowed(BaseModel):
+    """[allow]: bounds on every run that is answered, and on all of them together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    relation: Literal["replace-one", "zero-out"] = Field(description="the neighbouring relation of `budget`")
+    clip: Positive = Field(description="the largest norm bound on one record's increment")
+    rounds: Annotated[int, Field(ge=1)] = Field(description="the most rounds of one run")
+    budget: Positive = Field(description="mu (Gaussian DP) over the lifetime of the shard, all runs composed")
+
+
+class Policy(BaseModel):
+    """A silo's policy file; paths are taken from the folder of the file.
+
+    There is no key for a seed: noise that is released is keyed by the operating system.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    silo: Annotated[int, Field(ge=0)] = Field(description="this silo's number, from 0")
+    shard: Path = Field(description="an .npz file with `images` (n, ...) of bytes and `labels` (n,)")
+    classes: Annotated[int, Field(ge=2)] = Field(description="how many classes labels can have")
+    ledger: Path = Field(description="where what was released is kept; made with mode 0600")
+    socket: Path = Field(description="the Unix socket on which this silo's ClientApp asks")
+    allow: Allowed
+
+
+def read_policy(path: Path) -> Policy:
+    """Read and validate a policy file; InputError with one line if it cannot be used."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as a policy: {error}") from None
+    if "seed" in tree:
+        raise InputError(f"{path}: seed: a fixed seed is refused; released noise is keyed by the operating system")
+    try:
+        policy = Policy.model_validate(tree)
+    except ValidationError as error:
+        raise InputError(f"{path}: {explain(error, Policy)}") from None
+    here = path.resolve().parent
+    return policy.model_copy(update={name: here / getattr(policy, name) for name in ("shard", "ledger", "socket")})
