@@ -41,7 +41,6 @@ def train(message: Message, context: Context) -> Message:
     if guard := context.node_config.get("guard"):
         release = ask(Path(str(guard)), str(context.run_id), _cached_cell_json(run_config), t, query)
         return Message(release_content(release, None), reply_to=message)
-    _refuse_unguarded()
     silo, store = _cached_silo(run_config, _number(context)), ContextStore(context.state)
     simulated, state = silo.answer(store.load(silo), t, query)
     store.save(state)
@@ -64,6 +63,7 @@ def _refuse_unguarded() -> None:
 @lru_cache(maxsize=4096)
 def _cached_silo(run_config: RunConfig, number: int) -> Silo:
     """A silo is built once a process: reading its records costs far more than a round."""
+    _refuse_unguarded()
     return _cached_federation(run_config).silo(number)
 
 

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from clients.state import PackedState
 from fedpriv.errors import InputError, RunError
 
 _TABLES = """
@@ -24,9 +23,7 @@ CREATE TABLE IF NOT EXISTS runs (
     cell TEXT NOT NULL,
     mu REAL NOT NULL,
     key BLOB,
-    answered INTEGER NOT NULL DEFAULT 0,
-    past INTEGER NOT NULL DEFAULT 0,
-    vectors BLOB
+    state BLOB
 );
 CREATE TABLE IF NOT EXISTS answers (
     run_id TEXT NOT NULL REFERENCES runs (run_id),
@@ -44,7 +41,7 @@ class Run(NamedTuple):
     cell: str
     mu: float
     key: bytes | None
-    state: PackedState | None
+    state: bytes | None
 
 
 class Answer(NamedTuple):
@@ -94,12 +91,9 @@ class SiloLedger:
 
     def run(self, run_id: str) -> Run | None:
         row = self._database.execute(
-            "SELECT cell, mu, key, answered, past, vectors FROM runs WHERE run_id = ?", (run_id,)
+            "SELECT cell, mu, key, state FROM runs WHERE run_id = ?", (run_id,)
         ).fetchone()
-        if row is None:
-            return None
-        cell, mu, key, answered, past, vectors = row
-        return Run(cell, mu, key, None if vectors is None else PackedState(answered, past, vectors))
+        return None if row is None else Run(*row)
 
     def open_run(self, run_id: str, cell: str, mu: float, key: bytes) -> None:
         self._database.execute(
@@ -112,12 +106,10 @@ class SiloLedger:
         ).fetchone()
         return None if row is None else Answer(*row)
 
-    def record(self, run_id: str, t: int, answer: Answer, state: PackedState) -> None:
+    def record(self, run_id: str, t: int, answer: Answer, state: bytes) -> None:
         """Note a reply and the state after it."""
         self._database.execute("INSERT INTO answers VALUES (?, ?, ?, ?)", (run_id, t, *answer))
-        self._database.execute(
-            "UPDATE runs SET answered = ?, past = ?, vectors = ? WHERE run_id = ?", (*state, run_id)
-        )
+        self._database.execute("UPDATE runs SET state = ? WHERE run_id = ?", (state, run_id))
 
     def wipe_key(self, run_id: str) -> None:
         """Forget the noise key of a run whose last round is answered; repeats are served from the replies."""

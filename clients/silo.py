@@ -18,7 +18,7 @@ from fedpriv.federation import spread, task_of_cell
 from fedpriv.mechanisms import MechanismState
 from fedpriv.objectives import Objective, Records
 from fedpriv.plan import Plan, plan_of
-from fedpriv.randomness import KeyedNormal, simulation_noise
+from fedpriv.randomness import DrawAhead, KeyedNormal, simulation_noise
 from fedpriv.running_sum import RunningSum, absorb, empty_sum
 from fedpriv.scenario import Cell
 from fedpriv.wire import is_finite
@@ -74,7 +74,7 @@ class Silo:
         )
         vector, hidden = total.total, state.hidden
         if std := float(self.plan.noise.std_of(self.number)):
-            fresh = torch.from_numpy(self.noise.vector(self.objective.dimension, self.number, t)).mul_(std)
+            fresh = torch.from_numpy(self._noise_ahead.vector(t)) * std
             noise, hidden = self.plan.mechanism.noise(hidden, t, fresh)
             vector = vector + noise
         return Release(vector, int(clipped)), SiloState(t, total, hidden)
@@ -97,6 +97,10 @@ class Silo:
         batch = self.plan.batch_sizes[self.number]
         start = self.plan.schedule.place(t) * batch
         return Records(*(column[start : start + batch] for column in self.records))
+
+    @cached_property
+    def _noise_ahead(self) -> DrawAhead:
+        return DrawAhead(self.noise, self.objective.dimension, self.number, self.plan.schedule.rounds)
 
     @cached_property
     def _weights(self) -> Tensor:

@@ -1,9 +1,10 @@
-"""A silo's state as plain numbers and bytes, and the two places where it is kept.
+"""A silo's state as bytes, and the two places where they are kept.
 
-A simulation keeps it in Flower's Context, a deployment in the silo's ledger (clients/ledger.py).
+A simulation keeps them in Flower's Context, a deployment in the silo's ledger (clients/ledger.py).
 """
 
-from typing import NamedTuple, Protocol
+import struct
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,27 +12,23 @@ from flwr.app import ConfigRecord, RecordDict
 
 from clients.silo import Silo, SiloState
 from fedpriv.running_sum import RunningSum
-from fedpriv.wire import bytes_in, number_in
+from fedpriv.wire import bytes_in
+
+_HEADER = struct.Struct("<QQ")  # the last round answered, and how many past queries there are
 
 
-class PackedState(NamedTuple):
-    """A `SiloState`: the last round answered, how many past queries there are, and all vectors in a row."""
-
-    answered: int
-    past: int
-    vectors: bytes
+def pack(state: SiloState) -> bytes:
+    """The header, then the sum, the past queries and the mechanism's vectors, each as its bytes."""
+    vectors = (state.sum.total, *state.sum.past, *state.hidden)
+    return b"".join((_HEADER.pack(state.answered, len(state.sum.past)), *(v.numpy().data for v in vectors)))
 
 
-def pack(state: SiloState) -> PackedState:
-    vectors = torch.stack([state.sum.total, *state.sum.past, *state.hidden]).numpy().tobytes()
-    return PackedState(state.answered, len(state.sum.past), vectors)
-
-
-def unpack(packed: PackedState, silo: Silo) -> SiloState:
-    rows = np.frombuffer(packed.vectors, silo.noise.dtype).reshape(-1, silo.objective.dimension)
-    total, *rest = torch.from_numpy(rows.copy())
-    past, hidden = tuple(rest[: packed.past]), tuple(rest[packed.past :])
-    return SiloState(packed.answered, RunningSum(past, total), hidden)
+def unpack(packed: bytes, silo: Silo) -> SiloState:
+    """The state over the packed bytes, without copies: nobody writes into a state's vectors."""
+    answered, past = _HEADER.unpack_from(packed)
+    values = torch.from_numpy(np.frombuffer(packed, silo.noise.dtype, offset=_HEADER.size))
+    total, *rest = values.view(-1, silo.objective.dimension).unbind()
+    return SiloState(answered, RunningSum(tuple(rest[:past]), total), tuple(rest[past:]))
 
 
 class SiloStore(Protocol):
@@ -53,12 +50,10 @@ class ContextStore:
         self._records = records
 
     def load(self, silo: Silo) -> SiloState:
-        records, name = self._records, self._RECORD
-        if name not in records:
+        if self._RECORD not in self._records:
             return silo.start()
-        answered, past = number_in(records, name, "answered"), number_in(records, name, "past")
-        return unpack(PackedState(answered, past, bytes_in(records, name, "vectors")), silo)
+        return unpack(bytes_in(self._records, self._RECORD, "state"), silo)
 
     def save(self, state: SiloState) -> None:
         """Called last, so that a client that failed half-way has changed nothing."""
-        self._records[self._RECORD] = ConfigRecord(pack(state)._asdict())
+        self._records[self._RECORD] = ConfigRecord({"state": pack(state)})

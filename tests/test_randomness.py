@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedpriv.randomness import SERVER, KeyedNormal, public_generator, seed_key, simulation_noise, system_key
+from fedpriv.randomness import (
+    SERVER,
+    DrawAhead,
+    KeyedNormal,
+    public_generator,
+    seed_key,
+    simulation_noise,
+    system_key,
+)
 
 DTYPES = [np.float32, np.float64]
 
@@ -64,6 +72,13 @@ def test_weighted_sum_is_the_sum_of_weighted_vectors() -> None:
     owners, weights = list(range(11)), np.linspace(0.1, 2.0, 11)
     expected = sum(weight * noise.vector(500, owner, 4) for owner, weight in zip(owners, weights, strict=True))
     np.testing.assert_allclose(noise.weighted_sum(500, owners, list(weights), 4), expected, rtol=1e-12)
+
+
+def test_drawing_ahead_changes_nothing() -> None:
+    noise = simulation_noise(6, np.float64)
+    ahead = DrawAhead(noise, 10, owner=4, rounds=11, ahead=4)
+    for t in [1, 2, 3, 4, 5, 5, 3, 11, 10, 12, 1]:
+        assert np.array_equal(ahead.vector(t), noise.vector(10, 4, t))
 
 
 def test_refusals() -> None:

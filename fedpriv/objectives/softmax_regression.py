@@ -64,9 +64,9 @@ class SoftmaxRegression:
         for point, coefficient in zip(points, coefficients, strict=True):
             residual = residual.add(self._logits(point, features).softmax(-1), alpha=coefficient)
         norm = torch.linalg.vector_norm(residual, dim=-1) * torch.linalg.vector_norm(features, dim=-1)
-        shrink = norm.reciprocal() * clip  # a zero increment gives inf, which the clamp turns into 1
-        total = (residual * (weights * shrink.clamp(max=1.0)).unsqueeze(-1)).mT @ features
-        return Increment(total.flatten(-2), (shrink < 1.0).sum(-1))
+        factor = weights * clip / norm.clamp(min=clip)  # weight · min(1, clip / norm)
+        total = (residual * factor.unsqueeze(-1)).mT @ features
+        return Increment(total.flatten(-2), (norm > clip).sum(-1))
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         logits = self._logits(point, records.features)

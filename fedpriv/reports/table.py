@@ -264,7 +264,7 @@ def _privacy(results: Results) -> list[str]:
     """A line for each distinct statement; those that differ only in μ share one."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for cell in results.cells:
-        kind = (cell["unit"], cell["relation"], cell["trust"], cell["noise"], cell["delta"], cell["mu"] is None)
+        kind = (cell["unit"], cell["relation"], cell["trust"], cell["noise"], cell["delta"])
         groups.setdefault(kind, []).append(cell)
     return [_statement(cells) for cells in groups.values()]
 

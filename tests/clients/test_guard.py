@@ -21,6 +21,7 @@ from clients.daemon import ask
 from clients.guard import Guard, load_shard
 from clients.ledger import SiloLedger
 from clients.policy import Policy, read_policy
+from clients.state import unpack
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import InputError, RunError
 from fedpriv.federation import task_of_cell
@@ -175,8 +176,8 @@ def test_increments_are_clipped_whatever_the_query(tmp_path: Path) -> None:
     packed = SiloLedger(tmp_path / "ledger-0.sqlite").run("run")
     assert packed is not None
     assert packed.state is not None
-    total = np.frombuffer(packed.state.vectors)[:7850]
-    assert np.linalg.norm(total) <= 2 * CLIP * (1 + 1e-9)
+    total = unpack(packed.state, next(iter(guard._open.values()))).sum.total
+    assert float(total.norm()) <= 2 * CLIP * (1 + 1e-9)
 
 
 def test_a_full_disk_releases_nothing(tmp_path: Path) -> None:
@@ -295,7 +296,7 @@ def test_the_daemon_survives_nonsense_and_clients_that_vanish(
 
 
 def test_a_supernode_without_a_guard_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = resolve_cell(small_tree(), "test")
+    cell = resolve_cell(small_tree(seed=99), "test")  # no other test's, so that no silo is built yet
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/flwr-clientapp"])
     task = task_of_cell(cell)
     strategy = ReleaseStrategy(

@@ -57,7 +57,8 @@ both_kinds = pytest.mark.parametrize("sha256", [SHA256, {}], ids=["hashes known"
 
 @both_kinds
 def test_a_cache_that_verifies_is_not_fetched_again(tmp_path: Path, sha256: dict[str, str]) -> None:
-    source, said = ToySource(), []
+    source = ToySource()
+    said: list[str] = []
     ensure("toy", origin_of(source, sha256=sha256), tmp_path / "new", said.append)
     assert holds_the_files(tmp_path / "new")
     assert said == ["toy: trying source 1"]
@@ -99,7 +100,8 @@ def removed(folder: Path) -> None:
 def test_a_damaged_cache_is_noticed_and_fetched_again(
     tmp_path: Path, damage: Callable[[Path], None], problem: str, sha256: dict[str, str]
 ) -> None:
-    source, said = ToySource(), []
+    source = ToySource()
+    said: list[str] = []
     ensure("toy", origin_of(source, sha256=sha256), tmp_path, quiet)
     damage(tmp_path / FOLDER)
     ensure("toy", origin_of(source, sha256=sha256), tmp_path, said.append)
@@ -130,15 +132,18 @@ def test_a_record_cannot_replace_a_hash_that_is_known_beforehand(tmp_path: Path)
 
 
 def test_the_next_source_is_tried_when_one_fails(tmp_path: Path) -> None:
-    source, said = ToySource(), []
+    source = ToySource()
+    said: list[str] = []
     ensure("toy", origin_of(fails, source), tmp_path, said.append)
     assert said == ["toy: trying source 1", "toy: trying source 2"]
     assert holds_the_files(tmp_path)
 
 
-@pytest.mark.parametrize("wrong", [{"images": b"other", "labels": FILES["labels"]}, {"images": FILES["images"]}, {}])
+@pytest.mark.parametrize(
+    "wrong", [{"images": b"other", "labels": FILES["labels"]}, {"images": FILES["images"]}, {}]
+)
 def test_what_is_not_the_data_set_is_never_put_in_place(tmp_path: Path, wrong: dict[str, bytes]) -> None:
-    with pytest.raises(InputError, match=r"source 1: what came is not the data set \((images|labels) (is|has)"):
+    with pytest.raises(InputError, match=r"source 1: what came is not the data set \((images|labels) "):
         ensure("toy", origin_of(ToySource(wrong)), tmp_path, quiet)
     assert list(tmp_path.iterdir()) == []
     ensure("toy", origin_of(ToySource(wrong), ToySource()), tmp_path, quiet)
@@ -217,7 +222,7 @@ def test_a_fetch_killed_between_two_files_is_repaired(
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cache.os, "replace", replace)
+    monkeypatch.setattr(os, "replace", replace)
     monkeypatch.setattr(cache, "write_json", killed)
     source = ToySource()
     if moves < 2 or not sha256:

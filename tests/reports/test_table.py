@@ -164,6 +164,11 @@ def test_difference_is_measured_minus_published(make_table: Make) -> None:
     assert above.difference == pytest.approx(2.262 - 2.250)
 
 
+def test_the_largest_difference_may_be_negative(make_table: Make) -> None:
+    text = render(make_table(figures=lambda point, seed: (2.25, 0.7)), "markdown")
+    assert "; largest |difference|: test loss 0.0170, test accuracy (%) 0.6." in text  # 2.25 - 2.267, 70 - 69.4
+
+
 def test_a_tiny_negative_difference_has_no_minus_sign(make_table: Make) -> None:
     text = render(make_table(figures=lambda point, seed: (2.256 - 1e-6, 0.7)), "markdown")
     assert "[2.256, +0.0000]" in text

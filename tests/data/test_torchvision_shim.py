@@ -1,0 +1,78 @@
+"""torchvision beside a torch it was not built for: the operator registration is left out only when it fails.
+
+A process imports torchvision once, so each test has its own; a small package stands in for torchvision.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MISSING_OPERATOR = "raise RuntimeError('operator torchvision::nms does not exist')"
+REPORT = """
+import sys
+from fedpriv.data.torchvision_shim import import_torchvision
+torchvision = import_torchvision()
+assert import_torchvision() is torchvision
+from torchvision import _meta_registrations, datasets
+print(torchvision.complete, datasets.complete, hasattr(_meta_registrations, "complete"))
+"""
+
+
+def write_torchvision(folder: Path, registrations: str, last_line: str = "complete = True") -> None:
+    """Like the real one: the package imports its registrations first, then its data sets."""
+    package = folder / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        f"from torchvision import _extension, _meta_registrations, datasets\n{last_line}\n"
+    )
+    (package / "_extension.py").write_text("")
+    (package / "_meta_registrations.py").write_text(f"{registrations}\ncomplete = True\n")
+    (package / "datasets.py").write_text("from torchvision import _extension\ncomplete = True\n")
+
+
+def run(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
+    start = f"import sys; sys.path[:0] = {[str(folder) for folder in path]}\n"
+    return subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=False)
+
+
+def test_a_torchvision_that_imports_is_left_alone(tmp_path: Path) -> None:
+    write_torchvision(tmp_path, registrations="")
+    done = run(REPORT, tmp_path)
+    assert done.stdout == "True True True\n", done.stderr
+
+
+def test_a_missing_operator_is_passed_over(tmp_path: Path) -> None:
+    write_torchvision(tmp_path, registrations=MISSING_OPERATOR)
+    done = run(REPORT, tmp_path)
+    assert done.stdout == "True True False\n", done.stderr
+
+
+def test_an_import_that_failed_elsewhere_before_is_no_obstacle(tmp_path: Path) -> None:
+    write_torchvision(tmp_path, registrations=MISSING_OPERATOR)
+    before = "try:\n    import torchvision\nexcept RuntimeError:\n    pass\n"
+    done = run(before + REPORT, tmp_path)
+    assert done.stdout == "True True False\n", done.stderr
+
+
+@pytest.mark.parametrize("registrations", ["", MISSING_OPERATOR])
+def test_another_failure_is_not_hidden(tmp_path: Path, registrations: str) -> None:
+    write_torchvision(tmp_path, registrations, last_line="raise RuntimeError('something else')")
+    done = run(REPORT, tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.endswith("RuntimeError: something else\n")
+
+
+def test_a_torchvision_that_is_not_installed_is_an_import_error() -> None:
+    done = run("sys.modules['torchvision'] = None\n" + REPORT)
+    assert done.returncode != 0
+    assert "ModuleNotFoundError: import of torchvision halted" in done.stderr
+
+
+def test_the_installed_torchvision_gives_its_data_sets() -> None:
+    done = run(
+        "from fedpriv.data.torchvision_shim import import_torchvision\n"
+        "print(import_torchvision().datasets.MNIST.__name__)\n"
+    )
+    assert done.stdout == "MNIST\n", done.stderr

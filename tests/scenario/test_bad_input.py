@@ -1,0 +1,154 @@
+"""Whatever is wrong with a scenario is one line with the key, the value and what would be accepted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpriv.errors import InputError
+from fedpriv.federation import check_records
+from fedpriv.scenario import load_scenario, resolve_cell
+from fedpriv.scenario.load import scenario_of
+from tests.conftest import small_tree
+
+BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"federation__silo": 3}, ["federation.silo: unknown key", "did you mean 'silos'?"]),
+    ({"privcy__rho": 3.0}, ["privcy: unknown key", "did you mean 'privacy'?"]),
+    ({"run__zzz": 1}, ["run.zzz: unknown key", "known keys here: dtype, device, evaluations, noise"]),
+    ({"algorithm__diametre": 0.1}, ["algorithm.diametre: unknown key", "did you mean 'diameter'?"]),
+    ({"federation__silos": "3"}, ["federation.silos = '3': expected a whole number"]),
+    ({"federation__silos": 3.0}, ["federation.silos = 3.0: expected a whole number"]),
+    ({"federation__silos": True}, ["federation.silos = True: expected a whole number"]),
+    ({"federation__silos": 0}, ["federation.silos = 0: expected a number of at least 1"]),
+    ({"federation": [1]}, ["federation = [1]: expected a table of keys"]),
+    ({"data__name": 5}, ['data.name = 5: expected a text in quotes, such as "mnist"']),
+    ({"data__partition": "sorted"}, ["data.partition = 'sorted': expected 'iid'"]),
+    ({"model__name": "cnn"}, ["model.name = 'cnn': expected 'softmax-regression'"]),
+    ({"run__dtype": "half"}, ["run.dtype = 'half': expected 'float32' or 'float64'"]),
+    ({"privacy__rho": 0.0}, ["privacy.rho = 0.0: expected a number above 0"]),
+    ({"privacy__rho": -4.0}, ["privacy.rho = -4.0: expected a number above 0"]),
+    ({"privacy__rho": "four"}, ["privacy.rho = 'four': expected a number"]),
+    ({"privacy__rho": float("inf")}, ["privacy.rho = inf: expected a finite number"]),
+    ({"privacy__rho": float("nan")}, ["privacy.rho = nan: expected"]),
+    ({"privacy__delta": 1.0}, ["privacy.delta = 1.0: expected a number below 1"]),
+    ({"privacy__relation": None}, ["privacy.relation: this key is missing", "which data sets are neighbours"]),
+    ({"privacy__relation": "add"}, ["privacy.relation = 'add': expected 'replace-one' or 'zero-out'"]),
+    ({"privacy__mu": 1.0}, ["privacy: needs exactly one of mu, rho, zcdp and epsilon; given: mu, rho"]),
+    ({"privacy__rho": None}, ["privacy: needs exactly one of mu, rho, zcdp and epsilon; given: none"]),
+    ({"privacy__mode": "none"}, ['privacy: mode = "none" means no noise, so rho cannot be given with it']),
+    ({"federation__samples": 24}, ["federation: needs exactly one of rounds and samples"]),
+    ({"federation__rounds": None}, ["federation: needs exactly one of rounds and samples"]),
+    ({"federation__rounds": None, "federation__samples": 2}, ["samples = 2 gives no round", "silos * batch = 3"]),
+    ({"algorithm__name": "fedavg"}, ["algorithm.name = 'fedavg': known algorithms are", "'dp-mu2-fl'"]),
+    ({"algorithm__trust": "half"}, ["algorithm.trust = 'half': accepted are 'untrusted', 'trusted'"]),
+    ({"algorithm__diameter": 0.0}, ["algorithm.diameter = 0.0: expected a number above 0"]),
+    ({"algorithm__diameter": None}, ["algorithm.diameter: this key is missing"]),
+    ({"name": "Two Words"}, ["name = 'Two Words': expected a text of the form"]),
+    ({"seed": -1}, ["seeds = -1: expected how many (such as 5) or a list of non-negative numbers"]),
+]
+
+
+def complaint(tree: dict[str, Any], overrides: tuple[str, ...] = ()) -> str:
+    with pytest.raises(InputError) as caught:
+        scenario_of(tree, "file.toml", overrides)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize(("change", "parts"), BAD_KEYS, ids=lambda value: str(value)[:40])
+def test_a_bad_key_is_named_with_its_value_and_what_is_accepted(change: dict[str, Any], parts: list[str]) -> None:
+    line = complaint(small_tree(**change))
+    for part in parts:
+        assert part in line
+
+
+def test_a_line_names_the_file_and_how_many_other_findings_there_are() -> None:
+    line = complaint(small_tree(federation__silos=0, federation__batch=0, privacy__delta=2.0))
+    assert line.startswith("file.toml: federation.silos = 0: ")
+    assert line.endswith("(and 2 more)")
+
+
+@pytest.mark.parametrize("setting", [{"clip": -1.0}, {"clip": 0.0}, {"step": -0.5}, {"step": float("nan")}])
+def test_a_clip_or_a_step_that_is_not_positive_is_refused(setting: dict[str, float]) -> None:
+    ((key, value),) = setting.items()
+    line = complaint(small_tree(**{f"algorithm__{key}": value}))
+    assert f"algorithm.{key} = {value!r}: expected" in line
+
+
+@pytest.mark.parametrize(
+    ("sweep", "part"),
+    [
+        (5, "sweep = 5: expected a table of keys and lists of values"),
+        ({"federation.silos": 3}, 'sweep."federation.silos" = 3: expected a list of at least one value'),
+        ({"federation.silos": []}, 'sweep."federation.silos" = []: expected a list of at least one value'),
+        ({"federation.silos": [1, "two"]}, "federation.silos = 'two': expected a whole number"),
+        ({"federation.silo": [1, 2]}, "federation.silo: unknown key; did you mean 'silos'?"),
+        ({"name.part": [1]}, "name.part: name is a value, not a table of keys"),
+        ({"seeds": 0}, "seeds = 0: expected how many (such as 5) or a list of non-negative numbers"),
+        ({"seeds": []}, "seeds = []: expected how many"),
+        ({"seeds": [1, -2]}, "seeds = [1, -2]: expected how many"),
+        ({"seeds": 1.5}, "seeds = 1.5: expected how many"),
+        ({"seeds": True}, "seeds = True: expected how many"),
+    ],
+)
+def test_a_bad_sweep_is_refused(sweep: object, part: str) -> None:
+    assert part in complaint({**small_tree(), "sweep": sweep})
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"test_loss": [[1.0, 2.0]]}, "paper.test_loss: expected 2 rows of 3 values"),
+        ({"test_loss": [[1.0, 2.0, 3.0], [1.0, 2.0]]}, "paper.test_loss: expected 2 rows of 3 values"),
+        ({"test_accuracy": [[1.0]]}, "paper.test_accuracy: expected 2 rows of 3 values"),
+        ({"rows": "privacy.mu"}, "paper.rows = 'privacy.mu': expected a swept key: privacy.rho, federation.silos"),
+        ({"colums": "x"}, "paper.colums: unknown key; did you mean 'columns'?"),
+    ],
+)
+def test_a_paper_table_of_another_shape_is_refused(change: dict[str, Any], part: str) -> None:
+    sweep = {"privacy.rho": [4.0, 8.0], "federation.silos": [1, 2, 3]}
+    paper = {"rows": "privacy.rho", "columns": "federation.silos", **change}
+    assert part in complaint({**small_tree(), "sweep": sweep, "paper": paper})
+
+
+@pytest.mark.parametrize("assignment", ["federation.silos", "=5", ""])
+def test_an_override_needs_a_key_and_a_value(assignment: str) -> None:
+    line = complaint(small_tree(), (assignment,))
+    assert line.startswith(f"--set {assignment!r}: expected KEY=VALUE")
+
+
+def test_an_override_below_a_value_is_refused() -> None:
+    assert "name.part: name is a value, not a table" in complaint(small_tree(), ("name.part=1",))
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (None, "no such file; a scenario is a TOML file such as scenarios/quickstart.toml"),
+        (b"name = [unclosed", "not valid TOML"),
+        (b"\xff\xfe\x00", "cannot be read as a text file"),
+    ],
+)
+def test_a_file_that_is_no_scenario_is_refused(tmp_path: Path, content: bytes | None, part: str) -> None:
+    path = tmp_path / "scenario.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        load_scenario(path)
+    assert str(caught.value).startswith(f"{path}: {part}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_no_scenario(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read as a text file"):
+        load_scenario(tmp_path)
+
+
+def test_more_records_than_there_are_is_refused_with_the_product() -> None:
+    with pytest.raises(InputError) as caught:
+        check_records(resolve_cell(small_tree(federation__silos=100, federation__rounds=61), "test"))
+    line = str(caught.value)
+    assert "silos * rounds * batch = 100 * 61 * 1 = 6100" in line
+    assert "synthetic has 6000 training records" in line
+    check_records(resolve_cell(small_tree(federation__silos=100, federation__rounds=60), "test"))  # exactly all

@@ -1,0 +1,172 @@
+"""From TOML to cells: the order of a sweep, overrides, seeds, published values, privacy targets."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpriv.accounting.gdp import mu_of
+from fedpriv.scenario import Published, load_scenario, resolve_cell
+from fedpriv.scenario.load import scenario_of
+from tests.conftest import small_tree
+
+SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
+PAPER = {
+    "rows": "privacy.rho",
+    "columns": "federation.silos",
+    "test_loss": [[2.1, 2.2, 2.3], [1.1, 1.2, 1.3]],
+}
+
+
+def swept_tree() -> dict[str, Any]:
+    sweep = {"privacy.rho": [4.0, 8.0], "federation.silos": [1, 2, 3], "seeds": 2}
+    return {**small_tree(), "sweep": sweep, "paper": PAPER}
+
+
+def test_points_are_the_product_with_the_last_axis_fastest_and_seeds_innermost() -> None:
+    scenario = scenario_of(swept_tree(), "test")
+    found = [
+        (point.swept["privacy.rho"], point.swept["federation.silos"], point.cell.seed) for point in scenario.points
+    ]
+    assert found == [(rho, silos, seed) for rho in (4.0, 8.0) for silos in (1, 2, 3) for seed in (0, 1)]
+    for point in scenario.points:
+        assert point.cell.privacy.rho == point.swept["privacy.rho"]
+        assert point.cell.federation.silos == point.swept["federation.silos"]
+
+
+def test_without_a_sweep_there_is_one_cell_with_the_files_seed() -> None:
+    scenario = scenario_of(small_tree(seed=7), "test")
+    assert [point.cell.seed for point in scenario.points] == [7]
+    assert scenario.axes == {}
+    assert scenario.published is None
+
+
+@pytest.mark.parametrize(
+    ("override", "seeds"),
+    [
+        ("seeds=3", [0, 1, 2]),
+        ("seeds=[5, 2, 5]", [5, 2]),
+        ("sweep.seeds=1", [0]),
+        ("sweep.seeds=[9]", [9]),
+    ],
+)
+def test_seeds_are_a_count_or_a_list(override: str, seeds: list[int]) -> None:
+    assert scenario_of(swept_tree(), "test", [override]).seeds == seeds
+
+
+def test_an_override_replaces_a_key_in_every_cell() -> None:
+    scenario = scenario_of(swept_tree(), "test", ["federation.rounds=5", "run.device=cuda:0"])
+    assert {point.cell.federation.rounds for point in scenario.points} == {5}
+    assert {point.cell.run.device for point in scenario.points} == {"cuda:0"}  # a bare word is a text
+
+
+@pytest.mark.parametrize(
+    ("override", "values"), [("federation.silos=2", [2]), ("federation.silos=[3, 1]", [3, 1])]
+)
+def test_an_override_of_a_swept_key_narrows_its_axis(override: str, values: list[int]) -> None:
+    scenario = scenario_of(swept_tree(), "test", [override])
+    assert scenario.axes == {"privacy.rho": [4.0, 8.0], "federation.silos": values}
+    assert [point.cell.federation.silos for point in scenario.points[::2]] == values * 2
+
+
+def test_published_values_are_found_when_the_sweep_is_narrowed() -> None:
+    published = scenario_of(swept_tree(), "test", ["federation.silos=[3, 2]", "privacy.rho=8.0"]).published
+    assert published is not None
+    assert published.value("test_loss", {"privacy.rho": 8.0, "federation.silos": 3}) == 1.3
+    assert published.value("test_loss", {"privacy.rho": 4.0, "federation.silos": 2}) == 2.2
+    assert published.value("test_loss", {"privacy.rho": 4.0, "federation.silos": 7}) is None
+    assert published.value("test_accuracy", {"privacy.rho": 4.0, "federation.silos": 2}) is None
+
+
+def test_published_values_survive_results_json() -> None:
+    published = scenario_of(swept_tree(), "test").published
+    assert published is not None
+    assert Published.from_data(published.as_data()) == published
+
+
+def test_the_given_tree_is_not_changed() -> None:
+    tree = swept_tree()
+    scenario_of(tree, "test", ["federation.rounds=5", "federation.silos=2"])
+    assert tree == swept_tree()
+
+
+@pytest.mark.parametrize(
+    ("target", "mu"),
+    [
+        ({"privacy__mu": 1.5}, 1.5),
+        ({"privacy__rho": 1.5}, 1.5),
+        ({"privacy__zcdp": 8.0}, 4.0),  # zcdp = mu²/2
+        ({"privacy__epsilon": 2.0}, mu_of(2.0, 1e-5)),
+        ({"privacy__epsilon": 2.0, "privacy__delta": 1e-6}, mu_of(2.0, 1e-6)),
+    ],
+)
+def test_every_target_gives_its_mu(target: dict[str, float], mu: float) -> None:
+    cell = resolve_cell(small_tree(**{"privacy__rho": None, **target}), "test")
+    assert cell.privacy.target == pytest.approx(mu, rel=1e-12)
+
+
+def test_without_privacy_there_is_no_target() -> None:
+    assert resolve_cell(small_tree(privacy__mode="none", privacy__rho=None), "test").privacy.target is None
+
+
+@given(silos=st.integers(1, 50), batch=st.integers(1, 9), spare=st.integers(0, 400))
+def test_samples_give_as_many_whole_rounds_as_there_are(silos: int, batch: int, spare: int) -> None:
+    samples = silos * batch + spare
+    tree = small_tree(federation__silos=silos, federation__batch=batch, federation__rounds=None)
+    tree["federation"]["samples"] = samples
+    federation = resolve_cell(tree, "test").federation
+    used = silos * federation.total_rounds * batch
+    assert used <= samples < used + silos * batch
+
+
+@given(
+    silos=st.integers(1, 500),
+    rounds=st.integers(1, 10**6),
+    seed=st.integers(0, 2**40),
+    key=st.sampled_from(["mu", "rho", "zcdp", "epsilon"]),
+    value=st.floats(1e-3, 1e3),
+    trust=st.sampled_from(["trusted", "untrusted"]),
+    clip=st.sampled_from(["lipschitz", 3.0]) | st.floats(1e-6, 1e6),
+)
+def test_the_canonical_form_gives_the_same_cell(
+    silos: int, rounds: int, seed: int, key: str, value: float, trust: str, clip: float | str
+) -> None:
+    """What results.json stores, and what engines hand to other processes, is the cell."""
+    tree = small_tree(
+        seed=seed,
+        federation__silos=silos,
+        federation__rounds=rounds,
+        algorithm__trust=trust,
+        algorithm__clip=clip,
+        privacy__rho=None,
+    )
+    tree["privacy"][key] = value
+    cell = resolve_cell(tree, "test")
+    again = resolve_cell(cell.canonical(), "test")
+    assert again == cell
+    assert again.canonical() == cell.canonical()
+    assert again.algorithm.settings == cell.algorithm.settings
+
+
+@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_scenarios_that_are_shipped_load(path: Path) -> None:
+    scenario = load_scenario(path)
+    assert scenario.name == path.stem
+    assert scenario.points
+
+
+@pytest.mark.parametrize("name", ["mnist-untrusted", "mnist-trusted"])
+def test_the_paper_tables_have_a_published_value_for_every_point(name: str) -> None:
+    scenario = load_scenario(SCENARIOS / f"{name}.toml")
+    assert scenario.published is not None
+    assert len(scenario.points) == 9 * len(scenario.seeds) == 27
+    for point in scenario.points:
+        federation = point.cell.federation
+        assert federation.silos * federation.total_rounds == 60_000
+        for metric in ("test_loss", "test_accuracy"):
+            value = scenario.published.value(metric, point.swept)
+            assert value is not None
+            assert math.isfinite(value)
