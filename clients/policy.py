@@ -6,10 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedpriv.algorithms import Positive
 from fedpriv.errors import InputError
 from fedpriv.scenario.messages import explain
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Allowed(BaseModel):

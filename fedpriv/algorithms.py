@@ -7,7 +7,7 @@ The engines know no algorithm by name; a new one is a row here and, where a part
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,7 +16,7 @@ from fedpriv.estimators import Estimator, RecursiveGradient
 from fedpriv.mechanisms import IndependentGaussian, Mechanism
 from fedpriv.optimizers import AnytimeSGD, Optimizer
 
-POSITIVE = Field(gt=0, allow_inf_nan=False)
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Settings(BaseModel):
@@ -54,11 +54,11 @@ class Algorithm:
 class Mu2Settings(Settings):
     """Reshef & Levy 2024: parameters of Theorems 4.1 and 5.1, each of which may be overridden."""
 
-    diameter: float = Field(gt=0, allow_inf_nan=False, description="D: diameter of the ball the model stays in")
-    clip: Literal["lipschitz"] | float = Field(
+    diameter: Positive = Field(description="D: diameter of the ball the model stays in")
+    clip: Literal["lipschitz"] | Positive = Field(
         "lipschitz", description="norm bound S on one record's increment; 'lipschitz' is the paper's G + 2LD"
     )
-    step: Literal["paper"] | float = Field(
+    step: Literal["paper"] | Positive = Field(
         "paper", description="η; 'paper' is min(D / (std of the mean's noise · √(T d)), 1 / (4 L T))"
     )
 

@@ -108,6 +108,7 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
     axes = dict(sweep)
     for assignment in overrides:
         key, value = _parse_override(assignment)
+        key = "seeds" if key == "sweep.seeds" else key  # as it stands in the file
         if key in axes or key == "seeds":
             axes[key] = value if isinstance(value, list) or key == "seeds" else [value]
         else:
@@ -153,13 +154,16 @@ def _cell(
 
 def _seeds(swept: Any, single: Any, source: str) -> list[int]:
     """`sweep.seeds = 5` means seeds 0 … 4, a list exactly those; without it the one `seed` of the file."""
-    given = [single] if swept is None else swept
-    if type(given) is int and given >= 1:
-        return list(range(given))
-    if isinstance(given, list) and given and all(type(seed) is int and seed >= 0 for seed in given):
-        return list(dict.fromkeys(given))
+    if swept is None:
+        if type(single) is int and single >= 0:
+            return [single]
+        raise InputError(f"{source}: seed = {single!r}: expected a whole number of at least 0")
+    if type(swept) is int and swept >= 1:
+        return list(range(swept))
+    if isinstance(swept, list) and swept and all(type(seed) is int and seed >= 0 for seed in swept):
+        return list(dict.fromkeys(swept))
     raise InputError(
-        f"{source}: seeds = {given!r}: expected how many (such as 5) or a list of non-negative numbers"
+        f"{source}: seeds = {swept!r}: expected how many (such as 5) or a list of non-negative numbers"
     )
 
 

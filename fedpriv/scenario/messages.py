@@ -19,33 +19,41 @@ _EXPECTED = {
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """The first finding (of several, how many more) in one line; `prefix` is put before its key."""
-    findings = error.errors(include_url=False)
-    line = _line(findings[0], model, prefix)
-    more = len(findings) - 1
+    """The first finding (of several keys, how many more) in one line; `prefix` is put before its key."""
+    by_key: dict[str, list[ErrorDetails]] = {}
+    for finding in error.errors(include_url=False):
+        by_key.setdefault(".".join(_path(finding)), []).append(finding)
+    line = _line(next(iter(by_key.values())), model, prefix)
+    more = len(by_key) - 1
     return f"{line} (and {more} more)" if more else line
 
 
-def _line(finding: ErrorDetails, model: type[BaseModel], prefix: str) -> str:
-    path = [str(part) for part in finding["loc"] if not _is_union_branch(part)]
+def _path(finding: ErrorDetails) -> list[str]:
+    return [str(part) for part in finding["loc"] if not _is_union_branch(part)]
+
+
+def _line(findings: list[ErrorDetails], model: type[BaseModel], prefix: str) -> str:
+    """One line for all findings on one key: a key that admits several types has one for each."""
+    first = findings[0]
+    path = _path(first)
     key = ".".join(filter(None, [prefix, *path]))
-    kind, value = finding["type"], finding["input"]
+    kind = first["type"]
     if kind == "extra_forbidden":
         return f"{key}: unknown key{_suggestion(path, model)}"
     if kind == "missing":
         return f"{key}: this key is missing{_description(path, model)}"
     if kind == "value_error":
-        return f"{key}: {finding['ctx']['error']}" if key else str(finding["ctx"]["error"])
-    return f"{key} = {value!r}: expected {_expected(finding)}"
+        return f"{key}: {first['ctx']['error']}" if key else str(first["ctx"]["error"])
+    return f"{key} = {first['input']!r}: expected {' or '.join(map(_expected, findings))}"
 
 
 def _expected(finding: ErrorDetails) -> str:
     context: Mapping[str, Any] = finding.get("ctx", {})
     bounds = {
-        "greater_than": ("gt", "a number above {}"),
-        "greater_than_equal": ("ge", "a number of at least {}"),
-        "less_than": ("lt", "a number below {}"),
-        "less_than_equal": ("le", "a number of at most {}"),
+        "greater_than": ("gt", "a number above {:g}"),
+        "greater_than_equal": ("ge", "a number of at least {:g}"),
+        "less_than": ("lt", "a number below {:g}"),
+        "less_than_equal": ("le", "a number of at most {:g}"),
         "literal_error": ("expected", "{}"),
         "string_pattern_mismatch": ("pattern", "a text of the form {}"),
     }

@@ -6,10 +6,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedpriv.accounting.gdp import mu_of
-from fedpriv.algorithms import Algorithm, Settings, algorithm_named
+from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
 from fedpriv.trust import Trust, trust_named
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 

@@ -1,0 +1,286 @@
+"""`fedpriv` as a person or a script uses it: a run, its files, stopping and going on, tables, help."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpriv.reports.results import read_results
+from fedpriv.reports.table import render
+
+FEDPRIV = Path(sys.executable).with_name("fedpriv")
+SCENARIO = """
+name = "small"
+title = "A small run"
+[data]
+name = "synthetic"
+[federation]
+silos = 3
+rounds = {rounds}
+[algorithm]
+name = "dp-mu2-fl"
+trust = "untrusted"
+diameter = 0.1
+[privacy]
+relation = "replace-one"
+rho = 4.0
+delta = 1e-5
+[run]
+evaluations = 4
+[sweep]
+"privacy.rho" = [4.0, 8.0]
+seeds = 2
+[paper]
+rows = "privacy.rho"
+columns = "algorithm.trust"
+test_loss = [[2.3], [2.2]]
+"""
+COMMANDS = ["run", "table", "plot", "data fetch", *(f"privacy {name}" for name in ("convert", "noise", "spent"))]
+
+
+def fedpriv(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [FEDPRIV, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def write_scenario(folder: Path, rounds: int = 8) -> Path:
+    path = folder / "small.toml"
+    text = SCENARIO.replace('seeds = 2', '"algorithm.trust" = ["untrusted"]\nseeds = 2')
+    path.write_text(text.format(rounds=rounds), encoding="utf-8")
+    return path
+
+
+def results_of(folder: Path) -> dict[str, Any]:
+    tree: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return tree
+
+
+def history_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def timeless(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell without the one figure that differs from run to run."""
+    return {key: value for key, value in cell.items() if key != "wall_seconds"}
+
+
+def ordered(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(history, key=lambda line: (line["cell"], line["round"]))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A finished run in `out` below the folder, and what the command said; read only."""
+    folder = tmp_path_factory.mktemp("run")
+    return folder, fedpriv("run", write_scenario(folder), "--out", "out", cwd=folder)
+
+
+@pytest.fixture
+def copied(finished: tuple[Path, Any], tmp_path: Path) -> Path:
+    """A finished run in `out`, to be damaged."""
+    subprocess.run(["cp", "-r", f"{finished[0]}/.", tmp_path], check=True)
+    return tmp_path
+
+
+def test_a_run_succeeds_and_shows_its_table(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = finished
+    assert done.returncode == 0, done.stderr
+    assert (folder / "out" / "table.md").read_text(encoding="utf-8") in done.stdout
+    assert "results: out" in done.stdout
+    assert "[4/4, " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_results_hold_every_field(finished: tuple[Path, Any]) -> None:
+    tree = results_of(finished[0] / "out")
+    assert tree["complete"] is True
+    assert tree["engine"] == "vectorized"
+    assert tree["seeds"] == [0, 1]
+    assert [(cell["point"]["privacy.rho"], cell["seed"]) for cell in tree["cells"]] == [
+        (4.0, 0), (4.0, 1), (8.0, 0), (8.0, 1)
+    ]  # fmt: skip
+    for place, cell in enumerate(tree["cells"]):
+        assert cell["cell"] == place
+        assert 0.0 < cell["test_loss"] < 10.0
+        assert 0.0 <= cell["test_accuracy"] <= 1.0
+        assert 0.0 <= cell["fraction_clipped"] <= 1.0
+        assert cell["wall_seconds"] > 0.0
+        assert (cell["silos"], cell["rounds"], cell["engine"]) == (3, 8, "vectorized")
+        assert cell["scenario"]["privacy"]["rho"] == cell["point"]["privacy.rho"]
+        assert cell["scenario"]["seed"] == cell["seed"]
+        assert (cell["trust"], cell["relation"], cell["noise"]) == ("untrusted", "replace-one", "simulation")
+        model = np.load(finished[0] / "out" / cell["model"])
+        assert model.shape == (7850,)
+        assert 0.0 < np.linalg.norm(model) <= 0.05 + 1e-6  # the ball of diameter 0.1
+
+
+def test_the_privacy_of_a_cell_is_the_papers(finished: tuple[Path, Any]) -> None:
+    """μ = 4 at δ = 1e-5: 24.38 exactly, 27.19 by the paper's μ²/2 + μ√(2 ln(1/δ))."""
+    cell = results_of(finished[0] / "out")["cells"][0]
+    assert cell["mu"] == pytest.approx(4.0, rel=1e-9)
+    assert cell["rho"] == cell["mu"]
+    assert cell["zcdp"] == pytest.approx(8.0, rel=1e-9)
+    assert cell["delta"] == 1e-5
+    assert cell["epsilon"] == pytest.approx(24.38, abs=0.005)
+    assert cell["epsilon_paper"] == pytest.approx(8.0 + 4.0 * math.sqrt(2.0 * math.log(1e5)), rel=1e-9)
+    assert cell["epsilon_paper"] == pytest.approx(27.19, abs=0.005)
+
+
+def test_history_has_a_line_an_evaluated_round(finished: tuple[Path, Any]) -> None:
+    tree, history = results_of(finished[0] / "out"), history_of(finished[0] / "out")
+    assert sorted((line["cell"], line["round"]) for line in history) == [
+        (cell, t) for cell in range(4) for t in (2, 4, 6, 8)
+    ]
+    for line in history:
+        cell = tree["cells"][line["cell"]]
+        assert (line["privacy.rho"], line["seed"]) == (cell["point"]["privacy.rho"], cell["seed"])
+        if line["round"] == 8:
+            assert (line["test_loss"], line["test_accuracy"]) == (cell["test_loss"], cell["test_accuracy"])
+
+
+@pytest.mark.parametrize("style", ["markdown", "csv", "latex"])
+def test_table_prints_what_the_library_renders(finished: tuple[Path, Any], style: Any) -> None:
+    folder = finished[0]
+    done = fedpriv("table", "out", "--format", style, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == render(read_results(folder / "out"), style)
+    if style == "markdown":
+        assert done.stdout == (folder / "out" / "table.md").read_text(encoding="utf-8")
+
+
+def test_a_second_run_into_the_same_folder_is_refused(copied: Path) -> None:
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    done = fedpriv("run", "small.toml", "--out", "out", cwd=copied)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "fedpriv: out holds results already; give another --out, or --resume to go on there\n"
+    )
+    assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
+
+
+def test_resume_computes_what_is_missing_and_keeps_the_rest(copied: Path) -> None:
+    """Killed after two cells, in the middle of a history line: the same numbers in the end."""
+    out = copied / "out"
+    whole, history = results_of(out), history_of(out)
+    kept = [whole["cells"][1], whole["cells"][2]]
+    (out / "results.json").write_text(json.dumps({**whole, "complete": False, "cells": kept}))
+    for place in (0, 3):
+        (out / "models" / f"{place:04d}.npy").unlink()
+    with (out / "history.jsonl").open("a") as file:
+        file.write('{"cell": 3, "round": 2, "test_l')
+    done = fedpriv("run", "small.toml", "--out", "out", "--resume", cwd=copied)
+    assert done.returncode == 0, done.stderr
+    again = results_of(out)
+    assert again["complete"] is True
+    assert "[2/2, " in done.stderr  # two cells are run, not four
+    assert [again["cells"][1], again["cells"][2]] == kept  # their times too
+    assert list(map(timeless, again["cells"])) == list(map(timeless, whole["cells"]))
+    assert ordered(history_of(out)) == ordered(history)
+    assert all((out / cell["model"]).exists() for cell in again["cells"])
+
+
+def test_resume_of_a_finished_run_changes_no_figure(copied: Path) -> None:
+    whole = results_of(copied / "out")
+    done = fedpriv("run", "small.toml", "--out", "out", "--resume", cwd=copied)
+    assert done.returncode == 0, done.stderr
+    assert results_of(copied / "out") == whole
+
+
+def test_resume_of_another_run_is_refused(copied: Path) -> None:
+    before = (copied / "out" / "results.json").read_bytes()
+    done = fedpriv(
+        "run", "small.toml", "--out", "out", "--resume", "--set", "federation.rounds=9", cwd=copied
+    )
+    assert done.returncode == 2
+    assert "out holds another run: its cell 0 differs from this scenario's" in done.stderr
+    assert (copied / "out" / "results.json").read_bytes() == before
+
+
+def test_without_out_runs_are_numbered(tmp_path: Path) -> None:
+    write_scenario(tmp_path)
+    one_cell = ("--set", "privacy.rho=4.0", "--set", "sweep.seeds=1", "--quiet")
+    for _ in range(2):
+        assert fedpriv("run", "small.toml", *one_cell, cwd=tmp_path).returncode == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["small", "small-2"]
+
+
+def test_quiet_prints_nothing(tmp_path: Path) -> None:
+    done = fedpriv("run", write_scenario(tmp_path), "--out", "out", "--quiet", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert results_of(tmp_path / "out")["complete"] is True
+    assert (tmp_path / "out" / "table.md").exists()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_is_valid_incomplete_and_goes_on(tmp_path: Path, sent: signal.Signals) -> None:
+    """Stopped as soon as its first cell is done; cells of different lengths finish one after another."""
+    write_scenario(tmp_path)
+    arguments = ["run", "small.toml", "--engine", "inprocess", "--out", "out"]
+    settings = ["--set", "federation.rounds=400", "--set", "sweep.seeds=3"]
+    process = subprocess.Popen(
+        [FEDPRIV, *arguments, *settings],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        deadline = time.monotonic() + 120.0
+        while not list((tmp_path / "out" / "models").glob("0*.npy")):
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(sent)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, said
+    assert "go on with --resume --out out" in said
+    assert "Traceback" not in said
+    stopped = results_of(tmp_path / "out")
+    assert stopped["complete"] is False
+    assert 1 <= len(stopped["cells"]) < 6
+    assert not (tmp_path / "out" / "table.md").exists()
+    table = fedpriv("table", "out", cwd=tmp_path)
+    assert table.returncode == 0
+    assert f"INCOMPLETE: {len(stopped['cells'])} of 6 cells" in table.stdout
+    resumed = fedpriv(*arguments, *settings, "--resume", "--quiet", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    whole = results_of(tmp_path / "out")
+    assert whole["complete"] is True
+    assert len(whole["cells"]) == 6
+    assert all(cell in whole["cells"] for cell in stopped["cells"])
+    history = [(line["cell"], line["round"]) for line in history_of(tmp_path / "out")]
+    assert sorted(history) == [(cell, t) for cell in range(6) for t in (100, 200, 300, 400)]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str, tmp_path: Path) -> None:
+    done = fedpriv(*command.split(), "--help", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Example" in done.stdout
+    assert f"fedpriv {command} " in " ".join(done.stdout.split())
+
+
+def test_the_first_page_of_help_lists_the_commands(tmp_path: Path) -> None:
+    done = fedpriv("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for name in ("run", "table", "plot", "data", "privacy"):
+        assert f" {name} " in done.stdout
+
+
+def test_version(tmp_path: Path) -> None:
+    done = fedpriv("--version", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("fedpriv ")
