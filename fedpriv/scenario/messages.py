@@ -65,7 +65,9 @@ def _expected(finding: ErrorDetails) -> str:
 
 def _is_union_branch(part: str | int) -> bool:
     """Pydantic names the member of a union in the path ("literal['paper']", "float"); users never wrote it."""
-    return isinstance(part, str) and (part in {"float", "int", "str", "bool"} or part.startswith("literal["))
+    if not isinstance(part, str):
+        return False
+    return part in {"float", "int", "str", "bool"} or part.startswith(("literal[", "constrained-"))
 
 
 def _section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:

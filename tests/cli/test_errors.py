@@ -1,0 +1,191 @@
+"""Bad input at the command line: one line on stderr, exit code 2, no traceback, nothing left behind."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedpriv.cli import main
+
+FEDPRIV = Path(sys.executable).with_name("fedpriv")
+SCENARIO = """
+name = "small"
+[data]
+name = "synthetic"
+[federation]
+silos = 3
+rounds = 8
+[algorithm]
+name = "dp-mu2-fl"
+trust = "untrusted"
+diameter = 0.1
+[privacy]
+relation = "replace-one"
+rho = 4.0
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with a scenario that is right."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(SCENARIO, encoding="utf-8")
+    return tmp_path
+
+
+def refusal(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int = 2
+) -> str:
+    """The one line that `fedpriv ARGUMENTS` ends with."""
+    monkeypatch.setattr(sys, "argv", ["fedpriv", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    said = capsys.readouterr()
+    assert caught.value.code == code
+    assert said.out == ""
+    assert said.err.startswith("fedpriv: ")
+    assert said.err.count("\n") == 1
+    assert said.err.endswith("\n")
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("setting", "parts"),
+    [
+        ("federation.silo=3", ["small.toml", "federation.silo: unknown key", "did you mean 'silos'?"]),
+        ("federation.silos=3.5", ["federation.silos = 3.5", "a whole number"]),
+        ("federation.silos=many", ["federation.silos = 'many'", "a whole number"]),
+        ("federation.samples=100", ["federation: needs exactly one of rounds and samples"]),
+        ("federation.rounds=2001", ["3 * 2001 * 1 = 6003", "synthetic has 6000", "at most 6000"]),
+        ("privacy.rho=0", ["privacy.rho = 0", "a number above 0"]),
+        ("privacy.rho=-1.0", ["privacy.rho = -1.0", "a number above 0"]),
+        ("privacy.mu=1.0", ["needs exactly one of mu, rho, zcdp and epsilon; given: mu, rho"]),
+        ("privacy.mode=none", ['mode = "none"', "rho cannot be given"]),
+        ("privacy.relation=any", ["privacy.relation = 'any'", "'replace-one' or 'zero-out'"]),
+        ("data.name=cifar", ["data.name = 'cifar'", "known data sets are", "did you mean 'cifar10'?"]),
+        ("model.name=cnn", ["model.name = 'cnn'", "'softmax-regression'"]),
+        ("algorithm.name=sgd", ["algorithm.name = 'sgd'", "'dp-mu2-fl'"]),
+        ("algorithm.trust=full", ["algorithm.trust = 'full'", "'untrusted', 'trusted'"]),
+        (
+            "algorithm.momentum=0.9",
+            ["algorithm.momentum: unknown key", "known keys here: diameter, clip, step"],
+        ),
+        ("seeds=0", ["seeds = 0", "how many (such as 5)"]),
+        ("federation.silos", ["--set 'federation.silos'", "expected KEY=VALUE"]),
+    ],
+)
+def test_a_bad_setting_is_one_line_and_nothing_is_written(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    setting: str,
+    parts: list[str],
+) -> None:
+    line = refusal(["run", "small.toml", "--set", setting, "--out", "out"], monkeypatch, capsys)
+    for part in parts:
+        assert part in line
+    assert [path.name for path in folder.iterdir()] == ["small.toml"]
+
+
+@pytest.mark.parametrize(
+    ("addition", "parts"),
+    [
+        ("[sweep]\n'federation.silos' = 3", ['sweep."federation.silos" = 3', "a list of at least one value"]),
+        ("[paper]\nrows = 'a'\ncolumns = 'b'", ["paper.rows = 'a'", "expected a swept key"]),
+        ("[sweep]\nseeds = -1", ["seeds = -1"]),
+        ("[unfinished", ["small.toml: not valid TOML", "line 15"]),
+    ],
+)
+def test_a_bad_file_is_one_line_and_nothing_is_written(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    addition: str,
+    parts: list[str],
+) -> None:
+    (folder / "small.toml").write_text(SCENARIO + addition)
+    line = refusal(["run", "small.toml", "--out", "out"], monkeypatch, capsys)
+    for part in parts:
+        assert part in line
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["run", "absent.toml"], ["absent.toml: no such file", "scenarios/quickstart.toml"]),
+        (["run", "small.toml", "--engine", "warp"], ["--engine warp", "vectorized, inprocess, ray"]),
+        (["table", "."], ["no results.json there", "a folder that `fedpriv run` wrote"]),
+        (["table", "absent"], ["absent: no results.json there"]),
+        (["table", ".", "--format", "html"], ["--format html", "markdown, csv, latex"]),
+        (["plot", "."], ["no results.json there"]),
+        (["data", "fetch", "mnits"], ["'mnits'", "did you mean 'mnist'?"]),
+        (["data", "fetch", "synthetic"], ["there is nothing to fetch"]),
+    ],
+)
+def test_a_bad_argument_is_one_line_and_nothing_is_written(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    parts: list[str],
+) -> None:
+    line = refusal(arguments, monkeypatch, capsys)
+    for part in parts:
+        assert part in line
+    assert [path.name for path in folder.iterdir()] == ["small.toml"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 99}', "null"])
+def test_a_results_file_that_is_not_one_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (folder / "results.json").write_text(content)
+    line = refusal(["table", "."], monkeypatch, capsys)
+    assert "results.json: " in line
+    (folder / "out").mkdir()
+    (folder / "out" / "results.json").write_text(content)
+    refusal(["run", "small.toml", "--out", "out", "--resume"], monkeypatch, capsys)
+    assert (folder / "out" / "results.json").read_text() == content
+
+
+def test_an_unreachable_data_set_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A data folder that cannot be made: nobody is asked for a download, and no results are begun."""
+    (folder / "file").write_text("")
+    monkeypatch.setenv("FEDPRIV_DATA", str(folder / "file"))
+    line = refusal(["run", "small.toml", "--set", "data.name=mnist", "--out", "out"], monkeypatch, capsys)
+    assert "set FEDPRIV_DATA to a usable folder" in line
+    assert not (folder / "out").exists()
+
+
+def test_a_run_that_fails_has_exit_code_1(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", "small.toml", "--set", "run.device=nonsense", "--out", "out"]
+    line = refusal(arguments, monkeypatch, capsys, code=1)
+    assert "run.device = 'nonsense'" in line
+    assert '"complete": false' in (folder / "out" / "results.json").read_text()
+    assert not (folder / "out" / "table.md").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "absent.toml", "--out", "out"],
+        ["run", "small.toml", "--set", "privacy.rho=0", "--out", "out"],
+        ["run", "small.toml", "--engine", "nonsense", "--out", "out"],
+        ["run"],
+        ["run", "small.toml", "--no-such-option"],
+        ["no-such-command"],
+    ],
+)
+def test_the_installed_script_exits_with_2_and_without_a_traceback(folder: Path, arguments: list[str]) -> None:
+    done = subprocess.run([FEDPRIV, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "out").exists()

@@ -1,0 +1,145 @@
+"""RUN_DIR: written as a sweep goes, valid at every moment, read back to go on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpriv.errors import InputError
+from fedpriv.outcome import Finished
+from fedpriv.reports.results import RunFolder, read_history, read_results
+from fedpriv.scenario import Scenario
+from fedpriv.scenario.load import scenario_of
+from tests.conftest import small_tree
+
+PAPER = {"rows": "privacy.rho", "columns": "federation.silos", "test_loss": [[2.5, 2.25]]}
+
+
+def scenario(**overrides: Any) -> Scenario:
+    sweep = {"privacy.rho": [4.0], "federation.silos": [1, 2], "seeds": 2}
+    return scenario_of({**small_tree(**overrides), "sweep": sweep, "paper": PAPER}, "test")
+
+
+def outcome(loss: float = 2.0) -> Finished:
+    return Finished(loss, 0.5, 0.25, 1.5, (), np.full(4, loss))
+
+
+def folder(path: Path, *, resume: bool = False, **overrides: Any) -> RunFolder:
+    return RunFolder(path, scenario(**overrides), "vectorized", resume=resume)
+
+
+def test_a_folder_is_valid_before_its_first_cell(tmp_path: Path) -> None:
+    assert folder(tmp_path / "deep" / "run").missing == [0, 1, 2, 3]
+    results = read_results(tmp_path / "deep" / "run")
+    assert not results.complete
+    assert results.cells == []
+    assert results.axes == {"privacy.rho": [4.0], "federation.silos": [1, 2]}
+    assert results.seeds == [0, 1]
+    assert results.published == scenario().published
+
+
+def test_results_are_complete_only_with_the_last_cell(tmp_path: Path) -> None:
+    run = folder(tmp_path)
+    for number, place in enumerate((2, 0, 3, 1), start=1):  # engines finish in any order
+        run.finished(place, outcome(float(place + 1)))
+        results = read_results(tmp_path)
+        assert results.complete is (number == 4)
+        assert len(results.cells) == number
+    assert run.missing == []
+    assert [cell["cell"] for cell in results.cells] == [0, 1, 2, 3]
+    for cell in results.cells:
+        np.testing.assert_array_equal(np.load(tmp_path / cell["model"]), np.full(4, cell["cell"] + 1.0))
+        assert (cell["test_loss"], cell["seed"]) == (cell["cell"] + 1.0, cell["cell"] % 2)
+        assert cell["point"] == {"privacy.rho": 4.0, "federation.silos": 1 + cell["cell"] // 2}
+        assert (cell["fraction_clipped"], cell["wall_seconds"]) == (0.25, 1.5)
+
+
+def test_a_cell_without_a_guarantee_claims_none(tmp_path: Path) -> None:
+    """The figures come from the ledger: a run that released nothing private has no μ, whatever was asked for."""
+    folder(tmp_path).finished(0, outcome())
+    (cell,) = read_results(tmp_path).cells
+    assert cell["noise"] == "none"
+    assert [cell[key] for key in ("mu", "rho", "zcdp", "epsilon", "epsilon_paper")] == [None] * 5
+
+
+def test_a_figure_that_is_not_finite_never_enters_the_results(tmp_path: Path) -> None:
+    run = folder(tmp_path)
+    run.finished(0, outcome())
+    before = (tmp_path / "results.json").read_bytes()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        run.finished(1, outcome(float("nan")))
+    assert (tmp_path / "results.json").read_bytes() == before
+
+
+def test_no_draft_is_left(tmp_path: Path) -> None:
+    folder(tmp_path).finished(0, outcome())
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert found == ["history.jsonl", "models/0000.npy", "results.json"]
+
+
+def test_results_are_not_written_over(tmp_path: Path) -> None:
+    folder(tmp_path).finished(0, outcome())
+    before = (tmp_path / "results.json").read_bytes()
+    with pytest.raises(InputError, match="holds results already; give another --out, or --resume"):
+        folder(tmp_path)
+    assert (tmp_path / "results.json").read_bytes() == before
+
+
+def test_resume_keeps_what_is_finished_and_drops_half_told_cells(tmp_path: Path) -> None:
+    run = folder(tmp_path)
+    for place in (1, 2):
+        run.evaluated(place, 4, 2.0 + place, 0.5)
+    run.finished(1, outcome())
+    with (tmp_path / "history.jsonl").open("a") as file:
+        file.write('{"cell": 1, "round": 8, "tes')
+    assert [line["cell"] for line in read_history(tmp_path)] == [1, 2]
+    again = folder(tmp_path, resume=True)
+    assert again.missing == [0, 2, 3]
+    assert [line["cell"] for line in read_history(tmp_path)] == [1]  # cell 2 is told again when it is run again
+    assert read_results(tmp_path).cells[0]["cell"] == 1
+
+
+def test_resume_without_results_starts(tmp_path: Path) -> None:
+    assert folder(tmp_path / "new", resume=True).missing == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "change", [{"federation__rounds": 9}, {"algorithm__diameter": 0.2}, {"run__dtype": "float32"}]
+)
+def test_resume_with_another_scenario_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder(tmp_path).finished(3, outcome())
+    before = (tmp_path / "results.json").read_bytes()
+    with pytest.raises(InputError, match="holds another run: its cell 3 differs") as caught:
+        folder(tmp_path, resume=True, **change)
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "results.json").read_bytes() == before
+
+
+def test_a_history_line_holds_the_point_and_the_round(tmp_path: Path) -> None:
+    folder(tmp_path).evaluated(3, 6, 2.25, 0.5)
+    assert list(read_history(tmp_path)) == [
+        {
+            "cell": 3,
+            "privacy.rho": 4.0,
+            "federation.silos": 2,
+            "seed": 1,
+            "round": 6,
+            "test_loss": 2.25,
+            "test_accuracy": 0.5,
+        }
+    ]
+
+
+def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
+    folder(tmp_path)
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    with pytest.raises(InputError, match="format 2, this version of fedpriv reads format 1"):
+        read_results(tmp_path)
+
+
+def test_a_folder_without_history_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no history.jsonl there"):
+        list(read_history(tmp_path))
