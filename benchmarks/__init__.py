@@ -1,1 +1,1 @@
-"""Speed, measured: `python -m benchmarks` (or `make bench`) prints every figure with the limit it is held against."""
+"""Speed, measured: `make bench` prints every figure with the limit it is held against."""

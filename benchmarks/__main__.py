@@ -16,10 +16,8 @@ def main() -> None:
     unknown = [name for name in chosen if name not in BENCHMARKS]
     if unknown:
         sys.exit(f"benchmarks: unknown {', '.join(unknown)}; known are {', '.join(BENCHMARKS)}")
-    load = os.getloadavg()[0]
-    print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {load:.2f}, torch {torch.__version__}"
-    )
+    machine, load = platform.processor() or platform.machine(), os.getloadavg()[0]
+    print(f"{machine}, {os.cpu_count()} cores, load {load:.2f}, torch {torch.__version__}")
     for name in chosen:
         print(f"\n## {name}\n")
         BENCHMARKS[name]()

@@ -96,6 +96,29 @@ def plot(run_dir: RunDir) -> None:
 
 
 @app.command()
+def audit(
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO", help="A scenario file; its first cell is audited.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
+    ] = None,
+    mu: Annotated[float, typer.Option(help="The claim: the scenario is recalibrated to it.")] = 1.0,
+    trials: Annotated[int, typer.Option(help="Canaries in each round.")] = 10_000,
+    confidence: Annotated[float, typer.Option(help="Of the lower bound that is shown.")] = 0.99,
+    seed: Annotated[int, typer.Option(help="Of coins and noise; another seed is another experiment.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Try to refute the privacy claim with canaries; exit code 0 if it stands, 3 if it is refuted.
+
+    Example: fedpriv audit scenarios/quickstart.toml --set algorithm.trust=trusted
+    """
+    from fedpriv.cli.audit import audit_scenario
+
+    audit_scenario(scenario, overrides or [], mu, trials, confidence, seed, as_json=as_json)
+
+
+@app.command()
 def silo(
     policy: Annotated[Path, typer.Argument(metavar="POLICY", help="The silo's policy file (TOML).")],
 ) -> None:

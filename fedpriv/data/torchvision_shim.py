@@ -15,7 +15,8 @@ def import_torchvision() -> ModuleType:
     """torchvision, with its operator registration left out only if the plain import fails on it."""
     try:
         return importlib.import_module("torchvision")
-    except RuntimeError:  # "operator torchvision::nms does not exist"
+    # "operator torchvision::nms does not exist", or what an import that failed so before has left half done.
+    except (RuntimeError, AttributeError):
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
         sys.modules[_REGISTRATIONS] = ModuleType(_REGISTRATIONS)

@@ -49,14 +49,14 @@ def run_inprocess(cells: Sequence[Cell], observer: Observer) -> Iterator[Outcome
 
         run_config = run_config_of(cell, Path())
         grid = InProcessGrid(client_app, cell.federation.silos, run_config)
-        with _flower_quiet(), _rare_garbage_collection():
+        with flower_quiet(), _rare_garbage_collection():
             server_app(relay_of)(grid, grid.server_context(run_config))
         assert relay.result is not None
         yield Outcome(index, relay.result)
 
 
 @contextmanager
-def _flower_quiet() -> Iterator[None]:
+def flower_quiet() -> Iterator[None]:
     """Flower's loggers write to the terminal that shows our progress."""
     logger = logging.getLogger("flwr")
     level = logger.level

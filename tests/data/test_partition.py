@@ -39,6 +39,8 @@ def test_iid_every_record_is_as_likely_as_any_other() -> None:
 def test_too_few_records_is_an_error_with_every_number() -> None:
     with pytest.raises(InputError, match=r"100 silos of 601 .* 100 \* 601 = 60100 .* there are 60000"):
         iid(60_000, 100, 601, 0)
+    with pytest.raises(InputError, match="there are 59999"):
+        iid(59_999, 100, 600, 0)
     assert iid(60_000, 100, 600, 0).shape == (100, 600)
 
 

@@ -25,9 +25,11 @@ def write_torchvision(folder: Path, registrations: str, last_line: str = "comple
     package = folder / "torchvision"
     package.mkdir()
     (package / "__init__.py").write_text(
-        f"from torchvision import _extension, _meta_registrations, datasets\n{last_line}\n"
+        "import torchvision._extension\n"
+        "torchvision._extension.loaded\n"  # not there if a half-imported module was left over
+        f"from torchvision import _meta_registrations, datasets\n{last_line}\n"
     )
-    (package / "_extension.py").write_text("")
+    (package / "_extension.py").write_text("loaded = True\n")
     (package / "_meta_registrations.py").write_text(f"{registrations}\ncomplete = True\n")
     (package / "datasets.py").write_text("from torchvision import _extension\ncomplete = True\n")
 

@@ -141,5 +141,5 @@ def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_history_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no history.jsonl there"):
+    with pytest.raises(InputError, match=r"no history\.jsonl there"):
         list(read_history(tmp_path))
