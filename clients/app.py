@@ -34,6 +34,7 @@ def roster(message: Message, context: Context) -> Message:
 
 
 @app.train()
+@torch.inference_mode()
 def train(message: Message, context: Context) -> Message:
     """Answer one query."""
     t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")

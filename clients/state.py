@@ -14,6 +14,7 @@ from clients.silo import Silo, SiloState
 from fedpriv.running_sum import RunningSum
 from fedpriv.wire import bytes_in
 
+_RECORD, _KEY = "fedpriv-silo", "state"
 _HEADER = struct.Struct("<QQ")  # the last round answered, and how many past queries there are
 
 
@@ -41,19 +42,32 @@ class SiloStore(Protocol):
     def save(self, state: SiloState) -> None: ...
 
 
+class _LiveState(ConfigRecord):
+    """A record that packs its state only when it leaves the process, as it does after every round under Ray."""
+
+    def __init__(self, state: SiloState) -> None:
+        super().__init__()
+        self.__dict__["live"] = state
+
+    def __reduce__(self) -> tuple[type[ConfigRecord], tuple[dict[str, bytes]]]:
+        return ConfigRecord, ({_KEY: pack(self.__dict__["live"])},)
+
+
 class ContextStore:
     """Flower's Context: for simulations, where nothing has to survive the process."""
-
-    _RECORD = "fedpriv-silo"
 
     def __init__(self, records: RecordDict) -> None:
         self._records = records
 
     def load(self, silo: Silo) -> SiloState:
-        if self._RECORD not in self._records:
+        kept = self._records.get(_RECORD)
+        if kept is None:
             return silo.start()
-        return unpack(bytes_in(self._records, self._RECORD, "state"), silo)
+        if isinstance(kept, _LiveState):
+            state: SiloState = kept.__dict__["live"]
+            return state
+        return unpack(bytes_in(self._records, _RECORD, _KEY), silo)
 
     def save(self, state: SiloState) -> None:
         """Called last, so that a client that failed half-way has changed nothing."""
-        self._records[self._RECORD] = ConfigRecord({"state": pack(state)})
+        self._records[_RECORD] = _LiveState(state)

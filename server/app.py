@@ -38,6 +38,7 @@ def server_app(reporter_of: Callable[[Context], Reporter]) -> ServerApp:
     app = ServerApp()
 
     @app.main()
+    @torch.inference_mode()
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(1)  # as in the clients: the order of sums must not depend on the cores
         reporter = reporter_of(context)

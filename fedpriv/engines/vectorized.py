@@ -94,7 +94,8 @@ class _Group:
     def _stacked(self, parts: Sequence[Part]) -> Part:
         return stack(parts, self._dtype, self._device)
 
-    def run(self) -> Iterator[Outcome]:
+    @torch.inference_mode()
+    def run(self) -> list[Outcome]:
         started = last = time.perf_counter()
         evaluated_at = evaluation_rounds(self._schedule.rounds, self._run.evaluations)
         objective, optimizer, count = self._task.objective, self._optimizer, len(self._cells)
@@ -126,11 +127,20 @@ class _Group:
         wall = (time.perf_counter() - started) / count
         drawn = len(self._weights) * self._schedule.rounds
         models = optimizer.output(state).cpu().numpy()
-        for place, index in enumerate(self._indices):
-            share = float(clipped[place]) / drawn
-            releases = self._plans[place].releases(self._schedule.rounds)
-            finished = Finished(loss[place], accuracy[place], share, wall, releases, models[place].copy())
-            yield Outcome(index, finished)
+        return [
+            Outcome(
+                index,
+                Finished(
+                    loss[place],
+                    accuracy[place],
+                    float(clipped[place]) / drawn,
+                    wall,
+                    self._plans[place].releases(self._schedule.rounds),
+                    models[place].copy(),
+                ),
+            )
+            for place, index in enumerate(self._indices)
+        ]
 
     def _batches(self) -> Iterator[Records]:
         """Round by round the records of all silos, (replicates, silos * batch, ...), gathered block by block."""

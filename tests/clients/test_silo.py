@@ -1,11 +1,12 @@
 """A silo answers what the protocol allows, with the noise it owes, and nothing else."""
 
+import pickle
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from scipy import stats
 
 from clients.silo import Silo, simulated_silo
@@ -114,15 +115,17 @@ def test_a_silo_stops_after_the_last_round(small_cell: MakeCell) -> None:
         silo.answer(state, 3, query)
 
 
-def test_state_survives_a_context(small_cell: MakeCell) -> None:
-    silo, store = simulated_silo(small_cell(), 0), ContextStore(RecordDict())
-    state = store.load(silo)
+def test_state_survives_a_context_and_its_way_to_another_process(small_cell: MakeCell) -> None:
+    silo, records = simulated_silo(small_cell(), 0), RecordDict()
+    state = ContextStore(records).load(silo)
     assert state.answered == 0
     for t in (1, 2, 3):
         _, state = silo.answer(state, t, torch.randn(7850, dtype=torch.float64))
-        store.save(state)
-        kept = store.load(silo)
-        assert kept.answered == t
-        assert torch.equal(kept.sum.total, state.sum.total)
-        assert all(map(torch.equal, kept.sum.past, state.sum.past))
-        assert len(kept.sum.past) == 1
+        ContextStore(records).save(state)
+        moved = pickle.loads(pickle.dumps(records))
+        assert type(moved["fedpriv-silo"]) is ConfigRecord
+        for kept in (ContextStore(records).load(silo), ContextStore(moved).load(silo)):
+            assert kept.answered == t
+            assert torch.equal(kept.sum.total, state.sum.total)
+            assert all(map(torch.equal, kept.sum.past, state.sum.past))
+            assert len(kept.sum.past) == 1
