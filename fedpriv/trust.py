@@ -47,7 +47,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Trust:
-    """A trust setting: what it protects against whom (printed in every report) and who adds the noise."""
+    """A trust setting: what it protects against whom, and who adds the noise."""
 
     name: str
     protects: str

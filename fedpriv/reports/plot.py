@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpriv.errors import InputError
 from fedpriv.reports.results import Results, read_history, read_results
-from fedpriv.reports.table import (
+from fedpriv.reports.summary import (
     METRICS,
     Metric,
     cells_at,

@@ -2,36 +2,30 @@
 
 import csv
 import io
-import itertools
 import re
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 from fedpriv.reports.results import Results
+from fedpriv.reports.summary import (
+    METRICS,
+    Metric,
+    cells_at,
+    compare,
+    incomplete,
+    missing,
+    point_text,
+    points,
+    product,
+    short_names,
+    value_text,
+)
 from fedpriv.scenario.load import Paper
 
 Style = Literal["markdown", "csv", "latex"]
 
-
-@dataclass(frozen=True)
-class Metric:
-    """How a figure of results.json is shown: its name, the unit it is printed in, and its digits."""
-
-    key: str
-    title: str
-    factor: float
-    digits: int
-    published_digits: int
-
-
-METRICS = (
-    Metric("test_loss", "test loss", 1.0, 4, 3),
-    Metric("test_accuracy", "test accuracy (%)", 100.0, 1, 1),
-)
-"""Losses as they are; accuracies are stored as shares and printed, as papers do, in percent."""
 
 _COLUMNS = (
     *("silos", "rounds", "mu", "epsilon at delta"),
@@ -39,30 +33,6 @@ _COLUMNS = (
     *("clipped (%)", "seconds, all seeds"),
 )
 _LISTED = 10  # missing points that are named; the tables show the others
-
-
-@dataclass(frozen=True)
-class Summary:
-    """One metric at a sweep point, in the unit it is printed in; `std` (ddof = 1) is None for a single seed."""
-
-    mean: float
-    std: float | None
-    seeds: int
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One metric at one sweep point: what was measured, and what the paper printed; None where there is none."""
-
-    measured: Summary | None
-    published: float | None
-
-    @property
-    def difference(self) -> float | None:
-        """Measured minus published."""
-        if self.measured is None or self.published is None:
-            return None
-        return self.measured.mean - self.published
 
 
 @dataclass(frozen=True)
@@ -82,69 +52,6 @@ def render(results: Results, style: Style) -> str:
     return STYLES[style](results)
 
 
-def points(results: Results) -> list[dict[str, Any]]:
-    """Every sweep point in the order of the scenario, finished or not."""
-    return _product(results.axes)
-
-
-def cells_at(results: Results, point: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The finished cells of a sweep point, one a seed."""
-    return [cell for cell in results.cells if cell["point"] == point]
-
-
-def missing(results: Results) -> list[tuple[dict[str, Any], list[int]]]:
-    """The sweep points that are not complete, and their seeds without a result."""
-    found = []
-    for point in points(results):
-        finished = {cell["seed"] for cell in cells_at(results, point)}
-        if absent := [seed for seed in results.seeds if seed not in finished]:
-            found.append((point, absent))
-    return found
-
-
-def incomplete(results: Results) -> str:
-    """ "INCOMPLETE: k of n cells", or nothing when all are there."""
-    expected = len(points(results)) * len(results.seeds)
-    finished = expected - sum(len(seeds) for _, seeds in missing(results))
-    return "" if results.complete and finished == expected else f"INCOMPLETE: {finished} of {expected} cells"
-
-
-def summarize(cells: Sequence[Mapping[str, Any]], metric: Metric) -> Summary | None:
-    """Mean and sample standard deviation over the given cells; None without a cell."""
-    values = [metric.factor * cell[metric.key] for cell in cells]
-    if not values:
-        return None
-    return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
-
-
-def compare(results: Results, metric: Metric, point: Mapping[str, Any]) -> Comparison:
-    """What was measured at a sweep point, beside what was published for it."""
-    published = results.published.value(metric.key, point) if results.published else None
-    return Comparison(summarize(cells_at(results, point), metric), published)
-
-
-def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """Dotted keys -> their last parts; keys that would share one keep their whole name."""
-    last = {key: key.rpartition(".")[2] for key in keys}
-    uses = Counter(last.values())
-    return {key: name if uses[name] == 1 else key for key, name in last.items()}
-
-
-def value_text(value: Any) -> str:
-    """A swept value as papers print it: 4, not 4.0."""
-    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
-
-
-def point_text(results: Results, point: Mapping[str, Any]) -> str:
-    """A sweep point in words: "rho 4, silos 100"."""
-    names = short_names(results.axes)
-    return ", ".join(f"{names[key]} {value_text(value)}" for key, value in point.items())
-
-
-def _product(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-
-
 def _tables(results: Results) -> list[_Table]:
     """A table of the paper's form for each metric it has and each value of other axes, or one of all points."""
     shown = _published_metrics(results)
@@ -152,7 +59,7 @@ def _tables(results: Results) -> list[_Table]:
         return [_list(results)]
     paper = results.published.table
     others = {key: values for key, values in results.axes.items() if key not in (paper.rows, paper.columns)}
-    return [_grid(results, paper, metric, fixed) for metric in shown for fixed in _product(others)]
+    return [_grid(results, paper, metric, fixed) for metric in shown for fixed in product(others)]
 
 
 def _published_metrics(results: Results) -> list[Metric]:

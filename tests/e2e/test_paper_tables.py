@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedpriv.engines.vectorized import run_vectorized
-from fedpriv.reports.table import METRICS
+from fedpriv.reports.summary import METRICS
 from fedpriv.scenario import load_scenario
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from fedpriv.reports.results import Results
-from fedpriv.reports.table import (
+from fedpriv.reports.summary import (
     METRICS,
     compare,
     incomplete,
     missing,
-    render,
     short_names,
     summarize,
     value_text,
 )
+from fedpriv.reports.table import render
 
 Make = Callable[..., Results]
 LOSS, ACCURACY = METRICS

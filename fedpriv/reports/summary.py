@@ -1,0 +1,115 @@
+"""A run's cells summed up: means and spreads over seeds at every sweep point, beside what was published."""
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedpriv.reports.results import Results
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a figure of results.json is shown: its name, the unit it is printed in, and its digits."""
+
+    key: str
+    title: str
+    factor: float
+    digits: int
+    published_digits: int
+
+
+METRICS = (
+    Metric("test_loss", "test loss", 1.0, 4, 3),
+    Metric("test_accuracy", "test accuracy (%)", 100.0, 1, 1),
+)
+"""Losses as they are; accuracies are stored as shares and printed, as papers do, in percent."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One metric at a sweep point, in the unit it is printed in; `std` (ddof = 1) is None for a single seed."""
+
+    mean: float
+    std: float | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One metric at one sweep point: what was measured, and what the paper printed; None where there is none."""
+
+    measured: Summary | None
+    published: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """Measured minus published."""
+        if self.measured is None or self.published is None:
+            return None
+        return self.measured.mean - self.published
+
+
+def points(results: Results) -> list[dict[str, Any]]:
+    """Every sweep point in the order of the scenario, finished or not."""
+    return product(results.axes)
+
+
+def cells_at(results: Results, point: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The finished cells of a sweep point, one a seed."""
+    return [cell for cell in results.cells if cell["point"] == point]
+
+
+def missing(results: Results) -> list[tuple[dict[str, Any], list[int]]]:
+    """The sweep points that are not complete, and their seeds without a result."""
+    found = []
+    for point in points(results):
+        finished = {cell["seed"] for cell in cells_at(results, point)}
+        if absent := [seed for seed in results.seeds if seed not in finished]:
+            found.append((point, absent))
+    return found
+
+
+def incomplete(results: Results) -> str:
+    """ "INCOMPLETE: k of n cells", or nothing when all are there."""
+    expected = len(points(results)) * len(results.seeds)
+    finished = expected - sum(len(seeds) for _, seeds in missing(results))
+    return "" if results.complete and finished == expected else f"INCOMPLETE: {finished} of {expected} cells"
+
+
+def summarize(cells: Sequence[Mapping[str, Any]], metric: Metric) -> Summary | None:
+    """Mean and sample standard deviation over the given cells; None without a cell."""
+    values = [metric.factor * cell[metric.key] for cell in cells]
+    if not values:
+        return None
+    return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+
+def compare(results: Results, metric: Metric, point: Mapping[str, Any]) -> Comparison:
+    """What was measured at a sweep point, beside what was published for it."""
+    published = results.published.value(metric.key, point) if results.published else None
+    return Comparison(summarize(cells_at(results, point), metric), published)
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """Dotted keys -> their last parts; keys that would share one keep their whole name."""
+    last = {key: key.rpartition(".")[2] for key in keys}
+    uses = Counter(last.values())
+    return {key: name if uses[name] == 1 else key for key, name in last.items()}
+
+
+def value_text(value: Any) -> str:
+    """A swept value as papers print it: 4, not 4.0."""
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def point_text(results: Results, point: Mapping[str, Any]) -> str:
+    """A sweep point in words: "rho 4, silos 100"."""
+    names = short_names(results.axes)
+    return ", ".join(f"{names[key]} {value_text(value)}" for key, value in point.items())
+
+
+def product(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
