@@ -38,7 +38,7 @@ def roster(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Answer one query."""
     t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
-    run_config = tuple(sorted(context.run_config.items()))
+    run_config = tuple(context.run_config.items())
     if guard := context.node_config.get("guard"):
         release = ask(Path(str(guard)), str(context.run_id), _cached_cell_json(run_config), t, query)
         return Message(release_content(release, None), reply_to=message)

@@ -124,7 +124,7 @@ class DrawAhead:
     A cache and nothing more: any round may be asked for, any number of times.
     """
 
-    def __init__(self, source: KeyedNormal, size: int, owner: int, rounds: int, ahead: int = 8) -> None:
+    def __init__(self, source: KeyedNormal, size: int, owner: int, rounds: int, ahead: int = 16) -> None:
         self._source, self._size, self._owner, self._rounds = source, size, owner, rounds
         self._ahead = ahead
         self._first = 0

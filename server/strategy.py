@@ -40,6 +40,7 @@ class ReleaseStrategy(Strategy):
         self.records_clipped = 0
         self.rounds_done = 0
         self._noise = noise
+        self._initial = initial
         self._weights = torch.tensor(plan.weights, dtype=initial.dtype)
         self._optimizer_state = plan.optimizer.start(initial)
         self._mechanism_state = plan.mechanism.start()
@@ -136,6 +137,9 @@ class ReleaseStrategy(Strategy):
             raise RunError(f"round {server_round}: no reply from silo {', '.join(map(str, missing))}")
         # Sorted by silo before any sum, so that the order of arrival cannot change the last bit.
         mean = self._weights @ torch.stack([releases[silo] for silo in range(len(self._nodes))])
+        if not is_finite(mean):  # weights are positive, so a value that is not finite shows in the mean
+            wrong = ", ".join(str(silo) for silo, release in releases.items() if not is_finite(release))
+            raise RunError(f"silo {wrong}, round {server_round}: the release has values that are not finite")
         released = mean + self._server_noise(server_round)
         current = self.plan.estimator.round(server_round)
         self._optimizer_state = self.plan.optimizer.update(self._optimizer_state, released, current)
@@ -159,13 +163,12 @@ class ReleaseStrategy(Strategy):
                 self.records_clipped += number_in(reply.content, "metrics", "clipped")
         except ValueError as error:
             raise RunError(f"silo {silo}, round {t}: {error}") from None
-        if release.shape != self.model.shape or release.dtype != self.model.dtype:
+        expected = self._initial
+        if release.shape != expected.shape or release.dtype != expected.dtype:
             raise RunError(
                 f"silo {silo}, round {t}: a release of shape {tuple(release.shape)} and type {release.dtype}, "
-                f"expected {tuple(self.model.shape)} and {self.model.dtype}"
+                f"expected {tuple(expected.shape)} and {expected.dtype}"
             )
-        if not is_finite(release):
-            raise RunError(f"silo {silo}, round {t}: the release has values that are not finite")
         return release
 
     def configure_evaluate(

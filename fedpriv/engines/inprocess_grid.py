@@ -1,7 +1,7 @@
 """A Flower Grid that calls a ClientApp in this process: the apps that are deployed, without the network.
 
-Everything that touches Flower's private names is in this module: message ids and the identity of the running task
-(flwr 1.41), both covered by tests.
+Everything that touches Flower's private names is in this module: message ids, the identity of the running task and
+the inside of a RecordDict (flwr 1.41), all covered by tests.
 """
 
 import itertools
@@ -91,7 +91,9 @@ class InProcessGrid(Grid):
 
     def _call(self, message: Message) -> Message:
         # Each client gets its own containers, as over a network; the bytes of arrays are immutable and shared.
-        content = RecordDict({name: record.copy() for name, record in message.content.items()})
+        content = message.content.copy()
+        records = content.__dict__["_data"]  # the public way checks every record again, at 5 us each
+        records.update({name: record.copy() for name, record in records.items()})
         own = make_message(metadata=message.metadata, content=content)
         try:
             return self._client_app(own, self._contexts[message.metadata.dst_node_id])
