@@ -12,12 +12,13 @@ from fedpriv.accounting.ledger import ReleaseStream
 class Finished:
     """What one finished cell gave.
 
-    `wall_seconds` is its share of the time of cells that were run together; `releases` is its ledger.
+    `fraction_clipped` is None where silos do not tell; `wall_seconds` is its share of the time of cells that
+    were run together; `releases` is its ledger.
     """
 
     test_loss: float
     test_accuracy: float
-    fraction_clipped: float
+    fraction_clipped: float | None
     wall_seconds: float
     releases: tuple[ReleaseStream, ...]
     model: NDArray[np.floating]

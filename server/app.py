@@ -73,7 +73,7 @@ def run_cell(grid: Grid, cell: Cell, reporter: Reporter) -> Finished:
     model = next(iter(result.arrays.to_numpy_ndarrays()))
     return Finished(
         **metrics,
-        fraction_clipped=strategy.records_clipped / drawn,
+        fraction_clipped=None if strategy.records_clipped is None else strategy.records_clipped / drawn,
         wall_seconds=time.perf_counter() - started,
         releases=plan.releases(strategy.rounds_done),
         model=model,

@@ -37,7 +37,7 @@ class ReleaseStrategy(Strategy):
 
     def __init__(self, plan: Plan, initial: Tensor, noise: KeyedNormal) -> None:
         self.plan = plan
-        self.records_clipped = 0
+        self.records_clipped: int | None = 0  # None once a silo did not tell, as silos with a guard do not
         self.rounds_done = 0
         self._noise = noise
         self._initial = initial
@@ -159,7 +159,9 @@ class ReleaseStrategy(Strategy):
             raise RunError(f"silo {silo} failed in round {t}: {reply.error.reason}")
         try:
             release = vector_in(reply.content, "release")
-            if "metrics" in reply.content:
+            if "metrics" not in reply.content:
+                self.records_clipped = None
+            elif self.records_clipped is not None:
                 self.records_clipped += number_in(reply.content, "metrics", "clipped")
         except ValueError as error:
             raise RunError(f"silo {silo}, round {t}: {error}") from None

@@ -116,7 +116,8 @@ def _row(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
         row["silos"], row["rounds"] = str(first["silos"]), str(first["rounds"])
         row["mu"] = _figure(first["mu"]) if private else "no noise"
         row["epsilon at delta"] = f"{_figure(first['epsilon'])} at {first['delta']:g}" if private else "none"
-        row["clipped (%)"] = f"{100.0 * statistics.fmean(cell['fraction_clipped'] for cell in cells):.2f}"
+        told = [cell["fraction_clipped"] for cell in cells if cell["fraction_clipped"] is not None]
+        row["clipped (%)"] = f"{100.0 * statistics.fmean(told):.2f}" if told else "not told"
         row["seconds, all seeds"] = f"{sum(cell['wall_seconds'] for cell in cells):.1f}"
     return row
 
