@@ -1,11 +1,13 @@
 """`fedpriv audit`: does the code leak more than it claims?
 
 The real silo, strategy and noise are run on canaries (see `transcripts`), and a fixed family of tests tries to
-tell the worlds apart: a matched filter on the whole transcript, every single release, and the difference of every
-two consecutive ones, because noise that is repeated cancels there while it weakens the filter.  The largest lower
-bound on μ, corrected for the size of the family (Bonferroni), must stay under the claim.
+tell the worlds apart: a matched filter on the whole transcript, every single release, the difference of every two
+releases and, where messages are seen, that of two silos, because noise that is repeated cancels there while it
+weakens the filter.  The largest lower bound on μ, corrected for the size of the family (Bonferroni), must stay
+under the claim.
 """
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from fedpriv.scenario import Cell
 
 MOST_ROUNDS = 12
 MOST_SILOS = 4
+SMALLEST_MU, LARGEST_MU = 1e-3, 100.0  # beyond, no number of trials that can be run says anything
 
 
 class AuditRefutedError(FedprivError):
@@ -71,22 +74,25 @@ def audit(
     """
     if cell.privacy.target is None:
         raise InputError('privacy.mode = "none": a run without noise claims nothing that could be audited')
-    if trials < 10 * CANARIES or not 0.5 <= confidence < 1.0 or not claimed_mu > 0.0:
+    if trials < 10 * CANARIES or not 0.5 <= confidence < 1.0 or not SMALLEST_MU <= claimed_mu <= LARGEST_MU:
         raise InputError(
             f"trials = {trials}, confidence = {confidence}, mu = {claimed_mu}: expected at least {10 * CANARIES} "
-            "trials, a confidence in [0.5, 1) and a mu above 0"
+            f"trials, a confidence in [0.5, 1) and a mu in [{SMALLEST_MU:g}, {LARGEST_MU:g}]"
         )
+    if seed < 0:
+        raise InputError(f"seed = {seed}: expected a whole number of at least 0")
     started = time.perf_counter()
     rounds, silos = min(cell.federation.total_rounds, MOST_ROUNDS), min(cell.federation.silos, MOST_SILOS)
     small, objective = auditable(cell, claimed_mu, rounds, silos)
     gathered = _gather(small, objective, trials * rounds, seed, advanced)
-    failure = (1.0 - confidence) / (rounds * 2 * rounds)  # rounds of a canary × statistics
     best, statistic = 0.0, "none"
     for t in range(1, rounds + 1):
         chosen = gathered.round == t
-        seen, present = gathered.seen[chosen], gathered.present[chosen]
-        for name, scores in _statistics(small, objective, t, seen).items():
-            bound = mu_lower_bound(scores, present, failure)
+        seen = Trials(*(column[chosen] for column in gathered))
+        family = _statistics(small, objective, t, seen)
+        failure = (1.0 - confidence) / (rounds * len(family))
+        for name, scores in family.items():
+            bound = mu_lower_bound(scores, seen.present, failure)
             if bound > best:
                 best, statistic = bound, f"{name}, canary in round {t}"
     delta = cell.privacy.delta
@@ -118,12 +124,17 @@ def _gather(
     return Trials(*(np.concatenate(columns) for columns in zip(*gathered, strict=True)))
 
 
-def _statistics(cell: Cell, objective: SoftmaxRegression, canary_round: int, seen: Scores) -> dict[str, Scores]:
-    """The fixed family: 2T scores of every transcript (n, T)."""
-    rounds = seen.shape[1]
+def _statistics(cell: Cell, objective: SoftmaxRegression, canary_round: int, trials: Trials) -> dict[str, Scores]:
+    """The fixed family of scores (n,), the same names for every round of a canary."""
+    seen, rounds = trials.seen, trials.seen.shape[1]
     scores = {"whole transcript": seen @ _matched_filter(cell, objective, canary_round, rounds)}
     scores |= {f"release {t}": seen[:, t - 1] for t in range(1, rounds + 1)}
-    return scores | {f"release {t} minus {t - 1}": seen[:, t - 1] - seen[:, t - 2] for t in range(2, rounds + 1)}
+    scores |= {
+        f"release {late} minus {early}": seen[:, late - 1] - seen[:, early - 1]
+        for early, late in itertools.combinations(range(1, rounds + 1), 2)
+    }
+    apart = trials.apart
+    return scores | {f"release {t} minus silo 1's": apart[:, t - 1] for t in range(1, apart.shape[1] + 1)}
 
 
 def _matched_filter(cell: Cell, objective: SoftmaxRegression, canary_round: int, rounds: int) -> Scores:

@@ -34,9 +34,13 @@ _FAR = 1e4  # how many clips long an unclipped canary is: a missing clip cannot 
 
 
 class Trials(NamedTuple):
-    """Canaries as rows: what was seen along each one's direction (n, rounds), its coin (n,), its round (n,)."""
+    """Canaries as rows: what was seen along each one's direction (n, rounds), its coin (n,), its round (n,).
+
+    `apart` is silo 0's releases minus silo 1's (n, rounds), (n, 0) where nobody who is an adversary sees both.
+    """
 
     seen: NDArray[np.float64]
+    apart: NDArray[np.float64]
     present: NDArray[np.bool_]
     round: NDArray[np.int64]
 
@@ -75,28 +79,34 @@ def auditable(cell: Cell, mu: float, rounds: int, silos: int) -> tuple[Cell, Sof
 def run_trials(cell: Cell, objective: SoftmaxRegression, seed: int) -> Trials:
     """One run with `CANARIES` canaries in silo 0, spread over its rounds, each present or not by a fair coin.
 
-    Guarantee: what is returned is what the trust setting shows its adversary: silo 0's messages, or the
+    Guarantee: what is returned is what the trust setting shows its adversary: the silos' messages, or the
     server's noisy means.
     """
-    messages: list[Tensor] = []
     means: list[Tensor] = []
     plan = dataclasses.replace(plan_of(cell, objective), optimizer=_Watching(means))
-    total = plan.schedule.rounds
     present = public_generator(seed, "audit coins").random(CANARIES) < 0.5
-    in_round = 1 + np.arange(CANARIES) % total
+    in_round = 1 + np.arange(CANARIES) % plan.schedule.rounds
     noise = KeyedNormal(seed_key(seed, "audit noise"), np.float64)
     canaries, nothing = _canaries(cell, plan, in_round, present), _nothing(plan)
     silos = [
         Silo(number, plan, objective, nothing if number else canaries, noise)
         for number in range(len(plan.weights))
     ]
+    messages: list[list[Tensor]] = [[] for _ in silos]
     grid = InProcessGrid(_listening(silos, messages), len(silos), {})
     with flower_quiet():
         ReleaseStrategy(plan, objective.initial(), noise).start(grid, one_array(objective.initial()))
-    visible = torch.stack(means if cell.algorithm.setting.noise_at_server else messages)
-    classes = visible.view(total, objective.classes, CANARIES)
-    along = (classes[:, 1] - classes[:, 0]) / 2**0.5  # a canary's direction: its feature, class 1 against 0
-    return Trials(along.T.numpy().copy(), present, in_round)
+    if cell.algorithm.setting.noise_at_server:
+        return Trials(_along(means), np.empty((CANARIES, 0)), present, in_round)
+    seen, others = _along(messages[0]), messages[1:]
+    return Trials(seen, seen - _along(others[0]) if others else np.empty((CANARIES, 0)), present, in_round)
+
+
+def _along(vectors: list[Tensor]) -> NDArray[np.float64]:
+    """Every canary's coordinate (n, rounds): its direction is its feature, class 1 against class 0."""
+    classes = torch.stack(vectors).view(len(vectors), 2, CANARIES)
+    along: NDArray[np.float64] = ((classes[:, 1] - classes[:, 0]) / 2**0.5).T.numpy().copy()
+    return along
 
 
 def _nothing(plan: Plan) -> Records:
@@ -120,8 +130,8 @@ def _canaries(cell: Cell, plan: Plan, in_round: NDArray[np.int64], present: NDAr
     return Records(features, labels)
 
 
-def _listening(silos: list[Silo], messages: list[Tensor]) -> ClientApp:
-    """A ClientApp of these silos that keeps what silo 0 sends."""
+def _listening(silos: list[Silo], messages: list[list[Tensor]]) -> ClientApp:
+    """A ClientApp of these silos that keeps what each of them sends."""
     app = ClientApp()
 
     @app.query("roster")
@@ -134,8 +144,7 @@ def _listening(silos: list[Silo], messages: list[Tensor]) -> ClientApp:
         t = number_in(message.content, "config", "t")
         release, state = silo.answer(store.load(silo), t, vector_in(message.content, "query"))
         store.save(state)
-        if silo.number == 0:
-            messages.append(release.vector)
+        messages[silo.number].append(release.vector)
         return Message(release_content(release.vector, release.clipped), reply_to=message)
 
     return app

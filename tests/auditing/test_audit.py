@@ -64,16 +64,34 @@ def test_a_missing_clip_is_caught(small_cell: MakeCell, monkeypatch: pytest.Monk
     assert not audit_small(small_cell, trust).stands
 
 
+@pytest.mark.parametrize("first", [3, 2, 1])
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_the_same_noise_twice_is_caught(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
-    """Round 4 repeats the noise of round 3; repeated noise would lower the score of a matched filter."""
+def test_the_same_noise_twice_is_caught(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str, first: int
+) -> None:
+    """Round 4 repeats the noise of an earlier one; repeated noise would lower the score of a matched filter."""
     honest = KeyedNormal.vectors
 
     def repeating(self: KeyedNormal, size: int, owners: Any, rounds: Any, node: int = 0) -> Any:
-        return honest(self, size, owners, [3 if t == 4 else t for t in rounds], node)
+        return honest(self, size, owners, [first if t == 4 else t for t in rounds], node)
 
     monkeypatch.setattr(KeyedNormal, "vectors", repeating)
     assert not audit_small(small_cell, trust).stands
+
+
+def test_the_same_noise_at_two_silos_is_caught(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An untrusted server sees both messages, and the difference has no noise."""
+    honest = KeyedNormal.vectors
+
+    def shared(self: KeyedNormal, size: int, owners: Any, rounds: Any, node: int = 0) -> Any:
+        return honest(self, size, [0 for _ in owners], rounds, node)
+
+    monkeypatch.setattr(KeyedNormal, "vectors", shared)
+    assert not audit_small(small_cell, "untrusted").stands
+
+
+def test_one_silo_alone_is_audited(small_cell: MakeCell) -> None:
+    assert audit_small(small_cell, "untrusted", federation__silos=1).stands
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
@@ -131,6 +149,10 @@ def test_what_cannot_be_audited_is_refused(small_cell: MakeCell) -> None:
         audit(small_cell(privacy__mode="none", privacy__rho=None))
     with pytest.raises(InputError, match="trials = 10"):
         audit(small_cell(), trials=10)
+    with pytest.raises(InputError, match="a mu in"):
+        audit(small_cell(), claimed_mu=1e-300)
+    with pytest.raises(InputError, match="seed = -1"):
+        audit(small_cell(), seed=-1)
 
 
 def write_scenario(folder: Path) -> Path:
