@@ -135,10 +135,11 @@ def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
         raise InputError(f"{source}: {explain(error, Cell)}") from None
     row = cell.algorithm.row
     _ = cell.algorithm.setting
-    try:
-        _ = cell.algorithm.settings
-    except ValidationError as error:
-        raise InputError(f"{source}: {explain(error, row.settings, 'algorithm')}") from None
+    for name, section in (("algorithm", cell.algorithm), ("model", cell.model)):
+        try:
+            _ = section.settings
+        except ValidationError as error:
+            raise InputError(f"{source}: {explain(error, section.row.settings, name)}") from None
     if cell.privacy.rho is not None and row.name_of_mu != "rho":
         raise InputError(
             f"{source}: privacy.rho: only dp-mu2-fl's paper calls mu so; write privacy.mu for {row.name}"
