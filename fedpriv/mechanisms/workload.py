@@ -50,8 +50,8 @@ class Workload:
     """A over `schedule.rounds` rounds, with increments clipped to `clips[t-1]` in round t.
 
     `schedule` declares the participation: fixed order every epoch (a `Schedule`, of which the single pass is the
-    case places = rounds; `Phases`: the single pass with empty rounds) or any pattern of a `Separated`.  With a `period` the sums restart from 0 in rounds 1,
-    1 + period, 1 + 2 period, ….
+    case places = rounds), the single pass with empty rounds of `Phases`, or any pattern of a `Separated`.  With a
+    `period` the sums restart from 0 in rounds 1, 1 + period, 1 + 2 period, ….
     """
 
     schedule: Schedule | Phases | Separated

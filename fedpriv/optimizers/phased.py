@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.optimizers.base import project_to_ball
-from fedpriv.parameters.phased import step_of_phase
+from fedpriv.parameters.phased import shrink_of_phase
 from fedpriv.rounds import Phases, Round, Scalar
 
 
@@ -56,7 +56,7 @@ class PhasedSGD:
 
     def update(self, state: PhasedState, released: Tensor, current: Round) -> PhasedState:
         phase = self.phases.phase(current.t)
-        move = step_of_phase(self.step, phase) * released / current.scale
+        move = self.step * shrink_of_phase(phase) * released / current.scale
         if self.phases.place(current.t) is not None:
             iterate = project_to_ball(state.iterate - move, self.radius)
             return PhasedState(state.start, iterate, state.total + state.iterate)

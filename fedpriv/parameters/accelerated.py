@@ -20,7 +20,8 @@ The numbers are the formulas' own, not rounded; a run takes `whole_rounds` and `
 
 Guarantee: `sigma` makes all released prefix sums (ε, δ)-DP for zero-out neighbours: an increment is in
 ⌊log2 T⌋ + 1 tree nodes at most, each of which it moves by clip / B.  It uses the exact Gaussian conversion and
-the exact number of nodes, both of them tighter than the paper's.
+the exact number of nodes, both of them tighter than the paper's.  It is for batches of exactly B; a run with
+whole batches calibrates its own noise.
 """
 
 import math
@@ -78,8 +79,8 @@ class Asked:
         if self.rounds <= self.examples:
             return None
         return (
-            f"the {self.theorem} theorem asks for {self.rounds:,.0f} rounds of B = {self.batch:.3g} examples each, "
-            f"but n = {self.examples:,} examples read once make at most that many rounds: B must be 1 or more"
+            f"the {self.theorem} theorem asks for {self.rounds:,.0f} rounds of B = {self.batch:.3g} examples, but "
+            f"n = {self.examples:,} examples read once make at most that many rounds: B must be 1 or more"
         )
 
     @property
@@ -119,8 +120,8 @@ def realizable(problem: Problem) -> Asked:
 
 def realizable_factor(examples: int, delta: float) -> float:
     """c_DP = 4√2 (ln n)^{3/2} √(ln(2n/δ)) ln(2.5/δ): about 12,000 at n = 60,000 and δ = 1e-5."""
-    logarithm = math.log(examples)
-    return 4 * math.sqrt(2) * logarithm**1.5 * math.sqrt(math.log(2 * examples / delta)) * math.log(2.5 / delta)
+    spread = math.sqrt(math.log(2 * examples / delta)) * math.log(2.5 / delta)
+    return 4.0 * math.sqrt(2.0) * math.pow(math.log(examples), 1.5) * spread
 
 
 def non_realizable(problem: Problem, polylog: float = 1.0) -> Asked:
@@ -164,4 +165,4 @@ def _common(problem: Problem, rounds: float, batch: float) -> tuple[Condition, .
 
 def _sigma(problem: Problem, clip: float, rounds: float, batch: float) -> float:
     nodes = math.floor(math.log2(max(rounds, 1.0))) + 1
-    return clip / batch * math.sqrt(nodes) / gdp.mu_of(problem.epsilon, problem.delta)
+    return clip * math.sqrt(nodes) / batch / gdp.mu_of(problem.epsilon, problem.delta)

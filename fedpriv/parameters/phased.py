@@ -11,7 +11,7 @@ import math
 
 from fedpriv.errors import InputError
 from fedpriv.parameters.conditions import Condition
-from fedpriv.rounds import Phases, Scalar
+from fedpriv.rounds import Phases
 
 
 def phases_of(examples: int, batch: int = 1) -> Phases:
@@ -21,8 +21,8 @@ def phases_of(examples: int, batch: int = 1) -> Phases:
     """
     if batch < 1 or examples < 2 * batch:
         raise InputError(
-            f"examples = {examples}, batch = {batch}: the first phase reads half of the examples, so there must be "
-            f"two batches of 1 or more at least"
+            f"examples = {examples}, batch = {batch}: the first phase reads half of the "
+            "examples, so there must be two batches of 1 or more at least"
         )
     lengths, length = [], examples // (2 * batch)
     while length >= 1:
@@ -31,9 +31,9 @@ def phases_of(examples: int, batch: int = 1) -> Phases:
     return Phases(tuple(lengths))
 
 
-def step_of_phase(step: Scalar, phase: int) -> Scalar:
-    """η_i = η/4^i for phase i = 1, 2, …."""
-    return step / 4.0**phase
+def shrink_of_phase(phase: int) -> float:
+    """η_i/η = 1/4^i for phase i = 1, 2, …."""
+    return math.pow(4.0, -phase)
 
 
 def noise_std_of_phase(step: float, phase: int, clip: float, batch: int, mu: float) -> float:
@@ -42,7 +42,7 @@ def noise_std_of_phase(step: float, phase: int, clip: float, batch: int, mu: flo
     Guarantee: every start, and so the output, is `mu`-GDP under zero-out for convex losses of smoothness at most
     2/η_1 and Lipschitz constant at most C; replace-one needs twice as much.
     """
-    return step_of_phase(step, phase) * clip / (batch * mu)
+    return step * shrink_of_phase(phase) * clip / (batch * mu)
 
 
 def suggested_step(examples: int, dimension: int, lipschitz: float, diameter: float, mu: float) -> float:
@@ -52,4 +52,4 @@ def suggested_step(examples: int, dimension: int, lipschitz: float, diameter: fl
 
 def step_conditions(step: float, smoothness: float) -> tuple[Condition, ...]:
     """The contraction, on which privacy rests: η_1 ≤ 2/smoothness."""
-    return (Condition("η/4 ≤ 2/smoothness", step_of_phase(step, 1), 2.0 / smoothness),)
+    return (Condition("η/4 ≤ 2/smoothness", step * shrink_of_phase(1), 2.0 / smoothness),)

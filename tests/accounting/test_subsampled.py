@@ -1,4 +1,4 @@
-"""Poisson sampling: against dp-accounting's Rényi accountant, the exact unsampled Gaussian, and by monotonicity."""
+"""Poisson sampling: against Rényi accounting, the exact unsampled Gaussian, and by monotonicity."""
 
 import dp_accounting
 import numpy as np
