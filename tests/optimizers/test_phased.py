@@ -77,7 +77,7 @@ def test_a_loss_without_a_lipschitz_constant_is_refused() -> None:
 
 
 def test_a_step_beyond_the_contraction_is_refused() -> None:
-    with pytest.raises(InputError, match="up to 2 / smoothness = 0.5"):
+    with pytest.raises(InputError, match=r"up to 2 / smoothness = 0\.5"):
         replace(MECHANISM, largest_step=0.51).certified(workload())
 
 
@@ -101,7 +101,7 @@ def descend(
     active: torch.Tensor,
     noise: torch.Tensor,
 ) -> list[torch.Tensor]:
-    """Phase starts for logistic losses ln(1 + exp(-y ⟨z, w⟩)); (places, batch, d) features; `active` 0 zeroes out."""
+    """Phase starts for logistic losses; features (places, batch, d), and a record with `active` 0 is zeroed out."""
     phases, starts = optimizer.phases, []
     state = optimizer.start(torch.zeros(features.shape[-1], dtype=torch.float64))
     for t in range(1, phases.rounds + 1):

@@ -74,7 +74,7 @@ def test_a_small_epsilon_still_has_a_batch_of_one() -> None:
 
 @pytest.mark.parametrize("power", [1.0, 2.0, 3.5])
 def test_increments_of_online_to_batch_stay_below_their_bound(power: float) -> None:
-    """Random losses f(x; z) = G cos-like along a direction, H-smooth; averaged iterates of a ball of diameter D."""
+    """Random Huber losses, G-Lipschitz and H-smooth; queries are averages of points on a ball of diameter D."""
     generator = np.random.default_rng(5)
     lipschitz, smoothness, diameter, rounds, dimension = 2.0, 3.0, 1.5, 60, 4
     largest = 0.0
