@@ -101,7 +101,7 @@ def descend(
     active: torch.Tensor,
     noise: torch.Tensor,
 ) -> list[torch.Tensor]:
-    """Phase starts for logistic losses; features (places, batch, d), and a record with `active` 0 is zeroed out."""
+    """Phase starts for logistic losses; features (places, batch, d), records with `active` 0 zeroed out."""
     phases, starts = optimizer.phases, []
     state = optimizer.start(torch.zeros(features.shape[-1], dtype=torch.float64))
     for t in range(1, phases.rounds + 1):
