@@ -6,10 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpriv.accounting.ledger import as_data, from_data
 from fedpriv.algorithms import ALGORITHMS
+from fedpriv.errors import InputError
 from fedpriv.federation import spread, task_of_cell
 from fedpriv.plan import plan_of
 from fedpriv.randomness import SERVER, simulation_noise
+from fedpriv.rounds import Phases
 from fedpriv.scenario import Cell
 from fedpriv.scenario.schema import FederationSection
 from tests.engines.test_engines import run
@@ -25,6 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "online-to-batch": {"clip": 11.0, "step": 0.01, "radius": 2.0, "power": 2},
     "dp-sgd": {"clip": 11.0, "step": 0.02, "radius": 2.0, "momentum": 0.5, "output": "average"},
     "dp-ftrl": {"clip": 11.0, "step": 0.02, "momentum": 0.5},
+    "phased-sgd": {"step": 0.01, "radius": 2.0},
 }
 
 
@@ -76,7 +80,8 @@ def test_the_model_is_the_papers(small_cell: MakeCell, engine: str, name: str, t
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_engines_agree_on_every_row(small_cell: MakeCell, name: str, trust: str) -> None:
-    """Unequal silos with skewed labels, two epochs where the row allows it: the same model to 1e-9."""
+    """Unequal silos with skewed labels, two epochs: the same model to 1e-9."""
+    trust = trust if trust in ALGORITHMS[name].trusts else ALGORITHMS[name].trusts[0]
     cell = small_cell(
         **single_epoch(name, trust, rounds=12, epochs=2), data__partition="dirichlet", data__concentration=0.3
     )
@@ -90,7 +95,7 @@ def test_engines_agree_on_every_row(small_cell: MakeCell, name: str, trust: str)
     assert vectorized.finished.gradient_evaluations == inprocess.finished.gradient_evaluations > 0
 
 
-@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "dp-mu2-fl"])
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name not in ("dp-mu2-fl", "phased-sgd")])
 def test_who_holds_a_record_does_not_matter_without_noise(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -124,3 +129,30 @@ def test_gradient_evaluations_are_the_papers(small_cell: MakeCell) -> None:
         tree["federation"] = {"silos": 3, "rounds": 11, "samples": 132}
         counts.append(run("vectorized", small_cell(**tree))[0][0].finished.gradient_evaluations)
     assert counts == [2 * 132 - 12, 132]
+
+
+def test_the_phased_method_needs_a_curator_and_its_certificate(small_cell: MakeCell) -> None:
+    """Broadcast settings, steps beyond 2/smoothness and clips below the Lipschitz constant are refused."""
+    with pytest.raises(InputError, match=r"algorithm.trust = 'trusted': phased-sgd can be run with 'curator'"):
+        small_cell(**single_epoch("phased-sgd", "trusted"))
+    with pytest.raises(InputError, match=r"algorithm.trust = 'curator': dp-sgd can be run with"):
+        small_cell(**single_epoch("dp-sgd", "curator"))
+    for settings, line in (
+        ({"step": 0.1}, "only for steps up to"),
+        ({"clip": 1.0}, "the clip must be the Lipschitz"),
+    ):
+        tree = single_epoch("phased-sgd", "curator")
+        cell = small_cell(**{**tree, "algorithm": {**tree["algorithm"], **settings}})
+        with pytest.raises(InputError, match=line):
+            plan_of(cell, task_of_cell(cell).objective)
+
+
+def test_the_phased_method_reads_each_record_once_and_publishes_phase_ends(small_cell: MakeCell) -> None:
+    cell = small_cell(**single_epoch("phased-sgd", "curator", rounds=12, samples=130))
+    assert cell.schedule == Phases((6, 3, 1))
+    (outcome,), heard = run("vectorized", cell)
+    assert outcome.finished.gradient_evaluations == 10 * sum(cell.batch_sizes)
+    (stream,) = outcome.finished.releases
+    assert stream.mu == pytest.approx(2.0, rel=1e-9)
+    assert from_data(as_data(stream)) == stream
+    assert heard.rounds == 13
