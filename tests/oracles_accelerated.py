@@ -1,0 +1,148 @@
+"""Accelerated-DP-SRGD and what it is compared with, written out literally in NumPy float64: no code of fedpriv.
+
+Softmax regression on `features` (M, T, B, f) and `labels` (M, T, B): silo i of M uses batch t of B records in
+round t, every record once, and every silo has the same weight.  `normal(i, t)` is the standard normal vector of
+silo i (or of the server, i = -1) that is fresh in round t; under the tree it belongs to the one released node that
+ends at t.  `trusted`: the server adds noise of standard deviation `sigma` per node to the mean over silos; else
+every silo adds its own to its own mean.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+Normal = Callable[[int, int], Vector]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Records, norm bound on one record's increment, and who adds how much noise."""
+
+    features: NDArray[np.float64]
+    labels: NDArray[np.int64]
+    classes: int
+    clip: float
+    sigma: float
+    trusted: bool
+    normal: Normal
+
+    @property
+    def rounds(self) -> int:
+        return self.features.shape[1]
+
+    @property
+    def dimension(self) -> int:
+        return self.classes * self.features.shape[-1]
+
+    def gradient(self, x: Vector, z: Vector, label: int) -> Vector:
+        logits = x.reshape(self.classes, -1) @ z
+        exponentials = np.exp(logits - logits.max())
+        residual = exponentials / exponentials.sum()
+        residual[label] -= 1.0
+        return np.outer(residual, z).ravel()
+
+    def mean_increment(self, t: int, terms: Sequence[tuple[float, Vector]]) -> Vector:
+        """The mean over all records of round t of Σ_k c_k ∇f(x_k; record), each clipped; terms are (c_k, x_k)."""
+        total = np.zeros(self.dimension)
+        silos, _, batch, _ = self.features.shape
+        for i in range(silos):
+            for b in range(batch):
+                z, label = self.features[i, t - 1, b], self.labels[i, t - 1, b]
+                increment = np.zeros(self.dimension)
+                for coefficient, x in terms:
+                    increment = increment + coefficient * self.gradient(x, z, label)
+                norm = np.linalg.norm(increment)
+                if norm > self.clip:
+                    increment = increment * (self.clip / norm)
+                total += increment
+        return total / (silos * batch)
+
+    def fresh(self, t: int) -> Vector:
+        """The noise vector of round t as it enters the mean over silos."""
+        if self.trusted:
+            return self.sigma * self.normal(-1, t)
+        silos = len(self.features)
+        total = np.zeros(self.dimension)
+        for i in range(silos):
+            total += self.sigma * self.normal(i, t)
+        return total / silos
+
+    def tree_noise(self, t: int) -> Vector:
+        """The noise of the prefix [1, t]: nodes from the left, lengths the powers of two in t, largest first."""
+        noise, end = np.zeros(self.dimension), 0
+        for level in reversed(range(t.bit_length())):
+            if t >> level & 1:
+                end += 2**level
+                noise += self.fresh(end)
+        return noise
+
+
+def ball(x: Vector, radius: float) -> Vector:
+    norm = np.linalg.norm(x)
+    return x if norm <= radius else x * (radius / norm)
+
+
+def accelerated_dp_srgd(setup: Setup, beta: float, radius: float) -> Vector:
+    """y_{T+1}."""
+    x = x_before = y = z = np.zeros(setup.dimension)
+    total = np.zeros(setup.dimension)
+    for t in range(1, setup.rounds + 1):
+        total = total + setup.mean_increment(t, [(t, x), (-(t - 1), x_before)])
+        noisy = total + setup.tree_noise(t)
+        z = ball(z - noisy / beta, radius)
+        y = ball(x - noisy / (beta * t), radius)
+        tau = 2 / (t + 2)
+        x_before, x = x, (1 - tau) * y + tau * z
+    return y
+
+
+def unaccelerated_dp_srgd(setup: Setup, beta: float, radius: float) -> Vector:
+    """x_{T+1}."""
+    x = x_before = np.zeros(setup.dimension)
+    total = np.zeros(setup.dimension)
+    for t in range(1, setup.rounds + 1):
+        total = total + setup.mean_increment(t, [(t, x), (-(t - 1), x_before)])
+        noisy = total + setup.tree_noise(t)
+        x_before, x = x, ball(x - noisy / (beta * t), radius)
+    return x
+
+
+def accelerated_independent(setup: Setup, beta: float, radius: float) -> Vector:
+    """y_{T+1}, from batch gradients clipped before the weight t, each with noise of its own."""
+    x = y = z = np.zeros(setup.dimension)
+    for t in range(1, setup.rounds + 1):
+        noisy = t * (setup.mean_increment(t, [(1, x)]) + setup.fresh(t))
+        z = ball(z - noisy / beta, radius)
+        y = ball(x - noisy / (beta * t), radius)
+        tau = 2 / (t + 2)
+        x = (1 - tau) * y + tau * z
+    return y
+
+
+def online_to_batch(setup: Setup, step: float, radius: float, power: int) -> Vector:
+    """x_T, the average of w_1 … w_T with weights t^power."""
+    w = x = x_before = np.zeros(setup.dimension)
+    total = np.zeros(setup.dimension)
+    weighted, weights = w.copy(), 1.0
+    for t in range(1, setup.rounds + 1):
+        total = total + setup.mean_increment(t, [(t**power, x), (-((t - 1) ** power), x_before)])
+        if t == setup.rounds:
+            return x
+        w = ball(w - step * (total + setup.tree_noise(t)), radius)
+        weighted = weighted + (t + 1) ** power * w
+        weights += (t + 1) ** power
+        x_before, x = x, weighted / weights
+    raise AssertionError("no rounds")
+
+
+def dp_ftrl(setup: Setup, step: float, radius: float, momentum: float) -> Vector:
+    """w_{T+1} = Π(w_1 - η m_T), m_t = γ m_{t-1} + noisy sum of all gradients."""
+    w, velocity, total = (np.zeros(setup.dimension) for _ in range(3))
+    for t in range(1, setup.rounds + 1):
+        total = total + setup.mean_increment(t, [(1, w)])
+        velocity = momentum * velocity + total + setup.tree_noise(t)
+        w = ball(-step * velocity, radius)
+    return w
