@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -248,7 +249,9 @@ def test_a_stopped_run_is_valid_incomplete_and_goes_on(tmp_path: Path, sent: sig
     finally:
         process.kill()
     assert process.returncode == 130, said
-    assert "go on with --resume --out out" in said
+    assert "cells left; go on with\n" in said
+    command = said.splitlines()[-1].strip()
+    assert command == shlex.join(["fedpriv", *arguments[:4], *settings, "--resume", "--out", "out"])
     assert "Traceback" not in said
     stopped = results_of(tmp_path / "out")
     assert stopped["complete"] is False
@@ -257,7 +260,7 @@ def test_a_stopped_run_is_valid_incomplete_and_goes_on(tmp_path: Path, sent: sig
     table = fedpriv("table", "out", cwd=tmp_path)
     assert table.returncode == 0
     assert f"INCOMPLETE: {len(stopped['cells'])} of 6 cells" in table.stdout
-    resumed = fedpriv(*arguments, *settings, "--resume", "--quiet", cwd=tmp_path)
+    resumed = fedpriv(*shlex.split(command)[1:], "--quiet", cwd=tmp_path)  # as it was told
     assert resumed.returncode == 0, resumed.stderr
     whole = results_of(tmp_path / "out")
     assert whole["complete"] is True

@@ -31,7 +31,8 @@ def results_of(
                 cells.append({**_cell(place, point, seed, measured), **facts(point)})
             place += 1
     published = Published.from_data(dict(paper)) if paper else None
-    return Results("small", "A small run", "vectorized", complete, axes, seeds, published, cells)
+    title, rerun = "A small run", "fedpriv run small.toml"
+    return Results("small", title, "vectorized", complete, axes, seeds, published, cells, {}, rerun)
 
 
 def _cell(place: int, point: Mapping[str, Any], seed: int, measured: tuple[float, float]) -> dict[str, Any]:
