@@ -94,10 +94,9 @@ class Guard:
             raise self._refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
         if federation.total_rounds > allow.rounds:
             raise self._refusal(f"the scenario has {federation.total_rounds} rounds, allowed are {allow.rounds}")
-        if federation.records_per_silo > len(self._shard.labels):
-            raise self._refusal(
-                f"the scenario needs {federation.records_per_silo} records of a silo, here are fewer"
-            )
+        needed = federation.places * cell.batch_sizes[number]
+        if needed > len(self._shard.labels):
+            raise self._refusal(f"the scenario needs {needed} records of this silo, here are fewer")
         if cell.privacy.relation != allow.relation:
             raise self._refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
         stream = plan_of(cell, self._objective(cell)).stream_of(number, federation.total_rounds)
