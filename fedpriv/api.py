@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedpriv.errors import InputError
 from fedpriv.reports.observers import RunObserver
-from fedpriv.reports.plot import plot_run
+from fedpriv.reports.plots import plot_run
 from fedpriv.reports.results import read_history, read_results
 from fedpriv.reports.sweep import run_sweep
 from fedpriv.reports.table import STYLES, Style, render

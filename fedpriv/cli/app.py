@@ -110,7 +110,7 @@ def plot(run_dir: RunDir) -> None:
 
     Example: fedpriv plot runs/quickstart
     """
-    from fedpriv.reports.plot import plot_run
+    from fedpriv.reports.plots import plot_run
 
     for path in plot_run(run_dir):
         typer.echo(path)
