@@ -9,9 +9,9 @@ from torch import Tensor
 from fedpriv.data.datasets import load
 from fedpriv.data.partition import dirichlet, iid, shards
 from fedpriv.errors import InputError
-from fedpriv.models import model_named
 from fedpriv.objectives import Objective, Records
 from fedpriv.scenario import Cell
+from fedpriv.scenario.schema import ModelSection
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -26,21 +26,21 @@ class Task:
 
 
 @lru_cache(maxsize=2)
-def task_of(data: str, model: str, dtype: str) -> Task:
+def task_of(data: str, model: ModelSection, dtype: str) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
-    dataset, row, torch_dtype = load(data), model_named(model), DTYPES[dtype]
+    dataset, row, settings, torch_dtype = load(data), model.row, model.settings, DTYPES[dtype]
     train, test = (
-        Records(row.features(images, torch_dtype), torch.from_numpy(labels))
+        Records(row.features(images, torch_dtype, settings), torch.from_numpy(labels))
         for images, labels in (
             (dataset.train_images, dataset.train_labels),
             (dataset.test_images, dataset.test_labels),
         )
     )
-    return Task(row.objective(train.features.shape[1], dataset.classes, torch_dtype), train, test)
+    return Task(row.objective(train.features.shape[1:], dataset.classes, torch_dtype, settings), train, test)
 
 
 def task_of_cell(cell: Cell) -> Task:
-    return task_of(cell.data.name, cell.model.name, cell.run.dtype)
+    return task_of(cell.data.name, cell.model, cell.run.dtype)
 
 
 def check_records(cell: Cell) -> None:

@@ -50,6 +50,10 @@ class Plan:
             for (per_record, std), sources in alike
         )
 
+    def gradient_evaluations(self, rounds: int) -> int:
+        """Gradients of single records that all silos take in the first `rounds` rounds."""
+        return sum(self.batch_sizes) * sum(len(self.estimator.round(t).coefficients) for t in range(1, rounds + 1))
+
     def stream_of(self, silo: int, rounds: int) -> ReleaseStream:
         """What one silo itself releases; standard deviation 0 where it adds no noise."""
         std = float(self.noise.std_of(silo))

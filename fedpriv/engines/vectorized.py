@@ -147,6 +147,7 @@ class _Group:
                     float(clipped[place]) / drawn,
                     wall,
                     self._plans[place].releases(self._schedule.rounds),
+                    self._plans[place].gradient_evaluations(self._schedule.rounds),
                     models[place].copy(),
                 ),
             )

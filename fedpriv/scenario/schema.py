@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedpriv.accounting.gdp import mu_of
 from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
 from fedpriv.data.partition import silo_sizes
+from fedpriv.models import Model, ModelSettings, model_named
 from fedpriv.trust import Trust, trust_named
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -40,10 +41,21 @@ class DataSection(Section):
         return self
 
 
-class ModelSection(Section):
-    """[model]: the loss."""
+class ModelSection(BaseModel):
+    """[model]: a row of the table of models, and the row's own keys (`settings`)."""
 
-    name: Literal["softmax-regression"] = "softmax-regression"
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    name: str = "softmax-regression"
+
+    @property
+    def row(self) -> Model:
+        return model_named(self.name)
+
+    @property
+    def settings(self) -> ModelSettings:
+        """The row's own keys, validated by the row's own type."""
+        return self.row.settings.model_validate(self.model_extra or {})
 
 
 class FederationSection(Section):
