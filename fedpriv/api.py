@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from fedpriv.errors import InputError
 from fedpriv.reports.observers import RunObserver
+from fedpriv.reports.page import write_report
 from fedpriv.reports.plots import plot_run
 from fedpriv.reports.results import read_history, read_results
-from fedpriv.reports.sweep import run_sweep
+from fedpriv.reports.sweep import rerun_command, run_sweep
 from fedpriv.reports.table import STYLES, Style, render
 from fedpriv.scenario.load import load_scenario, scenario_of
 
@@ -59,6 +60,10 @@ class CellResults:
     test_loss: float
     test_accuracy: float
     """A share, 0 … 1."""
+    gradient_evaluations: int | None
+    """Gradients of single records, of all silos; None in results that are older than this figure."""
+    bytes_sent: int | None
+    """By each silo, in all rounds; None in results that are older than this figure."""
     fraction_clipped: float | None
     """Share of the increments that were clipped; None where silos do not tell."""
     wall_seconds: float
@@ -95,6 +100,10 @@ class RunResults:
         """Draw into folder/plots; returns the files."""
         return plot_run(self.folder)
 
+    def report(self, file: str | Path | None = None) -> Path:
+        """Write one self-contained HTML file, folder/report.html by default; returns it."""
+        return write_report(self.folder, None if file is None else Path(file))
+
 
 def run(
     scenario: str | Path | Mapping[str, Any],
@@ -114,11 +123,12 @@ def run(
     """
     overrides = [_assignment(key, value) for key, value in (set or {}).items()]
     if isinstance(scenario, Mapping):
-        loaded = scenario_of(scenario, "scenario", overrides)
+        loaded, rerun = scenario_of(scenario, "scenario", overrides), None
     else:
         loaded = load_scenario(Path(scenario), overrides)
-    folder = run_sweep(loaded, engine, None if out is None else Path(out), resume=resume, observers=observers)
-    return load(folder)
+        rerun = rerun_command(str(scenario), engine, overrides)
+    target = None if out is None else Path(out)
+    return load(run_sweep(loaded, engine, target, resume=resume, rerun=rerun, observers=observers))
 
 
 def load(folder: str | Path) -> RunResults:
@@ -138,6 +148,8 @@ def _cell(folder: Path, record: Mapping[str, Any], history: tuple[Evaluation, ..
     own = ("point", "seed", "silos", "rounds", "test_loss", "test_accuracy", "fraction_clipped", "wall_seconds")
     return CellResults(
         **{name: record[name] for name in own},
+        gradient_evaluations=record.get("gradient_evaluations"),
+        bytes_sent=record.get("bytes_sent"),
         privacy=Privacy(**privacy),
         history=history,
         scenario=record["scenario"],

@@ -106,7 +106,7 @@ def table(
 
 @app.command()
 def plot(run_dir: RunDir) -> None:
-    """Draw curves with bands over seeds, and privacy against accuracy, into RUN_DIR/plots.
+    """Draw curves, privacy against accuracy, what is clipped, and noise by mechanism, into RUN_DIR/plots.
 
     Example: fedpriv plot runs/quickstart
     """
@@ -114,6 +114,20 @@ def plot(run_dir: RunDir) -> None:
 
     for path in plot_run(run_dir):
         typer.echo(path)
+
+
+@app.command()
+def report(
+    run_dir: RunDir,
+    out: Annotated[Path | None, typer.Option(help="The file; RUN_DIR/report.html by default.")] = None,
+) -> None:
+    """Write one HTML file that stands alone: what ran, what is protected, tables, plots, how to run it again.
+
+    Example: fedpriv report runs/quickstart
+    """
+    from fedpriv.reports.page import write_report
+
+    typer.echo(write_report(run_dir, out))
 
 
 @app.command()

@@ -1,6 +1,5 @@
 """`fedpriv run`: load, check, run, write, show."""
 
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from fedpriv.cli.progress import JsonLines, Progress
 from fedpriv.errors import InputError
 from fedpriv.reports.observers import RunObserver
 from fedpriv.reports.results import read_results
-from fedpriv.reports.sweep import run_sweep
+from fedpriv.reports.sweep import rerun_command, run_sweep
 from fedpriv.reports.table import render
 from fedpriv.reports.trackers import MLflow, TensorBoard
 from fedpriv.scenario import load_scenario
@@ -50,14 +49,6 @@ def run_scenario(
         sys.exit(INTERRUPTED)
     if not (quiet or as_json):
         sys.stdout.write(f"\n{render(read_results(folder), 'markdown')}\nresults: {folder}\n")
-
-
-def rerun_command(path: str, engine: str, overrides: Sequence[str]) -> str:
-    """The command line that runs a scenario file with these options."""
-    options = [word for override in overrides for word in ("--set", override)]
-    return shlex.join(
-        ["fedpriv", "run", path, *(["--engine", engine] if engine != "vectorized" else []), *options]
-    )
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

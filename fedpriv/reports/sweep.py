@@ -1,5 +1,6 @@
 """Running a scenario: its missing cells on an engine, everything written as it goes."""
 
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -49,6 +50,14 @@ def run_sweep(
         raise RunError(f"engine {engine_name} left {len(folder.missing)} cells without a result")
     write_text(path / "table.md", render(read_results(path), "markdown"))
     return path
+
+
+def rerun_command(path: str, engine: str, overrides: Sequence[str]) -> str:
+    """The command line that runs a scenario file with these options."""
+    options = [word for override in overrides for word in ("--set", override)]
+    return shlex.join(
+        ["fedpriv", "run", path, *(["--engine", engine] if engine != "vectorized" else []), *options]
+    )
 
 
 def _free_folder(name: str, *, resume: bool) -> Path:

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from fedpriv.cli.progress import JsonLines, Progress
-from fedpriv.cli.run import rerun_command
 from fedpriv.outcome import Finished
 from fedpriv.reports.observers import Fanout, RunObserver
+from fedpriv.reports.sweep import rerun_command
 from fedpriv.scenario import Scenario
 from fedpriv.scenario.load import scenario_of
 from tests.conftest import small_tree
@@ -23,7 +23,7 @@ def scenario() -> Scenario:
 
 
 def outcome(loss: float = 2.25) -> Finished:
-    return Finished(loss, 0.5, None, 1.0, (), np.zeros(2))
+    return Finished(loss, 0.5, None, 1.0, (), 0, np.zeros(2))
 
 
 def shown(*, terminal: bool, quiet: bool = False) -> tuple[Progress, io.StringIO]:
