@@ -2,6 +2,7 @@
 
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
 from fedpriv.mechanisms.gaussian import IndependentGaussian
+from fedpriv.mechanisms.phased import PhaseEnds
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
 from fedpriv.mechanisms.tree import BinaryTree
 from fedpriv.mechanisms.workload import Separated, Workload
@@ -12,6 +13,7 @@ __all__ = [
     "IndependentGaussian",
     "Mechanism",
     "MechanismState",
+    "PhaseEnds",
     "Sensitivity",
     "Separated",
     "Workload",

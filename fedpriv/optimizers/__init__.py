@@ -3,7 +3,15 @@
 from fedpriv.optimizers.anytime_sgd import AnytimeSGD
 from fedpriv.optimizers.base import Optimizer
 from fedpriv.optimizers.nesterov_coupling import NesterovCoupling
+from fedpriv.optimizers.phased import PhasedSGD
 from fedpriv.optimizers.projected_sgd import ProjectedSGD
 from fedpriv.optimizers.regularized_leader import FollowTheRegularizedLeader
 
-__all__ = ["AnytimeSGD", "FollowTheRegularizedLeader", "NesterovCoupling", "Optimizer", "ProjectedSGD"]
+__all__ = [
+    "AnytimeSGD",
+    "FollowTheRegularizedLeader",
+    "NesterovCoupling",
+    "Optimizer",
+    "PhasedSGD",
+    "ProjectedSGD",
+]

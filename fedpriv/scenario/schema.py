@@ -32,6 +32,10 @@ class DataSection(Section):
     shards: Count | None = Field(
         None, description='pieces of the records sorted by label a silo gets, for "shards"'
     )
+    validation: Count | None = Field(
+        None,
+        description="so many training records, the last ones, are held out and evaluated in place of the test set",
+    )
 
     @model_validator(mode="after")
     def _settings_of_the_partition(self) -> Self:
