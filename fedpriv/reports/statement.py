@@ -138,8 +138,8 @@ def _mechanism(stream: ReleaseStream) -> str:
     name = type(stream.mechanism).__name__
     low, high = min(stream.clips), max(stream.clips)
     clip = f"{high:.5g}" if low == high else f"{low:.5g} to {high:.5g}"
-    passes = stream.schedule.rounds // stream.schedule.places
-    reads = "once" if passes == 1 else f"{passes} times"
+    once = stream.schedule.single_pass
+    reads = "once" if once else f"{stream.schedule.rounds // stream.schedule.places} times"
     return (
         f"{stream.owner}: {_MECHANISMS.get(name, name)}, standard deviation {stream.std:.5g} a coordinate; "
         f"{stream.schedule.rounds} releases; each record is read {reads}, its increment clipped to norm {clip}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpriv.accounting.ledger import ReleaseStream, from_data
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree
+from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian
 from fedpriv.mechanisms.cost import Cost
 from fedpriv.mechanisms.setting import Setting
 from fedpriv.reports.plots.style import colour, panels
@@ -31,9 +31,10 @@ class _Question:
 def draw_noise(cells: Sequence[Mapping[str, Any]]) -> "Figure | None":
     """Noise against the number of rounds, and in one release beside the mean over silos, for each mechanism.
 
-    For the first cell with a guarantee; None if there is none.  Units: clip norm divided by batch size.
+    For the first cell with a guarantee and a mechanism that is compared; None if there is none.  Units: clip norm divided by batch size.
     """
-    question = next((_question(cell) for cell in cells if cell["mu"] is not None), None)
+    asked = (_question(cell) for cell in cells if cell["mu"] is not None)
+    question = next(filter(None, asked), None)
     if question is None:
         return None
     setting = question.setting
@@ -51,8 +52,12 @@ def draw_noise(cells: Sequence[Mapping[str, Any]]) -> "Figure | None":
     return figure
 
 
-def _question(cell: Mapping[str, Any]) -> _Question:
+def _question(cell: Mapping[str, Any]) -> _Question | None:
     stream = from_data(cell["releases"][0])
+    used = _name(stream)
+    if used is None:
+        return None
+    once = stream.period is not None or stream.schedule.single_pass
     rounds = stream.period or stream.schedule.rounds
     setting = Setting(
         rounds=rounds,
@@ -60,16 +65,21 @@ def _question(cell: Mapping[str, Any]) -> _Question:
         silos=cell["silos"],
         trust=cell["trust"],
         relation=stream.relation,
-        epochs=1 if stream.period else rounds // stream.schedule.places,
+        epochs=1 if once else rounds // stream.schedule.places,
     )
-    return _Question(setting, cell["mu"], _name(stream))
+    return _Question(setting, cell["mu"], used)
 
 
-def _name(stream: ReleaseStream) -> str:
-    """What `Setting.compare` calls the mechanism of a stream."""
-    if isinstance(stream.mechanism, BandedSquareRoot):
-        return f"banded ({stream.mechanism.bands})"
-    return "tree" if isinstance(stream.mechanism, BinaryTree) else "independent"
+def _name(stream: ReleaseStream) -> str | None:
+    """What `Setting.compare` calls the mechanism of a stream; None if it is not among those."""
+    match stream.mechanism:
+        case IndependentGaussian():
+            return "independent"
+        case BinaryTree():
+            return "tree"
+        case BandedSquareRoot(bands=bands):
+            return f"banded ({bands})"
+    return None
 
 
 def _against_rounds(axes: "Axes", question: _Question, names: Sequence[str]) -> None:
