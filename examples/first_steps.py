@@ -5,10 +5,10 @@ import fedpriv
 
 scenario = {
     "name": "first-steps",
-    "title": "Ten silos, one pass, three levels of privacy",
+    "title": "DP-FTRL with twenty silos, one pass, three levels of privacy",
     "data": {"name": "synthetic"},
-    "federation": {"silos": 10, "rounds": 300},
-    "algorithm": {"name": "dp-mu2-fl", "trust": "untrusted", "diameter": 0.5},
+    "federation": {"silos": 20, "rounds": 300},
+    "algorithm": {"name": "dp-ftrl", "trust": "untrusted", "clip": 5.0, "step": 0.02, "radius": 10.0},
     "privacy": {"relation": "replace-one", "mu": 4.0, "delta": 1e-5},
     "sweep": {"privacy.mu": [1.0, 4.0, 16.0], "seeds": 3},
 }
@@ -32,8 +32,8 @@ print(trusted.table())
 # %% What would other noise mechanisms cost for the same guarantee?  Accounting needs no run.
 from fedpriv.mechanisms.setting import Setting  # noqa: E402 - a notebook imports where it needs
 
-for name, cost in Setting(rounds=300, silos=10).compare(mu=4.0).items():
-    print(f"{name:12}  noise in a release {cost.error:6.2f}   in the mean of 10 silos {cost.error_in_mean:6.2f}")
+for name, cost in Setting(rounds=300, silos=20).compare(mu=4.0).items():
+    print(f"{name:12}  noise in a release {cost.error:6.2f}   in the mean of 20 silos {cost.error_in_mean:6.2f}")
 
 # %% Pictures, and one HTML file for somebody else.
 for path in results.plot():

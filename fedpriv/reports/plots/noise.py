@@ -31,7 +31,8 @@ class _Question:
 def draw_noise(cells: Sequence[Mapping[str, Any]]) -> "Figure | None":
     """Noise against the number of rounds, and in one release beside the mean over silos, for each mechanism.
 
-    For the first cell with a guarantee and a mechanism that is compared; None if there is none.  Units: clip norm divided by batch size.
+    For the first cell with a guarantee and a mechanism that is compared; None if there is none.
+    Units: clip norm divided by batch size.
     """
     asked = (_question(cell) for cell in cells if cell["mu"] is not None)
     question = next(filter(None, asked), None)
