@@ -29,14 +29,17 @@ class Task:
 def task_of(data: str, model: str, dtype: str) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
     dataset, row, torch_dtype = load(data), model_named(model), DTYPES[dtype]
+    settings = row.settings()
     train, test = (
-        Records(row.features(images, torch_dtype), torch.from_numpy(labels))
+        Records(row.features(images, torch_dtype, settings), torch.from_numpy(labels))
         for images, labels in (
             (dataset.train_images, dataset.train_labels),
             (dataset.test_images, dataset.test_labels),
         )
     )
-    return Task(row.objective(train.features.shape[1], dataset.classes, torch_dtype), train, test)
+    return Task(
+        row.objective(tuple(train.features.shape[1:]), dataset.classes, torch_dtype, settings), train, test
+    )
 
 
 def task_of_cell(cell: Cell) -> Task:

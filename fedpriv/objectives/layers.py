@@ -136,9 +136,7 @@ class Convolution:
 
     def see(self, values: Tensor) -> Tensor:
         """Patches (..., B, channels · kernel, places)."""
-        patches = functional.unfold(
-            values.flatten(0, -4), self.kernel, self.dilation, self.padding, self.stride
-        )
+        patches = functional.unfold(values.flatten(0, -4), self.kernel, self.dilation, self.padding, self.stride)
         return patches.view(*values.shape[:-3], *patches.shape[1:])
 
     def apply(self, seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -167,7 +165,9 @@ class FormedTerms:
     gradients: list[Tensor]
 
     def squared_norm(self) -> Tensor:
-        return sum((_inner(part, part) for part in self.gradients[1:]), _inner(self.gradients[0], self.gradients[0]))
+        return sum(
+            (_inner(part, part) for part in self.gradients[1:]), _inner(self.gradients[0], self.gradients[0])
+        )
 
     def weighted_sum(self, factor: Tensor) -> list[Tensor]:
         return [(factor.unsqueeze(-2) @ part).squeeze(-2) for part in self.gradients]

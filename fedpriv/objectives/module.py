@@ -91,9 +91,19 @@ class ModuleObjective:
         rows = max(1, _CHUNK_VALUES // (self.dimension * len(points)))
         total, clipped = torch.zeros_like(points[0]), torch.zeros((), dtype=torch.int64, device=weights.device)
         for features, labels, weight in zip(*(part.split(rows) for part in (*records, weights)), strict=True):
-            parts = [gradients(parameters, features, labels) for parameters in named]
+            try:
+                parts = [gradients(parameters, features, labels) for parameters in named]
+            except RuntimeError as error:
+                if "random" not in str(error):
+                    raise
+                raise InputError(
+                    f"model: {type(self.module).__name__} draws random numbers in its forward pass; "
+                    "a model without dropout can be used"
+                ) from None
             combined = [
-                sum(coefficient * part[name] for coefficient, part in zip(coefficients, parts, strict=True)).flatten(1)
+                sum(
+                    coefficient * part[name] for coefficient, part in zip(coefficients, parts, strict=True)
+                ).flatten(1)
                 for name in named[0]
             ]
             norm = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in combined]).norm(dim=0)

@@ -44,7 +44,10 @@ def convolutional() -> nn.Module:
     )
 
 
-MODULES: dict[str, tuple[Callable[[], nn.Module], int]] = {"dense": (dense, 6), "convolutional": (convolutional, 36)}
+MODULES: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "dense": (dense, 6),
+    "convolutional": (convolutional, 36),
+}
 
 
 def sample(features: int, batch: int, dimension: int, points: int, seed: int) -> tuple[list[Tensor], Records]:
@@ -54,9 +57,7 @@ def sample(features: int, batch: int, dimension: int, points: int, seed: int) ->
     return at, Records(values, torch.from_numpy(generator.integers(0, 3, batch)))
 
 
-def by_autograd(
-    net: nn.Module, points: list[Tensor], coefficients: list[float], records: Records
-) -> list[Tensor]:
+def by_autograd(net: nn.Module, points: list[Tensor], coefficients: list[float], records: Records) -> list[Tensor]:
     """The unclipped increment of each record."""
     increments = []
     for feature, label in zip(*records, strict=True):
@@ -79,9 +80,7 @@ def both_routes(name: str, loss: Loss | None = None) -> tuple[LayeredObjective, 
 
 
 @pytest.mark.parametrize("name", MODULES)
-@given(
-    batch=st.integers(1, 5), points=st.integers(1, 3), clip=st.floats(0.01, 20.0), seed=st.integers(0, 10**6)
-)
+@given(batch=st.integers(1, 5), points=st.integers(1, 3), clip=st.floats(0.01, 20.0), seed=st.integers(0, 10**6))
 @settings(max_examples=25, deadline=None)
 def test_increments_equal_autograd(name: str, batch: int, points: int, clip: float, seed: int) -> None:
     fast, general = both_routes(name)
@@ -114,7 +113,9 @@ def test_one_record_moves_the_sum_by_at_most_the_clip(name: str) -> None:
 
         together = total([0, 1, 2, 3])
         moved_out = [float((together - total([k for k in range(4) if k != left])).norm()) for left in range(4)]
-        replaced = [float((together - total([k if k != left else 4 for k in range(4)])).norm()) for left in range(4)]
+        replaced = [
+            float((together - total([k if k != left else 4 for k in range(4)])).norm()) for left in range(4)
+        ]
         assert max(moved_out) == pytest.approx(clip, rel=1e-9)
         assert clip < max(replaced) <= 2.0 * clip * (1 + 1e-9)
 
@@ -124,7 +125,7 @@ def test_clip_holds_in_float32_late_in_a_run(name: str) -> None:
     """c = (t, -(t-1)) at points 1/t apart: products of the full gradients would leave no digit of the norm."""
     make, features = MODULES[name]
     objective = objective_of(make(), features, CrossEntropy(), 0)
-    t, clip = 60_000, 0.5
+    t, clip = 60_000, 0.02
     (at, shift), records = sample(features, 1, objective.dimension, 2, 5)
     points = [at.float(), (at + shift / t).float()]
     one = torch.ones(1)
@@ -205,14 +206,18 @@ def test_inference_mode_changes_nothing() -> None:
         expected = objective.increment(at, [2.0, -1.0], records, weights, 1.0).total
         with torch.inference_mode():
             points = [point.clone() for point in at]
-            measured = objective.increment(points, [2.0, -1.0], Records(*(p.clone() for p in records)), weights, 1.0)
+            measured = objective.increment(
+                points, [2.0, -1.0], Records(*(p.clone() for p in records)), weights, 1.0
+            )
         torch.testing.assert_close(measured.total, expected)
 
 
 def test_regression_loss() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     generator = np.random.default_rng(4)
-    records = Records(torch.from_numpy(generator.standard_normal((5, 3))), torch.from_numpy(generator.standard_normal(5)))
+    records = Records(
+        torch.from_numpy(generator.standard_normal((5, 3))), torch.from_numpy(generator.standard_normal(5))
+    )
     point = torch.from_numpy(generator.standard_normal(21)).requires_grad_()
     outputs = functional_call(net, parameters_of(net, point), (records.features,)).squeeze(-1)
     loss = (0.5 * (outputs - records.labels) ** 2).mean()
