@@ -112,7 +112,8 @@ class Guard:
         if run_id not in self._open:
             cell = _cell(cell_json)
             objective = self._objective(cell)
-            features = model_named(cell.model.name).features(self._shard.images, DTYPES[cell.run.dtype])
+            row = model_named(cell.model.name)
+            features = row.features(self._shard.images, DTYPES[cell.run.dtype], row.settings())
             records = Records(features, torch.from_numpy(self._shard.labels))
             noise = KeyedNormal(key, cell.run.dtype)
             self._open = {run_id: Silo(self._policy.silo, plan_of(cell, objective), objective, records, noise)}
@@ -120,8 +121,9 @@ class Guard:
 
     def _objective(self, cell: Cell) -> Objective:
         model, dtype = model_named(cell.model.name), DTYPES[cell.run.dtype]
-        width = model.features(self._shard.images[:1], dtype).shape[1]
-        return model.objective(width, self._policy.classes, dtype)
+        settings = model.settings()
+        shape = tuple(model.features(self._shard.images[:1], dtype, settings).shape[1:])
+        return model.objective(shape, self._policy.classes, dtype, settings)
 
     def _refusal(self, reason: str) -> RunError:
         return RunError(f"silo {self._policy.silo} refuses: {reason}")

@@ -66,7 +66,7 @@ def pixels_and_bias(images: NDArray[np.uint8], dtype: torch.dtype, settings: Sof
     """
     values = pixels(images, dtype, settings)
     if settings.feature_norm is not None:
-        for part in values.split(_ROWS):
+        for part in torch.split(values, _ROWS):
             part *= (settings.feature_norm / torch.linalg.vector_norm(part, dim=1, keepdim=True)).clamp(max=1.0)
     return torch.cat([values, torch.ones(len(values), 1, dtype=dtype)], dim=1)
 
@@ -94,7 +94,7 @@ def perceptron(activation: type[nn.Module]) -> Model:
 
 
 def convolutional_net(classes: int) -> nn.Sequential:
-    """The network of Papernot et al. 2021 ("Tempered sigmoid activations", Table 1) with tanh: 26,010 parameters."""
+    """The network of Papernot et al. 2021 ("Tempered sigmoid activations") with tanh; 26,010 parameters."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 28, 28)),
         nn.Conv2d(1, 16, 8, stride=2, padding=2),
@@ -113,7 +113,7 @@ def convolutional_net(classes: int) -> nn.Sequential:
 def convolutional(shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: ModuleSettings) -> Objective:
     if shape != (784,):
         raise InputError(
-            f'model.name = "cnn" takes gray images of 28 x 28 = 784 pixels, but these have {math.prod(shape)} values'
+            f'model.name = "cnn" takes gray images of 28 x 28 = 784 pixels, not {math.prod(shape)} values'
         )
     return objective_of(convolutional_net(classes), 784, CrossEntropy(), settings.initial_seed, dtype)
 

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from fedpriv.errors import RunError
 from fedpriv.rounds import Scalar
 
 
@@ -32,6 +33,12 @@ class Evaluation(NamedTuple):
     loss: Tensor
     accuracy: Tensor | None
     metrics: Mapping[str, Tensor] = MappingProxyType({})
+
+    def share_right(self) -> Tensor:
+        """The accuracy; RunError if the objective has none."""
+        if self.accuracy is None:
+            raise RunError("this objective is a regression: it has no accuracy to report; use a classification")
+        return self.accuracy
 
 
 def clip_factors(norm: Tensor, weights: Tensor, clip: Scalar) -> Tensor:

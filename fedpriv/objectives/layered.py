@@ -1,7 +1,7 @@
 """Sequential modules of known layers: every record's increment from one pass forward and one back at each point.
 
-With δ_k the slope of the loss at a layer's outputs and a_k what the layer saw, both at point k, an increment's part
-in that layer is Σ_k c_k δ_k ⊗ a_k.  It is kept as
+With δ_k the slope of the loss at a layer's outputs and a_k what the layer saw, both at point k, an increment's
+part in that layer is Σ_k c_k δ_k ⊗ a_k.  It is kept as
 
     (Σ_k c_k δ_k) ⊗ a_0 + Σ_{k≥1} c_k δ_k ⊗ (a_k - a_0),
 
@@ -116,7 +116,10 @@ class LayeredObjective:
         total: Tensor | None = None
         clipped: Tensor | None = None
         for features, labels, weight in zip(
-            records.features.split(rows, axis), records.labels.split(rows, axis), weights.split(rows), strict=True
+            torch.split(records.features, rows, axis),
+            torch.split(records.labels, rows, axis),
+            torch.split(weights, rows),
+            strict=True,
         ):
             terms = self._terms(named, coefficients, Records(features, labels))
             norm = _sum([term.squared_norm() for term in terms]).clamp(min=0.0).sqrt()
@@ -188,7 +191,7 @@ class LayeredObjective:
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         named = parameters_of(self.module, point)
-        chunks = records.features.split(self._rows(point.shape[:-1].numel()))
+        chunks = torch.split(records.features, self._rows(point.shape[:-1].numel()))
         outputs = torch.cat([self._forward(named, self._first_seen(chunk)).outputs for chunk in chunks], dim=-2)
         loss = self.loss.value(outputs, records.labels).mean(-1)
         return Evaluation(loss, self.loss.accuracy(outputs, records.labels))

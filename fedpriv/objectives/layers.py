@@ -143,7 +143,7 @@ class Convolution:
         product = weight.flatten(-3).unsqueeze(-3) @ seen
         if bias is not None:
             product.add_(bias[..., None, :, None])
-        return product.unflatten(-1, self.outward[1:])
+        return product.view(*product.shape[:-1], *self.outward[1:])
 
     def back(self, slope: Tensor, weight: Tensor) -> Tensor:
         patches = weight.flatten(-3).mT.unsqueeze(-3) @ slope.flatten(-2)
@@ -190,7 +190,8 @@ class Tanh:
         return outputs, outputs
 
     def back(self, slope: Tensor, saved: Tensor) -> Tensor:
-        return torch.ops.aten.tanh_backward(slope, saved)
+        result: Tensor = torch.ops.aten.tanh_backward(slope, saved)
+        return result
 
 
 class Rectifier:
@@ -201,7 +202,8 @@ class Rectifier:
         return outputs, outputs
 
     def back(self, slope: Tensor, saved: Tensor) -> Tensor:
-        return torch.ops.aten.threshold_backward(slope, saved, 0)
+        result: Tensor = torch.ops.aten.threshold_backward(slope, saved, 0)
+        return result
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,7 @@ class MaxPool:
     def back(self, slope: Tensor, saved: Tensor) -> Tensor:
         values = slope.new_zeros(*slope.shape[:-2], prod(self.inward[1:]))
         values.scatter_add_(-1, saved.flatten(-2), slope.flatten(-2))
-        return values.unflatten(-1, self.inward[1:])
+        return values.view(*values.shape[:-1], *self.inward[1:])
 
 
 def linked_of(layer: nn.Module, inward: Shape, outward: Shape) -> Linked | None:
@@ -271,4 +273,5 @@ def _pair(size: object) -> tuple[int, int] | None:
 
 
 def _inner(left: Tensor, right: Tensor) -> Tensor:
-    return torch.linalg.vecdot(left, right)
+    products: Tensor = torch.linalg.vecdot(left, right)
+    return products

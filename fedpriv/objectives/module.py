@@ -90,7 +90,9 @@ class ModuleObjective:
         gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0))
         rows = max(1, _CHUNK_VALUES // (self.dimension * len(points)))
         total, clipped = torch.zeros_like(points[0]), torch.zeros((), dtype=torch.int64, device=weights.device)
-        for features, labels, weight in zip(*(part.split(rows) for part in (*records, weights)), strict=True):
+        for features, labels, weight in zip(
+            *(torch.split(part, rows) for part in (*records, weights)), strict=True
+        ):
             try:
                 parts = [gradients(parameters, features, labels) for parameters in named]
             except RuntimeError as error:
@@ -131,7 +133,7 @@ class ModuleObjective:
 def parameters_of(module: nn.Module, point: Tensor) -> dict[str, Tensor]:
     """The flat parameters (..., d) as views by name, each (..., *shape), in the order of `named_parameters`."""
     shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
-    pieces = point.split([shape.numel() for shape in shapes.values()], dim=-1)
+    pieces = torch.split(point, [shape.numel() for shape in shapes.values()], dim=-1)
     return {
         name: piece.view(*point.shape[:-1], *shape)
         for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
