@@ -33,7 +33,9 @@ MODELS: dict[str, Callable[[], nn.Sequential]] = {
 
 
 class _Zeroing:
-    """What the ghost-norm loss wants of an optimizer: its zero_grad."""
+    """What the ghost-norm loss wants of an optimizer: its reduction and its zero_grad."""
+
+    loss_reduction = "mean"
 
     def __init__(self, module: nn.Module) -> None:
         self.zero_grad = module.zero_grad
