@@ -120,17 +120,15 @@ def test_one_record_moves_the_sum_by_at_most_the_clip(name: str) -> None:
         assert clip < max(replaced) <= 2.0 * clip * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_clip_holds_in_float32_late_in_a_run(name: str) -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_clip_holds_in_float32_late_in_a_run(seed: int) -> None:
     """c = (t, -(t-1)) at points 1/t apart: products of the full gradients would leave no digit of the norm."""
-    make, features = MODULES[name]
-    objective = objective_of(make(), features, CrossEntropy(), 0)
-    t, clip = 60_000, 0.02
-    (at, shift), records = sample(features, 1, objective.dimension, 2, 5)
-    points = [at.float(), (at + shift / t).float()]
-    one = torch.ones(1)
+    net = nn.Sequential(nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
+    objective, t, clip = objective_of(net, 6, CrossEntropy(), 0), 60_000, 0.02
+    (at, shift), records = sample(6, 1, objective.dimension, 2, seed)
+    points = [(0.3 * at).float(), (0.3 * at + shift / t).float()]
     records = Records(records.features.float(), records.labels)
-    increment = objective.increment(points, [float(t), -float(t - 1)], records, one, clip)
+    increment = objective.increment(points, [float(t), -float(t - 1)], records, torch.ones(1), clip)
     assert int(increment.clipped) == 1
     assert float(increment.total.norm()) == pytest.approx(clip, rel=1e-3)
 
