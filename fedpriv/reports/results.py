@@ -40,10 +40,10 @@ class Results:
     seeds: list[int]
     published: Published | None
     cells: list[Mapping[str, Any]]
-    scaling: Scaling | None = None
     versions: Mapping[str, str]
     rerun: str | None
     """The command that runs the same again; None where it was not recorded."""
+    scaling: Scaling | None = None
 
 
 class RunFolder(RunObserver):

@@ -4,8 +4,8 @@ For each algorithm and each number of records n the target is an excess risk of
 
     factor · scale · (1/√n + √d / (ε n)),   scale = L R
 
-(Choquette-Choo, Ganesh & Thakurta 2025, Table 1).  A sweep point's value is the mean over seeds; swept keys that are
-not named here are settings, of which the best counts.  Exponents are least squares of log T on log n.
+(Choquette-Choo, Ganesh & Thakurta 2025, Table 1).  A sweep point's value is the mean over seeds; of swept keys that
+are not named here the best value counts.  Exponents are least squares of log T on log n.
 """
 
 import math
@@ -35,7 +35,7 @@ class Needed:
 
 @dataclass(frozen=True)
 class Fit:
-    """y ~ n^exponent; `half_width` of its 95 % interval is infinite for two points, `count` says how many there are."""
+    """y ~ n^exponent, from `count` sizes; `half_width` of its 95 % interval is infinite for two."""
 
     exponent: float
     half_width: float
@@ -85,7 +85,7 @@ def fit(needs: Mapping[float, Needed], what: str) -> Fit | None:
 
 
 def scaling_lines(results: Results, scaling: Scaling) -> list[list[str]]:
-    """The table as rows of text, header first: an algorithm a row, a size a column, exponents beside the theory's."""
+    """Rows of text, header first: an algorithm a row, a size a column, exponents beside the theory's."""
     for key in (scaling.by, scaling.along, scaling.smallest):
         if key not in results.axes:
             raise InputError(f"scaling: {key!r} is not swept; swept are {', '.join(results.axes)}")
