@@ -1,0 +1,1 @@
+"""What the papers' theorems say about parameters, as pure functions of public numbers; one file a paper."""
