@@ -21,7 +21,6 @@ from clients.silo import Silo
 from clients.state import pack, unpack
 from fedpriv.errors import InputError, RunError
 from fedpriv.federation import DTYPES
-from fedpriv.models import model_named
 from fedpriv.objectives import Objective, Records
 from fedpriv.plan import plan_of
 from fedpriv.randomness import KeyedNormal, system_key
@@ -94,10 +93,9 @@ class Guard:
             raise self._refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
         if federation.total_rounds > allow.rounds:
             raise self._refusal(f"the scenario has {federation.total_rounds} rounds, allowed are {allow.rounds}")
-        if federation.records_per_silo > len(self._shard.labels):
-            raise self._refusal(
-                f"the scenario needs {federation.records_per_silo} records of a silo, here are fewer"
-            )
+        needed = federation.places * cell.batch_sizes[number]
+        if needed > len(self._shard.labels):
+            raise self._refusal(f"the scenario needs {needed} records of this silo, here are fewer")
         if cell.privacy.relation != allow.relation:
             raise self._refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
         stream = plan_of(cell, self._objective(cell)).stream_of(number, federation.total_rounds)
@@ -112,16 +110,17 @@ class Guard:
         if run_id not in self._open:
             cell = _cell(cell_json)
             objective = self._objective(cell)
-            features = model_named(cell.model.name).features(self._shard.images, DTYPES[cell.run.dtype])
+            dtype = DTYPES[cell.run.dtype]
+            features = cell.model.row.features(self._shard.images, dtype, cell.model.settings)
             records = Records(features, torch.from_numpy(self._shard.labels))
             noise = KeyedNormal(key, cell.run.dtype)
             self._open = {run_id: Silo(self._policy.silo, plan_of(cell, objective), objective, records, noise)}
         return self._open[run_id]
 
     def _objective(self, cell: Cell) -> Objective:
-        model, dtype = model_named(cell.model.name), DTYPES[cell.run.dtype]
-        width = model.features(self._shard.images[:1], dtype).shape[1]
-        return model.objective(width, self._policy.classes, dtype)
+        model, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
+        shape = model.features(self._shard.images[:1], dtype, settings).shape[1:]
+        return model.objective(shape, self._policy.classes, dtype, settings)
 
     def _refusal(self, reason: str) -> RunError:
         return RunError(f"silo {self._policy.silo} refuses: {reason}")

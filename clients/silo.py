@@ -117,7 +117,7 @@ class SimulatedFederation:
 
     cell: Cell
     plan: Plan
-    order: Tensor
+    order: list[Tensor]
     noise: KeyedNormal
 
     @staticmethod

@@ -10,7 +10,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedpriv.rounds import Round, Scalar
+from fedpriv.rounds import SHARED, Round, Scalar
 from fedpriv.weights import LinearWeights, Weights
 
 
@@ -20,6 +20,11 @@ class Estimator(Protocol):
     @property
     def keep(self) -> float:
         """The decay of the running sum: 1 a prefix sum, 0 none, 1 - α momentum."""
+        ...
+
+    @property
+    def period(self) -> int | None:
+        """The sums restart from 0 in rounds 1, 1 + period, 1 + 2 period, …; None if they never do."""
         ...
 
     @property
@@ -42,11 +47,35 @@ class RecursiveGradient:
     """
 
     clip: Scalar
+    first_clip: Scalar | None = None
+    """Of round 1, whose increment is a plain gradient; `clip` if left out."""
     weights: Weights = field(default_factory=LinearWeights)
     keep: float = 1.0
+    period: int | None = None
     memory: int = 2
 
     def round(self, t: int) -> Round:
         now, before = self.weights.at(t), self.weights.at(t - 1)
         coefficients = (now, -before) if before else (now,)
-        return Round(t, coefficients, self.keep, self.clip, scale=now)
+        clip = self.clip if t > 1 or self.first_clip is None else self.first_clip
+        return Round(t, coefficients, self.keep, clip, scale=now)
+
+
+@dataclass(frozen=True)
+class PlainGradient:
+    """One gradient a record: s_t = coefficient · g_t, and q_t = keep · q_{t-1} + s_t.
+
+    keep = 0 is SGD's batch gradient, keep = 1 the sum of all gradients (DP-FTRL), and coefficient = α with
+    keep = 1 - α momentum.
+
+    Guarantee: each increment, coefficient included, is clipped to norm `clip`.
+    """
+
+    clip: Scalar
+    coefficient: float = field(default=1.0, metadata=SHARED)
+    keep: float = field(default=0.0, metadata=SHARED)
+    period: int | None = None
+    memory: int = 1
+
+    def round(self, t: int) -> Round:
+        return Round(t, (self.coefficient,), self.keep, self.clip, scale=1.0)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from fedpriv.data.datasets import load
-from fedpriv.data.partition import PARTITIONS
+from fedpriv.data.partition import dirichlet, iid, shards
 from fedpriv.errors import InputError
-from fedpriv.models import model_named
 from fedpriv.objectives import Objective, Records
 from fedpriv.scenario import Cell
+from fedpriv.scenario.schema import ModelSection
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -26,42 +26,50 @@ class Task:
 
 
 @lru_cache(maxsize=2)
-def task_of(data: str, model: str, dtype: str) -> Task:
+def task_of(data: str, model: ModelSection, dtype: str) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
-    dataset, row, torch_dtype = load(data), model_named(model), DTYPES[dtype]
+    dataset, row, settings, torch_dtype = load(data), model.row, model.settings, DTYPES[dtype]
     train, test = (
-        Records(row.features(images, torch_dtype), torch.from_numpy(labels))
+        Records(row.features(images, torch_dtype, settings), torch.from_numpy(labels))
         for images, labels in (
             (dataset.train_images, dataset.train_labels),
             (dataset.test_images, dataset.test_labels),
         )
     )
-    return Task(row.objective(train.features.shape[1], dataset.classes, torch_dtype), train, test)
+    return Task(row.objective(train.features.shape[1:], dataset.classes, torch_dtype, settings), train, test)
 
 
 def task_of_cell(cell: Cell) -> Task:
-    return task_of(cell.data.name, cell.model.name, cell.run.dtype)
+    return task_of(cell.data.name, cell.model, cell.run.dtype)
 
 
 def check_records(cell: Cell) -> None:
     """InputError if the cell asks for more training records than its data set has."""
-    federation, records = cell.federation, len(task_of_cell(cell).train.labels)
-    needed = federation.silos * federation.records_per_silo
-    if needed > records:
+    records, places, batch = len(task_of_cell(cell).train.labels), cell.federation.places, sum(cell.batch_sizes)
+    if places * batch > records:
         raise InputError(
-            f"federation: silos * rounds * batch = {federation.silos} * {federation.total_rounds} * "
-            f"{federation.batch} = {needed}, but {cell.data.name} has {records} training records; "
-            f"a single pass needs a product of at most {records}"
+            f"federation: one pass is {places} rounds of {batch} records of all silos, {places} * {batch} = "
+            f"{places * batch}, but {cell.data.name} has {records} training records"
         )
 
 
-def spread(cell: Cell) -> Tensor:
-    """Which training records each silo holds, in the order it reads them: (silos, records per silo).
+def spread(cell: Cell) -> list[Tensor]:
+    """Which training records each silo holds, in the order it reads them: (places * its batch,) for each silo.
 
     Guarantee: no record is held twice, so one record of one silo is one record of the federation.  InputError
     if the scenario asks for more records than there are.
     """
     check_records(cell)
-    federation, records = cell.federation, len(task_of_cell(cell).train.labels)
-    partition = PARTITIONS[cell.data.partition]
-    return torch.from_numpy(partition(records, federation.silos, federation.records_per_silo, cell.seed))
+    labels = task_of_cell(cell).train.labels.numpy()
+    sizes = [cell.federation.places * batch for batch in cell.batch_sizes]
+    data = cell.data
+    match data.partition:
+        case "iid":
+            shares = iid(labels, sizes, cell.seed)
+        case "dirichlet":
+            assert data.concentration is not None
+            shares = dirichlet(labels, sizes, cell.seed, data.concentration)
+        case "shards":
+            assert data.shards is not None
+            shares = shards(labels, sizes, cell.seed, data.shards)
+    return [torch.from_numpy(share) for share in shares]

@@ -13,7 +13,8 @@ class Finished:
     """What one finished cell gave.
 
     `fraction_clipped` is None where silos do not tell; `wall_seconds` is its share of the time of cells that
-    were run together; `releases` is its ledger.
+    were run together; `releases` is its ledger; `gradient_evaluations` counts gradients of single records of all
+    silos.
     """
 
     test_loss: float
@@ -21,6 +22,7 @@ class Finished:
     fraction_clipped: float | None
     wall_seconds: float
     releases: tuple[ReleaseStream, ...]
+    gradient_evaluations: int
     model: NDArray[np.floating]
 
 

@@ -50,6 +50,10 @@ class Plan:
             for (per_record, std), sources in alike
         )
 
+    def gradient_evaluations(self, rounds: int) -> int:
+        """Gradients of single records that all silos take in the first `rounds` rounds."""
+        return sum(self.batch_sizes) * sum(len(self.estimator.round(t).coefficients) for t in range(1, rounds + 1))
+
     def stream_of(self, silo: int, rounds: int) -> ReleaseStream:
         """What one silo itself releases; standard deviation 0 where it adds no noise."""
         std = float(self.noise.std_of(silo))
@@ -59,7 +63,15 @@ class Plan:
         clips = tuple(float(self.estimator.round(t).clip) for t in range(1, rounds + 1))
         schedule = Schedule(rounds, self.schedule.places)
         return ReleaseStream(
-            owner, self.mechanism, schedule, self.estimator.keep, clips, per_record, self.relation, std
+            owner,
+            self.mechanism,
+            schedule,
+            self.estimator.keep,
+            clips,
+            per_record,
+            self.relation,
+            std,
+            self.estimator.period,
         )
 
     def _per_record(self, source: NoiseSource) -> float:
@@ -79,17 +91,25 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     """Calibrate the noise to the cell's privacy target and derive the optimizer from it."""
     federation, row, settings = cell.federation, cell.algorithm.row, cell.algorithm.settings
     rounds = federation.total_rounds
-    schedule = Schedule(rounds=rounds, places=rounds)
-    batch_sizes = (federation.batch,) * federation.silos
-    records = sum(batch_sizes)
-    weights = tuple(batch / records for batch in batch_sizes)
-    problem = Problem(rounds, objective.dimension, objective.lipschitz, objective.smoothness)
+    schedule = Schedule(rounds=rounds, places=federation.places)
+    batch_sizes = cell.batch_sizes
+    batch = sum(batch_sizes)
+    weights = tuple(size / batch for size in batch_sizes)
+    problem = Problem(
+        rounds=rounds,
+        dimension=objective.dimension,
+        lipschitz=objective.lipschitz,
+        smoothness=objective.smoothness,
+        batch=batch,
+        places=federation.places,
+        seed=cell.seed,
+    )
     estimator, mechanism = row.estimator(settings, problem), row.mechanism(settings, problem)
     target = cell.privacy.target
     noise = Noise()
     if target is not None:
         clips = np.array([float(estimator.round(t).clip) for t in range(1, rounds + 1)])
-        sensitivity = mechanism.sensitivity(Workload(schedule, estimator.keep, clips))
+        sensitivity = mechanism.sensitivity(Workload(schedule, estimator.keep, clips, estimator.period))
         noise = cell.algorithm.setting.noise(sensitivity, batch_sizes, weights, cell.privacy.relation, target)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation = cell.privacy.relation

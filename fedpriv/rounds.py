@@ -9,6 +9,9 @@ if TYPE_CHECKING:  # accounting reads rounds without a model, and must start fas
 Scalar = Union[float, "Tensor"]
 """A number, or one number a replicate as a tensor of shape (replicates, 1): the same formulas serve both."""
 
+SHARED = {"shared": True}
+"""Metadata of a dataclass field whose value runs that are computed together must have in common."""
+
 
 class Round(NamedTuple):
     """The public record of round t, read alike by silo, server and accountant.

@@ -18,7 +18,7 @@ from fedpriv.files import write_json, write_text, write_vector
 from fedpriv.outcome import Finished
 
 _PROGRESS_EVERY = 0.5  # seconds
-_NUMBERS = ("test_loss", "test_accuracy", "fraction_clipped", "wall_seconds")
+_NUMBERS = ("test_loss", "test_accuracy", "fraction_clipped", "wall_seconds", "gradient_evaluations")
 
 
 class FolderReporter:

@@ -10,16 +10,21 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from fedpriv.rounds import SHARED
+
 Part = TypeVar("Part")
 
 
 def signature(part: Any) -> Any:
-    """What two parts must share to be stacked: everything but the values of their floats."""
+    """What two parts must have in common to be stacked: all but the values of floats that are not `SHARED`."""
     if isinstance(part, float):
         return float
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
         fields = dataclasses.fields(part)
-        return type(part), tuple((field.name, signature(getattr(part, field.name))) for field in fields)
+        return type(part), tuple(
+            getattr(part, field.name) if field.metadata == SHARED else signature(getattr(part, field.name))
+            for field in fields
+        )
     return part
 
 

@@ -1,7 +1,11 @@
 """Importance weights α_t of rounds, shared by the estimator that scales increments and the averaging server."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class Weights(Protocol):
@@ -25,3 +29,22 @@ class LinearWeights:
 
     def total(self, t: int) -> float:
         return t * (t + 1) / 2
+
+
+@dataclass(frozen=True)
+class PowerWeights:
+    """α_t = t^power (Zhang, Tran & Cutkosky 2022, there t^k)."""
+
+    power: int
+
+    def at(self, t: int) -> float:
+        return float(t**self.power) if t else 0.0
+
+    def total(self, t: int) -> float:
+        return float(_power_totals(self.power, t.bit_length())[t])
+
+
+@lru_cache(maxsize=64)
+def _power_totals(power: int, bits: int) -> NDArray[np.float64]:
+    """α_{1:t} of all t of at most `bits` bits."""
+    return np.concatenate([[0.0], np.cumsum(np.arange(1.0, 2.0**bits) ** power)])

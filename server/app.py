@@ -76,6 +76,7 @@ def run_cell(grid: Grid, cell: Cell, reporter: Reporter) -> Finished:
         fraction_clipped=None if strategy.records_clipped is None else strategy.records_clipped / drawn,
         wall_seconds=time.perf_counter() - started,
         releases=plan.releases(strategy.rounds_done),
+        gradient_evaluations=plan.gradient_evaluations(strategy.rounds_done),
         model=model,
     )
 

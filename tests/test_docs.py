@@ -38,9 +38,9 @@ def test_the_algorithm_of_the_guide_runs_on_every_engine(
     namespace: dict[str, object] = {"__name__": "guide"}
     monkeypatch.setitem(__import__("sys").modules, "guide", __import__("types").ModuleType("guide"))
     exec(compile(source, "adding-an-algorithm.md", "exec"), namespace)
-    monkeypatch.setitem(ALGORITHMS, "dp-sgd", namespace["DP_SGD"])
+    monkeypatch.setitem(ALGORITHMS, "dp-adagrad-norm", namespace["DP_ADAGRAD"])
     cell = small_cell(
-        algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 5.0, "step": 0.02, "radius": 10.0},
+        algorithm={"name": "dp-adagrad-norm", "trust": "trusted", "clip": 5.0, "step": 1.0, "radius": 10.0},
         privacy={"relation": "replace-one", "mu": 8.0},
         federation={"silos": 20, "rounds": 100},
     )

@@ -35,6 +35,7 @@ class ReleaseStream:
     | `clips` | norm bound on one record's increment, one a round | gradient |
     | `per_record` | weight of one record's increment in what is released: 1/B_i, or max p_i/B_i | |
     | `std` | standard deviation of a fresh noise vector's coordinates | gradient |
+    | `period` | the sums restart from 0 every so many rounds; None if they never do | rounds |
     """
 
     owner: str
@@ -45,6 +46,7 @@ class ReleaseStream:
     per_record: float
     relation: Relation
     std: float
+    period: int | None = None
 
     @property
     def mu(self) -> float:
@@ -55,7 +57,8 @@ class ReleaseStream:
         """
         if self.std == 0.0:
             return math.inf
-        sensitivity = self.mechanism.sensitivity(Workload(self.schedule, self.keep, np.array(self.clips)))
+        workload = Workload(self.schedule, self.keep, np.array(self.clips), self.period)
+        sensitivity = self.mechanism.sensitivity(workload)
         return RELATION_FACTOR[self.relation] * self.per_record * sensitivity / self.std
 
 
@@ -85,6 +88,7 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
         "per_record": stream.per_record,
         "relation": stream.relation,
         "std": stream.std,
+        "period": stream.period,
     }
 
 
@@ -103,6 +107,7 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
         per_record=data["per_record"],
         relation=relation_named(data["relation"]),
         std=data["std"],
+        period=data.get("period"),
     )
 
 

@@ -5,6 +5,7 @@ and every mechanism are linear, the engine keeps the weighted mean over silos of
 silos' records in one batched call, and the mean of the silos' noise vectors (`noise_feed`).
 """
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from fedpriv.stacking import Part, signature, stack
 
 _PROGRESS_EVERY = 0.1  # seconds
 _GATHER_VALUES = 2**20
+_ROUND_VALUES = 2**26
 
 
 def run_vectorized(cells: Sequence[Cell], observer: Observer) -> Iterator[Outcome]:
@@ -38,8 +40,17 @@ def run_vectorized(cells: Sequence[Cell], observer: Observer) -> Iterator[Outcom
     for index, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
         groups.setdefault(_group_key(cell, plan), []).append(index)
     with _one_torch_thread():
-        for members in groups.values():
+        for members in itertools.chain.from_iterable(
+            _pieces(members, cells[members[0]], plans[members[0]]) for members in groups.values()
+        ):
             yield from _Group(members, [cells[i] for i in members], [plans[i] for i in members], observer).run()
+
+
+def _pieces(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
+    """A group cut so that one round's records of all its replicates fit comfortably into memory."""
+    record = task_of_cell(cell).train.features[0].numel()
+    size = max(1, _ROUND_VALUES // (sum(plan.batch_sizes) * record))
+    return (members[start : start + size] for start in range(0, len(members), size))
 
 
 @contextmanager
@@ -136,6 +147,7 @@ class _Group:
                     float(clipped[place]) / drawn,
                     wall,
                     self._plans[place].releases(self._schedule.rounds),
+                    self._plans[place].gradient_evaluations(self._schedule.rounds),
                     models[place].copy(),
                 ),
             )
@@ -143,14 +155,12 @@ class _Group:
         ]
 
     def _batches(self) -> Iterator[Records]:
-        """Round by round the records of all silos, (replicates, silos * batch, ...), gathered block by block."""
-        train, batch = self._task.train, self._cells[0].federation.batch
+        """Round by round the records of all silos, (replicates, records, ...), gathered block by block."""
+        train = self._task.train
         features, labels = train.features.to(self._device), train.labels.to(self._device)
-        orders = {cell.seed: spread(cell) for cell in self._cells}
-        order = torch.stack([orders[cell.seed] for cell in self._cells]).to(self._device)
-        by_place = order.view(*order.shape[:2], -1, batch)
-        places = by_place.movedim(2, 0).flatten(2)  # (places, replicates, silos * batch)
-        block = max(1, _GATHER_VALUES // (places[0].numel() * features.shape[1]))
+        orders = {cell.seed: _by_place(spread(cell), self._schedule.places) for cell in self._cells}
+        places = torch.stack([orders[cell.seed] for cell in self._cells], dim=1).to(self._device)
+        block = max(1, _GATHER_VALUES // (places[0].numel() * features[0].numel()))
         rounds = torch.tensor([self._schedule.place(t) for t in range(1, self._schedule.rounds + 1)])
         for start in range(0, len(rounds), block):
             index = places[rounds[start : start + block]]
@@ -168,6 +178,11 @@ class _Group:
                 raise RunError(f"{cell.name} (seed {cell.seed}): the test loss is not finite at round {t}")
             self._observer.evaluated(index, t, loss[place], accuracy[place])
         return loss, accuracy
+
+
+def _by_place(shares: Sequence[Tensor], places: int) -> Tensor:
+    """The records of all silos that are read at each place of their orders: (places, records of all silos)."""
+    return torch.cat([share.view(places, -1) for share in shares], dim=1)
 
 
 def _device(name: str) -> torch.device:

@@ -7,7 +7,7 @@ streams in O(bands · d).  bands = 1 is noise on the increments (C = I).
 Sources: see `series`; Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization", for streaming.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from fedpriv.errors import InputError
 from fedpriv.mechanisms import falling, series
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
 from fedpriv.mechanisms.workload import Floats, Workload
+from fedpriv.rounds import SHARED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,7 @@ class BandedSquareRoot(Mechanism):
     participations with equal clips or a separation of at least `bands`, is charged exactly.
     """
 
-    keep: float = 1.0
+    keep: float = field(default=1.0, metadata=SHARED)
     bands: int = 16
 
     def __post_init__(self) -> None:

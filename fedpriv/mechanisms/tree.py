@@ -5,7 +5,7 @@ Tran & Cutkosky 2022 (Algorithm 1) and Kornowski, Liu & Talwar (Algorithm 1), wi
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +14,7 @@ from fedpriv.errors import InputError
 from fedpriv.mechanisms import nodes, participation
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
 from fedpriv.mechanisms.workload import Floats, Separated, Workload
+from fedpriv.rounds import SHARED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +28,7 @@ class BinaryTree(Mechanism):
     invertible, so counting those nodes with their decays is the exact price of everything released.
     """
 
-    keep: float = 1.0
+    keep: float = field(default=1.0, metadata=SHARED)
     period: int | None = None
 
     def __post_init__(self) -> None:

@@ -2,5 +2,8 @@
 
 from fedpriv.optimizers.anytime_sgd import AnytimeSGD
 from fedpriv.optimizers.base import Optimizer
+from fedpriv.optimizers.nesterov_coupling import NesterovCoupling
+from fedpriv.optimizers.projected_sgd import ProjectedSGD
+from fedpriv.optimizers.regularized_leader import FollowTheRegularizedLeader
 
-__all__ = ["AnytimeSGD", "Optimizer"]
+__all__ = ["AnytimeSGD", "FollowTheRegularizedLeader", "NesterovCoupling", "Optimizer", "ProjectedSGD"]

@@ -199,6 +199,8 @@ def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[s
         **privacy_of(point.cell, finished.releases),
         "silos": federation.silos,
         "rounds": federation.total_rounds,
+        "gradient_evaluations": finished.gradient_evaluations,
+        "bytes_sent": federation.total_rounds * finished.model.nbytes,
         "fraction_clipped": finished.fraction_clipped,
         "wall_seconds": finished.wall_seconds,
         "engine": engine,

@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedpriv.errors import InputError
 from fedpriv.scenario.messages import explain
+from fedpriv.scenario.rules import Rule, rules_of
 from fedpriv.scenario.schema import Cell
+from fedpriv.scenario.tree import assign
 
 
 class Paper(BaseModel):
@@ -105,17 +107,19 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
             raise InputError(f'{source}: sweep."{key}" = {values!r}: expected a list of at least one value')
     printed_axes = {key: values for key, values in sweep.items() if key != "seeds"}
     published = _published(paper, printed_axes, source)
-    axes = dict(sweep)
+    rules = rules_of(base.pop("where", []), printed_axes, source)
+    axes, fixed = dict(sweep), dict[str, Any]()
     for assignment in overrides:
         key, value = _parse_override(assignment)
         key = "seeds" if key == "sweep.seeds" else key  # as it stands in the file
         if key in axes or key == "seeds":
             axes[key] = value if isinstance(value, list) or key == "seeds" else [value]
         else:
-            _assign(base, key, value)
+            fixed[key] = value
+            assign(base, key, value)
     seeds = _seeds(axes.pop("seeds", None), base.pop("seed", 0), source)
     points = [
-        Point(dict(zip(axes, values, strict=True)), _cell(base, axes, values, seed, source))
+        Point(dict(zip(axes, values, strict=True)), _cell(base, axes, values, rules, fixed, seed, source))
         for values in itertools.product(*axes.values())
         for seed in seeds
     ]
@@ -131,10 +135,11 @@ def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
         raise InputError(f"{source}: {explain(error, Cell)}") from None
     row = cell.algorithm.row
     _ = cell.algorithm.setting
-    try:
-        _ = cell.algorithm.settings
-    except ValidationError as error:
-        raise InputError(f"{source}: {explain(error, row.settings, 'algorithm')}") from None
+    for name, section in (("algorithm", cell.algorithm), ("model", cell.model)):
+        try:
+            _ = section.settings
+        except ValidationError as error:
+            raise InputError(f"{source}: {explain(error, section.row.settings, name)}") from None
     if cell.privacy.rho is not None and row.name_of_mu != "rho":
         raise InputError(
             f"{source}: privacy.rho: only dp-mu2-fl's paper calls mu so; write privacy.mu for {row.name}"
@@ -143,11 +148,22 @@ def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
 
 
 def _cell(
-    base: Mapping[str, Any], axes: Mapping[str, Any], values: tuple[Any, ...], seed: int, source: str
+    base: Mapping[str, Any],
+    axes: Mapping[str, Any],
+    values: tuple[Any, ...],
+    rules: Iterable[Rule],
+    fixed: Mapping[str, Any],
+    seed: int,
+    source: str,
 ) -> Cell:
+    """One cell: the file with the overrides, at a sweep point, with its rules, which overrides outrank."""
     tree = copy.deepcopy(dict(base))
     for key, value in zip(axes, values, strict=True):
-        _assign(tree, key, value)
+        assign(tree, key, value)
+    for rule in rules:
+        rule.apply(tree)
+    for key, value in fixed.items():
+        assign(tree, key, value)
     tree["seed"] = seed
     return resolve_cell(tree, source)
 
@@ -196,13 +212,3 @@ def _parse_override(assignment: str) -> tuple[str, Any]:
         return key, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return key, text.strip()  # a bare word is taken as text, so that quotes need no quoting in a shell
-
-
-def _assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
-    *sections, key = dotted.split(".")
-    node = tree
-    for section in sections:
-        node = node.setdefault(section, {})
-        if not isinstance(node, dict):
-            raise InputError(f"{dotted}: {section} is a value, not a table of keys")
-    node[key] = value

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedpriv.accounting.gdp import mu_of
 from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
+from fedpriv.data.partition import silo_sizes
+from fedpriv.models import Model, ModelSettings, model_named
 from fedpriv.trust import Trust, trust_named
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -21,45 +23,93 @@ class DataSection(Section):
     """[data]: which records, and how they are spread over the silos."""
 
     name: str = Field(description="a data set's name, as `fedpriv data fetch` takes it")
-    partition: Literal["iid"] = Field("iid", description="how records are spread over silos")
+    partition: Literal["iid", "dirichlet", "shards"] = Field(
+        "iid", description="how records are spread over silos"
+    )
+    concentration: Positive | None = Field(
+        None, description='of the silos\' label mixtures, for partition = "dirichlet": small is more skewed'
+    )
+    shards: Count | None = Field(
+        None, description='pieces of the records sorted by label a silo gets, for "shards"'
+    )
+
+    @model_validator(mode="after")
+    def _settings_of_the_partition(self) -> Self:
+        for partition, key in (("dirichlet", "concentration"), ("shards", "shards")):
+            if (self.partition == partition) != (getattr(self, key) is not None):
+                raise ValueError(f'{key} is needed for partition = "{partition}", and only there')
+        return self
 
 
-class ModelSection(Section):
-    """[model]: the loss."""
+class ModelSection(BaseModel):
+    """[model]: a row of the table of models, and the row's own keys (`settings`)."""
 
-    name: Literal["softmax-regression"] = "softmax-regression"
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    name: str = "softmax-regression"
+
+    @property
+    def row(self) -> Model:
+        return model_named(self.name)
+
+    @property
+    def settings(self) -> ModelSettings:
+        """The row's own keys, validated by the row's own type."""
+        return self.row.settings.model_validate(self.model_extra or {})
 
 
 class FederationSection(Section):
-    """[federation]: how many silos, rounds and records; `samples` = silos * rounds * batch instead of rounds."""
+    """[federation]: how many silos, rounds and records.
+
+    `rounds` alone reads `batch` records of each silo a round; `samples` alone gives as many rounds as they last;
+    both together share the samples out over the rounds: the way to large batches.
+    """
 
     silos: Count = Field(description="number of silos M; all take part in every round")
     rounds: Count | None = Field(None, description="number of rounds T")
-    samples: Count | None = Field(None, description="records read in the whole run, instead of `rounds`")
-    batch: Count = Field(1, description="records of one silo in one round")
+    samples: Count | None = Field(None, description="records of all silos that are read, each once an epoch")
+    batch: Count | None = Field(
+        None, description="records of one silo in one round; 1 if not both others are given"
+    )
+    epochs: Count = Field(1, description="passes over the records, always in the same order")
+    size_skew: Positive | None = Field(
+        None, description="silos of unequal size: concentration of their shares of the samples, small is uneven"
+    )
 
     @model_validator(mode="after")
-    def _one_of(self) -> Self:
-        if (self.rounds is None) == (self.samples is None):
-            raise ValueError("needs exactly one of rounds and samples")
-        if self.samples is not None and self.samples < self.silos * self.batch:
-            raise ValueError(
-                f"samples = {self.samples} gives no round: silos * batch = {self.silos * self.batch} records each"
-            )
+    def _consistent(self) -> Self:
+        if self.rounds is None and self.samples is None:
+            raise ValueError("needs rounds, or samples, or both")
+        if self.rounds is not None and self.samples is not None and self.batch is not None:
+            raise ValueError("rounds and samples together say what the batch is: leave batch out")
+        if self.rounds is not None and self.rounds % self.epochs:
+            raise ValueError(f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}")
+        if self.size_skew is not None and (self.rounds is None or self.samples is None):
+            raise ValueError("size_skew shares samples out over rounds: give both rounds and samples")
+        least = self.silos * (self.places if self.rounds is not None else self.batch or 1)
+        if self.samples is not None and self.samples < least:
+            raise ValueError(f"samples = {self.samples} are too few for one pass: at least {least} are needed")
         return self
+
+    @property
+    def places(self) -> int:
+        """Rounds of one pass."""
+        if self.rounds is not None:
+            return self.rounds // self.epochs
+        assert self.samples is not None
+        return self.samples // (self.silos * (self.batch or 1))
 
     @property
     def total_rounds(self) -> int:
         """T."""
-        if self.rounds is not None:
-            return self.rounds
-        assert self.samples is not None
-        return self.samples // (self.silos * self.batch)
+        return self.places * self.epochs
 
-    @property
-    def records_per_silo(self) -> int:
-        """How many records a silo needs for one pass."""
-        return self.total_rounds * self.batch
+    def batch_sizes(self, seed: int) -> tuple[int, ...]:
+        """Records of each silo in one round; every place of the silo's order has as many."""
+        if self.samples is None or self.rounds is None:
+            return (self.batch or 1,) * self.silos
+        sizes = silo_sizes(self.samples, self.silos, self.size_skew, seed, at_least=self.places)
+        return tuple(size // self.places for size in sizes)
 
 
 class AlgorithmSection(BaseModel):
@@ -144,6 +194,11 @@ class Cell(Section):
     algorithm: AlgorithmSection
     privacy: PrivacySection
     run: RunSection = RunSection()
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Records of each silo in one round, a public choice."""
+        return self.federation.batch_sizes(self.seed)
 
     def canonical(self) -> dict[str, Any]:
         """Plain data that identifies the run: what results.json stores and what engines pass on."""

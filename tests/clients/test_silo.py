@@ -82,7 +82,7 @@ def test_each_record_is_used_in_exactly_one_round(small_cell: MakeCell) -> None:
 
 
 def test_no_record_is_shared_between_silos(small_cell: MakeCell) -> None:
-    order = spread(small_cell(federation__silos=30, federation__rounds=200))
+    order = torch.stack(spread(small_cell(federation__silos=30, federation__rounds=200)))
     assert order.shape == (30, 200)
     assert len(order.unique()) == order.numel()
 

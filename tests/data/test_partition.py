@@ -1,54 +1,114 @@
 """Spreading records over silos: disjoint, reproducible, refused where it cannot be done."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from fedpriv.data.partition import PARTITIONS, iid
+from fedpriv.data.partition import Shares, dirichlet, iid, shards, silo_sizes
 from fedpriv.errors import InputError
 
-
-@given(silos=st.integers(1, 20), per_silo=st.integers(1, 20), spare=st.integers(0, 30), seed=st.integers(0))
-def test_iid_no_record_is_given_twice(silos: int, per_silo: int, spare: int, seed: int) -> None:
-    records = silos * per_silo + spare
-    order = iid(records, silos, per_silo, seed)
-    assert order.shape == (silos, per_silo)
-    assert order.dtype == np.int64
-    assert len(np.unique(order)) == silos * per_silo
-    assert order.min() >= 0
-    assert order.max() < records
+Deal = Callable[[NDArray[np.int64], list[int], int], Shares]
+DEALS: dict[str, Deal] = {
+    "iid": iid,
+    "dirichlet": lambda labels, sizes, seed: dirichlet(labels, sizes, seed, 0.3),
+    "shards": lambda labels, sizes, seed: shards(labels, sizes, seed, 2),
+}
 
 
-def test_iid_is_a_function_of_the_seed() -> None:
-    np.testing.assert_array_equal(iid(1000, 10, 50, 7), iid(1000, 10, 50, 7))
-    assert not np.array_equal(iid(1000, 10, 50, 7), iid(1000, 10, 50, 8))
+@given(
+    name=st.sampled_from(list(DEALS)),
+    sizes=st.lists(st.integers(2, 20), min_size=1, max_size=12),
+    spare=st.integers(0, 30),
+    seed=st.integers(0),
+)
+def test_no_record_is_given_twice(name: str, sizes: list[int], spare: int, seed: int) -> None:
+    labels = np.random.default_rng(seed % 2**32).integers(0, 5, sum(sizes) + spare)
+    shares = DEALS[name](labels, sizes, seed)
+    assert [len(share) for share in shares] == sizes
+    given_out = np.concatenate(shares)
+    assert len(np.unique(given_out)) == sum(sizes)
+    assert given_out.min() >= 0
+    assert given_out.max() < len(labels)
+
+
+@pytest.mark.parametrize("name", list(DEALS))
+def test_a_partition_is_a_function_of_the_seed(name: str) -> None:
+    labels, sizes = np.arange(1000) % 10, [50] * 10
+    first, again, other = (DEALS[name](labels, sizes, seed) for seed in (7, 7, 8))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
 
 
 def test_iid_gives_the_records_it_has_always_given() -> None:
     """Published results depend on who holds which record; a change here is a change of every number."""
-    np.testing.assert_array_equal(iid(10, 2, 3, seed=0), [[3, 5, 7], [6, 8, 4]])
+    np.testing.assert_array_equal(iid(np.zeros(10, np.int64), [3, 3], seed=0), [[3, 5, 7], [6, 8, 4]])
 
 
 def test_iid_every_record_is_as_likely_as_any_other() -> None:
     """Half of 40 records, 2,000 seeds: a count is Binomial(2000, 1/2); false alarm < 40 * 2 * Φ(-5.5) < 2e-6."""
-    counts = np.bincount(np.concatenate([iid(40, 4, 5, seed).ravel() for seed in range(2000)]), minlength=40)
+    labels = np.zeros(40, np.int64)
+    counts = np.bincount(np.concatenate([np.concatenate(iid(labels, [5] * 4, seed)) for seed in range(2000)]))
+    assert len(counts) == 40
     assert np.abs(counts - 1000).max() < 5.5 * np.sqrt(500)
+
+
+def _purity(shares: Shares, labels: NDArray[np.int64]) -> float:
+    """The share of a silo's commonest label, averaged over silos."""
+    return float(np.mean([np.bincount(labels[share]).max() / len(share) for share in shares]))
+
+
+def test_label_skew_falls_with_the_concentration() -> None:
+    """10 balanced labels: the commonest has a share of nearly 1 at concentration 0.01, nearly 1/10 at 1,000."""
+    labels, sizes = np.arange(6000) % 10, [300] * 20
+    purities = [_purity(dirichlet(labels, sizes, 0, concentration), labels) for concentration in (0.01, 0.3, 1e3)]
+    assert purities[0] > 0.75
+    assert 0.25 < purities[1] < purities[0]
+    assert purities[2] < 0.15
+
+
+def test_all_records_are_dealt_out_when_all_are_asked_for() -> None:
+    labels, sizes = np.arange(6000) % 10, [1000, 2000, 3000]
+    for deal in DEALS.values():
+        np.testing.assert_array_equal(np.sort(np.concatenate(deal(labels, sizes, 3))), np.arange(6000))
+
+
+def test_shards_bound_the_labels_of_a_silo() -> None:
+    """Pieces of 300 out of 600 records a label: two pieces have at most two labels when they do not straddle."""
+    labels = np.repeat(np.arange(10), 600)
+    shares = shards(labels, [600] * 10, 0, 2)
+    assert max(len(np.unique(labels[share])) for share in shares) <= 2
+    with pytest.raises(InputError, match=r"data\.shards = 5: a silo has 4 records"):
+        shards(labels, [4, 6], 0, 5)
 
 
 def test_too_few_records_is_an_error_with_every_number() -> None:
     with pytest.raises(InputError, match=r"100 silos of 601 .* 100 \* 601 = 60100 .* there are 60000"):
-        iid(60_000, 100, 601, 0)
-    with pytest.raises(InputError, match="there are 59999"):
-        iid(59_999, 100, 600, 0)
-    assert iid(60_000, 100, 600, 0).shape == (100, 600)
+        silo_sizes(60_000, 100, None, 0, at_least=601)
+    assert silo_sizes(60_000, 100, None, 0, at_least=600) == (600,) * 100
+    for deal in DEALS.values():
+        with pytest.raises(InputError, match="2 silos need 12 records in all, but there are 11"):
+            deal(np.zeros(11, np.int64), [6, 6], 0)
 
 
-@pytest.mark.parametrize(("silos", "per_silo"), [(0, 5), (5, 0), (-2, -3)])
-def test_numbers_below_one_are_refused(silos: int, per_silo: int) -> None:
+@pytest.mark.parametrize(("silos", "least"), [(0, 5), (5, 0), (-2, -3)])
+def test_numbers_below_one_are_refused(silos: int, least: int) -> None:
     with pytest.raises(InputError, match="at least 1"):
-        iid(100, silos, per_silo, 0)
+        silo_sizes(100, silos, None, 0, least)
 
 
-def test_the_table_names_it() -> None:
-    assert PARTITIONS["iid"] is iid
+@given(silos=st.integers(1, 30), least=st.integers(1, 9), spare=st.integers(0, 500), skew=st.floats(0.05, 50.0))
+def test_skewed_sizes_use_every_record(silos: int, least: int, spare: int, skew: float) -> None:
+    records = silos * least + spare
+    sizes = silo_sizes(records, silos, skew, 1, least)
+    assert sum(sizes) == records
+    assert min(sizes) >= least
+
+
+def test_skewed_sizes_are_uneven() -> None:
+    uneven, even = (silo_sizes(60_000, 20, skew, 0, 10) for skew in (0.3, 1e4))
+    assert max(uneven) > 5 * np.median(uneven)
+    assert max(even) < 1.2 * min(even)

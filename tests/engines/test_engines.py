@@ -11,7 +11,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.data.partition import PARTITIONS
 from fedpriv.engines.base import Outcome
 from fedpriv.engines.table import engine_named
 from fedpriv.errors import InputError, RunError
@@ -50,7 +49,7 @@ def run(engine: str, *cells: Cell) -> tuple[list[Outcome], Recorder]:
 def test_engine_is_the_papers_algorithm(small_cell: MakeCell, engine: str, trust: str, silos: int) -> None:
     """With the noise on: the model equals a literal transcription of Algorithms 1 and 2."""
     cell = small_cell(algorithm__trust=trust, federation__silos=silos, federation__rounds=25)
-    task, order = task_of_cell(cell), spread(cell)
+    task, order = task_of_cell(cell), torch.stack(spread(cell))
     noise = simulation_noise(cell.seed, np.float64)
     size = task.objective.dimension
     expected = dp_mu2_fl(
@@ -119,10 +118,10 @@ def test_many_silos_without_noise_equal_one_silo_with_their_records(
 ) -> None:
     """Who holds a record does not matter without noise: 4 silos of one record a round, one silo of four."""
 
-    def in_rounds(_: int, silos: int, per_silo: int, __: int) -> NDArray[np.int64]:
-        return np.arange(silos * per_silo).reshape(per_silo, silos).T  # the same records in every round
+    def in_rounds(_: NDArray[np.int64], sizes: list[int], __: int) -> list[NDArray[np.int64]]:
+        return list(np.arange(sum(sizes)).reshape(-1, len(sizes)).T)  # the same records in every round
 
-    monkeypatch.setitem(PARTITIONS, "iid", in_rounds)
+    monkeypatch.setattr("fedpriv.federation.iid", in_rounds)
     quiet = {"privacy__mode": "none", "privacy__rho": None, "federation__rounds": 12}
     (many,), _ = run("vectorized", small_cell(federation__silos=4, federation__batch=1, **quiet))
     (one,), _ = run("vectorized", small_cell(federation__silos=1, federation__batch=4, **quiet))

@@ -23,7 +23,7 @@ BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
     ({"federation": [1]}, ["federation = [1]: expected a table of keys"]),
     ({"data__name": 5}, ['data.name = 5: expected a text in quotes, such as "mnist"']),
     ({"data__partition": "sorted"}, ["data.partition = 'sorted': expected 'iid'"]),
-    ({"model__name": "cnn"}, ["model.name = 'cnn': expected 'softmax-regression'"]),
+    ({"model__name": "cnn"}, ["model.name = 'cnn': known models are 'softmax-regression'"]),
     ({"run__dtype": "half"}, ["run.dtype = 'half': expected 'float32' or 'float64'"]),
     ({"privacy__rho": 0.0}, ["privacy.rho = 0.0: expected a number above 0"]),
     ({"privacy__rho": -4.0}, ["privacy.rho = -4.0: expected a number above 0"]),
@@ -39,11 +39,16 @@ BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
     ({"privacy__mu": 1.0}, ["privacy: needs exactly one of mu, rho, zcdp and epsilon; given: mu, rho"]),
     ({"privacy__rho": None}, ["privacy: needs exactly one of mu, rho, zcdp and epsilon; given: none"]),
     ({"privacy__mode": "none"}, ['privacy: mode = "none" means no noise, so rho cannot be given with it']),
-    ({"federation__samples": 24}, ["federation: needs exactly one of rounds and samples"]),
-    ({"federation__rounds": None}, ["federation: needs exactly one of rounds and samples"]),
+    ({"federation__samples": 24, "federation__batch": 1}, ["rounds and samples together say what the batch is"]),
+    ({"federation__samples": 23}, ["samples = 23 are too few for one pass: at least 24 are needed"]),
+    ({"federation__rounds": None}, ["federation: needs rounds, or samples, or both"]),
+    ({"federation__epochs": 3}, ["federation: rounds = 8 must be a multiple of epochs = 3"]),
+    ({"federation__size_skew": 1.0}, ["size_skew shares samples out over rounds: give both"]),
+    ({"data__partition": "dirichlet"}, ['concentration is needed for partition = "dirichlet", and only there']),
+    ({"data__shards": 2}, ['shards is needed for partition = "shards", and only there']),
     (
         {"federation__rounds": None, "federation__samples": 2},
-        ["samples = 2 gives no round", "silos * batch = 3"],
+        ["samples = 2 are too few for one pass: at least 3 are needed"],
     ),
     ({"algorithm__name": "fedavg"}, ["algorithm.name = 'fedavg': known algorithms are", "'dp-mu2-fl'"]),
     ({"algorithm__trust": "half"}, ["algorithm.trust = 'half': accepted are 'untrusted', 'trusted'"]),
@@ -159,6 +164,6 @@ def test_more_records_than_there_are_is_refused_with_the_product() -> None:
     with pytest.raises(InputError) as caught:
         check_records(resolve_cell(small_tree(federation__silos=100, federation__rounds=61), "test"))
     line = str(caught.value)
-    assert "silos * rounds * batch = 100 * 61 * 1 = 6100" in line
+    assert "one pass is 61 rounds of 100 records of all silos, 61 * 100 = 6100" in line
     assert "synthetic has 6000 training records" in line
     check_records(resolve_cell(small_tree(federation__silos=100, federation__rounds=60), "test"))  # exactly all

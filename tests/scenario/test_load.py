@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpriv.accounting.gdp import mu_of
+from fedpriv.errors import InputError
 from fedpriv.scenario import Published, load_scenario, resolve_cell
 from fedpriv.scenario.load import scenario_of
 from tests.conftest import small_tree
@@ -170,3 +171,33 @@ def test_the_paper_tables_have_a_published_value_for_every_point(name: str) -> N
             value = scenario.published.value(metric, point.swept)
             assert value is not None
             assert math.isfinite(value)
+
+
+def _ruled(**where: object) -> dict[str, object]:
+    tree = small_tree(algorithm__diameter=None)
+    return {**tree, "sweep": {"federation.silos": [2, 3], "privacy.rho": [1.0, 4.0]}, "where": [where]}
+
+
+def test_a_rule_sets_keys_where_its_conditions_hold() -> None:
+    tree = _ruled(when={"federation.silos": 3, "privacy.rho": [1.0, 4.0]}, set={"algorithm.diameter": 0.5})
+    tree["where"] += [{"when": {"federation.silos": [2]}, "set": {"algorithm.diameter": 0.1}}]  # type: ignore[operator]
+    diameters = [point.cell.algorithm.model_extra["diameter"] for point in scenario_of(tree, "test").points]
+    assert diameters == [0.1, 0.1, 0.5, 0.5]
+    narrowed = scenario_of(tree, "test", ["federation.silos=3", "algorithm.diameter=0.25"])
+    assert [point.cell.algorithm.model_extra["diameter"] for point in narrowed.points] == [0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        (
+            {"when": {"federation.silos": 4}, "set": {}},
+            r"number 1.*federation\.silos is never 4; the sweep has 2, 3",
+        ),
+        ({"when": {}, "set": {"privacy.rho": 2.0}}, r"privacy\.rho is swept and cannot be set by a rule"),
+        ({"when": {}}, r"where \(number 1\)\.set: this key is missing"),
+    ],
+)
+def test_a_rule_that_cannot_mean_anything_is_refused(where: dict[str, object], line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        scenario_of(_ruled(**where), "test")

@@ -1,0 +1,36 @@
+"""The table of algorithms: name -> estimator × mechanism × optimizer, each as its paper writes it.
+
+A row says how the parts follow from the settings of the scenario's [algorithm] section and from the problem.
+The engines know no algorithm by name; a new one is a row here and, where a part is new, one small file.
+"""
+
+from fedpriv.algorithms.base import Algorithm, Positive, Problem, Settings
+from fedpriv.algorithms.baselines import DP_FTRL, DP_SGD, ONLINE_TO_BATCH
+from fedpriv.algorithms.choquette_choo import (
+    ACCELERATED_DP_SRGD,
+    ACCELERATED_INDEPENDENT,
+    UNACCELERATED_DP_SRGD,
+)
+from fedpriv.algorithms.reshef_levy import DP_MU2_FL
+from fedpriv.errors import InputError
+
+__all__ = ["ALGORITHMS", "Algorithm", "Positive", "Problem", "Settings", "algorithm_named"]
+
+ALGORITHMS = {
+    row.name: row
+    for row in (
+        DP_MU2_FL,
+        ACCELERATED_DP_SRGD,
+        UNACCELERATED_DP_SRGD,
+        ACCELERATED_INDEPENDENT,
+        ONLINE_TO_BATCH,
+        DP_SGD,
+        DP_FTRL,
+    )
+}
+
+
+def algorithm_named(name: str) -> Algorithm:
+    if name not in ALGORITHMS:
+        raise InputError(f"algorithm.name = {name!r}: known algorithms are {', '.join(map(repr, ALGORITHMS))}")
+    return ALGORITHMS[name]

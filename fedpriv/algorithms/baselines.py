@@ -1,0 +1,82 @@
+"""What the papers' algorithms are compared with; formulas and sources in docs/baselines.md."""
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedpriv.algorithms.base import (
+    Algorithm,
+    Fraction,
+    NoiseSettings,
+    Positive,
+    Settings,
+    chosen_mechanism,
+)
+from fedpriv.estimators import PlainGradient, RecursiveGradient
+from fedpriv.mechanisms import IndependentGaussian
+from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, ProjectedSGD
+from fedpriv.weights import PowerWeights
+
+
+class SgdSettings(Settings):
+    clip: Positive = Field(description="C: norm bound on one record's gradient")
+    step: Positive = Field(description="η")
+    radius: Positive = Field(math.inf, description="radius of the ball the model stays in; unbounded if left out")
+    momentum: Fraction = Field(0.0, description="heavy-ball momentum")
+    output: Literal["last", "average"] = Field("last", description="which iterate is published")
+
+
+DP_SGD = Algorithm(
+    name="dp-sgd",
+    title="DP-SGD",
+    source="Abadi et al., Deep Learning with Differential Privacy (CCS 2016), Algorithm 1; fixed batches",
+    settings=SgdSettings,
+    estimator=lambda settings, _problem: PlainGradient(settings.clip),
+    mechanism=lambda _settings, _problem: IndependentGaussian(),
+    optimizer=lambda settings, _problem, _noise_std: ProjectedSGD(
+        settings.step, settings.radius, settings.momentum, averaged=settings.output == "average"
+    ),
+)
+
+
+class FtrlSettings(NoiseSettings):
+    clip: Positive = Field(description="C: norm bound on one record's gradient")
+    step: Positive = Field(description="η: the model is x_1 - η · (sum of all gradients)")
+    radius: Positive = Field(math.inf, description="radius of the ball the model stays in; unbounded if left out")
+    momentum: Fraction = Field(0.0, description="momentum on the sums")
+
+
+DP_FTRL = Algorithm(
+    name="dp-ftrl",
+    title="DP-FTRL",
+    source="Kairouz et al., Practical and Private (Deep) Learning Without Sampling or Shuffling (ICML 2021)",
+    settings=FtrlSettings,
+    estimator=lambda settings, _problem: PlainGradient(settings.clip, keep=1.0),
+    mechanism=lambda settings, _problem: chosen_mechanism(settings, keep=1.0),
+    optimizer=lambda settings, _problem, _noise_std: FollowTheRegularizedLeader(
+        settings.step, settings.radius, settings.momentum
+    ),
+)
+
+
+class OnlineToBatchSettings(NoiseSettings):
+    clip: Positive = Field(description="C: norm bound on one record's increment")
+    step: Positive = Field(description="η of online gradient descent on the weighted gradients")
+    radius: Positive = Field(description="radius of the ball the model stays in")
+    power: Annotated[int, Field(ge=1, le=8)] = Field(1, description="k: the weights are α_t = t^k")
+
+
+ONLINE_TO_BATCH = Algorithm(
+    name="online-to-batch",
+    title="Private online-to-batch",
+    source="Zhang, Tran & Cutkosky, Differentially Private Online-to-Batch for Smooth Losses (NeurIPS 2022)",
+    settings=OnlineToBatchSettings,
+    # δ_t = t^k ∇f(x_t) - (t-1)^k ∇f(x_{t-1}), summed under the tree
+    estimator=lambda settings, _problem: RecursiveGradient(settings.clip, weights=PowerWeights(settings.power)),
+    mechanism=lambda settings, _problem: chosen_mechanism(settings, keep=1.0),
+    # online gradient descent on the sums, x_t the weighted average of its iterates
+    optimizer=lambda settings, _problem, _noise_std: AnytimeSGD(
+        settings.step, settings.radius, PowerWeights(settings.power)
+    ),
+)

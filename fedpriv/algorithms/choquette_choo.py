@@ -1,0 +1,86 @@
+"""One epoch, large batches: Choquette-Choo, Ganesh & Thakurta 2025.
+
+The paper counts rounds from 0 with η_t = t + 1; here rounds count from 1 and α_t = t is the same weight.
+"""
+
+import math
+from typing import Literal
+
+from pydantic import Field
+
+from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, Settings, chosen_mechanism
+from fedpriv.estimators import PlainGradient, RecursiveGradient
+from fedpriv.mechanisms import IndependentGaussian
+from fedpriv.mechanisms.nodes import levels
+from fedpriv.optimizers import NesterovCoupling, ProjectedSGD
+
+_PAPER = "Choquette-Choo, Ganesh & Thakurta, Near-Optimal Rates for O(1)-Smooth DP-SCO (ALT 2025)"
+
+
+class AcceleratedSettings(NoiseSettings):
+    """The numbers the algorithm runs with; the theorem's own cannot be run at the data sizes of one machine."""
+
+    clip: Positive = Field(description="C: norm bound on one record's increment")
+    first_clip: Literal["balanced", "same"] = Field(
+        "same", description="round 1 is in one tree node more: 'balanced' clips it tighter, for less noise"
+    )
+    beta: Positive = Field(description="β: the steps are α_t/β and 1/β")
+    radius: Positive = Field(description="R: radius of the ball the model stays in")
+
+
+def _recursive(settings: AcceleratedSettings, problem: Problem) -> RecursiveGradient:
+    """Round 1 lies in ⌊log2 T⌋ + 1 released nodes, every other round in at most ⌊log2 T⌋."""
+    most = levels(problem.rounds)
+    balanced = settings.first_clip == "balanced" and settings.mechanism == "tree" and most > 1
+    first = math.sqrt((most - 1) / most) if balanced else 1.0
+    return RecursiveGradient(clip=settings.clip, first_clip=first * settings.clip)
+
+
+ACCELERATED_DP_SRGD = Algorithm(
+    name="accelerated-dp-srgd",
+    title="Accelerated-DP-SRGD",
+    source=f"{_PAPER}, Algorithm 1",
+    settings=AcceleratedSettings,
+    # Δ_t = t ∇f(x_t) - (t-1) ∇f(x_{t-1}), summed: S_t = S_{t-1} + Δ_t
+    estimator=_recursive,
+    # the binary tree on every S_t
+    mechanism=lambda settings, _problem: chosen_mechanism(settings, keep=1.0),
+    # z, y and x: Nesterov's three sequences
+    optimizer=lambda settings, _problem, _noise_std: NesterovCoupling(settings.beta, settings.radius),
+)
+
+
+class UnacceleratedSettings(AcceleratedSettings):
+    output: Literal["last", "average"] = Field("last", description="which iterate is published")
+
+
+UNACCELERATED_DP_SRGD = Algorithm(
+    name="unaccelerated-dp-srgd",
+    title="DP-SRGD without acceleration",
+    source=f"{_PAPER}, section 4.3",
+    settings=UnacceleratedSettings,
+    estimator=_recursive,
+    mechanism=lambda settings, _problem: chosen_mechanism(settings, keep=1.0),
+    # x_{t+1} = Π(x_t - S~_t / (t β))
+    optimizer=lambda settings, _problem, _noise_std: ProjectedSGD(
+        step=1.0 / settings.beta, radius=settings.radius, averaged=settings.output == "average"
+    ),
+)
+
+
+class IndependentSettings(Settings):
+    clip: Positive = Field(description="C: norm bound on one record's gradient, before the weight α_t")
+    beta: Positive = Field(description="β: the steps are α_t/β and 1/β")
+    radius: Positive = Field(description="R: radius of the ball the model stays in")
+
+
+ACCELERATED_INDEPENDENT = Algorithm(
+    name="accelerated-independent",
+    title="Accelerated SGD on independent gradients",
+    source=f"{_PAPER}, section 5.5",
+    settings=IndependentSettings,
+    # ∇_t alone is released; the optimizer weights it by α_t, so the noise grows with the weight by itself
+    estimator=lambda settings, _problem: PlainGradient(settings.clip),
+    mechanism=lambda _settings, _problem: IndependentGaussian(),
+    optimizer=lambda settings, _problem, _noise_std: NesterovCoupling(settings.beta, settings.radius),
+)
