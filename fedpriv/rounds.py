@@ -12,6 +12,9 @@ Scalar = Union[float, "Tensor"]
 SHARED = {"shared": True}
 """Metadata of a dataclass field whose value runs that are computed together must have in common."""
 
+PER_REPLICATE = {"per replicate": True}
+"""Metadata of a dataclass field that holds a tuple with an entry for each run computed together."""
+
 
 class Round(NamedTuple):
     """The public record of round t, read alike by silo, server and accountant.

@@ -2,6 +2,7 @@
 
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
 from fedpriv.mechanisms.gaussian import IndependentGaussian
+from fedpriv.mechanisms.leaf import LeafGaussian
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
 from fedpriv.mechanisms.tree import BinaryTree
 from fedpriv.mechanisms.workload import Separated, Workload
@@ -10,6 +11,7 @@ __all__ = [
     "BandedSquareRoot",
     "BinaryTree",
     "IndependentGaussian",
+    "LeafGaussian",
     "Mechanism",
     "MechanismState",
     "Sensitivity",

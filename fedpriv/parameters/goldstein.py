@@ -182,8 +182,7 @@ def leaf_noise_ratio(anchor_clip: float, clip: float, rounds: int, period: int) 
     differences = rounds - anchors
     if differences == 0:
         return 1.0
-    balance: float = anchors * anchor_clip**2 * (period - 1) / (differences * clip**2)
-    return balance**0.25
+    return math.sqrt(anchor_clip / clip * math.sqrt(anchors * (period - 1) / differences))
 
 
 def explicit_bound(
