@@ -45,23 +45,24 @@ def task_of_cell(cell: Cell) -> Task:
 
 def check_records(cell: Cell) -> None:
     """InputError if the cell asks for more training records than its data set has."""
-    records, places, batch = len(task_of_cell(cell).train.labels), cell.federation.places, sum(cell.batch_sizes)
-    if places * batch > records:
+    records, batches, batch = len(task_of_cell(cell).train.labels), cell.schedule.held, sum(cell.batch_sizes)
+    if batches * batch > records:
         raise InputError(
-            f"federation: one pass is {places} rounds of {batch} records of all silos, {places} * {batch} = "
-            f"{places * batch}, but {cell.data.name} has {records} training records"
+            f"federation: one pass is {batches} batches of {batch} records of all silos, {batches} * {batch} = "
+            f"{batches * batch}, but {cell.data.name} has {records} training records"
         )
 
 
 def spread(cell: Cell) -> list[Tensor]:
-    """Which training records each silo holds, in the order it reads them: (places * its batch,) for each silo.
+    """Which training records each silo holds, in the order it reads them: (batches * its batch,) for each silo.
 
     Guarantee: no record is held twice, so one record of one silo is one record of the federation.  InputError
     if the scenario asks for more records than there are.
     """
     check_records(cell)
     labels = task_of_cell(cell).train.labels.numpy()
-    sizes = [cell.federation.places * batch for batch in cell.batch_sizes]
+    batches = cell.schedule.held
+    sizes = [batches * batch for batch in cell.batch_sizes]
     data = cell.data
     match data.partition:
         case "iid":

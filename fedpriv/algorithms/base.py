@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedpriv.estimators import Estimator
 from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism
+from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -18,6 +19,10 @@ class Settings(BaseModel):
     """The algorithm's own keys of the scenario's [algorithm] section."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def batches(self, t: int) -> int:
+        """How many batches of its order a silo reads in round t; other numbers than 1 need a single pass."""
+        return 1
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class Algorithm:
     mechanism: Callable[[Any, Problem], Mechanism]
     optimizer: Callable[[Any, Problem, float], Optimizer]
     """From settings, problem and the standard deviation of a fresh noise vector's coordinates in the mean."""
+    objective: Callable[[Any, Problem, Objective], Objective] = lambda _settings, _problem, objective: objective
+    """How the algorithm looks at the model's loss: as it is, unless the row says otherwise."""
     name_of_mu: str = "mu"
     """What the paper calls the GDP parameter; accepted as a key of [privacy] beside `mu`."""
 

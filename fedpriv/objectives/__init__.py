@@ -1,6 +1,16 @@
 """Objectives: per-record increments over flat parameters."""
 
-from fedpriv.objectives.base import Evaluation, Increment, Objective, Records
+from fedpriv.objectives.base import Evaluation, Increment, Objective, Records, Slots
+from fedpriv.objectives.smoothed import SeededDirections, Smoothed
 from fedpriv.objectives.softmax_regression import SoftmaxRegression
 
-__all__ = ["Evaluation", "Increment", "Objective", "Records", "SoftmaxRegression"]
+__all__ = [
+    "Evaluation",
+    "Increment",
+    "Objective",
+    "Records",
+    "SeededDirections",
+    "Slots",
+    "Smoothed",
+    "SoftmaxRegression",
+]

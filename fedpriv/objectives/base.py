@@ -8,6 +8,15 @@ from torch import Tensor
 from fedpriv.rounds import Scalar
 
 
+class Slots(NamedTuple):
+    """Which rows a batch consists of, without a look at any record: what public coins may be keyed by."""
+
+    t: int
+    """The round."""
+    silos: tuple[tuple[int, int], ...]
+    """The silos in the order of their rows: (number, rows)."""
+
+
 class Records(NamedTuple):
     """A batch: features (..., B, features) and integer labels (..., B)."""
 
@@ -49,6 +58,10 @@ class Objective(Protocol):
         """x_1, shape (d,)."""
         ...
 
+    def at(self, slots: Slots) -> "Objective":
+        """The objective of the batch in these slots: another one only where it has public coins of its own."""
+        return self
+
     def increment(
         self,
         points: Sequence[Tensor],
@@ -65,6 +78,14 @@ class Objective(Protocol):
         replace-one, for any points, records and loss.
         """
         ...
+
+    def losses(self, point: Tensor, records: Records) -> Tensor:
+        """f(point; record) of every record, shape (..., B), for `point` and `records` as in `increment`."""
+        ...
+
+    def evaluations(self, points: int) -> int:
+        """Gradients (or values) of one record that an increment over so many points takes."""
+        return points
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         """Loss and accuracy of `point` (..., d) on records without leading axes."""

@@ -13,12 +13,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedpriv.objectives.base import Evaluation, Increment, Records
+from fedpriv.objectives.base import Evaluation, Increment, Objective, Records
 from fedpriv.rounds import Scalar
 
 
 @dataclass(frozen=True)
-class SoftmaxRegression:
+class SoftmaxRegression(Objective):
     """Cross-entropy of a linear classifier; parameters are `classes` rows of `features` weights, flattened.
 
     `feature_norm` bounds ‖z‖ over all records that can occur; a constant feature 1 serves as the bias.
@@ -68,12 +68,19 @@ class SoftmaxRegression:
         total = (residual * factor.unsqueeze(-1)).mT @ features
         return Increment(total.flatten(-2), (norm > clip).sum(-1))
 
+    def losses(self, point: Tensor, records: Records) -> Tensor:
+        return _cross_entropy(self._logits(point, records.features), records.labels)
+
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         logits = self._logits(point, records.features)
-        right = records.labels.expand(logits.shape[:-1]).unsqueeze(-1)
-        loss = (logits.logsumexp(-1) - logits.gather(-1, right).squeeze(-1)).mean(-1)
+        loss = _cross_entropy(logits, records.labels).mean(-1)
         accuracy = (logits.argmax(-1) == records.labels).to(loss.dtype).mean(-1)
         return Evaluation(loss, accuracy)
 
     def _logits(self, point: Tensor, features: Tensor) -> Tensor:
         return features @ point.view(*point.shape[:-1], self.classes, self.features).mT
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    right = labels.expand(logits.shape[:-1]).unsqueeze(-1)
+    return logits.logsumexp(-1) - logits.gather(-1, right).squeeze(-1)

@@ -8,7 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedpriv.accounting.gdp import mu_of
 from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
 from fedpriv.data.partition import silo_sizes
+from fedpriv.errors import InputError
 from fedpriv.models import Model, ModelSettings, model_named
+from fedpriv.rounds import Schedule
 from fedpriv.trust import Trust, trust_named
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -199,6 +201,21 @@ class Cell(Section):
     def batch_sizes(self) -> tuple[int, ...]:
         """Records of each silo in one round, a public choice."""
         return self.federation.batch_sizes(self.seed)
+
+    @property
+    def schedule(self) -> Schedule:
+        """Which of its batches a silo reads in which round; InputError if that is not possible."""
+        federation, settings = self.federation, self.algorithm.settings
+        rounds = federation.total_rounds
+        reads = tuple(settings.batches(t) for t in range(1, rounds + 1))
+        if max(reads) == 1:
+            return Schedule(rounds, federation.places)
+        if federation.epochs != 1 or federation.samples is not None:
+            raise InputError(
+                f"federation: {self.algorithm.name} reads up to {max(reads)} batches in a round, each record once: "
+                "give rounds and batch, and leave epochs and samples out"
+            )
+        return Schedule(rounds, rounds, reads)
 
     def canonical(self) -> dict[str, Any]:
         """Plain data that identifies the run: what results.json stores and what engines pass on."""
