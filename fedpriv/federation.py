@@ -26,7 +26,7 @@ class Task:
 
 
 @lru_cache(maxsize=2)
-def task_of(data: str, model: ModelSection, dtype: str) -> Task:
+def task_of(data: str, model: ModelSection, dtype: str, validation: int | None = None) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
     dataset, row, settings, torch_dtype = load(data), model.row, model.settings, DTYPES[dtype]
     train, test = (
@@ -36,11 +36,17 @@ def task_of(data: str, model: ModelSection, dtype: str) -> Task:
             (dataset.test_images, dataset.test_labels),
         )
     )
+    if validation is not None:
+        if validation >= len(train.labels):
+            raise InputError(f"data.validation = {validation}: {data} has {len(train.labels)} training records")
+        train, test = (
+            Records(*(column[part] for column in train)) for part in (slice(-validation), slice(-validation, None))
+        )
     return Task(row.objective(train.features.shape[1:], dataset.classes, torch_dtype, settings), train, test)
 
 
 def task_of_cell(cell: Cell) -> Task:
-    return task_of(cell.data.name, cell.model, cell.run.dtype)
+    return task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.validation)
 
 
 def check_records(cell: Cell) -> None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Union
 
+from fedpriv.errors import InputError
+
 if TYPE_CHECKING:  # accounting reads rounds without a model, and must start fast
     from torch import Tensor
 
@@ -75,3 +77,47 @@ class Schedule:
     @cached_property
     def _before(self) -> list[int]:
         return [0, *itertools.accumulate(self.reads)]
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Fixed order, read once, in phases: phase i has `lengths[i-1]` gradient rounds and then one empty round.
+
+    An empty round uses no records: what is added up in it is 0, and what is released in it is noise alone.
+
+    Guarantee: every record takes part in exactly one round of one phase.
+    """
+
+    lengths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.lengths or min(self.lengths) < 1:
+            raise InputError(f"lengths = {self.lengths}: there is a phase at least, each of 1 or more rounds")
+
+    @property
+    def rounds(self) -> int:
+        return self.places + len(self.lengths)
+
+    @property
+    def places(self) -> int:
+        """How many batches are read; fewer than there are rounds."""
+        return sum(self.lengths)
+
+    @property
+    def single_pass(self) -> bool:
+        return True
+
+    def phase(self, t: int) -> int:
+        """The phase, from 1, that round t (from 1) belongs to; the empty round belongs to the phase it ends."""
+        if not 1 <= t <= self.rounds:
+            raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
+        return next(phase for phase, end in enumerate(self._ends, start=1) if t <= end)
+
+    def place(self, t: int) -> int | None:
+        """Which batch of the silo's order, counted from 0, round t uses; None in an empty round."""
+        return None if t in self._ends else t - self.phase(t)
+
+    @property
+    def _ends(self) -> tuple[int, ...]:
+        """The empty rounds."""
+        return tuple(itertools.accumulate(length + 1 for length in self.lengths))

@@ -17,17 +17,18 @@ def largest_safe(safe: Callable[[float], bool], low: float) -> float:
     return low
 
 
-def smallest_safe(safe: Callable[[float], bool], high: float) -> float:
+def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float = 0.0) -> float:
     """The smallest float > 0 found for which `safe` holds, given that it holds somewhere above `high` > 0.
 
-    The value returned always satisfies `safe`; it is 0 where `safe` holds there.
+    The value returned always satisfies `safe`; it is 0 where `safe` holds there.  It is larger than a value for
+    which `safe` does not hold by a relative `tolerance` at most; 0 means neighbouring floats.
     """
     if safe(0.0):
         return 0.0
     low = 0.0
     while not safe(high):
         low, high = high, 2.0 * high
-    while low < (middle := _between(low, high)) < high:
+    while high > low * (1.0 + tolerance) and low < (middle := _between(low, high)) < high:
         low, high = (low, middle) if safe(middle) else (middle, high)
     return high
 

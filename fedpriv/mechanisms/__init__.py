@@ -3,6 +3,7 @@
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
 from fedpriv.mechanisms.gaussian import IndependentGaussian
 from fedpriv.mechanisms.leaf import LeafGaussian
+from fedpriv.mechanisms.phased import PhaseEnds
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
 from fedpriv.mechanisms.tree import BinaryTree
 from fedpriv.mechanisms.workload import Separated, Workload
@@ -14,6 +15,7 @@ __all__ = [
     "LeafGaussian",
     "Mechanism",
     "MechanismState",
+    "PhaseEnds",
     "Sensitivity",
     "Separated",
     "Workload",

@@ -24,10 +24,10 @@ def record_energies(workload: Workload, columns: Floats, within: Callable[[Float
     """
     if isinstance(workload.schedule, Separated):
         raise TypeError("a separated participation has no places")
-    places = min(workload.schedule.places, workload.rounds)
     single = workload.clips**2 * columns
-    if places == workload.rounds:
+    if workload.schedule.single_pass:  # in phases too, whose empty rounds only add places nobody is in
         return single
+    places = min(workload.schedule.places, workload.rounds)
     if places >= workload.block:
         by_place = np.bincount(np.arange(workload.rounds) % places, single, places)
         return np.asarray(by_place, np.float64)

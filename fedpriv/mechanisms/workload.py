@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.errors import InputError
-from fedpriv.rounds import Schedule
+from fedpriv.rounds import Phases, Schedule
 
 Floats = NDArray[np.float64]
 
@@ -50,11 +50,11 @@ class Workload:
     """A over `schedule.rounds` rounds, with increments clipped to `clips[t-1]` in round t.
 
     `schedule` declares the participation: fixed order every epoch (a `Schedule`, of which the single pass is the
-    case places = rounds) or any pattern of a `Separated`.  With a `period` the sums restart from 0 in rounds 1,
-    1 + period, 1 + 2 period, ….
+    case places = rounds), the single pass with empty rounds of `Phases`, or any pattern of a `Separated`.  With a
+    `period` the sums restart from 0 in rounds 1, 1 + period, 1 + 2 period, ….
     """
 
-    schedule: Schedule | Separated
+    schedule: Schedule | Phases | Separated
     keep: float
     clips: Floats
     period: int | None = None

@@ -149,9 +149,8 @@ class Smoothed(Objective):
         draw = self.source.ball if self.order == "first" else self.source.sphere
         if self.shared:
             return [draw(self.slots, count, points[0])] * len(points)
-        return list(
-            draw(self.slots, count * len(points), points[0]).unflatten(-2, (len(points), count)).unbind(-3)
-        )
+        drawn = draw(self.slots, count * len(points), points[0])
+        return [drawn[..., place * count : (place + 1) * count, :] for place in range(len(points))]
 
     def _of_gradients(
         self,

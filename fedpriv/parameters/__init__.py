@@ -1,1 +1,1 @@
-"""What the papers' theorems say about parameters, as pure functions of public numbers; one file a paper."""
+"""What the papers' theorems ask for: formulas, and whether their conditions hold.  Imports no torch."""

@@ -34,6 +34,10 @@ class DataSection(Section):
     shards: Count | None = Field(
         None, description='pieces of the records sorted by label a silo gets, for "shards"'
     )
+    validation: Count | None = Field(
+        None,
+        description="so many training records, the last ones, are held out and evaluated in place of the test set",
+    )
 
     @model_validator(mode="after")
     def _settings_of_the_partition(self) -> Self:
@@ -212,8 +216,8 @@ class Cell(Section):
             return Schedule(rounds, federation.places)
         if federation.epochs != 1 or federation.samples is not None:
             raise InputError(
-                f"federation: {self.algorithm.name} reads up to {max(reads)} batches in a round, each record once: "
-                "give rounds and batch, and leave epochs and samples out"
+                f"federation: {self.algorithm.name} reads up to {max(reads)} batches in a round, and each record "
+                "once: give rounds and batch, and leave epochs and samples out"
             )
         return Schedule(rounds, rounds, reads)
 

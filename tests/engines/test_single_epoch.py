@@ -1,0 +1,126 @@
+"""The single-epoch algorithms and their baselines on every engine, against a literal transcription."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpriv.algorithms import ALGORITHMS
+from fedpriv.federation import spread, task_of_cell
+from fedpriv.plan import plan_of
+from fedpriv.randomness import SERVER, simulation_noise
+from fedpriv.scenario import Cell
+from fedpriv.scenario.schema import FederationSection
+from tests.engines.test_engines import run
+from tests.oracle_single_epoch import accelerated, softmax_gradient
+
+MakeCell = Callable[..., Cell]
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "dp-mu2-fl": {"diameter": 0.1},
+    "accelerated-dp-srgd": {"clip": 11.0, "beta": 40.0, "radius": 2.0},
+    "unaccelerated-dp-srgd": {"clip": 11.0, "beta": 40.0, "radius": 2.0},
+    "accelerated-independent": {"clip": 11.0, "beta": 40.0, "radius": 2.0},
+    "online-to-batch": {"clip": 11.0, "step": 0.01, "radius": 2.0, "power": 2},
+    "dp-sgd": {"clip": 11.0, "step": 0.02, "radius": 2.0, "momentum": 0.5, "output": "average"},
+    "dp-ftrl": {"clip": 11.0, "step": 0.02, "momentum": 0.5},
+}
+
+
+def single_epoch(name: str, trust: str = "trusted", **federation: Any) -> dict[str, Any]:
+    return {
+        "algorithm": {"name": name, "trust": trust, **SETTINGS[name]},
+        "privacy": {"relation": "zero-out", "mu": 2.0},
+        "federation": {"silos": 3, "rounds": 11, "samples": 130, "size_skew": 1.0, **federation},
+    }
+
+
+def test_every_row_is_tried() -> None:
+    assert set(SETTINGS) == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+@pytest.mark.parametrize("name", ["accelerated-dp-srgd", "unaccelerated-dp-srgd", "accelerated-independent"])
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_the_model_is_the_papers(small_cell: MakeCell, engine: str, name: str, trust: str) -> None:
+    """Noise on, silos of unequal size, increments clipped: y_T of a literal transcription, to 1e-9."""
+    cell = small_cell(**single_epoch(name, trust))
+    task, settings = task_of_cell(cell), SETTINGS[name]
+    noise, size = simulation_noise(cell.seed, np.float64), task.objective.dimension
+    features, labels = task.train.features.numpy(), task.train.labels.numpy()
+    silos = [[(features[record], int(labels[record])) for record in share] for share in spread(cell)]
+    assert len({len(records) for records in silos}) > 1
+    plan = plan_of(cell, task.objective)
+    stds = [float(plan.noise.std_of(owner)) for owner in (0, 1, 2, SERVER)]
+    assert [std > 0 for std in stds] == ([True] * 3 + [False] if trust == "untrusted" else [False] * 3 + [True])
+    expected = accelerated(
+        silos,
+        11,
+        softmax_gradient(10),
+        np.zeros(size),
+        settings["clip"],
+        settings["beta"],
+        settings["radius"],
+        stds,
+        lambda owner, node: noise.vector(size, SERVER if owner < 0 else owner, node),
+        recursive=name != "accelerated-independent",
+        coupled=name != "unaccelerated-dp-srgd",
+    )
+    (outcome,), _ = run(engine, cell)
+    np.testing.assert_allclose(outcome.finished.model, expected, rtol=1e-9, atol=1e-12)
+    assert outcome.finished.fraction_clipped is not None
+    assert outcome.finished.fraction_clipped > 0.0
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_engines_agree_on_every_row(small_cell: MakeCell, name: str, trust: str) -> None:
+    """Unequal silos with skewed labels, two epochs where the row allows it: the same model to 1e-9."""
+    cell = small_cell(
+        **single_epoch(name, trust, rounds=12, epochs=2), data__partition="dirichlet", data__concentration=0.3
+    )
+    (vectorized,), heard = run("vectorized", cell)
+    (inprocess,), also_heard = run("inprocess", cell)
+    np.testing.assert_allclose(vectorized.finished.model, inprocess.finished.model, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        [line[2:] for line in heard.evaluations], [line[2:] for line in also_heard.evaluations], rtol=1e-9
+    )
+    assert vectorized.finished.releases == inprocess.finished.releases
+    assert vectorized.finished.gradient_evaluations == inprocess.finished.gradient_evaluations > 0
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "dp-mu2-fl"])
+def test_who_holds_a_record_does_not_matter_without_noise(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The same 20 records a round in one silo, in four equal ones, in four unequal ones: the same model."""
+
+    def in_rounds(_: object, sizes: list[int], __: int) -> list[np.ndarray[Any, Any]]:
+        of_round = np.split(np.arange(240), 12)
+        cuts = np.cumsum([size // 12 for size in sizes])[:-1]
+        return [
+            np.concatenate(parts) for parts in zip(*(np.split(numbers, cuts) for numbers in of_round), strict=True)
+        ]
+
+    monkeypatch.setattr("fedpriv.federation.iid", in_rounds)
+    models = []
+    for batches in ((20,), (5, 5, 5, 5), (2, 3, 5, 10)):
+        monkeypatch.setattr(FederationSection, "batch_sizes", lambda _self, _seed, batches=batches: batches)
+        tree = single_epoch(name)
+        tree["federation"] = {"silos": len(batches), "rounds": 12, "samples": 240}
+        tree["privacy"] = {"relation": "zero-out", "mode": "none"}
+        models.append(run("vectorized", small_cell(**tree))[0][0].finished.model)
+    assert np.linalg.norm(models[0]) > 1e-2
+    for model in models[1:]:
+        np.testing.assert_allclose(model, models[0], rtol=1e-9, atol=1e-12)
+
+
+def test_gradient_evaluations_are_the_papers(small_cell: MakeCell) -> None:
+    """2n gradients but for the first batch, whose second coefficient is 0; n for independent gradients."""
+    counts = []
+    for name in ("accelerated-dp-srgd", "accelerated-independent"):
+        tree = single_epoch(name)
+        tree["federation"] = {"silos": 3, "rounds": 11, "samples": 132}
+        counts.append(run("vectorized", small_cell(**tree))[0][0].finished.gradient_evaluations)
+    assert counts == [2 * 132 - 12, 132]

@@ -1,0 +1,174 @@
+"""The phased method: its schedule, its steps, and the contraction its privacy rests on, by brute force."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpriv.errors import InputError
+from fedpriv.mechanisms import BinaryTree, IndependentGaussian, PhaseEnds, Workload
+from fedpriv.optimizers import PhasedSGD
+from fedpriv.rounds import Phases, Round
+
+PHASES = Phases((3, 2, 1))
+MECHANISM = PhaseEnds(PHASES, largest_step=0.5, smoothness=4.0, lipschitz=2.0)
+
+
+def workload(phases: Phases = PHASES, clip: float = 2.0, keep: float = 0.0) -> Workload:
+    return Workload(phases, keep, np.full(phases.rounds, clip))
+
+
+def test_phases_skip_an_empty_round_at_their_ends() -> None:
+    assert [PHASES.place(t) for t in range(1, 10)] == [0, 1, 2, None, 3, 4, None, 5, None]
+    assert [PHASES.phase(t) for t in range(1, 10)] == [1, 1, 1, 1, 2, 2, 2, 3, 3]
+    assert (PHASES.rounds, PHASES.places, PHASES.single_pass) == (9, 6, True)
+
+
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_every_place_is_read_exactly_once_and_in_order(lengths: list[int]) -> None:
+    phases = Phases(tuple(lengths))
+    places = [place for t in range(1, phases.rounds + 1) if (place := phases.place(t)) is not None]
+    assert places == list(range(phases.places))
+
+
+@pytest.mark.parametrize("t", [0, 10])
+def test_a_round_outside_is_no_round(t: int) -> None:
+    with pytest.raises(ValueError, match="is not one of 1 … 9"):
+        PHASES.place(t)
+
+
+@pytest.mark.parametrize("lengths", [(), (3, 0)])
+def test_a_phase_without_a_round_is_refused(lengths: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="lengths"):
+        Phases(lengths)
+
+
+def test_noise_comes_in_the_empty_rounds_only() -> None:
+    state = MECHANISM.start()
+    for t in range(1, 10):
+        fresh = torch.full((2, 3), float(t))
+        noise, state = MECHANISM.noise(state, t, fresh)
+        assert torch.equal(noise, fresh if t in (4, 7, 9) else torch.zeros(2, 3))
+    assert MECHANISM.variance(workload()).tolist() == [0, 0, 0, 1, 0, 0, 1, 0, 1]
+
+
+def test_the_certificate_is_one_clip_and_a_bound() -> None:
+    certified = MECHANISM.certified(workload(clip=2.5))
+    assert (certified.value, certified.exact) == (2.5, False)
+    assert "contraction" in certified.reason
+
+
+def test_a_clip_that_bites_is_refused() -> None:
+    with pytest.raises(InputError, match="clipping never bites"):
+        MECHANISM.certified(workload(clip=1.99))
+
+
+def test_a_loss_without_a_lipschitz_constant_is_refused() -> None:
+    with pytest.raises(InputError, match="clipping never bites"):
+        replace(MECHANISM, lipschitz=math.inf).certified(workload())
+    with pytest.raises(InputError, match="2 / smoothness"):
+        replace(MECHANISM, smoothness=math.inf).certified(workload())
+    with pytest.raises(InputError, match="clipping never bites"):
+        replace(MECHANISM, lipschitz=math.nan).certified(workload())
+
+
+def test_a_step_beyond_the_contraction_is_refused() -> None:
+    with pytest.raises(InputError, match=r"up to 2 / smoothness = 0\.5"):
+        replace(MECHANISM, largest_step=0.51).certified(workload())
+
+
+def test_sums_and_other_schedules_are_refused() -> None:
+    with pytest.raises(InputError, match="keep = 0"):
+        MECHANISM.certified(workload(keep=1.0))
+    with pytest.raises(InputError, match="own phases"):
+        MECHANISM.certified(workload(Phases((3, 3))))
+
+
+def test_other_mechanisms_account_for_phases_as_a_single_pass() -> None:
+    """Per-round releases of the same schedule: empty rounds never make a record cheaper."""
+    assert IndependentGaussian().sensitivity(workload()) == pytest.approx(2.0)
+    assert BinaryTree(keep=1.0).sensitivity(workload(keep=1.0)) == pytest.approx(2.0 * math.sqrt(4))
+
+
+def descend(
+    optimizer: PhasedSGD,
+    features: torch.Tensor,
+    targets: torch.Tensor,
+    active: torch.Tensor,
+    noise: torch.Tensor,
+) -> list[torch.Tensor]:
+    """Phase starts for logistic losses; features (places, batch, d), records with `active` 0 zeroed out."""
+    phases, starts = optimizer.phases, []
+    state = optimizer.start(torch.zeros(features.shape[-1], dtype=torch.float64))
+    for t in range(1, phases.rounds + 1):
+        place = phases.place(t)
+        if place is None:
+            released = noise[t - 1]
+        else:
+            margins = targets[place] * (features[place] @ optimizer.query(state))
+            pull = -targets[place] * torch.sigmoid(-margins) * active[place]
+            released = (pull[:, None] * features[place]).mean(0)
+        before = optimizer.output(state)
+        state = optimizer.update(state, released, Round(t, (1.0,), 0.0, 2.0, 1.0))
+        if place is None:
+            starts.append(optimizer.output(state))
+        else:
+            assert optimizer.output(state) is before
+    return starts
+
+
+@given(seed=st.integers(0, 10**6), radius=st.sampled_from([0.3, 1e9]))
+@settings(max_examples=40, deadline=None)
+def test_the_end_of_a_phase_moves_by_at_most_step_times_clip_over_batch(seed: int, radius: float) -> None:
+    """‖z‖ ≤ 2: 2-Lipschitz and 1-smooth logistic losses, the largest step allowed, 2/smoothness."""
+    torch.manual_seed(seed)
+    phases, batch, dimension, clip, smoothness = Phases((6, 3)), 3, 4, 2.0, 1.0
+    optimizer = PhasedSGD(phases, step=4.0 * 2.0 / smoothness, radius=radius)
+    features = torch.randn(phases.places, batch, dimension, dtype=torch.float64)
+    features *= clip / torch.linalg.vector_norm(features, dim=-1, keepdim=True)
+    targets = torch.randint(0, 2, (phases.places, batch)) * 2.0 - 1.0
+    noise = 0.1 * torch.randn(phases.rounds, dimension, dtype=torch.float64)
+    active = torch.ones(phases.places, batch, dtype=torch.float64)
+    starts = descend(optimizer, features, targets, active, noise)
+    for place in range(6):
+        without = active.clone()
+        without[place, 0] = 0.0
+        moved = torch.linalg.vector_norm(descend(optimizer, features, targets, without, noise)[0] - starts[0])
+        assert float(moved) <= optimizer.step / 4 * clip / batch * (1 + 1e-9)
+        assert place == 5 or float(moved) > 0.0
+
+
+def test_the_bound_is_nearly_reached_by_linear_losses() -> None:
+    """One record's constant gradient in the first of 100 rounds moves 99 of the 100 averaged iterates fully."""
+    phases = Phases((100,))
+    optimizer = PhasedSGD(phases, step=1.0, radius=1e9)
+    state = optimizer.start(torch.zeros(1, dtype=torch.float64))
+    for t in range(1, 102):
+        released = torch.full((1,), 2.0 if t == 1 else 0.0, dtype=torch.float64)
+        state = optimizer.update(state, released, Round(t, (1.0,), 0.0, 2.0, 1.0))
+    assert float(optimizer.output(state)) == pytest.approx(-0.25 * 2.0 * 0.99)
+
+
+def test_phases_by_hand_with_noise() -> None:
+    """η = 4: step 1 in phase 1, 1/4 in phase 2, whose iterates start at the noisy average."""
+    optimizer = PhasedSGD(Phases((2, 1)), step=4.0, radius=100.0)
+    state = optimizer.start(torch.zeros(1, dtype=torch.float64))
+    queries = []
+    for t, released in enumerate([3.0, 5.0, 0.5, 8.0, 2.0], start=1):
+        queries.append(float(optimizer.query(state)))
+        state = optimizer.update(state, torch.tensor([released]), Round(t, (1.0,), 0.0, 2.0, 1.0))
+    # averages of the queries (0, -3) and (-2); starts -1.5 - 0.5 and -2 - 2/4
+    assert queries == [0.0, -3.0, -8.0, -2.0, -4.0]
+    assert float(optimizer.output(state)) == -2.5
+
+
+def test_what_is_published_stays_in_the_ball() -> None:
+    optimizer = PhasedSGD(Phases((1,)), step=4.0, radius=0.5)
+    state = optimizer.start(torch.zeros(2))
+    for t in (1, 2):
+        state = optimizer.update(state, torch.tensor([30.0, 40.0]), Round(t, (1.0,), 0.0, 50.0, 1.0))
+        assert float(optimizer.query(state).norm()) == pytest.approx(0.5)

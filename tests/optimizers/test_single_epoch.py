@@ -1,0 +1,162 @@
+"""The rates and identities that pin Accelerated-DP-SRGD and its variants, noise off."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedpriv.estimators import Estimator, PlainGradient, RecursiveGradient
+from fedpriv.objectives import Records, SoftmaxRegression
+from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, NesterovCoupling, ProjectedSGD
+from fedpriv.running_sum import absorb, empty_sum
+from fedpriv.weights import LinearWeights, PowerWeights
+
+LOOSE = 1e9
+
+
+def huber(seed: int, directions: int = 12, dimension: int = 8) -> tuple[Callable[[Tensor], Tensor], float]:
+    """Σ_k huber(⟨a_k, x⟩ - b_k) with its minimizer at distance 1 of 0, and its smoothness."""
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(directions, dimension, generator=generator, dtype=torch.float64)
+    matrix *= torch.logspace(0, -2, dimension, dtype=torch.float64)
+    optimum = torch.randn(dimension, generator=generator, dtype=torch.float64)
+    optimum /= optimum.norm()
+    width = 0.02
+
+    def value(point: Tensor) -> Tensor:
+        residual = matrix @ (point - optimum)
+        small = residual.abs() <= width
+        return torch.where(small, residual**2 / 2, width * (residual.abs() - width / 2)).sum()
+
+    return value, float(torch.linalg.matrix_norm(matrix, 2) ** 2)
+
+
+def descend(optimizer: Any, estimator: Estimator, value: Callable[[Tensor], Tensor], rounds: int) -> list[float]:
+    """F of the output after each round, from exact gradients; the minimum of F is 0."""
+    gradient = torch.func.grad(value)
+    state = optimizer.start(torch.zeros(8, dtype=torch.float64))
+    values = []
+    for t in range(1, rounds + 1):
+        current = estimator.round(t)
+        state = optimizer.update(state, current.scale * gradient(optimizer.query(state)), current)
+        values.append(float(value(optimizer.output(state))))
+    return values
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("factor", [1.0, 2.0, 4.0])
+def test_accelerated_rate_on_huber_losses(seed: int, factor: float) -> None:
+    """F(y_T) - F* ≤ 0.63 β R² / η_{0:T} for every T, η_{0:T} = (T+1)(T+2)/2; the halved z-step reaches 1.02."""
+    value, smoothness = huber(seed)
+    beta = factor * smoothness
+    values = descend(NesterovCoupling(beta, radius=1.0), RecursiveGradient(LOOSE), value, 300)
+    for rounds, reached in enumerate(values, start=1):
+        assert reached <= 0.63 * beta / ((rounds + 1) * (rounds + 2) / 2)
+
+
+def test_without_coupling_it_is_visibly_slower() -> None:
+    value, smoothness = huber(0)
+    fast = descend(NesterovCoupling(smoothness, 1.0), RecursiveGradient(LOOSE), value, 200)
+    slow = descend(ProjectedSGD(1.0 / smoothness, 1.0), RecursiveGradient(LOOSE), value, 200)
+    assert slow[-1] > 3.0 * fast[-1]
+    assert slow[-1] < slow[0]
+
+
+@given(rounds=st.integers(1, 12), batch=st.integers(1, 4), seed=st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None)
+def test_at_a_fixed_point_the_sum_is_the_running_mean(rounds: int, batch: int, seed: int) -> None:
+    """S_t / η_t with x_t = x_{t-1} is the mean of the batch gradients so far."""
+    generator = torch.Generator().manual_seed(seed)
+    objective = SoftmaxRegression(4, 3, feature_norm=LOOSE, dtype=torch.float64)
+    point = torch.randn(12, generator=generator, dtype=torch.float64)
+    weights = torch.full((batch,), 1.0 / batch, dtype=torch.float64)
+    recursive, plain = RecursiveGradient(LOOSE), PlainGradient(LOOSE)
+    state, gradients = empty_sum(point), []
+    for t in range(1, rounds + 1):
+        records = Records(
+            torch.randn(batch, 4, generator=generator, dtype=torch.float64),
+            torch.randint(0, 3, (batch,), generator=generator),
+        )
+        state, _ = absorb(state, recursive.round(t), point, objective, records, weights, recursive.memory)
+        gradients.append(absorb(empty_sum(point), plain.round(t), point, objective, records, weights, 1)[0].total)
+        torch.testing.assert_close(state.total / t, torch.stack(gradients).mean(0), rtol=1e-10, atol=1e-12)
+
+
+@given(rounds=st.integers(2, 10), victim=st.integers(0, 9), seed=st.integers(0, 10**6), clip=st.floats(0.1, 5.0))
+@settings(max_examples=40, deadline=None)
+def test_zeroing_a_record_moves_every_later_sum_by_the_clip_over_the_batch(
+    rounds: int, victim: int, seed: int, clip: float
+) -> None:
+    """Brute force, neighbours with the same queries: ≤ C/B from the record's round on (round 1: first_clip/B)."""
+    batch, victim = 3, victim % rounds + 1
+    generator = torch.Generator().manual_seed(seed)
+    objective = SoftmaxRegression(4, 3, feature_norm=LOOSE, dtype=torch.float64)
+    estimator = RecursiveGradient(clip, first_clip=0.7 * clip)
+    weights = torch.full((batch,), 1.0 / batch, dtype=torch.float64)
+    without = weights.clone()
+    without[0] = 0.0
+    ours = theirs = empty_sum(torch.zeros(12, dtype=torch.float64))
+    for t in range(1, rounds + 1):
+        point = 3.0 * torch.randn(12, generator=generator, dtype=torch.float64)
+        records = Records(
+            5.0 * torch.randn(batch, 4, generator=generator, dtype=torch.float64),
+            torch.randint(0, 3, (batch,), generator=generator),
+        )
+        current = estimator.round(t)
+        ours, _ = absorb(ours, current, point, objective, records, weights, 2)
+        theirs, _ = absorb(theirs, current, point, objective, records, without if t == victim else weights, 2)
+        moved = float((ours.total - theirs.total).norm())
+        bound = (0.7 * clip if victim == 1 else clip) / batch
+        assert moved <= bound * (1 + 1e-9) if t >= victim else moved == 0.0
+
+
+def test_the_bound_on_a_zeroed_record_is_attained() -> None:
+    """A record whose gradient is above the clip norm moves the sum by exactly C/B: the noise buys no slack."""
+    objective, point = SoftmaxRegression(4, 3, feature_norm=LOOSE, dtype=torch.float64), torch.zeros(12).double()
+    records = Records(10.0 * torch.eye(4, dtype=torch.float64)[:2], torch.tensor([0, 1]))
+    current = RecursiveGradient(0.5).round(1)
+    both, one = (
+        absorb(empty_sum(point), current, point, objective, records, weights, 2)[0].total
+        for weights in (torch.tensor([0.5, 0.5]).double(), torch.tensor([0.0, 0.5]).double())
+    )
+    assert float((both - one).norm()) == pytest.approx(0.25, rel=1e-12)
+
+
+@given(power=st.integers(1, 5), t=st.integers(1, 300))
+def test_power_weights_add_up(power: int, t: int) -> None:
+    weights = PowerWeights(power)
+    assert weights.total(t) == pytest.approx(sum(k**power for k in range(1, t + 1)), rel=1e-12)
+    assert weights.at(0) == 0.0
+    if power == 1:
+        assert (weights.at(t), weights.total(t)) == (LinearWeights().at(t), LinearWeights().total(t))
+
+
+def test_momentum_and_averages_by_hand() -> None:
+    """Three gradients of one coordinate: heavy ball, its average, and follow the leader on sums."""
+    gradients, rounds = [1.0, -2.0, 4.0], PlainGradient(LOOSE)
+    sgd, leader = ProjectedSGD(0.1, LOOSE, 0.5, averaged=True), FollowTheRegularizedLeader(0.1, LOOSE, 0.5)
+    state, chosen = sgd.start(torch.zeros(1)), leader.start(torch.ones(1))
+    for t, gradient in enumerate(gradients, start=1):
+        state = sgd.update(state, torch.tensor([gradient]), rounds.round(t))
+        chosen = leader.update(chosen, torch.tensor([sum(gradients[:t])]), rounds.round(t))
+    velocities = [1.0, 0.5 - 2.0, 0.25 - 1.0 + 4.0]
+    iterates = [-0.1 * sum(velocities[: t + 1]) for t in range(3)]
+    assert float(sgd.query(state)) == pytest.approx(iterates[-1])
+    assert float(sgd.output(state)) == pytest.approx(sum(iterates) / 3)
+    assert float(leader.output(chosen)) == pytest.approx(1.0 - 0.1 * (0.25 * 1.0 + 0.5 * -1.0 + 3.0))
+
+
+def test_online_to_batch_with_power_one_is_the_anytime_server() -> None:
+    released = [torch.tensor([float(k), -1.0]) for k in range(5)]
+    outputs = []
+    for weights in (LinearWeights(), PowerWeights(1)):
+        optimizer = AnytimeSGD(0.1, 2.0, weights)
+        state = optimizer.start(torch.zeros(2))
+        for t, vector in enumerate(released, start=1):
+            state = optimizer.update(state, vector, RecursiveGradient(1.0, weights=weights).round(t))
+        outputs.append(optimizer.query(state))
+    torch.testing.assert_close(outputs[0], outputs[1])
