@@ -191,7 +191,7 @@ class Smoothed(Objective):
             total = total + slope * (rise * units).sum(-2)
         norm = torch.linalg.vector_norm(total, dim=-1, keepdim=True)
         limit = _per_record(clip)
-        return Increment(total * (limit / norm.clamp(min=limit)), (norm > limit).to(torch.int64))
+        return Increment(total * (limit / norm.clamp(min=limit)), (norm > limit).squeeze(-1))
 
 
 def _per_record(clip: Scalar) -> Scalar:
