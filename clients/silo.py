@@ -63,15 +63,14 @@ class Silo:
         """
         self._check(state, t, query)
         current = self.plan.estimator.round(t)
-        records = self._batch(t)
-        rows = len(records.labels)
+        rows = self.plan.batch_sizes[self.number] * len(self.plan.schedule.batches(t))
         total, clipped = absorb(
             state.sum,
             current,
             query,
             self.objective.at(Slots(t, ((self.number, rows),))),
-            records,
-            torch.full((rows,), 1.0 / rows, dtype=query.dtype),
+            self._batch(t),
+            torch.full((rows,), 1.0 / max(1, rows), dtype=query.dtype),
             self.plan.estimator.memory,
         )
         vector, hidden = total.total, state.hidden
@@ -95,8 +94,10 @@ class Silo:
         if not is_finite(query):
             raise RunError(f"silo {self.number}, round {t}: the query has values that are not finite")
 
-    def _batch(self, t: int) -> Records:
+    def _batch(self, t: int) -> Records | None:
         size, batches = self.plan.batch_sizes[self.number], self.plan.schedule.batches(t)
+        if not batches:
+            return None
         return Records(*(column[batches.start * size : batches.stop * size] for column in self.records))
 
     @cached_property

@@ -16,7 +16,7 @@ from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
 from fedpriv.randomness import SERVER
-from fedpriv.rounds import Schedule
+from fedpriv.rounds import AnySchedule
 from fedpriv.scenario import Cell
 from fedpriv.trust import Noise, NoiseSource
 
@@ -25,7 +25,7 @@ from fedpriv.trust import Noise, NoiseSource
 class Plan:
     """The parts of one run, calibrated."""
 
-    schedule: Schedule
+    schedule: AnySchedule
     batch_sizes: tuple[int, ...]
     """Records of each silo in a round; means have these fixed denominators."""
     weights: tuple[float, ...]
@@ -70,11 +70,10 @@ class Plan:
 
     def _stream(self, owner: str, per_record: float, std: float, rounds: int) -> ReleaseStream:
         clips = _batch_clips(self.estimator, self.schedule)[:rounds]
-        schedule = Schedule(rounds, self.schedule.places)
         return ReleaseStream(
             owner,
             self.mechanism,
-            schedule,
+            self.schedule.first(rounds),
             self.estimator.keep,
             clips,
             per_record,
@@ -90,10 +89,10 @@ class Plan:
         return 1.0 / self.batch_sizes[source.owner]
 
 
-def _batch_clips(estimator: Estimator, schedule: Schedule) -> tuple[float, ...]:
+def _batch_clips(estimator: Estimator, schedule: AnySchedule) -> tuple[float, ...]:
     """The norm bound of every round's increments, for a mean over one batch: where a round reads k, 1/k of it."""
     rounds = range(1, schedule.rounds + 1)
-    return tuple(float(estimator.round(t).clip) / len(schedule.batches(t)) for t in rounds)
+    return tuple(float(estimator.round(t).clip) / max(1, len(schedule.batches(t))) for t in rounds)
 
 
 def _owners(numbers: list[int]) -> str:
@@ -104,19 +103,17 @@ def _owners(numbers: list[int]) -> str:
 
 def plan_of(cell: Cell, objective: Objective) -> Plan:
     """Calibrate the noise to the cell's privacy target and derive the optimizer from it."""
-    federation, row, settings = cell.federation, cell.algorithm.row, cell.algorithm.settings
+    row, settings = cell.algorithm.row, cell.algorithm.settings
     schedule = cell.schedule
-    rounds = schedule.rounds
     batch_sizes = cell.batch_sizes
     batch = sum(batch_sizes)
     weights = tuple(size / batch for size in batch_sizes)
     problem = Problem(
-        rounds=rounds,
         dimension=objective.dimension,
         lipschitz=objective.lipschitz,
         smoothness=objective.smoothness,
         batch=batch,
-        places=federation.places,
+        schedule=schedule,
         seed=cell.seed,
     )
     estimator, mechanism = row.estimator(settings, problem), row.mechanism(settings, problem)

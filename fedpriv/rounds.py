@@ -74,6 +74,10 @@ class Schedule:
     def single_pass(self) -> bool:
         return self.places >= self.rounds
 
+    def first(self, rounds: int) -> "Schedule":
+        """What a run that stopped after so many rounds has read, for its accountant: not how many batches."""
+        return Schedule(rounds, self.places)
+
     @cached_property
     def _before(self) -> list[int]:
         return [0, *itertools.accumulate(self.reads)]
@@ -107,6 +111,12 @@ class Phases:
     def single_pass(self) -> bool:
         return True
 
+    def first(self, rounds: int) -> "Phases":
+        """The whole schedule: a run that stopped early is charged for all of it."""
+        if not 0 <= rounds <= self.rounds:
+            raise ValueError(f"{rounds} rounds of {self.rounds}")
+        return self
+
     def phase(self, t: int) -> int:
         """The phase, from 1, that round t (from 1) belongs to; the empty round belongs to the phase it ends."""
         if not 1 <= t <= self.rounds:
@@ -117,7 +127,20 @@ class Phases:
         """Which batch of the silo's order, counted from 0, round t uses; None in an empty round."""
         return None if t in self._ends else t - self.phase(t)
 
+    def batches(self, t: int) -> range:
+        """As for a `Schedule`; none in an empty round."""
+        place = self.place(t)
+        return range(0) if place is None else range(place, place + 1)
+
+    @property
+    def held(self) -> int:
+        """How many batches a silo's order has."""
+        return self.places
+
     @property
     def _ends(self) -> tuple[int, ...]:
         """The empty rounds."""
         return tuple(itertools.accumulate(length + 1 for length in self.lengths))
+
+
+AnySchedule = Schedule | Phases

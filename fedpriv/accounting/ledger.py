@@ -17,10 +17,20 @@ import numpy as np
 
 from fedpriv.accounting.claim import RELATION_FACTOR, GaussianDP, PrivacyClaim, Relation, relation_named
 from fedpriv.errors import InputError
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, LeafGaussian, Mechanism, Workload
-from fedpriv.rounds import Schedule
+from fedpriv.mechanisms import (
+    BandedSquareRoot,
+    BinaryTree,
+    IndependentGaussian,
+    LeafGaussian,
+    Mechanism,
+    PhaseEnds,
+    Workload,
+)
+from fedpriv.rounds import AnySchedule, Phases, Schedule
 
-_MECHANISMS = {kind.__name__: kind for kind in (IndependentGaussian, BinaryTree, BandedSquareRoot, LeafGaussian)}
+_MECHANISMS = {
+    kind.__name__: kind for kind in (IndependentGaussian, BinaryTree, BandedSquareRoot, LeafGaussian, PhaseEnds)
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class ReleaseStream:
 
     owner: str
     mechanism: Mechanism
-    schedule: Schedule
+    schedule: AnySchedule
     keep: float
     clips: tuple[float, ...]
     per_record: float
@@ -83,6 +93,7 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
         "mechanism": {"name": type(mechanism).__name__, **dataclasses.asdict(mechanism)},
         "rounds": stream.schedule.rounds,
         "places": stream.schedule.places,
+        "phases": stream.schedule.lengths if isinstance(stream.schedule, Phases) else None,
         "keep": stream.keep,
         "clips": [[clip, len(list(run))] for clip, run in itertools.groupby(stream.clips)],
         "per_record": stream.per_record,
@@ -96,12 +107,14 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
     """The inverse of `as_data`; InputError for what cannot be accounted for."""
     settings = dict(data["mechanism"])
     name = settings.pop("name")
+    if "phases" in settings:
+        settings["phases"] = Phases(tuple(settings["phases"]["lengths"]))
     if name not in _MECHANISMS:
         raise InputError(f"ledger: mechanism {name!r} is none of {', '.join(_MECHANISMS)}")
     return ReleaseStream(
         owner=data["owner"],
         mechanism=_MECHANISMS[name](**settings),
-        schedule=Schedule(data["rounds"], data["places"]),
+        schedule=Phases(tuple(data["phases"])) if data.get("phases") else Schedule(data["rounds"], data["places"]),
         keep=data["keep"],
         clips=tuple(clip for clip, rounds in data["clips"] for _ in range(rounds)),
         per_record=data["per_record"],

@@ -5,7 +5,7 @@ The engines know no algorithm by name; a new one is a row here and, where a part
 """
 
 from fedpriv.algorithms.base import Algorithm, Positive, Problem, Settings
-from fedpriv.algorithms.baselines import DP_FTRL, DP_SGD, ONLINE_TO_BATCH
+from fedpriv.algorithms.baselines import DP_FTRL, DP_SGD, ONLINE_TO_BATCH, PHASED_SGD
 from fedpriv.algorithms.choquette_choo import (
     ACCELERATED_DP_SRGD,
     ACCELERATED_INDEPENDENT,
@@ -29,6 +29,7 @@ ALGORITHMS = {
         DP_FTRL,
         GOLDSTEIN_SINGLE_PASS,
         GOLDSTEIN_ERM,
+        PHASED_SGD,
     )
 }
 

@@ -27,6 +27,7 @@ from fedpriv.parameters.goldstein import (
     paper_window,
     single_pass_error,
 )
+from fedpriv.rounds import Schedule
 
 _PAPER = "Kornowski, Liu & Talwar, Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization"
 Count = Annotated[int, Field(ge=1)]
@@ -83,31 +84,29 @@ class SinglePassSettings(GoldsteinSettings):
         1, description="batches of its order that a silo reads in an anchor round: B1/B2"
     )
 
-    def batches(self, t: int) -> int:
-        return self.anchor_batches if (t - 1) % self.period == 0 else 1
 
-
-def _estimator(settings: GoldsteinSettings) -> VarianceReducedGradient:
+def _estimator(settings: GoldsteinSettings, _problem: Problem) -> VarianceReducedGradient:
     return VarianceReducedGradient(settings.anchor_clip, settings.clip, settings.period)
 
 
-def _single_pass_estimator(settings: SinglePassSettings, problem: Problem) -> VarianceReducedGradient:
-    if problem.places not in (0, problem.rounds):
+def _one_pass(settings: SinglePassSettings, declared: Schedule) -> Schedule:
+    if declared.places != declared.rounds:
         raise InputError(
-            "federation: goldstein-single-pass reads every record in one round, or its differences are biased, "
-            f"and {problem.rounds} rounds over {problem.places} batches read records again; leave epochs out, or "
-            "run goldstein-erm"
+            "federation.epochs: goldstein-single-pass reads every record in one round, its differences would be "
+            "biased in a second pass; leave epochs out, or run goldstein-erm"
         )
-    return _estimator(settings)
+    anchors = range(0, declared.rounds, settings.period)
+    reads = (settings.anchor_batches if place in anchors else 1 for place in range(declared.rounds))
+    return Schedule(declared.rounds, declared.places, tuple(reads))
 
 
-def _erm_estimator(settings: GoldsteinSettings, problem: Problem) -> VarianceReducedGradient:
-    if problem.places != 1:
+def _all_records(_settings: GoldsteinSettings, declared: Schedule) -> Schedule:
+    if declared.places != 1:
         raise InputError(
-            "federation: goldstein-erm reads all of a silo's records in every round, nothing is proved for "
-            f"smaller batches; give epochs = rounds = {problem.rounds}, and a silo's records as batch"
+            "federation.epochs: goldstein-erm reads all of a silo's records in every round, nothing is proved for "
+            f"smaller batches; give epochs = rounds = {declared.rounds}, and a silo's records as batch"
         )
-    return _estimator(settings)
+    return declared
 
 
 def _single_pass_error(settings: SinglePassSettings, problem: Problem, noise_std: float) -> float:
@@ -157,8 +156,9 @@ GOLDSTEIN_SINGLE_PASS = Algorithm(
     title="O2NC, variance reduction in one pass",
     source=f"{_PAPER}, Algorithms 2 and 3 (zeroth order) or 5 (first order)",
     settings=SinglePassSettings,
+    schedule=_one_pass,
     # an anchor: g = mean E(z_t);  else g = g + mean [E(z_t) - E(z_{t-1})], E the estimate of ∇f_α of one record
-    estimator=_single_pass_estimator,
+    estimator=_estimator,
     # one fresh tree a period on every g
     mechanism=lambda settings, _problem: BinaryTree(period=settings.period),
     optimizer=lambda settings, problem, noise_std: _o2nc(
@@ -172,8 +172,9 @@ GOLDSTEIN_ERM = Algorithm(
     title="O2NC, variance reduction on all records",
     source=f"{_PAPER}, Algorithms 2 and 4",
     settings=GoldsteinSettings,
+    schedule=_all_records,
     # as above, over all records in every round
-    estimator=_erm_estimator,
+    estimator=_estimator,
     # Gaussian noise on every leaf: the noisy leaf is what is added to g
     mechanism=lambda settings, problem: LeafGaussian(
         period=settings.period, first=_anchor_noise(settings, problem)

@@ -68,7 +68,7 @@ class _Watching:
 def auditable(cell: Cell, mu: float, rounds: int, silos: int) -> tuple[Cell, SoftmaxRegression]:
     """The cell cut to a size that can be repeated, recalibrated to `mu` by the same code, and its small model."""
     federation = cell.federation.model_copy(
-        update={"rounds": rounds, "samples": None, "silos": silos, "batch": CANARIES}
+        update={"rounds": rounds, "samples": None, "size_skew": None, "silos": silos, "batch": CANARIES}
     )
     privacy = cell.privacy.model_copy(update={"mu": mu, "rho": None, "zcdp": None, "epsilon": None})
     run = cell.run.model_copy(update={"dtype": "float64", "device": "cpu", "noise": "per-silo"})

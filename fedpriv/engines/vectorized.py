@@ -94,7 +94,8 @@ class _Group:
             else repeat(torch.zeros(1, dtype=self._dtype))
         )
         self._sizes, self._silo_weights = first.batch_sizes, first.weights
-        self._weights = {count: self._record_weights(count) for count in set(self._schedule.reads or (1,))}
+        counts = {len(self._schedule.batches(t)) for t in range(1, self._schedule.rounds + 1)}
+        self._weights = {count: self._record_weights(count) for count in counts}
 
     def _record_weights(self, count: int) -> Tensor:
         """The weight of every record of a round that reads `count` batches: p_i over the records of its silo."""
@@ -157,16 +158,23 @@ class _Group:
             for place, index in enumerate(self._indices)
         ]
 
-    def _batches(self) -> Iterator[Records]:
-        """Round by round the records of all silos, (replicates, records, ...), gathered block by block."""
+    def _batches(self) -> Iterator[Records | None]:
+        """Round by round the records of all silos, (replicates, records, ...), gathered block by block.
+
+        None stands for a round without records.
+        """
         train = self._task.train
         features, labels = train.features.to(self._device), train.labels.to(self._device)
         orders = {cell.seed: _by_place(spread(cell), self._schedule.held) for cell in self._cells}
         places = torch.stack([orders[cell.seed] for cell in self._cells], dim=1).to(self._device)
         block = max(1, _GATHER_VALUES // (places[0].numel() * features[0].numel()))
         spans = [list(self._schedule.batches(t)) for t in range(1, self._schedule.rounds + 1)]
-        for count, equal in itertools.groupby(spans, key=len):
-            read, column = torch.tensor(list(equal)), self._silo_by_silo(count)
+        for count, members in itertools.groupby(spans, key=len):
+            equal = list(members)
+            if count == 0:
+                yield from itertools.repeat(None, len(equal))
+                continue
+            read, column = torch.tensor(equal), self._silo_by_silo(count)
             for start in range(0, len(read), block):
                 index = places[read[start : start + block]]  # (rounds, count, replicates, records)
                 index = index.movedim(1, 2).flatten(2)[..., column]

@@ -10,7 +10,7 @@ from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
 from fedpriv.data.partition import silo_sizes
 from fedpriv.errors import InputError
 from fedpriv.models import Model, ModelSettings, model_named
-from fedpriv.rounds import Schedule
+from fedpriv.rounds import AnySchedule, Schedule
 from fedpriv.trust import Trust, trust_named
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -202,24 +202,22 @@ class Cell(Section):
     run: RunSection = RunSection()
 
     @property
+    def schedule(self) -> AnySchedule:
+        """Which records are read in which round, as the algorithm arranges them; InputError if it cannot."""
+        federation = self.federation
+        declared = Schedule(federation.total_rounds, federation.places)
+        arranged = self.algorithm.row.schedule(self.algorithm.settings, declared)
+        if federation.samples is not None and arranged.held != declared.held:
+            raise InputError(
+                f"federation.samples: {self.algorithm.name} reads {arranged.held} batches of every silo in "
+                f"{declared.held} rounds, so samples does not say how many rounds there are: give rounds and batch"
+            )
+        return arranged
+
+    @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Records of each silo in one round, a public choice."""
         return self.federation.batch_sizes(self.seed)
-
-    @property
-    def schedule(self) -> Schedule:
-        """Which of its batches a silo reads in which round; InputError if that is not possible."""
-        federation, settings = self.federation, self.algorithm.settings
-        rounds = federation.total_rounds
-        reads = tuple(settings.batches(t) for t in range(1, rounds + 1))
-        if max(reads) == 1:
-            return Schedule(rounds, federation.places)
-        if federation.epochs != 1 or federation.samples is not None:
-            raise InputError(
-                f"federation: {self.algorithm.name} reads up to {max(reads)} batches in a round, and each record "
-                "once: give rounds and batch, and leave epochs and samples out"
-            )
-        return Schedule(rounds, rounds, reads)
 
     def canonical(self) -> dict[str, Any]:
         """Plain data that identifies the run: what results.json stores and what engines pass on."""

@@ -144,9 +144,9 @@ def test_gradient_evaluations_are_counted(small_cell: MakeCell) -> None:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        ({"federation": {**ONE_PASS, "epochs": 11}, "algorithm": {**SINGLE, "anchor_batches": 1}}, "in one round"),
-        ({"federation": {**ONE_PASS, "epochs": 11}, "algorithm": SINGLE}, "each record once"),
-        ({"federation": {"silos": 3, "samples": 300}, "algorithm": SINGLE}, "leave epochs and samples out"),
+        ({"federation": {**ONE_PASS, "epochs": 11}, "algorithm": {**SINGLE, "anchor_batches": 1}}, "second pass"),
+        ({"federation": {**ONE_PASS, "epochs": 11}, "algorithm": SINGLE}, "second pass"),
+        ({"federation": {"silos": 3, "samples": 300}, "algorithm": SINGLE}, "give rounds and batch"),
         ({"federation": ONE_PASS, "algorithm": ERM}, "all of a silo's records"),
         (
             {
