@@ -29,6 +29,11 @@ class Task:
 def task_of(data: str, model: ModelSection, dtype: str, validation: int | None = None) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
     dataset, row, settings, torch_dtype = load(data), model.row, model.settings, DTYPES[dtype]
+    if row.regression != (dataset.classes == 0):
+        labels = "real numbers" if dataset.classes == 0 else "classes"
+        raise InputError(
+            f"model.name = {model.name!r} does not fit data.name = {data!r}, whose labels are {labels}"
+        )
     train, test = (
         Records(row.features(images, torch_dtype, settings), torch.from_numpy(labels))
         for images, labels in (

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from fedpriv.errors import InputError
-from fedpriv.objectives import Objective, SoftmaxRegression
+from fedpriv.objectives import Objective, PhaseRetrieval, SoftmaxRegression
 
 
 class ModelSettings(BaseModel):
@@ -30,6 +30,8 @@ class Model:
     """From images (n, ...) of bytes to features (n, ...), record by record."""
     objective: Callable[[Sequence[int], int, torch.dtype, Any], Objective]
     """From the shape of one record's features and the number of classes."""
+    regression: bool = False
+    """Whether the labels are real numbers, as those of a data set without classes are."""
 
 
 class LinearSettings(ModelSettings):
@@ -60,7 +62,27 @@ def _softmax_regression(
 
 SOFTMAX_REGRESSION = Model(LinearSettings, pixels_and_bias, _softmax_regression)
 
-MODELS = {"softmax-regression": SOFTMAX_REGRESSION}
+
+def _phase_retrieval(power: Literal[1, 2]) -> Model:
+    """Unit measurement vectors as they are."""
+
+    def features(measurements: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
+        return torch.from_numpy(measurements).to(dtype)
+
+    def objective(
+        shape: Sequence[int], _classes: int, dtype: torch.dtype, _settings: ModelSettings
+    ) -> PhaseRetrieval:
+        (width,) = shape
+        return PhaseRetrieval(width, power, feature_norm=1.0, dtype=dtype)
+
+    return Model(ModelSettings, features, objective, regression=True)
+
+
+MODELS = {
+    "softmax-regression": SOFTMAX_REGRESSION,
+    "amplitude-phase-retrieval": _phase_retrieval(1),
+    "robust-phase-retrieval": _phase_retrieval(2),
+}
 
 
 def model_named(name: str) -> Model:
