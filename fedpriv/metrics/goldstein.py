@@ -1,14 +1,15 @@
 """Goldstein stationarity, measured: the least norm of a convex combination of gradients near a point.
 
-Source: Goldstein 1977; Kornowski, Liu & Talwar, section 2.  x is (r, β)-stationary for F if some convex combination
-of gradients of F at points within distance r of x has norm at most β.  The measure here samples the points, so it
-is an upper bound on that least norm.  It never grows when points are added, converges slowly in their number, and
-is comparable between models only for one number of points and one seed.
+Source: Goldstein 1977; Kornowski, Liu & Talwar, section 2.  x is (r, β)-stationary for F if some convex
+combination of gradients of F at points within distance r of x has norm at most β.  The measure here samples the
+points, so it is an upper bound on that least norm.  It never grows when points are added, converges slowly in
+their number, and is comparable between models only for one number of points and one seed.
 
 The least-norm point of the convex hull is found by Wolfe's algorithm (Wolfe 1976), with a certificate: no convex
 combination has a norm below min_i ⟨g_i, x⟩/‖x‖.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -90,8 +91,9 @@ def goldstein_of(
 
     def gradients(points: Floats) -> Floats:
         block = max(1, _BLOCK_VALUES // (len(records.labels) * max(1, records.features[0].numel())))
-        parts = torch.from_numpy(points).to(point).split(block)
-        return torch.cat([mean_gradient(objective, part, records) for part in parts]).double().cpu().numpy()
+        parts = torch.split(torch.from_numpy(points).to(point), block)
+        joined = torch.cat([mean_gradient(objective, part, records) for part in parts])
+        return np.asarray(joined.double().cpu().numpy())
 
     return goldstein(gradients, point.double().cpu().numpy(), radius, count, seed)
 
@@ -104,7 +106,7 @@ def mean_gradient(objective: Objective, points: Tensor, records: Records) -> Ten
 
 
 def _unreached(dtype: torch.dtype) -> float:
-    return float(torch.finfo(dtype).max) ** 0.5
+    return math.sqrt(torch.finfo(dtype).max)
 
 
 def _in_unit_ball(count: int, dimension: int, seed: int) -> Floats:
