@@ -207,7 +207,7 @@ class Cell(Section):
         federation = self.federation
         declared = Schedule(federation.total_rounds, federation.places)
         arranged = self.algorithm.row.schedule(self.algorithm.settings, declared)
-        if federation.samples is not None and arranged.held != declared.held:
+        if federation.samples is not None and arranged.held > declared.held:
             raise InputError(
                 f"federation.samples: {self.algorithm.name} reads {arranged.held} batches of every silo in "
                 f"{declared.held} rounds, so samples does not say how many rounds there are: give rounds and batch"
