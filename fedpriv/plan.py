@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedpriv.accounting import Relation
+from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.ledger import ReleaseStream
 from fedpriv.algorithms import Problem
 from fedpriv.estimators import Estimator
@@ -114,6 +115,8 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
         smoothness=objective.smoothness,
         batch=batch,
         schedule=schedule,
+        epsilon=None if cell.privacy.target is None else epsilon_of(cell.privacy.target, cell.privacy.delta),
+        delta=cell.privacy.delta,
         seed=cell.seed,
     )
     estimator, mechanism = row.estimator(settings, problem), row.mechanism(settings, problem)

@@ -35,6 +35,9 @@ class Problem:
     """B: records of all silos in one round."""
     schedule: AnySchedule
     """Which records are read in which round."""
+    epsilon: float | None = None
+    """ε of the guarantee at `delta`; None for a run that is not private."""
+    delta: float = 1e-5
     seed: int = 0
     """Of public random choices an optimizer makes before round 1."""
 

@@ -1,10 +1,12 @@
 """What an objective is: clipped sums of per-record increments, and an evaluation."""
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, Self
 
 from torch import Tensor
 
+from fedpriv.errors import InputError, RunError
 from fedpriv.rounds import Scalar
 
 
@@ -18,7 +20,7 @@ class Slots(NamedTuple):
 
 
 class Records(NamedTuple):
-    """A batch: features (..., B, features) and integer labels (..., B)."""
+    """A batch: features (..., B, features) and labels (..., B), integers of classes or floats of a regression."""
 
     features: Tensor
     labels: Tensor
@@ -32,10 +34,25 @@ class Increment(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Mean loss (natural logarithm) and share of right predictions in [0, 1], each of shape (...)."""
+    """Mean loss (natural logarithm) and share of right predictions in [0, 1], each of shape (...).
+
+    `accuracy` is None for a regression; `metrics` holds what else the objective knows, by name, each (...).
+    """
 
     loss: Tensor
-    accuracy: Tensor
+    accuracy: Tensor | None
+    metrics: Mapping[str, Tensor] = MappingProxyType({})
+
+    def share_right(self) -> Tensor:
+        """The accuracy; RunError if the objective has none."""
+        if self.accuracy is None:
+            raise RunError("this objective is a regression: it has no accuracy to report; use a classification")
+        return self.accuracy
+
+
+def clip_factors(norm: Tensor, weights: Tensor, clip: Scalar) -> Tensor:
+    """weights · min(1, clip / norm): what each record's increment is multiplied by, shape of `norm` (..., B)."""
+    return weights * clip / norm.clamp(min=clip)
 
 
 class Objective(Protocol):
@@ -60,7 +77,7 @@ class Objective(Protocol):
 
     def at(self, slots: Slots) -> "Objective":
         """The objective of the batch in these slots: another one only where it has public coins of its own."""
-        return self
+        ...
 
     def increment(
         self,
@@ -80,13 +97,32 @@ class Objective(Protocol):
         ...
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
-        """f(point; record) of every record, shape (..., B), for `point` and `records` as in `increment`."""
+        """f(point; record) of every record, shape (..., B), for `point` and `records` as in `increment`.
+
+        InputError where a model gives gradients only.
+        """
         ...
 
     def evaluations(self, points: int) -> int:
         """Gradients (or values) of one record that an increment over so many points takes."""
-        return points
+        ...
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         """Loss and accuracy of `point` (..., d) on records without leading axes."""
         ...
+
+
+class Deterministic:
+    """What objectives without public coins have in common."""
+
+    def at(self, slots: Slots) -> Self:
+        return self
+
+    def evaluations(self, points: int) -> int:
+        return points
+
+    def losses(self, point: Tensor, records: Records) -> Tensor:
+        raise InputError(
+            f"model: {type(self).__name__} gives no values record by record, which a zeroth-order oracle needs; "
+            "use gradients"
+        )

@@ -15,14 +15,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedpriv.objectives.base import Evaluation, Increment, Objective, Records
+from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records, clip_factors
 from fedpriv.rounds import Scalar
 
 _EXPLAINED = 0.1
 
 
 @dataclass(frozen=True)
-class PhaseRetrieval(Objective):
+class PhaseRetrieval(Deterministic):
     """Labels are sizes b ≥ 0; `feature_norm` bounds ‖z‖.  At x and -x the loss is the same."""
 
     features: int
@@ -55,13 +55,14 @@ class PhaseRetrieval(Objective):
         weights: Tensor,
         clip: Scalar,
     ) -> Increment:
+        """See `Objective`; a record whose increment is not finite counts as clipped and adds nothing."""
         slope = torch.zeros((), dtype=points[0].dtype, device=points[0].device)
         for point, coefficient in zip(points, coefficients, strict=True):
             slope = slope + coefficient * self._slope(point, records)
         norm = slope.abs() * torch.linalg.vector_norm(records.features, dim=-1)
-        factor = weights * clip / norm.clamp(min=clip)  # weight · min(1, clip / norm)
-        total = (slope * factor).unsqueeze(-2) @ records.features
-        return Increment(total.squeeze(-2), (norm > clip).sum(-1))
+        scaled = (slope * clip_factors(norm, weights, clip)).where(norm.isfinite(), 0.0)
+        total = scaled.unsqueeze(-2) @ records.features
+        return Increment(total.squeeze(-2), (~(norm <= clip)).sum(-1))
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return self._residual(_inner(point, records), records).abs()

@@ -79,7 +79,7 @@ class SeededDirections:
 
 
 @dataclass(frozen=True)
-class Smoothed(Objective):
+class Smoothed:
     """`base` with every gradient replaced by its estimate from random directions; evaluation is of `base`.
 
     `shared` directions serve all points of an increment, so that a difference of two gradients is small when the
@@ -179,7 +179,7 @@ class Smoothed(Objective):
         around: Sequence[Tensor],
         clip: Scalar,
     ) -> Increment:
-        """Each record's clipped contribution, (..., B, d), from differences of its values."""
+        """Each record's clipped contribution, (..., B, d), from differences of its values; 0 if not finite."""
         axis = records.labels.dim()
         features = records.features.unsqueeze(axis).unsqueeze(axis)
         single = Records(features, records.labels.unsqueeze(-1).unsqueeze(-1))
@@ -191,7 +191,8 @@ class Smoothed(Objective):
             total = total + slope * (rise * units).sum(-2)
         norm = torch.linalg.vector_norm(total, dim=-1, keepdim=True)
         limit = _per_record(clip)
-        return Increment(total * (limit / norm.clamp(min=limit)), (norm > limit).squeeze(-1))
+        clipped = (total * (limit / norm.clamp(min=limit))).where(norm.isfinite(), 0.0)
+        return Increment(clipped, (~(norm <= limit)).squeeze(-1))
 
 
 def _per_record(clip: Scalar) -> Scalar:
