@@ -120,6 +120,12 @@ def convolutional(shape: tuple[int, ...], classes: int, dtype: torch.dtype, sett
     return objective_of(convolutional_net(classes), 784, CrossEntropy(), settings.initial_seed, dtype)
 
 
+class PhaseSettings(ModelSettings):
+    start: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1.0, description="norm of the first model; close to 0 there is a saddle"
+    )
+
+
 def phase_retrieval(power: Literal[1, 2]) -> Model:
     """Unit measurement vectors as they are."""
 
@@ -127,12 +133,12 @@ def phase_retrieval(power: Literal[1, 2]) -> Model:
         return torch.from_numpy(measurements).to(dtype)
 
     def objective(
-        shape: tuple[int, ...], _classes: int, dtype: torch.dtype, _settings: ModelSettings
+        shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: PhaseSettings
     ) -> PhaseRetrieval:
         (width,) = shape
-        return PhaseRetrieval(width, power, feature_norm=1.0, dtype=dtype)
+        return PhaseRetrieval(width, power, feature_norm=1.0, start=settings.start, dtype=dtype)
 
-    return Model(ModelSettings, features, objective, regression=True)
+    return Model(PhaseSettings, features, objective, regression=True)
 
 
 MODELS = {

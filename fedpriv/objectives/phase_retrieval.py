@@ -23,11 +23,15 @@ _EXPLAINED = 0.1
 
 @dataclass(frozen=True)
 class PhaseRetrieval(Deterministic):
-    """Labels are sizes b ≥ 0; `feature_norm` bounds ‖z‖.  At x and -x the loss is the same."""
+    """Labels are sizes b ≥ 0; `feature_norm` bounds ‖z‖.  At x and -x the loss is the same.
+
+    Parameters start at the vector of equal coordinates with norm `start`: 0 is a stationary point.
+    """
 
     features: int
     power: Literal[1, 2]
     feature_norm: float
+    start: float = 1.0
     dtype: torch.dtype = torch.float32
 
     @property
@@ -44,8 +48,7 @@ class PhaseRetrieval(Deterministic):
         return math.inf
 
     def initial(self) -> Tensor:
-        """The unit vector with equal coordinates: 0 is a stationary point, as is every x for ⟨x, z⟩ = 0."""
-        return torch.full((self.features,), 1.0 / math.sqrt(self.features), dtype=self.dtype)
+        return torch.full((self.features,), self.start / math.sqrt(self.features), dtype=self.dtype)
 
     def increment(
         self,
