@@ -54,9 +54,7 @@ def run(path: Path = Path("scenarios/nonsmooth-goldstein.toml"), overrides: tupl
         key = cell.algorithm.name, cell.privacy.target or float("inf")
         found[key][cell.schedule.rounds].append(row)
     start = task_of_cell(cells[0]).objective.initial()
-    print(
-        f"At the start {measure(cells[0], start):.3f}; means over {len(scenario.seeds)} seeds (± standard error).\n"
-    )
+    print(f"At the start {measure(cells[0], start):.3f}; mean of {len(scenario.seeds)} seeds ± standard error.\n")
     print("| algorithm | mu | T | Goldstein measure | test loss | clipped |")
     print("|---|---|---|---|---|---|")
     for (name, mu), by_rounds in found.items():
