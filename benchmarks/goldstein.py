@@ -8,6 +8,7 @@ exponent is the slope of a least-squares line through the logarithms, with its s
 
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ _PROMISED = {"goldstein-single-pass": "-1/3 in n = 2T", "goldstein-erm": "-1/3 i
 class _Silent:
     def advanced(self, client_rounds: int) -> None: ...
 
-    def evaluated(self, index: int, t: int, test_loss: float, test_accuracy: float) -> None: ...
+    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
 
 
 def measure(cell: Cell, model: torch.Tensor) -> float:

@@ -1,5 +1,6 @@
 """The records of a federation: loaded once, turned into features, spread over the silos."""
 
+import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from fedpriv.data.datasets import load
 from fedpriv.data.partition import dirichlet, iid, shards
 from fedpriv.errors import InputError
+from fedpriv.metrics.measured import Measured
 from fedpriv.objectives import Objective, Records
 from fedpriv.scenario import Cell
 from fedpriv.scenario.schema import ModelSection
@@ -53,7 +55,11 @@ def task_of(data: str, model: ModelSection, dtype: str, validation: int | None =
 
 
 def task_of_cell(cell: Cell) -> Task:
-    return task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.validation)
+    task, radius = (
+        task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.validation),
+        cell.run.goldstein_radius,
+    )
+    return task if radius is None else dataclasses.replace(task, objective=Measured(task.objective, radius))
 
 
 def check_records(cell: Cell) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol, Self
 
 from torch import Tensor
 
-from fedpriv.errors import InputError, RunError
+from fedpriv.errors import InputError
 from fedpriv.rounds import Scalar
 
 
@@ -43,11 +43,10 @@ class Evaluation(NamedTuple):
     accuracy: Tensor | None
     metrics: Mapping[str, Tensor] = MappingProxyType({})
 
-    def share_right(self) -> Tensor:
-        """The accuracy; RunError if the objective has none."""
-        if self.accuracy is None:
-            raise RunError("this objective is a regression: it has no accuracy to report; use a classification")
-        return self.accuracy
+    def named(self) -> dict[str, Tensor]:
+        """Everything by name, as results keep it."""
+        accuracy = {} if self.accuracy is None else {"test_accuracy": self.accuracy}
+        return {"test_loss": self.loss, **accuracy, **self.metrics}
 
 
 def clip_factors(norm: Tensor, weights: Tensor, clip: Scalar) -> Tensor:

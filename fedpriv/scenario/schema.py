@@ -181,6 +181,9 @@ class RunSection(Section):
     dtype: Literal["float32", "float64"] = "float32"
     device: str = Field("cpu", description="where the vectorized engine computes, as torch names it")
     evaluations: Count = Field(20, description="how many rounds, evenly spaced, are evaluated on the test set")
+    goldstein_radius: Positive | None = Field(
+        None, description="evaluations measure Goldstein stationarity in this radius, as the metric `goldstein`"
+    )
     noise: Literal["per-silo", "aggregate"] = Field(
         "per-silo",
         description='"aggregate" draws the mean of the silos\' noise at once (vectorized engine only): '

@@ -1,6 +1,6 @@
 """The Goldstein rows on the engines: they agree, are charged exactly, and refuse what is not sound."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from fedpriv.engines.table import engine_named
 from fedpriv.errors import InputError
 from fedpriv.federation import check_records, spread, task_of_cell
 from fedpriv.mechanisms.nodes import levels
+from fedpriv.metrics.goldstein import goldstein_of
 from fedpriv.objectives import Smoothed
 from fedpriv.plan import Plan, plan_of
 from fedpriv.scenario import Cell
@@ -43,7 +44,7 @@ MU = {"relation": "replace-one", "mu": 4.0}
 class Silent:
     def advanced(self, client_rounds: int) -> None: ...
 
-    def evaluated(self, index: int, t: int, test_loss: float, test_accuracy: float) -> None: ...
+    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
 
 
 def run(engine: str, *cells: Cell) -> list[Outcome]:
@@ -171,3 +172,28 @@ def test_a_seed_fixes_coins_and_directions(small_cell: MakeCell) -> None:
     first, again = run("vectorized", cell)[0], run("vectorized", cell)[0]
     assert np.array_equal(first.finished.model, again.finished.model)
     assert torch.from_numpy(first.finished.model).norm() > 0
+
+
+def test_both_engines_report_the_measure_by_name(small_cell: MakeCell) -> None:
+    """Phase retrieval through a scenario: no accuracy, the objective's own metric, and the Goldstein measure."""
+    cell = small_cell(
+        data__name="phase-retrieval",
+        model__name="robust-phase-retrieval",
+        federation=ONE_PASS,
+        algorithm=SINGLE,
+        privacy=MU,
+        run={"dtype": "float64", "evaluations": 2, "goldstein_radius": 0.8},
+    )
+    vectorized, inprocess = (run(engine, cell)[0].finished for engine in ("vectorized", "inprocess"))
+    assert set(vectorized.metrics) == {"test_loss", "sizes_met", "goldstein"}
+    assert dict(inprocess.metrics) == pytest.approx(dict(vectorized.metrics), abs=1e-8)
+    task = task_of_cell(cell)
+    model = torch.from_numpy(vectorized.model)
+    expected = goldstein_of(task.objective, model, task.test, 0.8, count=256, seed=0)
+    assert vectorized.metrics["goldstein"] == pytest.approx(expected)
+
+
+def test_a_model_of_real_values_needs_data_of_real_values(small_cell: MakeCell) -> None:
+    for data, model in (("phase-retrieval", "softmax-regression"), ("synthetic", "robust-phase-retrieval")):
+        with pytest.raises(InputError, match="does not fit"):
+            task_of_cell(small_cell(data__name=data, model__name=model))
