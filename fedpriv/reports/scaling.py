@@ -4,8 +4,8 @@ For each algorithm and each number of records n the target is an excess risk of
 
     factor · scale · (1/√n + √d / (ε n)),   scale = L R
 
-(Choquette-Choo, Ganesh & Thakurta 2025, Table 1).  A sweep point's value is the mean over seeds; of swept keys that
-are not named here the best value counts.  Exponents are least squares of log T on log n.
+(Choquette-Choo, Ganesh & Thakurta 2025, Table 1).  A sweep point's value is the mean over seeds; of swept keys
+that are not named here the best value counts.  Exponents are least squares of log T on log n.
 """
 
 import math
