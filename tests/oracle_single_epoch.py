@@ -158,7 +158,10 @@ def dp_ftrl(setup: Setup, step: float, radius: float, momentum: float) -> Vector
 
 
 def phased_sgd(setup: Setup, batches: int, step: float, radius: float) -> Vector:
-    """The start after the last phase; phase i reads ⌊batches/2^i⌋ of them, a round each, and its noise comes in the round after them."""
+    """The start after the last phase; phase i reads ⌊batches/2^i⌋ of them, a round each.
+
+    Its noise comes in the round after them.
+    """
     start, used, t, phase = np.zeros(setup.dimension), 0, 0, 1
     while (length := batches // 2**phase) > 0:
         w, queried = start, []
