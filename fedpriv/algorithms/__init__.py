@@ -12,6 +12,7 @@ from fedpriv.algorithms.choquette_choo import (
     UNACCELERATED_DP_SRGD,
 )
 from fedpriv.algorithms.reshef_levy import DP_MU2_FL
+from fedpriv.algorithms.tran_cutkosky import MOMENTUM_TREE
 from fedpriv.errors import InputError
 
 __all__ = ["ALGORITHMS", "Algorithm", "Positive", "Problem", "Settings", "algorithm_named"]
@@ -23,6 +24,7 @@ ALGORITHMS = {
         ACCELERATED_DP_SRGD,
         UNACCELERATED_DP_SRGD,
         ACCELERATED_INDEPENDENT,
+        MOMENTUM_TREE,
         ONLINE_TO_BATCH,
         DP_SGD,
         DP_FTRL,
