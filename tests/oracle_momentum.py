@@ -1,6 +1,6 @@
 """Tran & Cutkosky's two algorithms node by node, and their node sets: NumPy float64, no code of fedpriv.
 
-Rounds count from 1; `places` is N.  A node (level, index) is the interval [index 2^level + 1, (index + 1) 2^level].
+Rounds count from 1; `places` is N.  Node (level, index) is the interval [index 2^level + 1, (index + 1) 2^level].
 """
 
 from collections.abc import Callable, Iterable
