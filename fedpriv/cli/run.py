@@ -93,7 +93,7 @@ class _Display:
             console=console,
             disable=not self._live,
         )
-        rounds = sum(scenario.points[place].cell.federation.total_rounds for place in missing)
+        rounds = sum(scenario.points[place].cell.schedule.rounds for place in missing)
         self._bar = self._progress.add_task(scenario.name, total=rounds)
         self._done = 0
         self._started = time.monotonic()
