@@ -54,9 +54,7 @@ class Plan:
     def gradient_evaluations(self, rounds: int) -> int:
         """Gradients of single records that all silos take in the first `rounds` rounds."""
         a_record = sum(
-            len(self.estimator.round(t).coefficients)
-            for t in range(1, rounds + 1)
-            if self.schedule.place(t) is not None
+            self.estimator.round(t).gradients for t in range(1, rounds + 1) if self.schedule.place(t) is not None
         )
         return a_record * sum(self.batch_sizes)
 

@@ -17,10 +17,31 @@ import numpy as np
 
 from fedpriv.accounting.claim import RELATION_FACTOR, GaussianDP, PrivacyClaim, Relation, relation_named
 from fedpriv.errors import InputError
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism, PhaseEnds, Workload
+from fedpriv.mechanisms import (
+    AlignedDifferences,
+    BandedSquareRoot,
+    BinaryTree,
+    IndependentGaussian,
+    Mechanism,
+    PaperTree,
+    PhaseEnds,
+    SlidingDifferences,
+    Workload,
+)
 from fedpriv.rounds import AnySchedule, Phases, Schedule
 
-_MECHANISMS = {kind.__name__: kind for kind in (IndependentGaussian, BinaryTree, BandedSquareRoot, PhaseEnds)}
+_MECHANISMS = {
+    kind.__name__: kind
+    for kind in (
+        IndependentGaussian,
+        BinaryTree,
+        BandedSquareRoot,
+        PaperTree,
+        PhaseEnds,
+        SlidingDifferences,
+        AlignedDifferences,
+    )
+}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fedpriv.algorithms.choquette_choo import (
     UNACCELERATED_DP_SRGD,
 )
 from fedpriv.algorithms.reshef_levy import DP_MU2_FL
-from fedpriv.algorithms.tran_cutkosky import MOMENTUM_TREE
+from fedpriv.algorithms.tran_cutkosky import MOMENTUM_TREE, MOMENTUM_TREE_ALIGNED, MOMENTUM_TREE_REDUCED
 from fedpriv.errors import InputError
 
 __all__ = ["ALGORITHMS", "Algorithm", "Positive", "Problem", "Settings", "algorithm_named"]
@@ -25,6 +25,8 @@ ALGORITHMS = {
         UNACCELERATED_DP_SRGD,
         ACCELERATED_INDEPENDENT,
         MOMENTUM_TREE,
+        MOMENTUM_TREE_REDUCED,
+        MOMENTUM_TREE_ALIGNED,
         ONLINE_TO_BATCH,
         DP_SGD,
         DP_FTRL,

@@ -3,6 +3,7 @@
 from fedpriv.mechanisms.aligned_differences import AlignedDifferences
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
 from fedpriv.mechanisms.gaussian import IndependentGaussian
+from fedpriv.mechanisms.paper_tree import PaperTree
 from fedpriv.mechanisms.phased import PhaseEnds
 from fedpriv.mechanisms.sliding_differences import SlidingDifferences
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
@@ -16,6 +17,7 @@ __all__ = [
     "IndependentGaussian",
     "Mechanism",
     "MechanismState",
+    "PaperTree",
     "PhaseEnds",
     "Sensitivity",
     "Separated",

@@ -43,7 +43,7 @@ class AlignedDifferences(DifferenceTrees):
         return Groups(early, late, changed, self.residual_energies(workload))
 
     def variance(self, workload: Workload) -> Floats:
-        """By epochs: the nodes' filtered noise n, what earlier epochs left of it c, their variances and covariance.
+        """By epochs: variances and covariance of the nodes' filtered noise n and of what earlier epochs left, c.
 
         The nodes of prefix p and those of the whole epoch overlap: there n and c are correlated.
         """

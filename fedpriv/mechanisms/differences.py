@@ -51,7 +51,7 @@ class DifferenceTrees(Mechanism):
     | `mixing` | γ |
     | `difference`, `residual` | see the table above, for zero-out and before the batch mean |
     | `movement` | the bound on ‖w_{t+1} - w_t‖ they rest on; None if they are clip norms |
-    | `paper` | sized by the paper's constants (ρ = 2/σ²), not by exact counting |
+    | `least` | the sensitivity charged is at least so many clips: noise sized by the paper, not by counting |
 
     Guarantee: for queries that move by at most `movement` a round, one record moves a node by no more than its
     group says, whatever was released before; its squares over `std_*`², summed over every released node that
@@ -68,7 +68,7 @@ class DifferenceTrees(Mechanism):
     std_late: float = 1.0
     std_difference: float = 1.0
     std_residual: float = 1.0
-    paper: bool = False
+    least: float = 0.0
 
     def energies(self, workload: Workload) -> Groups:
         """For the record in each place, what it moves each group's nodes by, squared and summed; each (N,)."""
@@ -86,8 +86,7 @@ class DifferenceTrees(Mechanism):
                 raise InputError(f"{type(self).__name__}: a released group of nodes has no noise")
             total += energies / std**2 if std > 0.0 else 0.0
         value = math.sqrt(float(np.max(total)))
-        if self.paper:
-            value = max(value, 4.0 * float(np.max(workload.clips)))
+        value = max(value, self.least * float(np.max(workload.clips)))
         why = "clipped differences" if self.movement is None else f"steps of at most {self.movement:g}"
         return Sensitivity(value, False, f"released nodes of three trees that hold the record; {why}")
 
@@ -103,8 +102,8 @@ class DifferenceTrees(Mechanism):
             raise InputError(f"mixing = {self.mixing}: γ lies strictly between 0 and 1")
         if not (math.isfinite(self.difference) and math.isfinite(self.residual)):
             raise InputError(
-                "the privacy of momentum-tree-reduced rests on a bound of the loss's smoothness, and none is known "
-                "for this model; clip the differences (algorithm.difference_clip, algorithm.residual_clip)"
+                "its privacy rests on a bound of the loss's smoothness, and none is known for this model; use "
+                "momentum-tree-aligned with algorithm.difference_clip and algorithm.residual_clip"
             )
         if min(self.difference, self.residual) <= 0.0 or (self.movement is not None and self.movement <= 0.0):
             raise InputError("bounds on differences and on the movement must be above 0")
@@ -112,7 +111,8 @@ class DifferenceTrees(Mechanism):
     def residual_energies(self, workload: Workload) -> Floats:
         """Of the r tree, which spans the whole run: (N,)."""
         since_anchor = np.arange(workload.rounds) % self.places
-        moved = self.residual * (since_anchor if self.movement is not None else np.minimum(since_anchor, 1))
+        farthest = self.places if self.movement is not None else 1
+        moved = self.residual * np.minimum(since_anchor, farthest).astype(np.float64)
         found = np.zeros(self.places)
         held = nodes.record_energies(moved, self.places, self.keep)
         found[: len(held)] = held
@@ -139,8 +139,11 @@ def calibrated(trees: Trees, workload: Workload, shares: Literal["best", "equal"
     return with_stds(trees, np.sqrt(np.divide(worst, split, out=np.zeros(4), where=worst > 0.0)) / clip)
 
 
-def sized_by_the_paper(trees: Trees, workload: Workload) -> Trees:
-    """With the node standard deviations of Algorithm 2 (L put back), so that ρ = 2/σ².
+def sized_by_the_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
+    """With the node standard deviations of Algorithm 2 (L put back): 2h σ √V_{≤2N}, …
+
+    `sigma_mu` is σμ, the paper's noise multiplier times the GDP parameter that it is calibrated to give; its own
+    count, ρ = 2/σ², is σμ = 2.
 
     InputError where its constants are too small (N < 6), where they need α ≥ 1/N, or if differences are clipped.
     """
@@ -151,7 +154,8 @@ def sized_by_the_paper(trees: Trees, workload: Workload) -> Trees:
         raise InputError(f'calibration = "paper" needs alpha of at least 1/N = 1/{trees.places}')
     early, late = map(math.sqrt, paper_window_counts(workload.rounds, trees.places))
     difference = trees.difference / (2.0 * float(np.max(workload.clips))) * late
-    return dataclasses.replace(with_stds(trees, np.array([early, late, difference, difference])), paper=True)
+    sized = with_stds(trees, np.array([early, late, difference, difference]))
+    return dataclasses.replace(sized, least=2.0 * sigma_mu)
 
 
 def with_stds(trees: Trees, stds: Floats) -> Trees:

@@ -1,8 +1,8 @@
 """Sums over a sliding window of N rounds, composed of tree nodes.
 
 Node (level, end) is the interval [end - 2^level + 1, end].  `cover(a, b)` is COMPOSE of Tran & Cutkosky (NeurIPS
-2022).  Of the nodes that a window can hold some are never used: only those in the cover of some window are released,
-and only they cost anything.
+2022).  Of the nodes that a window can hold some are never used: only those in the cover of some window are
+released, and only they cost anything.
 """
 
 from collections.abc import Iterator

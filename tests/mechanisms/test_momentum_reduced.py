@@ -280,8 +280,8 @@ def test_the_papers_size_is_enough(places: int, epochs: int) -> None:
     step = 1.0 / math.sqrt(places * rounds)
     work = Workload(Schedule(rounds, places), 1.0 - alpha, np.full(rounds, alpha))
     plain = SlidingDifferences(places, step * places, alpha * step * places, alpha * step, step, keep=1.0 - alpha)
-    paper = sized_by_the_paper(plain, work)
-    exact = dataclasses.replace(paper, paper=False)
+    paper = sized_by_the_paper(plain, work, sigma_mu=2.0)
+    exact = dataclasses.replace(paper, least=0.0)
     assert paper.sensitivity(work) == 4.0 * alpha
     ratio = exact.sensitivity(work) / paper.sensitivity(work)
     assert 0.49 <= 4.0 * ratio**2 <= 1.07  # μ²σ², whose claim is 4
@@ -303,11 +303,11 @@ def test_what_is_refused(kind: type[DifferenceTrees]) -> None:
     with pytest.raises(InputError, match="keep"):
         mechanism.sensitivity(workload(20, 5, keep=0.5))
     with pytest.raises(InputError, match="6"):
-        sized_by_the_paper(mechanism, workload(20, 5))
+        sized_by_the_paper(mechanism, workload(20, 5), 2.0)
     with pytest.raises(InputError, match="at least 1/N"):
-        sized_by_the_paper(trees(kind, 8, keep=0.95), workload(20, 8, keep=0.95))
+        sized_by_the_paper(trees(kind, 8, keep=0.95), workload(20, 8, keep=0.95), 2.0)
     with pytest.raises(InputError, match="clipped differences"):
-        sized_by_the_paper(dataclasses.replace(mechanism, movement=None), workload(20, 5))
+        sized_by_the_paper(dataclasses.replace(mechanism, movement=None), workload(20, 5), 2.0)
 
 
 @pytest.mark.parametrize("place", range(1, 6))

@@ -8,7 +8,7 @@ import torch
 from fedpriv.algorithms import Problem, algorithm_named
 from fedpriv.optimizers import NormalizedSGD
 from fedpriv.optimizers.normalized_sgd import movement_bound
-from fedpriv.rounds import Round
+from fedpriv.rounds import Round, Schedule
 
 
 def current(t: int) -> Round:
@@ -57,7 +57,7 @@ def test_the_random_iterate_is_public_and_one_of_the_theorems() -> None:
     settings = row.settings.model_validate({"clip": 1.0, "output": "random"})
     chosen = set()
     for seed in range(40):
-        problem = Problem(rounds=8, dimension=2, lipschitz=1.0, smoothness=1.0, places=4, seed=seed)
+        problem = Problem(2, lipschitz=1.0, smoothness=1.0, batch=1, schedule=Schedule(8, 4), seed=seed)
         optimizer = row.optimizer(settings, problem, 0.0)
         assert optimizer == row.optimizer(settings, problem, 1.0)
         chosen.add(optimizer.output_round)
