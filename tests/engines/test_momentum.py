@@ -299,3 +299,35 @@ def test_the_papers_noise_is_refused_beyond_its_condition(small_cell: MakeCell, 
     tree["privacy"]["epsilon"] = 12.0
     with pytest.raises(InputError, match="ln"):
         planned(small_cell, tree)
+
+
+def test_rows_tie_noise_steps_and_smoothness_to_the_same_numbers(small_cell: MakeCell) -> None:
+    """α L η N between epoch starts, α L η a round, with the rounding that silos allow; or α times the clips."""
+    objective = task_of_cell(small_cell()).objective
+    places, alpha = 5, 0.2
+    for algorithm in (REDUCED, ALIGNED):
+        plan = planned(small_cell, momentum_tree(algorithm))
+        mechanism, step = plan.mechanism, movement_bound(0.0001)
+        assert isinstance(mechanism, SlidingDifferences | AlignedDifferences)
+        assert mechanism.movement == step
+        assert mechanism.residual == pytest.approx(alpha * objective.smoothness * step, rel=1e-12)
+        assert mechanism.difference == pytest.approx(places * mechanism.residual, rel=1e-12)
+        assert plan.optimizer == NormalizedSGD(0.0001)
+        assert plan.estimator.round(3).clip == pytest.approx(alpha * objective.lipschitz, rel=1e-12)
+    plan = planned(small_cell, momentum_tree(IN_PARTS))
+    assert isinstance(plan.mechanism, AlignedDifferences)
+    assert isinstance(plan.estimator, SplitGradient)
+    assert plan.mechanism.movement is None
+    assert plan.mechanism.difference == plan.estimator.difference_clip == pytest.approx(alpha * 0.5)
+    assert plan.mechanism.residual == plan.estimator.residual_clip == pytest.approx(alpha * 0.2)
+    assert plan.mechanism.keep == plan.estimator.keep == 1.0 - alpha
+
+
+def test_a_model_without_known_smoothness_is_refused_unless_differences_are_clipped(small_cell: MakeCell) -> None:
+    for algorithm, works in ((REDUCED, False), (ALIGNED, False), (IN_PARTS, True)):
+        tree = momentum_tree({**algorithm, "clip": 1.0}) | {"model": {"name": "mlp", "hidden": 4}}
+        if works:
+            assert planned(small_cell, tree).noise.sources
+        else:
+            with pytest.raises(InputError, match="smoothness"):
+                planned(small_cell, tree)
