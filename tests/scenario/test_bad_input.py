@@ -14,7 +14,10 @@ from tests.conftest import small_tree
 BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
     ({"federation__silo": 3}, ["federation.silo: unknown key", "did you mean 'silos'?"]),
     ({"privcy__rho": 3.0}, ["privcy: unknown key", "did you mean 'privacy'?"]),
-    ({"run__zzz": 1}, ["run.zzz: unknown key", "known keys here: dtype, device, evaluations, goldstein_radius, noise"]),
+    (
+        {"run__zzz": 1},
+        ["run.zzz: unknown key", "known keys here: dtype, device, evaluations, goldstein_radius, noise"],
+    ),
     ({"algorithm__diametre": 0.1}, ["algorithm.diametre: unknown key", "did you mean 'diameter'?"]),
     ({"federation__silos": "3"}, ["federation.silos = '3': expected a whole number"]),
     ({"federation__silos": 3.0}, ["federation.silos = 3.0: expected a whole number"]),
