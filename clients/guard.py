@@ -91,14 +91,15 @@ class Guard:
         allow, number, federation = self._policy.allow, self._policy.silo, cell.federation
         if not number < federation.silos <= _MOST_SILOS:
             raise self._refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
-        if federation.total_rounds > allow.rounds:
-            raise self._refusal(f"the scenario has {federation.total_rounds} rounds, allowed are {allow.rounds}")
+        rounds = cell.schedule.rounds
+        if rounds > allow.rounds:
+            raise self._refusal(f"the scenario has {rounds} rounds, allowed are {allow.rounds}")
         needed = federation.places * cell.batch_sizes[number]
         if needed > len(self._shard.labels):
             raise self._refusal(f"the scenario needs {needed} records of this silo, here are fewer")
         if cell.privacy.relation != allow.relation:
             raise self._refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
-        stream = plan_of(cell, self._objective(cell)).stream_of(number, federation.total_rounds)
+        stream = plan_of(cell, self._objective(cell)).stream_of(number, rounds)
         if stream.std == 0.0:
             raise self._refusal("the scenario has this silo release its sums without noise")
         if max(stream.clips) > allow.clip * _ROUNDING:

@@ -93,9 +93,11 @@ class Silo:
         if not is_finite(query):
             raise RunError(f"silo {self.number}, round {t}: the query has values that are not finite")
 
-    def _batch(self, t: int) -> Records:
-        batch = self.plan.batch_sizes[self.number]
-        start = self.plan.schedule.place(t) * batch
+    def _batch(self, t: int) -> Records | None:
+        batch, place = self.plan.batch_sizes[self.number], self.plan.schedule.place(t)
+        if place is None:
+            return None
+        start = place * batch
         return Records(*(column[start : start + batch] for column in self.records))
 
     @cached_property

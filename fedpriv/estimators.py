@@ -42,14 +42,16 @@ class RecursiveGradient:
     s_t = α_t g_t - α_{t-1} g~_{t-1}, two gradients of one record, and q_t = q_{t-1} + s_t, so that q_t is an
     estimate of α_t ∇f(x_t).  Reshef & Levy 2024, Algorithm 1 and equation for q_{t,i}.
 
-    Guarantee: each increment is clipped to norm `clip`, so replacing one record moves every later prefix sum
-    of a silo's sums by at most 2·clip, whatever the loss and the queries are.
+    Guarantee: the increment of round t is clipped to norm `round(t).clip`; with equal clips, replacing one record
+    moves every later prefix sum of a silo's sums by at most 2·clip, whatever the loss and the queries are.
     """
 
     clip: Scalar
     first_clip: Scalar | None = None
     """Of round 1, whose increment is a plain gradient; `clip` if left out."""
     weights: Weights = field(default_factory=LinearWeights)
+    growth: int = 0
+    """The clip of round t is `clip` · t^growth: increments of the weights t^k grow like t^(k-1)."""
     keep: float = 1.0
     period: int | None = None
     memory: int = 2
@@ -57,7 +59,9 @@ class RecursiveGradient:
     def round(self, t: int) -> Round:
         now, before = self.weights.at(t), self.weights.at(t - 1)
         coefficients = (now, -before) if before else (now,)
-        clip = self.clip if t > 1 or self.first_clip is None else self.first_clip
+        clip = self.clip * float(t**self.growth)
+        if t == 1 and self.first_clip is not None:
+            clip = self.first_clip
         return Round(t, coefficients, self.keep, clip, scale=now)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedpriv.accounting import Relation
+from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.ledger import ReleaseStream
 from fedpriv.algorithms import Problem
 from fedpriv.estimators import Estimator
@@ -16,7 +17,7 @@ from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
 from fedpriv.randomness import SERVER
-from fedpriv.rounds import Schedule
+from fedpriv.rounds import AnySchedule
 from fedpriv.scenario import Cell
 from fedpriv.trust import Noise, NoiseSource
 
@@ -25,7 +26,7 @@ from fedpriv.trust import Noise, NoiseSource
 class Plan:
     """The parts of one run, calibrated."""
 
-    schedule: Schedule
+    schedule: AnySchedule
     batch_sizes: tuple[int, ...]
     """Records of each silo in a round; means have these fixed denominators."""
     weights: tuple[float, ...]
@@ -52,7 +53,12 @@ class Plan:
 
     def gradient_evaluations(self, rounds: int) -> int:
         """Gradients of single records that all silos take in the first `rounds` rounds."""
-        return sum(self.batch_sizes) * sum(len(self.estimator.round(t).coefficients) for t in range(1, rounds + 1))
+        a_record = sum(
+            len(self.estimator.round(t).coefficients)
+            for t in range(1, rounds + 1)
+            if self.schedule.place(t) is not None
+        )
+        return a_record * sum(self.batch_sizes)
 
     def stream_of(self, silo: int, rounds: int) -> ReleaseStream:
         """What one silo itself releases; standard deviation 0 where it adds no noise."""
@@ -61,11 +67,10 @@ class Plan:
 
     def _stream(self, owner: str, per_record: float, std: float, rounds: int) -> ReleaseStream:
         clips = tuple(float(self.estimator.round(t).clip) for t in range(1, rounds + 1))
-        schedule = Schedule(rounds, self.schedule.places)
         return ReleaseStream(
             owner,
             self.mechanism,
-            schedule,
+            self.schedule.first(rounds),
             self.estimator.keep,
             clips,
             per_record,
@@ -89,19 +94,20 @@ def _owners(numbers: list[int]) -> str:
 
 def plan_of(cell: Cell, objective: Objective) -> Plan:
     """Calibrate the noise to the cell's privacy target and derive the optimizer from it."""
-    federation, row, settings = cell.federation, cell.algorithm.row, cell.algorithm.settings
-    rounds = federation.total_rounds
-    schedule = Schedule(rounds=rounds, places=federation.places)
+    row, settings = cell.algorithm.row, cell.algorithm.settings
+    schedule = cell.schedule
+    rounds = schedule.rounds
     batch_sizes = cell.batch_sizes
     batch = sum(batch_sizes)
     weights = tuple(size / batch for size in batch_sizes)
     problem = Problem(
-        rounds=rounds,
         dimension=objective.dimension,
         lipschitz=objective.lipschitz,
         smoothness=objective.smoothness,
         batch=batch,
-        places=federation.places,
+        schedule=schedule,
+        epsilon=None if cell.privacy.target is None else epsilon_of(cell.privacy.target, cell.privacy.delta),
+        delta=cell.privacy.delta,
         seed=cell.seed,
     )
     estimator, mechanism = row.estimator(settings, problem), row.mechanism(settings, problem)

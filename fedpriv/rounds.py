@@ -54,6 +54,10 @@ class Schedule:
     def single_pass(self) -> bool:
         return self.places >= self.rounds
 
+    def first(self, rounds: int) -> "Schedule":
+        """What a run that stopped after so many rounds has read."""
+        return Schedule(rounds, self.places)
+
 
 @dataclass(frozen=True)
 class Phases:
@@ -83,6 +87,12 @@ class Phases:
     def single_pass(self) -> bool:
         return True
 
+    def first(self, rounds: int) -> "Phases":
+        """The whole schedule: a run that stopped early is charged for all of it."""
+        if not 0 <= rounds <= self.rounds:
+            raise ValueError(f"{rounds} rounds of {self.rounds}")
+        return self
+
     def phase(self, t: int) -> int:
         """The phase, from 1, that round t (from 1) belongs to; the empty round belongs to the phase it ends."""
         if not 1 <= t <= self.rounds:
@@ -97,3 +107,6 @@ class Phases:
     def _ends(self) -> tuple[int, ...]:
         """The empty rounds."""
         return tuple(itertools.accumulate(length + 1 for length in self.lengths))
+
+
+AnySchedule = Schedule | Phases

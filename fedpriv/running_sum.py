@@ -33,11 +33,11 @@ def absorb(
     current: Round,
     query: Tensor,
     objective: Objective,
-    records: Records,
+    records: Records | None,
     weights: Tensor,
     memory: int,
 ) -> tuple[RunningSum, Tensor]:
-    """The state after this round's records, and how many of them were clipped (...).
+    """The state after this round's records (None in a round without any), and how many were clipped (...).
 
     `memory` is how many queries, this round's included, the estimator looks at.
 
@@ -45,6 +45,8 @@ def absorb(
     replace-one by twice that, whatever the queries are.
     """
     queries = (query, *state.past)
+    if records is None:
+        return RunningSum(queries[: memory - 1], current.keep * state.total), query.new_zeros(query.shape[:-1])
     coefficients = current.coefficients
     increment = objective.increment(queries[: len(coefficients)], coefficients, records, weights, current.clip)
     total = torch.add(increment.total, state.total, alpha=current.keep)

@@ -17,10 +17,10 @@ import numpy as np
 
 from fedpriv.accounting.claim import RELATION_FACTOR, GaussianDP, PrivacyClaim, Relation, relation_named
 from fedpriv.errors import InputError
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism, Workload
-from fedpriv.rounds import Schedule
+from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism, PhaseEnds, Workload
+from fedpriv.rounds import AnySchedule, Phases, Schedule
 
-_MECHANISMS = {kind.__name__: kind for kind in (IndependentGaussian, BinaryTree, BandedSquareRoot)}
+_MECHANISMS = {kind.__name__: kind for kind in (IndependentGaussian, BinaryTree, BandedSquareRoot, PhaseEnds)}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ReleaseStream:
 
     owner: str
     mechanism: Mechanism
-    schedule: Schedule
+    schedule: AnySchedule
     keep: float
     clips: tuple[float, ...]
     per_record: float
@@ -83,6 +83,7 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
         "mechanism": {"name": type(mechanism).__name__, **dataclasses.asdict(mechanism)},
         "rounds": stream.schedule.rounds,
         "places": stream.schedule.places,
+        "phases": stream.schedule.lengths if isinstance(stream.schedule, Phases) else None,
         "keep": stream.keep,
         "clips": [[clip, len(list(run))] for clip, run in itertools.groupby(stream.clips)],
         "per_record": stream.per_record,
@@ -96,12 +97,14 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
     """The inverse of `as_data`; InputError for what cannot be accounted for."""
     settings = dict(data["mechanism"])
     name = settings.pop("name")
+    if "phases" in settings:
+        settings["phases"] = Phases(tuple(settings["phases"]["lengths"]))
     if name not in _MECHANISMS:
         raise InputError(f"ledger: mechanism {name!r} is none of {', '.join(_MECHANISMS)}")
     return ReleaseStream(
         owner=data["owner"],
         mechanism=_MECHANISMS[name](**settings),
-        schedule=Schedule(data["rounds"], data["places"]),
+        schedule=Phases(tuple(data["phases"])) if data.get("phases") else Schedule(data["rounds"], data["places"]),
         keep=data["keep"],
         clips=tuple(clip for clip, rounds in data["clips"] for _ in range(rounds)),
         per_record=data["per_record"],

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedpriv.estimators import Estimator
 from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism
 from fedpriv.optimizers import Optimizer
+from fedpriv.rounds import AnySchedule, Schedule
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -24,23 +25,30 @@ class Settings(BaseModel):
 class Problem:
     """The public numbers of a run from which an algorithm's parameters follow."""
 
-    rounds: int
     dimension: int
     lipschitz: float
     """G: a bound on the norm of one record's gradient; inf if none is known."""
     smoothness: float
     """L: a bound on the Lipschitz constant of one record's gradient; inf if none is known."""
-    batch: int = 1
+    batch: int
     """B: records of all silos in one round."""
-    places: int = 0
-    """Rounds of one pass over the records; 0 stands for all rounds (one pass)."""
+    schedule: AnySchedule
+    """Which records are read in which round."""
+    epsilon: float | None = None
+    """ε of the guarantee at `delta`; None for a run that is not private."""
+    delta: float = 1e-5
     seed: int = 0
     """Of public random choices an optimizer makes before round 1."""
 
     @property
+    def rounds(self) -> int:
+        """T."""
+        return self.schedule.rounds
+
+    @property
     def records(self) -> int:
-        """n: records of all silos."""
-        return self.batch * (self.places or self.rounds)
+        """n: records of all silos that are read."""
+        return self.batch * self.schedule.places
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,10 @@ class Algorithm:
     mechanism: Callable[[Any, Problem], Mechanism]
     optimizer: Callable[[Any, Problem, float], Optimizer]
     """From settings, problem and the standard deviation of a fresh noise vector's coordinates in the mean."""
+    schedule: Callable[[Any, Schedule], AnySchedule] = lambda _settings, declared: declared
+    """What the row makes of the scenario's rounds and places; the declared schedule itself if left out."""
+    trusts: tuple[str, ...] = ("untrusted", "trusted")
+    """The trust settings under which the row's releases are all that anyone outside learns."""
     name_of_mu: str = "mu"
     """What the paper calls the GDP parameter; accepted as a key of [privacy] beside `mu`."""
 

@@ -10,12 +10,15 @@ from fedpriv.algorithms.base import (
     Fraction,
     NoiseSettings,
     Positive,
+    Problem,
     Settings,
     chosen_mechanism,
 )
 from fedpriv.estimators import PlainGradient, RecursiveGradient
-from fedpriv.mechanisms import IndependentGaussian
-from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, ProjectedSGD
+from fedpriv.mechanisms import IndependentGaussian, PhaseEnds
+from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, PhasedSGD, ProjectedSGD
+from fedpriv.parameters.phased import phases_of, shrink_of_phase
+from fedpriv.rounds import Phases
 from fedpriv.weights import PowerWeights
 
 
@@ -60,8 +63,41 @@ DP_FTRL = Algorithm(
 )
 
 
+class PhasedSettings(Settings):
+    clip: Literal["lipschitz"] | Positive = Field(
+        "lipschitz", description="norm bound on one record's gradient; it may not be below the Lipschitz constant"
+    )
+    step: Positive = Field(description="η: phase i takes steps η/4^i")
+    radius: Positive = Field(description="radius of the ball the model stays in")
+
+
+PHASED_SGD = Algorithm(
+    name="phased-sgd",
+    title="Phased SGD",
+    source="after Feldman, Koren & Talwar, Private Stochastic Convex Optimization (STOC 2020), section 4",
+    settings=PhasedSettings,
+    schedule=lambda _settings, declared: phases_of(declared.places),
+    trusts=("curator",),
+    estimator=lambda settings, problem: PlainGradient(_phased_clip(settings, problem)),
+    # noise in the empty round that ends a phase, by contraction; PhaseEnds refuses where that does not apply
+    mechanism=lambda settings, problem: PhaseEnds(
+        _phases(problem), settings.step * shrink_of_phase(1), problem.smoothness, problem.lipschitz
+    ),
+    optimizer=lambda settings, problem, _noise_std: PhasedSGD(_phases(problem), settings.step, settings.radius),
+)
+
+
+def _phases(problem: Problem) -> Phases:
+    assert isinstance(problem.schedule, Phases)  # the row's own `schedule` made it
+    return problem.schedule
+
+
+def _phased_clip(settings: PhasedSettings, problem: Problem) -> float:
+    return problem.lipschitz if settings.clip == "lipschitz" else settings.clip
+
+
 class OnlineToBatchSettings(NoiseSettings):
-    clip: Positive = Field(description="C: norm bound on one record's increment")
+    clip: Positive = Field(description="C: an increment of round t is clipped to C t^(k-1)")
     step: Positive = Field(description="η of online gradient descent on the weighted gradients")
     radius: Positive = Field(description="radius of the ball the model stays in")
     power: Annotated[int, Field(ge=1, le=8)] = Field(1, description="k: the weights are α_t = t^k")
@@ -73,7 +109,9 @@ ONLINE_TO_BATCH = Algorithm(
     source="Zhang, Tran & Cutkosky, Differentially Private Online-to-Batch for Smooth Losses (NeurIPS 2022)",
     settings=OnlineToBatchSettings,
     # δ_t = t^k ∇f(x_t) - (t-1)^k ∇f(x_{t-1}), summed under the tree
-    estimator=lambda settings, _problem: RecursiveGradient(settings.clip, weights=PowerWeights(settings.power)),
+    estimator=lambda settings, _problem: RecursiveGradient(
+        settings.clip, weights=PowerWeights(settings.power), growth=settings.power - 1
+    ),
     mechanism=lambda settings, _problem: chosen_mechanism(settings, keep=1.0),
     # online gradient descent on the sums, x_t the weighted average of its iterates
     optimizer=lambda settings, _problem, _noise_std: AnytimeSGD(

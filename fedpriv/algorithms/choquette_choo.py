@@ -4,36 +4,88 @@ The paper counts rounds from 0 with η_t = t + 1; here rounds count from 1 and �
 """
 
 import math
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, Settings, chosen_mechanism
+from fedpriv.errors import InputError
 from fedpriv.estimators import PlainGradient, RecursiveGradient
 from fedpriv.mechanisms import IndependentGaussian
 from fedpriv.mechanisms.nodes import levels
 from fedpriv.optimizers import NesterovCoupling, ProjectedSGD
+from fedpriv.parameters.accelerated import Asked, non_realizable, realizable
+from fedpriv.parameters.accelerated import Problem as TheoremProblem
 
 _PAPER = "Choquette-Choo, Ganesh & Thakurta, Near-Optimal Rates for O(1)-Smooth DP-SCO (ALT 2025)"
 
 
 class AcceleratedSettings(NoiseSettings):
-    """The numbers the algorithm runs with; the theorem's own cannot be run at the data sizes of one machine."""
+    """The numbers the algorithm runs with, or the theorem they are taken from.
 
-    clip: Positive = Field(description="C: norm bound on one record's increment")
+    At the data sizes of one machine the theorems' constants are far too large: `parameters` says so then.
+    """
+
+    parameters: Literal["explicit", "theorem-realizable", "theorem-non-realizable"] = Field(
+        "explicit", description="where clip and beta come from; a theorem also says how many rounds there must be"
+    )
+    clip: Positive | None = Field(None, description="C: norm bound on one record's increment")
     first_clip: Literal["balanced", "same"] = Field(
         "same", description="round 1 is in one tree node more: 'balanced' clips it tighter, for less noise"
     )
-    beta: Positive = Field(description="β: the steps are α_t/β and 1/β")
+    beta: Positive | None = Field(None, description="β: the steps are α_t/β and 1/β")
     radius: Positive = Field(description="R: radius of the ball the model stays in")
+
+    @model_validator(mode="after")
+    def _one_source_of_parameters(self) -> Self:
+        for key in ("clip", "beta"):
+            if (getattr(self, key) is None) == (self.parameters == "explicit"):
+                raise ValueError(f'{key} is needed with parameters = "explicit", and only there')
+        return self
+
+    def numbers(self, problem: Problem) -> tuple[float, float]:
+        """C and β; InputError, with what the theorem asks for, where a theorem cannot be run as written."""
+        if self.parameters == "explicit":
+            assert self.clip is not None
+            assert self.beta is not None
+            return self.clip, self.beta
+        asked = theorem(self.parameters, problem, self.radius)
+        if asked.whole_rounds != problem.rounds:
+            raise InputError(
+                f'algorithm.parameters = "{self.parameters}" asks for {asked.whole_rounds} rounds of '
+                f"{asked.whole_batch} records at n = {problem.records}; the scenario has {problem.rounds} rounds"
+            )
+        return asked.clip, asked.beta
+
+
+def theorem(name: str, problem: Problem, radius: float) -> Asked:
+    """What a theorem of the paper asks for at a scenario's numbers; InputError if one of them is not known."""
+    if problem.epsilon is None or not math.isfinite(problem.lipschitz) or not math.isfinite(problem.smoothness):
+        raise InputError(
+            f'algorithm.parameters = "{name}": the theorem needs an (ε, δ), and a loss with a known Lipschitz '
+            "constant and smoothness"
+        )
+    formula = realizable if name == "theorem-realizable" else non_realizable
+    return formula(
+        TheoremProblem(
+            examples=problem.records,
+            dimension=problem.dimension,
+            epsilon=problem.epsilon,
+            delta=problem.delta,
+            lipschitz=problem.lipschitz,
+            smoothness=problem.smoothness,
+            radius=radius,
+        )
+    )
 
 
 def _recursive(settings: AcceleratedSettings, problem: Problem) -> RecursiveGradient:
     """Round 1 lies in ⌊log2 T⌋ + 1 released nodes, every other round in at most ⌊log2 T⌋."""
+    clip, _ = settings.numbers(problem)
     most = levels(problem.rounds)
     balanced = settings.first_clip == "balanced" and settings.mechanism == "tree" and most > 1
     first = math.sqrt((most - 1) / most) if balanced else 1.0
-    return RecursiveGradient(clip=settings.clip, first_clip=first * settings.clip)
+    return RecursiveGradient(clip=clip, first_clip=first * clip)
 
 
 ACCELERATED_DP_SRGD = Algorithm(
@@ -46,7 +98,9 @@ ACCELERATED_DP_SRGD = Algorithm(
     # the binary tree on every S_t
     mechanism=lambda settings, _problem: chosen_mechanism(settings, keep=1.0),
     # z, y and x: Nesterov's three sequences
-    optimizer=lambda settings, _problem, _noise_std: NesterovCoupling(settings.beta, settings.radius),
+    optimizer=lambda settings, problem, _noise_std: NesterovCoupling(
+        settings.numbers(problem)[1], settings.radius
+    ),
 )
 
 
@@ -62,8 +116,8 @@ UNACCELERATED_DP_SRGD = Algorithm(
     estimator=_recursive,
     mechanism=lambda settings, _problem: chosen_mechanism(settings, keep=1.0),
     # x_{t+1} = Π(x_t - S~_t / (t β))
-    optimizer=lambda settings, _problem, _noise_std: ProjectedSGD(
-        step=1.0 / settings.beta, radius=settings.radius, averaged=settings.output == "average"
+    optimizer=lambda settings, problem, _noise_std: ProjectedSGD(
+        step=1.0 / settings.numbers(problem)[1], radius=settings.radius, averaged=settings.output == "average"
     ),
 )
 

@@ -21,6 +21,7 @@ from fedpriv.auditing.transcripts import CANARIES, Trials, auditable, run_trials
 from fedpriv.errors import FedprivError, InputError
 from fedpriv.objectives import SoftmaxRegression
 from fedpriv.plan import plan_of
+from fedpriv.rounds import Schedule
 from fedpriv.scenario import Cell
 
 MOST_ROUNDS = 12
@@ -79,10 +80,12 @@ def audit(
             f"trials = {trials}, confidence = {confidence}, mu = {claimed_mu}: expected at least {10 * CANARIES} "
             f"trials, a confidence in [0.5, 1) and a mu in [{SMALLEST_MU:g}, {LARGEST_MU:g}]"
         )
+    if cell.federation.epochs != 1 or not isinstance(cell.schedule, Schedule):
+        raise InputError("the audit's canaries are made for one pass with records in every round: epochs = 1")
     if seed < 0:
         raise InputError(f"seed = {seed}: expected a whole number of at least 0")
     started = time.perf_counter()
-    rounds, silos = min(cell.federation.total_rounds, MOST_ROUNDS), min(cell.federation.silos, MOST_SILOS)
+    rounds, silos = min(cell.schedule.rounds, MOST_ROUNDS), min(cell.federation.silos, MOST_SILOS)
     small, objective = auditable(cell, claimed_mu, rounds, silos)
     gathered = _gather(small, objective, trials * rounds, seed, advanced)
     best, statistic = 0.0, "none"

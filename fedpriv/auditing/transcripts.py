@@ -68,7 +68,7 @@ class _Watching:
 def auditable(cell: Cell, mu: float, rounds: int, silos: int) -> tuple[Cell, SoftmaxRegression]:
     """The cell cut to a size that can be repeated, recalibrated to `mu` by the same code, and its small model."""
     federation = cell.federation.model_copy(
-        update={"rounds": rounds, "samples": None, "silos": silos, "batch": CANARIES}
+        update={"rounds": rounds, "samples": None, "size_skew": None, "silos": silos, "batch": CANARIES}
     )
     privacy = cell.privacy.model_copy(update={"mu": mu, "rho": None, "zcdp": None, "epsilon": None})
     run = cell.run.model_copy(update={"dtype": "float64", "device": "cpu", "noise": "per-silo"})
@@ -123,7 +123,9 @@ def _canaries(cell: Cell, plan: Plan, in_round: NDArray[np.int64], present: NDAr
     """
     features, labels = _nothing(plan)
     for canary, (t, there) in enumerate(zip(in_round.tolist(), present.tolist(), strict=True)):
-        row = plan.schedule.place(t) * CANARIES + canary
+        place = plan.schedule.place(t)
+        assert place is not None  # `audit` takes a single pass without empty rounds
+        row = place * CANARIES + canary
         if there or cell.privacy.relation == "replace-one":
             features[row, canary] = _FAR * float(plan.estimator.round(t).clip)
         labels[row] = 0 if there else 1

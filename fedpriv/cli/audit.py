@@ -19,7 +19,7 @@ def audit_scenario(
     point = load_scenario(path, overrides).points[0]
     console = Console(stderr=True)
     with Progress(console=console, disable=as_json or not console.is_terminal) as progress:
-        bar = progress.add_task("canaries", total=trials * min(point.cell.federation.total_rounds, MOST_ROUNDS))
+        bar = progress.add_task("canaries", total=trials * min(point.cell.schedule.rounds, MOST_ROUNDS))
         outcome = audit(point.cell, mu, trials, confidence, seed, lambda done: progress.advance(bar, done))
     if as_json:
         sys.stdout.write(json.dumps({**dataclasses.asdict(outcome), "stands": outcome.stands}) + "\n")

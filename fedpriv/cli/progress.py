@@ -46,7 +46,7 @@ class Progress(RunObserver):
         self._scenario, self._folder = scenario, folder
         self._cells, self._done = len(places), 0
         self._began = time.monotonic()
-        rounds = sum(scenario.points[place].cell.federation.total_rounds for place in places)
+        rounds = sum(scenario.points[place].cell.schedule.rounds for place in places)
         self._task = self._bar.add_task("", total=rounds, cells=f"0/{self._cells} cells", latest="")
         self._bar.start()
 
@@ -92,7 +92,7 @@ class JsonLines(RunObserver):
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         self._scenario, self._folder, self._left = scenario, folder, len(places)
-        rounds = sum(scenario.points[place].cell.federation.total_rounds for place in places)
+        rounds = sum(scenario.points[place].cell.schedule.rounds for place in places)
         self._tell("started", {"cells": len(places), "rounds": rounds, "folder": str(folder)})
         self._complete_if_nothing_is_left()
 

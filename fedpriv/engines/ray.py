@@ -41,7 +41,7 @@ def _run_cell(link: SuperLink, index: int, cell: Cell, observer: Observer) -> Fi
         f"num-supernodes={cell.federation.silos} client-resources-num-cpus=1 init-args-num-cpus={processors}"
     )
     run = link.submit(run_config_of(cell, out), federation)
-    finished = follow(run, FolderReader(out), index, cell.federation.total_rounds, observer)
+    finished = follow(run, FolderReader(out), index, cell.schedule.rounds, observer)
     run.wait()  # Ray's own processes outlive a simulation that is cut off
     return finished
 

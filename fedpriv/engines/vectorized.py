@@ -154,17 +154,26 @@ class _Group:
             for place, index in enumerate(self._indices)
         ]
 
-    def _batches(self) -> Iterator[Records]:
-        """Round by round the records of all silos, (replicates, records, ...), gathered block by block."""
+    def _batches(self) -> Iterator[Records | None]:
+        """Round by round the records of all silos, (replicates, records, ...), gathered block by block.
+
+        None stands for a round without records.
+        """
         train = self._task.train
         features, labels = train.features.to(self._device), train.labels.to(self._device)
-        orders = {cell.seed: _by_place(spread(cell), self._schedule.places) for cell in self._cells}
+        by_place = self._cells[0].federation.places
+        orders = {cell.seed: _by_place(spread(cell), by_place) for cell in self._cells}
         places = torch.stack([orders[cell.seed] for cell in self._cells], dim=1).to(self._device)
         block = max(1, _GATHER_VALUES // (places[0].numel() * features[0].numel()))
-        rounds = torch.tensor([self._schedule.place(t) for t in range(1, self._schedule.rounds + 1)])
-        for start in range(0, len(rounds), block):
-            index = places[rounds[start : start + block]]
-            yield from map(Records, features[index], labels[index])
+        rounds = [self._schedule.place(t) for t in range(1, self._schedule.rounds + 1)]
+        for empty, members in itertools.groupby(rounds, key=lambda place: place is None):
+            of_rounds = list(members)
+            if empty:
+                yield from itertools.repeat(None, len(of_rounds))
+                continue
+            for start in range(0, len(of_rounds), block):
+                index = places[of_rounds[start : start + block]]
+                yield from map(Records, features[index], labels[index])
 
     def _evaluate(self, t: int, model: Tensor) -> tuple[list[float], list[float]]:
         test = self._task.test

@@ -200,7 +200,7 @@ def privacy_of(cell: Cell, releases: Sequence[ReleaseStream]) -> dict[str, Any]:
 
 
 def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:
-    federation = point.cell.federation
+    federation, rounds = point.cell.federation, point.cell.schedule.rounds
     return {
         "cell": place,
         "point": dict(point.swept),
@@ -209,9 +209,9 @@ def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[s
         "test_accuracy": finished.test_accuracy,
         **privacy_of(point.cell, finished.releases),
         "silos": federation.silos,
-        "rounds": federation.total_rounds,
+        "rounds": rounds,
         "gradient_evaluations": finished.gradient_evaluations,
-        "bytes_sent": federation.total_rounds * finished.model.nbytes,
+        "bytes_sent": rounds * finished.model.nbytes,
         "fraction_clipped": finished.fraction_clipped,
         "wall_seconds": finished.wall_seconds,
         "engine": engine,

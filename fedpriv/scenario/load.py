@@ -140,6 +140,11 @@ def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
             _ = section.settings
         except ValidationError as error:
             raise InputError(f"{source}: {explain(error, section.row.settings, name)}") from None
+    if cell.algorithm.trust not in row.trusts:
+        raise InputError(
+            f"{source}: algorithm.trust = {cell.algorithm.trust!r}: {row.name} can be run with "
+            f"{' or '.join(map(repr, row.trusts))}"
+        )
     if cell.privacy.rho is not None and row.name_of_mu != "rho":
         raise InputError(
             f"{source}: privacy.rho: only dp-mu2-fl's paper calls mu so; write privacy.mu for {row.name}"

@@ -9,6 +9,7 @@ from fedpriv.accounting.gdp import mu_of
 from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
 from fedpriv.data.partition import silo_sizes
 from fedpriv.models import Model, ModelSettings, model_named
+from fedpriv.rounds import AnySchedule, Schedule
 from fedpriv.trust import Trust, trust_named
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -198,6 +199,12 @@ class Cell(Section):
     algorithm: AlgorithmSection
     privacy: PrivacySection
     run: RunSection = RunSection()
+
+    @property
+    def schedule(self) -> AnySchedule:
+        """Which records are read in which round, as the algorithm arranges them."""
+        declared = Schedule(self.federation.total_rounds, self.federation.places)
+        return self.algorithm.row.schedule(self.algorithm.settings, declared)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

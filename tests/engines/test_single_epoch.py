@@ -1,4 +1,4 @@
-"""The single-epoch algorithms and their baselines on every engine, against a literal transcription."""
+"""The single-epoch algorithms and their baselines: engines agree, silos do not matter, refusals."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpriv.accounting.ledger import as_data, from_data
 from fedpriv.algorithms import ALGORITHMS
-from fedpriv.federation import spread, task_of_cell
+from fedpriv.errors import InputError
+from fedpriv.federation import task_of_cell
 from fedpriv.plan import plan_of
-from fedpriv.randomness import SERVER, simulation_noise
+from fedpriv.rounds import Phases
 from fedpriv.scenario import Cell
 from fedpriv.scenario.schema import FederationSection
 from tests.engines.test_engines import run
-from tests.oracle_single_epoch import accelerated, softmax_gradient
 
 MakeCell = Callable[..., Cell]
 
@@ -25,6 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "online-to-batch": {"clip": 11.0, "step": 0.01, "radius": 2.0, "power": 2},
     "dp-sgd": {"clip": 11.0, "step": 0.02, "radius": 2.0, "momentum": 0.5, "output": "average"},
     "dp-ftrl": {"clip": 11.0, "step": 0.02, "momentum": 0.5},
+    "phased-sgd": {"step": 0.01, "radius": 2.0},
 }
 
 
@@ -41,42 +43,10 @@ def test_every_row_is_tried() -> None:
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-@pytest.mark.parametrize("name", ["accelerated-dp-srgd", "unaccelerated-dp-srgd", "accelerated-independent"])
-@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_the_model_is_the_papers(small_cell: MakeCell, engine: str, name: str, trust: str) -> None:
-    """Noise on, silos of unequal size, increments clipped: y_T of a literal transcription, to 1e-9."""
-    cell = small_cell(**single_epoch(name, trust))
-    task, settings = task_of_cell(cell), SETTINGS[name]
-    noise, size = simulation_noise(cell.seed, np.float64), task.objective.dimension
-    features, labels = task.train.features.numpy(), task.train.labels.numpy()
-    silos = [[(features[record], int(labels[record])) for record in share] for share in spread(cell)]
-    assert len({len(records) for records in silos}) > 1
-    plan = plan_of(cell, task.objective)
-    stds = [float(plan.noise.std_of(owner)) for owner in (0, 1, 2, SERVER)]
-    assert [std > 0 for std in stds] == ([True] * 3 + [False] if trust == "untrusted" else [False] * 3 + [True])
-    expected = accelerated(
-        silos,
-        11,
-        softmax_gradient(10),
-        np.zeros(size),
-        settings["clip"],
-        settings["beta"],
-        settings["radius"],
-        stds,
-        lambda owner, node: noise.vector(size, SERVER if owner < 0 else owner, node),
-        recursive=name != "accelerated-independent",
-        coupled=name != "unaccelerated-dp-srgd",
-    )
-    (outcome,), _ = run(engine, cell)
-    np.testing.assert_allclose(outcome.finished.model, expected, rtol=1e-9, atol=1e-12)
-    assert outcome.finished.fraction_clipped is not None
-    assert outcome.finished.fraction_clipped > 0.0
-
-
-@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_engines_agree_on_every_row(small_cell: MakeCell, name: str, trust: str) -> None:
-    """Unequal silos with skewed labels, two epochs where the row allows it: the same model to 1e-9."""
+    """Unequal silos with skewed labels, two epochs: the same model to 1e-9."""
+    trust = trust if trust in ALGORITHMS[name].trusts else ALGORITHMS[name].trusts[0]
     cell = small_cell(
         **single_epoch(name, trust, rounds=12, epochs=2), data__partition="dirichlet", data__concentration=0.3
     )
@@ -90,7 +60,7 @@ def test_engines_agree_on_every_row(small_cell: MakeCell, name: str, trust: str)
     assert vectorized.finished.gradient_evaluations == inprocess.finished.gradient_evaluations > 0
 
 
-@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "dp-mu2-fl"])
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name not in ("dp-mu2-fl", "phased-sgd")])
 def test_who_holds_a_record_does_not_matter_without_noise(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -124,3 +94,30 @@ def test_gradient_evaluations_are_the_papers(small_cell: MakeCell) -> None:
         tree["federation"] = {"silos": 3, "rounds": 11, "samples": 132}
         counts.append(run("vectorized", small_cell(**tree))[0][0].finished.gradient_evaluations)
     assert counts == [2 * 132 - 12, 132]
+
+
+def test_the_phased_method_needs_a_curator_and_its_certificate(small_cell: MakeCell) -> None:
+    """Broadcast settings, steps beyond 2/smoothness and clips below the Lipschitz constant are refused."""
+    with pytest.raises(InputError, match=r"algorithm.trust = 'trusted': phased-sgd can be run with 'curator'"):
+        small_cell(**single_epoch("phased-sgd", "trusted"))
+    with pytest.raises(InputError, match=r"algorithm.trust = 'curator': dp-sgd can be run with"):
+        small_cell(**single_epoch("dp-sgd", "curator"))
+    for settings, line in (
+        ({"step": 0.1}, "only for steps up to"),
+        ({"clip": 1.0}, "the clip must be the Lipschitz"),
+    ):
+        tree = single_epoch("phased-sgd", "curator")
+        cell = small_cell(**{**tree, "algorithm": {**tree["algorithm"], **settings}})
+        with pytest.raises(InputError, match=line):
+            plan_of(cell, task_of_cell(cell).objective)
+
+
+def test_the_phased_method_reads_each_record_once_and_publishes_phase_ends(small_cell: MakeCell) -> None:
+    cell = small_cell(**single_epoch("phased-sgd", "curator", rounds=12, samples=130))
+    assert cell.schedule == Phases((6, 3, 1))
+    (outcome,), heard = run("vectorized", cell)
+    assert outcome.finished.gradient_evaluations == 10 * sum(cell.batch_sizes)
+    (stream,) = outcome.finished.releases
+    assert stream.mu == pytest.approx(2.0, rel=1e-9)
+    assert from_data(as_data(stream)) == stream
+    assert heard.rounds == 13

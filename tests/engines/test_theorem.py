@@ -1,0 +1,56 @@
+"""Scenarios that ask for a theorem's own parameters."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fedpriv.errors import InputError
+from fedpriv.federation import task_of_cell
+from fedpriv.parameters.accelerated import Problem, non_realizable
+from fedpriv.plan import plan_of
+from fedpriv.scenario import Cell
+
+
+def asking(theorem: str, rounds: int, **algorithm: Any) -> dict[str, Any]:
+    return {
+        "algorithm": {
+            "name": "accelerated-dp-srgd",
+            "trust": "trusted",
+            "parameters": theorem,
+            "radius": 3.0,
+            **algorithm,
+        },
+        "privacy": {"relation": "zero-out", "epsilon": 8.0},
+        "federation": {"silos": 2, "samples": 6000, "rounds": rounds},
+    }
+
+
+def test_the_realizable_theorem_cannot_be_run_here_and_says_why(small_cell: Callable[..., Cell]) -> None:
+    cell = small_cell(**asking("theorem-realizable", 60))
+    with pytest.raises(InputError, match=r"the realizable theorem asks for [\d,]+ rounds of B = 0\.\d+ examples"):
+        plan_of(cell, task_of_cell(cell).objective)
+
+
+def test_the_non_realizable_theorem_gives_clip_and_beta(small_cell: Callable[..., Cell]) -> None:
+    """√6000 = 77.5: 77 rounds of 77 records, and another number of rounds is refused with that."""
+    wrong = small_cell(**asking("theorem-non-realizable", 60))
+    objective = task_of_cell(wrong).objective
+    with pytest.raises(
+        InputError, match="asks for 77 rounds of 77 records at n = 6000; the scenario has 60 rounds"
+    ):
+        plan_of(wrong, objective)
+    cell = small_cell(**asking("theorem-non-realizable", 77))
+    plan: Any = plan_of(cell, objective)
+    asked = non_realizable(
+        Problem(77 * 76, objective.dimension, 8.0, 1e-5, objective.lipschitz, objective.smoothness, 3.0)
+    )
+    assert plan.estimator.round(2).clip == pytest.approx(asked.clip)
+    assert plan.optimizer.beta == pytest.approx(asked.beta)
+
+
+def test_explicit_numbers_and_a_theorem_exclude_each_other(small_cell: Callable[..., Cell]) -> None:
+    with pytest.raises(InputError, match='clip is needed with parameters = "explicit", and only there'):
+        small_cell(**asking("theorem-realizable", 60, clip=1.0))
+    with pytest.raises(InputError, match='clip is needed with parameters = "explicit", and only there'):
+        small_cell(**asking("explicit", 60, beta=1.0))
