@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, RunError
 from fedpriv.outcome import Finished
 from fedpriv.reports.trackers import MLflow, TensorBoard
 from fedpriv.scenario import Scenario
@@ -28,6 +28,8 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Calls of the stand-ins, in order."""
     calls: list[tuple[Any, ...]] = []
 
+    class MlflowException(Exception): ...  # noqa: N818 - its name in MLflow
+
     class SummaryWriter:
         def __init__(self, folder: Path) -> None:
             self.name = folder.name
@@ -41,6 +43,8 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     class MlflowClient:
         def __init__(self, tracking_uri: str) -> None:
+            if tracking_uri == "nowhere":
+                raise MlflowException("no such store\nand more lines")
             calls.append(("uri", tracking_uri))
 
         def get_experiment_by_name(self, name: str) -> None:
@@ -66,6 +70,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     tensorboard, mlflow = ModuleType("torch.utils.tensorboard"), ModuleType("mlflow")
     tensorboard.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
     mlflow.MlflowClient = MlflowClient  # type: ignore[attr-defined]
+    mlflow.exceptions = SimpleNamespace(MlflowException=MlflowException)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     return calls
@@ -101,6 +106,13 @@ def test_mlflow_gets_settings_curves_and_how_each_cell_ended(said: list[tuple[An
         (first, "FINISHED"),
         (second, "KILLED"),
     ]
+
+
+@pytest.mark.usefixtures("said")
+def test_what_mlflow_refuses_is_one_line() -> None:
+    with pytest.raises(RunError) as caught:
+        MLflow("nowhere")
+    assert str(caught.value) == "MLflow at nowhere: no such store"
 
 
 @pytest.mark.parametrize(
