@@ -6,7 +6,7 @@ and then `outcome.json`, or with `failure.json`.
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedpriv.files import write_json, write_text, write_vector
 from fedpriv.outcome import Finished
 
 _PROGRESS_EVERY = 0.5  # seconds
-_NUMBERS = ("test_loss", "test_accuracy", "fraction_clipped", "wall_seconds", "gradient_evaluations")
+_NUMBERS = ("metrics", "fraction_clipped", "wall_seconds", "gradient_evaluations")
 
 
 class FolderReporter:
@@ -34,8 +34,8 @@ class FolderReporter:
             write_text(self._folder / "progress", str(t))
             self._last = now
 
-    def evaluated(self, t: int, test_loss: float, test_accuracy: float) -> None:
-        line = {"round": t, "test_loss": test_loss, "test_accuracy": test_accuracy}
+    def evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
+        line = {"round": t, **metrics}
         with (self._folder / "history.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 

@@ -1,7 +1,7 @@
 """The Flower ServerApp: one cell of a scenario, from the run configuration to a published model."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -26,7 +26,7 @@ class Reporter(Protocol):
 
     def advanced(self, t: int) -> None: ...
 
-    def evaluated(self, t: int, test_loss: float, test_accuracy: float) -> None: ...
+    def evaluated(self, t: int, metrics: Mapping[str, float]) -> None: ...
 
     def finished(self, finished: Finished) -> None: ...
 
@@ -65,14 +65,14 @@ def run_cell(grid: Grid, cell: Cell, reporter: Reporter) -> Finished:
         if t not in evaluated_at:
             return None
         metrics.update(_test_metrics(task, arrays, t))
-        reporter.evaluated(t, metrics["test_loss"], metrics["test_accuracy"])
+        reporter.evaluated(t, dict(metrics))
         return MetricRecord(dict(metrics))
 
     result = strategy.start(grid, one_array(task.objective.initial()), evaluate_fn=evaluate)
     drawn = sum(plan.batch_sizes) * plan.schedule.rounds
     model = next(iter(result.arrays.to_numpy_ndarrays()))
     return Finished(
-        **metrics,
+        metrics=metrics,
         fraction_clipped=None if strategy.records_clipped is None else strategy.records_clipped / drawn,
         wall_seconds=time.perf_counter() - started,
         releases=plan.releases(strategy.rounds_done),
@@ -86,7 +86,7 @@ def _test_metrics(task: Task, arrays: ArrayRecord, t: int) -> dict[str, float]:
     evaluation = task.objective.evaluate(model, task.test)
     if not torch.isfinite(evaluation.loss):
         raise RunError(f"round {t}: the test loss is not finite")
-    return {"test_loss": float(evaluation.loss), "test_accuracy": float(evaluation.accuracy)}
+    return {name: float(value) for name, value in evaluation.named().items()}
 
 
 def _folder_reporter(context: Context) -> FolderReporter:

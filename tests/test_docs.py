@@ -9,7 +9,7 @@ import re
 import runpy
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,7 +45,7 @@ def named(page: Path | Command) -> str:
 class Silent:
     def advanced(self, client_rounds: int) -> None: ...
 
-    def evaluated(self, index: int, t: int, test_loss: float, test_accuracy: float) -> None: ...
+    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def follow(run: SubmittedRun, reader: FolderReader, index: int, rounds: int, obs
         observer.advanced(now - seen)
         seen = now
         for line in reader.new_evaluations():
-            observer.evaluated(index, line["round"], line["test_loss"], line["test_accuracy"])
+            observer.evaluated(index, line.pop("round"), line)
         if finished is not None:
             return finished
         if run.superlink.process.poll() is not None:

@@ -134,7 +134,7 @@ class _Group:
                 self._observer.advanced(unreported)
                 unreported, last = 0, now
             if t in evaluated_at:
-                loss, accuracy = self._evaluate(t, optimizer.output(state))
+                metrics = self._evaluate(t, optimizer.output(state))
         wall = (time.perf_counter() - started) / count
         drawn = len(self._weights) * self._schedule.rounds
         models = optimizer.output(state).cpu().numpy()
@@ -142,8 +142,7 @@ class _Group:
             Outcome(
                 index,
                 Finished(
-                    loss[place],
-                    accuracy[place],
+                    metrics[place],
                     float(clipped[place]) / drawn,
                     wall,
                     self._plans[place].releases(self._schedule.rounds),
@@ -175,18 +174,19 @@ class _Group:
                 index = places[of_rounds[start : start + block]]
                 yield from map(Records, features[index], labels[index])
 
-    def _evaluate(self, t: int, model: Tensor) -> tuple[list[float], list[float]]:
+    def _evaluate(self, t: int, model: Tensor) -> list[dict[str, float]]:
         test = self._task.test
         evaluation = self._task.objective.evaluate(
             model, Records(test.features.to(self._device), test.labels.to(self._device))
         )
-        loss, accuracy = evaluation.loss.tolist(), evaluation.accuracy.tolist()
+        columns = {name: values.tolist() for name, values in evaluation.named().items()}
+        metrics = [{name: values[place] for name, values in columns.items()} for place in range(len(self._cells))]
         for place, index in enumerate(self._indices):
             if not torch.isfinite(evaluation.loss[place]):
                 cell = self._cells[place]
                 raise RunError(f"{cell.name} (seed {cell.seed}): the test loss is not finite at round {t}")
-            self._observer.evaluated(index, t, loss[place], accuracy[place])
-        return loss, accuracy
+            self._observer.evaluated(index, t, metrics[place])
+        return metrics
 
 
 def _by_place(shares: Sequence[Tensor], places: int) -> Tensor:

@@ -1,6 +1,7 @@
 """What an objective is: clipped sums of per-record increments, and an evaluation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from fedpriv.rounds import Scalar
 
 
 class Records(NamedTuple):
-    """A batch: features (..., B, features) and integer labels (..., B)."""
+    """A batch: features (..., B, features) and labels (..., B), integers of classes or floats of a regression."""
 
     features: Tensor
     labels: Tensor
@@ -23,10 +24,24 @@ class Increment(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Mean loss (natural logarithm) and share of right predictions in [0, 1], each of shape (...)."""
+    """Mean loss (natural logarithm) and share of right predictions in [0, 1], each of shape (...).
+
+    `accuracy` is None for a regression; `metrics` holds what else the objective knows, by name, each (...).
+    """
 
     loss: Tensor
-    accuracy: Tensor
+    accuracy: Tensor | None
+    metrics: Mapping[str, Tensor] = MappingProxyType({})
+
+    def named(self) -> dict[str, Tensor]:
+        """Everything by name, as results keep it."""
+        accuracy = {} if self.accuracy is None else {"test_accuracy": self.accuracy}
+        return {"test_loss": self.loss, **accuracy, **self.metrics}
+
+
+def clip_factors(norm: Tensor, weights: Tensor, clip: Scalar) -> Tensor:
+    """weights · min(1, clip / norm): what each record's increment is multiplied by, shape of `norm` (..., B)."""
+    return weights * clip / norm.clamp(min=clip)
 
 
 class Objective(Protocol):

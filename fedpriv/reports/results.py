@@ -67,15 +67,14 @@ class RunFolder(RunObserver):
         """The places of the scenario's points that are not finished yet."""
         return [place for place in range(len(self._scenario.points)) if place not in self._cells]
 
-    def evaluated(self, place: int, t: int, test_loss: float, test_accuracy: float) -> None:
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         point = self._scenario.points[place]
         line = {
             "cell": place,
             **point.swept,
             "seed": point.cell.seed,
             "round": t,
-            "test_loss": test_loss,
-            "test_accuracy": test_accuracy,
+            **metrics,
         }
         with (self.path / "history.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -205,11 +204,11 @@ def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[s
         "cell": place,
         "point": dict(point.swept),
         "seed": point.cell.seed,
-        "test_loss": finished.test_loss,
-        "test_accuracy": finished.test_accuracy,
+        **finished.metrics,
         **privacy_of(point.cell, finished.releases),
         "silos": federation.silos,
         "rounds": rounds,
+        "dimension": finished.model.size,
         "gradient_evaluations": finished.gradient_evaluations,
         "bytes_sent": rounds * finished.model.nbytes,
         "fraction_clipped": finished.fraction_clipped,

@@ -26,9 +26,9 @@ class TensorBoard(RunObserver):
             for place in places
         }
 
-    def evaluated(self, place: int, t: int, test_loss: float, test_accuracy: float) -> None:
-        self._writers[place].add_scalar("test/loss", test_loss, t)
-        self._writers[place].add_scalar("test/accuracy", test_accuracy, t)
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writers[place].add_scalar(name.replace("_", "/", 1), value, t)
 
     def ended(self) -> None:
         for writer in self._writers.values():
@@ -59,10 +59,10 @@ class MLflow(RunObserver):
                 for key, value in _flat(point.cell.canonical()).items():
                     self._client.log_param(run, key, value)
 
-    def evaluated(self, place: int, t: int, test_loss: float, test_accuracy: float) -> None:
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         with self._one_line():
-            self._client.log_metric(self._runs[place], "test_loss", test_loss, step=t)
-            self._client.log_metric(self._runs[place], "test_accuracy", test_accuracy, step=t)
+            for name, value in metrics.items():
+                self._client.log_metric(self._runs[place], name, value, step=t)
 
     def finished(self, place: int, finished: Finished) -> None:
         with self._one_line():

@@ -18,14 +18,24 @@ from fedpriv.scenario.tree import assign
 
 
 class Paper(BaseModel):
-    """[paper]: published values, shown beside what was measured; each metric is a table rows × columns."""
+    """[paper]: published values, shown beside what was measured; each metric is a table rows × columns.
+
+    [table] lays out the same tables where nothing was published.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rows: str
     columns: str
+    metrics: list[str] = []
+    """Shown as tables although nothing was published for them."""
     test_loss: list[list[float]] | None = None
     test_accuracy: list[list[float]] | None = None
+
+    @property
+    def shown(self) -> list[str]:
+        """The metrics that get a table of rows × columns."""
+        return [*self.metrics, *(key for key in ("test_loss", "test_accuracy") if getattr(self, key) is not None)]
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,7 @@ class Published:
 
     def value(self, metric: str, swept: Mapping[str, Any]) -> float | None:
         """The published `metric` (test_loss or test_accuracy) at a sweep point; None where none was printed."""
-        cells: list[list[float]] | None = getattr(self.table, metric)
+        cells: list[list[float]] | None = getattr(self.table, metric, None)
         row, column = swept[self.table.rows], swept[self.table.columns]
         if cells is None or row not in self.row_values or column not in self.column_values:
             return None
@@ -99,7 +109,10 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
     Overriding a swept key narrows its axis to the value, or the list of values, given.
     """
     base = copy.deepcopy(dict(tree))
-    sweep, paper = base.pop("sweep", {}), base.pop("paper", None)
+    sweep, layout = base.pop("sweep", {}), [key for key in ("paper", "table") if key in base]
+    if len(layout) > 1:
+        raise InputError(f"{source}: [paper] and [table] both lay out the tables: give one of them")
+    paper = base.pop(layout[0]) if layout else None
     if not isinstance(sweep, dict):
         raise InputError(f"{source}: sweep = {sweep!r}: expected a table of keys and lists of values")
     for key, values in sweep.items():

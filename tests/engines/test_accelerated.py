@@ -1,6 +1,6 @@
 """Accelerated-DP-SRGD and its comparisons on the engines against their literal transcriptions, noise on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ def sensitivity(name: str) -> float:
 class Silent:
     def advanced(self, client_rounds: int) -> None: ...
 
-    def evaluated(self, index: int, t: int, test_loss: float, test_accuracy: float) -> None: ...
+    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])

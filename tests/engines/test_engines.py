@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +33,8 @@ class Recorder:
     def advanced(self, client_rounds: int) -> None:
         self.rounds += client_rounds
 
-    def evaluated(self, index: int, t: int, test_loss: float, test_accuracy: float) -> None:
-        self.evaluations.append((index, t, test_loss, test_accuracy))
+    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None:
+        self.evaluations.append((index, t, *metrics.values()))
 
 
 def run(engine: str, *cells: Cell) -> tuple[list[Outcome], Recorder]:

@@ -10,10 +10,11 @@ import pytest
 
 import fedpriv
 from fedpriv.errors import InputError
-from fedpriv.reports.page import write_report
+from fedpriv.reports.page import _CAPTIONS, write_report
 from fedpriv.reports.results import read_results
 from fedpriv.reports.statement import best_guess, statements
-from fedpriv.trust import TRUSTS
+from fedpriv.reports.summary import METRICS
+from fedpriv.trust import TRUSTED, UNTRUSTED
 from tests.conftest import small_tree
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -89,9 +90,8 @@ def test_every_part_is_there(source: str, folder: Path) -> None:
     text = Page(source).text
     for heading in ("What ran", "What is protected", "What came out", "How to run it again", "All settings"):
         assert heading in text
-    for trust in ("untrusted", "trusted"):
-        assert TRUSTS[trust].protects in text
-    assert TRUSTS["curator"].protects not in text
+    for trust in (UNTRUSTED, TRUSTED):
+        assert trust.protects in text
     assert "This was a simulation" in text
     assert "one record of a silo" in text
     results = fedpriv.load(folder)
@@ -160,3 +160,8 @@ def test_nothing_to_report(tmp_path: Path, folder: Path) -> None:
     tmp_path.joinpath("results.json").write_text(json.dumps({**tree, "cells": [], "complete": False}))
     with pytest.raises(InputError, match="no finished cell to report yet"):
         write_report(tmp_path)
+
+
+def test_every_figure_has_a_caption() -> None:
+    drawn = {"curves", "privacy", "clipped", "noise", *(each.key.removeprefix("test_") for each in METRICS)}
+    assert set(_CAPTIONS) == drawn

@@ -23,7 +23,7 @@ def scenario(**overrides: Any) -> Scenario:
 
 
 def outcome(loss: float = 2.0) -> Finished:
-    return Finished(loss, 0.5, 0.25, 1.5, (), 48, np.full(4, loss))
+    return Finished({"test_loss": loss, "test_accuracy": 0.5}, 0.25, 1.5, (), 48, np.full(4, loss))
 
 
 def folder(path: Path, *, resume: bool = False, **overrides: Any) -> RunFolder:

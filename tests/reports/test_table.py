@@ -21,7 +21,7 @@ from fedpriv.reports.summary import (
 from fedpriv.reports.table import render
 
 Make = Callable[..., Results]
-LOSS, ACCURACY = METRICS
+LOSS, ACCURACY, *_ = METRICS
 
 
 def without(*gone: tuple[float, int, int]) -> Callable[[Mapping[str, Any], int], tuple[float, float] | None]:

@@ -20,7 +20,7 @@ def scenario() -> Scenario:
     return scenario_of({**small_tree(), "sweep": {"federation.silos": [1, 2]}}, "test")
 
 
-FINISHED = Finished(2.0, 0.5, None, 1.0, (), 0, np.zeros(2))
+FINISHED = Finished({"test_loss": 2.0, "test_accuracy": 0.5}, None, 1.0, (), 0, np.zeros(2))
 
 
 @pytest.fixture
