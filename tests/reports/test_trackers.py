@@ -79,7 +79,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_tensorboard_gets_curves_by_round_in_a_folder_a_cell(said: list[tuple[Any, ...]], tmp_path: Path) -> None:
     board = TensorBoard(tmp_path)
     board.started(scenario(), [1], tmp_path)
-    board.evaluated(1, 4, 2.5, 0.25)
+    board.evaluated(1, 4, {"test_loss": 2.5, "test_accuracy": 0.25})
     board.ended()
     assert said == [
         ("open", "silos=2,seed=1", "small"),
@@ -92,7 +92,7 @@ def test_tensorboard_gets_curves_by_round_in_a_folder_a_cell(said: list[tuple[An
 def test_mlflow_gets_settings_curves_and_how_each_cell_ended(said: list[tuple[Any, ...]], tmp_path: Path) -> None:
     tracker = MLflow("http://localhost:5000")
     tracker.started(scenario(), [0, 1], tmp_path)
-    tracker.evaluated(0, 4, 2.5, 0.25)
+    tracker.evaluated(0, 4, {"test_loss": 2.5, "test_accuracy": 0.25})
     tracker.finished(0, FINISHED)
     tracker.ended()  # stopped: cell 1 is not finished
     first, second = "7:silos=1,seed=1", "7:silos=2,seed=1"
