@@ -94,7 +94,7 @@ class Guard:
         rounds = cell.schedule.rounds
         if rounds > allow.rounds:
             raise self._refusal(f"the scenario has {rounds} rounds, allowed are {allow.rounds}")
-        needed = federation.places * cell.batch_sizes[number]
+        needed = cell.schedule.held * cell.batch_sizes[number]
         if needed > len(self._shard.labels):
             raise self._refusal(f"the scenario needs {needed} records of this silo, here are fewer")
         if cell.privacy.relation != allow.relation:
@@ -114,8 +114,8 @@ class Guard:
             dtype = DTYPES[cell.run.dtype]
             features = cell.model.row.features(self._shard.images, dtype, cell.model.settings)
             records = Records(features, torch.from_numpy(self._shard.labels))
-            noise = KeyedNormal(key, cell.run.dtype)
-            self._open = {run_id: Silo(self._policy.silo, plan_of(cell, objective), objective, records, noise)}
+            noise, plan = KeyedNormal(key, cell.run.dtype), plan_of(cell, objective)
+            self._open = {run_id: Silo(self._policy.silo, plan, plan.objective, records, noise)}
         return self._open[run_id]
 
     def _objective(self, cell: Cell) -> Objective:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedpriv.errors import RunError
 from fedpriv.federation import spread, task_of_cell
 from fedpriv.mechanisms import MechanismState
-from fedpriv.objectives import Objective, Records
+from fedpriv.objectives import Objective, Records, Slots
 from fedpriv.plan import Plan, plan_of
 from fedpriv.randomness import DrawAhead, KeyedNormal, simulation_noise
 from fedpriv.running_sum import RunningSum, absorb, empty_sum
@@ -63,13 +63,14 @@ class Silo:
         """
         self._check(state, t, query)
         current = self.plan.estimator.round(t)
+        rows = self.plan.batch_sizes[self.number] * len(self.plan.schedule.batches(t))
         total, clipped = absorb(
             state.sum,
             current,
             query,
-            self.objective,
+            self.objective.at(Slots(t, ((self.number, rows),))),
             self._batch(t),
-            self._weights,
+            torch.full((rows,), 1.0 / max(1, rows), dtype=query.dtype),
             self.plan.estimator.memory,
         )
         vector, hidden = total.total, state.hidden
@@ -94,20 +95,14 @@ class Silo:
             raise RunError(f"silo {self.number}, round {t}: the query has values that are not finite")
 
     def _batch(self, t: int) -> Records | None:
-        batch, place = self.plan.batch_sizes[self.number], self.plan.schedule.place(t)
-        if place is None:
+        size, batches = self.plan.batch_sizes[self.number], self.plan.schedule.batches(t)
+        if not batches:
             return None
-        start = place * batch
-        return Records(*(column[start : start + batch] for column in self.records))
+        return Records(*(column[batches.start * size : batches.stop * size] for column in self.records))
 
     @cached_property
     def _noise_ahead(self) -> DrawAhead:
         return DrawAhead(self.noise, self.objective.dimension, self.number, self.plan.schedule.rounds)
-
-    @cached_property
-    def _weights(self) -> Tensor:
-        batch = self.plan.batch_sizes[self.number]
-        return torch.full((batch,), 1.0 / batch, dtype=self.records.features.dtype)
 
 
 @dataclass(frozen=True)
@@ -130,7 +125,7 @@ class SimulatedFederation:
     def silo(self, number: int) -> Silo:
         task, shard = task_of_cell(self.cell), self.order[number]
         records = Records(task.train.features[shard], task.train.labels[shard])
-        return Silo(number, self.plan, task.objective, records, self.noise)
+        return Silo(number, self.plan, self.plan.objective, records, self.noise)
 
 
 def simulated_silo(cell: Cell, number: int) -> Silo:

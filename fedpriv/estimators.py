@@ -83,3 +83,28 @@ class PlainGradient:
 
     def round(self, t: int) -> Round:
         return Round(t, (self.coefficient,), self.keep, self.clip, scale=1.0)
+
+
+@dataclass(frozen=True)
+class VarianceReducedGradient:
+    """A gradient at an anchor, and from then on differences of gradients, summed: SPIDER's estimate of ∇f(z_t).
+
+    In the first round of every period s_t = ∇f(z_t) and the sum starts anew; in the others
+    s_t = ∇f(z_t) - ∇f(z_{t-1}), two gradients of one record, and q_t = q_{t-1} + s_t.
+    Kornowski, Liu & Talwar, Algorithms 3, 4 and 5, with their indices repaired: an anchor is where t - 1 is a
+    multiple of the period, so that a period of 1 has anchors only.
+
+    Guarantee: an anchor's increments are clipped to norm `anchor_clip`, the others to `clip`, whatever the loss,
+    its smoothing and the queries are; which rounds are anchors is public and follows from t alone.
+    """
+
+    anchor_clip: Scalar
+    clip: Scalar
+    period: int
+    keep: float = field(default=1.0, metadata=SHARED)
+    memory: int = 2
+
+    def round(self, t: int) -> Round:
+        if (t - 1) % self.period == 0:
+            return Round(t, (1.0,), 0.0, self.anchor_clip, scale=1.0)
+        return Round(t, (1.0, -1.0), self.keep, self.clip, scale=1.0)

@@ -1,5 +1,6 @@
 """The records of a federation: loaded once, turned into features, spread over the silos."""
 
+import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from fedpriv.data.datasets import load
 from fedpriv.data.partition import dirichlet, iid, shards
 from fedpriv.errors import InputError
+from fedpriv.metrics.measured import Measured
 from fedpriv.objectives import Objective, Records
 from fedpriv.scenario import Cell
 from fedpriv.scenario.schema import ModelSection
@@ -29,6 +31,11 @@ class Task:
 def task_of(data: str, model: ModelSection, dtype: str, validation: int | None = None) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
     dataset, row, settings, torch_dtype = load(data), model.row, model.settings, DTYPES[dtype]
+    if row.regression != (dataset.classes == 0):
+        labels = "real numbers" if dataset.classes == 0 else "classes"
+        raise InputError(
+            f"model.name = {model.name!r} does not fit data.name = {data!r}, whose labels are {labels}"
+        )
     train, test = (
         Records(row.features(images, torch_dtype, settings), torch.from_numpy(labels))
         for images, labels in (
@@ -48,28 +55,33 @@ def task_of(data: str, model: ModelSection, dtype: str, validation: int | None =
 
 
 def task_of_cell(cell: Cell) -> Task:
-    return task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.validation)
+    task, radius = (
+        task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.validation),
+        cell.run.goldstein_radius,
+    )
+    return task if radius is None else dataclasses.replace(task, objective=Measured(task.objective, radius))
 
 
 def check_records(cell: Cell) -> None:
     """InputError if the cell asks for more training records than its data set has."""
-    records, places, batch = len(task_of_cell(cell).train.labels), cell.federation.places, sum(cell.batch_sizes)
-    if places * batch > records:
+    records, batches, batch = len(task_of_cell(cell).train.labels), cell.schedule.held, sum(cell.batch_sizes)
+    if batches * batch > records:
         raise InputError(
-            f"federation: one pass is {places} rounds of {batch} records of all silos, {places} * {batch} = "
-            f"{places * batch}, but {cell.data.name} has {records} training records"
+            f"federation: one pass is {batches} batches of {batch} records of all silos, {batches} * {batch} = "
+            f"{batches * batch}, but {cell.data.name} has {records} training records"
         )
 
 
 def spread(cell: Cell) -> list[Tensor]:
-    """Which training records each silo holds, in the order it reads them: (places * its batch,) for each silo.
+    """Which training records each silo holds, in the order it reads them: (batches * its batch,) for each silo.
 
     Guarantee: no record is held twice, so one record of one silo is one record of the federation.  InputError
     if the scenario asks for more records than there are.
     """
     check_records(cell)
     labels = task_of_cell(cell).train.labels.numpy()
-    sizes = [cell.federation.places * batch for batch in cell.batch_sizes]
+    batches = cell.schedule.held
+    sizes = [batches * batch for batch in cell.batch_sizes]
     data = cell.data
     match data.partition:
         case "iid":

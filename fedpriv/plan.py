@@ -36,6 +36,8 @@ class Plan:
     noise: Noise
     optimizer: Optimizer
     relation: Relation
+    objective: Objective
+    """What silos take increments of; evaluations are of the model's own loss."""
 
     def releases(self, rounds: int) -> tuple[ReleaseStream, ...]:
         """What the noise owners of this plan have released after `rounds` rounds, for the ledger.
@@ -52,13 +54,15 @@ class Plan:
         )
 
     def gradient_evaluations(self, rounds: int) -> int:
-        """Gradients of single records that all silos take in the first `rounds` rounds."""
-        a_record = sum(
-            len(self.estimator.round(t).coefficients)
+        """Gradients (or values) of single records that all silos take in the first `rounds` rounds."""
+        return sum(self.batch_sizes) * sum(
+            len(self.schedule.batches(t)) * self.objective.evaluations(len(self.estimator.round(t).coefficients))
             for t in range(1, rounds + 1)
-            if self.schedule.place(t) is not None
         )
-        return a_record * sum(self.batch_sizes)
+
+    def records_read(self, rounds: int) -> int:
+        """Records that all silos read in the first `rounds` rounds, each time counted."""
+        return sum(self.batch_sizes) * sum(len(self.schedule.batches(t)) for t in range(1, rounds + 1))
 
     def stream_of(self, silo: int, rounds: int) -> ReleaseStream:
         """What one silo itself releases; standard deviation 0 where it adds no noise."""
@@ -66,7 +70,7 @@ class Plan:
         return self._stream(f"silo {silo}", 1.0 / self.batch_sizes[silo], std, rounds)
 
     def _stream(self, owner: str, per_record: float, std: float, rounds: int) -> ReleaseStream:
-        clips = tuple(float(self.estimator.round(t).clip) for t in range(1, rounds + 1))
+        clips = _batch_clips(self.estimator, self.schedule)[:rounds]
         return ReleaseStream(
             owner,
             self.mechanism,
@@ -86,6 +90,12 @@ class Plan:
         return 1.0 / self.batch_sizes[source.owner]
 
 
+def _batch_clips(estimator: Estimator, schedule: AnySchedule) -> tuple[float, ...]:
+    """The norm bound of every round's increments, for a mean over one batch: where a round reads k, 1/k of it."""
+    rounds = range(1, schedule.rounds + 1)
+    return tuple(float(estimator.round(t).clip) / max(1, len(schedule.batches(t))) for t in rounds)
+
+
 def _owners(numbers: list[int]) -> str:
     if numbers == [SERVER]:
         return "server"
@@ -96,7 +106,6 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     """Calibrate the noise to the cell's privacy target and derive the optimizer from it."""
     row, settings = cell.algorithm.row, cell.algorithm.settings
     schedule = cell.schedule
-    rounds = schedule.rounds
     batch_sizes = cell.batch_sizes
     batch = sum(batch_sizes)
     weights = tuple(size / batch for size in batch_sizes)
@@ -114,9 +123,10 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     target = cell.privacy.target
     noise = Noise()
     if target is not None:
-        clips = np.array([float(estimator.round(t).clip) for t in range(1, rounds + 1)])
+        clips = np.array(_batch_clips(estimator, schedule))
         sensitivity = mechanism.sensitivity(Workload(schedule, estimator.keep, clips, estimator.period))
         noise = cell.algorithm.setting.noise(sensitivity, batch_sizes, weights, cell.privacy.relation, target)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation = cell.privacy.relation
-    return Plan(schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation)
+    looked_at = row.objective(settings, problem, objective)
+    return Plan(schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation, looked_at)

@@ -69,7 +69,7 @@ def run_cell(grid: Grid, cell: Cell, reporter: Reporter) -> Finished:
         return MetricRecord(dict(metrics))
 
     result = strategy.start(grid, one_array(task.objective.initial()), evaluate_fn=evaluate)
-    drawn = sum(plan.batch_sizes) * plan.schedule.rounds
+    drawn = plan.records_read(plan.schedule.rounds)
     model = next(iter(result.arrays.to_numpy_ndarrays()))
     return Finished(
         metrics=metrics,

@@ -17,10 +17,20 @@ import numpy as np
 
 from fedpriv.accounting.claim import RELATION_FACTOR, GaussianDP, PrivacyClaim, Relation, relation_named
 from fedpriv.errors import InputError
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism, PhaseEnds, Workload
+from fedpriv.mechanisms import (
+    BandedSquareRoot,
+    BinaryTree,
+    IndependentGaussian,
+    LeafGaussian,
+    Mechanism,
+    PhaseEnds,
+    Workload,
+)
 from fedpriv.rounds import AnySchedule, Phases, Schedule
 
-_MECHANISMS = {kind.__name__: kind for kind in (IndependentGaussian, BinaryTree, BandedSquareRoot, PhaseEnds)}
+_MECHANISMS = {
+    kind.__name__: kind for kind in (IndependentGaussian, BinaryTree, BandedSquareRoot, LeafGaussian, PhaseEnds)
+}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from fedpriv.algorithms.choquette_choo import (
     ACCELERATED_INDEPENDENT,
     UNACCELERATED_DP_SRGD,
 )
+from fedpriv.algorithms.kornowski_liu_talwar import GOLDSTEIN_ERM, GOLDSTEIN_SINGLE_PASS
 from fedpriv.algorithms.reshef_levy import DP_MU2_FL
 from fedpriv.errors import InputError
 
@@ -26,6 +27,8 @@ ALGORITHMS = {
         ONLINE_TO_BATCH,
         DP_SGD,
         DP_FTRL,
+        GOLDSTEIN_SINGLE_PASS,
+        GOLDSTEIN_ERM,
         PHASED_SGD,
     )
 }

@@ -111,7 +111,7 @@ def _along(vectors: list[Tensor]) -> NDArray[np.float64]:
 
 def _nothing(plan: Plan) -> Records:
     """Records of zeros, which contribute nothing, enough for every round."""
-    held = plan.schedule.places * CANARIES
+    held = plan.schedule.held * CANARIES
     features = torch.zeros(held, CANARIES, dtype=torch.float64)
     return Records(features, torch.zeros(held, dtype=torch.int64))
 
@@ -123,9 +123,7 @@ def _canaries(cell: Cell, plan: Plan, in_round: NDArray[np.int64], present: NDAr
     """
     features, labels = _nothing(plan)
     for canary, (t, there) in enumerate(zip(in_round.tolist(), present.tolist(), strict=True)):
-        place = plan.schedule.place(t)
-        assert place is not None  # `audit` takes a single pass without empty rounds
-        row = place * CANARIES + canary
+        row = plan.schedule.batches(t).start * CANARIES + canary
         if there or cell.privacy.relation == "replace-one":
             features[row, canary] = _FAR * float(plan.estimator.round(t).clip)
         labels[row] = 0 if there else 1

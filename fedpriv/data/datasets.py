@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.data.fetch import ORIGINS, SYNTHETIC, check_name, fetch
+from fedpriv.data.fetch import ORIGINS, PHASE_RETRIEVAL, SYNTHETIC, check_name, fetch
 from fedpriv.data.idx import read_idx
-from fedpriv.data.synthetic import blobs
+from fedpriv.data.synthetic import blobs, phase_retrieval
 from fedpriv.data.unpickle import unpickle_arrays
 
 __all__ = ["Dataset", "fetch", "load"]
@@ -17,13 +18,16 @@ __all__ = ["Dataset", "fetch", "load"]
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images as bytes, (n, height, width) or (n, height, width, channels), and labels 0 … classes-1 (n,)."""
+    """Images as bytes, (n, height, width) or (n, height, width, channels), and labels 0 … classes-1 (n,).
+
+    A data set of a regression has classes = 0: its images are vectors of floats (n, features), its labels floats.
+    """
 
     name: str
-    train_images: NDArray[np.uint8]
-    train_labels: NDArray[np.int64]
-    test_images: NDArray[np.uint8]
-    test_labels: NDArray[np.int64]
+    train_images: NDArray[Any]
+    train_labels: NDArray[Any]
+    test_images: NDArray[Any]
+    test_labels: NDArray[Any]
     classes: int
 
 
@@ -31,11 +35,14 @@ def load(name: str, root: Path | None = None) -> Dataset:
     """The data set `name`, fetched on first use and verified on every use; see `fetch` for `root` and errors.
 
     Names: mnist, fashion-mnist, emnist (its split "balanced", 47 classes, images transposed as it is published),
-    cifar10, and synthetic, which needs no file.
+    cifar10, and two that need no file: synthetic, and phase-retrieval (8 dimensions, 10 % outliers).
     """
     check_name(name)
     if name == SYNTHETIC:
         return Dataset(name, *blobs(train=6000, test=1000), classes=10)
+    if name == PHASE_RETRIEVAL:
+        records = phase_retrieval(train=200_000, test=4000, dimension=8, outliers=0.1, seed=0)
+        return Dataset(name, *records, classes=0)
     return _READERS[name](name, fetch(name, root) / ORIGINS[name].folder)
 
 

@@ -20,7 +20,7 @@ from fedpriv.errors import RunError
 from fedpriv.estimators import Estimator
 from fedpriv.federation import Task, spread, task_of_cell
 from fedpriv.mechanisms import Mechanism
-from fedpriv.objectives import Records
+from fedpriv.objectives import Objective, Records, Slots
 from fedpriv.optimizers import Optimizer
 from fedpriv.outcome import Finished, evaluation_rounds
 from fedpriv.plan import Plan, plan_of
@@ -65,7 +65,7 @@ def _one_torch_thread() -> Iterator[None]:
 
 
 def _group_key(cell: Cell, plan: Plan) -> object:
-    parts = tuple(signature(part) for part in (plan.estimator, plan.mechanism, plan.optimizer))
+    parts = tuple(signature(part) for part in (plan.estimator, plan.mechanism, plan.optimizer, plan.objective))
     shape = (plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources))
     return shape, parts, cell.data, cell.model, cell.run
 
@@ -85,6 +85,7 @@ class _Group:
         self._estimator: Estimator = self._stacked([plan.estimator for plan in plans])
         self._mechanism: Mechanism = self._stacked([plan.mechanism for plan in plans])
         self._optimizer: Optimizer = self._stacked([plan.optimizer for plan in plans])
+        self._objective: Objective = self._stacked([plan.objective for plan in plans])
         noises = [aggregate(plan.noise) if self._run.noise == "aggregate" else plan.noise for plan in plans]
         dimension, rounds = self._task.objective.dimension, self._schedule.rounds
         self._fresh: Iterator[Tensor] = (
@@ -92,15 +93,18 @@ class _Group:
             if first.noise.sources
             else repeat(torch.zeros(1, dtype=self._dtype))
         )
-        self._weights = torch.tensor(
-            [
-                weight / batch
-                for weight, batch in zip(first.weights, first.batch_sizes, strict=True)
-                for _ in range(batch)
-            ],
-            dtype=self._dtype,
-            device=self._device,
-        )
+        self._sizes, self._silo_weights = first.batch_sizes, first.weights
+        counts = {len(self._schedule.batches(t)) for t in range(1, self._schedule.rounds + 1)}
+        self._weights = {count: self._record_weights(count) for count in counts}
+
+    def _record_weights(self, count: int) -> Tensor:
+        """The weight of every record of a round that reads `count` batches: p_i over the records of its silo."""
+        weights = [
+            weight / (count * size)
+            for weight, size in zip(self._silo_weights, self._sizes, strict=True)
+            for _ in range(count * size)
+        ]
+        return torch.tensor(weights, dtype=self._dtype, device=self._device)
 
     def _stacked(self, parts: Sequence[Part]) -> Part:
         return stack(parts, self._dtype, self._device)
@@ -109,7 +113,7 @@ class _Group:
     def run(self) -> list[Outcome]:
         started = last = time.perf_counter()
         evaluated_at = evaluation_rounds(self._schedule.rounds, self._run.evaluations)
-        objective, optimizer, count = self._task.objective, self._optimizer, len(self._cells)
+        objective, optimizer, count = self._objective, self._optimizer, len(self._cells)
         state = optimizer.start(objective.initial().to(self._device).expand(count, -1))
         total = empty_sum(optimizer.query(state))
         hidden = self._mechanism.start()
@@ -121,9 +125,9 @@ class _Group:
                 total,
                 current,
                 optimizer.query(state),
-                objective,
+                objective.at(self._slots(t)),
                 records,
-                self._weights,
+                self._weights[len(self._schedule.batches(t))],
                 self._estimator.memory,
             )
             noise, hidden = self._mechanism.noise(hidden, t, next(self._fresh).to(self._device))
@@ -136,7 +140,7 @@ class _Group:
             if t in evaluated_at:
                 metrics = self._evaluate(t, optimizer.output(state))
         wall = (time.perf_counter() - started) / count
-        drawn = len(self._weights) * self._schedule.rounds
+        drawn = self._plans[0].records_read(self._schedule.rounds)
         models = optimizer.output(state).cpu().numpy()
         return [
             Outcome(
@@ -160,19 +164,29 @@ class _Group:
         """
         train = self._task.train
         features, labels = train.features.to(self._device), train.labels.to(self._device)
-        by_place = self._cells[0].federation.places
-        orders = {cell.seed: _by_place(spread(cell), by_place) for cell in self._cells}
+        orders = {cell.seed: _by_place(spread(cell), self._schedule.held) for cell in self._cells}
         places = torch.stack([orders[cell.seed] for cell in self._cells], dim=1).to(self._device)
         block = max(1, _GATHER_VALUES // (places[0].numel() * features[0].numel()))
-        rounds = [self._schedule.place(t) for t in range(1, self._schedule.rounds + 1)]
-        for empty, members in itertools.groupby(rounds, key=lambda place: place is None):
-            of_rounds = list(members)
-            if empty:
-                yield from itertools.repeat(None, len(of_rounds))
+        spans = [list(self._schedule.batches(t)) for t in range(1, self._schedule.rounds + 1)]
+        for count, members in itertools.groupby(spans, key=len):
+            equal = list(members)
+            if count == 0:
+                yield from itertools.repeat(None, len(equal))
                 continue
-            for start in range(0, len(of_rounds), block):
-                index = places[of_rounds[start : start + block]]
+            read, column = torch.tensor(equal), self._silo_by_silo(count)
+            for start in range(0, len(read), block):
+                index = places[read[start : start + block]]  # (rounds, count, replicates, records)
+                index = index.movedim(1, 2).flatten(2)[..., column]
                 yield from map(Records, features[index], labels[index])
+
+    def _slots(self, t: int) -> Slots:
+        count = len(self._schedule.batches(t))
+        return Slots(t, tuple((silo, count * size) for silo, size in enumerate(self._sizes)))
+
+    def _silo_by_silo(self, count: int) -> Tensor:
+        """Where to find the records of `count` batches, one batch after another, silo after silo."""
+        silos = torch.arange(len(self._sizes)).repeat_interleave(torch.tensor(self._sizes)).repeat(count)
+        return silos.argsort(stable=True)
 
     def _evaluate(self, t: int, model: Tensor) -> list[dict[str, float]]:
         test = self._task.test
@@ -190,7 +204,7 @@ class _Group:
 
 
 def _by_place(shares: Sequence[Tensor], places: int) -> Tensor:
-    """The records of all silos that are read at each place of their orders: (places, records of all silos)."""
+    """The records of all silos that are one batch of their orders: (places, records of all silos)."""
     return torch.cat([share.view(places, -1) for share in shares], dim=1)
 
 

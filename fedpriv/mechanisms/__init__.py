@@ -2,6 +2,7 @@
 
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
 from fedpriv.mechanisms.gaussian import IndependentGaussian
+from fedpriv.mechanisms.leaf import LeafGaussian
 from fedpriv.mechanisms.phased import PhaseEnds
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
 from fedpriv.mechanisms.tree import BinaryTree
@@ -11,6 +12,7 @@ __all__ = [
     "BandedSquareRoot",
     "BinaryTree",
     "IndependentGaussian",
+    "LeafGaussian",
     "Mechanism",
     "MechanismState",
     "PhaseEnds",

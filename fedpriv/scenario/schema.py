@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedpriv.accounting.gdp import mu_of
 from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
 from fedpriv.data.partition import silo_sizes
+from fedpriv.errors import InputError
 from fedpriv.models import Model, ModelSettings, model_named
 from fedpriv.rounds import AnySchedule, Schedule
 from fedpriv.trust import Trust, trust_named
@@ -180,6 +181,9 @@ class RunSection(Section):
     dtype: Literal["float32", "float64"] = "float32"
     device: str = Field("cpu", description="where the vectorized engine computes, as torch names it")
     evaluations: Count = Field(20, description="how many rounds, evenly spaced, are evaluated on the test set")
+    goldstein_radius: Positive | None = Field(
+        None, description="evaluations measure Goldstein stationarity in this radius, as the metric `goldstein`"
+    )
     noise: Literal["per-silo", "aggregate"] = Field(
         "per-silo",
         description='"aggregate" draws the mean of the silos\' noise at once (vectorized engine only): '
@@ -193,6 +197,9 @@ class Cell(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="lower-case letters, digits and dashes")
     title: str = ""
     seed: Annotated[int, Field(ge=0)] = 0
+    label: dict[str, str | int | float] = Field(
+        {}, description="free names of settings: to be swept, referred to by [[where]] rules, and shown in tables"
+    )
     data: DataSection
     model: ModelSection = ModelSection()
     federation: FederationSection
@@ -202,9 +209,16 @@ class Cell(Section):
 
     @property
     def schedule(self) -> AnySchedule:
-        """Which records are read in which round, as the algorithm arranges them."""
-        declared = Schedule(self.federation.total_rounds, self.federation.places)
-        return self.algorithm.row.schedule(self.algorithm.settings, declared)
+        """Which records are read in which round, as the algorithm arranges them; InputError if it cannot."""
+        federation = self.federation
+        declared = Schedule(federation.total_rounds, federation.places)
+        arranged = self.algorithm.row.schedule(self.algorithm.settings, declared)
+        if federation.samples is not None and arranged.held > declared.held:
+            raise InputError(
+                f"federation.samples: {self.algorithm.name} reads {arranged.held} batches of every silo in "
+                f"{declared.held} rounds, so samples does not say how many rounds there are: give rounds and batch"
+            )
+        return arranged
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

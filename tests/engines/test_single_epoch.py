@@ -39,7 +39,9 @@ def single_epoch(name: str, trust: str = "trusted", **federation: Any) -> dict[s
 
 
 def test_every_row_is_tried() -> None:
-    assert set(SETTINGS) == set(ALGORITHMS)
+    """Those that need another participation have tests of their own."""
+    elsewhere = {"goldstein-single-pass", "goldstein-erm"}
+    assert set(SETTINGS) == set(ALGORITHMS) - elsewhere
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
