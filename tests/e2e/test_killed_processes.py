@@ -29,7 +29,7 @@ def test_a_silo_that_is_killed_and_restarted_goes_on_from_its_ledger(tmp_path: P
         assert np.array_equal(fed.model(), fed.replay(silo_keys, server_key))
         cell = results(tmp_path)
         assert (cell["noise"], cell["trust"], round(cell["mu"], 9)) == ("release", trust, 4.0)
-        assert [row for row in fed.ledger(1, "SELECT key FROM runs")] == [(None,)]
+        assert fed.ledger(1, "SELECT key FROM runs") == [(None,)]
         assert not (fed.own() / "journal" / "noise.key").exists()
 
 
