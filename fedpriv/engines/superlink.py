@@ -8,6 +8,7 @@ telemetry, update check and the installation of dependencies at run time are off
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -124,21 +125,28 @@ class SubmittedRun:
 def superlink(home: Path, options: Sequence[str]) -> Iterator[SuperLink]:
     """A SuperLink that is gone, with everything it started, when the block is left."""
     (port,) = free_ports(1)
+    try:
+        yield start_superlink(home, port, ["--insecure", *options])
+    finally:
+        stop_all_of(home)
+
+
+def start_superlink(
+    home: Path, port: int, options: Sequence[str], root_certificates: Path | None = None
+) -> SuperLink:
+    """A SuperLink on a port of 127.0.0.1, once it answers; over TLS if its `options` say so."""
     address = f"127.0.0.1:{port}"
-    _write_connection(home, address, None)
+    _write_connection(home, address, root_certificates)
     empty = home / "empty"
-    empty.mkdir()
-    command = [script("flower-superlink"), "--insecure", "--port", str(port), *options]
-    with (home / "superlink.log").open("wb") as log:
+    empty.mkdir(exist_ok=True)
+    command = [script("flower-superlink"), "--port", str(port), *options]
+    with (home / "superlink.log").open("ab") as log:
         process = subprocess.Popen(
             command, cwd=empty, env=environment(home), stdout=log, stderr=log, start_new_session=True
         )
     link = SuperLink(home, address, process)
-    try:
-        _wait_until_healthy(link)
-        yield link
-    finally:
-        stop_all_of(home)
+    _wait_until_healthy(link, root_certificates)
+    return link
 
 
 def remote_superlink(home: Path, address: str, root_certificates: Path | None) -> SuperLink:
@@ -158,13 +166,15 @@ def _write_connection(home: Path, address: str, root_certificates: Path | None) 
     )
 
 
-def _wait_until_healthy(link: SuperLink) -> None:
+def _wait_until_healthy(link: SuperLink, root_certificates: Path | None) -> None:
+    trusted = None if root_certificates is None else ssl.create_default_context(cafile=str(root_certificates))
+    scheme = "http" if trusted is None else "https"
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if link.ended:
             raise RunError(f"Flower's SuperLink did not start{link.log_tail()}")
         try:
-            with urllib.request.urlopen(f"http://{link.address}/health", timeout=2.0):
+            with urllib.request.urlopen(f"{scheme}://{link.address}/health", timeout=2.0, context=trusted):
                 return
         except (urllib.error.URLError, TimeoutError, ConnectionError):
             time.sleep(0.1)
