@@ -45,7 +45,7 @@ class _Question:
     again: float
     ids: set[str] = field(default_factory=set)
     refused: Message | None = None
-    silence: float = _SILENCE_SECONDS
+    silence: float = field(default_factory=lambda: _SILENCE_SECONDS)
 
 
 class PatientGrid(Grid):

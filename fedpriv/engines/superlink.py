@@ -71,7 +71,7 @@ class SuperLink:
         app.mkdir(exist_ok=True)
         keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in run_config.items())
         (app / "pyproject.toml").write_text(_APP + keys, encoding="utf-8")
-        answer = self._flwr("run", str(app), "fedpriv", *options, "--format", "json")
+        answer = self.flwr("run", str(app), "fedpriv", *options, "--format", "json")
         if not answer.get("success"):
             raise RunError(f"Flower refused the run: {answer.get('error-message', answer)}")
         return SubmittedRun(self, str(answer["run-id"]))
@@ -83,7 +83,8 @@ class SuperLink:
         text = (self.home / "superlink.log").read_text(encoding="utf-8", errors="replace")
         return ":\n" + "\n".join(text.splitlines()[-lines:])
 
-    def _flwr(self, *arguments: str) -> dict[str, object]:
+    def flwr(self, *arguments: str) -> dict[str, object]:
+        """What a `flwr` command says as JSON; RunError if it says none."""
         command = [script("flwr"), *arguments]
         done = subprocess.run(command, cwd=self.home, env=environment(self.home), capture_output=True, text=True)
         try:
@@ -104,7 +105,7 @@ class SubmittedRun:
 
     def status(self) -> str:
         """Flower's word for it, such as `running` or `finished:failed`."""
-        answer = self.superlink._flwr("list", "fedpriv", "--run-id", self.run_id, "--format", "json")
+        answer = self.superlink.flwr("list", "fedpriv", "--run-id", self.run_id, "--format", "json")
         runs = answer["runs"]
         assert isinstance(runs, list)
         return str(runs[0]["status"])
@@ -112,7 +113,7 @@ class SubmittedRun:
     def stop(self) -> None:
         """End it, wherever it runs; nothing if it has ended."""
         with suppress(RunError):
-            self.superlink._flwr("stop", self.run_id, "fedpriv", "--format", "json")
+            self.superlink.flwr("stop", self.run_id, "fedpriv", "--format", "json")
 
     def wait(self, seconds: float = 60.0) -> None:
         """Until Flower itself is done with the run, which is a little after the server has its result."""
