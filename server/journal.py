@@ -44,8 +44,15 @@ class ServerJournal:
         self._rounds = os.fstat(self._file).st_size // self._bytes  # a last entry cut short was never acted on
 
     def key(self) -> bytes:
-        """The run's noise key, drawn on first use."""
+        """The run's noise key, drawn before the first round; RunError if it is lost after that.
+
+        A tree's noise hangs together over rounds: rows of two keys over the same sums would cancel it.
+        """
         path = self._folder / "noise.key"
+        if self._rounds and not path.exists():
+            raise RunError(
+                f"{path}: lost, so that the noise of {self._rounds} rounds cannot go on: start a new run"
+            )
         try:
             if not path.exists():
                 draft = path.with_suffix(".draft")

@@ -81,8 +81,10 @@ def test_key_and_folder_are_the_servers_own_and_the_key_goes_when_the_run_is_ove
     assert (len(key), journal.key()) == (32, key)
     assert (tmp_path / "j").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "j").iterdir()} == {0o600}
+    journal.record(1, torch.zeros(7850, dtype=torch.float64), {}, None)
     journal.wipe_key()
-    assert not (tmp_path / "j" / "noise.key").exists()
+    with pytest.raises(RunError, match=r"noise\.key: lost, so that the noise of 1 rounds cannot go on"):
+        journal.key()
 
 
 def test_one_server_at_a_time(tmp_path: Path) -> None:
