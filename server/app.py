@@ -75,7 +75,7 @@ def deploy_cell(grid: Grid, cell: Cell, reporter: Reporter, folder: Path) -> Non
     task = public_task_of_cell(cell)
     plan, initial = plan_of(cell, task.objective), task.objective.initial()
     journal = ServerJournal(folder, len(initial), initial.dtype)
-    noise = KeyedNormal(journal.key(), cell.run.dtype)
+    noise = KeyedNormal(journal.key(plan.schedule.rounds), cell.run.dtype)
     patient = PatientGrid(grid)
     strategy = ReleaseStrategy(
         plan,
@@ -86,8 +86,8 @@ def deploy_cell(grid: Grid, cell: Cell, reporter: Reporter, folder: Path) -> Non
         without_missing=cell.deployment.missing == "continue",
     )
     finished = _run(strategy, patient, cell, task, reporter)
+    journal.wipe_key()  # before the result is there: then everything may be ended at any moment
     reporter.finished(dataclasses.replace(finished, noise="release", missed=strategy.missed))
-    journal.wipe_key()  # only now: until the result is there, a resumed server needs it
     journal.close()
 
 
