@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test lint docs bench clean
+.PHONY: run test e2e lint docs bench clean
 
 run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, draw the plots
 	$(BIN)/fedpriv data fetch mnist
@@ -13,6 +13,9 @@ run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, dra
 
 test: $(READY)  ## the whole test suite
 	$(BIN)/python -m pytest
+
+e2e: $(READY)  ## faults of real federations: processes that are killed, slow, wrong or full
+	$(BIN)/python -m pytest -m deployment -s tests/e2e
 
 lint: $(READY)  ## style and types
 	$(BIN)/ruff format --check .

@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedpriv.data.datasets import load
+from fedpriv.data.datasets import load, load_test
 from fedpriv.data.partition import dirichlet, iid, shards
 from fedpriv.errors import InputError
 from fedpriv.metrics.measured import Measured
@@ -19,12 +19,34 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
-class Task:
-    """A data set seen through a model: what every silo and the evaluation share."""
+class PublicTask:
+    """A data set seen through a model, as a server needs it: without a training record."""
 
     objective: Objective
-    train: Records
     test: Records
+
+
+@dataclass(frozen=True)
+class Task(PublicTask):
+    """With the training records, which only silos and simulations have."""
+
+    train: Records
+
+
+@lru_cache(maxsize=2)
+def public_task_of(data: str, model: ModelSection, dtype: str) -> PublicTask:
+    """The public part of a task, loaded on first use."""
+    part, row, settings, torch_dtype = load_test(data), model.row, model.settings, DTYPES[dtype]
+    test = Records(row.features(part.images, torch_dtype, settings), torch.from_numpy(part.labels))
+    return PublicTask(row.objective(tuple(test.features.shape[1:]), part.classes, torch_dtype, settings), test)
+
+
+def public_task_of_cell(cell: Cell) -> PublicTask:
+    """InputError if the scenario holds out training records, of which a deployment's server has none."""
+    if cell.data.validation is not None:
+        raise InputError("data.validation: the server of a deployment has no training records to hold out")
+    task = public_task_of(cell.data.name, cell.model, cell.run.dtype)
+    return dataclasses.replace(task, objective=_measured(task.objective, cell))
 
 
 @lru_cache(maxsize=2)
@@ -49,17 +71,18 @@ def task_of(data: str, model: ModelSection, dtype: str, validation: int | None =
         train, test = (
             Records(*(column[part] for column in train)) for part in (slice(-validation), slice(-validation, None))
         )
-    return Task(
-        row.objective(tuple(train.features.shape[1:]), dataset.classes, torch_dtype, settings), train, test
-    )
+    objective = row.objective(tuple(train.features.shape[1:]), dataset.classes, torch_dtype, settings)
+    return Task(objective, test, train)
 
 
 def task_of_cell(cell: Cell) -> Task:
-    task, radius = (
-        task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.validation),
-        cell.run.goldstein_radius,
-    )
-    return task if radius is None else dataclasses.replace(task, objective=Measured(task.objective, radius))
+    task = task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.validation)
+    return dataclasses.replace(task, objective=_measured(task.objective, cell))
+
+
+def _measured(objective: Objective, cell: Cell) -> Objective:
+    radius = cell.run.goldstein_radius
+    return objective if radius is None else Measured(objective, radius)
 
 
 def check_records(cell: Cell) -> None:

@@ -1,7 +1,8 @@
 """What a cell gives, whichever engine ran it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,10 @@ class Finished:
     releases: tuple[ReleaseStream, ...]
     gradient_evaluations: int
     model: NDArray[np.floating]
+    noise: Literal["simulation", "release"] = "simulation"
+    """Whose key the noise was drawn with: the scenario's seed, or the operating system's."""
+    missed: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Silo -> rounds in which its last release stood in for the one that did not come."""
 
     @property
     def test_loss(self) -> float:

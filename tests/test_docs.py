@@ -162,6 +162,14 @@ def test_the_algorithm_of_the_guide_runs_on_every_engine(
     assert results["vectorized"].test_accuracy > 0.5
 
 
+def test_every_fault_in_the_table_has_its_test() -> None:
+    page = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(test_\w+)` \|$", page, re.MULTILINE)
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "e2e").glob("test_*.py"))
+    assert len(named) >= 12
+    assert [name for name in named if f"def {name}(" not in sources] == []
+
+
 def test_every_linked_file_exists() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):

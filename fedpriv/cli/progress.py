@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,6 +58,9 @@ class Progress(RunObserver):
         self._bar.update(self._task, latest=f"loss {metrics['test_loss']:.4f}")
 
     def finished(self, place: int, finished: Finished) -> None:
+        for silo, rounds in finished.missed.items():  # never silently, and not for --quiet either
+            late = ", ".join(map(str, rounds))
+            sys.stderr.write(f"fedpriv: silo {silo} did not answer in round {late}; its last release stood in\n")
         self._done += 1
         self._bar.update(self._task, cells=f"{self._done}/{self._cells} cells")
         if not self._live:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fedpriv
 from fedpriv.accounting.claim import UNIT
@@ -178,14 +178,16 @@ def versions() -> dict[str, str]:
     }
 
 
-def privacy_of(cell: Cell, releases: Sequence[ReleaseStream]) -> dict[str, Any]:
+def privacy_of(
+    cell: Cell, releases: Sequence[ReleaseStream], noise: Literal["simulation", "release"] = "simulation"
+) -> dict[str, Any]:
     """The privacy statement of a cell as data: computed from its ledger, not from what the scenario asked for."""
     claim, delta = claim_of(releases), cell.privacy.delta
     statement: dict[str, Any] = {
         "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation,
         "unit": UNIT,
-        "noise": "none" if claim is None else "simulation",
+        "noise": "none" if claim is None else noise,
         "delta": delta,
         "releases": [as_data(stream) for stream in releases],
     }
@@ -209,13 +211,14 @@ def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[s
         "point": dict(point.swept),
         "seed": point.cell.seed,
         **finished.metrics,
-        **privacy_of(point.cell, finished.releases),
+        **privacy_of(point.cell, finished.releases, finished.noise),
         "silos": federation.silos,
         "rounds": rounds,
         "dimension": finished.model.size,
         "gradient_evaluations": finished.gradient_evaluations,
         "bytes_sent": rounds * finished.model.nbytes,
         "fraction_clipped": finished.fraction_clipped,
+        "missed": {str(silo): list(rounds) for silo, rounds in finished.missed.items()},
         "wall_seconds": finished.wall_seconds,
         "engine": engine,
         "scenario": point.cell.canonical(),
