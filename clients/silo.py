@@ -93,8 +93,7 @@ class Silo:
         for missed in range(state.answered + 1, t):
             total = total * estimator.round(missed).keep
             if std := float(self.plan.noise.std_of(self.number)):
-                fresh = torch.from_numpy(self._noise_ahead.vector(missed)) * std
-                _, hidden = self.plan.mechanism.noise(hidden, missed, fresh)
+                _, hidden = self.plan.mechanism.noise(hidden, missed, self._fresh(missed) * std)
         past = estimator.round(state.answered + 1).coefficients[1:]
         current = current._replace(coefficients=(current.coefficients[0], *past))
         return SiloState(t - 1, RunningSum(state.sum.past, total), hidden), current

@@ -12,6 +12,7 @@ from fedpriv.accounting import Relation
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.ledger import ReleaseStream
 from fedpriv.algorithms import Problem
+from fedpriv.errors import InputError
 from fedpriv.estimators import Estimator
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.objectives import Objective
@@ -90,6 +91,12 @@ class Plan:
         return 1.0 / self.batch_sizes[source.owner]
 
 
+def _survives_gaps(estimator: Estimator, mechanism: Mechanism) -> bool:
+    """Whether a silo may skip rounds: its next increment then starts at the query that it answered last."""
+    plain = estimator.period is None and estimator.round(1).split is None
+    return plain and mechanism.movement is None and mechanism.draws(1) is None
+
+
 def _batch_clips(estimator: Estimator, schedule: AnySchedule) -> tuple[float, ...]:
     """The norm bound of every round's increments, for a mean over one batch: where a round reads k, 1/k of it."""
     rounds = range(1, schedule.rounds + 1)
@@ -120,6 +127,11 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
         seed=cell.seed,
     )
     estimator, mechanism = row.estimator(settings, problem), row.mechanism(settings, problem)
+    if cell.deployment.missing == "continue" and not _survives_gaps(estimator, mechanism):
+        raise InputError(
+            f'deployment.missing = "continue": {row.name} cannot go on without a silo: its sums restart, or are '
+            "taken apart, or its privacy rests on how far queries move between rounds"
+        )
     target = cell.privacy.target
     noise = Noise()
     if target is not None:

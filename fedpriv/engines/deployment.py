@@ -60,7 +60,7 @@ def run_deployment(
 def _submit(link: SuperLink, index: int, cell: Cell, out: Path, token: str, observer: Observer) -> Finished:
     run = link.submit(run_config_of(cell, out, token))
     try:
-        return follow(run, FolderReader(out), index, cell.federation.total_rounds, observer)
+        return follow(run, FolderReader(out), index, cell.schedule.rounds, observer)
     except BaseException:
         if link.process is None:  # our own is ended as a whole
             run.stop()

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from clients.silo import Silo, SimulatedFederation
-from fedpriv.errors import RunError
+from fedpriv.errors import InputError, RunError
+from fedpriv.federation import task_of_cell
 from fedpriv.mechanisms import BinaryTree
+from fedpriv.plan import plan_of
 from fedpriv.scenario import Cell, resolve_cell
 from tests.conftest import small_tree
 
@@ -50,8 +52,10 @@ def test_the_next_increment_is_taken_from_the_query_that_was_answered_last() -> 
     released = releases(silo, [1, 2, 5])
     weights = {t: float(estimator.round(t).coefficients[0]) for t in (2, 5)}
     batch = silo._batch(5)
+    assert batch is not None
+    weights_of_records = torch.full((len(batch.labels),), 1.0 / len(batch.labels), dtype=torch.float64)
     now, before = (
-        silo.objective.increment((asked[t - 1],), (1.0,), batch, silo._weights, 1e9).total for t in (5, 2)
+        silo.objective.increment((asked[t - 1],), (1.0,), batch, weights_of_records, 1e9).total for t in (5, 2)
     )
     assert torch.allclose(released[5] - released[2], weights[5] * now - weights[2] * before, rtol=1e-9, atol=1e-12)
 
@@ -65,3 +69,15 @@ def test_a_gap_is_refused_where_the_scenario_has_none_and_the_past_is_closed() -
     for t in (1, 2, 3, 9):
         with pytest.raises(RunError, match="rounds come in order"):
             silo.answer(state, t, queries(silo)[0])
+
+
+def test_algorithms_that_cannot_skip_rounds_refuse_to_go_on_without_a_silo() -> None:
+    tree = small_tree(
+        algorithm={"name": "momentum-tree-reduced", "trust": "untrusted", "alpha": 0.2, "step": 0.005},
+        privacy={"relation": "replace-one", "mu": 1.0},
+        federation={"silos": 3, "rounds": 8, "epochs": 2},
+        deployment={"missing": "continue"},
+    )
+    cell = resolve_cell(tree, "test")
+    with pytest.raises(InputError, match="momentum-tree-reduced cannot go on without a silo"):
+        plan_of(cell, task_of_cell(cell).objective)
