@@ -1,0 +1,33 @@
+#!/bin/sh
+# Everything the containers need: prepare.sh [SCENARIO] [--set KEY=VALUE]... [--runs N]
+#
+# Builds the image, and makes deploy/run: keys, and for each silo of the scenario its shard and a policy for it.
+# BASE_IMAGE, TORCH_INDEX and PIP_NO_INDEX are build arguments (Dockerfile).
+set -eu
+cd "$(dirname "$0")/.."
+scenario=scenarios/containers.toml
+case ${1:-} in '' | -*) ;; *) scenario=$1; shift ;; esac
+image=${FEDPRIV_IMAGE:-fedpriv:local}
+
+# The containers' user: the one who calls this, so that no file has to be readable by others; never root.
+user=$(id -u):$(id -g)
+[ "$(id -u)" -ne 0 ] || user=10001:10001
+
+fail() { echo "deploy/prepare.sh: $1" >&2; exit 2; }
+[ -e "$scenario" ] || fail "$scenario: no such scenario"
+docker info > /dev/null 2>&1 || fail "no Docker daemon answers here: is it running, and may $(id -un) use it?"
+
+docker build ${BASE_IMAGE:+--build-arg "BASE_IMAGE=$BASE_IMAGE"} \
+    ${TORCH_INDEX:+--build-arg "TORCH_INDEX=$TORCH_INDEX"} ${PIP_NO_INDEX:+--build-arg "PIP_NO_INDEX=$PIP_NO_INDEX"} \
+    --tag "$image" .
+umask 077
+mkdir -p deploy/run/data runs
+if [ "$(id -u)" -eq 0 ]; then chown -R "$user" deploy/run runs; fi
+docker run --rm --user "$user" --env FEDPRIV_DATA=/run/fedpriv/data \
+    --volume "$PWD/deploy/run:/run/fedpriv" --volume "$PWD/$scenario:/app/$scenario:ro" \
+    "$image" fedpriv data split "$scenario" --out /run/fedpriv "$@"
+deploy/make-keys.sh deploy/run "$(find deploy/run -path '*/guard/shard.npz' | wc -l)"
+if [ "$(id -u)" -eq 0 ]; then chown -R "$user" deploy/run runs; fi
+{ grep -v '^FEDPRIV_USER=' .env 2> /dev/null || true; echo "FEDPRIV_USER=$user"; } > .env.new
+mv .env.new .env
+echo "ready: docker-compose up --exit-code-from job"
