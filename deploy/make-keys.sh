@@ -9,13 +9,14 @@
 # NAME... are the names by which the SuperLink is reached beside superlink and localhost, such as fl.example.org.
 # Keys that are there are kept: called again with more silos, it makes those of the new ones.
 set -eu
-usage='usage: deploy/make-keys.sh FOLDER SILOS [NAME...]'
-folder=${1:?$usage}
-silos=${2:?$usage}
+fail() { echo "deploy/make-keys.sh: $1" >&2; exit 2; }
+[ $# -ge 2 ] || fail 'expected FOLDER SILOS [NAME...]'
+folder=$1
+silos=$2
 shift 2
-case $silos in '' | *[!0-9]*) echo "deploy/make-keys.sh: SILOS is a number, not '$silos'" >&2; exit 2 ;; esac
+case $silos in '' | *[!0-9]*) fail "SILOS is a number, not '$silos'" ;; esac
 for tool in openssl ssh-keygen; do
-    command -v "$tool" > /dev/null || { echo "deploy/make-keys.sh: $tool is not installed" >&2; exit 2; }
+    command -v "$tool" > /dev/null || fail "$tool is not installed"
 done
 umask 077
 days=365
