@@ -30,12 +30,12 @@ COPY --from=build /venv /venv
 COPY deploy/superlink.sh deploy/supernode.sh deploy/health.py /usr/local/bin/
 # Volumes take their mode from these folders; whoever is the user of the containers can write to them, and each
 # volume is seen by one silo's containers only.
-RUN mkdir -p /silo/ledger /silo/socket /results && chmod 1777 /silo/ledger /silo/socket /results
+RUN mkdir -p /silo/ledger /silo/socket && chmod 1777 /silo/ledger /silo/socket
 ENV PATH=/venv/bin:$PATH \
     HOME=/tmp LOGNAME=fedpriv FLWR_HOME=/tmp/flwr MPLCONFIGDIR=/tmp/matplotlib \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 \
     FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-# The SuperLink's working directory precedes the app on the import path: it is empty.
+# The SuperLink's working directory precedes the app on the import path: nothing that can be imported lies here.
 WORKDIR /app
 USER 10001:10001
 CMD ["fedpriv", "--help"]

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test lint bench clean
+.PHONY: run test e2e e2e-tools lint bench clean
 
 run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, draw the plots
 	$(BIN)/fedpriv data fetch mnist
@@ -13,6 +13,12 @@ run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, dra
 
 test: $(READY)  ## the whole test suite
 	$(BIN)/python -m pytest
+
+e2e: $(READY)  ## the tests that take a Docker daemon, and minutes
+	$(BIN)/python -m pytest -m containers -rs tests/e2e
+
+e2e-tools:  ## what they need, on Debian, as root
+	apt-get install --yes --no-install-recommends docker.io docker-compose debootstrap
 
 lint: $(READY)  ## style and types
 	$(BIN)/ruff format --check .
