@@ -15,6 +15,8 @@ user=$(id -u):$(id -g)
 
 fail() { echo "deploy/prepare.sh: $1" >&2; exit 2; }
 [ -e "$scenario" ] || fail "$scenario: no such scenario"
+[ ! -e deploy/run/silo-0/guard/shard.npz ] || fail "deploy/run holds silos already.  A new image for them: \
+docker-compose build.  New silos, whose ledgers forget the old ones: docker-compose down --volumes; rm -r deploy/run"
 docker info > /dev/null 2>&1 || fail "no Docker daemon answers here: is it running, and may $(id -un) use it?"
 
 docker build ${BASE_IMAGE:+--build-arg "BASE_IMAGE=$BASE_IMAGE"} \

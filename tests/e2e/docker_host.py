@@ -1,6 +1,6 @@
 """What a test with containers needs of its machine: a Docker daemon, a base image, wheels.
 
-Each is had in the first way that works here.  Where none does, `Unavailable` says why in one line.
+Each is had in the first way that works here.  Where none does, `UnavailableError` says why in one line.
 """
 
 import os
@@ -18,44 +18,46 @@ LOCAL_BASE = "fedpriv-base:bookworm"
 PULL_SECONDS, START_SECONDS, STEP_SECONDS = 120.0, 60.0, 600.0
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """This machine cannot run containers, or cannot get what they are built from."""
 
 
 def run(*command: object, env: Mapping[str, str], cwd: Path | None = None, seconds: float = STEP_SECONDS) -> str:
-    """Standard output; Unavailable with the end of the standard error if the command fails."""
+    """Standard output; UnavailableError with the end of the standard error if the command fails."""
     words = [str(word) for word in command]
     try:
         done = subprocess.run(
             words, env=env, cwd=cwd, capture_output=True, text=True, timeout=seconds, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unavailable(f"{words[0]}: {error}") from None
+        raise UnavailableError(f"{words[0]}: {error}") from None
     if done.returncode:
-        raise Unavailable(f"`{' '.join(words)}` failed: {(done.stderr or done.stdout).strip()[-500:]}")
+        raise UnavailableError(f"`{' '.join(words)}` failed: {(done.stderr or done.stdout).strip()[-500:]}")
     return done.stdout
 
 
 def works(*command: object, env: Mapping[str, str], seconds: float = STEP_SECONDS) -> bool:
     try:
         run(*command, env=env, seconds=seconds)
-    except Unavailable:
+    except UnavailableError:
         return False
     return True
 
 
 @contextmanager
 def docker_daemon(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment in which `docker` finds a daemon: the one that runs, or one that lives as long as the block."""
+    """The environment in which `docker` finds a daemon: the one that runs, or one for as long as the block."""
     environment = dict(os.environ)
     for tool in ("docker", "docker-compose"):
         if not shutil.which(tool):
-            raise Unavailable(f"{tool} is not installed: `make e2e-tools` installs it on Debian")
+            raise UnavailableError(f"{tool} is not installed: `make e2e-tools` installs it on Debian")
     if works("docker", "info", env=environment):
         yield environment
         return
     if os.geteuid() != 0 or not shutil.which("dockerd"):
-        raise Unavailable("no Docker daemon answers, and none can be started here (it takes dockerd and root)")
+        raise UnavailableError(
+            "no Docker daemon answers, and none can be started here (it takes dockerd and root)"
+        )
     folder.mkdir()
     environment["DOCKER_HOST"] = f"unix://{folder}/docker.sock"
     options = {
@@ -72,7 +74,7 @@ def docker_daemon(folder: Path) -> Iterator[dict[str, str]]:
         deadline = time.monotonic() + START_SECONDS
         while not works("docker", "info", env=environment):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise Unavailable(f"dockerd does not start: {(folder / 'log').read_text()[-500:]}")
+                raise UnavailableError(f"dockerd does not start: {(folder / 'log').read_text()[-500:]}")
             time.sleep(0.5)
         yield environment
     finally:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.e2e.docker_host import Unavailable, base_image, docker_daemon, fetch_wheels, run
+from tests.e2e.docker_host import UnavailableError, base_image, docker_daemon, fetch_wheels, run
 
 ROOT = Path(__file__).resolve().parents[2]
 SILOS, ROUNDS, SEEDS = 3, 4, 8
@@ -89,7 +89,7 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]
                 yield ready
             finally:
                 ready.compose("down", "--volumes")
-    except Unavailable as reason:
+    except UnavailableError as reason:
         pytest.skip(f"no containers here: {reason}")
 
 
@@ -120,7 +120,7 @@ def test_a_noisy_run_differs_from_the_simulation_by_noise_of_the_same_size_and_i
 ) -> None:
     """Its distance from the noise-free model is that of seeded runs, its direction is none of theirs.
 
-    7,850 coordinates: the distance varies by about 1 % between seeds, the cosine of two independent noises by 0.011.
+    7,850 coordinates: the distance varies by 1 % between seeds, the cosine of two independent noises by 0.011.
     """
     done = containers.up(NOISY)
     assert done.returncode == 0, done.stdout[-3000:]
