@@ -16,6 +16,9 @@ class Allowed(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    trust: Literal["untrusted", "trusted"] = Field(
+        "untrusted", description='"trusted" also answers scenarios in which the server adds the noise'
+    )
     relation: Literal["replace-one", "zero-out"] = Field(description="the neighbouring relation of `budget`")
     clip: Positive = Field(description="the largest norm bound on one record's increment")
     rounds: Annotated[int, Field(ge=1)] = Field(description="the most rounds of one run")

@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedpriv.data.datasets import load
+from fedpriv.data.datasets import load, load_test
 from fedpriv.data.partition import PARTITIONS
 from fedpriv.errors import InputError
 from fedpriv.models import model_named
@@ -23,6 +23,26 @@ class Task:
     objective: Objective
     train: Records
     test: Records
+
+
+@dataclass(frozen=True)
+class PublicTask:
+    """What a server needs of a task, without a training record."""
+
+    objective: Objective
+    test: Records
+
+
+@lru_cache(maxsize=2)
+def public_task_of(data: str, model: str, dtype: str) -> PublicTask:
+    """The public part of a task, loaded on first use."""
+    part, row, torch_dtype = load_test(data), model_named(model), DTYPES[dtype]
+    test = Records(row.features(part.images, torch_dtype), torch.from_numpy(part.labels))
+    return PublicTask(row.objective(test.features.shape[1], part.classes, torch_dtype), test)
+
+
+def public_task_of_cell(cell: Cell) -> PublicTask:
+    return public_task_of(cell.data.name, cell.model.name, cell.run.dtype)
 
 
 @lru_cache(maxsize=2)

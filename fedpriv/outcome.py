@@ -1,6 +1,7 @@
 """What a cell gives, whichever engine ran it."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ class Finished:
     wall_seconds: float
     releases: tuple[ReleaseStream, ...]
     model: NDArray[np.floating]
+    noise: Literal["simulation", "release"] = "simulation"
+    """Whose key the noise was drawn with: the scenario's seed, or the operating system's."""
 
 
 def evaluation_rounds(rounds: int, evaluations: int) -> frozenset[int]:

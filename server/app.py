@@ -1,5 +1,6 @@
 """The Flower ServerApp: one cell of a scenario, from the run configuration to a published model."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +11,16 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from fedpriv.errors import FedprivError, RunError
-from fedpriv.federation import Task, task_of_cell
+from fedpriv.federation import PublicTask, public_task_of_cell
 from fedpriv.outcome import Finished, evaluation_rounds
 from fedpriv.plan import plan_of
-from fedpriv.randomness import simulation_noise
+from fedpriv.randomness import KeyedNormal, simulation_noise
 from fedpriv.run_config import cell_of
 from fedpriv.run_folder import FolderReporter
 from fedpriv.scenario import Cell
 from fedpriv.wire import one_array, tensor_of
+from server.journal import ServerJournal
+from server.patient_grid import PatientGrid
 from server.strategy import ReleaseStrategy
 
 
@@ -43,7 +46,13 @@ def server_app(reporter_of: Callable[[Context], Reporter]) -> ServerApp:
         torch.set_num_threads(1)  # as in the clients: the order of sums must not depend on the cores
         reporter = reporter_of(context)
         try:
-            reporter.finished(run_cell(grid, cell_of(context.run_config), reporter))
+            cell, token = cell_of(context.run_config), str(context.run_config["run-token"])
+            run = (
+                deploy_cell(grid, cell, reporter, _journal_folder(context))
+                if token
+                else run_cell(grid, cell, reporter)
+            )
+            reporter.finished(run)
         except FedprivError as error:
             reporter.failed(error)
             raise
@@ -52,11 +61,35 @@ def server_app(reporter_of: Callable[[Context], Reporter]) -> ServerApp:
 
 
 def run_cell(grid: Grid, cell: Cell, reporter: Reporter) -> Finished:
-    """All rounds of one cell over a grid."""
+    """All rounds of one simulated cell over a grid."""
+    task = public_task_of_cell(cell)
+    plan, noise = plan_of(cell, task.objective), simulation_noise(cell.seed, cell.run.dtype)
+    strategy = ReleaseStrategy(plan, task.objective.initial(), noise)
+    return _run(strategy, grid, cell, task, reporter)
+
+
+def deploy_cell(grid: Grid, cell: Cell, reporter: Reporter, folder: Path) -> Finished:
+    """All rounds of one cell with silos of their own; goes on where the journal in `folder` ends.
+
+    Guarantee: a server that adds noise draws it from a key of the operating system, which is kept in the journal
+    while the run lasts.
+    """
+    task = public_task_of_cell(cell)
+    plan, initial = plan_of(cell, task.objective), task.objective.initial()
+    journal = ServerJournal(folder, len(initial), initial.dtype)
+    noise = KeyedNormal(journal.key(), cell.run.dtype)
+    patient = PatientGrid(grid)
+    strategy = ReleaseStrategy(
+        plan, initial, noise, journal, lambda _, silos, timeout: patient.roster(silos, timeout)
+    )
+    finished = _run(strategy, patient, cell, task, reporter)
+    journal.wipe_key()
+    return dataclasses.replace(finished, noise="release")
+
+
+def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, reporter: Reporter) -> Finished:
     started = time.perf_counter()
-    task = task_of_cell(cell)
-    plan = plan_of(cell, task.objective)
-    strategy = ReleaseStrategy(plan, task.objective.initial(), simulation_noise(cell.seed, cell.run.dtype))
+    plan = strategy.plan
     evaluated_at = evaluation_rounds(plan.schedule.rounds, cell.run.evaluations)
     metrics: dict[str, float] = {}
 
@@ -68,11 +101,14 @@ def run_cell(grid: Grid, cell: Cell, reporter: Reporter) -> Finished:
         reporter.evaluated(t, metrics["test_loss"], metrics["test_accuracy"])
         return MetricRecord(dict(metrics))
 
-    result = strategy.start(grid, one_array(task.objective.initial()), evaluate_fn=evaluate)
+    result = strategy.start(
+        grid, one_array(task.objective.initial()), timeout=cell.deployment.patience, evaluate_fn=evaluate
+    )
     drawn = sum(plan.batch_sizes) * plan.schedule.rounds
     model = next(iter(result.arrays.to_numpy_ndarrays()))
     return Finished(
-        **metrics,
+        test_loss=metrics["test_loss"],
+        test_accuracy=metrics["test_accuracy"],
         fraction_clipped=None if strategy.records_clipped is None else strategy.records_clipped / drawn,
         wall_seconds=time.perf_counter() - started,
         releases=plan.releases(strategy.rounds_done),
@@ -80,7 +116,7 @@ def run_cell(grid: Grid, cell: Cell, reporter: Reporter) -> Finished:
     )
 
 
-def _test_metrics(task: Task, arrays: ArrayRecord, t: int) -> dict[str, float]:
+def _test_metrics(task: PublicTask, arrays: ArrayRecord, t: int) -> dict[str, float]:
     model = tensor_of(next(iter(arrays.values())))
     evaluation = task.objective.evaluate(model, task.test)
     if not torch.isfinite(evaluation.loss):
@@ -89,7 +125,15 @@ def _test_metrics(task: Task, arrays: ArrayRecord, t: int) -> dict[str, float]:
 
 
 def _folder_reporter(context: Context) -> FolderReporter:
-    return FolderReporter(Path(str(context.run_config["out"]) or "runs/flower"))
+    return FolderReporter(_out(context))
+
+
+def _journal_folder(context: Context) -> Path:
+    return _out(context) / "journal"
+
+
+def _out(context: Context) -> Path:
+    return Path(str(context.run_config["out"]) or "runs/flower")
 
 
 app = server_app(_folder_reporter)

@@ -8,12 +8,12 @@ deviation, an untrusted one's gives it none.  The mean has fixed weights; a miss
 non-finite reply ends the run with the silo's number and the round, never with a mean over fewer.
 """
 
-import time
 from collections.abc import Callable, Iterable
 from logging import INFO
+from typing import Protocol
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -22,10 +22,25 @@ from torch import Tensor
 from fedpriv.errors import RunError
 from fedpriv.plan import Plan
 from fedpriv.randomness import SERVER, KeyedNormal
-from fedpriv.wire import ROSTER, TRAIN, is_finite, number_in, one_array, query_content, vector_in
+from fedpriv.records import TRAIN, number_in, refusal_in
+from fedpriv.wire import is_finite, one_array, query_content, vector_in
+from server.roster import learn_roster
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-_ROSTER_POLL = 0.1  # seconds between looks for nodes that have not connected yet
+Roster = Callable[[Grid, int, float], list[int]]
+"""(grid, silos, seconds to wait) -> the node id of silo 0, 1, …"""
+
+
+class Journal(Protocol):
+    """What was released round by round, for a run that goes on after a crash."""
+
+    def released(self, t: int) -> Tensor | None:
+        """q~_t, shape (d,), if round t is over."""
+        ...
+
+    def record(self, t: int, released: Tensor) -> None:
+        """Keep q~_t for good, before anything that depends on it leaves the server."""
+        ...
 
 
 class ReleaseStrategy(Strategy):
@@ -35,11 +50,20 @@ class ReleaseStrategy(Strategy):
     q~_t with its own noise, whose sequence is plan.mu-GDP for each silo's records (trusted server).
     """
 
-    def __init__(self, plan: Plan, initial: Tensor, noise: KeyedNormal) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        initial: Tensor,
+        noise: KeyedNormal,
+        journal: Journal | None = None,
+        roster: Roster = learn_roster,
+    ) -> None:
         self.plan = plan
         self.records_clipped: int | None = 0  # None once a silo did not tell, as silos with a guard do not
         self.rounds_done = 0
         self._noise = noise
+        self._journal = journal
+        self._roster = roster
         self._initial = initial
         self._weights = torch.tensor(plan.weights, dtype=initial.dtype)
         self._optimizer_state = plan.optimizer.start(initial)
@@ -66,49 +90,26 @@ class ReleaseStrategy(Strategy):
 
         `evaluate_fn(t, arrays)` is called after round t with the model, which is not the query.  Flower's own
         loop is not used: it exchanges evaluation messages every round, and broadcasts what it evaluates.
+        Rounds that the journal has are not asked for again: everything follows from what they released.
         """
         self.summary()
-        self.learn_roster(grid, timeout)
         result = Result(arrays=initial_arrays)
         config = train_config or ConfigRecord()
         for t in range(1, (num_rounds or self.plan.schedule.rounds) + 1):
-            query = one_array(self.plan.optimizer.query(self._optimizer_state))
-            replies = grid.send_and_receive(self.configure_train(t, query, config, grid), timeout=timeout)
-            self.aggregate_train(t, replies)
+            released = self._journal.released(t) if self._journal else None
+            if released is None:
+                self._nodes = self._nodes or self._roster(grid, len(self._weights), timeout)
+                query = one_array(self.plan.optimizer.query(self._optimizer_state))
+                replies = grid.send_and_receive(self.configure_train(t, query, config, grid), timeout=timeout)
+                self.aggregate_train(t, replies)
+            else:
+                self._server_noise(t)  # the same as then: its state is what later rounds need
+                self._move(t, released)
             metrics = evaluate_fn(t, one_array(self.model)) if evaluate_fn else None
             if metrics is not None:
                 result.evaluate_metrics_serverapp[t] = metrics
         result.arrays = one_array(self.model)
         return result
-
-    def learn_roster(self, grid: Grid, timeout: float) -> None:
-        """Wait for a node for every silo and learn which is which; RunError if one is missing or there twice."""
-        silos = len(self._weights)
-        nodes = self._wait_for_nodes(grid, silos, timeout)
-        found: dict[int, int] = {}
-        for reply in grid.send_and_receive(
-            [Message(RecordDict(), node, ROSTER) for node in nodes], timeout=timeout
-        ):
-            if reply.has_error():
-                raise RunError(f"a node failed to say which silo it is: {reply.error.reason}")
-            silo = number_in(reply.content, "metrics", "silo")
-            if silo in found or not 0 <= silo < silos:
-                raise RunError(f"a node says it is silo {silo}: expected each of 0 … {silos - 1} once")
-            found[silo] = reply.metadata.src_node_id
-        missing = sorted(set(range(silos)) - set(found))
-        if missing:
-            raise RunError(f"no node says it is silo {', '.join(map(str, missing))}")
-        self._nodes = [found[silo] for silo in range(silos)]
-
-    def _wait_for_nodes(self, grid: Grid, silos: int, timeout: float) -> list[int]:
-        deadline = time.monotonic() + timeout
-        while len(nodes := list(grid.get_node_ids())) < silos:
-            if time.monotonic() > deadline:
-                raise RunError(f"{len(nodes)} of {silos} silos were connected after {timeout:.0f} s")
-            time.sleep(_ROSTER_POLL)
-        if len(nodes) > silos:
-            raise RunError(f"{len(nodes)} nodes are connected, the scenario has {silos} silos")
-        return nodes
 
     def configure_train(
         self,
@@ -141,10 +142,15 @@ class ReleaseStrategy(Strategy):
             wrong = ", ".join(str(silo) for silo, release in releases.items() if not is_finite(release))
             raise RunError(f"silo {wrong}, round {server_round}: the release has values that are not finite")
         released = mean + self._server_noise(server_round)
-        current = self.plan.estimator.round(server_round)
-        self._optimizer_state = self.plan.optimizer.update(self._optimizer_state, released, current)
-        self.rounds_done = server_round
+        if self._journal:
+            self._journal.record(server_round, released)
+        self._move(server_round, released)
         return one_array(self.plan.optimizer.query(self._optimizer_state)), None
+
+    def _move(self, t: int, released: Tensor) -> None:
+        current = self.plan.estimator.round(t)
+        self._optimizer_state = self.plan.optimizer.update(self._optimizer_state, released, current)
+        self.rounds_done = t
 
     def _server_noise(self, t: int) -> Tensor | float:
         std = float(self.plan.noise.std_of(SERVER))
@@ -157,6 +163,8 @@ class ReleaseStrategy(Strategy):
     def _release_in(self, reply: Message, silo: int, t: int) -> Tensor:
         if reply.has_error():
             raise RunError(f"silo {silo} failed in round {t}: {reply.error.reason}")
+        if (refusal := refusal_in(reply.content)) is not None:
+            raise RunError(f"round {t}: {refusal.reason}")
         try:
             release = vector_in(reply.content, "release")
             if "metrics" not in reply.content:

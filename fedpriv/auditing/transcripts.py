@@ -24,9 +24,10 @@ from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.objectives import Records, SoftmaxRegression
 from fedpriv.plan import Plan, plan_of
 from fedpriv.randomness import KeyedNormal, public_generator, seed_key
+from fedpriv.records import number_in, roster_content
 from fedpriv.rounds import Round
 from fedpriv.scenario import Cell
-from fedpriv.wire import number_in, one_array, release_content, roster_content, vector_in
+from fedpriv.wire import one_array, release_content, vector_in
 from server.strategy import ReleaseStrategy
 
 CANARIES = 200

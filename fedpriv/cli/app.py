@@ -41,7 +41,8 @@ def _root(
 def run(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (TOML).")],
     engine: Annotated[
-        str, typer.Option(help="vectorized (fastest), inprocess (the Flower apps in one process) or ray.")
+        str,
+        typer.Option(help="vectorized (fastest), inprocess (the Flower apps in one process), ray or deployment."),
     ] = "vectorized",
     overrides: Annotated[
         list[str] | None,
@@ -50,6 +51,15 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table; errors only.")] = False,
+    superlink: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Deployment: a SuperLink that runs, instead of a local federation."
+        ),
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Deployment: whom to trust for the SuperLink's TLS (PEM).")
+    ] = None,
 ) -> None:
     """Run every cell of a scenario; write results.json, history.jsonl and table.md as it goes.
 
@@ -60,10 +70,13 @@ def run(
         fedpriv run scenarios/mnist-untrusted.toml --set federation.silos=100 --set sweep.seeds=1
 
         fedpriv run scenarios/quickstart.toml --engine inprocess --set privacy.rho=4
-    """
-    from fedpriv.cli.run import run_scenario
 
-    run_scenario(scenario, engine, overrides or [], out, resume=resume, quiet=quiet)
+        fedpriv run scenarios/deployment.toml --engine deployment
+    """
+    from fedpriv.cli.run import Connection, run_scenario
+
+    connection = Connection(superlink, root_certificates)
+    run_scenario(scenario, engine, overrides or [], out, connection, resume=resume, quiet=quiet)
 
 
 @app.command()

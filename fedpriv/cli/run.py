@@ -1,8 +1,11 @@
 """`fedpriv run`: load, check, run, write, show."""
 
+import re
 import signal
 import sys
 import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -10,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from fedpriv.engines.deployment import run_deployment
 from fedpriv.engines.table import engine_named
-from fedpriv.errors import RunError
+from fedpriv.errors import InputError, RunError
 from fedpriv.federation import check_records
 from fedpriv.files import write_text
 from fedpriv.outcome import Finished
@@ -22,15 +26,39 @@ from fedpriv.scenario import Scenario, load_scenario
 INTERRUPTED = 130
 
 
+@dataclass(frozen=True)
+class Connection:
+    """A SuperLink that runs already, and the certificates it is trusted by; nothing for a local federation."""
+
+    superlink: str | None = None
+    root_certificates: Path | None = None
+
+
 def run_scenario(
-    path: Path, engine_name: str, overrides: list[str], out: Path | None, *, resume: bool, quiet: bool
+    path: Path,
+    engine_name: str,
+    overrides: list[str],
+    out: Path | None,
+    connection: Connection,
+    *,
+    resume: bool,
+    quiet: bool,
 ) -> None:
     """Run a scenario's missing cells; exits with code 130 when interrupted, leaving what is finished."""
     engine = engine_named(engine_name)
+    _check(connection, engine_name)
     scenario = load_scenario(path, overrides)
-    for point in scenario.points:
-        check_records(point.cell)
+    if connection.superlink is None:  # silos elsewhere have records of their own
+        for point in scenario.points:
+            check_records(point.cell)
     folder = RunFolder(_folder(out, scenario.name, resume=resume), scenario, engine_name, resume=resume)
+    if engine_name == "deployment":
+        engine = partial(
+            run_deployment,
+            folder=folder.path,
+            address=connection.superlink,
+            root_certificates=connection.root_certificates,
+        )
     missing = folder.missing
     cells = [scenario.points[place].cell for place in missing]
     signal.signal(signal.SIGTERM, _interrupt)
@@ -50,6 +78,18 @@ def run_scenario(
     write_text(folder.path / "table.md", text)
     if not quiet:
         sys.stdout.write(f"\n{text}\nresults: {folder.path}\n")
+
+
+def _check(connection: Connection, engine_name: str) -> None:
+    address, certificates = connection.superlink, connection.root_certificates
+    if engine_name != "deployment" and connection != Connection():
+        raise InputError(
+            f"--engine {engine_name}: --superlink and --root-certificates are for --engine deployment"
+        )
+    if address is not None and not re.fullmatch(r".+:\d+", address):
+        raise InputError(f"--superlink {address}: expected HOST:PORT, such as superlink.example.org:8000")
+    if certificates is not None and (address is None or not certificates.is_file()):
+        raise InputError(f"--root-certificates {certificates}: expected a file, and --superlink with it")
 
 
 def _folder(out: Path | None, name: str, *, resume: bool) -> Path:

@@ -12,7 +12,7 @@ from fedpriv.data.idx import read_idx
 from fedpriv.data.synthetic import blobs
 from fedpriv.data.unpickle import unpickle_arrays
 
-__all__ = ["Dataset", "fetch", "load"]
+__all__ = ["Dataset", "HeldOut", "fetch", "load", "load_test"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,15 @@ class Dataset:
     classes: int
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """The test images and labels of a data set, shaped as in `Dataset`."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    classes: int
+
+
 def load(name: str, root: Path | None = None) -> Dataset:
     """The data set `name`, fetched on first use and verified on every use; see `fetch` for `root` and errors.
 
@@ -37,6 +46,15 @@ def load(name: str, root: Path | None = None) -> Dataset:
     if name == SYNTHETIC:
         return Dataset(name, *blobs(train=6000, test=1000), classes=10)
     return _READERS[name](name, fetch(name, root) / ORIGINS[name].folder)
+
+
+def load_test(name: str, root: Path | None = None) -> HeldOut:
+    """The test records only: for a server, which has no training record; otherwise as `load`."""
+    check_name(name)
+    if name == SYNTHETIC:
+        return HeldOut(*blobs(train=6000, test=1000)[2:], classes=10)
+    read, classes = _TEST_READERS[name]
+    return HeldOut(*read(fetch(name, root) / ORIGINS[name].folder), classes=classes)
 
 
 def _read_mnist(name: str, folder: Path) -> Dataset:
@@ -73,4 +91,11 @@ _READERS: dict[str, Callable[[str, Path], Dataset]] = {
     "fashion-mnist": _read_mnist,
     "emnist": _read_emnist,
     "cifar10": _read_cifar10,
+}
+
+_TEST_READERS: dict[str, tuple[Callable[[Path], tuple[NDArray[np.uint8], NDArray[np.int64]]], int]] = {
+    "mnist": (lambda folder: _idx_part(folder, "t10k"), 10),
+    "fashion-mnist": (lambda folder: _idx_part(folder, "t10k"), 10),
+    "emnist": (lambda folder: _idx_part(folder, "emnist-balanced-test"), 47),
+    "cifar10": (lambda folder: _cifar_batch(folder / "test_batch"), 10),
 }

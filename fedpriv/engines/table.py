@@ -9,6 +9,7 @@ from fedpriv.errors import InputError
 ENGINES = {
     "vectorized": ("fedpriv.engines.vectorized", "run_vectorized"),
     "inprocess": ("fedpriv.engines.inprocess", "run_inprocess"),
+    "deployment": ("fedpriv.engines.deployment", "run_deployment"),
     "ray": ("fedpriv.engines.ray", "run_ray"),
 }
 

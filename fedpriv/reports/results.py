@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fedpriv
 from fedpriv.accounting.claim import UNIT
@@ -164,14 +164,16 @@ def versions() -> dict[str, str]:
     }
 
 
-def privacy_of(cell: Cell, releases: Sequence[ReleaseStream]) -> dict[str, Any]:
+def privacy_of(
+    cell: Cell, releases: Sequence[ReleaseStream], noise: Literal["simulation", "release"] = "simulation"
+) -> dict[str, Any]:
     """The privacy statement of a cell as data: computed from its ledger, not from what the scenario asked for."""
     claim, delta = claim_of(releases), cell.privacy.delta
     statement: dict[str, Any] = {
         "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation,
         "unit": UNIT,
-        "noise": "none" if claim is None else "simulation",
+        "noise": "none" if claim is None else noise,
         "delta": delta,
         "releases": [as_data(stream) for stream in releases],
     }
@@ -196,7 +198,7 @@ def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[s
         "seed": point.cell.seed,
         "test_loss": finished.test_loss,
         "test_accuracy": finished.test_accuracy,
-        **privacy_of(point.cell, finished.releases),
+        **privacy_of(point.cell, finished.releases, finished.noise),
         "silos": federation.silos,
         "rounds": federation.total_rounds,
         "fraction_clipped": finished.fraction_clipped,

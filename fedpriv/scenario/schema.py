@@ -132,6 +132,12 @@ class RunSection(Section):
     )
 
 
+class DeploymentSection(Section):
+    """[deployment]: what a server does about silos that do not answer; simulations have no such silos."""
+
+    patience: Positive = Field(600.0, description="seconds to wait for the silos of a round before giving up")
+
+
 class Cell(Section):
     """One resolved run: a scenario at one sweep point and one seed."""
 
@@ -144,6 +150,7 @@ class Cell(Section):
     algorithm: AlgorithmSection
     privacy: PrivacySection
     run: RunSection = RunSection()
+    deployment: DeploymentSection = DeploymentSection()
 
     def canonical(self) -> dict[str, Any]:
         """Plain data that identifies the run: what results.json stores and what engines pass on."""
