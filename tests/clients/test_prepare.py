@@ -67,11 +67,12 @@ def test_two_federations_in_one_scenario_are_refused(tmp_path: Path) -> None:
         prepare_silos(scenario(sweep={"federation.silos": [2, 3]}), tmp_path, runs=1)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [{"privacy": {"mode": "none", "relation": "replace-one"}}, {"algorithm__trust": "trusted"}],
-)
-def test_no_policy_is_made_for_sums_without_noise(tmp_path: Path, overrides: dict[str, object]) -> None:
-    with pytest.raises(InputError, match="without noise"):
-        prepare_silos(scenario(**overrides), tmp_path, runs=1)
+def test_a_trusted_servers_silos_say_that_they_trust_it(tmp_path: Path) -> None:
+    folders = prepare_silos(scenario(algorithm__trust="trusted"), tmp_path, runs=1)
+    assert {read_policy(folder / "policy.toml").allow.trust for folder in folders} == {"trusted"}
+
+
+def test_no_policy_is_made_for_sums_without_noise(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing without noise"):
+        prepare_silos(scenario(privacy={"mode": "none", "relation": "replace-one"}), tmp_path, runs=1)
     assert not list(tmp_path.iterdir())
