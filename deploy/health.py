@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S python3 -IS
 """Is it there?  health.py https://HOST:PORT/health, or health.py unix:SOCKET; exit code 0 or 1.
 
 The authority that has to have signed a server's certificate is in the file $SSL_CERT_FILE.
