@@ -14,10 +14,10 @@ run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, dra
 test: $(READY)  ## the whole test suite
 	$(BIN)/python -m pytest
 
-e2e: $(READY)  ## the tests that take a Docker daemon, and minutes
-	$(BIN)/python -m pytest -m containers -rs tests/e2e
+e2e: $(READY)  ## real federations: processes that are killed, slow, wrong or full, and containers
+	$(BIN)/python -m pytest -m "deployment or containers" -s -rs tests/e2e
 
-e2e-tools:  ## what they need, on Debian, as root
+e2e-tools:  ## what containers need, on Debian, as root
 	apt-get install --yes --no-install-recommends docker.io docker-compose debootstrap
 
 lint: $(READY)  ## style and types

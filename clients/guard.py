@@ -124,7 +124,8 @@ class Guard:
             features = model_named(cell.model.name).features(self._shard.images, DTYPES[cell.run.dtype])
             records = Records(features, torch.from_numpy(self._shard.labels))
             noise = KeyedNormal(key, cell.run.dtype)
-            self._open = {run_id: Silo(self._policy.silo, plan_of(cell, objective), objective, records, noise)}
+            plan, gaps = plan_of(cell, objective), cell.deployment.missing == "continue"
+            self._open = {run_id: Silo(self._policy.silo, plan, objective, records, noise, gaps)}
         return self._open[run_id]
 
     def _objective(self, cell: Cell) -> Objective:

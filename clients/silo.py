@@ -19,6 +19,7 @@ from fedpriv.mechanisms import MechanismState
 from fedpriv.objectives import Objective, Records
 from fedpriv.plan import Plan, plan_of
 from fedpriv.randomness import DrawAhead, KeyedNormal, simulation_noise
+from fedpriv.rounds import Round
 from fedpriv.running_sum import RunningSum, absorb, empty_sum
 from fedpriv.scenario import Cell
 from fedpriv.wire import is_finite
@@ -48,6 +49,8 @@ class Silo:
     objective: Objective
     records: Records
     noise: KeyedNormal
+    gaps: bool = False
+    """Whether rounds may be missing between two that are asked for."""
 
     def start(self) -> SiloState:
         return SiloState(0, empty_sum(self.objective.initial()), self.plan.mechanism.start())
@@ -60,9 +63,11 @@ class Silo:
 
         Guarantee: under an untrusted server the sequence of releases over the whole run is plan.mu-GDP for each
         record of this silo; under a trusted server releases are exact, and only the server may see them.
+        A round that is missing counts as one whose increment is zero, and its noise is drawn and not sent: what
+        is released is a part of the stream that was accounted for.
         """
         self._check(state, t, query)
-        current = self.plan.estimator.round(t)
+        state, current = self._after_gap(state, t)
         total, clipped = absorb(
             state.sum,
             current,
@@ -79,8 +84,24 @@ class Silo:
             vector = vector + noise
         return Release(vector, int(clipped)), SiloState(t, total, hidden)
 
+    def _after_gap(self, state: SiloState, t: int) -> tuple[SiloState, Round]:
+        """The state when round t begins, and round t with the weight of the query that was answered last."""
+        current, estimator = self.plan.estimator.round(t), self.plan.estimator
+        if t == state.answered + 1:
+            return state, current
+        total, hidden = state.sum.total, state.hidden
+        for missed in range(state.answered + 1, t):
+            total = total * estimator.round(missed).keep
+            if std := float(self.plan.noise.std_of(self.number)):
+                fresh = torch.from_numpy(self._noise_ahead.vector(missed)) * std
+                _, hidden = self.plan.mechanism.noise(hidden, missed, fresh)
+        past = estimator.round(state.answered + 1).coefficients[1:]
+        current = current._replace(coefficients=(current.coefficients[0], *past))
+        return SiloState(t - 1, RunningSum(state.sum.past, total), hidden), current
+
     def _check(self, state: SiloState, t: int, query: Tensor) -> None:
-        if t != state.answered + 1 or t > self.plan.schedule.rounds:
+        in_order = t == state.answered + 1 or (self.gaps and t > state.answered)
+        if not in_order or t > self.plan.schedule.rounds:
             raise RunError(
                 f"silo {self.number} was asked for round {t} after round {state.answered} "
                 f"of {self.plan.schedule.rounds}: rounds come in order, each once"

@@ -1,6 +1,7 @@
 """What a cell gives, whichever engine ran it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -25,6 +26,8 @@ class Finished:
     model: NDArray[np.floating]
     noise: Literal["simulation", "release"] = "simulation"
     """Whose key the noise was drawn with: the scenario's seed, or the operating system's."""
+    missed: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Silo -> rounds in which its last release stood in for the one that did not come."""
 
 
 def evaluation_rounds(rounds: int, evaluations: int) -> frozenset[int]:

@@ -51,7 +51,7 @@ class FolderReporter:
         write_vector(self._folder / "model.npy", finished.model)
         plain = {name: getattr(finished, name) for name in _PLAIN}
         releases = [as_data(stream) for stream in finished.releases]
-        write_json(self._folder / "outcome.json", {**plain, "releases": releases})
+        write_json(self._folder / "outcome.json", {**plain, "releases": releases, "missed": finished.missed})
 
     def failed(self, error: FedprivError) -> None:
         write_json(self._folder / "failure.json", {"message": str(error), "exit_code": error.exit_code})
@@ -91,7 +91,9 @@ class FolderReader:
             return None
         model = np.load(self._folder / "model.npy", allow_pickle=False)
         plain = {name: outcome[name] for name in _PLAIN}
-        return Finished(**plain, releases=tuple(map(from_data, outcome["releases"])), model=model)
+        missed = {int(silo): rounds for silo, rounds in outcome["missed"].items()}
+        releases = tuple(map(from_data, outcome["releases"]))
+        return Finished(**plain, releases=releases, model=model, missed=missed)
 
     def _json(self, name: str) -> Any:
         try:

@@ -80,11 +80,16 @@ def deploy_cell(grid: Grid, cell: Cell, reporter: Reporter, folder: Path) -> Fin
     noise = KeyedNormal(journal.key(), cell.run.dtype)
     patient = PatientGrid(grid)
     strategy = ReleaseStrategy(
-        plan, initial, noise, journal, lambda _, silos, timeout: patient.roster(silos, timeout)
+        plan,
+        initial,
+        noise,
+        journal,
+        lambda _, silos, timeout: patient.roster(silos, timeout),
+        without_missing=cell.deployment.missing == "continue",
     )
     finished = _run(strategy, patient, cell, task, reporter)
     journal.wipe_key()
-    return dataclasses.replace(finished, noise="release")
+    return dataclasses.replace(finished, noise="release", missed=strategy.missed)
 
 
 def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, reporter: Reporter) -> Finished:

@@ -2,6 +2,7 @@
 
     noise.key      256 bits of the operating system, drawn once a run, wiped after its last round
     released.bin   q~_1, q~_2, … as their bytes, each on the disk before a query that depends on it is sent
+    last.npy, missed.json   where silos may be missing: every silo's last noisy release, and who missed what
 
 Guarantee: a resumed server asks every round's query again byte for byte, and adds the same noise to the same
 sums, so that nothing is released that an uninterrupted one would not have released.  Whoever reads the key can
@@ -9,14 +10,18 @@ remove a trusted server's noise: the folder is the server's own (mode 0700, file
 """
 
 import fcntl
+import json
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedpriv.errors import RunError
+from fedpriv.files import write_json, write_vector
 from fedpriv.randomness import system_key
+from server.strategy import Missed
 
 _OWN = 0o600
 
@@ -61,11 +66,25 @@ class ServerJournal:
             bytearray(os.pread(self._file, self._bytes, (t - 1) * self._bytes)), dtype=self._dtype
         )
 
-    def record(self, t: int, released: Tensor) -> None:
+    def missed(self) -> Missed:
+        path = self._folder / "missed.json"
+        if not path.exists():
+            return {}
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return {int(silo): [t for t in rounds if t <= self._rounds] for silo, rounds in kept.items()}
+
+    def last(self) -> Tensor | None:
+        path = self._folder / "last.npy"
+        return torch.from_numpy(np.load(path, allow_pickle=False)) if path.exists() else None
+
+    def record(self, t: int, released: Tensor, missed: Missed, last: Tensor | None) -> None:
         """RunError if the disk refuses: then nothing that depends on `released` may leave."""
         if t != self._rounds + 1:
             raise RunError(f"round {t} follows round {self._rounds} in the server's journal: rounds come in order")
         try:
+            if last is not None:
+                write_vector(self._folder / "last.npy", last.numpy())
+                write_json(self._folder / "missed.json", {str(silo): rounds for silo, rounds in missed.items()})
             written = os.pwrite(self._file, released.contiguous().numpy().tobytes(), (t - 1) * self._bytes)
             if written != self._bytes:
                 raise OSError("the disk is full")

@@ -5,7 +5,8 @@
 
 One strategy serves every trust setting and algorithm: a trusted server's plan gives the server a standard
 deviation, an untrusted one's gives it none.  The mean has fixed weights; a missing, failed, malformed or
-non-finite reply ends the run with the silo's number and the round, never with a mean over fewer.
+non-finite reply ends the run with the silo's number and the round, never with a mean over fewer.  A silo that is
+late may, where the scenario says so, count with its last release: its weight stays, and the round is on record.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,6 +32,10 @@ Roster = Callable[[Grid, int, float], list[int]]
 """(grid, silos, seconds to wait) -> the node id of silo 0, 1, …"""
 
 
+Missed = dict[int, list[int]]
+"""Silo -> the rounds in which it did not answer in time."""
+
+
 class Journal(Protocol):
     """What was released round by round, for a run that goes on after a crash."""
 
@@ -38,8 +43,19 @@ class Journal(Protocol):
         """q~_t, shape (d,), if round t is over."""
         ...
 
-    def record(self, t: int, released: Tensor) -> None:
-        """Keep q~_t for good, before anything that depends on it leaves the server."""
+    def record(self, t: int, released: Tensor, missed: Missed, last: Tensor | None) -> None:
+        """Keep q~_t for good, before anything that depends on it leaves the server.
+
+        With it the rounds that silos missed, and every silo's last release, (silos, d), if that can be needed.
+        """
+        ...
+
+    def missed(self) -> Missed:
+        """The rounds that silos missed until now."""
+        ...
+
+    def last(self) -> Tensor | None:
+        """Every silo's last release, (silos, d), if it was kept."""
         ...
 
 
@@ -57,13 +73,20 @@ class ReleaseStrategy(Strategy):
         noise: KeyedNormal,
         journal: Journal | None = None,
         roster: Roster = learn_roster,
+        *,
+        without_missing: bool = False,
     ) -> None:
+        """With `without_missing`, a silo that does not answer in time counts with its last release."""
         self.plan = plan
         self.records_clipped: int | None = 0  # None once a silo did not tell, as silos with a guard do not
         self.rounds_done = 0
         self._noise = noise
         self._journal = journal
         self._roster = roster
+        self.missed: Missed = journal.missed() if journal else {}
+        kept = journal.last() if journal else None
+        self._without_missing = without_missing
+        self._last = torch.zeros(len(plan.weights), len(initial), dtype=initial.dtype) if kept is None else kept
         self._initial = initial
         self._weights = torch.tensor(plan.weights, dtype=initial.dtype)
         self._optimizer_state = plan.optimizer.start(initial)
@@ -134,16 +157,21 @@ class ReleaseStrategy(Strategy):
             silo = asked[reply.metadata.reply_to_message_id]
             releases[silo] = self._release_in(reply, silo, server_round)
         missing = sorted(set(range(len(self._nodes))) - set(releases))
-        if missing:
+        if missing and not (self._without_missing and releases):
             raise RunError(f"round {server_round}: no reply from silo {', '.join(map(str, missing))}")
+        for silo in missing:
+            self.missed.setdefault(silo, []).append(server_round)
+            releases[silo] = self._last[silo] * self.plan.estimator.round(server_round).keep
         # Sorted by silo before any sum, so that the order of arrival cannot change the last bit.
-        mean = self._weights @ torch.stack([releases[silo] for silo in range(len(self._nodes))])
+        self._last = torch.stack([releases[silo] for silo in range(len(self._nodes))])
+        mean = self._weights @ self._last
         if not is_finite(mean):  # weights are positive, so a value that is not finite shows in the mean
             wrong = ", ".join(str(silo) for silo, release in releases.items() if not is_finite(release))
             raise RunError(f"silo {wrong}, round {server_round}: the release has values that are not finite")
         released = mean + self._server_noise(server_round)
         if self._journal:
-            self._journal.record(server_round, released)
+            last = self._last if self._without_missing else None
+            self._journal.record(server_round, released, self.missed, last)
         self._move(server_round, released)
         return one_array(self.plan.optimizer.query(self._optimizer_state)), None
 

@@ -154,6 +154,9 @@ class _Display:
     def finished(self, index: int, finished: Finished) -> None:
         place = self._missing[index]
         self._folder.finished(place, finished)
+        for silo, rounds in finished.missed.items():  # never silently, and not for --quiet either
+            late = ", ".join(map(str, rounds))
+            sys.stderr.write(f"fedpriv: silo {silo} did not answer in round {late}; its last release stood in\n")
         self._done += 1
         point = self._scenario.points[place]
         values = [f"{key.rpartition('.')[2]} {value}" for key, value in point.swept.items()]

@@ -9,8 +9,8 @@ from fedpriv.errors import InputError
 ENGINES = {
     "vectorized": ("fedpriv.engines.vectorized", "run_vectorized"),
     "inprocess": ("fedpriv.engines.inprocess", "run_inprocess"),
-    "deployment": ("fedpriv.engines.deployment", "run_deployment"),
     "ray": ("fedpriv.engines.ray", "run_ray"),
+    "deployment": ("fedpriv.engines.deployment", "run_deployment"),
 }
 
 

@@ -202,6 +202,7 @@ def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[s
         "silos": federation.silos,
         "rounds": federation.total_rounds,
         "fraction_clipped": finished.fraction_clipped,
+        "missed": {str(silo): list(rounds) for silo, rounds in finished.missed.items()},
         "wall_seconds": finished.wall_seconds,
         "engine": engine,
         "scenario": point.cell.canonical(),

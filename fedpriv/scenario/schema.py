@@ -136,6 +136,10 @@ class DeploymentSection(Section):
     """[deployment]: what a server does about silos that do not answer; simulations have no such silos."""
 
     patience: Positive = Field(600.0, description="seconds to wait for the silos of a round before giving up")
+    missing: Literal["stop", "continue"] = Field(
+        "stop",
+        description='"continue" goes on with the last sum of a silo that did not answer (untrusted server only)',
+    )
 
 
 class Cell(Section):
@@ -151,6 +155,13 @@ class Cell(Section):
     privacy: PrivacySection
     run: RunSection = RunSection()
     deployment: DeploymentSection = DeploymentSection()
+
+    @model_validator(mode="after")
+    def _only_noisy_sums_are_kept(self) -> Self:
+        """A sum that comes late would enter a later round than a server's noise was calibrated for."""
+        if self.deployment.missing == "continue" and trust_named(self.algorithm.trust).noise_at_server:
+            raise ValueError('deployment.missing = "continue" needs silos that add their own noise')
+        return self
 
     def canonical(self) -> dict[str, Any]:
         """Plain data that identifies the run: what results.json stores and what engines pass on."""

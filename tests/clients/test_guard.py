@@ -17,16 +17,17 @@ import torch
 from flwr.app import Message
 
 from clients.app import app as client_app
-from clients.daemon import ask
 from clients.guard import Guard, load_shard
 from clients.ledger import SiloLedger
 from clients.policy import Policy, read_policy
+from clients.proxy import ask
 from clients.state import unpack
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import InputError, RunError
 from fedpriv.federation import task_of_cell
 from fedpriv.plan import plan_of
 from fedpriv.randomness import simulation_noise
+from fedpriv.records import Refusal
 from fedpriv.run_config import run_config_of
 from fedpriv.scenario import Cell, resolve_cell
 from fedpriv.wire import one_array
@@ -270,10 +271,11 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
         ledger = SiloLedger(tmp_path / f"ledger-{number}.sqlite")
         assert [ledger.answer("1", t) is not None for t in range(1, 10)] == [True] * 8 + [False]
         assert ledger.prices() == [pytest.approx(4.0)]
-    repeated = ask(tmp_path / "1.sock", "1", json.dumps(cell.canonical(), sort_keys=True), 1, ZERO)
+    repeated = ask(tmp_path / "1.sock", "1", json.dumps(cell.canonical()), 1, ZERO.numpy())
+    assert not isinstance(repeated, Refusal)
     answer = SiloLedger(tmp_path / "ledger-1.sqlite").answer("1", 1)
     assert answer is not None
-    assert repeated.numpy().tobytes() == answer.reply
+    assert repeated.tobytes() == answer.reply
 
 
 def test_the_daemon_survives_nonsense_and_clients_that_vanish(
@@ -288,11 +290,17 @@ def test_the_daemon_survives_nonsense_and_clients_that_vanish(
             raw.connect(str(path))
             raw.sendall(nonsense)
     time.sleep(0.1)
-    with pytest.raises(RunError, match="cannot be used"):
-        ask(path, "x", "{}", 1, ZERO)
-    assert ask(path, "run", CELL, 1, ZERO).shape == (7850,)
-    with pytest.raises(RunError, match="does not answer"):
-        ask(tmp_path / "nobody.sock", "run", CELL, 1, ZERO)
+    refused = ask(path, "x", "{}", 1, ZERO.numpy())
+    assert isinstance(refused, Refusal)
+    assert "cannot be used" in refused.reason
+    assert refused.final
+    answer = ask(path, "run", CELL, 1, ZERO.numpy())
+    assert not isinstance(answer, Refusal)
+    assert answer.shape == (7850,)
+    absent = ask(tmp_path / "nobody.sock", "run", CELL, 1, ZERO.numpy())
+    assert isinstance(absent, Refusal)
+    assert "does not answer" in absent.reason
+    assert not absent.final  # a guard may be starting
     assert daemons[0].poll() is None
 
 
