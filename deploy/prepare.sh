@@ -14,6 +14,8 @@ user=$(id -u):$(id -g)
 [ "$(id -u)" -ne 0 ] || user=10001:10001
 
 fail() { echo "deploy/prepare.sh: $1" >&2; exit 2; }
+own() { if [ "$(id -u)" -eq 0 ]; then chown -R "$user" deploy/run && chown "$user" runs; fi; }
+case $scenario in scenarios/*) ;; *) fail "$scenario: it has to lie in scenarios/, which the job's container sees" ;; esac
 [ -e "$scenario" ] || fail "$scenario: no such scenario"
 [ ! -e deploy/run/silo-0/guard/shard.npz ] || fail "deploy/run holds silos already.  A new image for them: \
 docker-compose build.  New silos, whose ledgers forget the old ones: docker-compose down --volumes; rm -r deploy/run"
@@ -24,12 +26,15 @@ docker build ${BASE_IMAGE:+--build-arg "BASE_IMAGE=$BASE_IMAGE"} \
     --tag "$image" .
 umask 077
 mkdir -p deploy/run/data runs
-if [ "$(id -u)" -eq 0 ]; then chown -R "$user" deploy/run runs; fi
+deploy/make-keys.sh deploy/run 0 > /dev/null
+own
 docker run --rm --user "$user" --env FEDPRIV_DATA=/run/fedpriv/data \
-    --volume "$PWD/deploy/run:/run/fedpriv" --volume "$PWD/$scenario:/app/$scenario:ro" \
-    "$image" fedpriv data split "$scenario" --out /run/fedpriv "$@"
-deploy/make-keys.sh deploy/run "$(find deploy/run -path '*/guard/shard.npz' | wc -l)"
-if [ "$(id -u)" -eq 0 ]; then chown -R "$user" deploy/run runs; fi
+    --volume "$PWD/deploy/run:/run/fedpriv" --volume "$PWD/scenarios:/app/scenarios:ro" \
+    "$image" fedpriv data split "$scenario" --out /run/fedpriv "$@" > /dev/null
+silos=$(find deploy/run -path '*/guard/shard.npz' | wc -l)
+deploy/make-keys.sh deploy/run "$silos"
+own
 { grep -v '^FEDPRIV_USER=' .env 2> /dev/null || true; echo "FEDPRIV_USER=$user"; } > .env.new
 mv .env.new .env
-echo "ready: docker-compose up --exit-code-from job"
+[ "$(grep -c '^  guard-[0-9]*:' docker-compose.yml)" -eq "$silos" ] || echo "first: deploy/silos.py $silos"
+echo "then: SCENARIO=$scenario docker-compose up --exit-code-from job"

@@ -34,7 +34,7 @@ class Containers:
 
     def compose(self, *words: str, scenario: str = NOISY) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            ["docker-compose", "--no-ansi", *words],
+            ["docker-compose", "--ansi=never", *words],
             cwd=self.checkout,
             env={**self.environment, "SCENARIO": scenario},
             capture_output=True,
