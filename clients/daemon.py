@@ -5,6 +5,7 @@ The frames on the socket are described in clients/proxy.py.  Nothing is unpickle
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, Listener
@@ -33,11 +34,21 @@ def serve(policy_path: Path, ready: Callable[[Path], None] = lambda _: None) -> 
         listener = Listener(str(policy.socket), "AF_UNIX")
     finally:
         os.umask(previous)
+    if policy.group is not None:
+        _open_to(policy.socket, policy.group)
     with listener:
         ready(policy.socket)
         while True:
             with suppress(OSError), listener.accept() as connection:  # a client may vanish at any time
                 _converse(connection, guard)
+
+
+def _open_to(socket: Path, group: str) -> None:
+    try:
+        shutil.chown(socket, group=group)
+        socket.chmod(0o660)
+    except (OSError, LookupError) as error:
+        raise InputError(f"group = {group!r}: cannot be given the socket {socket}: {error}") from None
 
 
 def _converse(connection: "Connection[Any, Any]", guard: Guard) -> None:

@@ -41,6 +41,7 @@ class Policy(BaseModel):
     classes: Annotated[int, Field(ge=2)] = Field(description="how many classes labels can have")
     ledger: Path = Field(description="where what was released is kept; made with mode 0600")
     socket: Path = Field(description="the Unix socket on which this silo's ClientApp asks")
+    group: str | None = Field(None, description="the Unix group that may ask: the SuperNode's user is in it")
     allow: Allowed
 
 

@@ -89,6 +89,7 @@ def deploy_cell(grid: Grid, cell: Cell, reporter: Reporter, folder: Path) -> Fin
     )
     finished = _run(strategy, patient, cell, task, reporter)
     journal.wipe_key()
+    journal.close()
     return dataclasses.replace(finished, noise="release", missed=strategy.missed)
 
 

@@ -59,6 +59,10 @@ class ServerJournal:
         except OSError as error:
             raise RunError(f"{path}: the noise key cannot be kept, so nothing is released: {error}") from None
 
+    def close(self) -> None:
+        """Let another server have it."""
+        os.close(self._file)
+
     def released(self, t: int) -> Tensor | None:
         if t > self._rounds:
             return None

@@ -44,7 +44,8 @@ class _Question:
     node: int
     again: float
     ids: set[str] = field(default_factory=set)
-    silence: float = _SILENCE_SECONDS
+    refused: Message | None = None
+    silence: float = field(default_factory=lambda: _SILENCE_SECONDS)
 
 
 class PatientGrid(Grid):
@@ -76,7 +77,10 @@ class PatientGrid(Grid):
         return found
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """The replies that came within `timeout` seconds, each as the reply to the message it was asked with."""
+        """The replies that came within `timeout` seconds, each as the reply to the message it was asked with.
+
+        Refusals that might have passed, and did not in that time, are among them.
+        """
         started = time.monotonic()
         waiting = [_Question(self._numbered(message), self._node_of(message), started) for message in messages]
         replies: list[Message] = []
@@ -88,12 +92,14 @@ class PatientGrid(Grid):
                 question = by_id[reply.metadata.reply_to_message_id]
                 if _passes(reply):
                     question.ids.discard(reply.metadata.reply_to_message_id)
+                    question.refused = None if reply.has_error() else reply
                     question.again = min(question.again, time.monotonic() + _RETRY_SECONDS)
                 elif question in waiting:  # a message that was sent twice has two replies, of the same bytes
                     waiting.remove(question)
                     replies.append(_as_reply_to(question.message, reply))
             self._follow(waiting)
-        return replies
+        last_words = [_as_reply_to(asked.message, asked.refused) for asked in waiting if asked.refused]
+        return replies + last_words
 
     def _send(self, questions: list[_Question]) -> None:
         if not questions:

@@ -153,12 +153,17 @@ class ReleaseStrategy(Strategy):
         # A grid numbers messages when it sends them; an error reply names the message, not always the node.
         asked = {message.metadata.message_id: silo for silo, message in enumerate(self._asked)}
         releases: dict[int, Tensor] = {}
+        reasons = ""
         for reply in replies:
             silo = asked[reply.metadata.reply_to_message_id]
-            releases[silo] = self._release_in(reply, silo, server_round)
+            refusal = None if reply.has_error() else refusal_in(reply.content)
+            if refusal is not None and not refusal.final:
+                reasons += f"; {refusal.reason}"
+            else:
+                releases[silo] = self._release_in(reply, silo, server_round)
         missing = sorted(set(range(len(self._nodes))) - set(releases))
         if missing and not (self._without_missing and releases):
-            raise RunError(f"round {server_round}: no reply from silo {', '.join(map(str, missing))}")
+            raise RunError(f"round {server_round}: no reply from silo {', '.join(map(str, missing))}{reasons}")
         for silo in missing:
             self.missed.setdefault(silo, []).append(server_round)
             releases[silo] = self._last[silo] * self.plan.estimator.round(server_round).keep

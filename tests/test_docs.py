@@ -57,9 +57,18 @@ def test_the_scenario_of_the_reference_is_valid() -> None:
     assert len(scenario_of(tomllib.loads(source), "scenarios.md").points) == 10
 
 
-def test_the_policy_of_the_privacy_page_is_valid() -> None:
-    (source,) = blocks("privacy.md", "toml")
+@pytest.mark.parametrize("page", ["privacy.md", "deployment.md"])
+def test_the_policies_that_are_shown_are_valid(page: str) -> None:
+    (source,) = blocks(page, "toml")
     assert Policy.model_validate(tomllib.loads(source)).allow.budget == 4.0
+
+
+def test_every_fault_in_the_table_has_its_test() -> None:
+    page = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(test_\w+)` \|$", page, re.MULTILINE)
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "e2e").glob("test_*.py"))
+    assert len(named) >= 12
+    assert [name for name in named if f"def {name}(" not in sources] == []
 
 
 def commands() -> list[str]:

@@ -8,6 +8,7 @@ telemetry, update check and the installation of dependencies at run time are off
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -70,7 +71,7 @@ class SuperLink:
         app.mkdir(exist_ok=True)
         keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in run_config.items())
         (app / "pyproject.toml").write_text(_APP + keys, encoding="utf-8")
-        answer = self._flwr("run", str(app), "fedpriv", *options, "--format", "json")
+        answer = self.flwr("run", str(app), "fedpriv", *options, "--format", "json")
         if not answer.get("success"):
             raise RunError(f"Flower refused the run: {answer.get('error-message', answer)}")
         return SubmittedRun(self, str(answer["run-id"]))
@@ -82,7 +83,8 @@ class SuperLink:
         text = (self.home / "superlink.log").read_text(encoding="utf-8", errors="replace")
         return ":\n" + "\n".join(text.splitlines()[-lines:])
 
-    def _flwr(self, *arguments: str) -> dict[str, object]:
+    def flwr(self, *arguments: str) -> dict[str, object]:
+        """What a `flwr` command says as JSON; RunError if it says none."""
         command = [script("flwr"), *arguments]
         done = subprocess.run(command, cwd=self.home, env=environment(self.home), capture_output=True, text=True)
         try:
@@ -103,7 +105,7 @@ class SubmittedRun:
 
     def status(self) -> str:
         """Flower's word for it, such as `running` or `finished:failed`."""
-        answer = self.superlink._flwr("list", "fedpriv", "--run-id", self.run_id, "--format", "json")
+        answer = self.superlink.flwr("list", "fedpriv", "--run-id", self.run_id, "--format", "json")
         runs = answer["runs"]
         assert isinstance(runs, list)
         return str(runs[0]["status"])
@@ -111,7 +113,7 @@ class SubmittedRun:
     def stop(self) -> None:
         """End it, wherever it runs; nothing if it has ended."""
         with suppress(RunError):
-            self.superlink._flwr("stop", self.run_id, "fedpriv", "--format", "json")
+            self.superlink.flwr("stop", self.run_id, "fedpriv", "--format", "json")
 
     def wait(self, seconds: float = 60.0) -> None:
         """Until Flower itself is done with the run, which is a little after the server has its result."""
@@ -124,21 +126,28 @@ class SubmittedRun:
 def superlink(home: Path, options: Sequence[str]) -> Iterator[SuperLink]:
     """A SuperLink that is gone, with everything it started, when the block is left."""
     (port,) = free_ports(1)
+    try:
+        yield start_superlink(home, port, ["--insecure", *options])
+    finally:
+        stop_all_of(home)
+
+
+def start_superlink(
+    home: Path, port: int, options: Sequence[str], root_certificates: Path | None = None
+) -> SuperLink:
+    """A SuperLink on a port of 127.0.0.1, once it answers; over TLS if its `options` say so."""
     address = f"127.0.0.1:{port}"
-    _write_connection(home, address, None)
+    _write_connection(home, address, root_certificates)
     empty = home / "empty"
-    empty.mkdir()
-    command = [script("flower-superlink"), "--insecure", "--port", str(port), *options]
-    with (home / "superlink.log").open("wb") as log:
+    empty.mkdir(exist_ok=True)
+    command = [script("flower-superlink"), "--port", str(port), *options]
+    with (home / "superlink.log").open("ab") as log:
         process = subprocess.Popen(
             command, cwd=empty, env=environment(home), stdout=log, stderr=log, start_new_session=True
         )
     link = SuperLink(home, address, process)
-    try:
-        _wait_until_healthy(link)
-        yield link
-    finally:
-        stop_all_of(home)
+    _wait_until_healthy(link, root_certificates)
+    return link
 
 
 def remote_superlink(home: Path, address: str, root_certificates: Path | None) -> SuperLink:
@@ -158,13 +167,15 @@ def _write_connection(home: Path, address: str, root_certificates: Path | None) 
     )
 
 
-def _wait_until_healthy(link: SuperLink) -> None:
+def _wait_until_healthy(link: SuperLink, root_certificates: Path | None) -> None:
+    trusted = None if root_certificates is None else ssl.create_default_context(cafile=str(root_certificates))
+    scheme = "http" if trusted is None else "https"
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if link.ended:
             raise RunError(f"Flower's SuperLink did not start{link.log_tail()}")
         try:
-            with urllib.request.urlopen(f"http://{link.address}/health", timeout=2.0):
+            with urllib.request.urlopen(f"{scheme}://{link.address}/health", timeout=2.0, context=trusted):
                 return
         except (urllib.error.URLError, TimeoutError, ConnectionError):
             time.sleep(0.1)

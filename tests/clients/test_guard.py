@@ -1,5 +1,6 @@
 """A silo against a server that does not follow the protocol: through the real guard, ledger and daemon."""
 
+import grp
 import json
 import math
 import os
@@ -145,6 +146,32 @@ def test_a_scenario_that_exceeds_the_policy_is_refused(
     guard = guard_of(write_silo(tmp_path))
     with pytest.raises(RunError, match=reason):
         guard.answer("run", cell_json(**overrides), 1, ZERO)
+
+
+def test_a_trusted_policy_releases_sums_at_the_price_of_what_the_server_publishes(tmp_path: Path) -> None:
+    guard = guard_of(write_silo(tmp_path, trust="trusted"))
+    trusted = cell_json(algorithm__trust="trusted")
+    first = guard.answer("run", trusted, 1, ZERO)
+    other = tmp_path / "other"
+    other.mkdir()
+    assert torch.equal(first, guard_of(write_silo(other, trust="trusted")).answer("run", trusted, 1, ZERO))
+    assert guard._ledger.prices() == [pytest.approx(4.0)]
+    with pytest.raises(RunError, match="nobody add noise"):
+        guard.answer("b", cell_json(algorithm__trust="trusted", privacy__mode="none", privacy__rho=None), 1, ZERO)
+    with pytest.raises(RunError, match="budget is 4"):
+        guard.answer("c", cell_json(algorithm__trust="trusted", privacy__rho=1.0), 1, ZERO)
+
+
+def test_the_socket_is_given_to_the_group_that_may_ask(tmp_path: Path) -> None:
+    path = write_silo(tmp_path)
+    group = grp.getgrgid(os.getgid()).gr_name
+    path.write_text(path.read_text().replace("[allow]", f'group = "{group}"\n[allow]'))
+    process = start_daemon(path)
+    try:
+        assert (tmp_path / "0.sock").stat().st_mode & 0o777 == 0o660
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_the_budget_is_for_the_shard_and_not_for_a_run(tmp_path: Path) -> None:

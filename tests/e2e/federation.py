@@ -1,9 +1,11 @@
 """A federation of real processes that a test can hurt, and what it should have computed."""
 
 import json
-import os
+import re
 import sqlite3
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,10 +40,17 @@ Command = subprocess.Popen[str]
 class Federation:
     """A SuperLink and silos that no engine watches, and `fedpriv run --superlink` against them."""
 
-    def __init__(self, folder: Path, home: Path, link: SuperLink, overrides: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, home: Path, link: SuperLink, overrides: Sequence[str], budget: float = 1.0
+    ) -> None:
+        """`budget` times the price of one run is what each silo allows."""
         self.folder, self.home, self.link, self.overrides = folder, home, link, overrides
         self.cell: Cell = load_scenario(SCENARIO, overrides).points[0].cell
         policies = write_silos(self.cell, folder / "silos", home)
+        for policy in policies:
+            allowed = budget * (self.cell.privacy.target or 0.0)
+            text = re.sub(r"budget = .*", f"budget = {allowed}", policy.read_text())
+            policy.write_text(text)
         ports = free_ports(len(policies))
         self.silos = [
             LocalSilo(number, len(policies), policy, link.address, port)
@@ -171,15 +180,13 @@ class Federation:
 
 
 @contextmanager
-def federation(tmp_path: Path, *overrides: str, home_prefix: str = "/tmp/fedpriv-e2e-") -> Iterator[Federation]:
+def federation(tmp_path: Path, *overrides: str, budget: float = 1.0) -> Iterator[Federation]:
     """A federation whose processes are gone when the block is left."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix=home_prefix) as name:
+    with tempfile.TemporaryDirectory(prefix="fedpriv-e2e-") as name:
         home = Path(name)
         with superlink(home, ["--disable-runtime-dependency-installation"]) as link:
             try:
-                yield Federation(tmp_path, home, link, overrides)
+                yield Federation(tmp_path, home, link, overrides, budget)
             finally:
                 stop_all_of(home)
 
@@ -205,4 +212,4 @@ def results(folder: Path, out: str = "run") -> dict[str, Any]:
 
 def say(line: str) -> None:
     """What the test did, for people who read `make e2e`."""
-    print(f"[{time.strftime('%H:%M:%S')}] {line}", file=os.sys.stderr)  # type: ignore[attr-defined]
+    print(f"[{time.strftime('%H:%M:%S')}] {line}", file=sys.stderr)

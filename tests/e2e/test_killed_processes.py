@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedpriv.engines.superlink import start_superlink
 from tests.e2e.federation import federation, finish, results, say
 
 pytestmark = pytest.mark.deployment
@@ -47,6 +48,29 @@ def test_a_silo_that_never_comes_back_ends_the_run_with_its_number_and_round(tmp
         assert f"fedpriv: round {rounds + 1}: no reply from silo 2" in output
         fed.assert_no_round_was_released_twice(fed.token())
         assert not (tmp_path / "run" / "models").exists()
+
+
+def test_a_superlink_that_is_restarted_takes_the_run_up_with_resume(tmp_path: Path) -> None:
+    with federation(tmp_path) as fed:
+        fed.start_silos()
+        running = fed.run()
+        fed.wait_for_round(2, running)
+        token = fed.token()
+        silo_keys, server_key = fed.silo_keys(token), fed.server_key()
+        assert fed.link.process is not None
+        say(f"killing the SuperLink after round {fed.rounds_done()}")
+        fed.link.process.kill()
+        fed.link.process.wait()
+        running.send_signal(signal.SIGINT)
+        finish(running, code=130)
+        start_superlink(fed.home, int(fed.link.address.rpartition(":")[2]), ["--insecure"])
+        for silo in fed.silos:  # as a service manager would: a new SuperLink does not know the nodes any more
+            silo.kill("supernode")
+            silo.start_supernode()
+        say("SuperLink and SuperNodes are back; resuming")
+        finish(fed.run("--resume"))
+        fed.assert_each_round_was_released_once(token)
+        assert np.array_equal(fed.model(), fed.replay(silo_keys, server_key))
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])

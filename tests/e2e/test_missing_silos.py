@@ -11,7 +11,7 @@ pytestmark = pytest.mark.deployment
 
 
 def test_a_run_goes_on_without_a_silo_that_never_comes_back(tmp_path: Path) -> None:
-    with federation(tmp_path, "deployment.missing=continue", "deployment.patience=30") as fed:
+    with federation(tmp_path, "deployment.missing=continue", "deployment.patience=20") as fed:
         fed.start_silos()
         running = fed.run("--quiet")
         fed.wait_for_round(3, running)
