@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test e2e lint docs bench clean
+.PHONY: run test e2e e2e-tools lint docs bench clean
 
 run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, draw the plots
 	$(BIN)/fedpriv data fetch mnist
@@ -14,8 +14,11 @@ run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, dra
 test: $(READY)  ## the whole test suite
 	$(BIN)/python -m pytest
 
-e2e: $(READY)  ## faults of real federations: processes that are killed, slow, wrong or full
-	$(BIN)/python -m pytest -m deployment -s tests/e2e
+e2e: $(READY)  ## real federations: processes that are killed, slow, wrong or full, and containers
+	$(BIN)/python -m pytest -m "deployment or containers" -s -rs tests/e2e
+
+e2e-tools:  ## what containers need, on Debian, as root
+	apt-get install --yes --no-install-recommends docker.io docker-compose debootstrap
 
 lint: $(READY)  ## style and types
 	$(BIN)/ruff format --check .

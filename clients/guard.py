@@ -49,6 +49,8 @@ class Guard:
     never opened.  Refusals depend on the query, the policy and the ledger, never on the records.
     With `allow.trust = "trusted"` sums may leave without noise, and `budget` bounds what the server publishes if
     it adds the noise that the scenario says: the silo trusts the server for that, and for nothing else.
+    With `allow.noise_free` nothing is guaranteed; a run without noise is entered at its price, which is infinite,
+    so that a policy which takes the permission back opens no further run.
     """
 
     def __init__(self, policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
@@ -82,7 +84,7 @@ class Guard:
         """Open a run: its whole price is charged before its first release."""
         price = self._price(_cell(cell_json))
         total, budget = math.hypot(*self._ledger.prices(), price), self._policy.allow.budget
-        if total > budget * _ROUNDING:
+        if total > budget * _ROUNDING and not self._policy.allow.noise_free:
             raise self._refusal(
                 f"the run costs mu = {price:.4g}, with all before {total:.4g}; the budget is {budget:g}"
             )
@@ -109,7 +111,7 @@ class Guard:
         stream = plan.stream_of(number, rounds)
         if stream.std == 0.0 and allow.trust == "trusted":
             (stream,) = plan.releases(rounds)  # the server's, of the noisy mean
-        if stream.std == 0.0:
+        if stream.std == 0.0 and not allow.noise_free:
             raise self._refusal(f"the scenario has {_NO_NOISE[allow.trust]}")
         if max(stream.clips) > allow.clip * _ROUNDING:
             raise self._refusal(f"the scenario clips at {max(stream.clips):.4g}, allowed is {allow.clip:g}")

@@ -23,6 +23,9 @@ class Allowed(BaseModel):
     clip: Positive = Field(description="the largest norm bound on one record's increment")
     rounds: Annotated[int, Field(ge=1)] = Field(description="the most rounds of one run")
     budget: Positive = Field(description="mu (Gaussian DP) over the lifetime of the shard, all runs composed")
+    noise_free: bool = Field(
+        False, description="true gives up all protection: runs without noise are answered, `budget` bounds nothing"
+    )
 
 
 class Policy(BaseModel):

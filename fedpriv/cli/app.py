@@ -194,3 +194,25 @@ def data_fetch(
     from fedpriv.data.datasets import fetch
 
     typer.echo(f"{name}: verified in {fetch(name, root, say=typer.echo)}")
+
+
+@data_app.command("split")
+def data_split(
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO", help="A scenario file; one federation throughout.")
+    ],
+    out: Annotated[Path, typer.Option(help="Where the silos' folders go.")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1, help="How many runs of it the silos' budgets allow.")] = 10,
+) -> None:
+    """Give each silo of a demonstration a folder of its own: its shard of the data set, and a policy.
+
+    Example: fedpriv data split scenarios/containers.toml --out deploy/run
+    """
+    from clients.prepare import prepare_silos
+    from fedpriv.scenario import load_scenario
+
+    for folder in prepare_silos(load_scenario(scenario, overrides or []), out, runs):
+        typer.echo(folder)

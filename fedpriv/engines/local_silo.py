@@ -4,22 +4,17 @@ Guard and SuperNode share nothing with the others: the shard, the ledger with it
 folder of mode 0700, and only the SuperNode talks to the SuperLink.
 """
 
-import json
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
+from clients.prepare import allowance_of, policy_text, write_shard
 from fedpriv.data.datasets import load
 from fedpriv.engines.superlink import environment, script
-from fedpriv.errors import InputError
-from fedpriv.federation import spread, task_of_cell
-from fedpriv.plan import plan_of
+from fedpriv.federation import spread
 from fedpriv.scenario import Cell
 
 SOCKET = "guard.sock"
@@ -38,17 +33,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     The paths of the policies, one a silo.  Shards and ledgers that are there are left as they are: they say what
     was released.  InputError for a run that no policy allows.
     """
-    plan = plan_of(cell, task_of_cell(cell).objective)
-    target, rounds = cell.privacy.target, cell.schedule.rounds
-    if target is None:
-        raise InputError('privacy.mode = "none": silos of a deployment release nothing without noise')
-    allow = {
-        "trust": "untrusted" if float(plan.noise.std_of(0)) else "trusted",
-        "relation": cell.privacy.relation,
-        "clip": max(float(plan.estimator.round(t).clip) for t in range(1, rounds + 1)),
-        "rounds": rounds,
-        "budget": target,
-    }
+    allow = allowance_of(cell)
     dataset, order = load(cell.data.name), spread(cell)
     policies = []
     for silo in range(cell.federation.silos):
@@ -56,8 +41,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
         for path in (kept, own):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (kept / "shard.npz").exists():
-            shard = order[silo].numpy()
-            np.savez(kept / "shard.npz", images=dataset.train_images[shard], labels=dataset.train_labels[shard])
+            write_shard(kept / "shard.npz", dataset, order[silo].numpy())
         keys = {
             "silo": silo,
             "classes": dataset.classes,
@@ -66,12 +50,8 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
             "socket": str(own / SOCKET),
         }
         policies.append(own / "policy.toml")
-        policies[-1].write_text(f"{_toml(keys)}[allow]\n{_toml(allow)}", encoding="utf-8")
+        policies[-1].write_text(policy_text(keys, allow), encoding="utf-8")
     return policies
-
-
-def _toml(keys: Mapping[str, object]) -> str:
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
 
 
 @dataclass

@@ -134,7 +134,7 @@ class Federation:
             ((price,),) = self.ledger(silo, "SELECT mu FROM runs")
             assert abs(price - (self.cell.privacy.target or 0.0)) < 1e-9
             answered = [t for (t,) in self.ledger(silo, "SELECT t FROM answers ORDER BY t")]
-            assert answered == list(range(1, (rounds or self.cell.federation.total_rounds) + 1))
+            assert answered == list(range(1, (rounds or self.cell.schedule.rounds) + 1))
 
     def assert_no_round_was_released_twice(self, token: str) -> None:
         """Every ledger: one run of this token, and answers for rounds 1, 2, … without a gap."""

@@ -106,7 +106,7 @@ def test_a_full_disk_releases_nothing_and_the_run_goes_on_when_there_is_room(
         time.sleep(20.0)
         assert running.poll() is None
         assert len(fed.ledger(1, "SELECT 1 FROM answers")) <= answered + 1  # one may have been under way
-        assert fed.rounds_done() < fed.cell.federation.total_rounds
+        assert fed.rounds_done() < fed.cell.schedule.rounds
         (small_disk / "filler").unlink()
         say("there is room again")
         finish(running)

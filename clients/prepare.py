@@ -1,0 +1,87 @@
+"""Folders of silos for a demonstration: to each its own records and a policy, cut from a public data set.
+
+A silo of a real deployment has its records already, and writes its policy itself.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.data.datasets import Dataset, load
+from fedpriv.errors import InputError
+from fedpriv.federation import spread, task_of_cell
+from fedpriv.plan import plan_of
+from fedpriv.scenario import Cell, Scenario
+
+
+def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
+    """Write folder/silo-N/guard/shard.npz and policy.toml for every silo; the folders written.
+
+    The shards are those of the simulation, in the order it reads them, so that a deployment without noise equals
+    it.  A policy allows `runs` runs of the whole scenario and nothing wider.  InputError if the scenario is not
+    one federation throughout, or if a shard is there already: its ledger belongs to those very records.
+    """
+    cells = [point.cell for point in scenario.points]
+    first = cells[0]
+    if any(_federation(cell) != _federation(first) for cell in cells):
+        raise InputError(
+            f"{scenario.name}: its cells differ in data, silos, rounds, batch, seed, trust or relation; a "
+            "deployment has one federation: narrow them with --set"
+        )
+    allowances = [allowance_of(cell) for cell in cells]
+    allow = {
+        **allowances[0],
+        "clip": max(each["clip"] for each in allowances),
+        "budget": math.sqrt(runs) * math.hypot(*(each["budget"] for each in allowances)),
+    }
+    folders = [folder / f"silo-{silo}" / "guard" for silo in range(first.federation.silos)]
+    for guard in folders:
+        if (guard / "shard.npz").exists():
+            raise InputError(f"{guard / 'shard.npz'} exists, and a ledger may belong to it; give another --out")
+    dataset, order = load(first.data.name), [share.numpy() for share in spread(first)]
+    for silo, guard in enumerate(folders):
+        for name in ("ledger", "socket"):
+            (guard / name).mkdir(parents=True, exist_ok=True)
+        write_shard(guard / "shard.npz", dataset, order[silo])
+        keys = {"silo": silo, "classes": dataset.classes, "shard": "shard.npz"}
+        places = {"ledger": "ledger/ledger.sqlite", "socket": "socket/guard.sock"}
+        (guard / "policy.toml").write_text(policy_text({**keys, **places}, allow), encoding="utf-8")
+    return folders
+
+
+def allowance_of(cell: Cell) -> dict[str, Any]:
+    """The narrowest [allow] of a policy under which one run of `cell` is answered; InputError if none is."""
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    target, rounds = cell.privacy.target, cell.schedule.rounds
+    if target is None:
+        raise InputError('privacy.mode = "none": silos of a deployment release nothing without noise')
+    return {
+        "trust": "untrusted" if float(plan.noise.std_of(0)) else "trusted",
+        "relation": cell.privacy.relation,
+        "clip": max(float(plan.estimator.round(t).clip) for t in range(1, rounds + 1)),
+        "rounds": rounds,
+        "budget": target,
+    }
+
+
+def write_shard(path: Path, dataset: Dataset, records: NDArray[np.int64]) -> None:
+    """The training records of these numbers, in this order, as a silo's shard."""
+    np.savez(path, images=dataset.train_images[records], labels=dataset.train_labels[records])
+
+
+def policy_text(keys: Mapping[str, object], allow: Mapping[str, object]) -> str:
+    """A policy file of these keys and this [allow]."""
+    return f"{_toml(keys)}\n[allow]\n{_toml(allow)}"
+
+
+def _toml(keys: Mapping[str, object]) -> str:
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+
+
+def _federation(cell: Cell) -> tuple[object, ...]:
+    return cell.data, cell.federation, cell.seed, cell.algorithm.trust, cell.privacy.relation

@@ -1,0 +1,40 @@
+#!/bin/sh
+# Everything the containers need: prepare.sh [SCENARIO] [--set KEY=VALUE]... [--runs N]
+#
+# Builds the image, and makes deploy/run: keys, and for each silo of the scenario its shard and a policy for it.
+# BASE_IMAGE, TORCH_INDEX and PIP_NO_INDEX are build arguments (Dockerfile).
+set -eu
+cd "$(dirname "$0")/.."
+scenario=scenarios/containers.toml
+case ${1:-} in '' | -*) ;; *) scenario=$1; shift ;; esac
+image=${FEDPRIV_IMAGE:-fedpriv:local}
+
+# The containers' user: the one who calls this, so that no file has to be readable by others; never root.
+user=$(id -u):$(id -g)
+[ "$(id -u)" -ne 0 ] || user=10001:10001
+
+fail() { echo "deploy/prepare.sh: $1" >&2; exit 2; }
+own() { if [ "$(id -u)" -eq 0 ]; then chown -R "$user" deploy/run && chown "$user" runs; fi; }
+case $scenario in scenarios/*) ;; *) fail "$scenario: it has to lie in scenarios/, which the job's container sees" ;; esac
+[ -e "$scenario" ] || fail "$scenario: no such scenario"
+[ ! -e deploy/run/silo-0/guard/shard.npz ] || fail "deploy/run holds silos already.  A new image for them: \
+docker-compose build.  New silos, whose ledgers forget the old ones: docker-compose down --volumes; rm -r deploy/run"
+docker info > /dev/null 2>&1 || fail "no Docker daemon answers here: is it running, and may $(id -un) use it?"
+
+docker build ${BASE_IMAGE:+--build-arg "BASE_IMAGE=$BASE_IMAGE"} \
+    ${TORCH_INDEX:+--build-arg "TORCH_INDEX=$TORCH_INDEX"} ${PIP_NO_INDEX:+--build-arg "PIP_NO_INDEX=$PIP_NO_INDEX"} \
+    --tag "$image" .
+umask 077
+mkdir -p deploy/run/data runs
+deploy/make-keys.sh deploy/run 0 > /dev/null
+own
+docker run --rm --user "$user" --env FEDPRIV_DATA=/run/fedpriv/data \
+    --volume "$PWD/deploy/run:/run/fedpriv" --volume "$PWD/scenarios:/app/scenarios:ro" \
+    "$image" fedpriv data split "$scenario" --out /run/fedpriv "$@" > /dev/null
+silos=$(find deploy/run -path '*/guard/shard.npz' | wc -l)
+deploy/make-keys.sh deploy/run "$silos"
+own
+{ grep -v '^FEDPRIV_USER=' .env 2> /dev/null || true; echo "FEDPRIV_USER=$user"; } > .env.new
+mv .env.new .env
+[ "$(grep -c '^  guard-[0-9]*:' docker-compose.yml)" -eq "$silos" ] || echo "first: deploy/silos.py $silos"
+echo "then: SCENARIO=$scenario docker-compose up --exit-code-from job"

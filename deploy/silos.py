@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""Write the compose files for another number of silos: silos.py N
+
+Silo 0 is the pattern: what is written for it is repeated with the other numbers.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = (ROOT / "docker-compose.yml", ROOT / "docker-compose.insecure.yml")
+
+_PLACES = (
+    r"  guard-\d+:\n(?:    .*\n|\n)+  node-\d+:\n(?:    .*\n|\n)+",  # the two services
+    r"      node-\d+: \{condition: service_healthy\}\n",  # what the job waits for
+    r", silo-\d+",  # the SuperLink's networks
+    r"  silo-\d+: \{internal: true\}\n",
+    r"  ledger-\d+:\n",
+    r"  socket-\d+:\n",
+    r"  node-\d+:\n    command: .*\n",  # without TLS
+)
+
+
+def with_silos(text: str, silos: int) -> str:
+    """The compose file `text` with the services, networks and volumes of `silos` silos."""
+    for place in _PLACES:
+        text = re.sub(f"({place})(?:{place})*", lambda found: _numbered(found[1], silos), text)
+    return text
+
+
+def _numbered(pattern: str, silos: int) -> str:
+    return "".join(pattern.replace("-0", f"-{silo}").replace('"0"', f'"{silo}"') for silo in range(silos))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or not re.fullmatch("[1-9][0-9]*", sys.argv[1]):
+        sys.exit("usage: deploy/silos.py N, with N >= 1")
+    for path in FILES:
+        path.write_text(with_silos(path.read_text(encoding="utf-8"), int(sys.argv[1])), encoding="utf-8")

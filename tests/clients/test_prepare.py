@@ -1,0 +1,78 @@
+"""A demonstration's silos: the simulation's shards, a folder for each, and policies no wider than needed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from clients.guard import Guard, load_shard
+from clients.ledger import SiloLedger
+from clients.policy import read_policy
+from clients.prepare import prepare_silos
+from clients.silo import simulated_silo
+from fedpriv.errors import InputError, RunError
+from fedpriv.federation import task_of_cell
+from fedpriv.scenario import Scenario
+from fedpriv.scenario.load import scenario_of
+from tests.conftest import small_tree
+
+
+def scenario(**overrides: object) -> Scenario:
+    tree = small_tree(**overrides)
+    tree.pop("seed")
+    return scenario_of(tree, "test")
+
+
+def test_shards_are_the_simulations_and_share_no_record(tmp_path: Path) -> None:
+    small = scenario()
+    folders = prepare_silos(small, tmp_path, runs=1)
+    assert [folder.relative_to(tmp_path).as_posix() for folder in folders] == [
+        f"silo-{silo}/guard" for silo in range(3)
+    ]
+    seen: set[bytes] = set()
+    for silo, folder in enumerate(folders):
+        shard = load_shard(folder / "shard.npz", 10)
+        records = simulated_silo(small.points[0].cell, silo).records
+        assert np.array_equal(shard.labels, records.labels.numpy())
+        images = {image.tobytes() for image in shard.images}
+        assert len(images) == 8
+        assert not images & seen
+        seen |= images
+
+
+def test_a_policy_allows_the_runs_it_was_made_for_and_no_more(tmp_path: Path) -> None:
+    small = scenario()
+    policy = read_policy(prepare_silos(small, tmp_path, runs=2)[1] / "policy.toml")
+    assert (policy.silo, policy.classes, policy.allow.rounds) == (1, 10, 8)
+    cell = small.points[0].cell
+    guard = Guard(policy, SiloLedger(tmp_path / "ledger.sqlite"), load_shard(policy.shard, policy.classes))
+    query = task_of_cell(cell).objective.initial()
+    cell_json = json.dumps(cell.canonical(), sort_keys=True)
+    for run in ("first", "second"):
+        assert torch.isfinite(guard.answer(run, cell_json, 1, query)).all()
+    with pytest.raises(RunError, match="the budget is"):
+        guard.answer("third", cell_json, 1, query)
+
+
+def test_records_that_a_ledger_may_belong_to_are_not_replaced(tmp_path: Path) -> None:
+    prepare_silos(scenario(), tmp_path, runs=1)
+    with pytest.raises(InputError, match=r"silo-0/guard/shard\.npz exists"):
+        prepare_silos(scenario(), tmp_path, runs=1)
+
+
+def test_two_federations_in_one_scenario_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="narrow them with --set"):
+        prepare_silos(scenario(sweep={"federation.silos": [2, 3]}), tmp_path, runs=1)
+
+
+def test_a_trusted_servers_silos_say_that_they_trust_it(tmp_path: Path) -> None:
+    folders = prepare_silos(scenario(algorithm__trust="trusted"), tmp_path, runs=1)
+    assert {read_policy(folder / "policy.toml").allow.trust for folder in folders} == {"trusted"}
+
+
+def test_no_policy_is_made_for_sums_without_noise(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing without noise"):
+        prepare_silos(scenario(privacy={"mode": "none", "relation": "replace-one"}), tmp_path, runs=1)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,161 @@
+"""The compose files: what every container may and may not do, read off the files without a Docker daemon."""
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE = ROOT / "docker-compose.yml"
+INSECURE = ROOT / "docker-compose.insecure.yml"
+SILOS = (0, 1, 2)
+with_silos = runpy.run_path(str(ROOT / "deploy" / "silos.py"))["with_silos"]
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, dict[str, Any]]:
+    return dict(yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"])
+
+
+def mounts(service: dict[str, Any]) -> set[str]:
+    """What a service is given: paths of the host and names of volumes."""
+    return {
+        volume["source"] if isinstance(volume, dict) else volume.partition(":")[0] for volume in service["volumes"]
+    }
+
+
+def test_services_are_the_superlink_the_job_and_two_for_each_silo(services: dict[str, Any]) -> None:
+    silos = {f"{kind}-{silo}" for kind in ("guard", "node") for silo in SILOS}
+    assert set(services) == {"superlink", "job", *silos}
+
+
+def test_every_service_is_watched_limited_and_without_rights(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["healthcheck"]["test"], name
+        assert service["restart"] == ("no" if name == "job" else "on-failure"), name
+        assert {"cpus", "mem_limit", "pids_limit"} <= set(service), name
+        assert "FEDPRIV_USER:?" in service["user"], name  # no default, so no root by accident
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["init"], name  # process 1 ignores SIGTERM otherwise
+        assert "privileged" not in service, name
+        assert "ports" not in service, name
+
+
+def test_mounts_of_the_host_are_read_only_except_for_results(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        for volume in service["volumes"]:
+            if isinstance(volume, dict):
+                assert volume.get("read_only", False) == (volume["source"] != "./runs"), (name, volume)
+
+
+@pytest.mark.parametrize("silo", SILOS)
+def test_only_the_guard_sees_a_silos_records(services: dict[str, Any], silo: int) -> None:
+    guard, node = services[f"guard-{silo}"], services[f"node-{silo}"]
+    assert mounts(guard) == {f"./deploy/run/silo-{silo}/guard", f"ledger-{silo}", f"socket-{silo}"}
+    assert guard["network_mode"] == "none"
+    assert mounts(node) == {f"./deploy/run/silo-{silo}/node", f"socket-{silo}"}
+    assert node["networks"] == [f"silo-{silo}"]
+    for name, service in services.items():
+        if name not in (f"guard-{silo}", f"node-{silo}"):
+            assert not [mount for mount in mounts(service) if f"-{silo}" in mount], name
+
+
+def test_no_container_sees_the_key_that_signs(services: dict[str, Any]) -> None:
+    shared = {"./deploy/run", "./deploy/run/authority", "./deploy", "."}
+    for name, service in services.items():
+        assert not mounts(service) & shared, name
+
+
+def test_no_network_reaches_the_outside_and_no_silo_another(services: dict[str, Any]) -> None:
+    networks = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["networks"]
+    assert all(network == {"internal": True} for network in networks.values())
+    assert set(services["superlink"]["networks"]) == set(networks)
+    assert services["job"]["networks"] == ["job"]
+
+
+def test_tls_and_authentication_are_the_default(services: dict[str, Any]) -> None:
+    assert "--enable-supernode-auth" in services["superlink"]["command"]
+    for silo in SILOS:
+        command = services[f"node-{silo}"]["command"]
+        assert "--root-certificates=/keys/ca.crt" in command
+        assert "--auth-supernode-private-key=/keys/node.key" in command
+    assert "--insecure" not in COMPOSE.read_text(encoding="utf-8")
+
+
+def test_the_insecure_file_changes_commands_and_health_checks_only() -> None:
+    for service in yaml.safe_load(INSECURE.read_text(encoding="utf-8"))["services"].values():
+        assert set(service) <= {"command", "healthcheck"}
+
+
+def test_the_image_turns_off_what_flower_would_ask_the_network_for() -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    for variable in (
+        "FLWR_TELEMETRY_ENABLED=0",
+        "FLWR_DISABLE_UPDATE_CHECK=1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1",
+    ):
+        assert variable in text
+
+
+def test_everything_the_image_copies_is_let_through_and_no_key_is() -> None:
+    allowed = {
+        line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[0] == "!"
+    }
+    copied: set[str] = set()
+    for line in (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines():
+        if line.startswith("COPY ") and not line.startswith("COPY --from"):
+            copied |= {source.rstrip("/") for source in line.split()[1:-1]}
+    assert copied == allowed
+    assert not [path for path in allowed if path.startswith("deploy/run") or path in ("deploy", ".env")]
+
+
+@pytest.mark.parametrize("silos", [1, 2, 5])
+def test_another_number_of_silos_and_back(silos: int) -> None:
+    for path in (COMPOSE, INSECURE):
+        text = path.read_text(encoding="utf-8")
+        changed = with_silos(text, silos)
+        assert len(re.findall(r"^  node-\d+:$", changed, flags=re.MULTILINE)) == silos
+        assert with_silos(changed, len(SILOS)) == text
+    tree = yaml.safe_load(with_silos(COMPOSE.read_text(encoding="utf-8"), silos))
+    numbers = set(range(silos))
+    assert {int(name[6:]) for name in tree["services"] if name.startswith("guard-")} == numbers
+    assert set(tree["services"]["job"]["depends_on"]) == {f"node-{silo}" for silo in numbers}
+    assert set(tree["services"]["superlink"]["networks"]) == set(tree["networks"]) == {
+        "job", *(f"silo-{silo}" for silo in numbers)
+    }  # fmt: skip
+    assert set(tree["volumes"]) == {f"{kind}-{silo}" for kind in ("ledger", "socket") for silo in numbers}
+    assert [tree["services"][f"node-{silo}"]["environment"]["SILO"] for silo in numbers] == list(map(str, numbers))
+
+
+def compose_command() -> list[str] | None:
+    if shutil.which("docker-compose"):
+        return ["docker-compose"]
+    if shutil.which("docker"):
+        found = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+        return None if found.returncode else ["docker", "compose"]
+    return None
+
+
+@pytest.mark.skipif(compose_command() is None, reason="neither docker-compose nor docker compose is installed")
+@pytest.mark.parametrize("files", [["docker-compose.yml"], ["docker-compose.yml", "docker-compose.insecure.yml"]])
+def test_compose_itself_accepts_the_files(files: list[str], tmp_path: Path) -> None:
+    for path in (COMPOSE, INSECURE):
+        shutil.copy(path, tmp_path)
+    command = [*(compose_command() or []), *(word for file in files for word in ("-f", file)), "config", "--quiet"]
+    environment = {name: value for name, value in os.environ.items() if name != "FEDPRIV_USER"}
+    unprepared = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert unprepared.returncode
+    assert "run deploy/prepare.sh first" in unprepared.stderr
+    prepared = {**environment, "FEDPRIV_USER": "1000:1000"}
+    done = subprocess.run(command, cwd=tmp_path, env=prepared, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
