@@ -75,8 +75,7 @@ class Silo:
         )
         vector, hidden = total.total, state.hidden
         if std := float(self.plan.noise.std_of(self.number)):
-            fresh = torch.from_numpy(self._noise_ahead.vector(t)) * std
-            noise, hidden = self.plan.mechanism.noise(hidden, t, fresh)
+            noise, hidden = self.plan.mechanism.noise(hidden, t, self._fresh(t) * std)
             vector = vector + noise
         return Release(vector, int(clipped)), SiloState(t, total, hidden)
 
@@ -93,6 +92,25 @@ class Silo:
             )
         if not is_finite(query):
             raise RunError(f"silo {self.number}, round {t}: the query has values that are not finite")
+        self._check_movement(state, t, query)
+
+    def _check_movement(self, state: SiloState, t: int, query: Tensor) -> None:
+        """RunError if the query moved farther than the sensitivity of the mechanism allows for."""
+        bound = self.plan.mechanism.movement
+        if bound is None or t == 1:
+            return
+        moved = float(torch.linalg.vector_norm(query.double() - state.sum.past[0].double()))
+        if moved > bound:
+            raise RunError(
+                f"silo {self.number}, round {t}: the query moved by {moved:.6g}, more than the {bound:.6g} that "
+                "this silo's privacy rests on"
+            )
+
+    def _fresh(self, t: int) -> Tensor:
+        count = self.plan.mechanism.draws(t)
+        if count is None:
+            return torch.from_numpy(self._noise_ahead.vector(t))
+        return torch.from_numpy(self.noise.nodes(self.objective.dimension, self.number, t, count))
 
     def _batch(self, t: int) -> Records | None:
         size, batches = self.plan.batch_sizes[self.number], self.plan.schedule.batches(t)

@@ -10,7 +10,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedpriv.rounds import SHARED, Round, Scalar
+from fedpriv.rounds import SHARED, Round, Scalar, Split
 from fedpriv.weights import LinearWeights, Weights
 
 
@@ -108,3 +108,28 @@ class VarianceReducedGradient:
         if (t - 1) % self.period == 0:
             return Round(t, (1.0,), 0.0, self.anchor_clip, scale=1.0)
         return Round(t, (1.0, -1.0), self.keep, self.clip, scale=1.0)
+
+
+@dataclass(frozen=True)
+class SplitGradient:
+    """Momentum of gradients that are taken apart at the start of every epoch of `places` rounds; see `split_sum`.
+
+    `mixing` is γ, `coefficient` α with keep = 1 - α.
+
+    Guarantee: gradients, their changes between epochs and since the epoch's start are clipped to norms `clip`,
+    `difference_clip` and `residual_clip`, coefficient included.
+    """
+
+    clip: Scalar
+    difference_clip: Scalar
+    residual_clip: Scalar
+    mixing: Scalar
+    places: int
+    coefficient: float = field(default=1.0, metadata=SHARED)
+    keep: float = field(default=0.0, metadata=SHARED)
+    period: int | None = None
+    memory: int = 1
+
+    def round(self, t: int) -> Round:
+        split = Split(self.places, self.mixing, self.difference_clip, self.residual_clip)
+        return Round(t, (self.coefficient,), self.keep, self.clip, scale=1.0, split=split)

@@ -56,7 +56,7 @@ class Plan:
     def gradient_evaluations(self, rounds: int) -> int:
         """Gradients (or values) of single records that all silos take in the first `rounds` rounds."""
         return sum(self.batch_sizes) * sum(
-            len(self.schedule.batches(t)) * self.objective.evaluations(len(self.estimator.round(t).coefficients))
+            len(self.schedule.batches(t)) * self.objective.evaluations(self.estimator.round(t).gradients)
             for t in range(1, rounds + 1)
         )
 

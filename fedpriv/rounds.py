@@ -20,6 +20,15 @@ PER_REPLICATE = {"per replicate": True}
 """Metadata of a dataclass field that holds a tuple with an entry for each run computed together."""
 
 
+class Split(NamedTuple):
+    """How increments are taken apart at the queries that epochs of `places` rounds start with; see `split_sum`."""
+
+    places: int
+    mixing: Scalar
+    difference_clip: Scalar
+    residual_clip: Scalar
+
+
 class Round(NamedTuple):
     """The public record of round t, read alike by silo, server and accountant.
 
@@ -34,6 +43,15 @@ class Round(NamedTuple):
     keep: float
     clip: Scalar
     scale: float
+    split: Split | None = None
+
+    @property
+    def gradients(self) -> int:
+        """Gradients of one record that are taken in this round."""
+        if self.split is None:
+            return len(self.coefficients)
+        epoch, place = divmod(self.t - 1, self.split.places)
+        return 1 + (2 if epoch else 0) + (2 if place else 0)
 
 
 @dataclass(frozen=True)

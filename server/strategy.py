@@ -150,8 +150,10 @@ class ReleaseStrategy(Strategy):
         std = float(self.plan.noise.std_of(SERVER))
         if not std:
             return 0.0
-        fresh = torch.from_numpy(self._noise.vector(len(self.model), SERVER, t)).mul_(std)
-        noise, self._mechanism_state = self.plan.mechanism.noise(self._mechanism_state, t, fresh)
+        mechanism, size, count = self.plan.mechanism, len(self.model), self.plan.mechanism.draws(t)
+        drawn = self._noise.vector(size, SERVER, t) if count is None else self._noise.nodes(size, SERVER, t, count)
+        fresh = torch.from_numpy(drawn).mul_(std)
+        noise, self._mechanism_state = mechanism.noise(self._mechanism_state, t, fresh)
         return noise
 
     def _release_in(self, reply: Message, silo: int, t: int) -> Tensor:

@@ -18,18 +18,31 @@ import numpy as np
 from fedpriv.accounting.claim import RELATION_FACTOR, GaussianDP, PrivacyClaim, Relation, relation_named
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import (
+    AlignedDifferences,
     BandedSquareRoot,
     BinaryTree,
     IndependentGaussian,
     LeafGaussian,
     Mechanism,
+    PaperTree,
     PhaseEnds,
+    SlidingDifferences,
     Workload,
 )
 from fedpriv.rounds import AnySchedule, Phases, Schedule
 
 _MECHANISMS = {
-    kind.__name__: kind for kind in (IndependentGaussian, BinaryTree, BandedSquareRoot, LeafGaussian, PhaseEnds)
+    kind.__name__: kind
+    for kind in (
+        IndependentGaussian,
+        BinaryTree,
+        BandedSquareRoot,
+        LeafGaussian,
+        PaperTree,
+        PhaseEnds,
+        SlidingDifferences,
+        AlignedDifferences,
+    )
 }
 
 

@@ -39,14 +39,16 @@ def run_scenario(
         observers.append(TensorBoard(tensorboard))
     if mlflow is not None:
         observers.append(MLflow(mlflow))
-    signal.signal(signal.SIGTERM, _interrupt)
     scenario = load_scenario(path, overrides)
     rerun = rerun_command(str(path), engine, overrides)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         folder = run_sweep(scenario, engine, out, resume=resume, rerun=rerun, observers=observers)
     except KeyboardInterrupt:
         display.stopped(rerun)
         sys.exit(INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if not (quiet or as_json):
         sys.stdout.write(f"\n{render(read_results(folder), 'markdown')}\nresults: {folder}\n")
 

@@ -9,7 +9,6 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -88,10 +87,11 @@ class _Group:
         self._objective: Objective = self._stacked([plan.objective for plan in plans])
         noises = [aggregate(plan.noise) if self._run.noise == "aggregate" else plan.noise for plan in plans]
         dimension, rounds = self._task.objective.dimension, self._schedule.rounds
+        draws = first.mechanism.draws
         self._fresh: Iterator[Tensor] = (
-            iter(NoiseFeed(noises, [cell.seed for cell in cells], rounds, dimension, self._dtype))
+            iter(NoiseFeed(noises, [cell.seed for cell in cells], rounds, dimension, self._dtype, draws))
             if first.noise.sources
-            else repeat(torch.zeros(1, dtype=self._dtype))
+            else (torch.zeros(draws(t) or 1, 1, dtype=self._dtype) for t in range(1, rounds + 1))
         )
         self._sizes, self._silo_weights = first.batch_sizes, first.weights
         counts = {len(self._schedule.batches(t)) for t in range(1, self._schedule.rounds + 1)}

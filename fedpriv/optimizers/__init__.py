@@ -3,6 +3,7 @@
 from fedpriv.optimizers.anytime_sgd import AnytimeSGD
 from fedpriv.optimizers.base import Optimizer
 from fedpriv.optimizers.nesterov_coupling import NesterovCoupling
+from fedpriv.optimizers.normalized_sgd import NormalizedSGD
 from fedpriv.optimizers.o2nc import O2NC
 from fedpriv.optimizers.phased import PhasedSGD
 from fedpriv.optimizers.projected_sgd import ProjectedSGD
@@ -13,6 +14,7 @@ __all__ = [
     "AnytimeSGD",
     "FollowTheRegularizedLeader",
     "NesterovCoupling",
+    "NormalizedSGD",
     "Optimizer",
     "PhasedSGD",
     "ProjectedSGD",

@@ -23,6 +23,7 @@ from fedpriv.files import write_json, write_vector
 from fedpriv.outcome import Finished
 from fedpriv.reports.observers import RunObserver
 from fedpriv.scenario import Cell, Point, Published, Scenario
+from fedpriv.scenario.load import Scaling
 
 FORMAT = 1
 
@@ -42,6 +43,7 @@ class Results:
     versions: Mapping[str, str]
     rerun: str | None
     """The command that runs the same again; None where it was not recorded."""
+    scaling: Scaling | None = None
 
 
 class RunFolder(RunObserver):
@@ -99,6 +101,7 @@ class RunFolder(RunObserver):
                 "axes": dict(scenario.axes),
                 "seeds": scenario.seeds,
                 "published": scenario.published and scenario.published.as_data(),
+                "scaling": scenario.scaling and scenario.scaling.model_dump(),
                 "engine": self._engine,
                 "versions": versions(),
                 "rerun": self._rerun,
@@ -144,6 +147,7 @@ def read_results(folder: Path) -> Results:
             seeds=tree["seeds"],
             published=Published.from_data(tree["published"]) if tree["published"] else None,
             cells=tree["cells"],
+            scaling=Scaling.model_validate(tree["scaling"]) if tree.get("scaling") else None,
             versions=tree.get("versions", {}),
             rerun=tree.get("rerun"),
         )

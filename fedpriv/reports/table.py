@@ -9,6 +9,7 @@ from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 from fedpriv.reports.results import Results
+from fedpriv.reports.scaling import scaling_lines
 from fedpriv.reports.summary import (
     Metric,
     cells_at,
@@ -22,7 +23,7 @@ from fedpriv.reports.summary import (
     short_names,
     value_text,
 )
-from fedpriv.scenario.load import Paper
+from fedpriv.scenario.load import Paper, Scaling
 
 Style = Literal["markdown", "csv", "latex"]
 
@@ -51,12 +52,23 @@ def render(results: Results, style: Style) -> str:
 
 def tables_of(results: Results) -> list[Table]:
     """A table of the paper's form for each metric it has and each value of other axes, or one of all points."""
+    if results.scaling is not None:
+        return [_scaling(results, results.scaling)]
     shown = _published_metrics(results)
     if results.published is None or not shown:
         return [_list(results)]
     paper = results.published.table
     others = {key: values for key, values in results.axes.items() if key not in (paper.rows, paper.columns)}
     return [_grid(results, paper, metric, fixed) for metric in shown for fixed in product(others)]
+
+
+def _scaling(results: Results, scaling: Scaling) -> Table:
+    header, *body = scaling_lines(results, scaling)
+    caption = (
+        f"smallest {scaling.smallest} whose mean {scaling.metric} is at most "
+        f"{scaling.factor:g} · {scaling.scale:g} · (1/√n + √d/(εn)); fitted exponents with 95 % intervals"
+    )
+    return Table(caption, header, body, labels=1)
 
 
 def _published_metrics(results: Results) -> list[Metric]:
@@ -72,7 +84,8 @@ def _grid(results: Results, paper: Paper, metric: Metric, fixed: Mapping[str, An
         along = [{**fixed, paper.rows: row, paper.columns: column} for column in columns]
         body.append([value_text(row), *(_entry(results, metric, point) for point in along)])
     where = f" at {point_text(results, fixed)}" if fixed else ""
-    caption = f"{metric.title}{where}: measured [published, measured - published]"
+    published = ": measured [published, measured - published]" if getattr(paper, metric.key, None) else ""
+    caption = f"{metric.title}{where}{published}"
     header = [names[paper.rows], *map(value_text, columns)]
     return Table(caption, header, body, labels=1, across=names[paper.columns])
 

@@ -38,6 +38,25 @@ class Paper(BaseModel):
         return [*self.metrics, *(key for key in ("test_loss", "test_accuracy") if getattr(self, key) is not None)]
 
 
+class Scaling(BaseModel):
+    """[scaling]: how what an algorithm needs grows with n; shown as fitted exponents beside the theory's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    along: str
+    """The swept key that is n."""
+    smallest: str
+    """The swept key whose smallest sufficient value is looked for, such as federation.rounds."""
+    by: str
+    """The swept key of what is compared, such as algorithm.name."""
+    metric: str
+    factor: float
+    scale: float
+    """L R: the unit of the target factor · scale · (1/√n + √d/(ε n))."""
+    theory: dict[str, float] = {}
+    """Exponents to compare with, by value of `by`."""
+
+
 @dataclass(frozen=True)
 class Published:
     """The paper's tables with the axis values they were printed for: a narrowed sweep still finds its own."""
@@ -83,6 +102,7 @@ class Scenario:
     seeds: list[int]
     points: list[Point]
     published: Published | None
+    scaling: Scaling | None = None
 
 
 def load_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
@@ -120,6 +140,7 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
             raise InputError(f'{source}: sweep."{key}" = {values!r}: expected a list of at least one value')
     printed_axes = {key: values for key, values in sweep.items() if key != "seeds"}
     published = _published(paper, printed_axes, source)
+    scaling = _scaling(base.pop("scaling", None), printed_axes, source)
     rules = rules_of(base.pop("where", []), printed_axes, source)
     axes, fixed = dict(sweep), dict[str, Any]()
     for assignment in overrides:
@@ -137,7 +158,7 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
         for seed in seeds
     ]
     first = points[0].cell
-    return Scenario(first.name, first.title, axes, seeds, points, published)
+    return Scenario(first.name, first.title, axes, seeds, points, published, scaling)
 
 
 def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
@@ -199,6 +220,21 @@ def _seeds(swept: Any, single: Any, source: str) -> list[int]:
     raise InputError(
         f"{source}: seeds = {swept!r}: expected how many (such as 5) or a list of non-negative numbers"
     )
+
+
+def _scaling(given: Any, axes: Mapping[str, list[Any]], source: str) -> Scaling | None:
+    if given is None:
+        return None
+    try:
+        scaling = Scaling.model_validate(given)
+    except ValidationError as error:
+        raise InputError(f"{source}: {explain(error, Scaling, 'scaling')}") from None
+    for role in ("along", "smallest", "by"):
+        if (key := getattr(scaling, role)) not in axes:
+            raise InputError(
+                f"{source}: scaling.{role} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}"
+            )
+    return scaling
 
 
 def _published(given: Any, axes: Mapping[str, list[Any]], source: str) -> Published | None:

@@ -197,6 +197,9 @@ class Cell(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="lower-case letters, digits and dashes")
     title: str = ""
     seed: Annotated[int, Field(ge=0)] = 0
+    label: dict[str, str | int | float] = Field(
+        {}, description="free names of settings: to be swept, referred to by [[where]] rules, and shown in tables"
+    )
     data: DataSection
     model: ModelSection = ModelSection()
     federation: FederationSection

@@ -64,7 +64,7 @@ def refusal(
         ("privacy.mode=none", ['mode = "none"', "rho cannot be given"]),
         ("privacy.relation=any", ["privacy.relation = 'any'", "'replace-one' or 'zero-out'"]),
         ("data.name=cifar", ["data.name = 'cifar'", "known data sets are", "did you mean 'cifar10'?"]),
-        ("model.name=cnn", ["model.name = 'cnn'", "'softmax-regression'"]),
+        ("model.name=resnet", ["model.name = 'resnet'", "'softmax-regression'"]),
         ("algorithm.name=sgd", ["algorithm.name = 'sgd'", "'dp-mu2-fl'"]),
         ("algorithm.trust=full", ["algorithm.trust = 'full'", "'untrusted', 'trusted'"]),
         (

@@ -35,7 +35,7 @@ def shown(*, terminal: bool, quiet: bool = False) -> tuple[Progress, io.StringIO
 
 def two_cells(display: RunObserver) -> None:
     display.started(scenario(), [0, 3], Path("runs/small"))
-    display.evaluated(3, 4, 2.5, 0.25)
+    display.evaluated(3, 4, {"test_loss": 2.5, "test_accuracy": 0.25})
     display.advanced(8)
     display.finished(3, outcome())
 
@@ -119,7 +119,7 @@ def test_the_engines_index_becomes_the_scenarios_place() -> None:
         def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
             heard.append((place, t))
 
-    Fanout([5, 9], [Listener()]).evaluated(1, 4, 2.0, 0.5)
+    Fanout([5, 9], [Listener()]).evaluated(1, 4, {"test_loss": 2.0, "test_accuracy": 0.5})
     assert heard == [(9, 4)]
 
 

@@ -186,7 +186,7 @@ def test_memory_does_not_grow_with_rounds(tmp_path: Path) -> None:
         "peaks = {}\n"
         "class Peak:\n"
         "    def advanced(self, n): pass\n"
-        "    def evaluated(self, index, t, loss, accuracy):\n"
+        "    def evaluated(self, index, t, metrics):\n"
         "        peaks[t] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
         "tree = small_tree(data__name='mnist', federation__silos=3, federation__rounds=20000,\n"
         "                  run__evaluations=10, run__dtype='float32')\n"

@@ -10,9 +10,10 @@ import pytest
 
 import fedpriv
 from fedpriv.errors import InputError
-from fedpriv.reports.page import write_report
+from fedpriv.reports.page import _CAPTIONS, write_report
 from fedpriv.reports.results import read_results
 from fedpriv.reports.statement import best_guess, statements
+from fedpriv.reports.summary import METRICS
 from fedpriv.trust import TRUSTED, UNTRUSTED
 from tests.conftest import small_tree
 
@@ -159,3 +160,8 @@ def test_nothing_to_report(tmp_path: Path, folder: Path) -> None:
     tmp_path.joinpath("results.json").write_text(json.dumps({**tree, "cells": [], "complete": False}))
     with pytest.raises(InputError, match="no finished cell to report yet"):
         write_report(tmp_path)
+
+
+def test_every_figure_has_a_caption() -> None:
+    drawn = {"curves", "privacy", "clipped", "noise", *(each.key.removeprefix("test_") for each in METRICS)}
+    assert set(_CAPTIONS) == drawn

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MARKS = 5  # on a curve, about
-_WIDE_RANGE = 10.0  # from there on a loss is drawn on a logarithmic axis
+_WIDE_RANGE = 10.0  # from there on whatever is no share is drawn on a logarithmic axis
 
 
 def draw_curves(results: Results, history: Sequence[Mapping[str, Any]]) -> dict[str, "Figure"]:
@@ -103,6 +103,6 @@ def _curve(
 
 def _scale(axes: "Axes", metric: Metric, history: Sequence[Mapping[str, Any]]) -> None:
     """One diverging run must not flatten all others; shared y axes follow the first panel's."""
-    values = [line[metric.key] for line in history]
-    if metric.key == "test_loss" and values and max(values) > _WIDE_RANGE * min(values) > 0.0:
+    values = [line[metric.key] for line in history if metric.key in line]
+    if metric.key != "test_accuracy" and values and max(values) > _WIDE_RANGE * min(values) > 0.0:
         axes.set_yscale("log")
