@@ -47,6 +47,9 @@ class GoldsteinSettings(Settings):
     window: Literal["paper", "longest"] | Count = Field(
         "paper", description="W: rounds that are averaged; 'paper' is α/(4D), 'longest' what the proof allows"
     )
+    output: Literal["random", "last"] = Field(
+        "random", description="which complete window is published; the theorems are about a random one"
+    )
     oracle: Literal["first-order", "zeroth-order"] = Field(
         "first-order", description="gradients, or values, at random points around the query"
     )
@@ -132,7 +135,8 @@ def _o2nc(settings: GoldsteinSettings, problem: Problem, error: float) -> O2NC:
         raise InputError(f"algorithm.window: {window} rounds are averaged, and the run has {problem.rounds}")
     if step == "theorem":
         step = settings.radius / ((settings.anchor_clip + error) * math.sqrt(window))
-    return O2NC(step, settings.radius, PublicChoices((problem.seed,), problem.rounds, window))
+    choices = PublicChoices((problem.seed,), problem.rounds, window, last=settings.output == "last")
+    return O2NC(step, settings.radius, choices)
 
 
 def _smoothed(settings: GoldsteinSettings, problem: Problem, objective: Objective) -> Smoothed:

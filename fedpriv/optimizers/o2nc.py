@@ -42,6 +42,8 @@ class PublicChoices:
     seeds: tuple[int, ...] = field(metadata=PER_REPLICATE)
     rounds: int
     window: int
+    last: bool = False
+    """Whether always the last complete window is published; the theorems are about a random one."""
 
     def position(self, t: int, like: Tensor) -> Scalar:
         """s_t, shape (replicates, 1), or a number for one replicate."""
@@ -49,6 +51,8 @@ class PublicChoices:
 
     def publishes(self, window: int, like: Tensor) -> Tensor:
         """Whether the `window`-th window (from 1) becomes the output, shape (replicates, 1) or ()."""
+        if self.last:
+            return torch.ones((), dtype=torch.bool, device=like.device)
         return torch.as_tensor(_column(window * self._lots[:, window - 1], like)) < 1.0
 
     @cached_property

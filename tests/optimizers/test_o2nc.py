@@ -107,6 +107,15 @@ def test_the_published_window_is_uniform_at_every_stop() -> None:
         assert np.all(np.abs(deviation) < 5 * math.sqrt(seeds / windows))
 
 
+def test_the_last_window_can_be_published_instead() -> None:
+    optimizer = O2NC(0.1, 0.4, PublicChoices((0,), 9, 3, last=True))
+    releases = torch.randn((9, 2), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    states = drive(optimizer, torch.ones(2, dtype=torch.float64), releases)
+    for end in (3, 6, 9):
+        queries = torch.stack([state.ask for state in states[end - 3 : end]])
+        torch.testing.assert_close(optimizer.output(states[end]), queries.mean(0))
+
+
 def test_replicates_with_seeds_of_their_own_move_as_if_alone() -> None:
     rounds, dtype = 12, torch.float64
     alone = [O2NC(0.1 * (1 + seed), 0.4, PublicChoices((seed,), rounds, 3)) for seed in range(3)]
