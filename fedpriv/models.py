@@ -11,8 +11,17 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from fedpriv.data.synthetic import power_law
 from fedpriv.errors import InputError
-from fedpriv.objectives import CrossEntropy, Objective, PhaseRetrieval, SoftmaxRegression, objective_of
+from fedpriv.objectives import (
+    CrossEntropy,
+    LeastSquares,
+    Objective,
+    PhaseRetrieval,
+    SoftmaxRegression,
+    objective_of,
+)
+from fedpriv.objectives.population import quadratic_in_ball
 
 _ROWS = 4096  # images scaled at a time
 
@@ -120,6 +129,11 @@ def convolutional(shape: tuple[int, ...], classes: int, dtype: torch.dtype, sett
     return objective_of(convolutional_net(classes), 784, CrossEntropy(), settings.initial_seed, dtype)
 
 
+def numbers(features: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
+    """Features that are numbers already, as they are."""
+    return torch.from_numpy(features).to(dtype)
+
+
 class PhaseSettings(ModelSettings):
     start: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         1.0, description="norm of the first model; close to 0 there is a saddle"
@@ -129,16 +143,30 @@ class PhaseSettings(ModelSettings):
 def phase_retrieval(power: Literal[1, 2]) -> Model:
     """Unit measurement vectors as they are."""
 
-    def features(measurements: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
-        return torch.from_numpy(measurements).to(dtype)
-
     def objective(
         shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: PhaseSettings
     ) -> PhaseRetrieval:
         (width,) = shape
         return PhaseRetrieval(width, power, feature_norm=1.0, start=settings.start, dtype=dtype)
 
-    return Model(PhaseSettings, features, objective, regression=True)
+    return Model(PhaseSettings, numbers, objective, regression=True)
+
+
+class LeastSquaresSettings(ModelSettings):
+    ball: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1.0, description="radius the model stays in: excess risk is counted from the best point there"
+    )
+
+
+def linear_regression(
+    shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: LeastSquaresSettings
+) -> LeastSquares:
+    """For the data set linear-regression, whose population is known: evaluations have the exact excess risk."""
+    (width,) = shape
+    curvature, minimizer = (torch.from_numpy(values).to(dtype) for values in power_law(width))
+    population = quadratic_in_ball(curvature, minimizer, settings.ball)
+    norm = math.sqrt(float(curvature.sum()))
+    return LeastSquares(width, norm, population, dtype, label_bound=1.2 * norm, radius=settings.ball)
 
 
 MODELS = {
@@ -146,6 +174,7 @@ MODELS = {
     "mlp": perceptron(nn.Tanh),
     "mlp-relu": perceptron(nn.ReLU),
     "cnn": Model(ModuleSettings, pixels, convolutional),
+    "least-squares": Model(LeastSquaresSettings, numbers, linear_regression, regression=True),
     "amplitude-phase-retrieval": phase_retrieval(1),
     "robust-phase-retrieval": phase_retrieval(2),
 }

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.data.fetch import COMPUTED, ORIGINS, PHASE_RETRIEVAL, SYNTHETIC, check_name, fetch
+from fedpriv.data.fetch import COMPUTED, LINEAR_REGRESSION, ORIGINS, PHASE_RETRIEVAL, SYNTHETIC, check_name, fetch
 from fedpriv.data.idx import read_idx
-from fedpriv.data.synthetic import blobs, phase_retrieval
+from fedpriv.data.synthetic import blobs, phase_retrieval, power_law_regression
 from fedpriv.data.unpickle import unpickle_arrays
 
 __all__ = ["Dataset", "HeldOut", "fetch", "load", "load_test"]
@@ -44,7 +44,8 @@ def load(name: str, root: Path | None = None) -> Dataset:
     """The data set `name`, fetched on first use and verified on every use; see `fetch` for `root` and errors.
 
     Names: mnist, fashion-mnist, emnist (its split "balanced", 47 classes, images transposed as it is published),
-    cifar10, and two that need no file: synthetic, and phase-retrieval (8 dimensions, 10 % outliers).
+    cifar10, and three that need no file: synthetic, phase-retrieval (8 dimensions, 10 % outliers) and
+    linear-regression (256 dimensions of falling curvature, a known minimizer of norm 1, noise 0.1).
     """
     check_name(name)
     if name == SYNTHETIC:
@@ -52,6 +53,11 @@ def load(name: str, root: Path | None = None) -> Dataset:
     if name == PHASE_RETRIEVAL:
         records = phase_retrieval(train=200_000, test=4000, dimension=8, outliers=0.1, seed=0)
         return Dataset(name, *records, classes=0)
+    if name == LINEAR_REGRESSION:
+        problem = power_law_regression(n=65_536 + 1000, dimension=256, noise=0.1, seed=0)
+        train, test = slice(None, -1000), slice(-1000, None)
+        features, labels = problem.features, problem.labels
+        return Dataset(name, features[train], labels[train], features[test], labels[test], classes=0)
     return _READERS[name](name, fetch(name, root) / ORIGINS[name].folder)
 
 

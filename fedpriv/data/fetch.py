@@ -12,7 +12,8 @@ from fedpriv.errors import InputError
 
 SYNTHETIC = "synthetic"
 PHASE_RETRIEVAL = "phase-retrieval"
-COMPUTED = (SYNTHETIC, PHASE_RETRIEVAL)
+LINEAR_REGRESSION = "linear-regression"
+COMPUTED = (SYNTHETIC, PHASE_RETRIEVAL, LINEAR_REGRESSION)
 """The data sets that are computed, not fetched."""
 
 _MNIST_SHA256 = {

@@ -77,8 +77,36 @@ def linear_regression(n: int, dimension: int, condition: float, noise: float, se
     """
     generator = public_generator(seed, "linear regression")
     features, curvature, minimizer = _design(generator, n, dimension, condition)
+    return _linear(generator, features, curvature, minimizer, noise)
+
+
+def power_law(dimension: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Curvature i^-2 and a minimizer of norm 1 proportional to i^-1/2, i = 1 … dimension.
+
+    As hard as smooth convex problems get up to constants: while T is well below `dimension`, gradient descent is
+    left with an excess risk of order 1/T, accelerated descent with 1/T².
+    """
+    index = np.arange(1.0, dimension + 1.0)
+    return index**-2.0, index**-0.5 / np.linalg.norm(index**-0.5)
+
+
+def power_law_regression(n: int, dimension: int, noise: float, seed: int) -> KnownProblem:
+    """As `linear_regression`, with the curvature and the minimizer of `power_law`."""
+    generator = public_generator(seed, "power-law regression")
+    curvature, minimizer = power_law(dimension)
+    features = generator.choice([-1.0, 1.0], (n, dimension)) * np.sqrt(curvature)
+    return _linear(generator, features, curvature, minimizer, noise)
+
+
+def _linear(
+    generator: np.random.Generator,
+    features: NDArray[np.float64],
+    curvature: NDArray[np.float64],
+    minimizer: NDArray[np.float64],
+    noise: float,
+) -> KnownProblem:
     largest = float(np.sqrt(3.0)) * noise
-    labels = features @ minimizer + generator.uniform(-largest, largest, n)
+    labels = features @ minimizer + generator.uniform(-largest, largest, len(features))
     norm = float(np.sqrt(curvature.sum()))
     return KnownProblem(features, labels, curvature, minimizer, norm, norm + largest)
 

@@ -29,9 +29,11 @@ class QuadraticPopulation:
 
     curvature: Tensor
     minimizer: Tensor
+    least: float = 0.0
+    """F - F(x*) of the best point that is allowed, if x* is not: excess is counted from there."""
 
     def excess_risk(self, point: Tensor) -> Tensor:
-        return (self.curvature * (point - self.minimizer).square()).sum(-1) / 2.0
+        return (self.curvature * (point - self.minimizer).square()).sum(-1) / 2.0 - self.least
 
     def gradient(self, point: Tensor) -> Tensor:
         return self.curvature * (point - self.minimizer)
@@ -67,3 +69,20 @@ class LogisticPopulation:
     def gradient(self, point: Tensor) -> Tensor:
         gap = (point @ self._features.mT).sigmoid() - (self.minimizer @ self._features.mT).sigmoid()
         return gap @ self._features / len(self._features)
+
+
+def quadratic_in_ball(curvature: Tensor, minimizer: Tensor, radius: float) -> QuadraticPopulation:
+    """The population whose excess risk is counted from the best point of the ball of `radius` around 0.
+
+    That point is (diag(curvature) + λ)^-1 diag(curvature) x* for the λ ≥ 0 that gives it the norm `radius`.
+    """
+    free = QuadraticPopulation(curvature, minimizer)
+    if float(torch.linalg.vector_norm(minimizer)) <= radius:
+        return free
+    low, high = 0.0, float(curvature.max() * torch.linalg.vector_norm(minimizer)) / radius
+    for _ in range(200):
+        middle = (low + high) / 2.0
+        best = curvature * minimizer / (curvature + middle)
+        low, high = (middle, high) if float(torch.linalg.vector_norm(best)) > radius else (low, middle)
+    best = curvature * minimizer / (curvature + high)
+    return QuadraticPopulation(curvature, minimizer, float(free.excess_risk(best)))

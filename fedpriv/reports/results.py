@@ -1,6 +1,7 @@
 """RUN_DIR: what a sweep writes as it goes, and reads back to go on or to report.
 
-results.json     every finished cell; rewritten whole after each, `complete` only when all are there
+results.json     every finished cell; rewritten whole, at most once a second; `complete` only when all are there
+cells.jsonl      cells that results.json does not have yet
 history.jsonl    a line an evaluated round
 models/NNNN.npy  the published model of cell NNNN
 table.md         measured beside published
@@ -9,6 +10,7 @@ table.md         measured beside published
 import json
 import platform
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -26,6 +28,8 @@ from fedpriv.scenario import Cell, Point, Published, Scenario
 from fedpriv.scenario.load import Scaling
 
 FORMAT = 1
+_JOURNAL = "cells.jsonl"
+_REWRITE_SECONDS = 1.0  # a sweep of thousands of cells would else spend its time on writing them again and again
 
 
 @dataclass(frozen=True)
@@ -85,13 +89,18 @@ class RunFolder(RunObserver):
         """Add a cell; a run that is killed right after this has lost nothing of it."""
         model = f"models/{place:04d}.npy"
         write_vector(self.path / model, finished.model)
-        self._cells[place] = {
-            **_record(place, self._scenario.points[place], finished, self._engine),
-            "model": model,
-        }
+        record = {**_record(place, self._scenario.points[place], finished, self._engine), "model": model}
+        self._cells[place] = record
+        with (self.path / _JOURNAL).open("a", encoding="utf-8") as journal:
+            journal.write(json.dumps(record) + "\n")
+        if not self.missing or time.monotonic() - self._written > _REWRITE_SECONDS:
+            self._write()
+
+    def ended(self) -> None:
         self._write()
 
     def _write(self) -> None:
+        """Rewrite results.json, after which the journal has nothing of its own."""
         scenario = self._scenario
         write_json(
             self.path / "results.json",
@@ -109,6 +118,8 @@ class RunFolder(RunObserver):
                 "cells": [self._cells[place] for place in sorted(self._cells)],
             },
         )
+        (self.path / _JOURNAL).unlink(missing_ok=True)
+        self._written = time.monotonic()
 
     def _finished_before(self) -> dict[int, dict[str, Any]]:
         before = read_results(self.path)
@@ -131,6 +142,15 @@ class RunFolder(RunObserver):
         path.write_text("".join(kept), encoding="utf-8")
 
 
+def _with_journal(cells: list[Mapping[str, Any]], journal: Path) -> list[Mapping[str, Any]]:
+    """The cells with those that were finished after results.json was last written; no line cut short."""
+    found = {cell["cell"]: cell for cell in cells}
+    if journal.exists():
+        lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+        found |= {cell["cell"]: cell for cell in map(json.loads, (line for line in lines if line.endswith("\n")))}
+    return [found[place] for place in sorted(found)]
+
+
 def read_results(folder: Path) -> Results:
     """Read RUN_DIR/results.json; InputError if it is not one."""
     path = folder / "results.json"
@@ -146,7 +166,7 @@ def read_results(folder: Path) -> Results:
             axes=tree["axes"],
             seeds=tree["seeds"],
             published=Published.from_data(tree["published"]) if tree["published"] else None,
-            cells=tree["cells"],
+            cells=_with_journal(tree["cells"], folder / _JOURNAL),
             scaling=Scaling.model_validate(tree["scaling"]) if tree.get("scaling") else None,
             versions=tree.get("versions", {}),
             rerun=tree.get("rerun"),
