@@ -45,7 +45,7 @@ def train(message: Message, context: Context) -> Message:
     silo, store = _cached_silo(run_config, _number(context)), ContextStore(context.state)
     simulated, state = silo.answer(store.load(silo), t, query)
     store.save(state)
-    return Message(release_content(simulated.vector, simulated.clipped), reply_to=message)
+    return Message(release_content(simulated.vector, simulated.counts), reply_to=message)
 
 
 def _number(context: Context) -> int:

@@ -24,6 +24,7 @@ from fedpriv.federation import DTYPES
 from fedpriv.objectives import Objective, Records
 from fedpriv.plan import plan_of
 from fedpriv.randomness import KeyedNormal, system_key
+from fedpriv.rounds import Poisson
 from fedpriv.scenario import Cell, resolve_cell
 
 _ROUNDING = 1 + 1e-9
@@ -91,6 +92,8 @@ class Guard:
         allow, number, federation = self._policy.allow, self._policy.silo, cell.federation
         if not number < federation.silos <= _MOST_SILOS:
             raise self._refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
+        if isinstance(cell.schedule, Poisson):
+            raise self._refusal("the budget is in mu, and a run with Poisson sampling has none")
         rounds = cell.schedule.rounds
         if rounds > allow.rounds:
             raise self._refusal(f"the scenario has {rounds} rounds, allowed are {allow.rounds}")

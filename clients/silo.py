@@ -18,10 +18,11 @@ from fedpriv.federation import spread, task_of_cell
 from fedpriv.mechanisms import MechanismState
 from fedpriv.objectives import Objective, Records
 from fedpriv.plan import Plan, plan_of
-from fedpriv.randomness import DrawAhead, KeyedNormal, simulation_noise
+from fedpriv.randomness import DrawAhead, KeyedCoins, KeyedNormal, simulation_noise
+from fedpriv.rounds import Poisson
 from fedpriv.running_sum import RunningSum, absorb, empty_sum
 from fedpriv.scenario import Cell
-from fedpriv.wire import is_finite
+from fedpriv.wire import Counts, is_finite
 
 
 class SiloState(NamedTuple):
@@ -33,10 +34,10 @@ class SiloState(NamedTuple):
 
 
 class Release(NamedTuple):
-    """A silo's answer to one query: the vector (d,), and how many records were clipped (simulation only)."""
+    """A silo's answer to one query: the vector (d,), and what only a simulation tells with it."""
 
     vector: Tensor
-    clipped: int
+    counts: Counts
 
 
 @dataclass(frozen=True)
@@ -58,18 +59,21 @@ class Silo:
         RunError if rounds do not come in order or the query is not a finite vector of the model's length: an
         answer to anything else would not be the running sum that the noise was calibrated for.
 
-        Guarantee: under an untrusted server the sequence of releases over the whole run is plan.mu-GDP for each
-        record of this silo; under a trusted server releases are exact, and only the server may see them.
+        Guarantee: under an untrusted server the sequence of releases over the whole run keeps what
+        `plan.stream_of` claims for each record of this silo; under a trusted server releases are exact, and only
+        the server may see them.  Which records a round draws by Poisson sampling never leaves this object, and
+        nothing but the release depends on it, the counts of a simulation apart.
         """
         self._check(state, t, query)
-        current = self.plan.estimator.round(t)
+        current, records = self.plan.estimator.round(t), self._batch(t)
+        drawn = 0 if records is None else len(records.labels)
         total, clipped = absorb(
             state.sum,
             current,
             query,
             self.objective,
-            self._batch(t),
-            self._weights,
+            records,
+            self._weight.expand(drawn),
             self.plan.estimator.memory,
         )
         vector, hidden = total.total, state.hidden
@@ -77,7 +81,7 @@ class Silo:
             fresh = torch.from_numpy(self._noise_ahead.vector(t)) * std
             noise, hidden = self.plan.mechanism.noise(hidden, t, fresh)
             vector = vector + noise
-        return Release(vector, int(clipped)), SiloState(t, total, hidden)
+        return Release(vector, Counts(drawn, int(clipped))), SiloState(t, total, hidden)
 
     def _check(self, state: SiloState, t: int, query: Tensor) -> None:
         if t != state.answered + 1 or t > self.plan.schedule.rounds:
@@ -94,20 +98,33 @@ class Silo:
             raise RunError(f"silo {self.number}, round {t}: the query has values that are not finite")
 
     def _batch(self, t: int) -> Records | None:
-        batch, place = self.plan.batch_sizes[self.number], self.plan.schedule.place(t)
-        if place is None:
-            return None
-        start = place * batch
-        return Records(*(column[start : start + batch] for column in self.records))
+        """The records of round t, None if there are none."""
+        batch, schedule = self.plan.batch_sizes[self.number], self.plan.schedule
+        rows: slice | Tensor
+        if isinstance(schedule, Poisson):
+            heads = self._coins.heads(schedule.places * batch, schedule.rate, self.number, t)
+            rows = torch.from_numpy(heads).nonzero().squeeze(-1)
+            if not len(rows):
+                return None
+        else:
+            place = schedule.place(t)
+            if place is None:
+                return None
+            rows = slice(place * batch, (place + 1) * batch)
+        return Records(*(column[rows] for column in self.records))
+
+    @cached_property
+    def _coins(self) -> KeyedCoins:
+        return self.noise.coins()
 
     @cached_property
     def _noise_ahead(self) -> DrawAhead:
         return DrawAhead(self.noise, self.objective.dimension, self.number, self.plan.schedule.rounds)
 
     @cached_property
-    def _weights(self) -> Tensor:
-        batch = self.plan.batch_sizes[self.number]
-        return torch.full((batch,), 1.0 / batch, dtype=self.records.features.dtype)
+    def _weight(self) -> Tensor:
+        """Of one record in the silo's mean: the denominator is public, however many records take part."""
+        return torch.tensor(1.0 / self.plan.batch_sizes[self.number], dtype=self.records.features.dtype)
 
 
 @dataclass(frozen=True)

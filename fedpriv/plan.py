@@ -10,14 +10,15 @@ import numpy as np
 
 from fedpriv.accounting import Relation
 from fedpriv.accounting.gdp import epsilon_of
-from fedpriv.accounting.ledger import ReleaseStream
+from fedpriv.accounting.ledger import ReleaseStream, sampled_clip
+from fedpriv.accounting.subsampled import calibrated
 from fedpriv.algorithms import Problem
 from fedpriv.estimators import Estimator
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
 from fedpriv.randomness import SERVER
-from fedpriv.rounds import AnySchedule
+from fedpriv.rounds import AnySchedule, Poisson
 from fedpriv.scenario import Cell
 from fedpriv.trust import Noise, NoiseSource
 
@@ -28,7 +29,7 @@ class Plan:
 
     schedule: AnySchedule
     batch_sizes: tuple[int, ...]
-    """Records of each silo in a round; means have these fixed denominators."""
+    """Records of each silo in a round, expected if sampled; means have these fixed denominators."""
     weights: tuple[float, ...]
     """p_i: the weight of each silo's mean in the server's; they sum to 1."""
     estimator: Estimator
@@ -52,11 +53,11 @@ class Plan:
         )
 
     def gradient_evaluations(self, rounds: int) -> int:
-        """Gradients of single records that all silos take in the first `rounds` rounds."""
+        """Gradients of single records that all silos take in the first `rounds` rounds, expected if sampled."""
         a_record = sum(
             len(self.estimator.round(t).coefficients)
             for t in range(1, rounds + 1)
-            if self.schedule.place(t) is not None
+            if isinstance(self.schedule, Poisson) or self.schedule.place(t) is not None
         )
         return a_record * sum(self.batch_sizes)
 
@@ -96,7 +97,6 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     """Calibrate the noise to the cell's privacy target and derive the optimizer from it."""
     row, settings = cell.algorithm.row, cell.algorithm.settings
     schedule = cell.schedule
-    rounds = schedule.rounds
     batch_sizes = cell.batch_sizes
     batch = sum(batch_sizes)
     weights = tuple(size / batch for size in batch_sizes)
@@ -111,12 +111,29 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
         seed=cell.seed,
     )
     estimator, mechanism = row.estimator(settings, problem), row.mechanism(settings, problem)
-    target = cell.privacy.target
-    noise = Noise()
-    if target is not None:
-        clips = np.array([float(estimator.round(t).clip) for t in range(1, rounds + 1)])
-        sensitivity = mechanism.sensitivity(Workload(schedule, estimator.keep, clips, estimator.period))
-        noise = cell.algorithm.setting.noise(sensitivity, batch_sizes, weights, cell.privacy.relation, target)
+    noise = _noise(cell, schedule, estimator, mechanism, weights)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation = cell.privacy.relation
     return Plan(schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation)
+
+
+def _noise(
+    cell: Cell, schedule: AnySchedule, estimator: Estimator, mechanism: Mechanism, weights: tuple[float, ...]
+) -> Noise:
+    """The noise of every owner that reaches the cell's target; none if it has none.
+
+    Guarantee: a fixed order gets its μ exactly; Poisson sampling gets the (ε, δ) of that μ at the cell's δ.
+    InputError for sampling that cannot be accounted for.
+    """
+    target, relation, delta = cell.privacy.target, cell.privacy.relation, cell.privacy.delta
+    if target is None:
+        return Noise()
+    clips = tuple(float(estimator.round(t).clip) for t in range(1, schedule.rounds + 1))
+    if isinstance(schedule, Poisson):
+        sensitivity = sampled_clip(mechanism, estimator.keep, clips, relation)
+        sampled = calibrated(epsilon_of(target, delta), delta, schedule.rate, schedule.rounds)
+        target = 1.0 / sampled.noise_multiplier  # of one round for a record that is known to take part
+    else:
+        workload = Workload(schedule, estimator.keep, np.array(clips), estimator.period)
+        sensitivity = mechanism.sensitivity(workload)
+    return cell.algorithm.setting.noise(sensitivity, cell.batch_sizes, weights, relation, target)

@@ -69,11 +69,10 @@ def run_cell(grid: Grid, cell: Cell, reporter: Reporter) -> Finished:
         return MetricRecord(dict(metrics))
 
     result = strategy.start(grid, one_array(task.objective.initial()), evaluate_fn=evaluate)
-    drawn = sum(plan.batch_sizes) * plan.schedule.rounds
-    model = next(iter(result.arrays.to_numpy_ndarrays()))
+    model, counts = next(iter(result.arrays.to_numpy_ndarrays())), strategy.counts
     return Finished(
         **metrics,
-        fraction_clipped=None if strategy.records_clipped is None else strategy.records_clipped / drawn,
+        fraction_clipped=None if counts is None else counts.clipped / max(1, counts.drawn),
         wall_seconds=time.perf_counter() - started,
         releases=plan.releases(strategy.rounds_done),
         gradient_evaluations=plan.gradient_evaluations(strategy.rounds_done),

@@ -22,7 +22,17 @@ from torch import Tensor
 from fedpriv.errors import RunError
 from fedpriv.plan import Plan
 from fedpriv.randomness import SERVER, KeyedNormal
-from fedpriv.wire import ROSTER, TRAIN, is_finite, number_in, one_array, query_content, vector_in
+from fedpriv.wire import (
+    ROSTER,
+    TRAIN,
+    Counts,
+    counts_in,
+    is_finite,
+    number_in,
+    one_array,
+    query_content,
+    vector_in,
+)
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 _ROSTER_POLL = 0.1  # seconds between looks for nodes that have not connected yet
@@ -32,12 +42,13 @@ class ReleaseStrategy(Strategy):
     """Noisy means of running sums, handed to the plan's optimizer.
 
     Guarantee: what it broadcasts is post-processing of the releases it received (untrusted server), or of the
-    q~_t with its own noise, whose sequence is plan.mu-GDP for each silo's records (trusted server).
+    q~_t with its own noise, whose sequence keeps what `plan.releases` claims for each silo's records (trusted
+    server).
     """
 
     def __init__(self, plan: Plan, initial: Tensor, noise: KeyedNormal) -> None:
         self.plan = plan
-        self.records_clipped: int | None = 0  # None once a silo did not tell, as silos with a guard do not
+        self.counts: Counts | None = Counts(0, 0)  # None once a silo did not tell, as silos with a guard do not
         self.rounds_done = 0
         self._noise = noise
         self._initial = initial
@@ -159,10 +170,11 @@ class ReleaseStrategy(Strategy):
             raise RunError(f"silo {silo} failed in round {t}: {reply.error.reason}")
         try:
             release = vector_in(reply.content, "release")
-            if "metrics" not in reply.content:
-                self.records_clipped = None
-            elif self.records_clipped is not None:
-                self.records_clipped += number_in(reply.content, "metrics", "clipped")
+            told = counts_in(reply.content)
+            if told is None or self.counts is None:
+                self.counts = None
+            else:
+                self.counts = Counts(self.counts.drawn + told.drawn, self.counts.clipped + told.clipped)
         except ValueError as error:
             raise RunError(f"silo {silo}, round {t}: {error}") from None
         expected = self._initial

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedpriv.engines.base import Observer, Outcome
 from fedpriv.engines.noise_feed import NoiseFeed, aggregate
+from fedpriv.engines.sampled_batches import SampledBatches
 from fedpriv.errors import RunError
 from fedpriv.estimators import Estimator
 from fedpriv.federation import Task, spread, task_of_cell
@@ -24,6 +25,7 @@ from fedpriv.objectives import Records
 from fedpriv.optimizers import Optimizer
 from fedpriv.outcome import Finished, evaluation_rounds
 from fedpriv.plan import Plan, plan_of
+from fedpriv.rounds import FixedOrder, Poisson
 from fedpriv.running_sum import absorb, empty_sum
 from fedpriv.scenario import Cell
 from fedpriv.stacking import Part, signature, stack
@@ -92,15 +94,7 @@ class _Group:
             if first.noise.sources
             else repeat(torch.zeros(1, dtype=self._dtype))
         )
-        self._weights = torch.tensor(
-            [
-                weight / batch
-                for weight, batch in zip(first.weights, first.batch_sizes, strict=True)
-                for _ in range(batch)
-            ],
-            dtype=self._dtype,
-            device=self._device,
-        )
+        self._per_record = [weight / batch for weight, batch in zip(first.weights, first.batch_sizes, strict=True)]
 
     def _stacked(self, parts: Sequence[Part]) -> Part:
         return stack(parts, self._dtype, self._device)
@@ -113,9 +107,9 @@ class _Group:
         state = optimizer.start(objective.initial().to(self._device).expand(count, -1))
         total = empty_sum(optimizer.query(state))
         hidden = self._mechanism.start()
-        clipped = torch.zeros(count, device=self._device)
+        clipped, drawn = torch.zeros(2, count, dtype=torch.float64, device=self._device)
         unreported = 0
-        for t, records in enumerate(self._batches(), start=1):
+        for t, (records, weights) in enumerate(self._batches(), start=1):
             current = self._estimator.round(t)
             total, clips = absorb(
                 total,
@@ -123,12 +117,13 @@ class _Group:
                 optimizer.query(state),
                 objective,
                 records,
-                self._weights,
+                weights,
                 self._estimator.memory,
             )
             noise, hidden = self._mechanism.noise(hidden, t, next(self._fresh).to(self._device))
             state = optimizer.update(state, total.total + noise, current)
             clipped += clips
+            drawn += weights.count_nonzero(-1)
             unreported += count
             if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == self._schedule.rounds:
                 self._observer.advanced(unreported)
@@ -136,7 +131,6 @@ class _Group:
             if t in evaluated_at:
                 loss, accuracy = self._evaluate(t, optimizer.output(state))
         wall = (time.perf_counter() - started) / count
-        drawn = len(self._weights) * self._schedule.rounds
         models = optimizer.output(state).cpu().numpy()
         return [
             Outcome(
@@ -144,7 +138,7 @@ class _Group:
                 Finished(
                     loss[place],
                     accuracy[place],
-                    float(clipped[place]) / drawn,
+                    float(clipped[place]) / max(1.0, float(drawn[place])),
                     wall,
                     self._plans[place].releases(self._schedule.rounds),
                     self._plans[place].gradient_evaluations(self._schedule.rounds),
@@ -154,26 +148,47 @@ class _Group:
             for place, index in enumerate(self._indices)
         ]
 
-    def _batches(self) -> Iterator[Records | None]:
-        """Round by round the records of all silos, (replicates, records, ...), gathered block by block.
+    def _batches(self) -> Iterator[tuple[Records | None, Tensor]]:
+        """Round by round the records of all silos, (replicates, records, ...), and the weight of each.
 
         None stands for a round without records.
         """
         train = self._task.train
-        features, labels = train.features.to(self._device), train.labels.to(self._device)
-        by_place = self._cells[0].federation.places
-        orders = {cell.seed: _by_place(spread(cell), by_place) for cell in self._cells}
+        on_device = Records(train.features.to(self._device), train.labels.to(self._device))
+        shares = {cell.seed: spread(cell) for cell in self._cells}
+        if isinstance(self._schedule, Poisson):
+            return self._sampled(self._schedule, on_device, shares)
+        return self._in_order(self._schedule, on_device, shares)
+
+    def _sampled(
+        self, schedule: Poisson, train: Records, shares: dict[int, list[Tensor]]
+    ) -> Iterator[tuple[Records | None, Tensor]]:
+        seeds = [cell.seed for cell in self._cells]
+        for index, weights in SampledBatches(schedule, seeds, shares, self._per_record):
+            here = index.to(self._device)
+            records = Records(train.features[here], train.labels[here]) if index.numel() else None
+            yield records, weights.to(self._device, self._dtype)
+
+    def _in_order(
+        self, schedule: FixedOrder, train: Records, shares: dict[int, list[Tensor]]
+    ) -> Iterator[tuple[Records | None, Tensor]]:
+        """Gathered block by block."""
+        features, labels = train
+        held = self._cells[0].federation.places
+        sizes = torch.tensor(self._plans[0].batch_sizes)
+        weights = torch.tensor(self._per_record, dtype=self._dtype).repeat_interleave(sizes).to(self._device)
+        orders = {seed: _by_place(of_silos, held) for seed, of_silos in shares.items()}
         places = torch.stack([orders[cell.seed] for cell in self._cells], dim=1).to(self._device)
         block = max(1, _GATHER_VALUES // (places[0].numel() * features[0].numel()))
-        rounds = [self._schedule.place(t) for t in range(1, self._schedule.rounds + 1)]
+        rounds = [schedule.place(t) for t in range(1, schedule.rounds + 1)]
         for empty, members in itertools.groupby(rounds, key=lambda place: place is None):
             of_rounds = list(members)
             if empty:
-                yield from itertools.repeat(None, len(of_rounds))
+                yield from itertools.repeat((None, weights[:0]), len(of_rounds))
                 continue
             for start in range(0, len(of_rounds), block):
                 index = places[of_rounds[start : start + block]]
-                yield from map(Records, features[index], labels[index])
+                yield from zip(map(Records, features[index], labels[index]), repeat(weights))
 
     def _evaluate(self, t: int, model: Tensor) -> tuple[list[float], list[float]]:
         test = self._task.test

@@ -59,7 +59,8 @@ class Objective(Protocol):
     ) -> Increment:
         """Σ_b weights[b] · clip(Σ_k coefficients[k] ∇f(points[k]; record b), norm `clip`).
 
-        `points[k]` has shape (..., d), `records` a batch axis B behind the same leading axes, `weights` (B,).
+        `points[k]` has shape (..., d), `records` a batch axis B behind the same leading axes, `weights` (B,) or
+        (..., B).  A record of weight 0 is not there: it does not count as clipped either.
 
         Guarantee: one record moves the sum by at most |weights[b]| · clip under zero-out and twice that under
         replace-one, for any points, records and loss.

@@ -66,7 +66,7 @@ class SoftmaxRegression:
         norm = torch.linalg.vector_norm(residual, dim=-1) * torch.linalg.vector_norm(features, dim=-1)
         factor = weights * clip / norm.clamp(min=clip)  # weight · min(1, clip / norm)
         total = (residual * factor.unsqueeze(-1)).mT @ features
-        return Increment(total.flatten(-2), (norm > clip).sum(-1))
+        return Increment(total.flatten(-2), ((norm > clip) & (weights != 0.0)).sum(-1))
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         logits = self._logits(point, records.features)

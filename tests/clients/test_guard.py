@@ -264,7 +264,7 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
     )
     strategy.start(GuardedGrid(client_app, 3, run_config), one_array(task.objective.initial()))
     assert strategy.rounds_done == 8
-    assert strategy.records_clipped is None  # a guard does not tell, and nobody takes that for none
+    assert strategy.counts is None  # a guard does not tell, and nobody takes that for none
     assert torch.isfinite(strategy.model).all()
     for number in range(3):
         ledger = SiloLedger(tmp_path / f"ledger-{number}.sqlite")
