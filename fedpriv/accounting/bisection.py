@@ -32,7 +32,7 @@ def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float =
 
 
 def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: float, tolerance: float) -> float:
-    """The same for a dear `safe`: tried in steps of `factor` > 1 away from `start` > 0, then between the last two."""
+    """The same for a dear `safe`: tried in steps of `factor` > 1 away from `start` > 0, then between two."""
     low = high = start
     while not safe(high):
         low, high = high, factor * high
