@@ -1,4 +1,4 @@
-"""Run all benchmarks, or those named: noise, tables, messages."""
+"""Run all benchmarks, or those named: noise, tables, messages, objectives."""
 
 import os
 import platform
@@ -6,9 +6,9 @@ import sys
 
 import torch
 
-from benchmarks import messages, noise, tables
+from benchmarks import messages, noise, objectives, tables
 
-BENCHMARKS = {"noise": noise.run, "tables": tables.run, "messages": messages.run}
+BENCHMARKS = {"noise": noise.run, "tables": tables.run, "messages": messages.run, "objectives": objectives.run}
 
 
 def main() -> None:

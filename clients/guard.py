@@ -123,7 +123,7 @@ class Guard:
 
     def _objective(self, cell: Cell) -> Objective:
         model, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
-        shape = model.features(self._shard.images[:1], dtype, settings).shape[1:]
+        shape = tuple(model.features(self._shard.images[:1], dtype, settings).shape[1:])
         return model.objective(shape, self._policy.classes, dtype, settings)
 
     def _refusal(self, reason: str) -> RunError:

@@ -42,7 +42,9 @@ def task_of(data: str, model: ModelSection, dtype: str, validation: int | None =
         train, test = (
             Records(*(column[part] for column in train)) for part in (slice(-validation), slice(-validation, None))
         )
-    return Task(row.objective(train.features.shape[1:], dataset.classes, torch_dtype, settings), train, test)
+    return Task(
+        row.objective(tuple(train.features.shape[1:]), dataset.classes, torch_dtype, settings), train, test
+    )
 
 
 def task_of_cell(cell: Cell) -> Task:

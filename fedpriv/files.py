@@ -22,7 +22,11 @@ def write_vector(path: Path, vector: NDArray[Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    _replace(path, lambda file: file.write(text.encode()))
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    _replace(path, lambda file: file.write(content))
 
 
 def _replace(path: Path, write: Callable[[IO[bytes]], Any]) -> None:

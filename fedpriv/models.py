@@ -1,7 +1,7 @@
 """The table of models: how raw images become features, and which loss they get."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedpriv.errors import InputError
-from fedpriv.objectives import Objective, SoftmaxRegression
+from fedpriv.objectives import CrossEntropy, Objective, SoftmaxRegression, objective_of
+
+_ROWS = 4096  # images scaled at a time
 
 
 class ModelSettings(BaseModel):
@@ -23,44 +25,105 @@ class ModelSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Model:
-    """One row of the table."""
+    """One row of the table; `settings` is the type of the row's own keys.
+
+    `features` maps images (n, ...) of bytes to (n, f); `objective` takes the shape of one record's features,
+    the number of classes, the dtype and the settings.
+    """
 
     settings: type[ModelSettings]
     features: Callable[[NDArray[np.uint8], torch.dtype, Any], Tensor]
-    """From images (n, ...) of bytes to features (n, ...), record by record."""
-    objective: Callable[[Sequence[int], int, torch.dtype, Any], Objective]
-    """From the shape of one record's features and the number of classes."""
+    objective: Callable[[tuple[int, ...], int, torch.dtype, Any], Objective]
 
 
-class LinearSettings(ModelSettings):
+class SoftmaxSettings(ModelSettings):
+    """Softmax regression: G = √2 · max‖z‖ and L = max‖z‖²/2, so a smaller `feature_norm` lowers both."""
+
     feature_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="images with a larger norm (of pixels / 255) are scaled down to it, each by itself"
+        None, description="images with a larger norm (pixels / 255) are scaled down to it; the bias stays 1"
     )
 
 
-def pixels_and_bias(images: NDArray[np.uint8], dtype: torch.dtype, settings: LinearSettings) -> Tensor:
-    """Pixels divided by 255, scaled to the norm allowed, and a constant 1: (n, pixels + 1)."""
-    pixels = torch.from_numpy(images.reshape(len(images), -1).astype(np.float32)).to(dtype) / 255.0
+class ModuleSettings(ModelSettings):
+    """Models of torch layers."""
+
+    initial_seed: Annotated[int, Field(ge=0)] = Field(0, description="the first model follows from it alone")
+
+
+class PerceptronSettings(ModuleSettings):
+    hidden: Annotated[int, Field(ge=1)] = Field(64, description="width of the hidden layer")
+
+
+def pixels(images: NDArray[np.uint8], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
+    """Pixels divided by 255: (n, pixels)."""
+    return torch.from_numpy(images.reshape(len(images), -1).astype(np.float32)).to(dtype) / 255.0
+
+
+def pixels_and_bias(images: NDArray[np.uint8], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
+    """Pixels divided by 255, scaled by min(1, feature_norm / norm), and a constant 1: (n, pixels + 1).
+
+    Each record is scaled by its own norm, so the scaling is no release about the others.
+    """
+    values = pixels(images, dtype, settings)
     if settings.feature_norm is not None:
-        norms = torch.linalg.vector_norm(pixels, dim=1, keepdim=True)
-        pixels *= (settings.feature_norm / norms).clamp(max=1.0)
-    return torch.cat([pixels, torch.ones(len(pixels), 1, dtype=dtype)], dim=1)
+        for part in torch.split(values, _ROWS):
+            part *= (settings.feature_norm / torch.linalg.vector_norm(part, dim=1, keepdim=True)).clamp(max=1.0)
+    return torch.cat([values, torch.ones(len(values), 1, dtype=dtype)], dim=1)
 
 
-def _softmax_regression(
-    shape: Sequence[int], classes: int, dtype: torch.dtype, settings: LinearSettings
+def softmax_regression(
+    shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
 ) -> SoftmaxRegression:
-    """max‖z‖ is √(pixels + 1) for pixels in [0, 1], or √(feature_norm² + 1)."""
-    (features,) = shape
-    largest = math.sqrt(features)
-    if settings.feature_norm is not None:
-        largest = min(largest, math.hypot(settings.feature_norm, 1.0))
-    return SoftmaxRegression(features, classes, feature_norm=largest, dtype=dtype)
+    largest = math.sqrt(shape[0] - 1) if settings.feature_norm is None else settings.feature_norm
+    return SoftmaxRegression(shape[0], classes, feature_norm=math.hypot(largest, 1.0), dtype=dtype)
 
 
-SOFTMAX_REGRESSION = Model(LinearSettings, pixels_and_bias, _softmax_regression)
+def perceptron(activation: type[nn.Module]) -> Model:
+    """One hidden layer: features - hidden - classes."""
 
-MODELS = {"softmax-regression": SOFTMAX_REGRESSION}
+    def objective(
+        shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: PerceptronSettings
+    ) -> Objective:
+        (features,) = shape
+        net = nn.Sequential(
+            nn.Linear(features, settings.hidden), activation(), nn.Linear(settings.hidden, classes)
+        )
+        return objective_of(net, features, CrossEntropy(), settings.initial_seed, dtype)
+
+    return Model(PerceptronSettings, pixels, objective)
+
+
+def convolutional_net(classes: int) -> nn.Sequential:
+    """The network of Papernot et al. 2021 ("Tempered sigmoid activations") with tanh; 26,010 parameters."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 28, 28)),
+        nn.Conv2d(1, 16, 8, stride=2, padding=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, 1),
+        nn.Flatten(),
+        nn.Linear(512, 32),
+        nn.Tanh(),
+        nn.Linear(32, classes),
+    )
+
+
+def convolutional(shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: ModuleSettings) -> Objective:
+    if shape != (784,):
+        raise InputError(
+            f'model.name = "cnn" takes gray images of 28 x 28 = 784 pixels, not {math.prod(shape)} values'
+        )
+    return objective_of(convolutional_net(classes), 784, CrossEntropy(), settings.initial_seed, dtype)
+
+
+MODELS = {
+    "softmax-regression": Model(SoftmaxSettings, pixels_and_bias, softmax_regression),
+    "mlp": perceptron(nn.Tanh),
+    "mlp-relu": perceptron(nn.ReLU),
+    "cnn": Model(ModuleSettings, pixels, convolutional),
+}
 
 
 def model_named(name: str) -> Model:

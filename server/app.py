@@ -85,7 +85,7 @@ def _test_metrics(task: Task, arrays: ArrayRecord, t: int) -> dict[str, float]:
     evaluation = task.objective.evaluate(model, task.test)
     if not torch.isfinite(evaluation.loss):
         raise RunError(f"round {t}: the test loss is not finite")
-    return {"test_loss": float(evaluation.loss), "test_accuracy": float(evaluation.accuracy)}
+    return {"test_loss": float(evaluation.loss), "test_accuracy": float(evaluation.share_right())}
 
 
 def _folder_reporter(context: Context) -> FolderReporter:

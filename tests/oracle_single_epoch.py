@@ -155,3 +155,17 @@ def dp_ftrl(setup: Setup, step: float, radius: float, momentum: float) -> Vector
         velocity = momentum * velocity + total + setup.tree_noise(t)
         w = ball(-step * velocity, radius)
     return w
+
+
+def phased_sgd(setup: Setup, step: float, radius: float) -> Vector:
+    """The start after the last phase; phase i has ⌊T/2^i⌋ rounds, and its noise comes in the round after them."""
+    start, used, t, phase = np.zeros(setup.dimension), 0, 0, 1
+    while (length := setup.rounds // 2**phase) > 0:
+        w, queried = start, []
+        for place in range(used + 1, used + length + 1):
+            queried.append(w)
+            w = ball(w - step / 4**phase * setup.mean_increment(place, [(1, w)]), radius)
+        used, t = used + length, t + length + 1
+        start = ball(np.mean(queried, axis=0) - step / 4**phase * setup.fresh(t), radius)
+        phase += 1
+    return start

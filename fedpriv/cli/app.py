@@ -50,8 +50,19 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table; errors only.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Progress as JSON lines on stdout instead of the table.")
+    ] = False,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write curves for TensorBoard too (extra: tensorboard).")
+    ] = None,
+    mlflow: Annotated[
+        str | None, typer.Option(metavar="URI", help="Log to this MLflow tracking URI too (extra: mlflow).")
+    ] = None,
 ) -> None:
     """Run every cell of a scenario; write results.json, history.jsonl and table.md as it goes.
+
+    Stop it with Ctrl-C whenever you like: what is finished stays, and the command that goes on is printed.
 
     Examples:
 
@@ -63,7 +74,17 @@ def run(
     """
     from fedpriv.cli.run import run_scenario
 
-    run_scenario(scenario, engine, overrides or [], out, resume=resume, quiet=quiet)
+    run_scenario(
+        scenario,
+        engine,
+        overrides or [],
+        out,
+        resume=resume,
+        quiet=quiet,
+        as_json=as_json,
+        tensorboard=tensorboard,
+        mlflow=mlflow,
+    )
 
 
 @app.command()
@@ -85,14 +106,28 @@ def table(
 
 @app.command()
 def plot(run_dir: RunDir) -> None:
-    """Draw curves with bands over seeds, and privacy against accuracy, into RUN_DIR/plots.
+    """Draw curves, privacy against accuracy, what is clipped, and noise by mechanism, into RUN_DIR/plots.
 
     Example: fedpriv plot runs/quickstart
     """
-    from fedpriv.reports.plot import plot_run
+    from fedpriv.reports.plots import plot_run
 
     for path in plot_run(run_dir):
         typer.echo(path)
+
+
+@app.command()
+def report(
+    run_dir: RunDir,
+    out: Annotated[Path | None, typer.Option(help="The file; RUN_DIR/report.html by default.")] = None,
+) -> None:
+    """Write one HTML file that stands alone: what ran, what is protected, tables, plots, how to run it again.
+
+    Example: fedpriv report runs/quickstart
+    """
+    from fedpriv.reports.page import write_report
+
+    typer.echo(write_report(run_dir, out))
 
 
 @app.command()

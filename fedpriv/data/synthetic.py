@@ -1,4 +1,6 @@
-"""A small data set that needs no network: ten Gaussian blobs, 28 x 28 bytes each record."""
+"""Data that needs no network: ten Gaussian blobs as images, and problems whose population optimum is known."""
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,3 +26,62 @@ def blobs(
     images = prototypes[labels] + generator.normal(0.0, 90.0, (train + test, _SIDE, _SIDE))
     pixels = images.clip(0.0, 255.0).astype(np.uint8)
     return pixels[:train], labels[:train], pixels[train:], labels[train:]
+
+
+@dataclass(frozen=True)
+class KnownProblem:
+    """Records drawn from a distribution whose risk has a known minimizer x*.
+
+    A feature vector z has independent coordinates ±√curvature, so E[z zᵀ] = diag(curvature) and every norm is
+    `feature_norm` = √Σ curvature.
+    """
+
+    features: NDArray[np.float64]
+    labels: NDArray[np.float64]
+    curvature: NDArray[np.float64]
+    minimizer: NDArray[np.float64]
+    feature_norm: float
+    label_bound: float
+    """The largest |label| that can occur."""
+
+
+def curvature_of(dimension: int, condition: float) -> NDArray[np.float64]:
+    """Eigenvalues from 1 down to 1 / `condition` in equal ratios, (dimension,)."""
+    if dimension < 1 or condition < 1.0:
+        raise ValueError(f"dimension {dimension} and condition number {condition} must be at least 1")
+    return np.geomspace(1.0, 1.0 / condition, dimension)
+
+
+def linear_regression(n: int, dimension: int, condition: float, noise: float, seed: int) -> KnownProblem:
+    """y = ⟨x*, z⟩ + noise · u with ‖x*‖ = 1 and u uniform in ±√3, of variance 1: labels are bounded.
+
+    The risk of x under (⟨x, z⟩ - y)² / 2 is (x - x*)ᵀ diag(curvature) (x - x*) / 2 + noise² / 2, exactly.
+    """
+    generator = public_generator(seed, "linear regression")
+    features, curvature, minimizer = _design(generator, n, dimension, condition)
+    largest = float(np.sqrt(3.0)) * noise
+    labels = features @ minimizer + generator.uniform(-largest, largest, n)
+    norm = float(np.sqrt(curvature.sum()))
+    return KnownProblem(features, labels, curvature, minimizer, norm, norm + largest)
+
+
+def logistic_regression(n: int, dimension: int, condition: float, scale: float, seed: int) -> KnownProblem:
+    """Labels 1 with probability 1 / (1 + exp(-⟨x*, z⟩)), else 0; ‖x*‖ = `scale`.
+
+    x* minimizes the population risk of the logistic loss, since there the model is the truth.
+    """
+    generator = public_generator(seed, "logistic regression")
+    features, curvature, direction = _design(generator, n, dimension, condition)
+    minimizer = scale * direction
+    labels = (generator.uniform(size=n) * (1.0 + np.exp(-features @ minimizer)) < 1.0).astype(np.float64)
+    return KnownProblem(features, labels, curvature, minimizer, float(np.sqrt(curvature.sum())), 1.0)
+
+
+def _design(
+    generator: np.random.Generator, n: int, dimension: int, condition: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Features (n, dimension), curvature and a unit vector, both (dimension,)."""
+    curvature = curvature_of(dimension, condition)
+    direction = generator.standard_normal(dimension)
+    signs = generator.choice([-1.0, 1.0], (n, dimension))
+    return signs * np.sqrt(curvature), curvature, direction / np.linalg.norm(direction)

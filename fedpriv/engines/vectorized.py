@@ -195,7 +195,7 @@ class _Group:
         evaluation = self._task.objective.evaluate(
             model, Records(test.features.to(self._device), test.labels.to(self._device))
         )
-        loss, accuracy = evaluation.loss.tolist(), evaluation.accuracy.tolist()
+        loss, accuracy = evaluation.loss.tolist(), evaluation.share_right().tolist()
         for place, index in enumerate(self._indices):
             if not torch.isfinite(evaluation.loss[place]):
                 cell = self._cells[place]

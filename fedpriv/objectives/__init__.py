@@ -1,6 +1,29 @@
 """Objectives: per-record increments over flat parameters."""
 
 from fedpriv.objectives.base import Evaluation, Increment, Objective, Records
+from fedpriv.objectives.layered import LayeredObjective
+from fedpriv.objectives.linear import LeastSquares, LogisticRegression
+from fedpriv.objectives.losses import CrossEntropy, Loss, SquaredError
+from fedpriv.objectives.module import ModuleObjective
+from fedpriv.objectives.population import LogisticPopulation, Population, QuadraticPopulation
+from fedpriv.objectives.routes import objective_of
 from fedpriv.objectives.softmax_regression import SoftmaxRegression
 
-__all__ = ["Evaluation", "Increment", "Objective", "Records", "SoftmaxRegression"]
+__all__ = [
+    "CrossEntropy",
+    "Evaluation",
+    "Increment",
+    "LayeredObjective",
+    "LeastSquares",
+    "LogisticPopulation",
+    "LogisticRegression",
+    "Loss",
+    "ModuleObjective",
+    "Objective",
+    "Population",
+    "QuadraticPopulation",
+    "Records",
+    "SoftmaxRegression",
+    "SquaredError",
+    "objective_of",
+]

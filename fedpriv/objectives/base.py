@@ -1,15 +1,17 @@
 """What an objective is: clipped sums of per-record increments, and an evaluation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from fedpriv.errors import RunError
 from fedpriv.rounds import Scalar
 
 
 class Records(NamedTuple):
-    """A batch: features (..., B, features) and integer labels (..., B)."""
+    """A batch: features (..., B, features) and labels (..., B), integers of classes or floats of a regression."""
 
     features: Tensor
     labels: Tensor
@@ -23,10 +25,25 @@ class Increment(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Mean loss (natural logarithm) and share of right predictions in [0, 1], each of shape (...)."""
+    """Mean loss (natural logarithm) and share of right predictions in [0, 1], each of shape (...).
+
+    `accuracy` is None for a regression; `metrics` holds what else the objective knows, by name, each (...).
+    """
 
     loss: Tensor
-    accuracy: Tensor
+    accuracy: Tensor | None
+    metrics: Mapping[str, Tensor] = MappingProxyType({})
+
+    def share_right(self) -> Tensor:
+        """The accuracy; RunError if the objective has none."""
+        if self.accuracy is None:
+            raise RunError("this objective is a regression: it has no accuracy to report; use a classification")
+        return self.accuracy
+
+
+def clip_factors(norm: Tensor, weights: Tensor, clip: Scalar) -> Tensor:
+    """weights · min(1, clip / norm): what each record's increment is multiplied by, shape of `norm` (..., B)."""
+    return weights * clip / norm.clamp(min=clip)
 
 
 class Objective(Protocol):

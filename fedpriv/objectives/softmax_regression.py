@@ -13,7 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedpriv.objectives.base import Evaluation, Increment, Records
+from fedpriv.objectives.base import Evaluation, Increment, Records, clip_factors
+from fedpriv.objectives.losses import CrossEntropy
 from fedpriv.rounds import Scalar
 
 
@@ -64,16 +65,13 @@ class SoftmaxRegression:
         for point, coefficient in zip(points, coefficients, strict=True):
             residual = residual.add(self._logits(point, features).softmax(-1), alpha=coefficient)
         norm = torch.linalg.vector_norm(residual, dim=-1) * torch.linalg.vector_norm(features, dim=-1)
-        factor = weights * clip / norm.clamp(min=clip)  # weight · min(1, clip / norm)
+        factor = clip_factors(norm, weights, clip)
         total = (residual * factor.unsqueeze(-1)).mT @ features
         return Increment(total.flatten(-2), ((norm > clip) & (weights != 0.0)).sum(-1))
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
-        logits = self._logits(point, records.features)
-        right = records.labels.expand(logits.shape[:-1]).unsqueeze(-1)
-        loss = (logits.logsumexp(-1) - logits.gather(-1, right).squeeze(-1)).mean(-1)
-        accuracy = (logits.argmax(-1) == records.labels).to(loss.dtype).mean(-1)
-        return Evaluation(loss, accuracy)
+        logits, loss = self._logits(point, records.features), CrossEntropy()
+        return Evaluation(loss.value(logits, records.labels).mean(-1), loss.accuracy(logits, records.labels))
 
     def _logits(self, point: Tensor, features: Tensor) -> Tensor:
         return features @ point.view(*point.shape[:-1], self.classes, self.features).mT

@@ -23,6 +23,7 @@ from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
 from fedpriv.files import write_json, write_vector
 from fedpriv.outcome import Finished
+from fedpriv.reports.observers import RunObserver
 from fedpriv.scenario import Cell, Point, Published, Scenario
 
 FORMAT = 1
@@ -40,15 +41,20 @@ class Results:
     seeds: list[int]
     published: Published | None
     cells: list[Mapping[str, Any]]
+    versions: Mapping[str, str]
+    rerun: str | None
+    """The command that runs the same again; None where it was not recorded."""
 
 
-class RunFolder:
+class RunFolder(RunObserver):
     """The writing side of a RUN_DIR."""
 
-    def __init__(self, path: Path, scenario: Scenario, engine: str, *, resume: bool) -> None:
+    def __init__(
+        self, path: Path, scenario: Scenario, engine: str, *, resume: bool, rerun: str | None = None
+    ) -> None:
         """InputError if the folder holds results of another run, or of any run without `resume`."""
         self.path = path
-        self._scenario, self._engine = scenario, engine
+        self._scenario, self._engine, self._rerun = scenario, engine, rerun
         self._cells: dict[int, dict[str, Any]] = {}
         if (path / "results.json").exists():
             if not resume:
@@ -98,13 +104,16 @@ class RunFolder:
                 "published": scenario.published and scenario.published.as_data(),
                 "engine": self._engine,
                 "versions": versions(),
+                "rerun": self._rerun,
                 "complete": not self.missing,
                 "cells": [self._cells[place] for place in sorted(self._cells)],
             },
         )
 
     def _finished_before(self) -> dict[int, dict[str, Any]]:
-        found = {cell["cell"]: dict(cell) for cell in read_results(self.path).cells}
+        before = read_results(self.path)
+        self._rerun = before.rerun or self._rerun
+        found = {cell["cell"]: dict(cell) for cell in before.cells}
         for place, record in found.items():
             points = self._scenario.points
             if place >= len(points) or points[place].cell.canonical() != record["scenario"]:
@@ -138,6 +147,8 @@ def read_results(folder: Path) -> Results:
             seeds=tree["seeds"],
             published=Published.from_data(tree["published"]) if tree["published"] else None,
             cells=tree["cells"],
+            versions=tree.get("versions", {}),
+            rerun=tree.get("rerun"),
         )
     except FileNotFoundError:
         raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None

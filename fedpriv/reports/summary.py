@@ -94,8 +94,8 @@ def compare(results: Results, metric: Metric, point: Mapping[str, Any]) -> Compa
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """Dotted keys -> their last parts; keys that would share one keep their whole name."""
-    last = {key: key.rpartition(".")[2] for key in keys}
+    """Dotted keys -> their last parts (the section of a name); keys that would share one keep their whole name."""
+    last = {key: key.removesuffix(".name").rpartition(".")[2] for key in keys}
     uses = Counter(last.values())
     return {key: name if uses[name] == 1 else key for key, name in last.items()}
 

@@ -36,7 +36,7 @@ _LISTED = 10  # missing points that are named; the tables show the others
 
 
 @dataclass(frozen=True)
-class _Table:
+class Table:
     """A table before a style is given to it.  The first `labels` columns name the row, the others hold figures."""
 
     caption: str
@@ -52,7 +52,7 @@ def render(results: Results, style: Style) -> str:
     return STYLES[style](results)
 
 
-def _tables(results: Results) -> list[_Table]:
+def tables_of(results: Results) -> list[Table]:
     """A table of the paper's form for each metric it has and each value of other axes, or one of all points."""
     shown = _published_metrics(results)
     if results.published is None or not shown:
@@ -68,7 +68,7 @@ def _published_metrics(results: Results) -> list[Metric]:
     return [metric for metric in METRICS if getattr(results.published.table, metric.key) is not None]
 
 
-def _grid(results: Results, paper: Paper, metric: Metric, fixed: Mapping[str, Any]) -> _Table:
+def _grid(results: Results, paper: Paper, metric: Metric, fixed: Mapping[str, Any]) -> Table:
     names, columns = short_names(results.axes), results.axes[paper.columns]
     body = []
     for row in results.axes[paper.rows]:
@@ -77,7 +77,7 @@ def _grid(results: Results, paper: Paper, metric: Metric, fixed: Mapping[str, An
     where = f" at {point_text(results, fixed)}" if fixed else ""
     caption = f"{metric.title}{where}: measured [published, measured - published]"
     header = [names[paper.rows], *map(value_text, columns)]
-    return _Table(caption, header, body, labels=1, across=names[paper.columns])
+    return Table(caption, header, body, labels=1, across=names[paper.columns])
 
 
 def _entry(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
@@ -97,7 +97,7 @@ def _entry(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
     return f"{text} [{', '.join(known)}]" if known else text
 
 
-def _list(results: Results) -> _Table:
+def _list(results: Results) -> Table:
     """A row a sweep point; what is swept is not shown twice."""
     names = list(short_names(results.axes).values())
     shown = [name for name in _COLUMNS if name not in names]
@@ -105,7 +105,7 @@ def _list(results: Results) -> _Table:
     for point in points(results):
         row = _row(results, point)
         body.append([*map(value_text, point.values()), *(row.get(name, "") for name in shown)])
-    return _Table("", [*names, *shown], body, labels=len(names))
+    return Table("", [*names, *shown], body, labels=len(names))
 
 
 def _row(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
@@ -128,13 +128,13 @@ def _figure(value: float) -> str:
 
 def _markdown(results: Results) -> str:
     blocks = [f"## {results.title or results.name}"]
-    for table in _tables(results):
+    for table in tables_of(results):
         blocks += [f"**{table.caption}**", _aligned(table)] if table.caption else [_aligned(table)]
-    blocks += [line for line in (_what_is_missing(results), _how_measured(results)) if line]
+    blocks += [line for line in (what_is_missing(results), how_measured(results)) if line]
     return "\n\n".join([*blocks, *_privacy(results)]) + "\n"
 
 
-def _aligned(table: _Table) -> str:
+def _aligned(table: Table) -> str:
     """A Markdown table whose columns also line up as plain text: labels to the left, figures to the right."""
     corner = [f"{table.header[0]} \\ {table.across}"] if table.across else table.header[:1]
     columns = []
@@ -145,7 +145,8 @@ def _aligned(table: _Table) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in zip(*columns, strict=True))
 
 
-def _what_is_missing(results: Results) -> str:
+def what_is_missing(results: Results) -> str:
+    """Which cells have no result, in bold Markdown; nothing if all have."""
     if not (loud := incomplete(results)):
         return ""
     texts = []
@@ -156,7 +157,8 @@ def _what_is_missing(results: Results) -> str:
     return f"**{loud}.** Missing: {'; '.join(texts[:_LISTED])}{more}."
 
 
-def _how_measured(results: Results) -> str:
+def how_measured(results: Results) -> str:
+    """Seeds, engine, and the largest difference to what was published, in one line."""
     count = len(results.seeds)
     seeds = "1 seed" if count == 1 else f"{count} seeds: mean ± sample standard deviation"
     largest = []
@@ -224,11 +226,11 @@ def _csv(results: Results) -> str:
 
 def _latex(results: Results) -> str:
     """One booktabs table each."""
-    return "\n".join(_tabular(results, table) for table in _tables(results))
+    return "\n".join(_tabular(results, table) for table in tables_of(results))
 
 
-def _tabular(results: Results, table: _Table) -> str:
-    sentences = [results.title or results.name, table.caption, incomplete(results), _how_measured(results)]
+def _tabular(results: Results, table: Table) -> str:
+    sentences = [results.title or results.name, table.caption, incomplete(results), how_measured(results)]
     header, *body = [" & ".join(map(_escape, row)) + r" \\" for row in [table.header, *table.body]]
     first, last = table.labels + 1, len(table.header)
     figures = last - table.labels

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -49,6 +50,7 @@ COMMANDS = [
     "run",
     "table",
     "plot",
+    "report",
     "data fetch",
     *(f"privacy {name}" for name in ("convert", "noise", "spent")),
 ]
@@ -111,6 +113,7 @@ def test_results_hold_every_field(finished: tuple[Path, Any]) -> None:
     tree = results_of(finished[0] / "out")
     assert tree["complete"] is True
     assert tree["engine"] == "vectorized"
+    assert tree["rerun"] == f"fedpriv run {finished[0] / 'small.toml'}"
     assert tree["seeds"] == [0, 1]
     assert [(cell["point"]["privacy.rho"], cell["seed"]) for cell in tree["cells"]] == [
         (4.0, 0), (4.0, 1), (8.0, 0), (8.0, 1)
@@ -248,7 +251,9 @@ def test_a_stopped_run_is_valid_incomplete_and_goes_on(tmp_path: Path, sent: sig
     finally:
         process.kill()
     assert process.returncode == 130, said
-    assert "go on with --resume --out out" in said
+    assert "cells left; go on with\n" in said
+    command = said.splitlines()[-1].strip()
+    assert command == shlex.join(["fedpriv", *arguments[:4], *settings, "--resume", "--out", "out"])
     assert "Traceback" not in said
     stopped = results_of(tmp_path / "out")
     assert stopped["complete"] is False
@@ -257,7 +262,7 @@ def test_a_stopped_run_is_valid_incomplete_and_goes_on(tmp_path: Path, sent: sig
     table = fedpriv("table", "out", cwd=tmp_path)
     assert table.returncode == 0
     assert f"INCOMPLETE: {len(stopped['cells'])} of 6 cells" in table.stdout
-    resumed = fedpriv(*arguments, *settings, "--resume", "--quiet", cwd=tmp_path)
+    resumed = fedpriv(*shlex.split(command)[1:], "--quiet", cwd=tmp_path)  # as it was told
     assert resumed.returncode == 0, resumed.stderr
     whole = results_of(tmp_path / "out")
     assert whole["complete"] is True
@@ -278,7 +283,7 @@ def test_every_command_has_help_with_an_example(command: str, tmp_path: Path) ->
 def test_the_first_page_of_help_lists_the_commands(tmp_path: Path) -> None:
     done = fedpriv("--help", cwd=tmp_path)
     assert done.returncode == 0
-    for name in ("run", "table", "plot", "data", "privacy"):
+    for name in ("run", "table", "plot", "report", "data", "privacy"):
         assert f" {name} " in done.stdout
 
 
@@ -286,3 +291,20 @@ def test_version(tmp_path: Path) -> None:
     done = fedpriv("--version", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout.startswith("fedpriv ")
+
+
+def test_json_lines_go_to_stdout_and_nothing_else_does(tmp_path: Path) -> None:
+    done = fedpriv("run", write_scenario(tmp_path), "--out", "out", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["event"] for event in events].count("finished") == 4
+    assert (events[0]["event"], events[-1]) == ("started", {"event": "complete", "folder": "out"})
+    assert len([event for event in events if event["event"] == "evaluated"]) == 16
+
+
+def test_report_writes_a_page_with_the_command(copied: Path) -> None:
+    done = fedpriv("report", "out", cwd=copied)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "out/report.html\n", "")
+    page = (copied / "out" / "report.html").read_text(encoding="utf-8")
+    assert results_of(copied / "out")["rerun"] in page
+    assert "A small run" in page

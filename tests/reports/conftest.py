@@ -31,7 +31,22 @@ def results_of(
                 cells.append({**_cell(place, point, seed, measured), **facts(point)})
             place += 1
     published = Published.from_data(dict(paper)) if paper else None
-    return Results("small", "A small run", "vectorized", complete, axes, seeds, published, cells)
+    title, rerun = "A small run", "fedpriv run small.toml"
+    return Results("small", title, "vectorized", complete, axes, seeds, published, cells, {}, rerun)
+
+
+STREAM = {
+    "owner": "silos 0-99",
+    "mechanism": {"name": "IndependentGaussian"},
+    "rounds": 600,
+    "places": 600,
+    "keep": 1.0,
+    "clips": [[118.1, 600]],
+    "per_record": 1.0,
+    "relation": "replace-one",
+    "std": 1446.4,
+}
+"""What 100 silos released each, in the data of the ledger: μ = 4."""
 
 
 def _cell(place: int, point: Mapping[str, Any], seed: int, measured: tuple[float, float]) -> dict[str, Any]:
@@ -52,6 +67,7 @@ def _cell(place: int, point: Mapping[str, Any], seed: int, measured: tuple[float
         "zcdp": mu**2 / 2,
         "epsilon": 6 * mu,
         "epsilon_paper": 7 * mu,
+        "releases": [STREAM],
         "silos": point.get("federation.silos", 100),
         "rounds": 600,
         "fraction_clipped": 0.0125,

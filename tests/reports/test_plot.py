@@ -1,6 +1,7 @@
 """Pictures: that they are there, hold what was measured, and are the same bytes every time."""
 
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -12,8 +13,12 @@ from typing import Any
 import pytest
 
 from fedpriv.errors import InputError
-from fedpriv.reports import plot
-from fedpriv.reports.plot import plot_run
+from fedpriv.reports.plots import plot_run, svgs_of
+from fedpriv.reports.plots.clipping import draw_clipping
+from fedpriv.reports.plots.curves import draw_curves
+from fedpriv.reports.plots.layout import layout_of
+from fedpriv.reports.plots.noise import draw_noise
+from fedpriv.reports.plots.tradeoff import draw_tradeoff
 from fedpriv.reports.results import Results
 
 Make = Callable[..., Results]
@@ -62,7 +67,7 @@ def size_of(png: Path) -> tuple[int, int]:
 
 
 def curves(results: Results) -> Any:
-    return plot._curves(results, [line_of(cell, t) for cell in results.cells for t in EVALUATED])
+    return draw_curves(results, [line_of(cell, t) for cell in results.cells for t in EVALUATED])["curves"]
 
 
 def legend_texts(figure: Any) -> list[str]:
@@ -71,11 +76,11 @@ def legend_texts(figure: Any) -> list[str]:
 
 def test_files_and_their_sizes(tmp_path: Path, make_table: Make) -> None:
     folder = write(tmp_path / "run", make_table())
-    names = ["curves.png", "curves.svg", "privacy.png", "privacy.svg"]
+    names = [f"{name}.{kind}" for name in ("curves", "privacy", "clipped", "noise") for kind in ("png", "svg")]
     files = plot_run(folder)
     assert files == [folder / "plots" / name for name in names]
     assert size_of(files[0]) == (1410, 630)  # 9.4 by 4.2 inches at 150 dpi
-    assert size_of(files[2]) == (960, 720)
+    assert size_of(files[2]) == (1110, 690)
     assert all(file.stat().st_size > 10_000 for file in files)
     assert b"<svg" in files[1].read_bytes()
 
@@ -100,7 +105,7 @@ def test_drawing_leaves_settings_alone(tmp_path: Path, make_table: Make) -> None
 def test_a_single_cell(tmp_path: Path, make_results: Make) -> None:
     results = make_results({}, [0], lambda point, seed: (2.25, 0.7))
     files = plot_run(write(tmp_path / "run", results))
-    assert [file.name for file in files] == ["curves.png", "curves.svg"]  # one μ: no trade-off to show
+    assert {file.stem for file in files} == {"curves", "clipped", "noise"}  # one μ: no trade-off to show
     figure = curves(results)
     assert figure.legends == []
     assert "one seed" in figure.get_suptitle()
@@ -152,18 +157,19 @@ def test_unfinished_cells_are_not_drawn(make_table: Make) -> None:
     results = make_table()
     history = [line_of(cell, t) for cell in results.cells for t in EVALUATED]
     fewer = replace(results, complete=False, cells=results.cells[:7])  # of the third point one seed of three
-    figure = plot._curves(fewer, history)
+    figure = draw_curves(fewer, history)["curves"]
     assert len(figure.axes[1].lines) == 3
     assert figure.axes[1].lines[2].get_ydata()[-1] == pytest.approx(73.0)  # seed 0 alone
     assert "INCOMPLETE: 7 of 12 cells" in figure.get_suptitle()
 
 
 def test_accuracy_against_privacy(make_table: Make) -> None:
-    figure = plot._privacy(make_table())
+    figure = draw_tradeoff(make_table())
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"
     assert [label.get_text() for label in axes.get_xticklabels()] == ["4", "8"]
-    assert legend_texts(figure) == ["1 silo, untrusted server", "10 silos, untrusted server", "published"]
+    assert legend_texts(figure) == ["silos", "1", "10", "published"]
+    assert "untrusted server" in figure.get_suptitle()
     lines = [container.lines[0] for container in axes.containers]
     assert [list(line.get_ydata()) for line in lines] == [pytest.approx([70.0, 74.0]), pytest.approx([69.0, 73.0])]
     assert list(lines[0].get_xdata()) == pytest.approx([4.0, 8.0], rel=0.02)  # moved aside by a hair
@@ -182,18 +188,14 @@ def test_trust_has_its_line_style_and_other_axes_their_lines(make_results: Make)
         "privacy.rho": [4.0, 8.0],
         "federation.batch": [1, 5],
     }
-    figure = plot._privacy(make_results(axes, [0, 1], lambda point, seed: (2.25, 0.7)))
+    figure = draw_tradeoff(make_results(axes, [0, 1], lambda point, seed: (2.25, 0.7)))
     lines = [container.lines[0] for container in figure.axes[0].containers]
-    looks = {container.get_label(): line for container, line in zip(figure.axes[0].containers, lines, strict=True)}
-    assert sorted(looks) == [
-        "100 silos, batch 1, trusted server",
-        "100 silos, batch 1, untrusted server",
-        "100 silos, batch 5, trusted server",
-        "100 silos, batch 5, untrusted server",
-    ]
-    styles = {label.split(", ")[-1]: line.get_linestyle() for label, line in looks.items()}
-    assert styles == {"untrusted server": "-", "trusted server": "--"}
+    looks = [(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines]
+    (plain, dashed), (other, other_dashed) = (looks[0], looks[2]), (looks[1], looks[3])
+    assert plain[:2] == dashed[:2] != other[:2] == other_dashed[:2]  # batch: colour and marker
+    assert [look[2] for look in looks] == ["-", "-", "--", "--"]
     assert all(len(line.get_xdata()) == 2 for line in lines)
+    assert legend_texts(figure) == ["batch", "1", "5", "trust", "untrusted", "trusted"]
 
 
 def test_rounding_of_mu_is_not_a_second_value(tmp_path: Path, make_results: Make) -> None:
@@ -201,12 +203,12 @@ def test_rounding_of_mu_is_not_a_second_value(tmp_path: Path, make_results: Make
     results = make_results(
         axes, [0], lambda p, s: (2.25, 0.7), facts=lambda p: {"mu": 4.0 - 1e-13 * p["federation.silos"]}
     )
-    assert [file.stem for file in plot_run(write(tmp_path / "run", results))] == ["curves", "curves"]
+    assert "privacy" not in {file.stem for file in plot_run(write(tmp_path / "run", results))}
 
 
 def test_cells_without_noise_are_left_out_of_the_trade_off(make_table: Make) -> None:
     results = make_table(facts=lambda point: {"mu": None} if point["federation.silos"] == 10 else {})
-    assert legend_texts(plot._privacy(results)) == ["1 silo, untrusted server", "published"]
+    assert len(draw_tradeoff(results).axes[0].containers) == 1
 
 
 def test_nothing_to_draw(tmp_path: Path, make_table: Make) -> None:
@@ -217,5 +219,101 @@ def test_nothing_to_draw(tmp_path: Path, make_table: Make) -> None:
 
 
 def test_matplotlib_is_imported_only_to_draw() -> None:
-    code = "import sys, fedpriv.reports.plot; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, fedpriv.reports.plots; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+STUDY = {
+    "algorithm.name": ["dp-mu2-fl", "dp-sgd", "dp-ftrl", "tree-momentum"],
+    "federation.rounds": [16, 60, 240],
+    "privacy.mu": [0.3, 1.0],
+}
+
+
+def study(make_results: Make) -> Results:
+    return make_results(
+        STUDY,
+        [0, 1],
+        lambda point, seed: (2.25 + 0.01 * seed, 0.7),
+        facts=lambda point: {"mu": point["privacy.mu"], "rounds": point["federation.rounds"]},
+    )
+
+
+def test_a_study_of_algorithms_has_a_colour_each_and_a_panel_for_the_rest(make_results: Make) -> None:
+    results = study(make_results)
+    history = [
+        {**line_of(cell, t), "round": t * cell["rounds"] // 600} for cell in results.cells for t in EVALUATED
+    ]
+    figures = draw_curves(results, history)
+    assert list(figures) == ["loss", "accuracy"]
+    for figure in figures.values():
+        assert [axes.get_title() for axes in figure.axes] == ["rounds 16", "rounds 60", "rounds 240"]
+        for axes, rounds in zip(figure.axes, (16, 60, 240), strict=True):
+            assert len(axes.lines) == 8  # four algorithms, two μ
+            assert max(axes.lines[0].get_xdata()) == rounds  # equal within a panel: rounds, not shares
+        assert legend_texts(figure)[:5] == ["algorithm", *STUDY["algorithm.name"]]
+    trade = draw_tradeoff(results)
+    assert len(trade.axes) == 1
+    assert len(trade.axes[0].containers) == 12
+
+
+def test_few_lines_share_a_panel_and_many_get_columns_then_rows() -> None:
+    two = layout_of({"a": [1, 2, 3], "b": [1, 2]})
+    assert (two.colours, two.shape) == ("a", (1, 1))
+    many = layout_of({"algorithm.name": ["x", "y", "z"], "a": list(range(5)), "b": list(range(6)), "c": [1, 2]})
+    assert (many.colours, many.columns, many.rows) == ("algorithm.name", "b", "a")
+    assert many.styles == [{"c": 1}, {"c": 2}]
+    assert many.panel_of({"algorithm.name": "y", "a": 3, "b": 4, "c": 1}) == (3, 4)
+
+
+def test_a_diverging_run_makes_the_loss_logarithmic(make_table: Make) -> None:
+    results = make_table(figures=lambda point, seed: (2.2 if point["privacy.rho"] == 8.0 else 80.0, 0.5))
+    loss, accuracy = curves(results).axes
+    assert (loss.get_yscale(), accuracy.get_yscale()) == ("log", "linear")
+    assert curves(make_table()).axes[0].get_yscale() == "linear"
+
+
+def test_the_fraction_clipped_is_a_mark_a_point(make_table: Make) -> None:
+    results = make_table(facts=lambda point: {"fraction_clipped": 0.01 * point["federation.silos"]})
+    (axes,) = draw_clipping(results).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["rho 4", "rho 8"]
+    marks = [(float(c.lines[0].get_xdata()[0]), round(float(c.lines[0].get_ydata()[0]))) for c in axes.containers]
+    assert marks == [(1.0, 0), (10.0, 0), (1.0, 1), (10.0, 1)]
+    nothing = draw_clipping(make_table(facts=lambda point: {"fraction_clipped": 0.0})).axes[0]
+    assert nothing.get_xlim() == (0.0, 1.0)
+
+
+def test_silos_that_do_not_tell_have_no_figure_of_clipping(tmp_path: Path, make_table: Make) -> None:
+    results = make_table(facts=lambda point: {"fraction_clipped": None})
+    assert "clipped" not in {file.stem for file in plot_run(write(tmp_path / "run", results))}
+
+
+def test_noise_is_what_accounting_gives_for_the_run(make_table: Make) -> None:
+    """Independent noise on 600 sums at μ = 4: 2√600 / 4 a release, a tenth of it in the mean of 100 silos."""
+    cells = make_table(facts=lambda point: {"silos": 100}).cells
+    figure = draw_noise(cells)
+    assert figure is not None
+    left, right = figure.axes
+    by_name = {line.get_label(): line for line in left.lines}
+    assert list(by_name)[:2] == ["independent, this run", "tree"]
+    line = by_name["independent, this run"]
+    assert line.get_xdata()[-1] == 600
+    assert line.get_ydata()[-1] == pytest.approx(2 * 600**0.5 / 4)
+    assert list(right.lines[0].get_xdata()) == pytest.approx([12.247, 1.2247, 0.12247], rel=1e-4)
+    assert "4-GDP" in figure.get_suptitle()
+
+
+def test_a_run_without_noise_has_no_figure_of_it(make_table: Make) -> None:
+    assert draw_noise(make_table(facts=lambda point: {"mu": None}).cells) is None
+
+
+def test_svgs_can_stand_on_one_page(tmp_path: Path, make_table: Make) -> None:
+    """Ids that differ from figure to figure are referred to; equal ones define equal shapes."""
+    results = make_table()
+    texts = svgs_of(write(tmp_path / "run", results), results)
+    assert list(texts) == ["curves", "privacy", "clipped", "noise"]
+    assert all(text.startswith("<svg") and text.rstrip().endswith("</svg>") for text in texts.values())
+    clips = [set(re.findall(r'<clipPath id="(\w+)"', text)) for text in texts.values()]
+    assert all(clips)
+    assert not clips[0] & clips[1]
+    assert not clips[1] & clips[2]

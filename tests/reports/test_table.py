@@ -256,9 +256,13 @@ def test_privacy_lines(make_results: Make) -> None:
 def test_names_are_short_unless_two_axes_share_one() -> None:
     assert short_names(["privacy.rho", "seed"]) == {"privacy.rho": "rho", "seed": "seed"}
     assert short_names(["data.name", "algorithm.name", "privacy.mu"]) == {
-        "data.name": "data.name",
-        "algorithm.name": "algorithm.name",
+        "data.name": "data",
+        "algorithm.name": "algorithm",
         "privacy.mu": "mu",
+    }
+    assert short_names(["algorithm.step", "model.step"]) == {
+        "algorithm.step": "algorithm.step",
+        "model.step": "model.step",
     }
 
 

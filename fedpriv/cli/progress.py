@@ -1,0 +1,135 @@
+"""How a run shows itself while it goes: a live line for people, plain lines for logs, JSON lines for programs."""
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from rich import progress as rich_progress
+from rich.console import Console
+from rich.text import Text
+
+from fedpriv.outcome import Finished
+from fedpriv.reports.observers import RunObserver
+from fedpriv.scenario import Point, Scenario
+
+
+class _RoundsPerSecond(rich_progress.ProgressColumn):
+    def render(self, task: rich_progress.Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:,.0f} rounds/s")
+
+
+class Progress(RunObserver):
+    """On a terminal one line that moves, elsewhere a line a finished cell; on stderr, nothing if `quiet`."""
+
+    def __init__(self, *, quiet: bool, console: Console | None = None) -> None:
+        self._quiet = quiet
+        self._console = console or Console(stderr=True, quiet=quiet)
+        self._live = self._console.is_terminal and not quiet
+        self._folder: Path | None = None
+        self._bar = rich_progress.Progress(
+            rich_progress.TextColumn("{task.fields[cells]}"),
+            rich_progress.BarColumn(bar_width=24),
+            rich_progress.TextColumn("{task.percentage:>3.0f} %"),
+            _RoundsPerSecond(),
+            rich_progress.TextColumn("{task.fields[latest]}"),
+            rich_progress.TextColumn("left"),
+            rich_progress.TimeRemainingColumn(compact=True),
+            console=self._console,
+            disable=not self._live,
+        )
+
+    def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
+        self._scenario, self._folder = scenario, folder
+        self._cells, self._done = len(places), 0
+        self._began = time.monotonic()
+        rounds = sum(scenario.points[place].cell.schedule.rounds for place in places)
+        self._task = self._bar.add_task("", total=rounds, cells=f"0/{self._cells} cells", latest="")
+        self._bar.start()
+
+    def advanced(self, rounds: int) -> None:
+        self._bar.advance(self._task, rounds)
+
+    def evaluated(self, place: int, t: int, test_loss: float, test_accuracy: float) -> None:
+        self._bar.update(self._task, latest=f"loss {test_loss:.4f}")
+
+    def finished(self, place: int, finished: Finished) -> None:
+        self._done += 1
+        self._bar.update(self._task, cells=f"{self._done}/{self._cells} cells")
+        if not self._live:
+            elapsed = time.monotonic() - self._began
+            line = f"loss {finished.test_loss:.4f}, accuracy {100 * finished.test_accuracy:.1f} %"
+            self._say(
+                f"[{self._done}/{self._cells}, {elapsed:.0f} s] {_words(self._scenario.points[place])}: {line}"
+            )
+
+    def ended(self) -> None:
+        self._bar.stop()
+
+    def stopped(self, rerun: str) -> None:
+        """Say how to go on; `rerun` is the command that was given."""
+        if self._folder is None:
+            self._say("stopped before the first cell")
+            return
+        left = self._cells - self._done
+        self._say(f"stopped, {left} of {len(self._scenario.points)} cells left; go on with")
+        self._say(f"    {_resume(rerun, self._folder)}")
+
+    def _say(self, line: str) -> None:
+        if not self._quiet:
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+class JsonLines(RunObserver):
+    """One JSON object a line: started, evaluated, finished, and at the end complete or stopped."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._folder: Path | None = None
+
+    def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
+        self._scenario, self._folder, self._left = scenario, folder, len(places)
+        rounds = sum(scenario.points[place].cell.schedule.rounds for place in places)
+        self._tell("started", {"cells": len(places), "rounds": rounds, "folder": str(folder)})
+        self._complete_if_nothing_is_left()
+
+    def evaluated(self, place: int, t: int, test_loss: float, test_accuracy: float) -> None:
+        figures = {"round": t, "test_loss": test_loss, "test_accuracy": test_accuracy}
+        self._tell("evaluated", {**self._where(place), **figures})
+
+    def finished(self, place: int, finished: Finished) -> None:
+        self._left -= 1
+        figures = {"test_loss": finished.test_loss, "test_accuracy": finished.test_accuracy}
+        self._tell("finished", {**self._where(place), **figures})
+        self._complete_if_nothing_is_left()
+
+    def stopped(self, rerun: str) -> None:
+        """Say how to go on; `rerun` is the command that was given."""
+        if self._folder is None:
+            self._tell("stopped", {})
+        else:
+            self._tell("stopped", {"left": self._left, "resume": _resume(rerun, self._folder)})
+
+    def _complete_if_nothing_is_left(self) -> None:
+        if self._left == 0:
+            self._tell("complete", {"folder": str(self._folder)})
+
+    def _where(self, place: int) -> dict[str, Any]:
+        point = self._scenario.points[place]
+        return {"cell": place, "point": dict(point.swept), "seed": point.cell.seed}
+
+    def _tell(self, event: str, facts: Mapping[str, Any]) -> None:
+        self._stream.write(json.dumps({"event": event, **facts}, ensure_ascii=False) + "\n")
+        self._stream.flush()
+
+
+def _words(point: Point) -> str:
+    values = [f"{key.rpartition('.')[2]} {value}" for key, value in point.swept.items()]
+    return ", ".join([*values, f"seed {point.cell.seed}"])
+
+
+def _resume(rerun: str, folder: Path) -> str:
+    return f"{rerun} --resume --out {shlex.quote(str(folder))}"

@@ -1,0 +1,127 @@
+"""Losses of one linear score ⟨x, z⟩, in closed form: a gradient is a number times the feature vector.
+
+An increment is that too, with the combination of the numbers at its points, so its norm is |number| · ‖z‖.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedpriv.objectives.base import Evaluation, Increment, Records, clip_factors
+from fedpriv.objectives.population import Population
+from fedpriv.rounds import Scalar
+
+
+@dataclass(frozen=True)
+class LinearScore(ABC):
+    """What the losses of a linear score share; `feature_norm` bounds ‖z‖ over all records that can occur.
+
+    With a `population`, `evaluate` also reports the metrics excess_risk = F(x) - F(x*) and
+    gradient_norm = ‖∇F(x)‖ of the population risk F.
+    """
+
+    dimension: int
+    feature_norm: float
+    population: Population | None = None
+    dtype: torch.dtype = torch.float64
+
+    @abstractmethod
+    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """(..., B)."""
+
+    @abstractmethod
+    def _slope(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """The derivative of the loss by the score, (..., B)."""
+
+    @abstractmethod
+    def _accuracy(self, scores: Tensor, labels: Tensor) -> Tensor | None: ...
+
+    def initial(self) -> Tensor:
+        return torch.zeros(self.dimension, dtype=self.dtype)
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        features = records.features
+        slope = sum(
+            coefficient * self._slope(_scores(point, features), records.labels)
+            for point, coefficient in zip(points, coefficients, strict=True)
+        )
+        assert isinstance(slope, Tensor)
+        norm = slope.abs() * torch.linalg.vector_norm(features, dim=-1)
+        factor = clip_factors(norm, weights, clip)
+        total = ((slope * factor).unsqueeze(-2) @ features).squeeze(-2)
+        return Increment(total, (norm > clip).sum(-1))
+
+    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+        scores = _scores(point, records.features)
+        metrics = {}
+        if self.population is not None:
+            metrics["excess_risk"] = self.population.excess_risk(point)
+            metrics["gradient_norm"] = torch.linalg.vector_norm(self.population.gradient(point), dim=-1)
+        loss = self._loss(scores, records.labels).mean(-1)
+        return Evaluation(loss, self._accuracy(scores, records.labels), metrics)
+
+
+@dataclass(frozen=True)
+class LeastSquares(LinearScore):
+    """(⟨x, z⟩ - y)² / 2 with |y| ≤ `label_bound`, for x in the ball of `radius` around 0."""
+
+    label_bound: float = 1.0
+    radius: float = 1.0
+
+    @property
+    def lipschitz(self) -> float:
+        """max|⟨x, z⟩ - y| · max‖z‖ in the ball; outside it no bound holds."""
+        return (self.radius * self.feature_norm + self.label_bound) * self.feature_norm
+
+    @property
+    def smoothness(self) -> float:
+        """max‖z‖²."""
+        return self.feature_norm**2
+
+    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return (scores - labels).square() / 2.0
+
+    def _slope(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return scores - labels
+
+    def _accuracy(self, scores: Tensor, labels: Tensor) -> None:
+        """None: a prediction is near, not right."""
+
+
+@dataclass(frozen=True)
+class LogisticRegression(LinearScore):
+    """log(1 + exp(⟨x, z⟩)) - y ⟨x, z⟩ with labels y 0 or 1."""
+
+    @property
+    def lipschitz(self) -> float:
+        """max‖z‖: the derivative by the score lies in (-1, 1)."""
+        return self.feature_norm
+
+    @property
+    def smoothness(self) -> float:
+        """max‖z‖²/4."""
+        return self.feature_norm**2 / 4.0
+
+    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return functional.softplus(scores) - labels * scores
+
+    def _slope(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return scores.sigmoid() - labels
+
+    def _accuracy(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return ((scores > 0) == (labels > 0.5)).to(scores.dtype).mean(-1)
+
+
+def _scores(point: Tensor, features: Tensor) -> Tensor:
+    return (features @ point.unsqueeze(-1)).squeeze(-1)

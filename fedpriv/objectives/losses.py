@@ -1,0 +1,57 @@
+"""Losses of a module's outputs, with their derivatives by the outputs."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Loss(Protocol):
+    """A loss of one record's outputs; all methods take outputs (..., B, outputs) and labels (..., B).
+
+    Axes of the outputs that the labels lack are broadcast: several models may be judged on one batch.
+    """
+
+    def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each record, (..., B)."""
+        ...
+
+    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Its derivative by the outputs, (..., B, outputs)."""
+        ...
+
+    def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
+        """The share of right predictions, (...); None where predictions are not right or wrong."""
+        ...
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """-log softmax(outputs)[label], natural logarithm; labels are integers 0 … outputs-1."""
+
+    def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        right = labels.expand(outputs.shape[:-1]).unsqueeze(-1)
+        return outputs.logsumexp(-1) - outputs.gather(-1, right).squeeze(-1)
+
+    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        right = labels.expand(outputs.shape[:-1]).unsqueeze(-1)
+        return outputs.softmax(-1).scatter_add(-1, right, outputs.new_full((), -1.0).expand(right.shape))
+
+    def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return (outputs.argmax(-1) == labels).to(outputs.dtype).mean(-1)
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    """(output - label)² / 2 of one output; labels are floats."""
+
+    def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self.slope(outputs, labels).squeeze(-1).square() / 2.0
+
+    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        if outputs.shape[-1] != 1:
+            raise ValueError(f"a squared error is of one output, not {outputs.shape[-1]}")
+        return outputs - labels.unsqueeze(-1)
+
+    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
+        """None: a prediction is near, not right."""

@@ -1,0 +1,174 @@
+"""Any torch module as an objective: per-record gradients by torch.func, a few records at a time.
+
+The module gives the structure only; its parameters are the flat point, in the order of `named_parameters`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedpriv.errors import InputError
+from fedpriv.objectives.base import Evaluation, Increment, Records, clip_factors
+from fedpriv.objectives.losses import Loss
+from fedpriv.randomness import public_generator
+from fedpriv.rounds import Scalar
+
+_CHUNK_VALUES = 2**20
+"""Gradient values held at a time: what lies in a cache is summed faster than what does not."""
+
+
+@dataclass(frozen=True)
+class ModuleObjective:
+    """The loss of `module`'s outputs; the module maps (records, features) to (records, outputs).
+
+    Each record passes through the module alone, in a batch of one, so its gradient depends on nothing else.
+    Constructing raises InputError if a layer mixes records, draws random numbers or keeps buffers.
+    """
+
+    module: nn.Module
+    loss: Loss
+    seed: int
+    dtype: torch.dtype = torch.float32
+    lipschitz: float = math.inf
+    smoothness: float = math.inf
+
+    def __post_init__(self) -> None:
+        check_module(self.module)
+
+    @property
+    def dimension(self) -> int:
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def initial(self) -> Tensor:
+        return initial_point(self.module, self.seed, self.dtype)
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        """See `Objective`; at most `_CHUNK_VALUES` values (or one record's) of gradients exist at a time.
+
+        A record whose increment is not finite counts as clipped and adds nothing.
+        """
+        leading = points[0].shape[:-1]
+        rows = [point.reshape(-1, self.dimension) for point in points]
+        features = records.features.reshape(-1, *records.features.shape[len(leading) :])
+        labels = records.labels.reshape(-1, records.labels.shape[-1])
+        clips = clip.reshape(-1) if isinstance(clip, Tensor) else [clip] * len(rows[0])
+        alone = [
+            self._increment(
+                [row[replicate] for row in rows],
+                coefficients,
+                Records(features[replicate], labels[replicate]),
+                weights,
+                clips[replicate],
+            )
+            for replicate in range(len(rows[0]))
+        ]
+        total, clipped = (torch.stack(parts) for parts in zip(*alone, strict=True))
+        return Increment(total.view(*leading, -1), clipped.view(leading))
+
+    def _increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        named = [parameters_of(self.module, point) for point in points]
+        gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0))
+        rows = max(1, _CHUNK_VALUES // (self.dimension * len(points)))
+        total, clipped = torch.zeros_like(points[0]), torch.zeros((), dtype=torch.int64, device=weights.device)
+        for features, labels, weight in zip(
+            *(torch.split(part, rows) for part in (*records, weights)), strict=True
+        ):
+            try:
+                parts = [gradients(parameters, features, labels) for parameters in named]
+            except RuntimeError as error:
+                if "random" not in str(error):
+                    raise
+                raise InputError(
+                    f"model: {type(self.module).__name__} draws random numbers in its forward pass; "
+                    "a model without dropout can be used"
+                ) from None
+            combined = [
+                sum(
+                    coefficient * part[name] for coefficient, part in zip(coefficients, parts, strict=True)
+                ).flatten(1)
+                for name in named[0]
+            ]
+            norm = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in combined]).norm(dim=0)
+            finite = norm.isfinite()
+            factor = clip_factors(norm, weight, clip).where(finite, 0.0)
+            if not finite.all():
+                combined = [part.where(finite.unsqueeze(1), 0.0) for part in combined]
+            total += torch.cat([factor @ part for part in combined])
+            clipped += (~(norm <= clip)).sum()
+        return Increment(total, clipped)
+
+    def _loss_of_one(self, parameters: dict[str, Tensor], features: Tensor, label: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(self.module, parameters, (features.unsqueeze(0),))
+        return self.loss.value(outputs, label.unsqueeze(0)).squeeze(0)
+
+    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+        flat = point.reshape(-1, self.dimension)
+        outputs = torch.stack(
+            [functional_call(self.module, parameters_of(self.module, row), (records.features,)) for row in flat]
+        ).view(*point.shape[:-1], len(records.labels), -1)
+        loss = self.loss.value(outputs, records.labels).mean(-1)
+        return Evaluation(loss, self.loss.accuracy(outputs, records.labels))
+
+
+def parameters_of(module: nn.Module, point: Tensor) -> dict[str, Tensor]:
+    """The flat parameters (..., d) as views by name, each (..., *shape), in the order of `named_parameters`."""
+    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+    pieces = torch.split(point, [shape.numel() for shape in shapes.values()], dim=-1)
+    return {
+        name: piece.view(*point.shape[:-1], *shape)
+        for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
+    }
+
+
+def initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tensor:
+    """x_1 (d,): weights and biases uniform in ±1/√(fan in), as torch's own layers start (He et al. 2015, a = √5).
+
+    A function of `seed` and the shapes.  Parameters of layers without a matrix (scales and shifts of a
+    normalisation) keep the value they have.
+    """
+    generator = public_generator(seed, "initial model")
+    pieces = []
+    for name, parameter in module.named_parameters():
+        weight = getattr(module.get_submodule(name.rpartition(".")[0]), "weight", parameter)
+        fans = parameter if parameter.dim() > 1 else weight
+        if fans.dim() > 1:
+            bound = 1.0 / math.sqrt(fans.numel() / fans.shape[0])
+            pieces.append(torch.from_numpy(generator.uniform(-bound, bound, parameter.numel())).to(dtype))
+        else:
+            pieces.append(parameter.detach().flatten().to(dtype))
+    return torch.cat(pieces)
+
+
+def check_module(module: nn.Module) -> None:
+    """InputError if a record's gradient could depend on other records, on chance or on earlier calls."""
+    for name, layer in module.named_modules():
+        where = f"model: layer {name or 'itself'} ({type(layer).__name__})"
+        if isinstance(layer, _BatchNorm):
+            raise InputError(f"{where} mixes the records of a batch; GroupNorm or LayerNorm does not")
+        dropout = getattr(layer, "dropout", 0.0)
+        if isinstance(layer, _DropoutNd) or (isinstance(dropout, float) and dropout > 0.0):
+            raise InputError(f"{where} draws random numbers; a model without dropout can be used")
+        if dict(layer.named_buffers(recurse=False)):
+            raise InputError(f"{where} keeps buffers beside its parameters; a model without them can be used")
+    if not any(True for _ in module.parameters()):
+        raise InputError("model: the module has no parameters to train")

@@ -1,0 +1,113 @@
+"""What all figures share: colours, markers, sizes, titles, legends."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedpriv.reports.plots.layout import Layout
+from fedpriv.reports.results import Results
+from fedpriv.reports.summary import incomplete, point_text, short_names, value_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe & Ito's palette, which colour-blind readers can tell apart.  As many markers as colours and one more, so
+# that (colour, marker) does not repeat before the 56th value; the marker is what is left in a grey print.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
+_LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (7, 2, 1, 2, 1, 2)), (0, (1, 4)))
+_TITLE = 110  # characters in a line of ten inches
+
+SETTINGS: dict[Any, Any] = {
+    "font.size": 10,
+    "figure.titlesize": 10.5,
+    "axes.titlesize": 10,
+    "legend.fontsize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "figure.constrained_layout.wspace": 0.06,
+}
+HOLLOW: dict[str, Any] = {"markerfacecolor": "none", "markersize": 10, "markeredgewidth": 1.4}
+"""Published values, drawn around the measured ones."""
+
+
+def panels(
+    width: float, height: float, rows: int = 1, columns: int = 1, *, share: bool = False
+) -> tuple["Figure", list[list["Axes"]]]:
+    """An empty figure, sizes in inches; `share` gives all panels one y axis."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False, sharey=share).tolist()
+
+
+def entitle(figure: "Figure", results: Results, *more: str) -> None:
+    """A title that says what was run, how often, and whether it is complete; `more` is said beside it."""
+    fixed = {key: values[0] for key, values in results.axes.items() if len(values) == 1}
+    title = ", ".join(filter(None, [results.title or results.name, point_text(results, fixed), *more]))
+    spread = f"mean ± standard deviation over {len(results.seeds)} seeds" if len(results.seeds) > 1 else "one seed"
+    under = ", ".join(filter(None, [spread, incomplete(results)]))
+    line = int(_TITLE * figure.get_size_inches()[0] / 10)
+    figure.suptitle("\n".join([*textwrap.wrap(title, line), under]))
+
+
+def colour(place: int) -> dict[str, Any]:
+    """Colour and marker of the n-th value, as keywords of a line."""
+    return {
+        "color": _COLOURS[place % len(_COLOURS)],
+        "marker": _MARKERS[place % len(_MARKERS)],
+        "markersize": 4.5,
+        "linewidth": 1.6,
+    }
+
+
+def look_of(layout: Layout, point: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of the line of a sweep point; without anything swept, markers would say nothing."""
+    place = layout.colour_of(point)
+    if place is None:
+        return {**colour(0), "marker": None}
+    return {**colour(place), "linestyle": _LINES[layout.style_of(point) % len(_LINES)]}
+
+
+def explain(figure: "Figure", results: Results, layout: Layout, extra: Sequence[Any] = ()) -> None:
+    """A legend to the right: what the colours and markers are, then the line styles, then `extra` handles."""
+    from matplotlib.lines import Line2D
+
+    names = short_names(results.axes)
+    headings: list[str] = []
+    handles: list[Line2D] = []
+    if layout.colours is not None:
+        headings.append(names[layout.colours])
+        handles.append(Line2D([], [], linestyle="none", label=headings[0]))
+        values = results.axes[layout.colours]
+        handles += [Line2D([], [], **colour(n), label=value_text(value)) for n, value in enumerate(values)]
+    if len(layout.styles) > 1:
+        headings.append(", ".join(names[key] for key in layout.styles[0]))
+        handles.append(Line2D([], [], linestyle="none", label=headings[-1]))
+        for n, style in enumerate(layout.styles):
+            label = ", ".join(map(value_text, style.values()))
+            handles.append(Line2D([], [], color="0.25", linestyle=_LINES[n % len(_LINES)], label=label))
+    handles += extra
+    if not handles:
+        return
+    for text in figure.legend(handles=handles, loc="outside right center").get_texts():
+        if text.get_text() in headings:
+            text.set_fontweight("bold")
+
+
+def name_panels(grid: Sequence[Sequence["Axes"]], results: Results, layout: Layout) -> None:
+    """What each panel has in common, above it; labels of the axes only at the left and below."""
+    for row, along in enumerate(grid):
+        for column, axes in enumerate(along):
+            axes.set_title(point_text(results, layout.panel_point(row, column)))
+            if row < len(grid) - 1:
+                axes.set_xlabel("")
+            if column > 0:
+                axes.set_ylabel("")

@@ -1,0 +1,146 @@
+"""The privacy statement of a run in words that a data-protection officer can read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+from fedpriv.accounting.ledger import ReleaseStream, claim_of, from_data
+from fedpriv.reports.results import Results
+from fedpriv.trust import trust_named
+
+_NEIGHBOURS = {
+    "replace-one": "two data sets that differ in one record, which is exchanged for any other",
+    "zero-out": "two data sets that differ in whether one record's contribution is there or is zero",
+}
+_NOISE = {
+    "simulation": (
+        "This was a simulation. Its noise comes from a seed that is written in the results: anybody can "
+        "recompute and remove it. The figures say what a deployment with secret noise would guarantee; "
+        "nothing that this run wrote is protected."
+    ),
+    "release": "The noise keys were drawn from the operating system by each silo and have not left it.",
+}
+_MECHANISMS = {
+    "IndependentGaussian": "independent Gaussian noise in every round",
+    "BinaryTree": "Gaussian noise on the nodes of a binary tree over the rounds",
+    "BandedSquareRoot": "Gaussian noise correlated over the rounds (banded matrix factorization)",
+}
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of protection among the cells of a statement, as it is printed."""
+
+    mu: str
+    zcdp: str
+    epsilon: str
+    epsilon_paper: str
+    delta: str
+    attacker: str
+    """How often the best guess about one record is right, where guessing blindly is right in 50 %."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What holds for all cells with one trust setting, relation and kind of noise.
+
+    Guarantee: `levels` are recomputed from the recorded releases, not read from what was claimed.
+    """
+
+    private: bool
+    trust: str
+    protects: str
+    unit: str
+    neighbours: str
+    relation: str
+    noise: str
+    mechanisms: Sequence[str]
+    levels: Sequence[Level]
+
+
+ASSUMPTIONS = (
+    "A record belongs to one silo. A person with several records is protected less: k records multiply μ by at "
+    "most k.",
+    "Every record takes part only in the rounds that the schedule says, and its contribution is clipped there. "
+    "Nothing is assumed about the loss or the model.",
+    "The noise is Gaussian in real arithmetic. Attacks on the lowest bits of floating-point numbers are not "
+    "addressed.",
+    "Settings were chosen without a look at the data, or that look was accounted for elsewhere: choosing the best "
+    "of several runs is not part of these figures.",
+)
+NOT_PROTECTED = (
+    "That a silo takes part, how many records it contributes, and when it answers.",
+    "What the model says about the population: that is what it is for.",
+    "A silo's records from the silo itself or its administrator.",
+)
+
+
+def statements(results: Results) -> list[Statement]:
+    """A statement for each combination of trust, relation, noise and δ among the finished cells."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for cell in results.cells:
+        kind = (cell["trust"], cell["relation"], cell["noise"], cell["delta"], cell["unit"])
+        groups.setdefault(kind, []).append(cell)
+    return [_statement(cells) for cells in groups.values()]
+
+
+def _statement(cells: Sequence[Mapping[str, Any]]) -> Statement:
+    first = cells[0]
+    streams = [list(map(from_data, cell["releases"])) for cell in cells]
+    levels = {_level(released, first["delta"]) for released in streams}
+    known = [level for level in levels if level is not None]
+    return Statement(
+        private=bool(known) and None not in levels,
+        trust=first["trust"],
+        protects=trust_named(first["trust"]).protects,
+        unit=first["unit"],
+        neighbours=_NEIGHBOURS[first["relation"]],
+        relation=first["relation"],
+        noise=_NOISE.get(first["noise"], ""),
+        mechanisms=sorted({_mechanism(stream) for released in streams for stream in released}),
+        levels=sorted(known, key=lambda level: float(level.mu)),
+    )
+
+
+def _level(streams: Sequence[ReleaseStream], delta: float) -> Level | None:
+    claim = claim_of(streams)
+    if claim is None:
+        return None
+    mu, pair = claim.guarantee.mu, claim.guarantee.epsilon_delta(delta)
+    return Level(
+        mu=f"{mu:.4g}",
+        zcdp=f"{claim.guarantee.zcdp:.4g}",
+        epsilon=f"{pair.exact:.4g}",
+        epsilon_paper=f"{pair.paper:.4g}",
+        delta=f"{delta:g}",
+        attacker=_percent(best_guess(mu)),
+    )
+
+
+def best_guess(mu: float) -> float:
+    """The probability of guessing rightly which of two equally likely neighbouring data sets was used: Φ(μ/2).
+
+    Guarantee: no test on everything that is released does better; telling N(0, 1) from N(μ, 1) reaches it.
+    """
+    return NormalDist().cdf(mu / 2.0)
+
+
+def _percent(share: float) -> str:
+    """Never rounded up to certainty."""
+    return f"{100.0 * share:.1f} %" if share < 0.9995 else "over 99.9 %"
+
+
+def _mechanism(stream: ReleaseStream) -> str:
+    """Who releases what, how often, with which noise."""
+    if stream.std == 0.0:
+        return f"{stream.owner}: {stream.schedule.rounds} releases without noise"
+    name = type(stream.mechanism).__name__
+    low, high = min(stream.clips), max(stream.clips)
+    clip = f"{high:.5g}" if low == high else f"{low:.5g} to {high:.5g}"
+    once = stream.schedule.single_pass
+    reads = "once" if once else f"{stream.schedule.rounds // stream.schedule.places} times"
+    return (
+        f"{stream.owner}: {_MECHANISMS.get(name, name)}, standard deviation {stream.std:.5g} a coordinate; "
+        f"{stream.schedule.rounds} releases; each record is read {reads}, its increment clipped to norm {clip}"
+    )

@@ -1,0 +1,72 @@
+"""Running a scenario: its missing cells on an engine, everything written as it goes."""
+
+import shlex
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from fedpriv.engines.table import engine_named
+from fedpriv.errors import RunError
+from fedpriv.federation import check_records
+from fedpriv.files import write_text
+from fedpriv.reports.observers import Fanout, RunObserver
+from fedpriv.reports.results import RunFolder, read_results
+from fedpriv.reports.table import render
+from fedpriv.scenario import Scenario
+
+_RUNS = Path("runs")
+
+
+def run_sweep(
+    scenario: Scenario,
+    engine_name: str,
+    out: Path | None,
+    *,
+    resume: bool,
+    rerun: str | None = None,
+    observers: Sequence[RunObserver] = (),
+) -> Path:
+    """Run the cells of a scenario that have no result yet; returns the folder with results and table.
+
+    `out` is the folder, runs/NAME by default; `rerun` is the command that would run the same again.  Stopped at
+    any moment, by an exception of an observer too, the folder is valid and can be resumed.  InputError for what
+    cannot be run, RunError for what could not be finished.
+    """
+    engine = engine_named(engine_name)
+    for point in scenario.points:
+        check_records(point.cell)
+    path = out or _free_folder(scenario.name, resume=resume)
+    folder = RunFolder(path, scenario, engine_name, resume=resume, rerun=rerun)
+    places = folder.missing
+    everybody = [folder, *observers]
+    with ExitStack() as stack:
+        for observer in everybody:
+            stack.callback(observer.ended)
+            observer.started(scenario, places, path)
+        for outcome in engine([scenario.points[place].cell for place in places], Fanout(places, everybody)):
+            for observer in everybody:
+                observer.finished(places[outcome.index], outcome.finished)
+    if folder.missing:
+        raise RunError(f"engine {engine_name} left {len(folder.missing)} cells without a result")
+    write_text(path / "table.md", render(read_results(path), "markdown"))
+    return path
+
+
+def rerun_command(path: str, engine: str, overrides: Sequence[str]) -> str:
+    """The command line that runs a scenario file with these options."""
+    options = [word for override in overrides for word in ("--set", override)]
+    return shlex.join(
+        ["fedpriv", "run", path, *(["--engine", engine] if engine != "vectorized" else []), *options]
+    )
+
+
+def _free_folder(name: str, *, resume: bool) -> Path:
+    """runs/NAME, or the first of runs/NAME-2, … that is free; with `resume` the latest that is not."""
+    taken = [path for path in _numbered(name) if (path / "results.json").exists()]
+    if resume and taken:
+        return taken[-1]
+    return next(path for path in _numbered(name, len(taken) + 1) if path not in taken)
+
+
+def _numbered(name: str, count: int = 1000) -> list[Path]:
+    return [_RUNS / (name if number == 1 else f"{name}-{number}") for number in range(1, count + 1)]

@@ -1,0 +1,133 @@
+"""What a run shows while it goes: a live line on a terminal, lines elsewhere, JSON for programs."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedpriv.cli.progress import JsonLines, Progress
+from fedpriv.outcome import Finished
+from fedpriv.reports.observers import Fanout, RunObserver
+from fedpriv.reports.sweep import rerun_command
+from fedpriv.scenario import Scenario
+from fedpriv.scenario.load import scenario_of
+from tests.conftest import small_tree
+
+
+def scenario() -> Scenario:
+    return scenario_of({**small_tree(), "sweep": {"federation.silos": [1, 2], "seeds": 2}}, "test")
+
+
+def outcome(loss: float = 2.25) -> Finished:
+    return Finished(loss, 0.5, None, 1.0, (), 0, np.zeros(2))
+
+
+def shown(*, terminal: bool, quiet: bool = False) -> tuple[Progress, io.StringIO]:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=100, quiet=quiet)
+    return Progress(quiet=quiet, console=console), stream
+
+
+def two_cells(display: RunObserver) -> None:
+    display.started(scenario(), [0, 3], Path("runs/small"))
+    display.evaluated(3, 4, 2.5, 0.25)
+    display.advanced(8)
+    display.finished(3, outcome())
+
+
+def test_a_terminal_sees_cells_share_loss_and_time_left() -> None:
+    display, stream = shown(terminal=True)
+    two_cells(display)
+    display.ended()
+    last = stream.getvalue()
+    for part in ("1/2 cells", "50 %", "loss 2.5000", "left"):
+        assert part in last
+    assert "seed" not in last  # no line a cell: the live line says it
+
+
+def test_elsewhere_there_is_a_plain_line_a_cell() -> None:
+    display, stream = shown(terminal=False)
+    two_cells(display)
+    display.ended()
+    assert stream.getvalue() == "[1/2, 0 s] silos 2, seed 1: loss 2.2500, accuracy 50.0 %\n"
+
+
+def test_quiet_is_quiet() -> None:
+    display, stream = shown(terminal=True, quiet=True)
+    two_cells(display)
+    display.ended()
+    display.stopped("fedpriv run small.toml")
+    assert stream.getvalue() == ""
+
+
+def test_stopping_says_the_command_that_goes_on() -> None:
+    display, stream = shown(terminal=False)
+    two_cells(display)
+    display.stopped("fedpriv run small.toml")
+    assert stream.getvalue().endswith(
+        "stopped, 1 of 4 cells left; go on with\n    fedpriv run small.toml --resume --out runs/small\n"
+    )
+
+
+def test_stopping_before_anything_started_is_no_crash() -> None:
+    display, stream = shown(terminal=False)
+    display.stopped("fedpriv run small.toml")
+    assert stream.getvalue() == "stopped before the first cell\n"
+
+
+def events(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_json_lines_tell_everything_with_names() -> None:
+    stream = io.StringIO()
+    display = JsonLines(stream)
+    two_cells(display)
+    display.finished(0, outcome(2.0))
+    where = {"cell": 3, "point": {"federation.silos": 2}, "seed": 1}
+    assert events(stream) == [
+        {"event": "started", "cells": 2, "rounds": 16, "folder": "runs/small"},
+        {"event": "evaluated", **where, "round": 4, "test_loss": 2.5, "test_accuracy": 0.25},
+        {"event": "finished", **where, "test_loss": 2.25, "test_accuracy": 0.5},
+        {"event": "finished", "cell": 0, "point": {"federation.silos": 1}, "seed": 0, "test_loss": 2.0,
+         "test_accuracy": 0.5},
+        {"event": "complete", "folder": "runs/small"},
+    ]  # fmt: skip
+
+
+def test_json_lines_end_with_the_command_that_goes_on() -> None:
+    stream = io.StringIO()
+    display = JsonLines(stream)
+    two_cells(display)
+    display.stopped("fedpriv run 'my file.toml'")
+    assert events(stream)[-1] == {
+        "event": "stopped",
+        "left": 1,
+        "resume": "fedpriv run 'my file.toml' --resume --out runs/small",
+    }
+
+
+def test_the_engines_index_becomes_the_scenarios_place() -> None:
+    heard: list[tuple[int, int]] = []
+
+    class Listener(RunObserver):
+        def evaluated(self, place: int, t: int, test_loss: float, test_accuracy: float) -> None:
+            heard.append((place, t))
+
+    Fanout([5, 9], [Listener()]).evaluated(1, 4, 2.0, 0.5)
+    assert heard == [(9, 4)]
+
+
+@pytest.mark.parametrize(
+    ("engine", "overrides", "words"),
+    [
+        ("vectorized", [], "fedpriv run a.toml"),
+        ("ray", ["name=my run"], "fedpriv run a.toml --engine ray --set 'name=my run'"),
+    ],
+)
+def test_the_command_is_ready_for_a_shell(engine: str, overrides: list[str], words: str) -> None:
+    assert rerun_command("a.toml", engine, overrides) == words

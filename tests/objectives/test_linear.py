@@ -1,0 +1,141 @@
+"""Losses of a linear score against autograd, and problems whose optimum is known."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedpriv.data.synthetic import KnownProblem, linear_regression, logistic_regression
+from fedpriv.objectives import (
+    LeastSquares,
+    LogisticPopulation,
+    LogisticRegression,
+    QuadraticPopulation,
+    Records,
+)
+
+F64 = torch.float64
+
+
+def records_of(problem: KnownProblem) -> Records:
+    return Records(torch.from_numpy(problem.features), torch.from_numpy(problem.labels))
+
+
+def least_squares(problem: KnownProblem) -> LeastSquares:
+    population = QuadraticPopulation(torch.from_numpy(problem.curvature), torch.from_numpy(problem.minimizer))
+    return LeastSquares(
+        len(problem.minimizer), problem.feature_norm, population, label_bound=problem.label_bound, radius=2.0
+    )
+
+
+def logistic(problem: KnownProblem) -> LogisticRegression:
+    population = LogisticPopulation(torch.from_numpy(problem.curvature), torch.from_numpy(problem.minimizer))
+    return LogisticRegression(len(problem.minimizer), problem.feature_norm, population)
+
+
+def literal_loss(binary: bool, point: Tensor, feature: Tensor, label: Tensor) -> Tensor:
+    score = point @ feature
+    if binary:
+        return torch.nn.functional.binary_cross_entropy_with_logits(score, label)
+    return 0.5 * (score - label) ** 2
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@given(batch=st.integers(1, 5), points=st.integers(1, 3), clip=st.floats(0.01, 5.0), seed=st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_increment_equals_autograd(binary: bool, batch: int, points: int, clip: float, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    objective = LogisticRegression(3, 1.0) if binary else LeastSquares(3, 1.0)
+    at = [torch.from_numpy(generator.standard_normal(3)) for _ in range(points)]
+    coefficients = [float(value) for value in generator.standard_normal(points)]
+    labels = generator.integers(0, 2, batch).astype(float) if binary else generator.standard_normal(batch)
+    records = Records(torch.from_numpy(generator.standard_normal((batch, 3))), torch.from_numpy(labels))
+    weights = torch.from_numpy(generator.uniform(0.1, 1.0, batch))
+    expected, clipped = torch.zeros(3, dtype=F64), 0
+    for feature, label, weight in zip(*records, weights, strict=True):
+        increment = torch.zeros(3, dtype=F64)
+        for point, coefficient in zip(at, coefficients, strict=True):
+            leaf = point.clone().requires_grad_()
+            increment += coefficient * torch.autograd.grad(literal_loss(binary, leaf, feature, label), leaf)[0]
+        norm = float(increment.norm())
+        clipped += norm > clip
+        expected += weight * increment * min(1.0, clip / norm)
+    measured = objective.increment(at, coefficients, records, weights, clip)
+    torch.testing.assert_close(measured.total, expected, rtol=1e-9, atol=1e-11)
+    assert int(measured.clipped) == clipped
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_leading_axes_are_independent_replicates(binary: bool) -> None:
+    generator = np.random.default_rng(0)
+    objective = LogisticRegression(3, 1.0) if binary else LeastSquares(3, 1.0)
+    points = torch.from_numpy(generator.standard_normal((4, 3)))
+    records = Records(
+        torch.from_numpy(generator.standard_normal((4, 5, 3))),
+        torch.from_numpy(generator.integers(0, 2, (4, 5)).astype(float)),
+    )
+    weights, clip = torch.full((5,), 0.2, dtype=F64), torch.linspace(0.1, 1.0, 4, dtype=F64).unsqueeze(1)
+    together = objective.increment([points], [1.0], records, weights, clip)
+    for place in range(4):
+        own = Records(records.features[place], records.labels[place])
+        alone = objective.increment([points[place]], [1.0], own, weights, float(clip[place]))
+        torch.testing.assert_close(together.total[place], alone.total)
+        assert together.clipped[place] == alone.clipped
+        losses = objective.evaluate(points, own).loss
+        torch.testing.assert_close(losses[place], objective.evaluate(points[place], own).loss)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_constants_bound_gradients_and_their_changes(binary: bool) -> None:
+    generator = np.random.default_rng(3)
+    problem = logistic_regression(200, 4, 10.0, 3.0, 1) if binary else linear_regression(200, 4, 10.0, 0.5, 1)
+    objective = logistic(problem) if binary else least_squares(problem)
+    records, one = records_of(problem), torch.ones(1, dtype=F64)
+    assert float(records.labels.abs().max()) <= problem.label_bound
+    for place in range(200):
+        record = Records(records.features[place : place + 1], records.labels[place : place + 1])
+        x, y = (torch.from_numpy(generator.standard_normal(4)) for _ in range(2))
+        x, y = 2.0 * x / x.norm(), 2.0 * y / y.norm()
+        at_x, at_y = (objective.increment([point], [1.0], record, one, 1e9).total for point in (x, y))
+        assert float(at_x.norm()) <= objective.lipschitz
+        assert float((at_x - at_y).norm()) <= objective.smoothness * float((x - y).norm()) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_population_risk_is_that_of_many_records(binary: bool) -> None:
+    noise, n = 0.5, 200_000
+    problem = logistic_regression(n, 4, 10.0, 3.0, 1) if binary else linear_regression(n, 4, 10.0, noise, 1)
+    objective, records = (logistic(problem) if binary else least_squares(problem)), records_of(problem)
+    best = torch.from_numpy(problem.minimizer)
+    at_best = objective.evaluate(best, records)
+    assert float(at_best.metrics["excess_risk"]) == 0.0
+    assert float(at_best.metrics["gradient_norm"]) == 0.0
+    if not binary:
+        assert float(at_best.loss) == pytest.approx(noise**2 / 2, rel=0.02)
+    generator = np.random.default_rng(0)
+    for _ in range(5):
+        point = best + torch.from_numpy(generator.standard_normal(4))
+        there = objective.evaluate(point, records)
+        sampled = float(there.loss - at_best.loss)
+        assert float(there.metrics["excess_risk"]) == pytest.approx(sampled, rel=0.03, abs=0.002)
+        assert objective.population is not None
+        leaf = point.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(objective.population.excess_risk(leaf), leaf)
+        torch.testing.assert_close(objective.population.gradient(point), gradient)
+        assert float(there.metrics["gradient_norm"]) == pytest.approx(float(gradient.norm()))
+
+
+def test_problems_depend_on_their_seed_and_have_the_condition_number_asked_for() -> None:
+    first, again, other = (linear_regression(10, 5, 100.0, 0.1, seed) for seed in (1, 1, 2))
+    assert np.array_equal(first.features, again.features)
+    assert np.array_equal(first.labels, again.labels)
+    assert not np.array_equal(first.minimizer, other.minimizer)
+    assert first.curvature.max() / first.curvature.min() == pytest.approx(100.0)
+    np.testing.assert_allclose(np.linalg.norm(first.features, axis=1), first.feature_norm)
+
+
+def test_a_population_too_large_to_sum_is_refused() -> None:
+    with pytest.raises(ValueError, match="17 dimensions"):
+        LogisticPopulation(torch.ones(17), torch.ones(17))

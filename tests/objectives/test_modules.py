@@ -1,0 +1,289 @@
+"""Both routes of a module's increments against automatic differentiation, record by record, in float64."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedpriv.errors import InputError
+from fedpriv.objectives import (
+    CrossEntropy,
+    LayeredObjective,
+    Loss,
+    ModuleObjective,
+    Records,
+    SquaredError,
+    layered,
+    module,
+    objective_of,
+)
+from fedpriv.objectives.module import parameters_of
+
+F64 = torch.float64
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4, bias=False), nn.ReLU(), nn.Linear(4, 3))
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 6, 6)),
+        nn.Conv2d(1, 2, 3, stride=2, padding=1),
+        nn.Tanh(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(2, 3, 2, bias=False),
+        nn.Sequential(nn.ReLU(), nn.Flatten()),
+        nn.Linear(3, 3),
+    )
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "dense": (dense, 6),
+    "convolutional": (convolutional, 36),
+}
+
+
+def sample(features: int, batch: int, dimension: int, points: int, seed: int) -> tuple[list[Tensor], Records]:
+    generator = np.random.default_rng(seed)
+    at = [torch.from_numpy(generator.standard_normal(dimension)) for _ in range(points)]
+    values = torch.from_numpy(generator.standard_normal((batch, features)))
+    return at, Records(values, torch.from_numpy(generator.integers(0, 3, batch)))
+
+
+def by_autograd(net: nn.Module, points: list[Tensor], coefficients: list[float], records: Records) -> list[Tensor]:
+    """The unclipped increment of each record."""
+    increments = []
+    for feature, label in zip(*records, strict=True):
+        increment = torch.zeros_like(points[0])
+        for point, coefficient in zip(points, coefficients, strict=True):
+            leaf = point.clone().requires_grad_()
+            outputs = functional_call(net, parameters_of(net, leaf), (feature.unsqueeze(0),))
+            loss = nn.functional.cross_entropy(outputs, label.unsqueeze(0))
+            increment += coefficient * torch.autograd.grad(loss, leaf)[0]
+        increments.append(increment)
+    return increments
+
+
+def both_routes(name: str, loss: Loss | None = None) -> tuple[LayeredObjective, ModuleObjective]:
+    make, features = MODULES[name]
+    net, loss = make(), loss or CrossEntropy()
+    fast = objective_of(net, features, loss, 0, F64)
+    assert isinstance(fast, LayeredObjective)
+    return fast, ModuleObjective(net, loss, 0, F64)
+
+
+@pytest.mark.parametrize("name", MODULES)
+@given(batch=st.integers(1, 5), points=st.integers(1, 3), clip=st.floats(0.01, 20.0), seed=st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None)
+def test_increments_equal_autograd(name: str, batch: int, points: int, clip: float, seed: int) -> None:
+    fast, general = both_routes(name)
+    at, records = sample(MODULES[name][1], batch, fast.dimension, points, seed)
+    generator = np.random.default_rng(seed + 1)
+    coefficients = [float(value) for value in generator.standard_normal(points)]
+    weights = torch.from_numpy(generator.uniform(0.1, 1.0, batch))
+    increments = by_autograd(fast.module, at, coefficients, records)
+    expected = sum(
+        weight * increment * min(1.0, clip / float(increment.norm()))
+        for weight, increment in zip(weights, increments, strict=True)
+    )
+    for objective in (fast, general):
+        measured = objective.increment(at, coefficients, records, weights, clip)
+        torch.testing.assert_close(measured.total, expected, rtol=1e-10, atol=1e-10)
+        assert int(measured.clipped) == sum(float(increment.norm()) > clip for increment in increments)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_one_record_moves_the_sum_by_at_most_the_clip(name: str) -> None:
+    clip, weights = 0.05, torch.ones(4, dtype=F64)
+    for objective in both_routes(name):
+        at, records = sample(MODULES[name][1], 5, objective.dimension, 2, 3)
+        records = Records(30.0 * records.features, records.labels)
+
+        def total(chosen: list[int], objective: Any = objective, at: Any = at, records: Any = records) -> Tensor:
+            part = Records(records.features[chosen], records.labels[chosen])
+            result: Tensor = objective.increment(at, [7.0, -6.0], part, weights[: len(chosen)], clip).total
+            return result
+
+        together = total([0, 1, 2, 3])
+        moved_out = [float((together - total([k for k in range(4) if k != left])).norm()) for left in range(4)]
+        replaced = [
+            float((together - total([k if k != left else 4 for k in range(4)])).norm()) for left in range(4)
+        ]
+        assert max(moved_out) == pytest.approx(clip, rel=1e-9)
+        assert clip < max(replaced) <= 2.0 * clip * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_clip_holds_in_float32_late_in_a_run(seed: int) -> None:
+    """c = (t, -(t-1)) at points 1/t apart: products of the full gradients would leave no digit of the norm."""
+    net = nn.Sequential(nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
+    objective, t, clip = objective_of(net, 6, CrossEntropy(), 0), 60_000, 0.02
+    (at, shift), records = sample(6, 1, objective.dimension, 2, seed)
+    points = [(0.3 * at).float(), (0.3 * at + shift / t).float()]
+    records = Records(records.features.float(), records.labels)
+    increment = objective.increment(points, [float(t), -float(t - 1)], records, torch.ones(1), clip)
+    assert int(increment.clipped) == 1
+    assert float(increment.total.norm()) == pytest.approx(clip, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_leading_axes_are_independent_replicates(name: str) -> None:
+    generator = np.random.default_rng(0)
+    for objective in both_routes(name):
+        features, dimension = MODULES[name][1], objective.dimension
+        points = [torch.from_numpy(generator.standard_normal((2, 3, dimension))) for _ in range(2)]
+        records = Records(
+            torch.from_numpy(generator.standard_normal((2, 3, 4, features))),
+            torch.from_numpy(generator.integers(0, 3, (2, 3, 4))),
+        )
+        weights = torch.full((4,), 0.25, dtype=F64)
+        clip = torch.linspace(0.1, 2.0, 6, dtype=F64).view(2, 3, 1)
+        together = objective.increment(points, [2.0, -1.0], records, weights, clip)
+        whole = Records(records.features[0, 0], records.labels[0, 0])
+        evaluated = objective.evaluate(points[0], whole)
+        for place in np.ndindex(2, 3):
+            alone = objective.increment(
+                [point[place] for point in points],
+                [2.0, -1.0],
+                Records(records.features[place], records.labels[place]),
+                weights,
+                float(clip[place]),
+            )
+            torch.testing.assert_close(together.total[place], alone.total)
+            assert together.clipped[place] == alone.clipped
+            single = objective.evaluate(points[0][place], whole)
+            torch.testing.assert_close(evaluated.loss[place], single.loss)
+            assert evaluated.accuracy is not None
+            assert single.accuracy is not None
+            assert evaluated.accuracy[place] == single.accuracy
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    objectives = both_routes(name)
+    at, records = sample(MODULES[name][1], 7, objectives[0].dimension, 2, 9)
+    weights = torch.linspace(0.1, 1.0, 7, dtype=F64)
+
+    def results() -> list[tuple[Tensor, ...]]:
+        return [
+            (*one.increment(at, [3.0, -2.0], records, weights, 0.7), one.evaluate(at[0], records).loss)
+            for one in objectives
+        ]
+
+    whole = results()
+    for owner in (layered, module):
+        monkeypatch.setattr(owner, "_CHUNK_VALUES", 5 * max(one.dimension for one in objectives))
+    for before, after in zip(whole, results(), strict=True):
+        torch.testing.assert_close(before, after, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_record_that_is_not_finite_adds_nothing(name: str) -> None:
+    for objective in both_routes(name):
+        at, records = sample(MODULES[name][1], 3, objective.dimension, 2, 1)
+        weights = torch.ones(3, dtype=F64)
+        rest = Records(records.features[1:], records.labels[1:])
+        expected = objective.increment(at, [2.0, -1.0], rest, weights[1:], 1.0)
+        records.features[0, 0] = torch.nan
+        measured = objective.increment(at, [2.0, -1.0], records, weights, 1.0)
+        torch.testing.assert_close(measured.total, expected.total)
+        assert measured.clipped == expected.clipped + 1
+
+
+def test_inference_mode_changes_nothing() -> None:
+    for objective in both_routes("dense"):
+        at, records = sample(6, 3, objective.dimension, 2, 1)
+        weights = torch.ones(3, dtype=F64)
+        expected = objective.increment(at, [2.0, -1.0], records, weights, 1.0).total
+        with torch.inference_mode():
+            points = [point.clone() for point in at]
+            measured = objective.increment(
+                points, [2.0, -1.0], Records(*(p.clone() for p in records)), weights, 1.0
+            )
+        torch.testing.assert_close(measured.total, expected)
+
+
+def test_regression_loss() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    generator = np.random.default_rng(4)
+    records = Records(
+        torch.from_numpy(generator.standard_normal((5, 3))), torch.from_numpy(generator.standard_normal(5))
+    )
+    point = torch.from_numpy(generator.standard_normal(21)).requires_grad_()
+    outputs = functional_call(net, parameters_of(net, point), (records.features,)).squeeze(-1)
+    loss = (0.5 * (outputs - records.labels) ** 2).mean()
+    (expected,) = torch.autograd.grad(loss, point)
+    for objective in (objective_of(net, 3, SquaredError(), 0, F64), ModuleObjective(net, SquaredError(), 0, F64)):
+        weights = torch.full((5,), 0.2, dtype=F64)
+        measured = objective.increment([point.detach()], [1.0], records, weights, 1e9)
+        torch.testing.assert_close(measured.total, expected, rtol=1e-10, atol=1e-12)
+        evaluation = objective.evaluate(point.detach(), records)
+        torch.testing.assert_close(evaluation.loss, loss.detach())
+        assert evaluation.accuracy is None
+
+
+def test_initial_point_depends_on_its_seed_alone() -> None:
+    torch.manual_seed(1)
+    first = objective_of(dense(), 6, CrossEntropy(), 3).initial()
+    torch.manual_seed(2)
+    assert torch.equal(first, objective_of(dense(), 6, CrossEntropy(), 3).initial())
+    assert not torch.equal(first, objective_of(dense(), 6, CrossEntropy(), 4).initial())
+    wide = nn.Sequential(nn.Linear(400, 50), nn.GroupNorm(5, 50), nn.Linear(50, 2))
+    parts = parameters_of(wide, ModuleObjective(wide, CrossEntropy(), 0).initial())
+    assert 0.95 / 20 < float(parts["0.weight"].abs().max()) <= 1 / 20
+    assert float(parts["0.bias"].abs().max()) <= 1 / 20
+    assert torch.equal(parts["1.weight"], torch.ones(50))
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.linear(nn.functional.dropout(values, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("layer", "named"),
+    [
+        (nn.BatchNorm1d(5, track_running_stats=False), "layer 1 \\(BatchNorm1d\\) mixes"),
+        (nn.Dropout(0.1), "layer 1 \\(Dropout\\) draws"),
+        (nn.InstanceNorm1d(5, track_running_stats=True), "layer 1 \\(InstanceNorm1d\\) keeps buffers"),
+    ],
+)
+def test_layers_whose_gradient_is_not_the_records_own_are_refused(layer: nn.Module, named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        objective_of(nn.Sequential(nn.Linear(6, 5), layer, nn.Linear(5, 3)), 6, CrossEntropy(), 0)
+
+
+def test_hidden_randomness_is_refused() -> None:
+    objective = objective_of(Noisy(), 6, CrossEntropy(), 0, F64)
+    at, records = sample(6, 2, objective.dimension, 1, 0)
+    with pytest.raises(InputError, match="Noisy"):
+        objective.increment(at, [1.0], records, torch.ones(2, dtype=F64), 1.0)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.Sequential(nn.Linear(6, 6), shared := nn.Linear(6, 6), nn.Tanh(), shared, nn.Linear(6, 3)),
+        nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)),
+        nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)),
+    ],
+    ids=["shared", "layer norm", "conv1d"],
+)
+def test_other_modules_take_the_general_route(net: nn.Module) -> None:
+    objective = objective_of(net, 6, CrossEntropy(), 0, F64)
+    assert isinstance(objective, ModuleObjective)
+    at, records = sample(6, 3, objective.dimension, 2, 2)
+    expected = sum(by_autograd(net, at, [2.0, -1.0], records))
+    measured = objective.increment(at, [2.0, -1.0], records, torch.ones(3, dtype=F64), 1e9)
+    torch.testing.assert_close(measured.total, expected, rtol=1e-10, atol=1e-10)

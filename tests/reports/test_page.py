@@ -1,0 +1,161 @@
+"""The report: one file that stands alone, says what the ledger says, and escapes what it was given."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import fedpriv
+from fedpriv.errors import InputError
+from fedpriv.reports.page import write_report
+from fedpriv.reports.results import read_results
+from fedpriv.reports.statement import best_guess, statements
+from fedpriv.trust import TRUSTED, UNTRUSTED
+from tests.conftest import small_tree
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Page(HTMLParser):
+    """Text, attributes and nesting of a page."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.tags: list[str] = []
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree = {
+        **small_tree(),
+        "title": "Silos & <servers>",
+        "sweep": {"privacy.rho": [1.0, 4.0], "algorithm.trust": ["untrusted", "trusted"], "seeds": 2},
+    }
+    return fedpriv.run(tree, out=tmp_path_factory.mktemp("report") / "run").folder
+
+
+@pytest.fixture(scope="module")
+def source(folder: Path) -> str:
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+def test_the_page_is_well_formed_and_stands_alone(source: str) -> None:
+    page = Page(source)
+    assert page.open == []
+    assert not {"script", "link", "iframe", "img", "object"} & set(page.tags)
+    assert page.tags.count("svg") == 4
+    for name, value in page.attributes:
+        assert not name.startswith("on"), name
+        if name in {"href", "src", "xlink:href"}:
+            assert value.startswith("#")
+    assert "@import" not in source
+    assert not re.search(r"url\((?!#)", source)
+
+
+def test_what_a_scenario_says_is_text_and_never_markup(source: str) -> None:
+    assert "Silos &amp; &lt;servers&gt;" in source
+    assert "<servers>" not in source
+
+
+def test_every_part_is_there(source: str, folder: Path) -> None:
+    text = Page(source).text
+    for heading in ("What ran", "What is protected", "What came out", "How to run it again", "All settings"):
+        assert heading in text
+    for trust in (UNTRUSTED, TRUSTED):
+        assert trust.protects in text
+    assert "This was a simulation" in text
+    assert "one record of a silo" in text
+    results = fedpriv.load(folder)
+    losses = [cell.test_loss for cell in results.cells[:2]]
+    assert f"{sum(losses) / 2:.4f} ±" in text
+    assert "fedpriv 0.1.0" in text
+
+
+def test_the_statement_is_recomputed_from_the_releases(folder: Path, tmp_path: Path) -> None:
+    """What was claimed is not believed: halve the recorded noise, and the report says μ = 2, not 1."""
+    tree = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    for cell in tree["cells"]:
+        for release in cell["releases"]:
+            release["std"] /= 2
+    tmp_path.joinpath("results.json").write_text(json.dumps(tree), encoding="utf-8")
+    honest, halved = (
+        [(each.trust, [level.mu for level in each.levels]) for each in statements(read)]
+        for read in map(read_results, (folder, tmp_path))
+    )
+    assert honest == [("untrusted", ["1", "4"]), ("trusted", ["1", "4"])]
+    assert halved == [("untrusted", ["2", "8"]), ("trusted", ["2", "8"])]
+
+
+def test_a_run_without_noise_says_that_it_protects_nothing(tmp_path: Path) -> None:
+    tree = small_tree(privacy={"relation": "replace-one", "mode": "none"})
+    text = Page(fedpriv.run(tree, out=tmp_path / "run").report().read_text(encoding="utf-8")).text
+    assert "Nothing: the run adds no noise" in text
+    assert "best guess right" not in text
+    assert "This was a simulation" not in text
+
+
+def test_best_guess_is_the_area_under_the_overlap() -> None:
+    """Against the definition: ½ (1 + total variation of N(0, 1) and N(μ, 1))."""
+    for mu in (0.1, 1.0, 4.0):
+        width = 1e-4
+        density = [
+            abs(math.exp(-(x**2) / 2) - math.exp(-((x - mu) ** 2) / 2)) / math.sqrt(2 * math.pi)
+            for x in (-10 + width * k for k in range(int((20 + mu) / width)))
+        ]
+        assert best_guess(mu) == pytest.approx(0.5 + sum(density) * width / 4, abs=1e-6)
+    assert best_guess(0.0) == 0.5
+
+
+def test_an_incomplete_run_says_so(folder: Path, tmp_path: Path) -> None:
+    tree = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    tree["cells"], tree["complete"] = tree["cells"][:3], False
+    del tree["versions"], tree["rerun"]  # as folders of earlier versions
+    tmp_path.joinpath("results.json").write_text(json.dumps(tree), encoding="utf-8")
+    tmp_path.joinpath("history.jsonl").write_text((folder / "history.jsonl").read_text(encoding="utf-8"))
+    text = Page(write_report(tmp_path, tmp_path / "deep" / "a.html").read_text(encoding="utf-8")).text
+    assert "INCOMPLETE: 3 of 8 cells" in text
+    assert "The command was not recorded" in text
+
+
+def test_the_command_is_shown_as_it_was_given(folder: Path, tmp_path: Path) -> None:
+    tree = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    tree["rerun"] = "fedpriv run a.toml --set 'title=<b>'"
+    tmp_path.joinpath("results.json").write_text(json.dumps(tree), encoding="utf-8")
+    tmp_path.joinpath("history.jsonl").write_text((folder / "history.jsonl").read_text(encoding="utf-8"))
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert "fedpriv run a.toml --set 'title=<b>'" in page.text
+
+
+def test_nothing_to_report(tmp_path: Path, folder: Path) -> None:
+    tree = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    tmp_path.joinpath("results.json").write_text(json.dumps({**tree, "cells": [], "complete": False}))
+    with pytest.raises(InputError, match="no finished cell to report yet"):
+        write_report(tmp_path)

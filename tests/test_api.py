@@ -1,0 +1,105 @@
+"""fedpriv from Python: the same results as the command, frozen, and cheap to import."""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedpriv
+from fedpriv.outcome import Finished
+from fedpriv.scenario import Scenario
+from tests.conftest import small_tree
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def sweep() -> dict[str, Any]:
+    return {**small_tree(), "sweep": {"privacy.rho": [4.0, 8.0], "seeds": 2}}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> fedpriv.RunResults:
+    return fedpriv.run(sweep(), out=tmp_path_factory.mktemp("api") / "run")
+
+
+def test_a_run_gives_every_cell_with_its_privacy_and_history(results: fedpriv.RunResults) -> None:
+    assert results.complete
+    assert [(cell.point["privacy.rho"], cell.seed) for cell in results.cells] == [(4, 0), (4, 1), (8, 0), (8, 1)]
+    for cell in results.cells:
+        assert cell.privacy.mu == pytest.approx(cell.point["privacy.rho"])
+        assert (cell.privacy.trust, cell.privacy.noise) == ("untrusted", "simulation")
+        assert [evaluation.round for evaluation in cell.history] == [2, 4, 6, 8]
+        assert cell.history[-1].test_loss == cell.test_loss
+        assert cell.model().shape == (7850,)
+
+
+def test_what_is_returned_is_frozen_and_read_back_the_same(results: fedpriv.RunResults) -> None:
+    assert fedpriv.load(results.folder) == results
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        results.cells[0].test_loss = 0.0  # type: ignore[misc]
+
+
+def test_the_table_is_the_commands(results: fedpriv.RunResults) -> None:
+    assert results.table() == (results.folder / "table.md").read_text(encoding="utf-8")
+    assert results.table("csv").startswith("privacy.rho,metric,mean")
+    with pytest.raises(fedpriv.InputError, match="known styles are markdown, csv, latex"):
+        results.table("html")  # type: ignore[arg-type]
+
+
+def test_set_overrides_and_narrows(tmp_path: Path) -> None:
+    changes = {"privacy.rho": 8.0, "seeds": [3], "federation.rounds": 4, "run.dtype": "float32"}
+    (cell,) = fedpriv.run(sweep(), set=changes, out=tmp_path / "run").cells
+    assert (cell.seed, cell.rounds, cell.scenario["run"]["dtype"]) == (3, 4, "float32")
+    assert cell.privacy.mu == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, object(), float("nan")])
+def test_a_value_that_no_scenario_can_hold_is_named(value: object) -> None:
+    with pytest.raises(fedpriv.InputError, match=r"set: privacy\.rho = "):
+        fedpriv.run(sweep(), set={"privacy.rho": value})
+
+
+def test_an_observer_hears_everything_and_the_end_of_a_failure(tmp_path: Path) -> None:
+    class Listener(fedpriv.RunObserver):
+        def __init__(self) -> None:
+            self.heard: list[str] = []
+
+        def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
+            self.heard.append(f"started {list(places)} in {folder.name}")
+
+        def finished(self, place: int, finished: Finished) -> None:
+            self.heard.append(f"finished {place}")
+            if place == 1:
+                raise RuntimeError("an observer that breaks")
+
+        def ended(self) -> None:
+            self.heard.append("ended")
+
+    listener, out = Listener(), tmp_path / "run"
+    with pytest.raises(RuntimeError, match="an observer that breaks"):
+        fedpriv.run(sweep(), out=out, observers=[listener])
+    assert listener.heard == ["started [0, 1, 2, 3] in run", "finished 0", "finished 1", "ended"]
+    assert [cell.point["privacy.rho"] for cell in fedpriv.load(out).cells] == [4.0, 4.0]  # kept, and can go on
+    whole = fedpriv.run(sweep(), out=out, resume=True)
+    assert whole.complete
+    assert all(np.isfinite(cell.test_loss) for cell in whole.cells)
+
+
+def test_public_names_are_there_and_no_others() -> None:
+    for name in fedpriv.__all__:
+        assert getattr(fedpriv, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'simulate'"):
+        fedpriv.simulate  # noqa: B018
+
+
+def test_importing_fedpriv_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, fedpriv; fedpriv.InputError; fedpriv.__version__; "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'pydantic', 'matplotlib', 'flwr')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,73 @@
+"""The table of models: features, constants, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fedpriv.errors import InputError
+from fedpriv.models import MODELS, ModuleSettings, PerceptronSettings, SoftmaxSettings, model_named
+from fedpriv.objectives import LayeredObjective, Records, SoftmaxRegression
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (50, 28, 28)).astype(np.uint8)
+IMAGES[0] = 0
+IMAGES[1] //= 20
+
+
+def test_feature_norm_scales_down_what_is_larger_and_nothing_else() -> None:
+    row, settings = model_named("softmax-regression"), SoftmaxSettings(feature_norm=2.0)
+    plain = row.features(IMAGES, torch.float64, SoftmaxSettings())
+    scaled = row.features(IMAGES, torch.float64, settings)
+    norms, before = scaled[:, :-1].norm(dim=1), plain[:, :-1].norm(dim=1)
+    assert float(before[1]) < 2.0 < float(before[2])
+    torch.testing.assert_close(scaled[:2], plain[:2])
+    torch.testing.assert_close(norms[2:], torch.full((48,), 2.0, dtype=torch.float64))
+    torch.testing.assert_close(scaled[2, :-1] / norms[2], plain[2, :-1] / before[2])
+    assert torch.equal(scaled[:, -1], torch.ones(50, dtype=torch.float64))
+    objective = row.objective(tuple(scaled.shape[1:]), 10, torch.float64, settings)
+    assert objective.lipschitz == pytest.approx(math.sqrt(2.0) * math.sqrt(5.0))
+    assert objective.smoothness == pytest.approx(2.5)
+
+
+def test_softmax_without_scaling_has_the_constants_of_the_pixels() -> None:
+    objective = model_named("softmax-regression").objective((785,), 10, torch.float32, SoftmaxSettings())
+    assert objective == SoftmaxRegression(785, 10, feature_norm=math.sqrt(785.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "dimension"),
+    [
+        ("mlp", PerceptronSettings(), 50_890),
+        ("mlp-relu", PerceptronSettings(hidden=8), 6_370),
+        ("cnn", ModuleSettings(), 26_010),
+    ],
+)
+def test_networks_take_the_fast_route_and_learn_with_clipped_gradients(
+    name: str, settings: ModuleSettings, dimension: int
+) -> None:
+    row = model_named(name)
+    features = row.features(IMAGES, torch.float32, settings)
+    objective = row.objective(tuple(features.shape[1:]), 10, torch.float32, settings)
+    assert isinstance(objective, LayeredObjective)
+    assert objective.dimension == dimension
+    records = Records(features, torch.arange(50) % 10)
+    point, weights = objective.initial(), torch.full((50,), 1 / 50)
+    before = objective.evaluate(point, records).loss
+    for _ in range(10):
+        point = point - 0.2 * objective.increment([point], [1.0], records, weights, 1.0).total
+    assert objective.evaluate(point, records).loss < before
+
+
+def test_the_convolutional_net_refuses_other_images() -> None:
+    with pytest.raises(InputError, match="28 x 28 = 784 pixels, not 3072"):
+        model_named("cnn").objective((3072,), 10, torch.float32, ModuleSettings())
+
+
+def test_settings_of_another_model_are_refused() -> None:
+    for name in ("mlp", "mlp-relu", "cnn"):
+        with pytest.raises(ValidationError, match="feature_norm"):
+            MODELS[name].settings.model_validate({"feature_norm": 2.0})
+    with pytest.raises(ValidationError, match="greater than 0"):
+        SoftmaxSettings(feature_norm=0.0)
