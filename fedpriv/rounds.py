@@ -127,6 +127,11 @@ class Poisson:
         """q: the probability with which a record takes part in a round."""
         return 1.0 / self.places
 
+    @property
+    def single_pass(self) -> bool:
+        """Never: a record may take part in any number of rounds."""
+        return False
+
     def first(self, rounds: int) -> "Poisson":
         """What a run that stopped after so many rounds has drawn."""
         return Poisson(rounds, self.places)

@@ -46,6 +46,11 @@ def clip_factors(norm: Tensor, weights: Tensor, clip: Scalar) -> Tensor:
     return weights * clip / norm.clamp(min=clip)
 
 
+def count_clipped(norm: Tensor, weights: Tensor, clip: Scalar) -> Tensor:
+    """How many increments (..., B) were above the clip or not finite; records of weight 0 are not there: (...)."""
+    return (~(norm <= clip) & (weights != 0.0)).sum(-1)
+
+
 class Objective(Protocol):
     """A loss with per-record gradients over flat parameters of length `dimension`."""
 

@@ -200,6 +200,9 @@ class Cell(Section):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="lower-case letters, digits and dashes")
     title: str = ""
+    method: str | None = Field(
+        None, description="a label to sweep over where several keys change together; [[where]] rules set them"
+    )
     seed: Annotated[int, Field(ge=0)] = 0
     data: DataSection
     model: ModelSection = ModelSection()
