@@ -53,7 +53,7 @@ def test_the_algorithm_of_the_guide_runs_on_every_engine(
 
 
 def test_the_scenario_of_the_reference_is_valid() -> None:
-    (source,) = blocks("scenarios.md", "toml")
+    source, *_ = blocks("scenarios.md", "toml")
     assert len(scenario_of(tomllib.loads(source), "scenarios.md").points) == 10
 
 
