@@ -99,6 +99,13 @@ def test_replicates_with_batches_of_different_size_do_not_disturb_each_other(sma
         assert outcome.finished.fraction_clipped == alone.finished.fraction_clipped
 
 
+def test_padding_is_not_counted_as_clipped(small_cell: MakeCell) -> None:
+    """A clip that every record exceeds: the fraction is 1 in every replicate, not more in the padded ones."""
+    algorithm = {"name": "dp-sgd", "trust": "trusted", "clip": 0.01, "step": STEP}
+    together, _ = run("vectorized", *(small_cell(**sampled(algorithm=algorithm), seed=seed) for seed in (0, 5, 6)))
+    assert [outcome.finished.fraction_clipped for outcome in together] == [1.0, 1.0, 1.0]
+
+
 def test_rounds_that_draw_nobody_release_noise_alone(small_cell: MakeCell) -> None:
     """One expected record in four rounds: most rounds are empty for a silo, and the engines still agree."""
     federation = {"silos": 1, "rounds": 8, "epochs": 2, "batch": 1, "sampling": "poisson"}

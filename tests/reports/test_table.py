@@ -278,7 +278,12 @@ def test_a_guarantee_without_mu_is_none_the_less_a_guarantee(make_table: Make) -
     facts = {"mu": None, "rho": None, "zcdp": None, "epsilon_paper": None, "guarantee": "subsampled-gaussian"}
     results = make_table(paper=None, facts=lambda point: facts if point["federation.silos"] == 10 else {})
     text = render(results, "markdown")
-    assert [cell.strip() for cell in lines_of(text, "| 4 ")[1].split("|")[2:6]] == ["10", "600", "none", "24 at 1e-05"]
+    assert [cell.strip() for cell in lines_of(text, "| 4 ")[1].split("|")[2:6]] == [
+        "10",
+        "600",
+        "none",
+        "24 at 1e-05",
+    ]
     assert "no noise" not in text
     gaussian, sampled = lines_of(text, "Privacy:")
     assert "mu-GDP exactly with mu = 4 to 8" in gaussian
