@@ -146,6 +146,17 @@ def test_a_scenario_that_exceeds_the_policy_is_refused(
         guard.answer("run", cell_json(**overrides), 1, ZERO)
 
 
+def test_a_sampled_run_is_refused_before_anything_is_calibrated(tmp_path: Path) -> None:
+    sampled = cell_json(
+        algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
+        privacy={"relation": "zero-out", "epsilon": 1.0},
+        federation__sampling="poisson",
+    )
+    guard = guard_of(write_silo(tmp_path, relation="zero-out"))
+    with pytest.raises(RunError, match="the budget is in mu, and a run with Poisson sampling has none"):
+        guard.answer("run", sampled, 1, ZERO)
+
+
 def test_the_budget_is_for_the_shard_and_not_for_a_run(tmp_path: Path) -> None:
     """Runs of mu = 2.4 and 3.2 compose to exactly 4; a third, however small, is refused under any name."""
     guard = guard_of(write_silo(tmp_path))
