@@ -1,4 +1,4 @@
-"""Run all benchmarks, or those named: noise, tables, messages, objectives."""
+"""Run all benchmarks, or those named: noise, tables, messages, objectives, crossing."""
 
 import os
 import platform
@@ -6,9 +6,15 @@ import sys
 
 import torch
 
-from benchmarks import messages, noise, objectives, tables
+from benchmarks import messages, momentum_crossing, noise, objectives, tables
 
-BENCHMARKS = {"noise": noise.run, "tables": tables.run, "messages": messages.run, "objectives": objectives.run}
+BENCHMARKS = {
+    "noise": noise.run,
+    "tables": tables.run,
+    "messages": messages.run,
+    "objectives": objectives.run,
+    "crossing": momentum_crossing.run,
+}
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ The same cell on both: 100 silos, d = 7,850, untrusted server, so that every mes
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedpriv.engines.table import engine_named
@@ -31,7 +32,7 @@ class Clock:
             self.rounds += client_rounds
         self.last = now
 
-    def evaluated(self, index: int, t: int, test_loss: float, test_accuracy: float) -> None: ...
+    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
 
     def messages_per_second(self, silos: int) -> float:
         return silos * self.rounds / (self.last - self.first)

@@ -5,7 +5,7 @@ streams are keyed by the seed) and two matrix-vector products a record, each alo
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ _SAMPLE_ROUNDS = 300
 class Silent:
     def advanced(self, client_rounds: int) -> None: ...
 
-    def evaluated(self, index: int, t: int, test_loss: float, test_accuracy: float) -> None: ...
+    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
 
 
 def run() -> None:

@@ -2,7 +2,7 @@
 
 A tuning file (scenarios/tuning/*.toml) names the scenario, the seeds and the keys that hold while tuning, and a
 grid for each algorithm; every point of the scenario's other axes gets the setting of the best mean accuracy.
-Where the scenario sweeps something else than `algorithm.name`, such as `method`, `axis` is that key.
+Where the scenario sweeps something else than `algorithm.name`, such as `label.method`, `axis` is that key.
 """
 
 import itertools

@@ -1,27 +1,25 @@
 """A silo's own process: it owns records, keys, ledger and policy, and answers its ClientApp on a Unix socket.
 
-A request is two frames, a JSON header {run, cell, t, dtype} and the query's bytes; a reply is a frame {"ok": true}
-and the release's bytes, or one frame {"refused": reason}.  Nothing is unpickled.
+The frames on the socket are described in clients/proxy.py.  Nothing is unpickled.
 """
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from clients.guard import Guard, load_shard
-from clients.ledger import SiloLedger
+from clients.ledger import LedgerError, SiloLedger
 from clients.policy import read_policy
+from clients.proxy import LONGEST
 from fedpriv.errors import InputError, RunError
 from fedpriv.federation import DTYPES
-
-_LONGEST = 2**31
 
 
 def serve(policy_path: Path, ready: Callable[[Path], None] = lambda _: None) -> None:
@@ -36,6 +34,8 @@ def serve(policy_path: Path, ready: Callable[[Path], None] = lambda _: None) -> 
         listener = Listener(str(policy.socket), "AF_UNIX")
     finally:
         os.umask(previous)
+    if policy.group is not None:
+        _open_to(policy.socket, policy.group)
     with listener:
         ready(policy.socket)
         while True:
@@ -43,33 +43,30 @@ def serve(policy_path: Path, ready: Callable[[Path], None] = lambda _: None) -> 
                 _converse(connection, guard)
 
 
-def ask(socket: Path, run_id: str, cell_json: str, t: int, query: Tensor) -> Tensor:
-    """The guard's answer; RunError with its reason if it refuses or is not there."""
-    header = {"run": run_id, "cell": cell_json, "t": t, "dtype": str(query.dtype).removeprefix("torch.")}
+def _open_to(socket: Path, group: str) -> None:
     try:
-        with Client(str(socket), "AF_UNIX") as connection:
-            connection.send_bytes(json.dumps(header).encode())
-            connection.send_bytes(query.numpy().tobytes())
-            answer = json.loads(connection.recv_bytes(_LONGEST))
-            if "refused" in answer:
-                raise RunError(answer["refused"])
-            return torch.frombuffer(bytearray(connection.recv_bytes(_LONGEST)), dtype=query.dtype)
-    except (OSError, EOFError) as error:
-        raise RunError(
-            f"the silo's guard at {socket} does not answer ({error}); is `fedpriv silo` running?"
-        ) from None
+        shutil.chown(socket, group=group)
+        socket.chmod(0o660)
+    except (OSError, LookupError) as error:
+        raise InputError(f"group = {group!r}: cannot be given the socket {socket}: {error}") from None
 
 
 def _converse(connection: "Connection[Any, Any]", guard: Guard) -> None:
     """One request and its reply; whatever is wrong with a request is refused, and the next one is served."""
     try:
-        header = json.loads(connection.recv_bytes(_LONGEST))
-        query = torch.frombuffer(bytearray(connection.recv_bytes(_LONGEST)), dtype=DTYPES[header["dtype"]])
+        header = json.loads(connection.recv_bytes(LONGEST))
+        query = torch.frombuffer(bytearray(connection.recv_bytes(LONGEST)), dtype=DTYPES[header["dtype"]])
         release = guard.answer(str(header["run"]), str(header["cell"]), int(header["t"]), query)
+    except LedgerError as error:  # a disk may be full now and not in a minute
+        _refuse(connection, str(error), final=False)
     except (RunError, InputError) as error:
-        connection.send_bytes(json.dumps({"refused": str(error)}).encode())
+        _refuse(connection, str(error), final=True)
     except (ValueError, KeyError, TypeError, EOFError, RuntimeError):
-        connection.send_bytes(json.dumps({"refused": "the request is malformed"}).encode())
+        _refuse(connection, "the request is malformed", final=True)
     else:
         connection.send_bytes(b'{"ok": true}')
         connection.send_bytes(release.numpy().tobytes())
+
+
+def _refuse(connection: "Connection[Any, Any]", reason: str, *, final: bool) -> None:
+    connection.send_bytes(json.dumps({"refused": reason, "final": final}).encode())

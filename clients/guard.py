@@ -27,6 +27,7 @@ from fedpriv.randomness import KeyedNormal, system_key
 from fedpriv.rounds import Poisson
 from fedpriv.scenario import Cell, resolve_cell
 
+_NO_NOISE = {"untrusted": "this silo release its sums without noise", "trusted": "nobody add noise"}
 _ROUNDING = 1 + 1e-9
 _MOST_SILOS = 1_000_000  # a plan holds a weight for each, and a server may claim any number
 
@@ -47,6 +48,8 @@ class Guard:
     clipped here, every round is answered once (a repetition gets the same bytes), the noise is drawn here from
     a key of the operating system, and a run whose price, composed with all runs before, exceeds the budget is
     never opened.  Refusals depend on the query, the policy and the ledger, never on the records.
+    With `allow.trust = "trusted"` sums may leave without noise, and `budget` bounds what the server publishes if
+    it adds the noise that the scenario says: the silo trusts the server for that, and for nothing else.
     """
 
     def __init__(self, policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
@@ -55,6 +58,7 @@ class Guard:
 
     def answer(self, run_id: str, cell_json: str, t: int, query: Tensor) -> Tensor:
         """The release of round t of a run; RunError, with the reason, for what is not allowed."""
+        cell_json = _sorted(cell_json)
         with self._ledger.transaction():
             run = self._ledger.run(run_id) or self._new_run(run_id, cell_json)
             if run.cell != cell_json:
@@ -94,17 +98,22 @@ class Guard:
             raise self._refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
         if isinstance(cell.schedule, Poisson):
             raise self._refusal("the budget is in mu, and a run with Poisson sampling has none")
+        if cell.algorithm.trust not in ("untrusted", "trusted"):
+            raise self._refusal(f"trust = {cell.algorithm.trust!r} broadcasts what is not private")
         rounds = cell.schedule.rounds
         if rounds > allow.rounds:
             raise self._refusal(f"the scenario has {rounds} rounds, allowed are {allow.rounds}")
-        needed = federation.places * cell.batch_sizes[number]
+        needed = cell.schedule.held * cell.batch_sizes[number]
         if needed > len(self._shard.labels):
             raise self._refusal(f"the scenario needs {needed} records of this silo, here are fewer")
         if cell.privacy.relation != allow.relation:
             raise self._refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
-        stream = plan_of(cell, self._objective(cell)).stream_of(number, rounds)
+        plan = plan_of(cell, self._objective(cell))
+        stream = plan.stream_of(number, rounds)
+        if stream.std == 0.0 and allow.trust == "trusted":
+            (stream,) = plan.releases(rounds)  # the server's, of the noisy mean
         if stream.std == 0.0:
-            raise self._refusal("the scenario has this silo release its sums without noise")
+            raise self._refusal(f"the scenario has {_NO_NOISE[allow.trust]}")
         if max(stream.clips) > allow.clip * _ROUNDING:
             raise self._refusal(f"the scenario clips at {max(stream.clips):.4g}, allowed is {allow.clip:g}")
         return stream.mu
@@ -117,8 +126,9 @@ class Guard:
             dtype = DTYPES[cell.run.dtype]
             features = cell.model.row.features(self._shard.images, dtype, cell.model.settings)
             records = Records(features, torch.from_numpy(self._shard.labels))
-            noise = KeyedNormal(key, cell.run.dtype)
-            self._open = {run_id: Silo(self._policy.silo, plan_of(cell, objective), objective, records, noise)}
+            noise, plan = KeyedNormal(key, cell.run.dtype), plan_of(cell, objective)
+            gaps = cell.deployment.missing == "continue"
+            self._open = {run_id: Silo(self._policy.silo, plan, plan.objective, records, noise, gaps)}
         return self._open[run_id]
 
     def _objective(self, cell: Cell) -> Objective:
@@ -146,10 +156,18 @@ def load_shard(path: Path, classes: int) -> Shard:
     return Shard(images, labels.astype(np.int64))
 
 
+def _sorted(cell_json: str) -> str:
+    """The same JSON in one spelling."""
+    try:
+        return json.dumps(json.loads(cell_json), sort_keys=True)
+    except json.JSONDecodeError as error:
+        raise RunError(f"the scenario that was sent cannot be used: {error}") from None
+
+
 def _cell(cell_json: str) -> Cell:
     try:
         return resolve_cell(json.loads(cell_json), "the server's scenario")
-    except (json.JSONDecodeError, InputError) as error:
+    except InputError as error:
         raise RunError(f"the scenario that was sent cannot be used: {error}") from None
 
 

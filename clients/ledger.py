@@ -35,6 +35,10 @@ CREATE TABLE IF NOT EXISTS answers (
 """
 
 
+class LedgerError(RunError):
+    """The disk refuses; nothing was released, and the same question may be asked again."""
+
+
 class Run(NamedTuple):
     """A run that was opened: its cell as canonical JSON, its price, its key while it is needed, its state."""
 
@@ -71,19 +75,18 @@ class SiloLedger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of it on the disk, or none; RunError if the disk refuses."""
+        """All of it on the disk, or none; LedgerError if the disk refuses."""
         try:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._database.execute("COMMIT")
             except BaseException:
-                self._database.execute("ROLLBACK")
+                if self._database.in_transaction:  # SQLite itself has rolled back when a disk is full
+                    self._database.execute("ROLLBACK")
                 raise
-            self._database.execute("COMMIT")
         except sqlite3.Error as error:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            raise RunError(f"the silo's ledger could not be written, so nothing is released: {error}") from None
+            raise LedgerError(f"the silo's ledger could not be written, so nothing is released: {error}") from None
 
     def prices(self) -> list[float]:
         """μ of every run ever opened."""

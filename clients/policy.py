@@ -16,6 +16,9 @@ class Allowed(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    trust: Literal["untrusted", "trusted"] = Field(
+        "untrusted", description='"trusted" also answers scenarios in which the server adds the noise'
+    )
     relation: Literal["replace-one", "zero-out"] = Field(description="the neighbouring relation of `budget`")
     clip: Positive = Field(description="the largest norm bound on one record's increment")
     rounds: Annotated[int, Field(ge=1)] = Field(description="the most rounds of one run")
@@ -35,6 +38,7 @@ class Policy(BaseModel):
     classes: Annotated[int, Field(ge=2)] = Field(description="how many classes labels can have")
     ledger: Path = Field(description="where what was released is kept; made with mode 0600")
     socket: Path = Field(description="the Unix socket on which this silo's ClientApp asks")
+    group: str | None = Field(None, description="the Unix group that may ask: the SuperNode's user is in it")
     allow: Allowed
 
 

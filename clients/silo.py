@@ -16,10 +16,10 @@ from torch import Tensor
 from fedpriv.errors import RunError
 from fedpriv.federation import spread, task_of_cell
 from fedpriv.mechanisms import MechanismState
-from fedpriv.objectives import Objective, Records
+from fedpriv.objectives import Objective, Records, Slots
 from fedpriv.plan import Plan, plan_of
 from fedpriv.randomness import DrawAhead, KeyedCoins, KeyedNormal, simulation_noise
-from fedpriv.rounds import Poisson
+from fedpriv.rounds import Poisson, Round
 from fedpriv.running_sum import RunningSum, absorb, empty_sum
 from fedpriv.scenario import Cell
 from fedpriv.wire import Counts, is_finite
@@ -49,6 +49,8 @@ class Silo:
     objective: Objective
     records: Records
     noise: KeyedNormal
+    gaps: bool = False
+    """Whether rounds may be missing between two that are asked for."""
 
     def start(self) -> SiloState:
         return SiloState(0, empty_sum(self.objective.initial()), self.plan.mechanism.start())
@@ -63,28 +65,46 @@ class Silo:
         `plan.stream_of` claims for each record of this silo; under a trusted server releases are exact, and only
         the server may see them.  Which records a round draws by Poisson sampling never leaves this object, and
         nothing but the release depends on it, the counts of a simulation apart.
+        A round that is missing counts as one whose increment is zero, and its noise is drawn and not sent: what
+        is released is a part of the stream that was accounted for.
         """
         self._check(state, t, query)
-        current, records = self.plan.estimator.round(t), self._batch(t)
-        drawn = 0 if records is None else len(records.labels)
+        state, current = self._after_gap(state, t)
+        records = self._batch(t)
+        rows = 0 if records is None else len(records.labels)
         total, clipped = absorb(
             state.sum,
             current,
             query,
-            self.objective,
+            self.objective.at(Slots(t, ((self.number, rows),))),
             records,
-            self._weight.expand(drawn),
+            torch.full((rows,), self._weight(t), dtype=query.dtype),
             self.plan.estimator.memory,
         )
         vector, hidden = total.total, state.hidden
         if std := float(self.plan.noise.std_of(self.number)):
-            fresh = torch.from_numpy(self._noise_ahead.vector(t)) * std
-            noise, hidden = self.plan.mechanism.noise(hidden, t, fresh)
+            noise, hidden = self.plan.mechanism.noise(hidden, t, self._fresh(t) * std)
             vector = vector + noise
-        return Release(vector, Counts(drawn, int(clipped))), SiloState(t, total, hidden)
+        return Release(vector, Counts(rows, int(clipped))), SiloState(t, total, hidden)
+
+    def _after_gap(self, state: SiloState, t: int) -> tuple[SiloState, Round]:
+        """The state when round t begins, and round t with the weight of the query that was answered last."""
+        current, estimator = self.plan.estimator.round(t), self.plan.estimator
+        if t == state.answered + 1:
+            return state, current
+        total, hidden = state.sum.total, state.hidden
+        for missed in range(state.answered + 1, t):
+            total = total * estimator.round(missed).keep
+            if std := float(self.plan.noise.std_of(self.number)):
+                fresh = torch.from_numpy(self._noise_ahead.vector(missed)) * std
+                _, hidden = self.plan.mechanism.noise(hidden, missed, fresh)
+        past = estimator.round(state.answered + 1).coefficients[1:]
+        current = current._replace(coefficients=(current.coefficients[0], *past))
+        return SiloState(t - 1, RunningSum(state.sum.past, total), hidden), current
 
     def _check(self, state: SiloState, t: int, query: Tensor) -> None:
-        if t != state.answered + 1 or t > self.plan.schedule.rounds:
+        in_order = t == state.answered + 1 or (self.gaps and t > state.answered)
+        if not in_order or t > self.plan.schedule.rounds:
             raise RunError(
                 f"silo {self.number} was asked for round {t} after round {state.answered} "
                 f"of {self.plan.schedule.rounds}: rounds come in order, each once"
@@ -96,22 +116,43 @@ class Silo:
             )
         if not is_finite(query):
             raise RunError(f"silo {self.number}, round {t}: the query has values that are not finite")
+        self._check_movement(state, t, query)
+
+    def _check_movement(self, state: SiloState, t: int, query: Tensor) -> None:
+        """RunError if the query moved farther than the sensitivity of the mechanism allows for."""
+        bound = self.plan.mechanism.movement
+        if bound is None or t == 1:
+            return
+        moved = float(torch.linalg.vector_norm(query.double() - state.sum.past[0].double()))
+        if moved > bound:
+            raise RunError(
+                f"silo {self.number}, round {t}: the query moved by {moved:.6g}, more than the {bound:.6g} that "
+                "this silo's privacy rests on"
+            )
+
+    def _fresh(self, t: int) -> Tensor:
+        count = self.plan.mechanism.draws(t)
+        if count is None:
+            return torch.from_numpy(self._noise_ahead.vector(t))
+        return torch.from_numpy(self.noise.nodes(self.objective.dimension, self.number, t, count))
 
     def _batch(self, t: int) -> Records | None:
         """The records of round t, None if there are none."""
-        batch, schedule = self.plan.batch_sizes[self.number], self.plan.schedule
-        rows: slice | Tensor
+        size, schedule = self.plan.batch_sizes[self.number], self.plan.schedule
         if isinstance(schedule, Poisson):
-            heads = self._coins.heads(schedule.places * batch, schedule.rate, self.number, t)
+            heads = self._coins.heads(schedule.held * size, schedule.rate, self.number, t)
             rows = torch.from_numpy(heads).nonzero().squeeze(-1)
-            if not len(rows):
-                return None
-        else:
-            place = schedule.place(t)
-            if place is None:
-                return None
-            rows = slice(place * batch, (place + 1) * batch)
-        return Records(*(column[rows] for column in self.records))
+            return Records(*(column[rows] for column in self.records)) if len(rows) else None
+        batches = schedule.batches(t)
+        if not batches:
+            return None
+        return Records(*(column[batches.start * size : batches.stop * size] for column in self.records))
+
+    def _weight(self, t: int) -> float:
+        """Of one record in the silo's mean: the denominator is public, however many records take part."""
+        size, schedule = self.plan.batch_sizes[self.number], self.plan.schedule
+        batches = 1 if isinstance(schedule, Poisson) else len(schedule.batches(t))
+        return 1.0 / (size * max(1, batches))
 
     @cached_property
     def _coins(self) -> KeyedCoins:
@@ -120,11 +161,6 @@ class Silo:
     @cached_property
     def _noise_ahead(self) -> DrawAhead:
         return DrawAhead(self.noise, self.objective.dimension, self.number, self.plan.schedule.rounds)
-
-    @cached_property
-    def _weight(self) -> Tensor:
-        """Of one record in the silo's mean: the denominator is public, however many records take part."""
-        return torch.tensor(1.0 / self.plan.batch_sizes[self.number], dtype=self.records.features.dtype)
 
 
 @dataclass(frozen=True)
@@ -147,7 +183,7 @@ class SimulatedFederation:
     def silo(self, number: int) -> Silo:
         task, shard = task_of_cell(self.cell), self.order[number]
         records = Records(task.train.features[shard], task.train.labels[shard])
-        return Silo(number, self.plan, task.objective, records, self.noise)
+        return Silo(number, self.plan, self.plan.objective, records, self.noise)
 
 
 def simulated_silo(cell: Cell, number: int) -> Silo:

@@ -11,8 +11,8 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from clients.silo import Silo, SiloState
+from fedpriv.records import bytes_in
 from fedpriv.running_sum import RunningSum
-from fedpriv.wire import bytes_in
 
 _RECORD, _KEY = "fedpriv-silo", "state"
 _HEADER = struct.Struct("<QQ")  # the last round answered, and how many past queries there are

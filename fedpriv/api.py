@@ -14,6 +14,7 @@ from fedpriv.reports.observers import RunObserver
 from fedpriv.reports.page import write_report
 from fedpriv.reports.plots import plot_run
 from fedpriv.reports.results import read_history, read_results
+from fedpriv.reports.summary import metrics_in
 from fedpriv.reports.sweep import rerun_command, run_sweep
 from fedpriv.reports.table import STYLES, Style, render
 from fedpriv.scenario.load import load_scenario, scenario_of
@@ -24,8 +25,16 @@ class Evaluation:
     """The test set after one round; the accuracy is a share, 0 … 1."""
 
     round: int
-    test_loss: float
-    test_accuracy: float
+    metrics: Mapping[str, float]
+
+    @property
+    def test_loss(self) -> float:
+        return self.metrics["test_loss"]
+
+    @property
+    def test_accuracy(self) -> float:
+        """KeyError for a regression, which has none."""
+        return self.metrics["test_accuracy"]
 
 
 @dataclass(frozen=True)
@@ -57,9 +66,8 @@ class CellResults:
     seed: int
     silos: int
     rounds: int
-    test_loss: float
-    test_accuracy: float
-    """A share, 0 … 1."""
+    metrics: Mapping[str, float]
+    """On the test set at the end: "test_loss", "test_accuracy" (a share), and what else the objective knows."""
     gradient_evaluations: int | None
     """Gradients of single records, of all silos; None in results that are older than this figure."""
     bytes_sent: int | None
@@ -72,6 +80,15 @@ class CellResults:
     scenario: Mapping[str, Any]
     """The resolved scenario as plain data."""
     model_file: Path
+
+    @property
+    def test_loss(self) -> float:
+        return self.metrics["test_loss"]
+
+    @property
+    def test_accuracy(self) -> float:
+        """A share, 0 … 1; KeyError for a regression, which has none."""
+        return self.metrics["test_accuracy"]
 
     def model(self) -> NDArray[np.floating[Any]]:
         """The published model, flat: shape (d,)."""
@@ -137,7 +154,7 @@ def load(folder: str | Path) -> RunResults:
     results = read_results(path)
     history: dict[int, list[Evaluation]] = {}
     for line in read_history(path):
-        evaluation = Evaluation(line["round"], line["test_loss"], line["test_accuracy"])
+        evaluation = Evaluation(line["round"], metrics_in(line))
         history.setdefault(line["cell"], []).append(evaluation)
     cells = tuple(_cell(path, cell, tuple(history.get(cell["cell"], ()))) for cell in results.cells)
     return RunResults(path, results.name, results.title, results.engine, results.complete, cells)
@@ -145,9 +162,10 @@ def load(folder: str | Path) -> RunResults:
 
 def _cell(folder: Path, record: Mapping[str, Any], history: tuple[Evaluation, ...]) -> CellResults:
     privacy = {name: record[name] for name in Privacy.__dataclass_fields__}
-    own = ("point", "seed", "silos", "rounds", "test_loss", "test_accuracy", "fraction_clipped", "wall_seconds")
+    own = ("point", "seed", "silos", "rounds", "fraction_clipped", "wall_seconds")
     return CellResults(
         **{name: record[name] for name in own},
+        metrics=metrics_in(record),
         gradient_evaluations=record.get("gradient_evaluations"),
         bytes_sent=record.get("bytes_sent"),
         privacy=Privacy(**privacy),

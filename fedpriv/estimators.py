@@ -10,7 +10,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedpriv.rounds import SHARED, Round, Scalar
+from fedpriv.rounds import SHARED, Round, Scalar, Split
 from fedpriv.weights import LinearWeights, Weights
 
 
@@ -83,3 +83,53 @@ class PlainGradient:
 
     def round(self, t: int) -> Round:
         return Round(t, (self.coefficient,), self.keep, self.clip, scale=1.0)
+
+
+@dataclass(frozen=True)
+class VarianceReducedGradient:
+    """A gradient at an anchor, and from then on differences of gradients, summed: SPIDER's estimate of ∇f(z_t).
+
+    In the first round of every period s_t = ∇f(z_t) and the sum starts anew; in the others
+    s_t = ∇f(z_t) - ∇f(z_{t-1}), two gradients of one record, and q_t = q_{t-1} + s_t.
+    Kornowski, Liu & Talwar, Algorithms 3, 4 and 5, with their indices repaired: an anchor is where t - 1 is a
+    multiple of the period, so that a period of 1 has anchors only.
+
+    Guarantee: an anchor's increments are clipped to norm `anchor_clip`, the others to `clip`, whatever the loss,
+    its smoothing and the queries are; which rounds are anchors is public and follows from t alone.
+    """
+
+    anchor_clip: Scalar
+    clip: Scalar
+    period: int
+    keep: float = field(default=1.0, metadata=SHARED)
+    memory: int = 2
+
+    def round(self, t: int) -> Round:
+        if (t - 1) % self.period == 0:
+            return Round(t, (1.0,), 0.0, self.anchor_clip, scale=1.0)
+        return Round(t, (1.0, -1.0), self.keep, self.clip, scale=1.0)
+
+
+@dataclass(frozen=True)
+class SplitGradient:
+    """Momentum of gradients that are taken apart at the start of every epoch of `places` rounds; see `split_sum`.
+
+    `mixing` is γ, `coefficient` α with keep = 1 - α.
+
+    Guarantee: gradients, their changes between epochs and since the epoch's start are clipped to norms `clip`,
+    `difference_clip` and `residual_clip`, coefficient included.
+    """
+
+    clip: Scalar
+    difference_clip: Scalar
+    residual_clip: Scalar
+    mixing: Scalar
+    places: int
+    coefficient: float = field(default=1.0, metadata=SHARED)
+    keep: float = field(default=0.0, metadata=SHARED)
+    period: int | None = None
+    memory: int = 1
+
+    def round(self, t: int) -> Round:
+        split = Split(self.places, self.mixing, self.difference_clip, self.residual_clip)
+        return Round(t, (self.coefficient,), self.keep, self.clip, scale=1.0, split=split)

@@ -1,14 +1,16 @@
 """The records of a federation: loaded once, turned into features, spread over the silos."""
 
+import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from fedpriv.data.datasets import load
+from fedpriv.data.datasets import load, load_test
 from fedpriv.data.partition import dirichlet, iid, shards
 from fedpriv.errors import InputError
+from fedpriv.metrics.measured import Measured
 from fedpriv.objectives import Objective, Records
 from fedpriv.scenario import Cell
 from fedpriv.scenario.schema import ModelSection
@@ -17,18 +19,45 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
-class Task:
-    """A data set seen through a model: what every silo and the evaluation share."""
+class PublicTask:
+    """A data set seen through a model, as a server needs it: without a training record."""
 
     objective: Objective
-    train: Records
     test: Records
+
+
+@dataclass(frozen=True)
+class Task(PublicTask):
+    """With the training records, which only silos and simulations have."""
+
+    train: Records
+
+
+@lru_cache(maxsize=2)
+def public_task_of(data: str, model: ModelSection, dtype: str) -> PublicTask:
+    """The public part of a task, loaded on first use."""
+    part, row, settings, torch_dtype = load_test(data), model.row, model.settings, DTYPES[dtype]
+    test = Records(row.features(part.images, torch_dtype, settings), torch.from_numpy(part.labels))
+    return PublicTask(row.objective(tuple(test.features.shape[1:]), part.classes, torch_dtype, settings), test)
+
+
+def public_task_of_cell(cell: Cell) -> PublicTask:
+    """InputError if the scenario holds out training records, of which a deployment's server has none."""
+    if cell.data.validation is not None:
+        raise InputError("data.validation: the server of a deployment has no training records to hold out")
+    task = public_task_of(cell.data.name, cell.model, cell.run.dtype)
+    return dataclasses.replace(task, objective=_measured(task.objective, cell))
 
 
 @lru_cache(maxsize=2)
 def task_of(data: str, model: ModelSection, dtype: str, validation: int | None = None) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
     dataset, row, settings, torch_dtype = load(data), model.row, model.settings, DTYPES[dtype]
+    if row.regression != (dataset.classes == 0):
+        labels = "real numbers" if dataset.classes == 0 else "classes"
+        raise InputError(
+            f"model.name = {model.name!r} does not fit data.name = {data!r}, whose labels are {labels}"
+        )
     train, test = (
         Records(row.features(images, torch_dtype, settings), torch.from_numpy(labels))
         for images, labels in (
@@ -42,34 +71,40 @@ def task_of(data: str, model: ModelSection, dtype: str, validation: int | None =
         train, test = (
             Records(*(column[part] for column in train)) for part in (slice(-validation), slice(-validation, None))
         )
-    return Task(
-        row.objective(tuple(train.features.shape[1:]), dataset.classes, torch_dtype, settings), train, test
-    )
+    objective = row.objective(tuple(train.features.shape[1:]), dataset.classes, torch_dtype, settings)
+    return Task(objective, test, train)
 
 
 def task_of_cell(cell: Cell) -> Task:
-    return task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.validation)
+    task = task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.validation)
+    return dataclasses.replace(task, objective=_measured(task.objective, cell))
+
+
+def _measured(objective: Objective, cell: Cell) -> Objective:
+    radius = cell.run.goldstein_radius
+    return objective if radius is None else Measured(objective, radius)
 
 
 def check_records(cell: Cell) -> None:
     """InputError if the cell asks for more training records than its data set has."""
-    records, places, batch = len(task_of_cell(cell).train.labels), cell.federation.places, sum(cell.batch_sizes)
-    if places * batch > records:
+    records, batches, batch = len(task_of_cell(cell).train.labels), cell.schedule.held, sum(cell.batch_sizes)
+    if batches * batch > records:
         raise InputError(
-            f"federation: one pass is {places} rounds of {batch} records of all silos, {places} * {batch} = "
-            f"{places * batch}, but {cell.data.name} has {records} training records"
+            f"federation: one pass is {batches} batches of {batch} records of all silos, {batches} * {batch} = "
+            f"{batches * batch}, but {cell.data.name} has {records} training records"
         )
 
 
 def spread(cell: Cell) -> list[Tensor]:
-    """Which training records each silo holds, in the order it reads them: (places * its batch,) for each silo.
+    """Which training records each silo holds, in the order it reads them: (batches * its batch,) for each silo.
 
     Guarantee: no record is held twice, so one record of one silo is one record of the federation.  InputError
     if the scenario asks for more records than there are.
     """
     check_records(cell)
     labels = task_of_cell(cell).train.labels.numpy()
-    sizes = [cell.federation.places * batch for batch in cell.batch_sizes]
+    batches = cell.schedule.held
+    sizes = [batches * batch for batch in cell.batch_sizes]
     data = cell.data
     match data.partition:
         case "iid":

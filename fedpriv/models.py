@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from fedpriv.errors import InputError
-from fedpriv.objectives import CrossEntropy, Objective, SoftmaxRegression, objective_of
+from fedpriv.objectives import CrossEntropy, Objective, PhaseRetrieval, SoftmaxRegression, objective_of
 
 _ROWS = 4096  # images scaled at a time
 
@@ -34,6 +34,8 @@ class Model:
     settings: type[ModelSettings]
     features: Callable[[NDArray[np.uint8], torch.dtype, Any], Tensor]
     objective: Callable[[tuple[int, ...], int, torch.dtype, Any], Objective]
+    regression: bool = False
+    """Whether the labels are real numbers, as those of a data set without classes are."""
 
 
 class SoftmaxSettings(ModelSettings):
@@ -118,11 +120,34 @@ def convolutional(shape: tuple[int, ...], classes: int, dtype: torch.dtype, sett
     return objective_of(convolutional_net(classes), 784, CrossEntropy(), settings.initial_seed, dtype)
 
 
+class PhaseSettings(ModelSettings):
+    start: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1.0, description="norm of the first model; close to 0 there is a saddle"
+    )
+
+
+def phase_retrieval(power: Literal[1, 2]) -> Model:
+    """Unit measurement vectors as they are."""
+
+    def features(measurements: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
+        return torch.from_numpy(measurements).to(dtype)
+
+    def objective(
+        shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: PhaseSettings
+    ) -> PhaseRetrieval:
+        (width,) = shape
+        return PhaseRetrieval(width, power, feature_norm=1.0, start=settings.start, dtype=dtype)
+
+    return Model(PhaseSettings, features, objective, regression=True)
+
+
 MODELS = {
     "softmax-regression": Model(SoftmaxSettings, pixels_and_bias, softmax_regression),
     "mlp": perceptron(nn.Tanh),
     "mlp-relu": perceptron(nn.ReLU),
     "cnn": Model(ModuleSettings, pixels, convolutional),
+    "amplitude-phase-retrieval": phase_retrieval(1),
+    "robust-phase-retrieval": phase_retrieval(2),
 }
 
 

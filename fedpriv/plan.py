@@ -37,6 +37,8 @@ class Plan:
     noise: Noise
     optimizer: Optimizer
     relation: Relation
+    objective: Objective
+    """What silos take increments of; evaluations are of the model's own loss."""
 
     def releases(self, rounds: int) -> tuple[ReleaseStream, ...]:
         """What the noise owners of this plan have released after `rounds` rounds, for the ledger.
@@ -53,13 +55,19 @@ class Plan:
         )
 
     def gradient_evaluations(self, rounds: int) -> int:
-        """Gradients of single records that all silos take in the first `rounds` rounds, expected if sampled."""
-        a_record = sum(
-            len(self.estimator.round(t).coefficients)
+        """Gradients (or values) of single records that all silos take in the first rounds, expected if sampled."""
+        return sum(self.batch_sizes) * sum(
+            self._batches(t) * self.objective.evaluations(self.estimator.round(t).gradients)
             for t in range(1, rounds + 1)
-            if isinstance(self.schedule, Poisson) or self.schedule.place(t) is not None
         )
-        return a_record * sum(self.batch_sizes)
+
+    def records_read(self, rounds: int) -> int:
+        """Records that all silos read in the first `rounds` rounds, each time counted, expected if sampled."""
+        return sum(self.batch_sizes) * sum(map(self._batches, range(1, rounds + 1)))
+
+    def _batches(self, t: int) -> int:
+        """How many batches a silo reads in round t, expected if sampled."""
+        return 1 if isinstance(self.schedule, Poisson) else len(self.schedule.batches(t))
 
     def stream_of(self, silo: int, rounds: int) -> ReleaseStream:
         """What one silo itself releases; standard deviation 0 where it adds no noise."""
@@ -67,7 +75,7 @@ class Plan:
         return self._stream(f"silo {silo}", 1.0 / self.batch_sizes[silo], std, rounds)
 
     def _stream(self, owner: str, per_record: float, std: float, rounds: int) -> ReleaseStream:
-        clips = tuple(float(self.estimator.round(t).clip) for t in range(1, rounds + 1))
+        clips = _batch_clips(self.estimator, self.schedule)[:rounds]
         return ReleaseStream(
             owner,
             self.mechanism,
@@ -85,6 +93,14 @@ class Plan:
         if source.owner == SERVER:
             return max(weight / batch for weight, batch in zip(self.weights, self.batch_sizes, strict=True))
         return 1.0 / self.batch_sizes[source.owner]
+
+
+def _batch_clips(estimator: Estimator, schedule: AnySchedule) -> tuple[float, ...]:
+    """The norm bound of every round's increments, for a mean over one batch: where a round reads k, 1/k of it."""
+    rounds = range(1, schedule.rounds + 1)
+    if isinstance(schedule, Poisson):
+        return tuple(float(estimator.round(t).clip) for t in rounds)
+    return tuple(float(estimator.round(t).clip) / max(1, len(schedule.batches(t))) for t in rounds)
 
 
 def _owners(numbers: list[int]) -> str:
@@ -114,7 +130,8 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     noise = _noise(cell, schedule, estimator, mechanism, weights)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation = cell.privacy.relation
-    return Plan(schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation)
+    looked_at = row.objective(settings, problem, objective)
+    return Plan(schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation, looked_at)
 
 
 def _noise(
@@ -128,7 +145,7 @@ def _noise(
     target, relation, delta = cell.privacy.target, cell.privacy.relation, cell.privacy.delta
     if target is None:
         return Noise()
-    clips = tuple(float(estimator.round(t).clip) for t in range(1, schedule.rounds + 1))
+    clips = _batch_clips(estimator, schedule)
     if isinstance(schedule, Poisson):
         sensitivity = sampled_clip(mechanism, estimator.keep, clips, relation)
         sampled = calibrated(epsilon_of(target, delta), delta, schedule.rate, schedule.rounds)

@@ -95,6 +95,10 @@ class KeyedNormal:
             self._fill(out[start:stop], owners[start:stop], rounds[start:stop], node)
         return out
 
+    def nodes(self, size: int, owner: int, t: int, count: int) -> NDArray[np.floating]:
+        """The vectors of nodes 0 … count-1 of (owner, round t): shape (count, size)."""
+        return np.stack([self.vector(size, owner, t, node) for node in range(count)])
+
     def weighted_sum(
         self, size: int, owners: Sequence[int], weights: Sequence[float], t: int, node: int = 0
     ) -> NDArray[np.floating]:

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Union
 
 from fedpriv.errors import InputError
@@ -14,6 +15,18 @@ Scalar = Union[float, "Tensor"]
 
 SHARED = {"shared": True}
 """Metadata of a dataclass field whose value runs that are computed together must have in common."""
+
+PER_REPLICATE = {"per replicate": True}
+"""Metadata of a dataclass field that holds a tuple with an entry for each run computed together."""
+
+
+class Split(NamedTuple):
+    """How increments are taken apart at the queries that epochs of `places` rounds start with; see `split_sum`."""
+
+    places: int
+    mixing: Scalar
+    difference_clip: Scalar
+    residual_clip: Scalar
 
 
 class Round(NamedTuple):
@@ -30,33 +43,62 @@ class Round(NamedTuple):
     keep: float
     clip: Scalar
     scale: float
+    split: Split | None = None
+
+    @property
+    def gradients(self) -> int:
+        """Gradients of one record that are taken in this round."""
+        if self.split is None:
+            return len(self.coefficients)
+        epoch, place = divmod(self.t - 1, self.split.places)
+        return 1 + (2 if epoch else 0) + (2 if place else 0)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Fixed order: every silo reads its batches 0 … places-1 in order, `rounds` / `places` times over.
+    """Fixed order: every silo reads its batches in order, `rounds` / `places` times over, one batch a round.
 
-    With places == rounds each record takes part in exactly one round (single pass).
+    With places == rounds each record takes part in exactly one round (single pass).  A single pass may read
+    several batches in some rounds: `reads` says how many in each, and is empty where it is one everywhere.
 
-    Guarantee: the record in place p takes part in rounds p+1, p+1+places, … and in no other.
+    Guarantee: the records read in round p+1 ≤ places take part in rounds p+1, p+1+places, … and in no other.
     """
 
     rounds: int
     places: int
+    reads: tuple[int, ...] = ()
 
-    def place(self, t: int) -> int:
-        """Which batch of the silo's order, counted from 0, round t (from 1) uses."""
+    def __post_init__(self) -> None:
+        if self.reads and not (len(self.reads) == self.rounds == self.places and min(self.reads) >= 1):
+            raise ValueError(
+                f"reads: {self.rounds} rounds of a single pass need as many numbers of batches, 1 or more"
+            )
+
+    def batches(self, t: int) -> range:
+        """Which batches of the silo's order, counted from 0, round t (from 1) uses; they follow one another."""
         if not 1 <= t <= self.rounds:
             raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
-        return (t - 1) % self.places
+        if self.reads:
+            return range(self._before[t - 1], self._before[t])
+        place = (t - 1) % self.places
+        return range(place, place + 1)
+
+    @property
+    def held(self) -> int:
+        """How many batches a silo's order has."""
+        return sum(self.reads) if self.reads else self.places
 
     @property
     def single_pass(self) -> bool:
         return self.places >= self.rounds
 
     def first(self, rounds: int) -> "Schedule":
-        """What a run that stopped after so many rounds has read."""
+        """What a run that stopped after so many rounds has read, for its accountant: not how many batches."""
         return Schedule(rounds, self.places)
+
+    @cached_property
+    def _before(self) -> list[int]:
+        return [0, *itertools.accumulate(self.reads)]
 
 
 @dataclass(frozen=True)
@@ -103,6 +145,16 @@ class Phases:
         """Which batch of the silo's order, counted from 0, round t uses; None in an empty round."""
         return None if t in self._ends else t - self.phase(t)
 
+    def batches(self, t: int) -> range:
+        """As for a `Schedule`; none in an empty round."""
+        place = self.place(t)
+        return range(0) if place is None else range(place, place + 1)
+
+    @property
+    def held(self) -> int:
+        """How many batches a silo's order has."""
+        return self.places
+
     @property
     def _ends(self) -> tuple[int, ...]:
         """The empty rounds."""
@@ -120,7 +172,12 @@ class Poisson:
 
     rounds: int
     places: int
-    """Rounds of one expected pass; a silo holds so many expected batches."""
+    """Rounds of one expected pass."""
+
+    @property
+    def held(self) -> int:
+        """How many expected batches a silo holds."""
+        return self.places
 
     @property
     def rate(self) -> float:

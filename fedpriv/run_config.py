@@ -11,9 +11,20 @@ from fedpriv.scenario import Cell, load_scenario, resolve_cell
 _BUNDLE = Path(__file__).resolve().parents[1]
 
 
-def run_config_of(cell: Cell, out: Path) -> dict[str, str | int]:
-    """The keys an engine submits: the resolved cell itself, and the folder for what the server writes."""
-    return {"scenario": "", "set": "", "cell": 0, "cell-json": json.dumps(cell.canonical()), "out": str(out)}
+def run_config_of(cell: Cell, out: Path, run_token: str = "") -> dict[str, str | int]:
+    """The keys an engine submits: the resolved cell itself, and the folder for what the server writes.
+
+    A deployment's `run_token` is the run's identity in the ledgers of silos and server, resumed or not; a
+    simulation has none.
+    """
+    return {
+        "scenario": "",
+        "set": "",
+        "cell": 0,
+        "cell-json": json.dumps(cell.canonical()),
+        "out": str(out),
+        "run-token": run_token,
+    }
 
 
 def cell_of(run_config: Mapping[str, Any]) -> Cell:

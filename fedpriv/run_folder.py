@@ -6,7 +6,7 @@ and then `outcome.json`, or with `failure.json`.
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,14 @@ from fedpriv.files import write_json, write_text, write_vector
 from fedpriv.outcome import Finished
 
 _PROGRESS_EVERY = 0.5  # seconds
-_NUMBERS = ("test_loss", "test_accuracy", "fraction_clipped", "wall_seconds", "gradient_evaluations")
+_PLAIN = ("metrics", "fraction_clipped", "wall_seconds", "gradient_evaluations", "noise")
+_FILES = ("progress", "history.jsonl", "failure.json", "outcome.json")
+
+
+def clear(folder: Path) -> None:
+    """Remove what an earlier attempt at the same run reported."""
+    for name in _FILES:
+        (folder / name).unlink(missing_ok=True)
 
 
 class FolderReporter:
@@ -28,22 +35,23 @@ class FolderReporter:
         self._folder = folder
         self._last = 0.0
         folder.mkdir(parents=True, exist_ok=True)
+        clear(folder)
 
     def advanced(self, t: int) -> None:
         if (now := time.monotonic()) - self._last > _PROGRESS_EVERY:
             write_text(self._folder / "progress", str(t))
             self._last = now
 
-    def evaluated(self, t: int, test_loss: float, test_accuracy: float) -> None:
-        line = {"round": t, "test_loss": test_loss, "test_accuracy": test_accuracy}
+    def evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
+        line = {"round": t, **metrics}
         with (self._folder / "history.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def finished(self, finished: Finished) -> None:
         write_vector(self._folder / "model.npy", finished.model)
-        numbers = {name: getattr(finished, name) for name in _NUMBERS}
+        plain = {name: getattr(finished, name) for name in _PLAIN}
         releases = [as_data(stream) for stream in finished.releases]
-        write_json(self._folder / "outcome.json", {**numbers, "releases": releases})
+        write_json(self._folder / "outcome.json", {**plain, "releases": releases, "missed": finished.missed})
 
     def failed(self, error: FedprivError) -> None:
         write_json(self._folder / "failure.json", {"message": str(error), "exit_code": error.exit_code})
@@ -82,8 +90,10 @@ class FolderReader:
         if outcome is None:
             return None
         model = np.load(self._folder / "model.npy", allow_pickle=False)
-        numbers = {name: outcome[name] for name in _NUMBERS}
-        return Finished(**numbers, releases=tuple(map(from_data, outcome["releases"])), model=model)
+        plain = {name: outcome[name] for name in _PLAIN}
+        missed = {int(silo): rounds for silo, rounds in outcome["missed"].items()}
+        releases = tuple(map(from_data, outcome["releases"]))
+        return Finished(**plain, releases=releases, model=model, missed=missed)
 
     def _json(self, name: str) -> Any:
         try:

@@ -7,20 +7,14 @@ The map from increments to sums is linear, so the weighted mean over silos of th
 weighted mean increments: one silo's records, or all silos' records with weights p_i / B_i, go through here alike.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from fedpriv.objectives import Objective, Records
 from fedpriv.rounds import Round
+from fedpriv.split_sum import RunningSum, absorb_split
 
-
-class RunningSum(NamedTuple):
-    """State between rounds: the past queries still needed, latest first, and the sum q_t; all (..., d)."""
-
-    past: tuple[Tensor, ...]
-    total: Tensor
+__all__ = ["RunningSum", "absorb", "empty_sum"]
 
 
 def empty_sum(like: Tensor) -> RunningSum:
@@ -47,6 +41,8 @@ def absorb(
     queries = (query, *state.past)
     if records is None:
         return RunningSum(queries[: memory - 1], current.keep * state.total), query.new_zeros(query.shape[:-1])
+    if current.split is not None:
+        return absorb_split(state, current, current.split, query, objective, records, weights)
     coefficients = current.coefficients
     increment = objective.increment(queries[: len(coefficients)], coefficients, records, weights, current.clip)
     total = torch.add(increment.total, state.total, alpha=current.keep)

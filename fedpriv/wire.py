@@ -1,9 +1,4 @@
-"""What server and silos say to each other over Flower: record names, message types, arrays.
-
-| message | server -> silo | silo -> server |
-|---|---|---|
-| query.roster | nothing | metrics: `silo` |
-| train | `query` (x_t), config `t` | `release` (q_t with noise), metrics: `drawn`, `clipped` if simulated |
+"""Vectors and releases as Flower's records; what every message holds is in fedpriv/records.py.
 
 Arrays travel as .npy bytes, byte-identical to Flower's own `Array(ndarray)`; building them here from the public
 constructor costs 6 µs instead of 37, and reading them 2 instead of 57 (d = 7,850).
@@ -21,8 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-ROSTER = "query.roster"
-TRAIN = "train"
+from fedpriv.records import number_in
 
 _STYPE = "numpy.ndarray"
 
@@ -75,34 +69,12 @@ def counts_in(content: RecordDict) -> Counts | None:
     return Counts(number_in(content, "metrics", "drawn"), number_in(content, "metrics", "clipped"))
 
 
-def roster_content(silo: int) -> RecordDict:
-    return RecordDict({"metrics": MetricRecord({"silo": silo})})
-
-
 def vector_in(content: RecordDict, record: str) -> Tensor:
     """The one vector of an array record; ValueError if there is none."""
     arrays = content.get(record)
     if not isinstance(arrays, ArrayRecord) or len(arrays) != 1:
         raise ValueError(f"the message carries no {record!r} vector")
     return tensor_of(next(iter(arrays.values())))
-
-
-def number_in(content: RecordDict, record: str, key: str) -> int:
-    """A whole number in a metric or config record; ValueError if there is none."""
-    values = content.get(record)
-    value = values.get(key) if isinstance(values, MetricRecord | ConfigRecord) else None
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"the message carries no whole number {record}.{key}")
-    return value
-
-
-def bytes_in(content: RecordDict, record: str, key: str) -> bytes:
-    """A byte string in a config record; ValueError if there is none."""
-    values = content.get(record)
-    value = values.get(key) if isinstance(values, ConfigRecord) else None
-    if not isinstance(value, bytes):
-        raise ValueError(f"the message carries no bytes {record}.{key}")
-    return value
 
 
 def is_finite(vector: Tensor) -> bool:

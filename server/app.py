@@ -1,7 +1,8 @@
 """The Flower ServerApp: one cell of a scenario, from the run configuration to a published model."""
 
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -10,14 +11,16 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from fedpriv.errors import FedprivError, RunError
-from fedpriv.federation import Task, task_of_cell
+from fedpriv.federation import PublicTask, public_task_of_cell, task_of_cell
 from fedpriv.outcome import Finished, evaluation_rounds
 from fedpriv.plan import plan_of
-from fedpriv.randomness import simulation_noise
+from fedpriv.randomness import KeyedNormal, simulation_noise
 from fedpriv.run_config import cell_of
 from fedpriv.run_folder import FolderReporter
 from fedpriv.scenario import Cell
 from fedpriv.wire import one_array, tensor_of
+from server.journal import ServerJournal
+from server.patient_grid import PatientGrid
 from server.strategy import ReleaseStrategy
 
 
@@ -26,7 +29,7 @@ class Reporter(Protocol):
 
     def advanced(self, t: int) -> None: ...
 
-    def evaluated(self, t: int, test_loss: float, test_accuracy: float) -> None: ...
+    def evaluated(self, t: int, metrics: Mapping[str, float]) -> None: ...
 
     def finished(self, finished: Finished) -> None: ...
 
@@ -43,7 +46,11 @@ def server_app(reporter_of: Callable[[Context], Reporter]) -> ServerApp:
         torch.set_num_threads(1)  # as in the clients: the order of sums must not depend on the cores
         reporter = reporter_of(context)
         try:
-            reporter.finished(run_cell(grid, cell_of(context.run_config), reporter))
+            cell, deployed = cell_of(context.run_config), bool(context.run_config["run-token"])
+            if deployed:
+                deploy_cell(grid, cell, reporter, _journal_folder(context))
+            else:
+                reporter.finished(run_cell(grid, cell, reporter))
         except FedprivError as error:
             reporter.failed(error)
             raise
@@ -52,11 +59,41 @@ def server_app(reporter_of: Callable[[Context], Reporter]) -> ServerApp:
 
 
 def run_cell(grid: Grid, cell: Cell, reporter: Reporter) -> Finished:
-    """All rounds of one cell over a grid."""
-    started = time.perf_counter()
+    """All rounds of one simulated cell over a grid."""
     task = task_of_cell(cell)
-    plan = plan_of(cell, task.objective)
-    strategy = ReleaseStrategy(plan, task.objective.initial(), simulation_noise(cell.seed, cell.run.dtype))
+    plan, noise = plan_of(cell, task.objective), simulation_noise(cell.seed, cell.run.dtype)
+    strategy = ReleaseStrategy(plan, task.objective.initial(), noise)
+    return _run(strategy, grid, cell, task, reporter)
+
+
+def deploy_cell(grid: Grid, cell: Cell, reporter: Reporter, folder: Path) -> None:
+    """All rounds of one cell with silos of their own; goes on where the journal in `folder` ends.
+
+    Guarantee: a server that adds noise draws it from a key of the operating system, which is kept in the journal
+    while the run lasts.
+    """
+    task = public_task_of_cell(cell)
+    plan, initial = plan_of(cell, task.objective), task.objective.initial()
+    journal = ServerJournal(folder, len(initial), initial.dtype)
+    noise = KeyedNormal(journal.key(plan.schedule.rounds), cell.run.dtype)
+    patient = PatientGrid(grid)
+    strategy = ReleaseStrategy(
+        plan,
+        initial,
+        noise,
+        journal,
+        lambda _, silos, timeout: patient.roster(silos, timeout),
+        without_missing=cell.deployment.missing == "continue",
+    )
+    finished = _run(strategy, patient, cell, task, reporter)
+    journal.wipe_key()  # before the result is there: then everything may be ended at any moment
+    reporter.finished(dataclasses.replace(finished, noise="release", missed=strategy.missed))
+    journal.close()
+
+
+def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, reporter: Reporter) -> Finished:
+    started = time.perf_counter()
+    plan = strategy.plan
     evaluated_at = evaluation_rounds(plan.schedule.rounds, cell.run.evaluations)
     metrics: dict[str, float] = {}
 
@@ -65,13 +102,15 @@ def run_cell(grid: Grid, cell: Cell, reporter: Reporter) -> Finished:
         if t not in evaluated_at:
             return None
         metrics.update(_test_metrics(task, arrays, t))
-        reporter.evaluated(t, metrics["test_loss"], metrics["test_accuracy"])
+        reporter.evaluated(t, dict(metrics))
         return MetricRecord(dict(metrics))
 
-    result = strategy.start(grid, one_array(task.objective.initial()), evaluate_fn=evaluate)
+    result = strategy.start(
+        grid, one_array(task.objective.initial()), timeout=cell.deployment.patience, evaluate_fn=evaluate
+    )
     model, counts = next(iter(result.arrays.to_numpy_ndarrays())), strategy.counts
     return Finished(
-        **metrics,
+        metrics=metrics,
         fraction_clipped=None if counts is None else counts.clipped / max(1, counts.drawn),
         wall_seconds=time.perf_counter() - started,
         releases=plan.releases(strategy.rounds_done),
@@ -80,16 +119,24 @@ def run_cell(grid: Grid, cell: Cell, reporter: Reporter) -> Finished:
     )
 
 
-def _test_metrics(task: Task, arrays: ArrayRecord, t: int) -> dict[str, float]:
+def _test_metrics(task: PublicTask, arrays: ArrayRecord, t: int) -> dict[str, float]:
     model = tensor_of(next(iter(arrays.values())))
     evaluation = task.objective.evaluate(model, task.test)
     if not torch.isfinite(evaluation.loss):
         raise RunError(f"round {t}: the test loss is not finite")
-    return {"test_loss": float(evaluation.loss), "test_accuracy": float(evaluation.share_right())}
+    return {name: float(value) for name, value in evaluation.named().items()}
 
 
 def _folder_reporter(context: Context) -> FolderReporter:
-    return FolderReporter(Path(str(context.run_config["out"]) or "runs/flower"))
+    return FolderReporter(_out(context))
+
+
+def _journal_folder(context: Context) -> Path:
+    return _out(context) / "journal"
+
+
+def _out(context: Context) -> Path:
+    return Path(str(context.run_config["out"]) or "runs/flower")
 
 
 app = server_app(_folder_reporter)

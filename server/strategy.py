@@ -5,15 +5,16 @@
 
 One strategy serves every trust setting and algorithm: a trusted server's plan gives the server a standard
 deviation, an untrusted one's gives it none.  The mean has fixed weights; a missing, failed, malformed or
-non-finite reply ends the run with the silo's number and the round, never with a mean over fewer.
+non-finite reply ends the run with the silo's number and the round, never with a mean over fewer.  A silo that is
+late may, where the scenario says so, count with its last release: its weight stays, and the round is on record.
 """
 
-import time
 from collections.abc import Callable, Iterable
 from logging import INFO
+from typing import Protocol
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -22,20 +23,40 @@ from torch import Tensor
 from fedpriv.errors import RunError
 from fedpriv.plan import Plan
 from fedpriv.randomness import SERVER, KeyedNormal
-from fedpriv.wire import (
-    ROSTER,
-    TRAIN,
-    Counts,
-    counts_in,
-    is_finite,
-    number_in,
-    one_array,
-    query_content,
-    vector_in,
-)
+from fedpriv.records import TRAIN, refusal_in
+from fedpriv.wire import Counts, counts_in, is_finite, one_array, query_content, vector_in
+from server.roster import learn_roster
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-_ROSTER_POLL = 0.1  # seconds between looks for nodes that have not connected yet
+Roster = Callable[[Grid, int, float], list[int]]
+"""(grid, silos, seconds to wait) -> the node id of silo 0, 1, …"""
+
+
+Missed = dict[int, list[int]]
+"""Silo -> the rounds in which it did not answer in time."""
+
+
+class Journal(Protocol):
+    """What was released round by round, for a run that goes on after a crash."""
+
+    def released(self, t: int) -> Tensor | None:
+        """q~_t, shape (d,), if round t is over."""
+        ...
+
+    def record(self, t: int, released: Tensor, missed: Missed, last: Tensor | None) -> None:
+        """Keep q~_t for good, before anything that depends on it leaves the server.
+
+        With it the rounds that silos missed, and every silo's last release, (silos, d), if that can be needed.
+        """
+        ...
+
+    def missed(self) -> Missed:
+        """The rounds that silos missed until now."""
+        ...
+
+    def last(self) -> Tensor | None:
+        """Every silo's last release, (silos, d), if it was kept."""
+        ...
 
 
 class ReleaseStrategy(Strategy):
@@ -46,11 +67,27 @@ class ReleaseStrategy(Strategy):
     server).
     """
 
-    def __init__(self, plan: Plan, initial: Tensor, noise: KeyedNormal) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        initial: Tensor,
+        noise: KeyedNormal,
+        journal: Journal | None = None,
+        roster: Roster = learn_roster,
+        *,
+        without_missing: bool = False,
+    ) -> None:
+        """With `without_missing`, a silo that does not answer in time counts with its last release."""
         self.plan = plan
         self.counts: Counts | None = Counts(0, 0)  # None once a silo did not tell, as silos with a guard do not
         self.rounds_done = 0
         self._noise = noise
+        self._journal = journal
+        self._roster = roster
+        self.missed: Missed = journal.missed() if journal else {}
+        kept = journal.last() if journal else None
+        self._without_missing = without_missing
+        self._last = torch.zeros(len(plan.weights), len(initial), dtype=initial.dtype) if kept is None else kept
         self._initial = initial
         self._weights = torch.tensor(plan.weights, dtype=initial.dtype)
         self._optimizer_state = plan.optimizer.start(initial)
@@ -77,49 +114,26 @@ class ReleaseStrategy(Strategy):
 
         `evaluate_fn(t, arrays)` is called after round t with the model, which is not the query.  Flower's own
         loop is not used: it exchanges evaluation messages every round, and broadcasts what it evaluates.
+        Rounds that the journal has are not asked for again: everything follows from what they released.
         """
         self.summary()
-        self.learn_roster(grid, timeout)
         result = Result(arrays=initial_arrays)
         config = train_config or ConfigRecord()
         for t in range(1, (num_rounds or self.plan.schedule.rounds) + 1):
-            query = one_array(self.plan.optimizer.query(self._optimizer_state))
-            replies = grid.send_and_receive(self.configure_train(t, query, config, grid), timeout=timeout)
-            self.aggregate_train(t, replies)
+            released = self._journal.released(t) if self._journal else None
+            if released is None:
+                self._nodes = self._nodes or self._roster(grid, len(self._weights), timeout)
+                query = one_array(self.plan.optimizer.query(self._optimizer_state))
+                replies = grid.send_and_receive(self.configure_train(t, query, config, grid), timeout=timeout)
+                self.aggregate_train(t, replies)
+            else:
+                self._server_noise(t)  # the same as then: its state is what later rounds need
+                self._move(t, released)
             metrics = evaluate_fn(t, one_array(self.model)) if evaluate_fn else None
             if metrics is not None:
                 result.evaluate_metrics_serverapp[t] = metrics
         result.arrays = one_array(self.model)
         return result
-
-    def learn_roster(self, grid: Grid, timeout: float) -> None:
-        """Wait for a node for every silo and learn which is which; RunError if one is missing or there twice."""
-        silos = len(self._weights)
-        nodes = self._wait_for_nodes(grid, silos, timeout)
-        found: dict[int, int] = {}
-        for reply in grid.send_and_receive(
-            [Message(RecordDict(), node, ROSTER) for node in nodes], timeout=timeout
-        ):
-            if reply.has_error():
-                raise RunError(f"a node failed to say which silo it is: {reply.error.reason}")
-            silo = number_in(reply.content, "metrics", "silo")
-            if silo in found or not 0 <= silo < silos:
-                raise RunError(f"a node says it is silo {silo}: expected each of 0 … {silos - 1} once")
-            found[silo] = reply.metadata.src_node_id
-        missing = sorted(set(range(silos)) - set(found))
-        if missing:
-            raise RunError(f"no node says it is silo {', '.join(map(str, missing))}")
-        self._nodes = [found[silo] for silo in range(silos)]
-
-    def _wait_for_nodes(self, grid: Grid, silos: int, timeout: float) -> list[int]:
-        deadline = time.monotonic() + timeout
-        while len(nodes := list(grid.get_node_ids())) < silos:
-            if time.monotonic() > deadline:
-                raise RunError(f"{len(nodes)} of {silos} silos were connected after {timeout:.0f} s")
-            time.sleep(_ROSTER_POLL)
-        if len(nodes) > silos:
-            raise RunError(f"{len(nodes)} nodes are connected, the scenario has {silos} silos")
-        return nodes
 
     def configure_train(
         self,
@@ -140,34 +154,53 @@ class ReleaseStrategy(Strategy):
         # A grid numbers messages when it sends them; an error reply names the message, not always the node.
         asked = {message.metadata.message_id: silo for silo, message in enumerate(self._asked)}
         releases: dict[int, Tensor] = {}
+        reasons = ""
         for reply in replies:
             silo = asked[reply.metadata.reply_to_message_id]
-            releases[silo] = self._release_in(reply, silo, server_round)
+            refusal = None if reply.has_error() else refusal_in(reply.content)
+            if refusal is not None and not refusal.final:
+                reasons += f"; {refusal.reason}"
+            else:
+                releases[silo] = self._release_in(reply, silo, server_round)
         missing = sorted(set(range(len(self._nodes))) - set(releases))
-        if missing:
-            raise RunError(f"round {server_round}: no reply from silo {', '.join(map(str, missing))}")
+        if missing and not (self._without_missing and releases):
+            raise RunError(f"round {server_round}: no reply from silo {', '.join(map(str, missing))}{reasons}")
+        for silo in missing:
+            self.missed.setdefault(silo, []).append(server_round)
+            releases[silo] = self._last[silo] * self.plan.estimator.round(server_round).keep
         # Sorted by silo before any sum, so that the order of arrival cannot change the last bit.
-        mean = self._weights @ torch.stack([releases[silo] for silo in range(len(self._nodes))])
+        self._last = torch.stack([releases[silo] for silo in range(len(self._nodes))])
+        mean = self._weights @ self._last
         if not is_finite(mean):  # weights are positive, so a value that is not finite shows in the mean
             wrong = ", ".join(str(silo) for silo, release in releases.items() if not is_finite(release))
             raise RunError(f"silo {wrong}, round {server_round}: the release has values that are not finite")
         released = mean + self._server_noise(server_round)
-        current = self.plan.estimator.round(server_round)
-        self._optimizer_state = self.plan.optimizer.update(self._optimizer_state, released, current)
-        self.rounds_done = server_round
+        if self._journal:
+            last = self._last if self._without_missing else None
+            self._journal.record(server_round, released, self.missed, last)
+        self._move(server_round, released)
         return one_array(self.plan.optimizer.query(self._optimizer_state)), None
+
+    def _move(self, t: int, released: Tensor) -> None:
+        current = self.plan.estimator.round(t)
+        self._optimizer_state = self.plan.optimizer.update(self._optimizer_state, released, current)
+        self.rounds_done = t
 
     def _server_noise(self, t: int) -> Tensor | float:
         std = float(self.plan.noise.std_of(SERVER))
         if not std:
             return 0.0
-        fresh = torch.from_numpy(self._noise.vector(len(self.model), SERVER, t)).mul_(std)
-        noise, self._mechanism_state = self.plan.mechanism.noise(self._mechanism_state, t, fresh)
+        mechanism, size, count = self.plan.mechanism, len(self.model), self.plan.mechanism.draws(t)
+        drawn = self._noise.vector(size, SERVER, t) if count is None else self._noise.nodes(size, SERVER, t, count)
+        fresh = torch.from_numpy(drawn).mul_(std)
+        noise, self._mechanism_state = mechanism.noise(self._mechanism_state, t, fresh)
         return noise
 
     def _release_in(self, reply: Message, silo: int, t: int) -> Tensor:
         if reply.has_error():
             raise RunError(f"silo {silo} failed in round {t}: {reply.error.reason}")
+        if (refusal := refusal_in(reply.content)) is not None:
+            raise RunError(f"round {t}: {refusal.reason}")
         try:
             release = vector_in(reply.content, "release")
             told = counts_in(reply.content)

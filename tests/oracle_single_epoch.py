@@ -157,10 +157,13 @@ def dp_ftrl(setup: Setup, step: float, radius: float, momentum: float) -> Vector
     return w
 
 
-def phased_sgd(setup: Setup, step: float, radius: float) -> Vector:
-    """The start after the last phase; phase i has ⌊T/2^i⌋ rounds, and its noise comes in the round after them."""
+def phased_sgd(setup: Setup, batches: int, step: float, radius: float) -> Vector:
+    """The start after the last phase; phase i reads ⌊batches/2^i⌋ of them, a round each.
+
+    Its noise comes in the round after them.
+    """
     start, used, t, phase = np.zeros(setup.dimension), 0, 0, 1
-    while (length := setup.rounds // 2**phase) > 0:
+    while (length := batches // 2**phase) > 0:
         w, queried = start, []
         for place in range(used + 1, used + length + 1):
             queried.append(w)

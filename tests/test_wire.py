@@ -5,7 +5,8 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedpriv.wire import array_of, bytes_in, is_finite, number_in, tensor_of, vector_in
+from fedpriv.records import bytes_in, number_in
+from fedpriv.wire import array_of, is_finite, tensor_of, vector_in
 
 
 @pytest.mark.parametrize("values", [np.zeros(0), np.arange(5.0), np.ones((2, 3), np.float32)])

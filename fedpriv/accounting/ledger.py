@@ -26,10 +26,33 @@ from fedpriv.accounting.claim import (
 )
 from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism, PhaseEnds, Workload
+from fedpriv.mechanisms import (
+    AlignedDifferences,
+    BandedSquareRoot,
+    BinaryTree,
+    IndependentGaussian,
+    LeafGaussian,
+    Mechanism,
+    PaperTree,
+    PhaseEnds,
+    SlidingDifferences,
+    Workload,
+)
 from fedpriv.rounds import AnySchedule, FixedOrder, Phases, Poisson, Schedule
 
-_MECHANISMS = {kind.__name__: kind for kind in (IndependentGaussian, BinaryTree, BandedSquareRoot, PhaseEnds)}
+_MECHANISMS = {
+    kind.__name__: kind
+    for kind in (
+        IndependentGaussian,
+        BinaryTree,
+        BandedSquareRoot,
+        LeafGaussian,
+        PaperTree,
+        PhaseEnds,
+        SlidingDifferences,
+        AlignedDifferences,
+    )
+}
 
 
 @dataclass(frozen=True)

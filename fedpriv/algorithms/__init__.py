@@ -11,7 +11,9 @@ from fedpriv.algorithms.choquette_choo import (
     ACCELERATED_INDEPENDENT,
     UNACCELERATED_DP_SRGD,
 )
+from fedpriv.algorithms.kornowski_liu_talwar import GOLDSTEIN_ERM, GOLDSTEIN_SINGLE_PASS
 from fedpriv.algorithms.reshef_levy import DP_MU2_FL
+from fedpriv.algorithms.tran_cutkosky import MOMENTUM_TREE, MOMENTUM_TREE_ALIGNED, MOMENTUM_TREE_REDUCED
 from fedpriv.errors import InputError
 
 __all__ = ["ALGORITHMS", "Algorithm", "Positive", "Problem", "Settings", "algorithm_named"]
@@ -23,9 +25,14 @@ ALGORITHMS = {
         ACCELERATED_DP_SRGD,
         UNACCELERATED_DP_SRGD,
         ACCELERATED_INDEPENDENT,
+        MOMENTUM_TREE,
+        MOMENTUM_TREE_REDUCED,
+        MOMENTUM_TREE_ALIGNED,
         ONLINE_TO_BATCH,
         DP_SGD,
         DP_FTRL,
+        GOLDSTEIN_SINGLE_PASS,
+        GOLDSTEIN_ERM,
         PHASED_SGD,
     )
 }

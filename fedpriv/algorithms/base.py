@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedpriv.estimators import Estimator
 from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism
+from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
 from fedpriv.rounds import AnySchedule, Schedule
 
@@ -48,7 +49,7 @@ class Problem:
     @property
     def records(self) -> int:
         """n: records of all silos that are read."""
-        return self.batch * self.schedule.places
+        return self.batch * self.schedule.held
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Algorithm:
     mechanism: Callable[[Any, Problem], Mechanism]
     optimizer: Callable[[Any, Problem, float], Optimizer]
     """From settings, problem and the standard deviation of a fresh noise vector's coordinates in the mean."""
+    objective: Callable[[Any, Problem, Objective], Objective] = lambda _settings, _problem, objective: objective
+    """How the algorithm looks at the model's loss: as it is, unless the row says otherwise."""
     schedule: Callable[[Any, Schedule], AnySchedule] = lambda _settings, declared: declared
     """What the row makes of the scenario's rounds and places; the declared schedule itself if left out."""
     trusts: tuple[str, ...] = ("untrusted", "trusted")

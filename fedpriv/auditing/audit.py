@@ -146,6 +146,8 @@ def _statistics(cell: Cell, objective: SoftmaxRegression, canary_round: int, tri
 def _matched_filter(cell: Cell, objective: SoftmaxRegression, canary_round: int, rounds: int) -> Scores:
     """Σ⁺ δ: the best linear test against the noise covariance Σ = B Bᵀ of the signal δ_t = keep^(t-k), t ≥ k."""
     plan = plan_of(cell, objective)
+    if plan.mechanism.draws(1) is not None:
+        raise InputError("the audit knows mechanisms with one fresh vector a round; this one draws several")
     state, rows = plan.mechanism.start(), []
     for t in range(1, rounds + 1):
         impulse = torch.zeros(rounds, dtype=torch.float64)

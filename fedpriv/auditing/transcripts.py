@@ -24,9 +24,10 @@ from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.objectives import Records, SoftmaxRegression
 from fedpriv.plan import Plan, plan_of
 from fedpriv.randomness import KeyedNormal, public_generator, seed_key
+from fedpriv.records import number_in, roster_content
 from fedpriv.rounds import Round, Schedule
 from fedpriv.scenario import Cell
-from fedpriv.wire import number_in, one_array, release_content, roster_content, vector_in
+from fedpriv.wire import one_array, release_content, vector_in
 from server.strategy import ReleaseStrategy
 
 CANARIES = 200
@@ -111,7 +112,7 @@ def _along(vectors: list[Tensor]) -> NDArray[np.float64]:
 
 def _nothing(plan: Plan) -> Records:
     """Records of zeros, which contribute nothing, enough for every round."""
-    held = plan.schedule.places * CANARIES
+    held = plan.schedule.held * CANARIES
     features = torch.zeros(held, CANARIES, dtype=torch.float64)
     return Records(features, torch.zeros(held, dtype=torch.int64))
 
@@ -124,7 +125,7 @@ def _canaries(cell: Cell, plan: Plan, in_round: NDArray[np.int64], present: NDAr
     features, labels = _nothing(plan)
     for canary, (t, there) in enumerate(zip(in_round.tolist(), present.tolist(), strict=True)):
         assert isinstance(plan.schedule, Schedule)  # `audit` takes a single pass without empty rounds
-        row = plan.schedule.place(t) * CANARIES + canary
+        row = plan.schedule.batches(t).start * CANARIES + canary
         if there or cell.privacy.relation == "replace-one":
             features[row, canary] = _FAR * float(plan.estimator.round(t).clip)
         labels[row] = 0 if there else 1

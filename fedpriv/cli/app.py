@@ -41,7 +41,8 @@ def _root(
 def run(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (TOML).")],
     engine: Annotated[
-        str, typer.Option(help="vectorized (fastest), inprocess (the Flower apps in one process) or ray.")
+        str,
+        typer.Option(help="vectorized (fastest), inprocess (the Flower apps in one process), ray or deployment."),
     ] = "vectorized",
     overrides: Annotated[
         list[str] | None,
@@ -59,6 +60,15 @@ def run(
     mlflow: Annotated[
         str | None, typer.Option(metavar="URI", help="Log to this MLflow tracking URI too (extra: mlflow).")
     ] = None,
+    superlink: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Deployment: a SuperLink that runs, instead of a local federation."
+        ),
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Deployment: whom to trust for the SuperLink's TLS (PEM).")
+    ] = None,
 ) -> None:
     """Run every cell of a scenario; write results.json, history.jsonl and table.md as it goes.
 
@@ -71,14 +81,18 @@ def run(
         fedpriv run scenarios/mnist-untrusted.toml --set federation.silos=100 --set sweep.seeds=1
 
         fedpriv run scenarios/quickstart.toml --engine inprocess --set privacy.rho=4
+
+        fedpriv run scenarios/deployment.toml --engine deployment
     """
     from fedpriv.cli.run import run_scenario
+    from fedpriv.reports.sweep import Connection
 
     run_scenario(
         scenario,
         engine,
         overrides or [],
         out,
+        Connection(superlink, root_certificates),
         resume=resume,
         quiet=quiet,
         as_json=as_json,

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,15 +54,20 @@ class Progress(RunObserver):
     def advanced(self, rounds: int) -> None:
         self._bar.advance(self._task, rounds)
 
-    def evaluated(self, place: int, t: int, test_loss: float, test_accuracy: float) -> None:
-        self._bar.update(self._task, latest=f"loss {test_loss:.4f}")
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
+        self._bar.update(self._task, latest=f"loss {metrics['test_loss']:.4f}")
 
     def finished(self, place: int, finished: Finished) -> None:
+        for silo, rounds in finished.missed.items():  # never silently, and not for --quiet either
+            late = ", ".join(map(str, rounds))
+            sys.stderr.write(f"fedpriv: silo {silo} did not answer in round {late}; its last release stood in\n")
         self._done += 1
         self._bar.update(self._task, cells=f"{self._done}/{self._cells} cells")
         if not self._live:
             elapsed = time.monotonic() - self._began
-            line = f"loss {finished.test_loss:.4f}, accuracy {100 * finished.test_accuracy:.1f} %"
+            line = f"loss {finished.test_loss:.4f}"
+            if (accuracy := finished.metrics.get("test_accuracy")) is not None:
+                line += f", accuracy {100 * accuracy:.1f} %"
             self._say(
                 f"[{self._done}/{self._cells}, {elapsed:.0f} s] {_words(self._scenario.points[place])}: {line}"
             )
@@ -96,14 +102,12 @@ class JsonLines(RunObserver):
         self._tell("started", {"cells": len(places), "rounds": rounds, "folder": str(folder)})
         self._complete_if_nothing_is_left()
 
-    def evaluated(self, place: int, t: int, test_loss: float, test_accuracy: float) -> None:
-        figures = {"round": t, "test_loss": test_loss, "test_accuracy": test_accuracy}
-        self._tell("evaluated", {**self._where(place), **figures})
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
+        self._tell("evaluated", {**self._where(place), "round": t, **metrics})
 
     def finished(self, place: int, finished: Finished) -> None:
         self._left -= 1
-        figures = {"test_loss": finished.test_loss, "test_accuracy": finished.test_accuracy}
-        self._tell("finished", {**self._where(place), **figures})
+        self._tell("finished", {**self._where(place), **finished.metrics})
         self._complete_if_nothing_is_left()
 
     def stopped(self, rerun: str) -> None:

@@ -10,7 +10,7 @@ from fedpriv.cli.progress import JsonLines, Progress
 from fedpriv.errors import InputError
 from fedpriv.reports.observers import RunObserver
 from fedpriv.reports.results import read_results
-from fedpriv.reports.sweep import rerun_command, run_sweep
+from fedpriv.reports.sweep import Connection, rerun_command, run_sweep
 from fedpriv.reports.table import render
 from fedpriv.reports.trackers import MLflow, TensorBoard
 from fedpriv.scenario import load_scenario
@@ -23,6 +23,7 @@ def run_scenario(
     engine: str,
     overrides: Sequence[str],
     out: Path | None,
+    connection: Connection,
     *,
     resume: bool,
     quiet: bool,
@@ -39,14 +40,18 @@ def run_scenario(
         observers.append(TensorBoard(tensorboard))
     if mlflow is not None:
         observers.append(MLflow(mlflow))
-    signal.signal(signal.SIGTERM, _interrupt)
     scenario = load_scenario(path, overrides)
-    rerun = rerun_command(str(path), engine, overrides)
+    rerun = rerun_command(str(path), engine, overrides, connection)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        folder = run_sweep(scenario, engine, out, resume=resume, rerun=rerun, observers=observers)
+        folder = run_sweep(
+            scenario, engine, out, resume=resume, rerun=rerun, observers=observers, connection=connection
+        )
     except KeyboardInterrupt:
         display.stopped(rerun)
         sys.exit(INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if not (quiet or as_json):
         sys.stdout.write(f"\n{render(read_results(folder), 'markdown')}\nresults: {folder}\n")
 

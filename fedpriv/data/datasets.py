@@ -3,27 +3,40 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.data.fetch import ORIGINS, SYNTHETIC, check_name, fetch
+from fedpriv.data.fetch import COMPUTED, ORIGINS, PHASE_RETRIEVAL, SYNTHETIC, check_name, fetch
 from fedpriv.data.idx import read_idx
-from fedpriv.data.synthetic import blobs
+from fedpriv.data.synthetic import blobs, phase_retrieval
 from fedpriv.data.unpickle import unpickle_arrays
 
-__all__ = ["Dataset", "fetch", "load"]
+__all__ = ["Dataset", "HeldOut", "fetch", "load", "load_test"]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images as bytes, (n, height, width) or (n, height, width, channels), and labels 0 … classes-1 (n,)."""
+    """Images as bytes, (n, height, width) or (n, height, width, channels), and labels 0 … classes-1 (n,).
+
+    A data set of a regression has classes = 0: its images are vectors of floats (n, features), its labels floats.
+    """
 
     name: str
-    train_images: NDArray[np.uint8]
-    train_labels: NDArray[np.int64]
-    test_images: NDArray[np.uint8]
-    test_labels: NDArray[np.int64]
+    train_images: NDArray[Any]
+    train_labels: NDArray[Any]
+    test_images: NDArray[Any]
+    test_labels: NDArray[Any]
+    classes: int
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The test images and labels of a data set, shaped as in `Dataset`."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
     classes: int
 
 
@@ -31,12 +44,25 @@ def load(name: str, root: Path | None = None) -> Dataset:
     """The data set `name`, fetched on first use and verified on every use; see `fetch` for `root` and errors.
 
     Names: mnist, fashion-mnist, emnist (its split "balanced", 47 classes, images transposed as it is published),
-    cifar10, and synthetic, which needs no file.
+    cifar10, and two that need no file: synthetic, and phase-retrieval (8 dimensions, 10 % outliers).
     """
     check_name(name)
     if name == SYNTHETIC:
         return Dataset(name, *blobs(train=6000, test=1000), classes=10)
+    if name == PHASE_RETRIEVAL:
+        records = phase_retrieval(train=200_000, test=4000, dimension=8, outliers=0.1, seed=0)
+        return Dataset(name, *records, classes=0)
     return _READERS[name](name, fetch(name, root) / ORIGINS[name].folder)
+
+
+def load_test(name: str, root: Path | None = None) -> HeldOut:
+    """The test records only: for a server, which has no training record; otherwise as `load`."""
+    check_name(name)
+    if name in COMPUTED:
+        whole = load(name)
+        return HeldOut(whole.test_images, whole.test_labels, whole.classes)
+    read, classes = _TEST_READERS[name]
+    return HeldOut(*read(fetch(name, root) / ORIGINS[name].folder), classes=classes)
 
 
 def _read_mnist(name: str, folder: Path) -> Dataset:
@@ -73,4 +99,11 @@ _READERS: dict[str, Callable[[str, Path], Dataset]] = {
     "fashion-mnist": _read_mnist,
     "emnist": _read_emnist,
     "cifar10": _read_cifar10,
+}
+
+_TEST_READERS: dict[str, tuple[Callable[[Path], tuple[NDArray[np.uint8], NDArray[np.int64]]], int]] = {
+    "mnist": (lambda folder: _idx_part(folder, "t10k"), 10),
+    "fashion-mnist": (lambda folder: _idx_part(folder, "t10k"), 10),
+    "emnist": (lambda folder: _idx_part(folder, "emnist-balanced-test"), 47),
+    "cifar10": (lambda folder: _cifar_batch(folder / "test_batch"), 10),
 }

@@ -11,7 +11,9 @@ from fedpriv.data.sources import torchvision_download
 from fedpriv.errors import InputError
 
 SYNTHETIC = "synthetic"
-"""The data set that is computed, not fetched."""
+PHASE_RETRIEVAL = "phase-retrieval"
+COMPUTED = (SYNTHETIC, PHASE_RETRIEVAL)
+"""The data sets that are computed, not fetched."""
 
 _MNIST_SHA256 = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -64,8 +66,8 @@ def fetch(name: str, root: Path | None = None, *, say: Callable[[str], None] = l
     if the files are not there and no source gives them.
     """
     check_name(name)
-    if name == SYNTHETIC:
-        raise InputError(f"{SYNTHETIC}: is computed when it is used, there is nothing to fetch")
+    if name in COMPUTED:
+        raise InputError(f"{name}: is computed when it is used, there is nothing to fetch")
     root = root or default_root()
     ensure(name, ORIGINS[name], root, say)
     return root
@@ -73,7 +75,7 @@ def fetch(name: str, root: Path | None = None, *, say: Callable[[str], None] = l
 
 def check_name(name: str) -> None:
     """InputError, with a suggestion, if there is no data set of that name."""
-    known = [*ORIGINS, SYNTHETIC]
+    known = [*ORIGINS, *COMPUTED]
     if name in known:
         return
     close = difflib.get_close_matches(name.lower(), known, n=1)

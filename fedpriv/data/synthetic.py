@@ -28,6 +28,24 @@ def blobs(
     return pixels[:train], labels[:train], pixels[train:], labels[train:]
 
 
+def phase_retrieval(
+    train: int, test: int, dimension: int, outliers: float, seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Training measurements and sizes, test measurements and sizes of a hidden vector x* of norm √dimension.
+
+    A measurement z is uniform on the unit sphere of R^dimension, its size |⟨x*, z⟩|; the share `outliers` of the
+    sizes is replaced by uniform numbers between 0 and 5.  The same seed gives the same records.
+    """
+    generator = public_generator(seed, "phase retrieval")
+    hidden = generator.standard_normal(dimension)
+    hidden *= np.sqrt(dimension) / np.linalg.norm(hidden)
+    measurements = generator.standard_normal((train + test, dimension))
+    measurements /= np.linalg.norm(measurements, axis=1, keepdims=True)
+    wrong = generator.random(train + test) < outliers
+    sizes = np.where(wrong, generator.uniform(0.0, 5.0, train + test), np.abs(measurements @ hidden))
+    return measurements[:train], sizes[:train], measurements[train:], sizes[train:]
+
+
 @dataclass(frozen=True)
 class KnownProblem:
     """Records drawn from a distribution whose risk has a known minimizer x*.

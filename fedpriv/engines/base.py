@@ -1,6 +1,6 @@
 """What every engine does: run cells, tell an observer how it goes, hand back outcomes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,8 +19,8 @@ class Outcome:
 class Observer(Protocol):
     """Hears of progress; called in the engine's own process and thread."""
 
-    def evaluated(self, index: int, t: int, test_loss: float, test_accuracy: float) -> None:
-        """Cell `index` was evaluated on the test set after round t."""
+    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None:
+        """Cell `index` was evaluated on the test set after round t; see `Finished.metrics`."""
         ...
 
     def advanced(self, client_rounds: int) -> None:

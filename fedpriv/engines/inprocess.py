@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,8 +28,8 @@ class _Relay:
     def advanced(self, t: int) -> None:
         self._observer.advanced(1)
 
-    def evaluated(self, t: int, test_loss: float, test_accuracy: float) -> None:
-        self._observer.evaluated(self._index, t, test_loss, test_accuracy)
+    def evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
+        self._observer.evaluated(self._index, t, metrics)
 
     def finished(self, finished: Finished) -> None:
         self.result = finished

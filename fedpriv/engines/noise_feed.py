@@ -6,7 +6,7 @@ share their draws, since a stream is keyed by the seed: the same vectors, scaled
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -22,6 +22,8 @@ _AGGREGATE = 0xFFFF_FFFE  # an owner number of its own: never the stream of a si
 _BLOCK_VALUES = 2**21
 _LONGEST_BLOCK = 256
 _AHEAD = 2  # blocks; one thread draws them, since a second one would fight the first for the interpreter
+
+_Block = list[NDArray[np.floating]]
 
 
 def aggregate(noise: Noise) -> Noise:
@@ -42,10 +44,19 @@ class _Stream:
 
 
 class NoiseFeed:
-    """Iterates over rounds 1 … T: for each the fresh vectors (replicates, d), summed over owners."""
+    """Iterates over rounds 1 … T: for each the fresh vectors (replicates, d), summed over owners.
+
+    Where `draws(t)`, of the mechanism, is a number, there are as many: (draws, replicates, d).
+    """
 
     def __init__(
-        self, noises: Sequence[Noise], seeds: Sequence[int], rounds: int, size: int, dtype: torch.dtype
+        self,
+        noises: Sequence[Noise],
+        seeds: Sequence[int],
+        rounds: int,
+        size: int,
+        dtype: torch.dtype,
+        draws: Callable[[int], int | None],
     ) -> None:
         if not all(noise.sources for noise in noises):
             raise ValueError("every replicate of a feed must have a noise source")
@@ -54,13 +65,14 @@ class NoiseFeed:
         self._pick = torch.tensor([self._streams.index(stream) for stream in streams])
         self._amplitude = torch.tensor([[_amplitude(noise)] for noise in noises], dtype=dtype)
         self._numpy_dtype = np.dtype(np.float32 if dtype == torch.float32 else np.float64)
-        self._rounds, self._size = rounds, size
-        longest = min(_LONGEST_BLOCK, _BLOCK_VALUES // (size * len(self._streams)))
+        self._rounds, self._size, self._draws = rounds, size, draws
+        most = max(draws(t) or 1 for t in range(1, rounds + 1))
+        longest = min(_LONGEST_BLOCK, _BLOCK_VALUES // (size * len(self._streams) * most))
         self._block = max(1, min(longest, rounds // (2 * _AHEAD)))
 
     def __iter__(self) -> Iterator[Tensor]:
         with ThreadPoolExecutor(max_workers=1) as pool:
-            ahead: deque[Future[NDArray[np.floating]]] = deque()
+            ahead: deque[Future[_Block]] = deque()
             for start in range(1, self._rounds + 1, self._block):
                 ahead.append(pool.submit(self._draw, start))
                 if len(ahead) > _AHEAD:
@@ -68,21 +80,33 @@ class NoiseFeed:
             while ahead:
                 yield from self._scaled(ahead.popleft())
 
-    def _scaled(self, drawn: "Future[NDArray[np.floating]]") -> Iterator[Tensor]:
-        for vectors in torch.from_numpy(drawn.result()):
-            yield vectors.index_select(0, self._pick).mul_(self._amplitude)
+    def _scaled(self, drawn: "Future[_Block]") -> Iterator[Tensor]:
+        for vectors in map(torch.from_numpy, drawn.result()):
+            yield vectors.index_select(-2, self._pick).mul_(self._amplitude)
 
-    def _draw(self, start: int) -> NDArray[np.floating]:
-        """Rounds start, start+1, … of one block: (rounds, streams, d)."""
+    def _draw(self, start: int) -> "_Block":
+        """Rounds start, start+1, … of one block: (streams, d) or (draws, streams, d) for each."""
         rounds = range(start, min(start + self._block, self._rounds + 1))
+        if self._draws(start) is None:
+            return list(self._vectors(rounds, node=0))
+        counts = {t: self._draws(t) or 0 for t in rounds}
+        drawn: dict[int, list[NDArray[np.floating]]] = {t: [] for t in rounds}
+        for node in range(max(counts.values())):
+            needed = [t for t in rounds if counts[t] > node]
+            for t, vectors in zip(needed, self._vectors(needed, node), strict=True):
+                drawn[t].append(vectors)
+        return [np.stack(nodes) for nodes in drawn.values()]
+
+    def _vectors(self, rounds: Sequence[int], node: int) -> NDArray[np.floating]:
+        """One vector a round and stream: (rounds, streams, d)."""
         out = np.empty((len(rounds), len(self._streams), self._size), self._numpy_dtype)
         for place, stream in enumerate(self._streams):
             source = simulation_noise(stream.seed, self._numpy_dtype)
             if len(stream.owners) == 1:
-                out[:, place] = source.vectors(self._size, stream.owners * len(rounds), rounds)
+                out[:, place] = source.vectors(self._size, stream.owners * len(rounds), rounds, node)
             else:
                 for row, t in enumerate(rounds):
-                    out[row, place] = source.weighted_sum(self._size, stream.owners, stream.relative, t)
+                    out[row, place] = source.weighted_sum(self._size, stream.owners, stream.relative, t, node)
         return out
 
 

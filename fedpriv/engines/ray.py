@@ -3,21 +3,18 @@
 import importlib.util
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedpriv.engines.base import Observer, Outcome
+from fedpriv.engines.follow import follow
 from fedpriv.engines.inprocess import refuse_vectorized_options
-from fedpriv.engines.superlink import SubmittedRun, SuperLink, superlink
-from fedpriv.errors import InputError, RunError
+from fedpriv.engines.superlink import SuperLink, superlink
+from fedpriv.errors import InputError
 from fedpriv.outcome import Finished
 from fedpriv.run_config import run_config_of
 from fedpriv.run_folder import FolderReader
 from fedpriv.scenario import Cell
-
-_POLL_SECONDS = 0.2
-_STATUS_SECONDS = 5.0
 
 
 def run_ray(cells: Sequence[Cell], observer: Observer) -> Iterator[Outcome]:
@@ -40,28 +37,7 @@ def _run_cell(link: SuperLink, index: int, cell: Cell, observer: Observer) -> Fi
     federation = (
         f"num-supernodes={cell.federation.silos} client-resources-num-cpus=1 init-args-num-cpus={processors}"
     )
-    run = link.submit(run_config_of(cell, out), federation)
+    run = link.submit(run_config_of(cell, out), "--federation-config", federation)
     finished = follow(run, FolderReader(out), index, cell.schedule.rounds, observer)
     run.wait()  # Ray's own processes outlive a simulation that is cut off
     return finished
-
-
-def follow(run: SubmittedRun, reader: FolderReader, index: int, rounds: int, observer: Observer) -> Finished:
-    """Relay a run's progress until it has an outcome; RunError if it ends without one."""
-    seen, asked = 0, time.monotonic()
-    while True:
-        finished = reader.result()
-        now = rounds if finished is not None else reader.round()
-        observer.advanced(now - seen)
-        seen = now
-        for line in reader.new_evaluations():
-            observer.evaluated(index, line["round"], line["test_loss"], line["test_accuracy"])
-        if finished is not None:
-            return finished
-        if run.superlink.process.poll() is not None:
-            raise RunError(f"Flower's SuperLink ended before the run did:\n{run.superlink.log_tail()}")
-        if time.monotonic() - asked > _STATUS_SECONDS:
-            asked = time.monotonic()
-            if run.status().startswith("finished") and reader.result() is None:
-                raise RunError(f"Flower ended the run without a result:\n{run.superlink.log_tail()}")
-        time.sleep(_POLL_SECONDS)

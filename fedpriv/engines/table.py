@@ -10,6 +10,7 @@ ENGINES = {
     "vectorized": ("fedpriv.engines.vectorized", "run_vectorized"),
     "inprocess": ("fedpriv.engines.inprocess", "run_inprocess"),
     "ray": ("fedpriv.engines.ray", "run_ray"),
+    "deployment": ("fedpriv.engines.deployment", "run_deployment"),
 }
 
 

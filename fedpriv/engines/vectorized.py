@@ -9,7 +9,6 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from fedpriv.errors import RunError
 from fedpriv.estimators import Estimator
 from fedpriv.federation import Task, spread, task_of_cell
 from fedpriv.mechanisms import Mechanism
-from fedpriv.objectives import Records
+from fedpriv.objectives import Objective, Records, Slots
 from fedpriv.optimizers import Optimizer
 from fedpriv.outcome import Finished, evaluation_rounds
 from fedpriv.plan import Plan, plan_of
@@ -67,7 +66,7 @@ def _one_torch_thread() -> Iterator[None]:
 
 
 def _group_key(cell: Cell, plan: Plan) -> object:
-    parts = tuple(signature(part) for part in (plan.estimator, plan.mechanism, plan.optimizer))
+    parts = tuple(signature(part) for part in (plan.estimator, plan.mechanism, plan.optimizer, plan.objective))
     shape = (plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources))
     return shape, parts, cell.data, cell.model, cell.run
 
@@ -87,14 +86,25 @@ class _Group:
         self._estimator: Estimator = self._stacked([plan.estimator for plan in plans])
         self._mechanism: Mechanism = self._stacked([plan.mechanism for plan in plans])
         self._optimizer: Optimizer = self._stacked([plan.optimizer for plan in plans])
+        self._objective: Objective = self._stacked([plan.objective for plan in plans])
         noises = [aggregate(plan.noise) if self._run.noise == "aggregate" else plan.noise for plan in plans]
         dimension, rounds = self._task.objective.dimension, self._schedule.rounds
+        draws = first.mechanism.draws
         self._fresh: Iterator[Tensor] = (
-            iter(NoiseFeed(noises, [cell.seed for cell in cells], rounds, dimension, self._dtype))
+            iter(NoiseFeed(noises, [cell.seed for cell in cells], rounds, dimension, self._dtype, draws))
             if first.noise.sources
-            else repeat(torch.zeros(1, dtype=self._dtype))
+            else (torch.zeros(draws(t) or 1, 1, dtype=self._dtype) for t in range(1, rounds + 1))
         )
-        self._per_record = [weight / batch for weight, batch in zip(first.weights, first.batch_sizes, strict=True)]
+        self._sizes, self._silo_weights = first.batch_sizes, first.weights
+
+    def _record_weights(self, count: int) -> Tensor:
+        """The weight of every record of a round that reads `count` batches: p_i over the records of its silo."""
+        weights = [
+            weight / (count * size)
+            for weight, size in zip(self._silo_weights, self._sizes, strict=True)
+            for _ in range(count * size)
+        ]
+        return torch.tensor(weights, dtype=self._dtype, device=self._device)
 
     def _stacked(self, parts: Sequence[Part]) -> Part:
         return stack(parts, self._dtype, self._device)
@@ -103,7 +113,7 @@ class _Group:
     def run(self) -> list[Outcome]:
         started = last = time.perf_counter()
         evaluated_at = evaluation_rounds(self._schedule.rounds, self._run.evaluations)
-        objective, optimizer, count = self._task.objective, self._optimizer, len(self._cells)
+        objective, optimizer, count = self._objective, self._optimizer, len(self._cells)
         state = optimizer.start(objective.initial().to(self._device).expand(count, -1))
         total = empty_sum(optimizer.query(state))
         hidden = self._mechanism.start()
@@ -115,7 +125,7 @@ class _Group:
                 total,
                 current,
                 optimizer.query(state),
-                objective,
+                objective.at(self._slots(t)),
                 records,
                 weights,
                 self._estimator.memory,
@@ -129,15 +139,14 @@ class _Group:
                 self._observer.advanced(unreported)
                 unreported, last = 0, now
             if t in evaluated_at:
-                loss, accuracy = self._evaluate(t, optimizer.output(state))
+                metrics = self._evaluate(t, optimizer.output(state))
         wall = (time.perf_counter() - started) / count
         models = optimizer.output(state).cpu().numpy()
         return [
             Outcome(
                 index,
                 Finished(
-                    loss[place],
-                    accuracy[place],
+                    metrics[place],
                     float(clipped[place]) / max(1.0, float(drawn[place])),
                     wall,
                     self._plans[place].releases(self._schedule.rounds),
@@ -164,7 +173,8 @@ class _Group:
         self, schedule: Poisson, train: Records, shares: dict[int, list[Tensor]]
     ) -> Iterator[tuple[Records | None, Tensor]]:
         seeds = [cell.seed for cell in self._cells]
-        for index, weights in SampledBatches(schedule, seeds, shares, self._per_record):
+        per_record = [weight / size for weight, size in zip(self._silo_weights, self._sizes, strict=True)]
+        for index, weights in SampledBatches(schedule, seeds, shares, per_record):
             here = index.to(self._device)
             records = Records(train.features[here], train.labels[here]) if index.numel() else None
             yield records, weights.to(self._device, self._dtype)
@@ -174,38 +184,50 @@ class _Group:
     ) -> Iterator[tuple[Records | None, Tensor]]:
         """Gathered block by block."""
         features, labels = train
-        held = self._cells[0].federation.places
-        sizes = torch.tensor(self._plans[0].batch_sizes)
-        weights = torch.tensor(self._per_record, dtype=self._dtype).repeat_interleave(sizes).to(self._device)
-        orders = {seed: _by_place(of_silos, held) for seed, of_silos in shares.items()}
+        orders = {seed: _by_place(of_silos, schedule.held) for seed, of_silos in shares.items()}
         places = torch.stack([orders[cell.seed] for cell in self._cells], dim=1).to(self._device)
         block = max(1, _GATHER_VALUES // (places[0].numel() * features[0].numel()))
-        rounds = [schedule.place(t) for t in range(1, schedule.rounds + 1)]
-        for empty, members in itertools.groupby(rounds, key=lambda place: place is None):
-            of_rounds = list(members)
-            if empty:
-                yield from itertools.repeat((None, weights[:0]), len(of_rounds))
+        spans = [list(schedule.batches(t)) for t in range(1, schedule.rounds + 1)]
+        weights = {count: self._record_weights(count) for count in set(map(len, spans))}
+        for count, members in itertools.groupby(spans, key=len):
+            equal = list(members)
+            if count == 0:
+                yield from itertools.repeat((None, weights[0]), len(equal))
                 continue
-            for start in range(0, len(of_rounds), block):
-                index = places[of_rounds[start : start + block]]
-                yield from zip(map(Records, features[index], labels[index]), repeat(weights))
+            read, column = torch.tensor(equal), self._silo_by_silo(count)
+            for start in range(0, len(read), block):
+                index = places[read[start : start + block]]  # (rounds, count, replicates, records)
+                index = index.movedim(1, 2).flatten(2)[..., column]
+                yield from zip(map(Records, features[index], labels[index]), itertools.repeat(weights[count]))
 
-    def _evaluate(self, t: int, model: Tensor) -> tuple[list[float], list[float]]:
+    def _slots(self, t: int) -> Slots:
+        if isinstance(self._schedule, Poisson):  # rows are not public there, and nothing may be keyed by them
+            return Slots(t, ())
+        count = len(self._schedule.batches(t))
+        return Slots(t, tuple((silo, count * size) for silo, size in enumerate(self._sizes)))
+
+    def _silo_by_silo(self, count: int) -> Tensor:
+        """Where to find the records of `count` batches, one batch after another, silo after silo."""
+        silos = torch.arange(len(self._sizes)).repeat_interleave(torch.tensor(self._sizes)).repeat(count)
+        return silos.argsort(stable=True)
+
+    def _evaluate(self, t: int, model: Tensor) -> list[dict[str, float]]:
         test = self._task.test
         evaluation = self._task.objective.evaluate(
             model, Records(test.features.to(self._device), test.labels.to(self._device))
         )
-        loss, accuracy = evaluation.loss.tolist(), evaluation.share_right().tolist()
+        columns = {name: values.tolist() for name, values in evaluation.named().items()}
+        metrics = [{name: values[place] for name, values in columns.items()} for place in range(len(self._cells))]
         for place, index in enumerate(self._indices):
             if not torch.isfinite(evaluation.loss[place]):
                 cell = self._cells[place]
                 raise RunError(f"{cell.name} (seed {cell.seed}): the test loss is not finite at round {t}")
-            self._observer.evaluated(index, t, loss[place], accuracy[place])
-        return loss, accuracy
+            self._observer.evaluated(index, t, metrics[place])
+        return metrics
 
 
 def _by_place(shares: Sequence[Tensor], places: int) -> Tensor:
-    """The records of all silos that are read at each place of their orders: (places, records of all silos)."""
+    """The records of all silos that are one batch of their orders: (places, records of all silos)."""
     return torch.cat([share.view(places, -1) for share in shares], dim=1)
 
 

@@ -1,20 +1,28 @@
 """Noise mechanisms: factorizations of the running-sum workload, streamed one fresh vector a round."""
 
+from fedpriv.mechanisms.aligned_differences import AlignedDifferences
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
 from fedpriv.mechanisms.gaussian import IndependentGaussian
+from fedpriv.mechanisms.leaf import LeafGaussian
+from fedpriv.mechanisms.paper_tree import PaperTree
 from fedpriv.mechanisms.phased import PhaseEnds
+from fedpriv.mechanisms.sliding_differences import SlidingDifferences
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
 from fedpriv.mechanisms.tree import BinaryTree
 from fedpriv.mechanisms.workload import Separated, Workload
 
 __all__ = [
+    "AlignedDifferences",
     "BandedSquareRoot",
     "BinaryTree",
     "IndependentGaussian",
+    "LeafGaussian",
     "Mechanism",
     "MechanismState",
+    "PaperTree",
     "PhaseEnds",
     "Sensitivity",
     "Separated",
+    "SlidingDifferences",
     "Workload",
 ]

@@ -33,6 +33,9 @@ class Sensitivity(NamedTuple):
 class Mechanism(Protocol):
     """A streaming factorization of the workload."""
 
+    movement: float | None = None
+    """The sensitivity holds if queries move by at most this a round, which silos check; None: for any queries."""
+
     def certified(self, workload: Workload) -> Sensitivity:
         """`sensitivity` together with its certificate."""
         ...
@@ -57,12 +60,19 @@ class Mechanism(Protocol):
         """The most vectors that a state holds."""
         ...
 
+    def draws(self, t: int) -> int | None:
+        """How many fresh vectors round t takes, a public number: nodes 0, 1, … of the owner's stream of noise.
+
+        None stands for one that is handed over as it is; several come stacked on a first axis.
+        """
+        return None
+
     def start(self) -> MechanismState:
         """The state before round 1."""
         return ()
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
-        """Row t of B z and the next state, from this round's fresh vector z_t (any leading axes).
+        """Row t of B z and the next state, from this round's fresh vector z_t (any leading axes) or `draws(t)`.
 
         The noise returned may be part of the state, or `fresh` itself: do not write into it.
         """

@@ -1,12 +1,14 @@
 """Objectives: per-record increments over flat parameters."""
 
-from fedpriv.objectives.base import Evaluation, Increment, Objective, Records
+from fedpriv.objectives.base import Evaluation, Increment, Objective, Records, Slots
 from fedpriv.objectives.layered import LayeredObjective
 from fedpriv.objectives.linear import LeastSquares, LogisticRegression
 from fedpriv.objectives.losses import CrossEntropy, Loss, SquaredError
 from fedpriv.objectives.module import ModuleObjective
+from fedpriv.objectives.phase_retrieval import PhaseRetrieval
 from fedpriv.objectives.population import LogisticPopulation, Population, QuadraticPopulation
 from fedpriv.objectives.routes import objective_of
+from fedpriv.objectives.smoothed import SeededDirections, Smoothed
 from fedpriv.objectives.softmax_regression import SoftmaxRegression
 
 __all__ = [
@@ -20,9 +22,13 @@ __all__ = [
     "Loss",
     "ModuleObjective",
     "Objective",
+    "PhaseRetrieval",
     "Population",
     "QuadraticPopulation",
     "Records",
+    "SeededDirections",
+    "Slots",
+    "Smoothed",
     "SoftmaxRegression",
     "SquaredError",
     "objective_of",

@@ -2,12 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from torch import Tensor
 
-from fedpriv.errors import RunError
+from fedpriv.errors import InputError
 from fedpriv.rounds import Scalar
+
+
+class Slots(NamedTuple):
+    """Which rows a batch consists of, without a look at any record: what public coins may be keyed by."""
+
+    t: int
+    """The round."""
+    silos: tuple[tuple[int, int], ...]
+    """The silos in the order of their rows: (number, rows)."""
 
 
 class Records(NamedTuple):
@@ -34,11 +43,10 @@ class Evaluation(NamedTuple):
     accuracy: Tensor | None
     metrics: Mapping[str, Tensor] = MappingProxyType({})
 
-    def share_right(self) -> Tensor:
-        """The accuracy; RunError if the objective has none."""
-        if self.accuracy is None:
-            raise RunError("this objective is a regression: it has no accuracy to report; use a classification")
-        return self.accuracy
+    def named(self) -> dict[str, Tensor]:
+        """Everything by name, as results keep it."""
+        accuracy = {} if self.accuracy is None else {"test_accuracy": self.accuracy}
+        return {"test_loss": self.loss, **accuracy, **self.metrics}
 
 
 def clip_factors(norm: Tensor, weights: Tensor, clip: Scalar) -> Tensor:
@@ -71,6 +79,10 @@ class Objective(Protocol):
         """x_1, shape (d,)."""
         ...
 
+    def at(self, slots: Slots) -> "Objective":
+        """The objective of the batch in these slots: another one only where it has public coins of its own."""
+        ...
+
     def increment(
         self,
         points: Sequence[Tensor],
@@ -89,6 +101,33 @@ class Objective(Protocol):
         """
         ...
 
+    def losses(self, point: Tensor, records: Records) -> Tensor:
+        """f(point; record) of every record, shape (..., B), for `point` and `records` as in `increment`.
+
+        InputError where a model gives gradients only.
+        """
+        ...
+
+    def evaluations(self, points: int) -> int:
+        """Gradients (or values) of one record that an increment over so many points takes."""
+        ...
+
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         """Loss and accuracy of `point` (..., d) on records without leading axes."""
         ...
+
+
+class Deterministic:
+    """What objectives without public coins have in common."""
+
+    def at(self, slots: Slots) -> Self:
+        return self
+
+    def evaluations(self, points: int) -> int:
+        return points
+
+    def losses(self, point: Tensor, records: Records) -> Tensor:
+        raise InputError(
+            f"model: {type(self).__name__} gives no values record by record, which a zeroth-order oracle needs; "
+            "use gradients"
+        )

@@ -19,7 +19,14 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from fedpriv.objectives.base import Evaluation, Increment, Records, clip_factors, count_clipped
+from fedpriv.objectives.base import (
+    Deterministic,
+    Evaluation,
+    Increment,
+    Records,
+    clip_factors,
+    count_clipped,
+)
 from fedpriv.objectives.layers import Linked, Stateless, Terms, linked_of, stateless_of
 from fedpriv.objectives.losses import Loss
 from fedpriv.objectives.module import check_module, initial_point, parameters_of
@@ -46,7 +53,7 @@ class _Pass(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LayeredObjective:
+class LayeredObjective(Deterministic):
     """The loss of a sequential module's outputs; made by `of`."""
 
     module: nn.Sequential
@@ -188,6 +195,10 @@ class LayeredObjective:
             if place:
                 slope = block.layer.back(slope, point[block.weight])
         return slopes[::-1]
+
+    def losses(self, point: Tensor, records: Records) -> Tensor:
+        named = parameters_of(self.module, point)
+        return self.loss.value(self._forward(named, self._first_seen(records.features)).outputs, records.labels)
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         named = parameters_of(self.module, point)

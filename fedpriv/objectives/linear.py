@@ -11,13 +11,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.objectives.base import Evaluation, Increment, Records, clip_factors, count_clipped
+from fedpriv.objectives.base import (
+    Deterministic,
+    Evaluation,
+    Increment,
+    Records,
+    clip_factors,
+    count_clipped,
+)
 from fedpriv.objectives.population import Population
 from fedpriv.rounds import Scalar
 
 
 @dataclass(frozen=True)
-class LinearScore(ABC):
+class LinearScore(Deterministic, ABC):
     """What the losses of a linear score share; `feature_norm` bounds ‖z‖ over all records that can occur.
 
     With a `population`, `evaluate` also reports the metrics excess_risk = F(x) - F(x*) and
@@ -61,6 +68,9 @@ class LinearScore(ABC):
         factor = clip_factors(norm, weights, clip)
         total = ((slope * factor).unsqueeze(-2) @ features).squeeze(-2)
         return Increment(total, count_clipped(norm, weights, clip))
+
+    def losses(self, point: Tensor, records: Records) -> Tensor:
+        return self._loss(_scores(point, records.features), records.labels)
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         scores = _scores(point, records.features)

@@ -14,7 +14,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedpriv.errors import InputError
-from fedpriv.objectives.base import Evaluation, Increment, Records, clip_factors, count_clipped
+from fedpriv.objectives.base import (
+    Deterministic,
+    Evaluation,
+    Increment,
+    Records,
+    clip_factors,
+    count_clipped,
+)
 from fedpriv.objectives.losses import Loss
 from fedpriv.randomness import public_generator
 from fedpriv.rounds import Scalar
@@ -24,7 +31,7 @@ _CHUNK_VALUES = 2**20
 
 
 @dataclass(frozen=True)
-class ModuleObjective:
+class ModuleObjective(Deterministic):
     """The loss of `module`'s outputs; the module maps (records, features) to (records, outputs).
 
     Each record passes through the module alone, in a batch of one, so its gradient depends on nothing else.

@@ -13,13 +13,20 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedpriv.objectives.base import Evaluation, Increment, Records, clip_factors, count_clipped
+from fedpriv.objectives.base import (
+    Deterministic,
+    Evaluation,
+    Increment,
+    Records,
+    clip_factors,
+    count_clipped,
+)
 from fedpriv.objectives.losses import CrossEntropy
 from fedpriv.rounds import Scalar
 
 
 @dataclass(frozen=True)
-class SoftmaxRegression:
+class SoftmaxRegression(Deterministic):
     """Cross-entropy of a linear classifier; parameters are `classes` rows of `features` weights, flattened.
 
     `feature_norm` bounds ‖z‖ over all records that can occur; a constant feature 1 serves as the bias.
@@ -68,6 +75,9 @@ class SoftmaxRegression:
         factor = clip_factors(norm, weights, clip)
         total = (residual * factor.unsqueeze(-1)).mT @ features
         return Increment(total.flatten(-2), count_clipped(norm, weights, clip))
+
+    def losses(self, point: Tensor, records: Records) -> Tensor:
+        return CrossEntropy().value(self._logits(point, records.features), records.labels)
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         logits, loss = self._logits(point, records.features), CrossEntropy()

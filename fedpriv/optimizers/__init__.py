@@ -3,14 +3,18 @@
 from fedpriv.optimizers.anytime_sgd import AnytimeSGD
 from fedpriv.optimizers.base import Optimizer
 from fedpriv.optimizers.nesterov_coupling import NesterovCoupling
+from fedpriv.optimizers.normalized_sgd import NormalizedSGD
+from fedpriv.optimizers.o2nc import O2NC
 from fedpriv.optimizers.phased import PhasedSGD
 from fedpriv.optimizers.projected_sgd import ProjectedSGD
 from fedpriv.optimizers.regularized_leader import FollowTheRegularizedLeader
 
 __all__ = [
+    "O2NC",
     "AnytimeSGD",
     "FollowTheRegularizedLeader",
     "NesterovCoupling",
+    "NormalizedSGD",
     "Optimizer",
     "PhasedSGD",
     "ProjectedSGD",

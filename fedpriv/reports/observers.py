@@ -1,6 +1,6 @@
 """Who hears how a run goes: one small protocol for results, progress, TensorBoard, MLflow and your own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedpriv.outcome import Finished
@@ -19,8 +19,8 @@ class RunObserver:
     def advanced(self, rounds: int) -> None:
         """So many more rounds, summed over cells, are done."""
 
-    def evaluated(self, place: int, t: int, test_loss: float, test_accuracy: float) -> None:
-        """A cell was evaluated on the test set after round t; the accuracy is a share, 0 … 1."""
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
+        """A cell was evaluated on the test set after round t: test_loss, test_accuracy (a share), … by name."""
 
     def finished(self, place: int, finished: Finished) -> None:
         """A cell is finished."""
@@ -39,6 +39,6 @@ class Fanout:
         for observer in self._observers:
             observer.advanced(client_rounds)
 
-    def evaluated(self, index: int, t: int, test_loss: float, test_accuracy: float) -> None:
+    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None:
         for observer in self._observers:
-            observer.evaluated(self._places[index], t, test_loss, test_accuracy)
+            observer.evaluated(self._places[index], t, metrics)

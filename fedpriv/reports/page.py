@@ -15,13 +15,12 @@ from fedpriv.files import write_text
 from fedpriv.reports.plots import svgs_of
 from fedpriv.reports.results import Results, read_results
 from fedpriv.reports.statement import ASSUMPTIONS, NOT_PROTECTED, statements
-from fedpriv.reports.summary import incomplete, value_text
+from fedpriv.reports.summary import METRICS, incomplete, value_text
 from fedpriv.reports.table import how_measured, tables_of, what_is_missing
 
 _CAPTIONS = {
-    "curves": "Loss and accuracy on the test set, round by round",
-    "loss": "Loss on the test set, round by round",
-    "accuracy": "Accuracy on the test set, round by round",
+    "curves": "On the test set, round by round",
+    **{metric.key.removeprefix("test_"): f"{metric.title}, round by round".capitalize() for metric in METRICS},
     "privacy": "Accuracy against privacy",
     "clipped": "How much of what records contribute was clipped",
     "noise": "Noise that each mechanism would need for the same guarantee (from accounting, not from this run)",

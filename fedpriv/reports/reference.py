@@ -62,12 +62,19 @@ def _commands(command: Any, path: str) -> Iterator[str]:
 
 def _help(command: Any) -> str:
     options = [
-        f"| `{' '.join([*parameter.opts, *parameter.secondary_opts])}` | {_cell(parameter.help or '')} |"
+        f"| `{_name(parameter)}` | {_cell(parameter.help or '')} |"
         for parameter in command.params
         if parameter.name != "help"
     ]
     text = inspect.cleandoc(command.help or "")
     return "\n".join([text, "", "| argument or option | |", "|---|---|", *options])
+
+
+def _name(parameter: Any) -> str:
+    """An option by its names, an argument as its usage line shows it."""
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name.upper())
+    return " ".join([*parameter.opts, *parameter.secondary_opts])
 
 
 def _is_section(annotation: Any) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fedpriv
 from fedpriv.accounting.claim import UNIT, GaussianDP
@@ -25,6 +25,7 @@ from fedpriv.files import write_json, write_vector
 from fedpriv.outcome import Finished
 from fedpriv.reports.observers import RunObserver
 from fedpriv.scenario import Cell, Point, Published, Scenario
+from fedpriv.scenario.load import Scaling
 
 FORMAT = 1
 
@@ -44,6 +45,7 @@ class Results:
     versions: Mapping[str, str]
     rerun: str | None
     """The command that runs the same again; None where it was not recorded."""
+    scaling: Scaling | None = None
 
 
 class RunFolder(RunObserver):
@@ -69,15 +71,14 @@ class RunFolder(RunObserver):
         """The places of the scenario's points that are not finished yet."""
         return [place for place in range(len(self._scenario.points)) if place not in self._cells]
 
-    def evaluated(self, place: int, t: int, test_loss: float, test_accuracy: float) -> None:
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         point = self._scenario.points[place]
         line = {
             "cell": place,
             **point.swept,
             "seed": point.cell.seed,
             "round": t,
-            "test_loss": test_loss,
-            "test_accuracy": test_accuracy,
+            **metrics,
         }
         with (self.path / "history.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -102,6 +103,7 @@ class RunFolder(RunObserver):
                 "axes": dict(scenario.axes),
                 "seeds": scenario.seeds,
                 "published": scenario.published and scenario.published.as_data(),
+                "scaling": scenario.scaling and scenario.scaling.model_dump(),
                 "engine": self._engine,
                 "versions": versions(),
                 "rerun": self._rerun,
@@ -147,6 +149,7 @@ def read_results(folder: Path) -> Results:
             seeds=tree["seeds"],
             published=Published.from_data(tree["published"]) if tree["published"] else None,
             cells=tree["cells"],
+            scaling=Scaling.model_validate(tree["scaling"]) if tree.get("scaling") else None,
             versions=tree.get("versions", {}),
             rerun=tree.get("rerun"),
         )
@@ -177,7 +180,9 @@ def versions() -> dict[str, str]:
     }
 
 
-def privacy_of(cell: Cell, releases: Sequence[ReleaseStream]) -> dict[str, Any]:
+def privacy_of(
+    cell: Cell, releases: Sequence[ReleaseStream], noise: Literal["simulation", "release"] = "simulation"
+) -> dict[str, Any]:
     """The privacy statement of a cell as data: computed from its ledger, not from what the scenario asked for."""
     claim, delta = claim_of(releases), cell.privacy.delta
     guarantee = None if claim is None else claim.guarantee
@@ -186,7 +191,7 @@ def privacy_of(cell: Cell, releases: Sequence[ReleaseStream]) -> dict[str, Any]:
         "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation,
         "unit": UNIT,
-        "noise": "none" if claim is None else "simulation",
+        "noise": "none" if claim is None else noise,
         "delta": delta,
         "releases": [as_data(stream) for stream in releases],
     }
@@ -223,14 +228,15 @@ def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[s
         "cell": place,
         "point": dict(point.swept),
         "seed": point.cell.seed,
-        "test_loss": finished.test_loss,
-        "test_accuracy": finished.test_accuracy,
-        **privacy_of(point.cell, finished.releases),
+        **finished.metrics,
+        **privacy_of(point.cell, finished.releases, finished.noise),
         "silos": federation.silos,
         "rounds": rounds,
+        "dimension": finished.model.size,
         "gradient_evaluations": finished.gradient_evaluations,
         "bytes_sent": rounds * finished.model.nbytes,
         "fraction_clipped": finished.fraction_clipped,
+        "missed": {str(silo): list(rounds) for silo, rounds in finished.missed.items()},
         "wall_seconds": finished.wall_seconds,
         "engine": engine,
         "scenario": point.cell.canonical(),

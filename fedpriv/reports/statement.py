@@ -11,9 +11,9 @@ from fedpriv.reports.results import Results
 from fedpriv.rounds import AnySchedule, Poisson
 from fedpriv.trust import trust_named
 
-_NEIGHBOURS = {
-    "replace-one": "two data sets that differ in one record, which is exchanged for any other",
-    "zero-out": "two data sets that differ in whether one record's contribution is there or is zero",
+_HIDDEN = {
+    "replace-one": "which record was used: any one may be exchanged for any other, the rest staying the same",
+    "zero-out": "whether any one record contributed at all, the rest staying the same",
 }
 _NOISE = {
     "simulation": (
@@ -56,7 +56,7 @@ class Statement:
     trust: str
     protects: str
     unit: str
-    neighbours: str
+    hidden: str
     relation: str
     noise: str
     mechanisms: Sequence[str]
@@ -100,7 +100,7 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> Statement:
         trust=first["trust"],
         protects=trust_named(first["trust"]).protects,
         unit=first["unit"],
-        neighbours=_NEIGHBOURS[first["relation"]],
+        hidden=_HIDDEN[first["relation"]],
         relation=first["relation"],
         noise=_NOISE.get(first["noise"], ""),
         mechanisms=sorted({_mechanism(stream) for released in streams for stream in released}),

@@ -24,6 +24,9 @@ class Metric:
 METRICS = (
     Metric("test_loss", "test loss", 1.0, 4, 3),
     Metric("test_accuracy", "test accuracy (%)", 100.0, 1, 1),
+    Metric("excess_risk", "excess risk", 1.0, 6, 6),
+    Metric("gradient_norm", "gradient norm", 1.0, 4, 4),
+    Metric("goldstein", "Goldstein measure", 1.0, 4, 4),
 )
 """Losses as they are; accuracies are stored as shares and printed, as papers do, in percent."""
 
@@ -50,6 +53,17 @@ class Comparison:
         if self.measured is None or self.published is None:
             return None
         return self.measured.mean - self.published
+
+
+def metrics_in(record: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a cell of results.json, or of a line of history.jsonl, by name."""
+    return {metric.key: record[metric.key] for metric in METRICS if metric.key in record}
+
+
+def metrics_of(results: Results) -> list[Metric]:
+    """The metrics that a run's cells have; loss and accuracy as long as there is no cell."""
+    present = [metric for metric in METRICS if any(metric.key in cell for cell in results.cells)]
+    return present or list(METRICS[:2])
 
 
 def points(results: Results) -> list[dict[str, Any]]:
@@ -81,7 +95,7 @@ def incomplete(results: Results) -> str:
 
 def summarize(cells: Sequence[Mapping[str, Any]], metric: Metric) -> Summary | None:
     """Mean and sample standard deviation over the given cells; None without a cell."""
-    values = [metric.factor * cell[metric.key] for cell in cells]
+    values = [metric.factor * cell[metric.key] for cell in cells if metric.key in cell]
     if not values:
         return None
     return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))

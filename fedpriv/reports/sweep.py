@@ -1,12 +1,15 @@
 """Running a scenario: its missing cells on an engine, everything written as it goes."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from fedpriv.engines.table import engine_named
-from fedpriv.errors import RunError
+from fedpriv.errors import InputError, RunError
 from fedpriv.federation import check_records
 from fedpriv.files import write_text
 from fedpriv.reports.observers import Fanout, RunObserver
@@ -17,6 +20,24 @@ from fedpriv.scenario import Scenario
 _RUNS = Path("runs")
 
 
+@dataclass(frozen=True)
+class Connection:
+    """A SuperLink that runs already, and the certificates it is trusted by; nothing for a local federation."""
+
+    superlink: str | None = None
+    root_certificates: Path | None = None
+
+    def check(self, engine: str) -> None:
+        """InputError for what cannot be used with this engine, or at all."""
+        address, certificates = self.superlink, self.root_certificates
+        if engine != "deployment" and self != Connection():
+            raise InputError(f"--engine {engine}: --superlink and --root-certificates are for --engine deployment")
+        if address is not None and not re.fullmatch(r".+:\d+", address):
+            raise InputError(f"--superlink {address}: expected HOST:PORT, such as superlink.example.org:8000")
+        if certificates is not None and (address is None or not certificates.is_file()):
+            raise InputError(f"--root-certificates {certificates}: expected a file, and --superlink with it")
+
+
 def run_sweep(
     scenario: Scenario,
     engine_name: str,
@@ -25,6 +46,7 @@ def run_sweep(
     resume: bool,
     rerun: str | None = None,
     observers: Sequence[RunObserver] = (),
+    connection: Connection = Connection(),
 ) -> Path:
     """Run the cells of a scenario that have no result yet; returns the folder with results and table.
 
@@ -33,10 +55,21 @@ def run_sweep(
     cannot be run, RunError for what could not be finished.
     """
     engine = engine_named(engine_name)
-    for point in scenario.points:
-        check_records(point.cell)
+    connection.check(engine_name)
+    if connection.superlink is None:  # silos elsewhere have records of their own
+        for point in scenario.points:
+            check_records(point.cell)
     path = out or _free_folder(scenario.name, resume=resume)
     folder = RunFolder(path, scenario, engine_name, resume=resume, rerun=rerun)
+    if engine_name == "deployment":
+        from fedpriv.engines.deployment import run_deployment
+
+        engine = partial(
+            run_deployment,
+            folder=path,
+            address=connection.superlink,
+            root_certificates=connection.root_certificates,
+        )
     places = folder.missing
     everybody = [folder, *observers]
     with ExitStack() as stack:
@@ -52,12 +85,16 @@ def run_sweep(
     return path
 
 
-def rerun_command(path: str, engine: str, overrides: Sequence[str]) -> str:
+def rerun_command(path: str, engine: str, overrides: Sequence[str], connection: Connection = Connection()) -> str:
     """The command line that runs a scenario file with these options."""
     options = [word for override in overrides for word in ("--set", override)]
-    return shlex.join(
-        ["fedpriv", "run", path, *(["--engine", engine] if engine != "vectorized" else []), *options]
-    )
+    if engine != "vectorized":
+        options = ["--engine", engine, *options]
+    if connection.superlink is not None:
+        options += ["--superlink", connection.superlink]
+    if connection.root_certificates is not None:
+        options += ["--root-certificates", str(connection.root_certificates)]
+    return shlex.join(["fedpriv", "run", path, *options])
 
 
 def _free_folder(name: str, *, resume: bool) -> Path:

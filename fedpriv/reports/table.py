@@ -9,12 +9,13 @@ from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 from fedpriv.reports.results import Results
+from fedpriv.reports.scaling import scaling_lines
 from fedpriv.reports.summary import (
-    METRICS,
     Metric,
     cells_at,
     compare,
     incomplete,
+    metrics_of,
     missing,
     point_text,
     points,
@@ -22,16 +23,13 @@ from fedpriv.reports.summary import (
     short_names,
     value_text,
 )
-from fedpriv.scenario.load import Paper
+from fedpriv.scenario.load import Paper, Scaling
 
 Style = Literal["markdown", "csv", "latex"]
 
 
-_COLUMNS = (
-    *("silos", "rounds", "mu", "epsilon at delta"),
-    *(metric.title for metric in METRICS),
-    *("clipped (%)", "seconds, all seeds"),
-)
+_BEFORE = ("silos", "rounds", "mu", "epsilon at delta")
+_AFTER = ("gradients", "sent by a silo (MB)", "clipped (%)", "seconds, all seeds")
 _LISTED = 10  # missing points that are named; the tables show the others
 
 
@@ -54,6 +52,8 @@ def render(results: Results, style: Style) -> str:
 
 def tables_of(results: Results) -> list[Table]:
     """A table of the paper's form for each metric it has and each value of other axes, or one of all points."""
+    if results.scaling is not None:
+        return [_scaling(results, results.scaling)]
     shown = _published_metrics(results)
     if results.published is None or not shown:
         return [_list(results)]
@@ -62,10 +62,19 @@ def tables_of(results: Results) -> list[Table]:
     return [_grid(results, paper, metric, fixed) for metric in shown for fixed in product(others)]
 
 
+def _scaling(results: Results, scaling: Scaling) -> Table:
+    header, *body = scaling_lines(results, scaling)
+    caption = (
+        f"smallest {scaling.smallest} whose mean {scaling.metric} is at most "
+        f"{scaling.factor:g} · {scaling.scale:g} · (1/√n + √d/(εn)); fitted exponents with 95 % intervals"
+    )
+    return Table(caption, header, body, labels=1)
+
+
 def _published_metrics(results: Results) -> list[Metric]:
     if results.published is None:
         return []
-    return [metric for metric in METRICS if getattr(results.published.table, metric.key) is not None]
+    return [metric for metric in metrics_of(results) if metric.key in results.published.table.shown]
 
 
 def _grid(results: Results, paper: Paper, metric: Metric, fixed: Mapping[str, Any]) -> Table:
@@ -75,7 +84,8 @@ def _grid(results: Results, paper: Paper, metric: Metric, fixed: Mapping[str, An
         along = [{**fixed, paper.rows: row, paper.columns: column} for column in columns]
         body.append([value_text(row), *(_entry(results, metric, point) for point in along)])
     where = f" at {point_text(results, fixed)}" if fixed else ""
-    caption = f"{metric.title}{where}: measured [published, measured - published]"
+    published = ": measured [published, measured - published]" if getattr(paper, metric.key, None) else ""
+    caption = f"{metric.title}{where}{published}"
     header = [names[paper.rows], *map(value_text, columns)]
     return Table(caption, header, body, labels=1, across=names[paper.columns])
 
@@ -100,7 +110,8 @@ def _entry(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
 def _list(results: Results) -> Table:
     """A row a sweep point; what is swept is not shown twice."""
     names = list(short_names(results.axes).values())
-    shown = [name for name in _COLUMNS if name not in names]
+    columns = [*_BEFORE, *(metric.title for metric in metrics_of(results)), *_AFTER]
+    shown = [name for name in columns if name not in names]
     body = []
     for point in points(results):
         row = _row(results, point)
@@ -110,16 +121,26 @@ def _list(results: Results) -> Table:
 
 def _row(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
     """Figures of a sweep point by column; without a finished cell only that its metrics are missing."""
-    row = {metric.title: _entry(results, metric, point) for metric in METRICS}
+    row = {metric.title: _entry(results, metric, point) for metric in metrics_of(results)}
     if cells := cells_at(results, point):
         first, private = cells[0], cells[0]["epsilon"] is not None
         row["silos"], row["rounds"] = str(first["silos"]), str(first["rounds"])
         row["mu"] = ("none" if first["mu"] is None else _figure(first["mu"])) if private else "no noise"
         row["epsilon at delta"] = f"{_figure(first['epsilon'])} at {first['delta']:g}" if private else "none"
+        row["gradients"] = _count(first.get("gradient_evaluations"))
+        row["sent by a silo (MB)"] = _megabytes(first.get("bytes_sent"))
         told = [cell["fraction_clipped"] for cell in cells if cell["fraction_clipped"] is not None]
         row["clipped (%)"] = f"{100.0 * statistics.fmean(told):.2f}" if told else "not told"
         row["seconds, all seeds"] = f"{sum(cell['wall_seconds'] for cell in cells):.1f}"
     return row
+
+
+def _count(value: int | None) -> str:
+    return "not kept" if value is None else f"{value:,}"
+
+
+def _megabytes(value: int | None) -> str:
+    return "not kept" if value is None else f"{value / 1e6:.3g}"
 
 
 def _figure(value: float) -> str:
@@ -216,7 +237,7 @@ def _csv(results: Results) -> str:
     writer.writerow([*results.axes, "metric", "mean", "std", "seeds", "published", "difference", *facts])
     for point in points(results):
         cell: Mapping[str, Any] = next(iter(cells_at(results, point)), {})
-        for metric in METRICS:
+        for metric in metrics_of(results):
             comparison = compare(results, metric, point)
             measured = astuple(comparison.measured) if comparison.measured else (None, None, 0)
             figures = [metric.title, *measured, comparison.published, comparison.difference]

@@ -1,11 +1,12 @@
 """TensorBoard and MLflow as observers of a run; each needs an extra that is not installed by default."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, RunError
 from fedpriv.outcome import Finished
 from fedpriv.reports.observers import RunObserver
 from fedpriv.scenario import Point, Scenario
@@ -25,9 +26,9 @@ class TensorBoard(RunObserver):
             for place in places
         }
 
-    def evaluated(self, place: int, t: int, test_loss: float, test_accuracy: float) -> None:
-        self._writers[place].add_scalar("test/loss", test_loss, t)
-        self._writers[place].add_scalar("test/accuracy", test_accuracy, t)
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writers[place].add_scalar(name.replace("_", "/", 1), value, t)
 
     def ended(self) -> None:
         for writer in self._writers.values():
@@ -35,32 +36,49 @@ class TensorBoard(RunObserver):
 
 
 class MLflow(RunObserver):
-    """An MLflow run for each cell, in an experiment that is named after the scenario, at a tracking URI."""
+    """An MLflow run for each cell, in an experiment that is named after the scenario, at a tracking URI.
+
+    What MLflow refuses is a RunError of one line; results are kept whatever it says.
+    """
 
     def __init__(self, uri: str) -> None:
-        self._client = _required("mlflow", "MLflow", "mlflow").MlflowClient(tracking_uri=uri)
+        module = _required("mlflow", "MLflow", "mlflow")
+        self._uri, self._error = uri, module.exceptions.MlflowException
         self._runs: dict[int, str] = {}
+        with self._one_line():
+            self._client = module.MlflowClient(tracking_uri=uri)
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
-        found = self._client.get_experiment_by_name(scenario.name)
-        experiment = found.experiment_id if found else self._client.create_experiment(scenario.name)
-        for place in places:
-            point = scenario.points[place]
-            run = self._client.create_run(experiment, run_name=_label(point)).info.run_id
-            self._runs[place] = run
-            for key, value in _flat(point.cell.canonical()).items():
-                self._client.log_param(run, key, value)
+        with self._one_line():
+            found = self._client.get_experiment_by_name(scenario.name)
+            experiment = found.experiment_id if found else self._client.create_experiment(scenario.name)
+            for place in places:
+                point = scenario.points[place]
+                run = self._client.create_run(experiment, run_name=_label(point)).info.run_id
+                self._runs[place] = run
+                for key, value in _flat(point.cell.canonical()).items():
+                    self._client.log_param(run, key, value)
 
-    def evaluated(self, place: int, t: int, test_loss: float, test_accuracy: float) -> None:
-        self._client.log_metric(self._runs[place], "test_loss", test_loss, step=t)
-        self._client.log_metric(self._runs[place], "test_accuracy", test_accuracy, step=t)
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
+        with self._one_line():
+            for name, value in metrics.items():
+                self._client.log_metric(self._runs[place], name, value, step=t)
 
     def finished(self, place: int, finished: Finished) -> None:
-        self._client.set_terminated(self._runs.pop(place))
+        with self._one_line():
+            self._client.set_terminated(self._runs.pop(place))
 
     def ended(self) -> None:
-        for run in self._runs.values():
-            self._client.set_terminated(run, "KILLED")
+        with self._one_line():
+            for run in self._runs.values():
+                self._client.set_terminated(run, "KILLED")
+
+    @contextmanager
+    def _one_line(self) -> Iterator[None]:
+        try:
+            yield
+        except self._error as error:
+            raise RunError(f"MLflow at {self._uri}: {str(error).splitlines()[0]}") from None
 
 
 def _required(module: str, name: str, extra: str) -> Any:

@@ -19,14 +19,43 @@ from fedpriv.scenario.tree import assign
 
 
 class Paper(BaseModel):
-    """[paper]: published values, shown beside what was measured; each metric is a table rows × columns."""
+    """[paper]: published values, shown beside what was measured; each metric is a table rows × columns.
+
+    [table] lays out the same tables where nothing was published.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rows: str
     columns: str
+    metrics: list[str] = []
+    """Shown as tables although nothing was published for them."""
     test_loss: list[list[float]] | None = None
     test_accuracy: list[list[float]] | None = None
+
+    @property
+    def shown(self) -> list[str]:
+        """The metrics that get a table of rows × columns."""
+        return [*self.metrics, *(key for key in ("test_loss", "test_accuracy") if getattr(self, key) is not None)]
+
+
+class Scaling(BaseModel):
+    """[scaling]: how what an algorithm needs grows with n; shown as fitted exponents beside the theory's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    along: str
+    """The swept key that is n."""
+    smallest: str
+    """The swept key whose smallest sufficient value is looked for, such as federation.rounds."""
+    by: str
+    """The swept key of what is compared, such as algorithm.name."""
+    metric: str
+    factor: float
+    scale: float
+    """L R: the unit of the target factor · scale · (1/√n + √d/(ε n))."""
+    theory: dict[str, float] = {}
+    """Exponents to compare with, by value of `by`."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +78,7 @@ class Published:
 
     def value(self, metric: str, swept: Mapping[str, Any]) -> float | None:
         """The published `metric` (test_loss or test_accuracy) at a sweep point; None where none was printed."""
-        cells: list[list[float]] | None = getattr(self.table, metric)
+        cells: list[list[float]] | None = getattr(self.table, metric, None)
         row, column = swept[self.table.rows], swept[self.table.columns]
         if cells is None or row not in self.row_values or column not in self.column_values:
             return None
@@ -74,6 +103,7 @@ class Scenario:
     seeds: list[int]
     points: list[Point]
     published: Published | None
+    scaling: Scaling | None = None
 
 
 def load_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
@@ -100,7 +130,10 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
     Overriding a swept key narrows its axis to the value, or the list of values, given.
     """
     base = copy.deepcopy(dict(tree))
-    sweep, paper = base.pop("sweep", {}), base.pop("paper", None)
+    sweep, layout = base.pop("sweep", {}), [key for key in ("paper", "table") if key in base]
+    if len(layout) > 1:
+        raise InputError(f"{source}: [paper] and [table] both lay out the tables: give one of them")
+    paper = base.pop(layout[0]) if layout else None
     if not isinstance(sweep, dict):
         raise InputError(f"{source}: sweep = {sweep!r}: expected a table of keys and lists of values")
     for key, values in sweep.items():
@@ -108,6 +141,7 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
             raise InputError(f'{source}: sweep."{key}" = {values!r}: expected a list of at least one value')
     printed_axes = {key: values for key, values in sweep.items() if key != "seeds"}
     published = _published(paper, printed_axes, source)
+    scaling = _scaling(base.pop("scaling", None), printed_axes, source)
     rules = rules_of(base.pop("where", []), printed_axes, source)
     axes, fixed = dict(sweep), dict[str, Any]()
     for assignment in overrides:
@@ -125,7 +159,7 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
         for seed in seeds
     ]
     first = points[0].cell
-    return Scenario(first.name, first.title, axes, seeds, points, published)
+    return Scenario(first.name, first.title, axes, seeds, points, published, scaling)
 
 
 def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
@@ -203,6 +237,21 @@ def _seeds(swept: Any, single: Any, source: str) -> list[int]:
     raise InputError(
         f"{source}: seeds = {swept!r}: expected how many (such as 5) or a list of non-negative numbers"
     )
+
+
+def _scaling(given: Any, axes: Mapping[str, list[Any]], source: str) -> Scaling | None:
+    if given is None:
+        return None
+    try:
+        scaling = Scaling.model_validate(given)
+    except ValidationError as error:
+        raise InputError(f"{source}: {explain(error, Scaling, 'scaling')}") from None
+    for role in ("along", "smallest", "by"):
+        if (key := getattr(scaling, role)) not in axes:
+            raise InputError(
+                f"{source}: scaling.{role} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}"
+            )
+    return scaling
 
 
 def _published(given: Any, axes: Mapping[str, list[Any]], source: str) -> Published | None:

@@ -188,10 +188,23 @@ class RunSection(Section):
     dtype: Literal["float32", "float64"] = "float32"
     device: str = Field("cpu", description="where the vectorized engine computes, as torch names it")
     evaluations: Count = Field(20, description="how many rounds, evenly spaced, are evaluated on the test set")
+    goldstein_radius: Positive | None = Field(
+        None, description="evaluations measure Goldstein stationarity in this radius, as the metric `goldstein`"
+    )
     noise: Literal["per-silo", "aggregate"] = Field(
         "per-silo",
         description='"aggregate" draws the mean of the silos\' noise at once (vectorized engine only): '
         "the same distribution, another trajectory",
+    )
+
+
+class DeploymentSection(Section):
+    """[deployment]: what a server does about silos that do not answer; simulations have no such silos."""
+
+    patience: Positive = Field(600.0, description="seconds to wait for the silos of a round before giving up")
+    missing: Literal["stop", "continue"] = Field(
+        "stop",
+        description='"continue" goes on with the last sum of a silo that did not answer (untrusted server only)',
     )
 
 
@@ -200,23 +213,37 @@ class Cell(Section):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="lower-case letters, digits and dashes")
     title: str = ""
-    method: str | None = Field(
-        None, description="a label to sweep over where several keys change together; [[where]] rules set them"
-    )
     seed: Annotated[int, Field(ge=0)] = 0
+    label: dict[str, str | int | float] = Field(
+        {}, description="free names of settings: to be swept, referred to by [[where]] rules, and shown in tables"
+    )
     data: DataSection
     model: ModelSection = ModelSection()
     federation: FederationSection
     algorithm: AlgorithmSection
     privacy: PrivacySection
     run: RunSection = RunSection()
+    deployment: DeploymentSection = DeploymentSection()
+
+    @model_validator(mode="after")
+    def _only_noisy_sums_are_kept(self) -> Self:
+        """A sum that comes late would enter a later round than a server's noise was calibrated for."""
+        if self.deployment.missing == "continue" and trust_named(self.algorithm.trust).noise_at_server:
+            raise ValueError('deployment.missing = "continue" needs silos that add their own noise')
+        return self
 
     @property
     def schedule(self) -> AnySchedule:
-        """Which records are read in which round, as the algorithm arranges them."""
-        declared = Schedule(self.federation.total_rounds, self.federation.places)
+        """Which records are read in which round, as the algorithm arranges them; InputError if it cannot."""
+        federation = self.federation
+        declared = Schedule(federation.total_rounds, federation.places)
         arranged = self.algorithm.row.schedule(self.algorithm.settings, declared)
-        if self.federation.sampling == "fixed":
+        if federation.samples is not None and arranged.held > declared.held:
+            raise InputError(
+                f"federation.samples: {self.algorithm.name} reads {arranged.held} batches of every silo in "
+                f"{declared.held} rounds, so samples does not say how many rounds there are: give rounds and batch"
+            )
+        if federation.sampling == "fixed":
             return arranged
         if arranged != declared:
             raise InputError(

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ STREAM = ReleaseStream(
 class Silent:
     def advanced(self, client_rounds: int) -> None: ...
 
-    def evaluated(self, index: int, t: int, test_loss: float, test_accuracy: float) -> None: ...
+    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
 
 
 def finish(cell: Cell, engine: str) -> Finished:

@@ -98,7 +98,7 @@ def test_one_silo_alone_is_audited(small_cell: MakeCell) -> None:
 def test_a_record_used_in_two_rounds_is_caught(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str
 ) -> None:
-    monkeypatch.setattr(Schedule, "place", lambda _, t: max(0, t - 2))
+    monkeypatch.setattr(Schedule, "batches", lambda _, t: range(max(0, t - 2), max(1, t - 1)))
     assert not audit_small(small_cell, trust).stands
 
 

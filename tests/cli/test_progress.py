@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def scenario() -> Scenario:
 
 
 def outcome(loss: float = 2.25) -> Finished:
-    return Finished(loss, 0.5, None, 1.0, (), 0, np.zeros(2))
+    return Finished({"test_loss": loss, "test_accuracy": 0.5}, None, 1.0, (), 0, np.zeros(2))
 
 
 def shown(*, terminal: bool, quiet: bool = False) -> tuple[Progress, io.StringIO]:
@@ -34,7 +35,7 @@ def shown(*, terminal: bool, quiet: bool = False) -> tuple[Progress, io.StringIO
 
 def two_cells(display: RunObserver) -> None:
     display.started(scenario(), [0, 3], Path("runs/small"))
-    display.evaluated(3, 4, 2.5, 0.25)
+    display.evaluated(3, 4, {"test_loss": 2.5, "test_accuracy": 0.25})
     display.advanced(8)
     display.finished(3, outcome())
 
@@ -115,10 +116,10 @@ def test_the_engines_index_becomes_the_scenarios_place() -> None:
     heard: list[tuple[int, int]] = []
 
     class Listener(RunObserver):
-        def evaluated(self, place: int, t: int, test_loss: float, test_accuracy: float) -> None:
+        def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
             heard.append((place, t))
 
-    Fanout([5, 9], [Listener()]).evaluated(1, 4, 2.0, 0.5)
+    Fanout([5, 9], [Listener()]).evaluated(1, 4, {"test_loss": 2.0, "test_accuracy": 0.5})
     assert heard == [(9, 4)]
 
 

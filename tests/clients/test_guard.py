@@ -1,5 +1,6 @@
 """A silo against a server that does not follow the protocol: through the real guard, ledger and daemon."""
 
+import grp
 import json
 import math
 import os
@@ -17,16 +18,17 @@ import torch
 from flwr.app import Message
 
 from clients.app import app as client_app
-from clients.daemon import ask
 from clients.guard import Guard, load_shard
 from clients.ledger import SiloLedger
 from clients.policy import Policy, read_policy
+from clients.proxy import ask
 from clients.state import unpack
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import InputError, RunError
 from fedpriv.federation import task_of_cell
 from fedpriv.plan import plan_of
 from fedpriv.randomness import simulation_noise
+from fedpriv.records import Refusal
 from fedpriv.run_config import run_config_of
 from fedpriv.scenario import Cell, resolve_cell
 from fedpriv.wire import one_array
@@ -157,6 +159,32 @@ def test_a_sampled_run_is_refused_before_anything_is_calibrated(tmp_path: Path) 
         guard.answer("run", sampled, 1, ZERO)
 
 
+def test_a_trusted_policy_releases_sums_at_the_price_of_what_the_server_publishes(tmp_path: Path) -> None:
+    guard = guard_of(write_silo(tmp_path, trust="trusted"))
+    trusted = cell_json(algorithm__trust="trusted")
+    first = guard.answer("run", trusted, 1, ZERO)
+    other = tmp_path / "other"
+    other.mkdir()
+    assert torch.equal(first, guard_of(write_silo(other, trust="trusted")).answer("run", trusted, 1, ZERO))
+    assert guard._ledger.prices() == [pytest.approx(4.0)]
+    with pytest.raises(RunError, match="nobody add noise"):
+        guard.answer("b", cell_json(algorithm__trust="trusted", privacy__mode="none", privacy__rho=None), 1, ZERO)
+    with pytest.raises(RunError, match="budget is 4"):
+        guard.answer("c", cell_json(algorithm__trust="trusted", privacy__rho=1.0), 1, ZERO)
+
+
+def test_the_socket_is_given_to_the_group_that_may_ask(tmp_path: Path) -> None:
+    path = write_silo(tmp_path)
+    group = grp.getgrgid(os.getgid()).gr_name
+    path.write_text(path.read_text().replace("[allow]", f'group = "{group}"\n[allow]'))
+    process = start_daemon(path)
+    try:
+        assert (tmp_path / "0.sock").stat().st_mode & 0o777 == 0o660
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_the_budget_is_for_the_shard_and_not_for_a_run(tmp_path: Path) -> None:
     """Runs of mu = 2.4 and 3.2 compose to exactly 4; a third, however small, is refused under any name."""
     guard = guard_of(write_silo(tmp_path))
@@ -281,10 +309,11 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
         ledger = SiloLedger(tmp_path / f"ledger-{number}.sqlite")
         assert [ledger.answer("1", t) is not None for t in range(1, 10)] == [True] * 8 + [False]
         assert ledger.prices() == [pytest.approx(4.0)]
-    repeated = ask(tmp_path / "1.sock", "1", json.dumps(cell.canonical(), sort_keys=True), 1, ZERO)
+    repeated = ask(tmp_path / "1.sock", "1", json.dumps(cell.canonical()), 1, ZERO.numpy())
+    assert not isinstance(repeated, Refusal)
     answer = SiloLedger(tmp_path / "ledger-1.sqlite").answer("1", 1)
     assert answer is not None
-    assert repeated.numpy().tobytes() == answer.reply
+    assert repeated.tobytes() == answer.reply
 
 
 def test_the_daemon_survives_nonsense_and_clients_that_vanish(
@@ -299,11 +328,17 @@ def test_the_daemon_survives_nonsense_and_clients_that_vanish(
             raw.connect(str(path))
             raw.sendall(nonsense)
     time.sleep(0.1)
-    with pytest.raises(RunError, match="cannot be used"):
-        ask(path, "x", "{}", 1, ZERO)
-    assert ask(path, "run", CELL, 1, ZERO).shape == (7850,)
-    with pytest.raises(RunError, match="does not answer"):
-        ask(tmp_path / "nobody.sock", "run", CELL, 1, ZERO)
+    refused = ask(path, "x", "{}", 1, ZERO.numpy())
+    assert isinstance(refused, Refusal)
+    assert "cannot be used" in refused.reason
+    assert refused.final
+    answer = ask(path, "run", CELL, 1, ZERO.numpy())
+    assert not isinstance(answer, Refusal)
+    assert answer.shape == (7850,)
+    absent = ask(tmp_path / "nobody.sock", "run", CELL, 1, ZERO.numpy())
+    assert isinstance(absent, Refusal)
+    assert "does not answer" in absent.reason
+    assert not absent.final  # a guard may be starting
     assert daemons[0].poll() is None
 
 

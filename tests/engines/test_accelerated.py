@@ -1,6 +1,6 @@
 """Accelerated-DP-SRGD and its comparisons on the engines against their literal transcriptions, noise on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ ROWS: dict[str, tuple[dict[str, Any], Callable[[oracle.Setup], oracle.Vector]]] 
     ),
     "phased-sgd": (
         {"step": 0.01, "radius": 0.5},
-        lambda setup: oracle.phased_sgd(setup, 0.01, 0.5),
+        lambda setup: oracle.phased_sgd(setup, ROUNDS, 0.01, 0.5),
     ),
 }
 LIPSCHITZ = (2 * 785) ** 0.5  # √2 max‖z‖: the phased method's clip, which never bites
@@ -59,7 +59,7 @@ def sensitivity(name: str) -> float:
 class Silent:
     def advanced(self, client_rounds: int) -> None: ...
 
-    def evaluated(self, index: int, t: int, test_loss: float, test_accuracy: float) -> None: ...
+    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
@@ -77,7 +77,7 @@ def test_engine_is_the_algorithm_as_written(
     assert len(set(cell.batch_sizes)) > 1
     task, noise = task_of_cell(cell), simulation_noise(cell.seed, np.float64)
     size = task.objective.dimension
-    shares = [share.reshape(ROUNDS, -1) for share in spread(cell)]
+    shares = [share.reshape(cell.schedule.held, -1) for share in spread(cell)]
     expected = transcription(
         oracle.Setup(
             [task.train.features[share].numpy() for share in shares],

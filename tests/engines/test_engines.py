@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +33,8 @@ class Recorder:
     def advanced(self, client_rounds: int) -> None:
         self.rounds += client_rounds
 
-    def evaluated(self, index: int, t: int, test_loss: float, test_accuracy: float) -> None:
-        self.evaluations.append((index, t, test_loss, test_accuracy))
+    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None:
+        self.evaluations.append((index, t, *metrics.values()))
 
 
 def run(engine: str, *cells: Cell) -> tuple[list[Outcome], Recorder]:
@@ -186,7 +186,7 @@ def test_memory_does_not_grow_with_rounds(tmp_path: Path) -> None:
         "peaks = {}\n"
         "class Peak:\n"
         "    def advanced(self, n): pass\n"
-        "    def evaluated(self, index, t, loss, accuracy):\n"
+        "    def evaluated(self, index, t, metrics):\n"
         "        peaks[t] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
         "tree = small_tree(data__name='mnist', federation__silos=3, federation__rounds=20000,\n"
         "                  run__evaluations=10, run__dtype='float32')\n"

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedpriv.errors import InputError
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism, Workload
+from fedpriv.mechanisms import (
+    BandedSquareRoot,
+    BinaryTree,
+    IndependentGaussian,
+    LeafGaussian,
+    Mechanism,
+    Workload,
+)
 from fedpriv.rounds import Schedule
 
 Matrix = NDArray[np.float64]
@@ -84,6 +91,20 @@ def test_the_tree_factors_the_workload(rounds: int, keep: float, period: int | N
     check(BinaryTree(keep, period), tree_matrix(rounds, keep, period), keep, period)
 
 
+@given(
+    rounds=lengths,
+    keep=decays,
+    period=st.one_of(st.none(), st.integers(1, 45)),
+    first=st.floats(0.1, 10.0),
+)
+@settings(deadline=None)
+def test_noise_on_the_leaves_factors_the_workload(
+    rounds: int, keep: float, period: int | None, first: float
+) -> None:
+    anchors = np.arange(rounds) % (period or rounds) == 0
+    check(LeafGaussian(keep, period, first), np.diag(np.where(anchors, 1.0 / first, 1.0)), keep, period)
+
+
 @given(rounds=lengths, keep=decays, bands=st.integers(1, 45))
 @example(rounds=6, keep=1.0, bands=5)
 @settings(deadline=None)
@@ -128,7 +149,13 @@ def test_blocks_of_rounds_are_rounds_for_the_tree_too() -> None:
 
 @pytest.mark.parametrize(
     "mechanism",
-    [IndependentGaussian(), BinaryTree(0.9), BinaryTree(1.0, period=6), BandedSquareRoot(0.9, 5)],
+    [
+        IndependentGaussian(),
+        BinaryTree(0.9),
+        BinaryTree(1.0, period=6),
+        BandedSquareRoot(0.9, 5),
+        LeafGaussian(1.0, period=6),
+    ],
     ids=str,
 )
 def test_memory_is_what_the_state_holds_at_most(mechanism: Mechanism) -> None:
@@ -141,7 +168,11 @@ def test_memory_is_what_the_state_holds_at_most(mechanism: Mechanism) -> None:
     assert mechanism.memory_vectors(workload) == most
 
 
-@pytest.mark.parametrize("mechanism", [IndependentGaussian(), BinaryTree(0.7), BandedSquareRoot(0.7, 3)], ids=str)
+@pytest.mark.parametrize(
+    "mechanism",
+    [IndependentGaussian(), BinaryTree(0.7), BandedSquareRoot(0.7, 3), LeafGaussian(0.7, 4, first=3.0)],
+    ids=str,
+)
 def test_leading_axes_are_streams_of_their_own(mechanism: Mechanism) -> None:
     fresh = torch.randn((11, 2, 3, 4), generator=torch.Generator().manual_seed(5))
     together, alone = mechanism.start(), mechanism.start()
@@ -151,7 +182,11 @@ def test_leading_axes_are_streams_of_their_own(mechanism: Mechanism) -> None:
         assert torch.equal(all_rows[1, 2], one_row)
 
 
-@pytest.mark.parametrize("mechanism", [IndependentGaussian(), BinaryTree(0.7), BandedSquareRoot(0.7, 3)], ids=str)
+@pytest.mark.parametrize(
+    "mechanism",
+    [IndependentGaussian(), BinaryTree(0.7), BandedSquareRoot(0.7, 3), LeafGaussian(0.7, 4, first=3.0)],
+    ids=str,
+)
 def test_streaming_leaves_fresh_vectors_and_old_states_alone(mechanism: Mechanism) -> None:
     state = mechanism.start()
     for t in range(1, 20):
@@ -170,6 +205,7 @@ def test_streaming_leaves_fresh_vectors_and_old_states_alone(mechanism: Mechanis
         (BinaryTree(0.5), workload_of(4, 0.5, period=2), "period = None"),
         (BandedSquareRoot(0.5), workload_of(4, 0.5, period=2), "period = None"),
         (BandedSquareRoot(0.5), workload_of(4, 1.0), "keep = 0.5"),
+        (LeafGaussian(0.5), workload_of(4, 0.5, period=2), "period = None"),
     ],
 )
 def test_a_mechanism_refuses_a_workload_that_it_does_not_factor(
@@ -187,6 +223,9 @@ def test_a_mechanism_refuses_a_workload_that_it_does_not_factor(
         (lambda: BinaryTree(1.0, period=0), "period = 0"),
         (lambda: BandedSquareRoot(-0.1), "keep = -0.1"),
         (lambda: BandedSquareRoot(1.0, 0), "bands = 0"),
+        (lambda: LeafGaussian(1.5), "keep = 1.5"),
+        (lambda: LeafGaussian(1.0, period=0), "period = 0"),
+        (lambda: LeafGaussian(1.0, first=0.0), "first = 0"),
         (lambda: workload_of(3, float("nan")), "keep = nan"),
         (lambda: workload_of(0, 1.0), "rounds = 0"),
         (lambda: workload_of(3, 1.0, period=0), "period = 0"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import chi2, norm
 
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism, Workload
+from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, LeafGaussian, Mechanism, Workload
 from fedpriv.randomness import simulation_noise
 from fedpriv.rounds import Schedule
 
@@ -22,6 +22,7 @@ MEMBERS = [
     BinaryTree(1.0, period=7),
     BandedSquareRoot(1.0, 6),
     BandedSquareRoot(0.8, 24),
+    LeafGaussian(1.0, 7, first=2.0),
 ]
 
 

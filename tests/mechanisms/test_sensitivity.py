@@ -15,6 +15,7 @@ from fedpriv.mechanisms import (
     BandedSquareRoot,
     BinaryTree,
     IndependentGaussian,
+    LeafGaussian,
     Mechanism,
     Separated,
     Workload,
@@ -30,6 +31,8 @@ decays = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.01, 0.99))
 def factor(mechanism: Mechanism, workload: Workload) -> Matrix:
     """C by its definition; see test_algebra for the proof that it belongs to the streamed B."""
     rounds, keep = workload.rounds, workload.keep
+    if isinstance(mechanism, LeafGaussian):
+        return np.diag([1.0 / mechanism.first if t % workload.block == 0 else 1.0 for t in range(rounds)])
     c = np.zeros((rounds, rounds))
     for t in range(rounds):
         place = t % workload.block + 1
@@ -66,7 +69,12 @@ def brute_force(c: Matrix, workload: Workload) -> float:
 
 @st.composite
 def mechanisms(draw: st.DrawFn, keep: float, period: int | None) -> Mechanism:
-    members: list[Mechanism] = [IndependentGaussian(), BinaryTree(keep, period)]
+    first = draw(st.floats(0.1, 10.0))
+    members: list[Mechanism] = [
+        IndependentGaussian(),
+        BinaryTree(keep, period),
+        LeafGaussian(keep, period, first),
+    ]
     if period is None:
         members.append(BandedSquareRoot(keep, draw(st.integers(1, 14))))
     return draw(st.sampled_from(members))

@@ -10,9 +10,10 @@ import pytest
 
 import fedpriv
 from fedpriv.errors import InputError
-from fedpriv.reports.page import write_report
+from fedpriv.reports.page import _CAPTIONS, write_report
 from fedpriv.reports.results import read_results
 from fedpriv.reports.statement import best_guess, statements
+from fedpriv.reports.summary import METRICS
 from fedpriv.trust import TRUSTED, UNTRUSTED
 from tests.conftest import small_tree
 
@@ -178,3 +179,8 @@ def test_poisson_sampling_is_said_in_words_and_has_no_mu(tmp_path: Path) -> None
     assert "ε, at most" in text
     assert "takes part in each with probability 0.25, and in which ones stays secret" in text
     assert "hold as long as nobody learns who was drawn" in text
+
+
+def test_every_figure_has_a_caption() -> None:
+    drawn = {"curves", "privacy", "clipped", "noise", *(each.key.removeprefix("test_") for each in METRICS)}
+    assert set(_CAPTIONS) == drawn

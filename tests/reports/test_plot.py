@@ -269,6 +269,8 @@ def test_a_study_of_algorithms_has_a_colour_each_and_a_panel_for_the_rest(make_r
 def test_few_lines_share_a_panel_and_many_get_columns_then_rows() -> None:
     two = layout_of({"a": [1, 2, 3], "b": [1, 2]})
     assert (two.colours, two.shape) == ("a", (1, 1))
+    long = layout_of({"algorithm.name": ["x", "y", "z"], "federation.rounds": [1, 2], "privacy.mu": [1, 2, 3]})
+    assert (long.columns, long.rows, len(long.styles)) == ("federation.rounds", None, 3)
     many = layout_of({"algorithm.name": ["x", "y", "z"], "a": list(range(5)), "b": list(range(6)), "c": [1, 2]})
     assert (many.colours, many.columns, many.rows) == ("algorithm.name", "b", "a")
     assert many.styles == [{"c": 1}, {"c": 2}]

@@ -23,7 +23,7 @@ def scenario(**overrides: Any) -> Scenario:
 
 
 def outcome(loss: float = 2.0) -> Finished:
-    return Finished(loss, 0.5, 0.25, 1.5, (), 48, np.full(4, loss))
+    return Finished({"test_loss": loss, "test_accuracy": 0.5}, 0.25, 1.5, (), 48, np.full(4, loss))
 
 
 def folder(path: Path, *, resume: bool = False, **overrides: Any) -> RunFolder:
@@ -90,7 +90,7 @@ def test_results_are_not_written_over(tmp_path: Path) -> None:
 def test_resume_keeps_what_is_finished_and_drops_half_told_cells(tmp_path: Path) -> None:
     run = folder(tmp_path)
     for place in (1, 2):
-        run.evaluated(place, 4, 2.0 + place, 0.5)
+        run.evaluated(place, 4, {"test_loss": 2.0 + place, "test_accuracy": 0.5})
     run.finished(1, outcome())
     with (tmp_path / "history.jsonl").open("a") as file:
         file.write('{"cell": 1, "round": 8, "tes')
@@ -118,7 +118,7 @@ def test_resume_with_another_scenario_is_refused(tmp_path: Path, change: dict[st
 
 
 def test_a_history_line_holds_the_point_and_the_round(tmp_path: Path) -> None:
-    folder(tmp_path).evaluated(3, 6, 2.25, 0.5)
+    folder(tmp_path).evaluated(3, 6, {"test_loss": 2.25, "test_accuracy": 0.5})
     assert list(read_history(tmp_path)) == [
         {
             "cell": 3,

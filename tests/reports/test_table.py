@@ -21,7 +21,7 @@ from fedpriv.reports.summary import (
 from fedpriv.reports.table import render
 
 Make = Callable[..., Results]
-LOSS, ACCURACY = METRICS
+LOSS, ACCURACY, *_ = METRICS
 
 
 def without(*gone: tuple[float, int, int]) -> Callable[[Mapping[str, Any], int], tuple[float, float] | None]:
@@ -65,13 +65,13 @@ def test_markdown_without_a_paper(make_results: Make) -> None:
     assert render(results, "markdown").split("\n\n")[1] == "\n".join(
         [
             "| silos | rounds |  mu | epsilon at delta |       test loss | test accuracy (%) "
-            "| clipped (%) | seconds, all seeds |",
+            "| gradients | sent by a silo (MB) | clipped (%) | seconds, all seeds |",
             "| ----- | -----: | --: | ---------------: | --------------: | ----------------: "
-            "| ----------: | -----------------: |",
+            "| --------: | ------------------: | ----------: | -----------------: |",
             "| 1     |    600 |   4 |      24 at 1e-05 | 2.3250 ± 0.0071 |        50.0 ± 0.0 "
-            "|        1.25 |                2.5 |",
+            "|   119,900 |                18.8 |        1.25 |                2.5 |",
             "| 100   |    600 |   4 |      24 at 1e-05 | 2.3250 ± 0.0071 |        50.0 ± 0.0 "
-            "|        1.25 |                2.5 |",
+            "|   119,900 |                18.8 |        1.25 |                2.5 |",
         ]
     )
 

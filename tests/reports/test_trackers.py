@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, RunError
 from fedpriv.outcome import Finished
 from fedpriv.reports.trackers import MLflow, TensorBoard
 from fedpriv.scenario import Scenario
@@ -20,13 +20,15 @@ def scenario() -> Scenario:
     return scenario_of({**small_tree(), "sweep": {"federation.silos": [1, 2]}}, "test")
 
 
-FINISHED = Finished(2.0, 0.5, None, 1.0, (), 0, np.zeros(2))
+FINISHED = Finished({"test_loss": 2.0, "test_accuracy": 0.5}, None, 1.0, (), 0, np.zeros(2))
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Calls of the stand-ins, in order."""
     calls: list[tuple[Any, ...]] = []
+
+    class MlflowException(Exception): ...  # noqa: N818 - its name in MLflow
 
     class SummaryWriter:
         def __init__(self, folder: Path) -> None:
@@ -41,6 +43,8 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     class MlflowClient:
         def __init__(self, tracking_uri: str) -> None:
+            if tracking_uri == "nowhere":
+                raise MlflowException("no such store\nand more lines")
             calls.append(("uri", tracking_uri))
 
         def get_experiment_by_name(self, name: str) -> None:
@@ -66,6 +70,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     tensorboard, mlflow = ModuleType("torch.utils.tensorboard"), ModuleType("mlflow")
     tensorboard.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
     mlflow.MlflowClient = MlflowClient  # type: ignore[attr-defined]
+    mlflow.exceptions = SimpleNamespace(MlflowException=MlflowException)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     return calls
@@ -74,7 +79,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_tensorboard_gets_curves_by_round_in_a_folder_a_cell(said: list[tuple[Any, ...]], tmp_path: Path) -> None:
     board = TensorBoard(tmp_path)
     board.started(scenario(), [1], tmp_path)
-    board.evaluated(1, 4, 2.5, 0.25)
+    board.evaluated(1, 4, {"test_loss": 2.5, "test_accuracy": 0.25})
     board.ended()
     assert said == [
         ("open", "silos=2,seed=1", "small"),
@@ -87,7 +92,7 @@ def test_tensorboard_gets_curves_by_round_in_a_folder_a_cell(said: list[tuple[An
 def test_mlflow_gets_settings_curves_and_how_each_cell_ended(said: list[tuple[Any, ...]], tmp_path: Path) -> None:
     tracker = MLflow("http://localhost:5000")
     tracker.started(scenario(), [0, 1], tmp_path)
-    tracker.evaluated(0, 4, 2.5, 0.25)
+    tracker.evaluated(0, 4, {"test_loss": 2.5, "test_accuracy": 0.25})
     tracker.finished(0, FINISHED)
     tracker.ended()  # stopped: cell 1 is not finished
     first, second = "7:silos=1,seed=1", "7:silos=2,seed=1"
@@ -101,6 +106,13 @@ def test_mlflow_gets_settings_curves_and_how_each_cell_ended(said: list[tuple[An
         (first, "FINISHED"),
         (second, "KILLED"),
     ]
+
+
+@pytest.mark.usefixtures("said")
+def test_what_mlflow_refuses_is_one_line() -> None:
+    with pytest.raises(RunError) as caught:
+        MLflow("nowhere")
+    assert str(caught.value) == "MLflow at nowhere: no such store"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,10 @@ from tests.conftest import small_tree
 BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
     ({"federation__silo": 3}, ["federation.silo: unknown key", "did you mean 'silos'?"]),
     ({"privcy__rho": 3.0}, ["privcy: unknown key", "did you mean 'privacy'?"]),
-    ({"run__zzz": 1}, ["run.zzz: unknown key", "known keys here: dtype, device, evaluations, noise"]),
+    (
+        {"run__zzz": 1},
+        ["run.zzz: unknown key", "known keys here: dtype, device, evaluations, goldstein_radius, noise"],
+    ),
     ({"algorithm__diametre": 0.1}, ["algorithm.diametre: unknown key", "did you mean 'diameter'?"]),
     ({"federation__silos": "3"}, ["federation.silos = '3': expected a whole number"]),
     ({"federation__silos": 3.0}, ["federation.silos = 3.0: expected a whole number"]),
@@ -23,7 +26,7 @@ BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
     ({"federation": [1]}, ["federation = [1]: expected a table of keys"]),
     ({"data__name": 5}, ['data.name = 5: expected a text in quotes, such as "mnist"']),
     ({"data__partition": "sorted"}, ["data.partition = 'sorted': expected 'iid'"]),
-    ({"model__name": "cnn"}, ["model.name = 'cnn': known models are 'softmax-regression'"]),
+    ({"model__name": "resnet"}, ["model.name = 'resnet': known models are 'softmax-regression'"]),
     ({"run__dtype": "half"}, ["run.dtype = 'half': expected 'float32' or 'float64'"]),
     ({"privacy__rho": 0.0}, ["privacy.rho = 0.0: expected a number above 0"]),
     ({"privacy__rho": -4.0}, ["privacy.rho = -4.0: expected a number above 0"]),
@@ -164,6 +167,6 @@ def test_more_records_than_there_are_is_refused_with_the_product() -> None:
     with pytest.raises(InputError) as caught:
         check_records(resolve_cell(small_tree(federation__silos=100, federation__rounds=61), "test"))
     line = str(caught.value)
-    assert "one pass is 61 rounds of 100 records of all silos, 61 * 100 = 6100" in line
+    assert "one pass is 61 batches of 100 records of all silos, 61 * 100 = 6100" in line
     assert "synthetic has 6000 training records" in line
     check_records(resolve_cell(small_tree(federation__silos=100, federation__rounds=60), "test"))  # exactly all

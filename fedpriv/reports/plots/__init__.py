@@ -27,7 +27,7 @@ def plot_run(folder: Path) -> list[Path]:
     | figure | when |
     |---|---|
     | curves, or loss and accuracy | always |
-    | privacy | μ, or ε where a cell has no μ, varies |
+    | privacy | μ, or ε where a cell has no μ, varies, and there is an accuracy |
     | clipped | silos tell how much they clip |
     | noise | there is a guarantee |
 
@@ -59,7 +59,7 @@ def svgs_of(folder: Path, results: Results) -> dict[str, str]:
 def figures_of(folder: Path, results: Results) -> dict[str, "Figure"]:
     """Every figure that the finished cells allow, by name."""
     figures = draw_curves(results, list(read_history(folder)))
-    if len(levels(results)) > 1:
+    if len(levels(results)) > 1 and all("test_accuracy" in cell for cell in results.cells):
         figures["privacy"] = draw_tradeoff(results)
     if any(cell["fraction_clipped"] is not None for cell in results.cells):
         figures["clipped"] = draw_clipping(results)

@@ -6,35 +6,36 @@ from typing import TYPE_CHECKING, Any
 from fedpriv.reports.plots.layout import layout_of
 from fedpriv.reports.plots.style import entitle, explain, look_of, name_panels, panels
 from fedpriv.reports.results import Results
-from fedpriv.reports.summary import METRICS, Metric, cells_at, points, summarize
+from fedpriv.reports.summary import Metric, cells_at, metrics_of, points, summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MARKS = 5  # on a curve, about
-_WIDE_RANGE = 10.0  # from there on a loss is drawn on a logarithmic axis
+_WIDE_RANGE = 10.0  # from there on whatever is no share is drawn on a logarithmic axis
 
 
 def draw_curves(results: Results, history: Sequence[Mapping[str, Any]]) -> dict[str, "Figure"]:
     """A line a sweep point, a band of ± one standard deviation over seeds.
 
-    One figure "curves" with both metrics; where a sweep needs several panels, "loss" and "accuracy".
+    One figure "curves" with all metrics; where a sweep needs several panels, one for each, such as "loss".
     """
+    drawn = metrics_of(results)
     rows, columns = layout_of(results.axes).shape
     if rows * columns == 1:
-        figure, grid = panels(9.4, 4.2, 1, len(METRICS))
-        for axes, metric in zip(grid[0], METRICS, strict=True):
+        figure, grid = panels(4.7 * len(drawn), 4.2, 1, len(drawn))
+        for axes, metric in zip(grid[0], drawn, strict=True):
             _fill([[axes]], results, history, metric)
         _finish(figure, results)
         return {"curves": figure}
     figures = {}
-    for name, metric in zip(("loss", "accuracy"), METRICS, strict=True):
+    for metric in drawn:
         figure, grid = panels(1.9 + 2.9 * columns, 1.0 + 2.5 * rows, rows, columns, share=True)
         _fill(grid, results, history, metric)
         name_panels(grid, results, layout_of(results.axes))
         _finish(figure, results)
-        figures[name] = figure
+        figures[metric.key.removeprefix("test_")] = figure
     return figures
 
 
@@ -102,6 +103,6 @@ def _curve(
 
 def _scale(axes: "Axes", metric: Metric, history: Sequence[Mapping[str, Any]]) -> None:
     """One diverging run must not flatten all others; shared y axes follow the first panel's."""
-    values = [line[metric.key] for line in history]
-    if metric.key == "test_loss" and values and max(values) > _WIDE_RANGE * min(values) > 0.0:
+    values = [line[metric.key] for line in history if metric.key in line]
+    if metric.key != "test_accuracy" and values and max(values) > _WIDE_RANGE * min(values) > 0.0:
         axes.set_yscale("log")

@@ -9,6 +9,7 @@ from fedpriv.reports.summary import product
 
 _MOST_LINES = 12  # in one panel
 _ALGORITHM = "algorithm.name"
+_LENGTH = "federation.rounds"  # runs of unequal length are best not drawn over each other
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def layout_of(axes: Mapping[str, list[Any]], styled: str | None = None) -> Layou
     rest = [key for key in swept if key not in (colours, *apart)]
     panels: list[str] = []
     while rest and len(panels) < 2 and _lines(swept, [colours, *apart, *rest]) > _MOST_LINES:
-        panels.append(_largest(swept, rest))
+        panels.append(_LENGTH if _LENGTH in rest else _largest(swept, rest))
         rest.remove(panels[-1])
     columns, rows = [*panels, None, None][:2]
     told = {key: swept[key] for key in swept if key in apart or key in rest}

@@ -1,0 +1,60 @@
+"""The ClientApp's side of a silo's Unix socket: bytes to the guard and back, without torch.
+
+A request is two frames, a JSON header {run, cell, t, dtype} and the query's bytes; a reply is a frame {"ok": true}
+and the release's bytes, or one frame {"refused": reason, "final": whether asking again cannot help}.
+"""
+
+import json
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from numpy.typing import NDArray
+
+from fedpriv.records import Refusal, number_in, refusal_content
+
+LONGEST = 2**31
+"""The most bytes of one frame."""
+
+
+def forward(message: Message, context: Context, socket: Path) -> Message:
+    """Put a train message to the guard; the reply is its release, or its refusal."""
+    query = message.content.array_records["query"].to_numpy_ndarrays()[0]
+    t = number_in(message.content, "config", "t")
+    answer = ask(socket, run_of(context), _cell_json(context), t, query)
+    if isinstance(answer, Refusal):
+        return Message(refusal_content(answer), reply_to=message)
+    return Message(RecordDict({"release": ArrayRecord({"vector": Array(answer)})}), reply_to=message)
+
+
+def run_of(context: Context) -> str:
+    """The run as a ledger knows it: the scenario's own token, which a resumed run keeps; else Flower's number."""
+    return str(context.run_config["run-token"] or context.run_id)
+
+
+def ask(
+    socket: Path, run: str, cell_json: str, t: int, query: NDArray[np.floating]
+) -> NDArray[np.floating] | Refusal:
+    """The guard's answer to round t, shape and type of `query`; a refusal that is not final if it is not there."""
+    header = {"run": run, "cell": cell_json, "t": t, "dtype": str(query.dtype)}
+    try:
+        with Client(str(socket), "AF_UNIX") as connection:
+            connection.send_bytes(json.dumps(header).encode())
+            connection.send_bytes(query.tobytes())
+            answer: dict[str, Any] = json.loads(connection.recv_bytes(LONGEST))
+            if "refused" in answer:
+                return Refusal(str(answer["refused"]), bool(answer["final"]))
+            return np.frombuffer(connection.recv_bytes(LONGEST), query.dtype)
+    except (OSError, EOFError) as error:
+        reason = f"the silo's guard at {socket} does not answer ({error}); is `fedpriv silo` running?"
+        return Refusal(reason, final=False)
+
+
+def _cell_json(context: Context) -> str:
+    if given := context.run_config["cell-json"]:
+        return str(given)
+    from fedpriv.run_config import cell_of  # reads the scenario's file, which takes torch
+
+    return json.dumps(cell_of(context.run_config).canonical())

@@ -1,0 +1,51 @@
+"""The ClientApp's answer in a simulation, where silo, records and seeded noise live in its own process."""
+
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+
+from clients.silo import Silo, SimulatedFederation
+from clients.state import ContextStore
+from fedpriv.errors import RunError
+from fedpriv.records import number_in
+from fedpriv.run_config import cell_of
+from fedpriv.wire import release_content, vector_in
+
+torch.set_num_threads(1)  # the order of sums, and with it the last bit, must not depend on the machine's cores
+
+RunConfig = tuple[tuple[str, str | int | float | bool], ...]
+
+
+@torch.inference_mode()
+def answer(message: Message, context: Context) -> Message:
+    """Answer one query from the silo's state in the Context; its state is changed last."""
+    t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
+    silo = _cached_silo(tuple(context.run_config.items()), int(context.node_config["partition-id"]))
+    store = ContextStore(context.state)
+    simulated, state = silo.answer(store.load(silo), t, query)
+    store.save(state)
+    return Message(release_content(simulated.vector, simulated.counts), reply_to=message)
+
+
+def _refuse_unguarded() -> None:
+    """A SuperNode starts a process `flwr-clientapp` for each message; a simulation never does."""
+    if Path(sys.argv[0]).name.startswith("flwr-clientapp"):
+        raise RunError(
+            "this SuperNode has no guard, and a simulation's seeded noise protects nobody: start `fedpriv silo "
+            "POLICY` and give the SuperNode --node-config \"partition-id=N guard='SOCKET'\""
+        )
+
+
+@lru_cache(maxsize=4096)
+def _cached_silo(run_config: RunConfig, number: int) -> Silo:
+    """A silo is built once a process: reading its records costs far more than a round."""
+    _refuse_unguarded()
+    return _cached_federation(run_config).silo(number)
+
+
+@lru_cache(maxsize=8)
+def _cached_federation(run_config: RunConfig) -> SimulatedFederation:
+    return SimulatedFederation.of(cell_of(dict(run_config)))

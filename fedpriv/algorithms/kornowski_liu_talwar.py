@@ -1,0 +1,186 @@
+"""Losses that are neither smooth nor convex: Kornowski, Liu & Talwar, "Improved Sample Complexity for Private
+Nonsmooth Nonconvex Optimization".
+
+As printed the single-pass algorithm is not private: at the end of every period it releases the running sum
+without noise.  The tree here covers every leaf, is fresh in every period, and every record's contribution is
+clipped; docs/goldstein.md lists what else differs.
+"""
+
+import math
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from fedpriv.algorithms.base import Algorithm, Positive, Problem, Settings
+from fedpriv.errors import InputError
+from fedpriv.estimators import VarianceReducedGradient
+from fedpriv.mechanisms import BinaryTree, LeafGaussian
+from fedpriv.objectives import Objective, SeededDirections, Smoothed
+from fedpriv.optimizers import O2NC
+from fedpriv.optimizers.o2nc import PublicChoices
+from fedpriv.parameters.goldstein import (
+    Nonsmooth,
+    leaf_noise_ratio,
+    longest_window,
+    multi_pass_error,
+    paper_window,
+    single_pass_error,
+)
+from fedpriv.rounds import Schedule
+
+_PAPER = "Kornowski, Liu & Talwar, Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization"
+Count = Annotated[int, Field(ge=1)]
+
+
+class GoldsteinSettings(Settings):
+    """The numbers the algorithms run with; parameters.goldstein has what the theorems ask for."""
+
+    smoothing: Positive = Field(description="α: radius of the random smoothing; the guarantee is at radius 2α")
+    radius: Positive = Field(description="D: the largest step; queries move by at most 2D")
+    period: Count = Field(description="Σ: rounds from one anchor to the next")
+    anchor_clip: Positive = Field(description="C1: norm bound on one record's gradient in an anchor round")
+    clip: Positive = Field(description="C2: norm bound on one record's difference of gradients in other rounds")
+    step: Literal["theorem"] | Positive = Field(
+        "theorem", description="η; 'theorem' is D/(G1√W), G1 = anchor_clip + the error of the oracle"
+    )
+    window: Literal["paper", "longest"] | Count = Field(
+        "paper", description="W: rounds that are averaged; 'paper' is α/(4D), 'longest' what the proof allows"
+    )
+    oracle: Literal["first-order", "zeroth-order"] = Field(
+        "first-order", description="gradients, or values, at random points around the query"
+    )
+    directions: Count = Field(8, description="J: random directions a record and query")
+    shared_directions: bool = Field(
+        True, description="both gradients of a difference along the same directions; false is the paper's choice"
+    )
+
+    @property
+    def window_rounds(self) -> int:
+        """W."""
+        if self.window == "paper":
+            return paper_window(self.radius, self.smoothing)
+        return longest_window(self.radius, self.smoothing) if self.window == "longest" else self.window
+
+    @property
+    def first_order(self) -> bool:
+        return self.oracle == "first-order"
+
+    def nonsmooth(self, problem: Problem) -> Nonsmooth:
+        """The problem as the theory sees it, with C1 for the Lipschitz constant; the gap Φ is not known."""
+        return Nonsmooth(
+            problem.dimension,
+            self.anchor_clip,
+            math.inf,
+            self.smoothing,
+            "first" if self.first_order else "zeroth",
+            self.directions,
+            self.shared_directions,
+        )
+
+
+class SinglePassSettings(GoldsteinSettings):
+    anchor_batches: Count = Field(
+        1, description="batches of its order that a silo reads in an anchor round: B1/B2"
+    )
+
+
+def _estimator(settings: GoldsteinSettings, _problem: Problem) -> VarianceReducedGradient:
+    return VarianceReducedGradient(settings.anchor_clip, settings.clip, settings.period)
+
+
+def _one_pass(settings: SinglePassSettings, declared: Schedule) -> Schedule:
+    if declared.places != declared.rounds:
+        raise InputError(
+            "federation.epochs: goldstein-single-pass reads every record in one round, its differences would be "
+            "biased in a second pass; leave epochs out, or run goldstein-erm"
+        )
+    anchors = range(0, declared.rounds, settings.period)
+    reads = (settings.anchor_batches if place in anchors else 1 for place in range(declared.rounds))
+    return Schedule(declared.rounds, declared.places, tuple(reads))
+
+
+def _all_records(_settings: GoldsteinSettings, declared: Schedule) -> Schedule:
+    if declared.places != 1:
+        raise InputError(
+            "federation.epochs: goldstein-erm reads all of a silo's records in every round, nothing is proved for "
+            f"smaller batches; give epochs = rounds = {declared.rounds}, and a silo's records as batch"
+        )
+    return declared
+
+
+def _single_pass_error(settings: SinglePassSettings, problem: Problem, noise_std: float) -> float:
+    anchor_batch = settings.anchor_batches * problem.batch
+    return single_pass_error(
+        settings.nonsmooth(problem), settings.radius, settings.period, anchor_batch, problem.batch, noise_std
+    )
+
+
+def _erm_error(settings: GoldsteinSettings, problem: Problem, noise_std: float) -> float:
+    anchor_std = _anchor_noise(settings, problem) * noise_std
+    return multi_pass_error(settings.nonsmooth(problem), settings.period, problem.batch, anchor_std, noise_std)
+
+
+def _anchor_noise(settings: GoldsteinSettings, problem: Problem) -> float:
+    """How much larger an anchor's noise is than a difference's: the least noise at a given price."""
+    return leaf_noise_ratio(settings.anchor_clip, settings.clip, problem.rounds, settings.period)
+
+
+def _o2nc(settings: GoldsteinSettings, problem: Problem, error: float) -> O2NC:
+    window, step = settings.window_rounds, settings.step
+    if window > problem.rounds:
+        raise InputError(f"algorithm.window: {window} rounds are averaged, and the run has {problem.rounds}")
+    if step == "theorem":
+        step = settings.radius / ((settings.anchor_clip + error) * math.sqrt(window))
+    return O2NC(step, settings.radius, PublicChoices((problem.seed,), problem.rounds, window))
+
+
+def _smoothed(settings: GoldsteinSettings, problem: Problem, objective: Objective) -> Smoothed:
+    if not settings.first_order and objective.initial().dtype == torch.float32:
+        raise InputError(
+            'run.dtype = "float32": a zeroth-order difference cancels four values of the loss; it needs "float64"'
+        )
+    return Smoothed(
+        objective,
+        settings.smoothing,
+        "first" if settings.first_order else "zeroth",
+        settings.directions,
+        anchor_directions=1 if settings.first_order else settings.directions,
+        shared=settings.shared_directions,
+        source=SeededDirections((problem.seed,)),
+    )
+
+
+GOLDSTEIN_SINGLE_PASS = Algorithm(
+    name="goldstein-single-pass",
+    title="O2NC, variance reduction in one pass",
+    source=f"{_PAPER}, Algorithms 2 and 3 (zeroth order) or 5 (first order)",
+    settings=SinglePassSettings,
+    schedule=_one_pass,
+    # an anchor: g = mean E(z_t);  else g = g + mean [E(z_t) - E(z_{t-1})], E the estimate of ∇f_α of one record
+    estimator=_estimator,
+    # one fresh tree a period on every g
+    mechanism=lambda settings, _problem: BinaryTree(period=settings.period),
+    optimizer=lambda settings, problem, noise_std: _o2nc(
+        settings, problem, _single_pass_error(settings, problem, noise_std)
+    ),
+    objective=_smoothed,
+)
+
+GOLDSTEIN_ERM = Algorithm(
+    name="goldstein-erm",
+    title="O2NC, variance reduction on all records",
+    source=f"{_PAPER}, Algorithms 2 and 4",
+    settings=GoldsteinSettings,
+    schedule=_all_records,
+    # as above, over all records in every round
+    estimator=_estimator,
+    # Gaussian noise on every leaf: the noisy leaf is what is added to g
+    mechanism=lambda settings, problem: LeafGaussian(
+        period=settings.period, first=_anchor_noise(settings, problem)
+    ),
+    optimizer=lambda settings, problem, noise_std: _o2nc(
+        settings, problem, _erm_error(settings, problem, noise_std)
+    ),
+    objective=_smoothed,
+)

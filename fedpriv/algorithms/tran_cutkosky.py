@@ -1,0 +1,226 @@
+"""Momentum aggregation: Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022).
+
+| here | paper | meaning |
+|---|---|---|
+| `alpha` | α | weight of a new gradient in the momentum |
+| `step` | η | length of every step |
+| `gamma` | γ | weight of new gradients in the sums of Algorithm 2 |
+| `places`, `rounds` | N, T | rounds of one epoch, of the run |
+"""
+
+import math
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, field_validator, model_validator
+
+from fedpriv.accounting.gdp import mu_of
+from fedpriv.algorithms.base import Algorithm, Positive, Problem, Settings
+from fedpriv.errors import InputError
+from fedpriv.estimators import PlainGradient, SplitGradient
+from fedpriv.mechanisms import AlignedDifferences, BinaryTree, PaperTree, SlidingDifferences, Workload
+from fedpriv.mechanisms.differences import Trees, calibrated, sized_by_the_paper
+from fedpriv.optimizers import NormalizedSGD
+from fedpriv.optimizers.normalized_sgd import movement_bound
+from fedpriv.parameters.momentum import paper_node_count, simple_noise_multiplier
+from fedpriv.randomness import public_generator
+from fedpriv.rounds import Poisson
+
+_PAPER = "Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022)"
+
+
+class MomentumSettings(Settings):
+    """Theorems 6 and 9 both come to α = 1/N and η = 1/√(NT); `fedpriv.parameters.momentum` has their T."""
+
+    clip: Literal["lipschitz"] | Positive = Field(
+        "lipschitz", description="G: norm bound on one record's gradient; 'lipschitz' is the model's own bound"
+    )
+    alpha: Literal["paper"] | Annotated[float, Field(gt=0, le=1)] = Field(
+        "paper", description="α: weight of a new gradient in the momentum; 'paper' is 1/N, N rounds an epoch"
+    )
+    step: Literal["paper"] | Positive = Field("paper", description="η: length of a step; 'paper' is 1/√(N T)")
+    output: Literal["last", "random"] = Field(
+        "last", description="the iterate published: the last, or the theorems' uniformly random one"
+    )
+
+    calibration: Literal["exact", "paper"] = Field(
+        "exact", description="noise by exact counting, or by the theorem's constants and its formula for σ"
+    )
+
+    def clip_for(self, problem: Problem) -> float:
+        return problem.lipschitz if self.clip == "lipschitz" else self.clip
+
+    def alpha_for(self, problem: Problem) -> float:
+        return 1.0 / problem.schedule.places if self.alpha == "paper" else self.alpha
+
+    def step_for(self, problem: Problem) -> float:
+        return 1.0 / math.sqrt(problem.schedule.places * problem.rounds) if self.step == "paper" else self.step
+
+
+def _momentum(settings: MomentumSettings, problem: Problem) -> PlainGradient:
+    """m_t = (1 - α) m_{t-1} + α g_t, with increments α g_t clipped to norm α G; the last query is remembered."""
+    alpha = settings.alpha_for(problem)
+    return PlainGradient(alpha * settings.clip_for(problem), coefficient=alpha, keep=1.0 - alpha, memory=2)
+
+
+def _normalized(settings: MomentumSettings, problem: Problem) -> NormalizedSGD:
+    """The random iterate w_U is chosen by public randomness: U depends on the seed and T alone."""
+    chosen = math.inf
+    if settings.output == "random":
+        chosen = float(public_generator(problem.seed, "output iterate").integers(1, problem.rounds + 1))
+    return NormalizedSGD(settings.step_for(problem), chosen)
+
+
+def _sigma_mu(problem: Problem, reduced: bool) -> float:
+    """σμ: the theorem's noise multiplier for this (ε, δ), times the GDP parameter that is the same guarantee."""
+    if problem.epsilon is None:
+        return 0.0
+    sigma = simple_noise_multiplier(problem.epsilon, problem.delta, reduced)
+    return sigma * mu_of(problem.epsilon, problem.delta)
+
+
+def _tree(settings: MomentumSettings, problem: Problem) -> BinaryTree:
+    keep, places = 1.0 - settings.alpha_for(problem), problem.schedule.places
+    if settings.calibration == "exact":
+        return BinaryTree(keep)
+    if keep > 1.0 - 1.0 / places + 1e-12:
+        raise InputError(f'algorithm.calibration = "paper" needs alpha of at least 1/N = 1/{places}')
+    count = paper_node_count(problem.rounds, places)
+    return PaperTree(keep, least=2.0 * math.sqrt(count) * _sigma_mu(problem, reduced=False))
+
+
+MOMENTUM_TREE = Algorithm(
+    name="momentum-tree",
+    title="Momentum with tree noise",
+    source=f"{_PAPER}, Algorithm 1",
+    settings=MomentumSettings,
+    # m_t = (1-α) m_{t-1} + α g_t
+    estimator=_momentum,
+    # the binary tree on every m_t, nodes decaying by 1-α a round
+    mechanism=_tree,
+    # w_{t+1} = w_t - η m^_t / ‖m^_t‖, on the mean over silos
+    optimizer=lambda settings, problem, _noise_std: _normalized(settings, problem),
+)
+
+
+class ReducedSettings(MomentumSettings):
+    gamma: Literal["balanced", "paper"] | Annotated[float, Field(gt=0, lt=1)] = Field(
+        "balanced", description="γ; 'paper' is ηN, 'balanced' ηN L/G, both at most 1/2"
+    )
+    shares: Literal["best", "equal"] = Field(
+        "best",
+        description="how the privacy loss is split over the groups of nodes: for the least noise, or evenly",
+    )
+    order: Literal["fixed", "fresh"] = Field("fixed", description="of the records; only a fixed one is possible")
+
+    @field_validator("order")
+    @classmethod
+    def _only_fixed(cls, order: str) -> str:
+        """With fresh permutations u_{t-N} is another record's term, and the sum is no longer momentum."""
+        if order != "fixed":
+            raise ValueError("differences between epochs need the same record in the same round of every epoch")
+        return order
+
+    def differences_for(self, problem: Problem) -> tuple[float, float]:
+        """How far α g_t moves from anchor to anchor, and in one round: α L η N and α L η."""
+        moved = movement_bound(self.step_for(problem)) * self.alpha_for(problem) * problem.smoothness
+        return moved * problem.schedule.places, moved
+
+    def movement_for(self, problem: Problem) -> float | None:
+        return movement_bound(self.step_for(problem))
+
+    def gamma_for(self, problem: Problem) -> float:
+        if self.gamma == "balanced":
+            difference, _ = self.differences_for(problem)
+            return min(0.5, difference / (self.alpha_for(problem) * self.clip_for(problem)))
+        if self.gamma == "paper":
+            return min(0.5, self.step_for(problem) * problem.schedule.places)
+        return self.gamma
+
+
+def _trees(kind: type[Trees], settings: ReducedSettings, problem: Problem) -> Trees:
+    """Sized for T rounds: by exact counting, or as Algorithm 2 has it."""
+    alpha, schedule = settings.alpha_for(problem), problem.schedule
+    if isinstance(schedule, Poisson):
+        raise InputError(
+            "the reduced variant rests on the order in which records come: federation.sampling is fixed"
+        )
+    trees = kind(
+        schedule.places,
+        settings.gamma_for(problem),
+        *settings.differences_for(problem),
+        settings.movement_for(problem),
+        keep=1.0 - alpha,
+    )
+    clips = np.full(problem.rounds, alpha * settings.clip_for(problem))
+    workload = Workload(schedule, 1.0 - alpha, clips)
+    if settings.calibration == "exact":
+        return calibrated(trees, workload, settings.shares)
+    return sized_by_the_paper(trees, workload, _sigma_mu(problem, reduced=True))
+
+
+MOMENTUM_TREE_REDUCED = Algorithm(
+    name="momentum-tree-reduced",
+    title="Momentum with reduced tree noise",
+    source=f"{_PAPER}, Algorithm 2",
+    settings=ReducedSettings,
+    # α G_[1,t] + α r_[1,t], which in a fixed order is m_t = (1-α) m_{t-1} + α g_t
+    estimator=_momentum,
+    # three trees, on G, Δ and r, and the reconstruction of their noise over windows of N rounds
+    mechanism=lambda settings, problem: _trees(SlidingDifferences, settings, problem),
+    # w_{t+1} = w_t - η m^_t / ‖m^_t‖, so that queries move by η a round at most: what the noise rests on
+    optimizer=lambda settings, problem, _noise_std: _normalized(settings, problem),
+)
+
+
+class AlignedSettings(ReducedSettings):
+    """Two clips in place of the bounds that follow from L and η; both or none."""
+
+    difference_clip: Positive | None = Field(
+        None, description="norm bound on the change of one record's gradient from epoch start to epoch start"
+    )
+    residual_clip: Positive | None = Field(
+        None, description="norm bound on the change of one record's gradient since the start of the epoch"
+    )
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Self:
+        if (self.difference_clip is None) != (self.residual_clip is None):
+            raise ValueError("difference_clip and residual_clip go together: give both or none")
+        return self
+
+    def differences_for(self, problem: Problem) -> tuple[float, float]:
+        if self.difference_clip is None or self.residual_clip is None:
+            return super().differences_for(problem)
+        alpha = self.alpha_for(problem)
+        return alpha * self.difference_clip, alpha * self.residual_clip
+
+    def movement_for(self, problem: Problem) -> float | None:
+        return super().movement_for(problem) if self.difference_clip is None else None
+
+
+def _clipped_in_parts(settings: AlignedSettings, problem: Problem) -> PlainGradient | SplitGradient:
+    plain = _momentum(settings, problem)
+    if settings.difference_clip is None:
+        return plain
+    return SplitGradient(
+        plain.clip,
+        *settings.differences_for(problem),
+        settings.gamma_for(problem),
+        problem.schedule.places,
+        plain.coefficient,
+        plain.keep,
+    )
+
+
+MOMENTUM_TREE_ALIGNED = Algorithm(
+    name="momentum-tree-aligned",
+    title="Momentum with reduced noise, trees aligned with epochs",
+    source=f"after {_PAPER}, Algorithm 2; the alignment is not in the paper",
+    settings=AlignedSettings,
+    # as above, or u_t = (1-γ) (u_{t-N} + Δ_t) + γ G_t and q_t = (1-α) q_{t-1} + u_t + r_t with each part clipped
+    estimator=_clipped_in_parts,
+    # three trees, those of G and Δ over the places of an epoch
+    mechanism=lambda settings, problem: _trees(AlignedDifferences, settings, problem),
+    optimizer=lambda settings, problem, _noise_std: _normalized(settings, problem),
+)

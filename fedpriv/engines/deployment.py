@@ -1,0 +1,93 @@
+"""A real federation: Flower's SuperLink and a SuperNode and a guard for each silo, which share only the network.
+
+Without an address all of it is started here, as processes of this machine; with one, the app is submitted to a
+SuperLink whose silos are somebody else's business.  A run's identity is a token that is kept in its folder, since
+Flower gives a resubmitted run another number: silos and server go on from their ledgers under the same token.
+"""
+
+import hashlib
+import json
+import secrets
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedpriv.engines.base import Observer, Outcome
+from fedpriv.engines.follow import follow
+from fedpriv.engines.inprocess import refuse_vectorized_options
+from fedpriv.engines.local_silo import LocalSilo, remove_silos, state_folder, write_silos
+from fedpriv.engines.superlink import SuperLink, free_ports, remote_superlink, stop_all_of, superlink
+from fedpriv.files import write_text
+from fedpriv.outcome import Finished
+from fedpriv.run_config import run_config_of
+from fedpriv.run_folder import FolderReader, clear
+from fedpriv.scenario import Cell
+
+
+def run_deployment(
+    cells: Sequence[Cell],
+    observer: Observer,
+    *,
+    folder: Path,
+    address: str | None = None,
+    root_certificates: Path | None = None,
+) -> Iterator[Outcome]:
+    """Run cells one after another; see `Engine`.
+
+    `folder` is the RUN_DIR: the server writes below it, so that it must be the same folder where the SuperLink
+    runs.  `address` is a running SuperLink's, host:port, over TLS if `root_certificates` are given.
+    """
+    for index, cell in enumerate(cells):
+        refuse_vectorized_options(cell, "deployment")
+        out = folder.resolve() / "deployment" / _digest(cell)
+        token = _token(out)
+        finished = FolderReader(out).result() if (out / "outcome.json").exists() else None
+        if finished is None:
+            clear(out)
+            with tempfile.TemporaryDirectory(prefix="fedpriv-") as home:
+                if address is not None:
+                    link = remote_superlink(Path(home), address, root_certificates)
+                    finished = _submit(link, index, cell, out, token, observer)
+                else:
+                    with _local_federation(Path(home), cell, token) as link:
+                        finished = _submit(link, index, cell, out, token, observer)
+        yield Outcome(index, finished)
+        if address is None and state_folder(token).exists():
+            remove_silos(state_folder(token))
+
+
+def _submit(link: SuperLink, index: int, cell: Cell, out: Path, token: str, observer: Observer) -> Finished:
+    run = link.submit(run_config_of(cell, out, token))
+    try:
+        return follow(run, FolderReader(out), index, cell.federation.total_rounds, observer)
+    except BaseException:
+        if link.process is None:  # our own is ended as a whole
+            run.stop()
+        raise
+
+
+@contextmanager
+def _local_federation(home: Path, cell: Cell, token: str) -> Iterator[SuperLink]:
+    """SuperLink and silos as processes that are gone when the block is left."""
+    policies = write_silos(cell, state_folder(token), home)
+    ports = free_ports(len(policies))
+    with superlink(home, ["--disable-runtime-dependency-installation"]) as link:
+        for number, (policy, port) in enumerate(zip(policies, ports, strict=True)):
+            LocalSilo(number, len(policies), policy, link.address, port).start()
+        try:
+            yield link
+        finally:
+            stop_all_of(home)
+
+
+def _digest(cell: Cell) -> str:
+    return hashlib.sha256(json.dumps(cell.canonical(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _token(out: Path) -> str:
+    """The run's own name: made up once, kept beside what the server writes."""
+    path = out / "token"
+    if not path.exists():
+        write_text(path, secrets.token_hex(16))
+    return path.read_text(encoding="utf-8")

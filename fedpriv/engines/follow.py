@@ -1,0 +1,33 @@
+"""From a submitted run to its outcome: progress comes through the run's folder, its end from Flower."""
+
+import time
+
+from fedpriv.engines.base import Observer
+from fedpriv.engines.superlink import SubmittedRun
+from fedpriv.errors import RunError
+from fedpriv.outcome import Finished
+from fedpriv.run_folder import FolderReader
+
+_POLL_SECONDS = 0.2
+_STATUS_SECONDS = 5.0
+
+
+def follow(run: SubmittedRun, reader: FolderReader, index: int, rounds: int, observer: Observer) -> Finished:
+    """Relay a run's progress until it has an outcome; RunError if it ends without one."""
+    seen, asked = 0, time.monotonic()
+    while True:
+        finished = reader.result()
+        now = rounds if finished is not None else reader.round()
+        observer.advanced(now - seen)
+        seen = now
+        for line in reader.new_evaluations():
+            observer.evaluated(index, line.pop("round"), line)
+        if finished is not None:
+            return finished
+        if run.superlink.ended:
+            raise RunError(f"Flower's SuperLink ended before the run did{run.superlink.log_tail()}")
+        if time.monotonic() - asked > _STATUS_SECONDS:
+            asked = time.monotonic()
+            if run.status().startswith("finished") and reader.result() is None:
+                raise RunError(f"Flower ended the run without a result{run.superlink.log_tail()}")
+        time.sleep(_POLL_SECONDS)

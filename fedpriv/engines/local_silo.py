@@ -1,0 +1,132 @@
+"""A silo as processes of this machine: its own folder, guard and SuperNode, as on a machine of its own.
+
+Guard and SuperNode share nothing with the others: the shard, the ledger with its keys and the policy lie in a
+folder of mode 0700, and only the SuperNode talks to the SuperLink.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fedpriv.data.datasets import load
+from fedpriv.engines.superlink import environment, script
+from fedpriv.errors import InputError
+from fedpriv.federation import spread, task_of_cell
+from fedpriv.plan import plan_of
+from fedpriv.scenario import Cell
+
+SOCKET = "guard.sock"
+Process = subprocess.Popen[bytes]
+
+
+def state_folder(run_token: str) -> Path:
+    """Where the silos of a local run keep what must survive it being interrupted: never in its RUN_DIR."""
+    root = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(root) / "fedpriv" / run_token
+
+
+def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
+    """For each silo a policy that allows exactly this run, in `home`, over its shard and ledger in `folder`.
+
+    The paths of the policies, one a silo.  Shards and ledgers that are there are left as they are: they say what
+    was released.  InputError for a run that no policy allows.
+    """
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    target, rounds = cell.privacy.target, cell.schedule.rounds
+    if target is None:
+        raise InputError('privacy.mode = "none": silos of a deployment release nothing without noise')
+    allow = {
+        "trust": "untrusted" if float(plan.noise.std_of(0)) else "trusted",
+        "relation": cell.privacy.relation,
+        "clip": max(float(plan.estimator.round(t).clip) for t in range(1, rounds + 1)),
+        "rounds": rounds,
+        "budget": target,
+    }
+    dataset, order = load(cell.data.name), spread(cell)
+    policies = []
+    for silo in range(cell.federation.silos):
+        kept, own = folder / f"silo-{silo}", home / f"silo-{silo}"
+        for path in (kept, own):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not (kept / "shard.npz").exists():
+            shard = order[silo].numpy()
+            np.savez(kept / "shard.npz", images=dataset.train_images[shard], labels=dataset.train_labels[shard])
+        keys = {
+            "silo": silo,
+            "classes": dataset.classes,
+            "shard": str(kept / "shard.npz"),
+            "ledger": str(kept / "ledger.sqlite"),
+            "socket": str(own / SOCKET),
+        }
+        policies.append(own / "policy.toml")
+        policies[-1].write_text(f"{_toml(keys)}[allow]\n{_toml(allow)}", encoding="utf-8")
+    return policies
+
+
+def _toml(keys: Mapping[str, object]) -> str:
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+
+
+@dataclass
+class LocalSilo:
+    """The processes of silo `number` of `silos`; the short-lived folder of `policy` has its socket and logs."""
+
+    number: int
+    silos: int
+    policy: Path
+    superlink: str
+    port: int
+    options: tuple[str, ...] = ("--insecure",)
+    processes: dict[str, Process] = field(default_factory=dict)
+
+    @property
+    def home(self) -> Path:
+        return self.policy.parent
+
+    def start(self) -> None:
+        self.start_guard()
+        self.start_supernode()
+
+    def start_guard(self) -> None:
+        self._start("guard", [script("fedpriv"), "silo", str(self.policy)])
+
+    def start_supernode(self) -> None:
+        node = f"partition-id={self.number} num-partitions={self.silos} guard='{self.home / SOCKET}'"
+        command = [script("flower-supernode"), *self.options, "--superlink", self.superlink]
+        self._start("supernode", [*command, "--port", str(self.port), "--node-config", node])
+
+    def kill(self, name: str) -> None:
+        """SIGKILL the guard or the SuperNode, and wait until it is gone."""
+        self.processes[name].send_signal(signal.SIGKILL)
+        self.processes[name].wait()
+
+    def ended(self) -> str | None:
+        """Which of its processes has ended, with the end of its log; None while both run."""
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                return (
+                    f"silo {self.number}'s {name} ended with exit code {process.returncode}{self._log_tail(name)}"
+                )
+        return None
+
+    def _start(self, name: str, command: list[str]) -> None:
+        with (self.home / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command, cwd=self.home, env=environment(self.home), stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _log_tail(self, name: str) -> str:
+        lines = (self.home / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        return ":\n" + "\n".join(lines[-5:]) if lines else ""
+
+
+def remove_silos(folder: Path) -> None:
+    """Remove the silos' folders of a run that is over, with its records and ledgers."""
+    shutil.rmtree(folder)

@@ -1,0 +1,165 @@
+"""What the mechanisms of momentum-tree-reduced have in common: their groups of nodes, and what those cost.
+
+Source: Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022), Algorithm 2, with its
+errata (docs/momentum.md).  Every increment is split at v_q, the query at the start of its epoch q:
+
+    G_t = g_t(v_q),   Δ_t = g_t(v_q) - g_t(v_{q-1}),   r_t = g_t(w_t) - g_t(v_q)
+
+and the sums of G are estimated as (1 - γ) (last epoch's estimate + sum of Δ) + γ (sum of G).  Differences are
+smaller than gradients: that is where less noise is needed.  In a fixed order the exact part of all this adds up
+to plain momentum, so that only the noise is computed from the three trees.
+
+| group | nodes | one record moves an increment by |
+|---|---|---|
+| early | of G that end in the first two epochs | clip |
+| late | of the other G | clip |
+| difference | of Δ | `difference` |
+| residual | of r | `residual` · (rounds since the epoch began), or `residual` if increments are clipped |
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from fedpriv.errors import InputError
+from fedpriv.mechanisms import nodes
+from fedpriv.mechanisms.base import Mechanism, Sensitivity, check_matches
+from fedpriv.mechanisms.workload import Floats, Workload
+from fedpriv.parameters.momentum import paper_window_counts
+from fedpriv.rounds import SHARED, Schedule
+
+
+class Groups(NamedTuple):
+    """One value for every group of nodes."""
+
+    early: Floats
+    late: Floats
+    difference: Floats
+    residual: Floats
+
+
+@dataclass(frozen=True)
+class DifferenceTrees(Mechanism):
+    """Noise of three trees; `std_*` are the groups' standard deviations relative to the fresh vectors.
+
+    | field | meaning |
+    |---|---|
+    | `places` | N: rounds of an epoch |
+    | `mixing` | γ |
+    | `difference`, `residual` | see the table above, for zero-out and before the batch mean |
+    | `movement` | the bound on ‖w_{t+1} - w_t‖ they rest on; None if they are clip norms |
+    | `least` | the sensitivity charged is at least so many clips: noise sized by the paper, not by counting |
+
+    Guarantee: for queries that move by at most `movement` a round, one record moves a node by no more than its
+    group says, whatever was released before; its squares over `std_*`², summed over every released node that
+    holds the record, are the square of the sensitivity (adaptive composition of Gaussian mechanisms).
+    """
+
+    places: int
+    mixing: float
+    difference: float
+    residual: float
+    movement: float | None = field()
+    keep: float = field(default=1.0, metadata=SHARED)
+    std_early: float = 1.0
+    std_late: float = 1.0
+    std_difference: float = 1.0
+    std_residual: float = 1.0
+    least: float = 0.0
+
+    def energies(self, workload: Workload) -> Groups:
+        """For the record in each place, what it moves each group's nodes by, squared and summed; each (N,)."""
+        raise NotImplementedError
+
+    @property
+    def stds(self) -> tuple[float, float, float, float]:
+        return self.std_early, self.std_late, self.std_difference, self.std_residual
+
+    def certified(self, workload: Workload) -> Sensitivity:
+        self.check(workload)
+        total = np.zeros(self.places)
+        for energies, std in zip(self.energies(workload), self.stds, strict=True):
+            if not std > 0.0 and np.any(energies):
+                raise InputError(f"{type(self).__name__}: a released group of nodes has no noise")
+            total += energies / std**2 if std > 0.0 else 0.0
+        value = math.sqrt(float(np.max(total)))
+        value = max(value, self.least * float(np.max(workload.clips)))
+        why = "clipped differences" if self.movement is None else f"steps of at most {self.movement:g}"
+        return Sensitivity(value, False, f"released nodes of three trees that hold the record; {why}")
+
+    def check(self, workload: Workload) -> None:
+        """InputError for a workload that the trees would not factor, or numbers that bound nothing."""
+        check_matches(workload, self.keep, None)
+        if not isinstance(workload.schedule, Schedule) or workload.schedule.places != self.places:
+            raise InputError(
+                f"differences between epochs need the same order of {self.places} batches in every epoch: with "
+                "fresh permutations they are differences between records"
+            )
+        if not 0.0 < self.mixing < 1.0:
+            raise InputError(f"mixing = {self.mixing}: γ lies strictly between 0 and 1")
+        if not (math.isfinite(self.difference) and math.isfinite(self.residual)):
+            raise InputError(
+                "its privacy rests on a bound of the loss's smoothness, and none is known for this model; use "
+                "momentum-tree-aligned with algorithm.difference_clip and algorithm.residual_clip"
+            )
+        if min(self.difference, self.residual) <= 0.0 or (self.movement is not None and self.movement <= 0.0):
+            raise InputError("bounds on differences and on the movement must be above 0")
+
+    def residual_energies(self, workload: Workload) -> Floats:
+        """Of the r tree, which spans the whole run: (N,)."""
+        since_anchor = np.arange(workload.rounds) % self.places
+        farthest = self.places if self.movement is not None else 1
+        moved = self.residual * np.minimum(since_anchor, farthest).astype(np.float64)
+        found = np.zeros(self.places)
+        held = nodes.record_energies(moved, self.places, self.keep)
+        found[: len(held)] = held
+        return found
+
+
+Trees = TypeVar("Trees", bound=DifferenceTrees)
+
+
+def calibrated(trees: Trees, workload: Workload, shares: Literal["best", "equal"]) -> Trees:
+    """With group standard deviations D_k √(W_k / λ_k), in multiples of the clip.
+
+    `shares` says how the loss is split: "equal" over all groups that are released, or "best" for the least mean
+    variance, λ_k ∝ √(A_k D_k² W_k) with A_k what the group adds to it at standard deviation 1.
+    """
+    trees.check(workload)
+    worst = np.array([float(np.max(energies)) for energies in trees.energies(workload)])
+    wanted = (worst > 0.0).astype(float)
+    if shares == "best":
+        added = [with_stds(trees, unit).mean_variance(workload) for unit in np.eye(4)]
+        wanted = np.sqrt(np.array(added) * worst)
+    clip = float(np.max(workload.clips))
+    split = wanted / np.sum(wanted)
+    return with_stds(trees, np.sqrt(np.divide(worst, split, out=np.zeros(4), where=worst > 0.0)) / clip)
+
+
+def sized_by_the_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
+    """With the node standard deviations of Algorithm 2 (L put back): 2h σ √V_{≤2N}, …
+
+    `sigma_mu` is σμ, the paper's noise multiplier times the GDP parameter that it is calibrated to give; its own
+    count, ρ = 2/σ², is σμ = 2.
+
+    InputError where its constants are too small (N < 6), where they need α ≥ 1/N, or if differences are clipped.
+    """
+    trees.check(workload)
+    if trees.movement is None:
+        raise InputError('calibration = "paper" knows no clipped differences; use calibration = "exact"')
+    if trees.keep > 1.0 - 1.0 / trees.places + 1e-12:
+        raise InputError(f'calibration = "paper" needs alpha of at least 1/N = 1/{trees.places}')
+    early, late = map(math.sqrt, paper_window_counts(workload.rounds, trees.places))
+    difference = trees.difference / (2.0 * float(np.max(workload.clips))) * late
+    sized = with_stds(trees, np.array([early, late, difference, difference]))
+    return dataclasses.replace(sized, least=2.0 * sigma_mu)
+
+
+def with_stds(trees: Trees, stds: Floats) -> Trees:
+    early, late, difference, residual = map(float, stds)
+    return dataclasses.replace(
+        trees, std_early=early, std_late=late, std_difference=difference, std_residual=residual
+    )

@@ -1,0 +1,164 @@
+"""The noise of Algorithm 2 as the paper has it: sums over the last N rounds, in windows that slide.
+
+Tran & Cutkosky 2022, Algorithm 2 and its reconstruction, streamed: the window's noise and the prefix's noise obey
+two recursions with a lag of N rounds.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from fedpriv.mechanisms import nodes, windows
+from fedpriv.mechanisms.base import MechanismState
+from fedpriv.mechanisms.differences import DifferenceTrees, Groups
+from fedpriv.mechanisms.tree import BinaryTree
+from fedpriv.mechanisms.windows import Node
+from fedpriv.mechanisms.workload import Floats, Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Tree = Literal["residual", "gradient", "difference"]
+
+
+class _State(NamedTuple):
+    """After round t: the r tree's stack, the last N noises of prefixes and of windows, the nodes still needed."""
+
+    stack: tuple["Tensor", ...]
+    prefixes: tuple["Tensor", ...]
+    windows: tuple["Tensor", ...]
+    gradient: dict[Node, "Tensor"]
+    difference: dict[Node, "Tensor"]
+
+
+@dataclass(frozen=True)
+class SlidingDifferences(DifferenceTrees):
+    """Algorithm 2's noise; the fresh vectors of round t belong to `fresh_nodes(t)`, which all end at t.
+
+    Memory: at most 2N running noises and the nodes of the last N rounds.
+    """
+
+    def energies(self, workload: Workload) -> Groups:
+        ends_of = [
+            (
+                level,
+                windows.used_ends(workload.rounds, self.places, level),
+                windows.used_ends(workload.rounds, self.places, level, earliest=2 * self.places),
+            )
+            for level in range(self._levels)
+        ]
+        gradient, difference = workload.clips**2, np.full(workload.rounds, self.difference**2)
+        early, late, changed = np.zeros((3, self.places))
+        for level, ends, of_differences in ends_of:
+            is_early = ends <= 2 * self.places
+            early += self._visits(ends[is_early], level, gradient)
+            late += self._visits(ends[~is_early], level, gradient)
+            changed += self._visits(of_differences, level, difference)
+        return Groups(early, late, changed, self.residual_energies(workload))
+
+    def variance(self, workload: Workload) -> Floats:
+        """(1-α)^{2q'N} of the base prefix, S² of the base window, S_i² of the others: as three moments."""
+        self.check(workload)
+        rounds, places, stay = workload.rounds, self.places, 1.0 - self.mixing
+        decay = self.keep**places
+        gradient = windows.window_variances(rounds, places, self.keep, self.std_early, self.std_late)
+        changed = windows.window_variances(
+            rounds, places, self.keep, self.std_difference, self.std_difference, earliest=2 * places
+        )
+        prefix, window, both = gradient.copy(), gradient.copy(), gradient.copy()  # variances, and covariance
+        both[: places - 1] = window[: places - 1] = 0.0
+        for t in range(places + 1, rounds + 1):
+            now, before = t - 1, t - 1 - places
+            if t < 2 * places:
+                prefix[now] += decay**2 * prefix[before]
+                continue
+            window[now] = stay**2 * (window[before] + changed[now]) + self.mixing**2 * gradient[now]
+            carried = decay * stay * both[before]
+            both[now] = carried + window[now]
+            prefix[now] = decay**2 * prefix[before] + window[now] + 2.0 * carried
+        return prefix + self.std_residual**2 * nodes.row_energies(rounds, self.keep)
+
+    def memory_vectors(self, workload: Workload) -> int:
+        return max(self._sizes(t)[-1] for t in range(1, workload.rounds + 1))
+
+    def draws(self, t: int) -> int:
+        return len(self.fresh_nodes(t))
+
+    def fresh_nodes(self, t: int) -> tuple[tuple[Tree, int], ...]:
+        """Tree and level of the node that each fresh vector of round t belongs to."""
+        lowest = (t & -t).bit_length() - 1
+        levels = range(min(lowest + 1, self._levels))
+        found: list[tuple[Tree, int]] = [("residual", lowest)] if self.places > 1 else []
+        found += [("gradient", level) for level in levels]
+        found += [("difference", level) for level in levels if t - (1 << level) >= self.places]
+        return tuple(found)
+
+    def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
+        places, stay = self.places, 1.0 - self.mixing
+        before = self._unpacked(state, t - 1)
+        std_gradient = self.std_early if t <= 2 * places else self.std_late
+        gradient, difference, stack, residual = before.gradient, before.difference, before.stack, None
+        for (tree, level), vector in zip(self.fresh_nodes(t), fresh, strict=True):
+            if tree == "gradient":
+                gradient[level, t] = std_gradient * vector
+            elif tree == "difference":
+                difference[level, t] = self.std_difference * vector
+            else:
+                residual, stack = BinaryTree(self.keep).noise(stack, t, self.std_residual * vector)
+        prefix = window = self._sum(gradient, max(1, t - places + 1), t)
+        if t >= 2 * places:
+            change = self._sum(difference, t - places + 1, t)
+            prefix = window = stay * (before.windows[0] + change) + self.mixing * window
+        if t > places:
+            prefix = window + self.keep**places * before.prefixes[0]
+        ended = (window,) if t >= places else ()
+        after = (
+            *stack,
+            *(*before.prefixes, prefix)[-places:],
+            *(*before.windows, *ended)[-places:],
+            *(gradient[node] for node in self._alive(t, 1)),
+            *(difference[node] for node in self._alive(t, places + 1)),
+        )
+        return prefix if residual is None else prefix + residual, after
+
+    @property
+    def _levels(self) -> int:
+        return self.places.bit_length()
+
+    def _visits(self, ends: windows.Ends, level: int, squares: Floats) -> Floats:
+        return windows.visits(ends, level, self.places, self.keep, squares)
+
+    def _sum(self, of_nodes: Mapping[Node, "Tensor"], first: int, last: int) -> "Tensor":
+        earliest, *rest = windows.cover(first, last)
+        total = self.keep ** (last - earliest[1]) * of_nodes[earliest]
+        for node in rest:
+            total = total.add(of_nodes[node], alpha=self.keep ** (last - node[1]))
+        return total
+
+    def _alive(self, t: int, first: int) -> Iterator[Node]:
+        """Nodes that ended by round t and lie in the window of round t+1, none of them before round `first`."""
+        start = max(first, t - self.places + 2)
+        for level in range(self._levels):
+            length = 1 << level
+            earliest = -(-(start - 1) // length) * length + length
+            yield from ((level, end) for end in range(earliest, t + 1, length))
+
+    def _sizes(self, t: int) -> tuple[int, int, int, int, int]:
+        """Where each part of the state after round t ends."""
+        stack = t.bit_count() if self.places > 1 else 0
+        prefixes = stack + min(t, self.places)
+        ended = prefixes + min(max(0, t - self.places + 1), self.places)
+        gradient = ended + len(list(self._alive(t, 1)))
+        return stack, prefixes, ended, gradient, gradient + len(list(self._alive(t, self.places + 1)))
+
+    def _unpacked(self, state: MechanismState, t: int) -> _State:
+        stack, prefixes, ended, gradient, _ = self._sizes(t)
+        return _State(
+            state[:stack],
+            state[stack:prefixes],
+            state[prefixes:ended],
+            dict(zip(self._alive(t, 1), state[ended:gradient], strict=True)),
+            dict(zip(self._alive(t, self.places + 1), state[gradient:], strict=True)),
+        )

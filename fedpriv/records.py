@@ -1,0 +1,56 @@
+"""What server and silos say to each other over Flower, without torch: a silo's proxy has to start fast.
+
+| message | server -> silo | silo -> server |
+|---|---|---|
+| query.roster | nothing | metrics: `silo` |
+| train | `query` (x_t), config `t` | `release` (q_t with the silo's noise), metrics: `clipped` if simulated |
+| train, refused by a guard | the same | `refusal`: `reason`, and whether it is `final` or worth another try |
+"""
+
+from typing import NamedTuple
+
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
+ROSTER = "query.roster"
+TRAIN = "train"
+
+
+class Refusal(NamedTuple):
+    """Why a silo released nothing; `final` if asking again cannot help."""
+
+    reason: str
+    final: bool
+
+
+def roster_content(silo: int) -> RecordDict:
+    return RecordDict({"metrics": MetricRecord({"silo": silo})})
+
+
+def refusal_content(refusal: Refusal) -> RecordDict:
+    return RecordDict({"refusal": ConfigRecord({"reason": refusal.reason, "final": refusal.final})})
+
+
+def refusal_in(content: RecordDict) -> Refusal | None:
+    """The refusal that a reply carries, if any."""
+    values = content.get("refusal")
+    if not isinstance(values, ConfigRecord):
+        return None
+    return Refusal(str(values.get("reason", "no reason given")), bool(values.get("final", True)))
+
+
+def number_in(content: RecordDict, record: str, key: str) -> int:
+    """A whole number in a metric or config record; ValueError if there is none."""
+    values = content.get(record)
+    value = values.get(key) if isinstance(values, MetricRecord | ConfigRecord) else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"the message carries no whole number {record}.{key}")
+    return value
+
+
+def bytes_in(content: RecordDict, record: str, key: str) -> bytes:
+    """A byte string in a config record; ValueError if there is none."""
+    values = content.get(record)
+    value = values.get(key) if isinstance(values, ConfigRecord) else None
+    if not isinstance(value, bytes):
+        raise ValueError(f"the message carries no bytes {record}.{key}")
+    return value

@@ -1,0 +1,122 @@
+"""What the golden runs of the Goldstein algorithms are made of: coins, directions, noise and records in formulas.
+
+Computed once by an independent NumPy program, d = 2: α = .4, D = .05, η = .04, W = 3, T = 11, Σ = 4, J = 2.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.special import betainc
+from torch import Tensor
+
+from fedpriv.estimators import VarianceReducedGradient
+from fedpriv.mechanisms import Mechanism
+from fedpriv.objectives import Objective, PhaseRetrieval, Records, Slots
+from fedpriv.optimizers import O2NC
+from fedpriv.optimizers.o2nc import O2NCState
+from fedpriv.rounds import Scalar
+from fedpriv.running_sum import absorb, empty_sum
+
+ALPHA, ROUNDS, PERIOD, WINDOW = 0.4, 11, 4, 3
+LOSS = PhaseRetrieval(2, 1, feature_norm=1.0, dtype=torch.float64)
+START = torch.tensor([0.7, -0.4], dtype=torch.float64)
+
+
+def fraction(value: float) -> float:
+    return value - math.floor(value)
+
+
+def records(first: int, count: int) -> Records:
+    numbers = np.arange(first, first + count, dtype=np.float64)
+    features = np.stack([np.cos(numbers), np.sin(2 * numbers + 1)], axis=1) / math.sqrt(2)
+    return Records(torch.from_numpy(features), torch.from_numpy(0.3 + 0.1 * (numbers % 3)))
+
+
+@dataclass(frozen=True)
+class GoldenChoices:
+    window: int = WINDOW
+
+    def position(self, t: int, like: Tensor) -> Scalar:
+        return fraction(0.5 + 0.6180339887498949 * t)
+
+    def publishes(self, window: int, like: Tensor) -> Tensor:
+        return torch.tensor(True)
+
+
+@dataclass(frozen=True)
+class GoldenDirections:
+    def sphere(self, slots: Slots, count: int, like: Tensor) -> Tensor:
+        angles = self._per_row(slots, count, lambda t, r, i: 1.0 + 2 * t + 3 * r + 5 * i)
+        return torch.stack([angles.cos(), angles.sin()], dim=-1)
+
+    def ball(self, slots: Slots, count: int, like: Tensor) -> Tensor:
+        lengths = self._per_row(
+            slots, count, lambda t, r, i: math.sqrt(fraction(0.5 + 0.37 * (t + 2 * r + 3 * i)))
+        )
+        return lengths.unsqueeze(-1) * self.sphere(slots, count, like)
+
+    def _per_row(self, slots: Slots, count: int, formula) -> Tensor:  # type: ignore[no-untyped-def]
+        ((_, rows),) = slots.silos
+        return torch.tensor(
+            [[formula(slots.t, r, i) for i in range(count)] for r in range(rows)], dtype=torch.float64
+        )
+
+
+@dataclass(frozen=True)
+class ExactlySmoothed(PhaseRetrieval):
+    """∇f_α in closed form: ⟨a, x + y⟩ is u + α‖a‖ times one coordinate of the unit ball."""
+
+    alpha: float = ALPHA
+
+    def _slope(self, point: Tensor, records: Records) -> Tensor:
+        inner = (records.features @ point.unsqueeze(-1)).squeeze(-1)
+        reach = self.alpha * torch.linalg.vector_norm(records.features, dim=-1)
+        slope = -1.0 + 2.0 * self._above(inner, -records.labels, reach)
+        slope = slope - 2.0 * self._above(inner, torch.zeros_like(inner), reach)
+        return slope + 2.0 * self._above(inner, records.labels, reach)
+
+    def _above(self, inner: Tensor, kink: Tensor, reach: Tensor) -> Tensor:
+        """P(u + reach · coordinate > kink)."""
+        q = ((inner - kink) / reach).clamp(-1.0, 1.0).numpy()
+        return torch.from_numpy(0.5 + 0.5 * np.sign(q) * betainc(0.5, (self.features + 1) / 2, q**2))
+
+
+@dataclass(frozen=True)
+class Trace:
+    queries: list[Tensor]
+    sums: list[Tensor]
+    released: list[Tensor]
+    windows: list[Tensor]
+    clipped: int
+
+
+def golden_run(
+    objective: Objective,
+    estimator: VarianceReducedGradient,
+    mechanism: Mechanism,
+    fresh: Sequence[Tensor],
+    batches: Sequence[Records],
+) -> Trace:
+    optimizer = O2NC(0.04, 0.05, GoldenChoices())  # type: ignore[arg-type]
+    state: O2NCState = optimizer.start(START)
+    total, hidden = empty_sum(START), mechanism.start()
+    trace = Trace([], [], [], [], 0)
+    clipped = 0
+    for t in range(1, ROUNDS + 1):
+        current, batch = estimator.round(t), batches[t - 1]
+        query, rows = optimizer.query(state), len(batch.labels)
+        weights = torch.full((rows,), 1.0 / rows, dtype=torch.float64)
+        looked_at = objective.at(Slots(t, ((0, rows),)))
+        total, clips = absorb(total, current, query, looked_at, batch, weights, estimator.memory)
+        clipped += int(clips)
+        noise, hidden = mechanism.noise(hidden, t, fresh[t - 1])
+        state = optimizer.update(state, total.total + noise, current)
+        trace.queries.append(query)
+        trace.sums.append(total.total)
+        trace.released.append(total.total + noise)
+        if t % WINDOW == 0:
+            trace.windows.append(optimizer.output(state))
+    return Trace(trace.queries, trace.sums, trace.released, trace.windows, clipped)

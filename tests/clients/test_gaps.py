@@ -1,0 +1,67 @@
+"""A silo that missed rounds: what it releases is a part of the stream that was accounted for."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from clients.silo import Silo, SimulatedFederation
+from fedpriv.errors import RunError
+from fedpriv.mechanisms import BinaryTree
+from fedpriv.scenario import Cell, resolve_cell
+from tests.conftest import small_tree
+
+
+def silo_of(cell: Cell) -> Silo:
+    silo = SimulatedFederation.of(cell).silo(0)
+    tree = dataclasses.replace(silo.plan, mechanism=BinaryTree())  # whose noise hangs together over rounds
+    return dataclasses.replace(silo, plan=tree, gaps=True)
+
+
+def queries(silo: Silo) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shape = silo.objective.initial().shape
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) * 1e-3 for _ in range(8)]
+
+
+def releases(silo: Silo, rounds: list[int]) -> dict[int, torch.Tensor]:
+    state, released = silo.start(), {}
+    for t in rounds:
+        release, state = silo.answer(state, t, queries(silo)[t - 1])
+        released[t] = release.vector
+    return released
+
+
+@pytest.mark.parametrize("rounds", [[1, 2, 5, 6, 8], [3, 4], [1, 8]])
+def test_noise_after_a_gap_is_the_noise_that_the_round_always_had(rounds: list[int]) -> None:
+    """Two runs over the same rounds that differ in μ only differ by multiples of the same noise rows."""
+    loud, quiet = (silo_of(resolve_cell(small_tree(privacy__rho=rho), "test")) for rho in (1.0, 2.0))
+    whole = releases(loud, list(range(1, 9))), releases(quiet, list(range(1, 9)))
+    parts = releases(loud, rounds), releases(quiet, rounds)
+    for t in rounds:
+        assert torch.allclose(parts[0][t] - parts[1][t], whole[0][t] - whole[1][t], rtol=1e-9, atol=1e-12)
+
+
+def test_the_next_increment_is_taken_from_the_query_that_was_answered_last() -> None:
+    """Without noise and clip, after rounds 1, 2 and 5 the sum is α_5 g_5(x_5) + what rounds 1 and 2 left."""
+    cell = resolve_cell(small_tree(privacy__mode="none", privacy__rho=None, algorithm__clip=1e9), "test")
+    silo = silo_of(cell)
+    estimator, asked = silo.plan.estimator, queries(silo)
+    released = releases(silo, [1, 2, 5])
+    weights = {t: float(estimator.round(t).coefficients[0]) for t in (2, 5)}
+    batch = silo._batch(5)
+    now, before = (
+        silo.objective.increment((asked[t - 1],), (1.0,), batch, silo._weights, 1e9).total for t in (5, 2)
+    )
+    assert torch.allclose(released[5] - released[2], weights[5] * now - weights[2] * before, rtol=1e-9, atol=1e-12)
+
+
+def test_a_gap_is_refused_where_the_scenario_has_none_and_the_past_is_closed() -> None:
+    cell = resolve_cell(small_tree(), "test")
+    strict, silo = SimulatedFederation.of(cell).silo(0), silo_of(cell)
+    with pytest.raises(RunError, match="rounds come in order"):
+        strict.answer(strict.start(), 2, queries(silo)[1])
+    _, state = silo.answer(silo.start(), 3, queries(silo)[2])
+    for t in (1, 2, 3, 9):
+        with pytest.raises(RunError, match="rounds come in order"):
+            silo.answer(state, t, queries(silo)[0])

@@ -1,0 +1,215 @@
+"""A federation of real processes that a test can hurt, and what it should have computed."""
+
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from clients.silo import Silo
+from clients.state import ContextStore
+from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.engines.local_silo import LocalSilo, write_silos
+from fedpriv.engines.superlink import SuperLink, environment, free_ports, script, stop_all_of, superlink
+from fedpriv.federation import spread, task_of_cell
+from fedpriv.objectives import Records
+from fedpriv.plan import plan_of
+from fedpriv.randomness import KeyedNormal
+from fedpriv.records import number_in, roster_content
+from fedpriv.run_config import run_config_of
+from fedpriv.scenario import Cell, load_scenario
+from fedpriv.wire import one_array, release_content, vector_in
+from server.strategy import ReleaseStrategy
+
+SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "deployment.toml"
+Command = subprocess.Popen[str]
+
+
+class Federation:
+    """A SuperLink and silos that no engine watches, and `fedpriv run --superlink` against them."""
+
+    def __init__(
+        self, folder: Path, home: Path, link: SuperLink, overrides: Sequence[str], budget: float = 1.0
+    ) -> None:
+        """`budget` times the price of one run is what each silo allows."""
+        self.folder, self.home, self.link, self.overrides = folder, home, link, overrides
+        self.cell: Cell = load_scenario(SCENARIO, overrides).points[0].cell
+        policies = write_silos(self.cell, folder / "silos", home)
+        for policy in policies:
+            allowed = budget * (self.cell.privacy.target or 0.0)
+            text = re.sub(r"budget = .*", f"budget = {allowed}", policy.read_text())
+            policy.write_text(text)
+        ports = free_ports(len(policies))
+        self.silos = [
+            LocalSilo(number, len(policies), policy, link.address, port)
+            for number, (policy, port) in enumerate(zip(policies, ports, strict=True))
+        ]
+
+    def start_silos(self) -> None:
+        for silo in self.silos:
+            silo.start()
+
+    def run(self, *options: str, out: str = "run") -> Command:
+        """`fedpriv run` in the background."""
+        command = [
+            script("fedpriv"),
+            "run",
+            str(SCENARIO),
+            "--engine",
+            "deployment",
+            "--out",
+            str(self.folder / out),
+        ]
+        command += ["--superlink", self.link.address, *options]
+        for override in self.overrides:
+            command += ["--set", override]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(self.home)
+        )
+
+    def own(self, out: str = "run") -> Path:
+        """The folder below RUN_DIR where the server writes."""
+        (path,) = (self.folder / out / "deployment").iterdir()
+        return path
+
+    def rounds_done(self, out: str = "run") -> int:
+        try:
+            size = (self.own(out) / "journal" / "released.bin").stat().st_size
+        except (FileNotFoundError, ValueError):
+            return 0
+        return size // (7850 * np.dtype(self.cell.run.dtype).itemsize)
+
+    def wait_for_round(self, t: int, running: Command, out: str = "run") -> None:
+        wait_until(lambda: self.rounds_done(out) >= t or running.poll() is not None, f"round {t}")
+        assert running.poll() is None, running.communicate()[0]
+
+    def server_key(self) -> bytes:
+        return (self.own() / "journal" / "noise.key").read_bytes()
+
+    def silo_keys(self, token: str) -> list[bytes]:
+        return [
+            self.ledger(silo, "SELECT key FROM runs WHERE run_id = ?", token)[0][0]
+            for silo in range(len(self.silos))
+        ]
+
+    def token(self, out: str = "run") -> str:
+        return (self.own(out) / "token").read_text()
+
+    def ledger(self, silo: int, query: str, *values: Any) -> list[Any]:
+        path = self.folder / "silos" / f"silo-{silo}" / "ledger.sqlite"
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10.0) as database:
+            return database.execute(query, values).fetchall()
+
+    def model(self, out: str = "run") -> np.ndarray:
+        return np.load(self.folder / out / "models" / "0000.npy")
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Flower's own processes of this federation by the name of their script."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                ours = Path(process.environ().get("FLWR_HOME", "/")).is_relative_to(self.home)
+                if ours and any(Path(word).name == name for word in process.cmdline()[:2]):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def assert_each_round_was_released_once(self, token: str, rounds: int | None = None) -> None:
+        """Every ledger: one run of this token at the scenario's price, one answer for each round."""
+        for silo in range(len(self.silos)):
+            assert self.ledger(silo, "SELECT run_id FROM runs") == [(token,)]
+            ((price,),) = self.ledger(silo, "SELECT mu FROM runs")
+            assert abs(price - (self.cell.privacy.target or 0.0)) < 1e-9
+            answered = [t for (t,) in self.ledger(silo, "SELECT t FROM answers ORDER BY t")]
+            assert answered == list(range(1, (rounds or self.cell.federation.total_rounds) + 1))
+
+    def assert_no_round_was_released_twice(self, token: str) -> None:
+        """Every ledger: one run of this token, and answers for rounds 1, 2, … without a gap."""
+        for silo in range(len(self.silos)):
+            answered = [
+                t for (t,) in self.ledger(silo, "SELECT t FROM answers WHERE run_id = ? ORDER BY t", token)
+            ]
+            assert answered == list(range(1, len(answered) + 1))
+            assert len(self.ledger(silo, "SELECT 1 FROM runs")) == 1
+
+    def replay(self, silo_keys: list[bytes], server_key: bytes) -> np.ndarray:
+        """The model of the same run in one process, uninterrupted, with the keys that the federation used."""
+        cell, task, order = self.cell, task_of_cell(self.cell), spread(self.cell)
+        plan = plan_of(cell, task.objective)
+        app = ClientApp()
+
+        @app.query("roster")
+        def roster(message: Message, context: Context) -> Message:
+            return Message(roster_content(int(context.node_config["partition-id"])), reply_to=message)
+
+        @app.train()
+        @torch.inference_mode()
+        def train(message: Message, context: Context) -> Message:
+            number = int(context.node_config["partition-id"])
+            shard = order[number]
+            records = Records(task.train.features[shard], task.train.labels[shard])
+            silo = Silo(number, plan, task.objective, records, KeyedNormal(silo_keys[number], cell.run.dtype))
+            store = ContextStore(context.state)
+            t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
+            release, state = silo.answer(store.load(silo), t, query)
+            store.save(state)
+            return Message(release_content(release.vector, release.clipped), reply_to=message)
+
+        grid = InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path()))
+        strategy = ReleaseStrategy(plan, task.objective.initial(), KeyedNormal(server_key, cell.run.dtype))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            strategy.start(grid, one_array(task.objective.initial()))
+        finally:
+            torch.set_num_threads(threads)
+        return strategy.model.numpy()
+
+
+@contextmanager
+def federation(tmp_path: Path, *overrides: str, budget: float = 1.0) -> Iterator[Federation]:
+    """A federation whose processes are gone when the block is left."""
+    with tempfile.TemporaryDirectory(prefix="fedpriv-e2e-") as name:
+        home = Path(name)
+        with superlink(home, ["--disable-runtime-dependency-installation"]) as link:
+            try:
+                yield Federation(tmp_path, home, link, overrides, budget)
+            finally:
+                stop_all_of(home)
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.1)
+
+
+def finish(running: Command, code: int = 0, seconds: float = 300.0) -> str:
+    """Wait for `fedpriv run`; its output, once its exit code is the one expected."""
+    output, _ = running.communicate(timeout=seconds)
+    assert running.returncode == code, output
+    return output
+
+
+def results(folder: Path, out: str = "run") -> dict[str, Any]:
+    (cell,) = json.loads((folder / out / "results.json").read_text())["cells"]
+    return dict(cell)
+
+
+def say(line: str) -> None:
+    """What the test did, for people who read `make e2e`."""
+    print(f"[{time.strftime('%H:%M:%S')}] {line}", file=sys.stderr)

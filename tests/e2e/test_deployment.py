@@ -1,0 +1,80 @@
+"""`fedpriv run --engine deployment`: processes of this machine, started and ended by the engine."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedpriv.engines.superlink import script
+from fedpriv.reports.results import read_results
+from tests.e2e.federation import SCENARIO, wait_until
+
+
+def start(out: Path, home: Path, *options: str) -> "subprocess.Popen[str]":
+    command = [script("fedpriv"), "run", str(SCENARIO), "--engine", "deployment", "--out", str(out), *options]
+    environment = {**os.environ, "TMPDIR": str(home), "XDG_STATE_HOME": str(home / "state")}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def left_running(home: Path) -> list[psutil.Process]:
+    """Every process that has to do with this run: its temporary folder is named in its environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TMPDIR") == str(home):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_a_short_federation_of_processes_leaves_results_and_nothing_else(tmp_path: Path) -> None:
+    home = tmp_path / "h"
+    home.mkdir()
+    running = start(tmp_path / "run", home, "--set", "federation.rounds=2", "--set", "federation.silos=2")
+    output, _ = running.communicate(timeout=300)
+    assert running.returncode == 0, output
+    results = read_results(tmp_path / "run")
+    (cell,) = results.cells
+    assert results.complete
+    assert (cell["noise"], cell["engine"], cell["rounds"], cell["missed"]) == ("release", "deployment", 2, {})
+    assert cell["mu"] == pytest.approx(4.0)
+    assert left_running(home) == []
+    assert not list((home / "state" / "fedpriv").iterdir())  # shards, ledgers and keys are gone
+
+
+@pytest.mark.deployment
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_nothing_running_and_resumes(tmp_path: Path, stop: signal.Signals) -> None:
+    home, out = tmp_path / "h", tmp_path / "run"
+    home.mkdir()
+    running = start(out, home)
+    wait_until(lambda: any(out.glob("deployment/*/progress")) or running.poll() is not None, "a round")
+    running.send_signal(stop)
+    output, _ = running.communicate(timeout=180)
+    assert running.returncode == 130, output
+    assert left_running(home) == []
+    (journal,) = out.glob("deployment/*/journal/released.bin")
+    before = journal.read_bytes()
+    again = start(out, home, "--resume")
+    output, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, output
+    assert journal.read_bytes().startswith(before)
+    assert left_running(home) == []
+
+
+@pytest.mark.deployment
+def test_twenty_silos_as_processes_of_one_machine(tmp_path: Path) -> None:
+    home = tmp_path / "h"
+    home.mkdir()
+    sizes = ("federation.silos=20", "federation.rounds=3", "federation.batch=50", "deployment.patience=900")
+    running = start(tmp_path / "run", home, *(word for size in sizes for word in ("--set", size)))
+    output, _ = running.communicate(timeout=1800)
+    assert running.returncode == 0, output
+    (cell,) = read_results(tmp_path / "run").cells
+    assert (cell["silos"], cell["rounds"], cell["missed"]) == (20, 3, {})
+    assert left_running(home) == []

@@ -1,0 +1,94 @@
+"""Processes of a federation that are killed: what was released stays released once, and the model is the same."""
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedpriv.engines.superlink import start_superlink
+from tests.e2e.federation import federation, finish, results, say
+
+pytestmark = pytest.mark.deployment
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+def test_a_silo_that_is_killed_and_restarted_goes_on_from_its_ledger(tmp_path: Path, trust: str) -> None:
+    with federation(tmp_path, f"algorithm.trust={trust}") as fed:
+        fed.start_silos()
+        running = fed.run()
+        fed.wait_for_round(2, running)
+        token = fed.token()
+        silo_keys, server_key = fed.silo_keys(token), fed.server_key()
+        say(f"killing silo 1's SuperNode and guard after round {fed.rounds_done()}")
+        for name in ("supernode", "guard"):
+            fed.silos[1].kill(name)
+        fed.silos[1].start()
+        finish(running)
+        say("the run is over; replaying it in one process with the kept keys")
+        fed.assert_each_round_was_released_once(token)
+        assert np.array_equal(fed.model(), fed.replay(silo_keys, server_key))
+        cell = results(tmp_path)
+        assert (cell["noise"], cell["trust"], round(cell["mu"], 9)) == ("release", trust, 4.0)
+        assert fed.ledger(1, "SELECT key FROM runs") == [(None,)]
+        assert not (fed.own() / "journal" / "noise.key").exists()
+
+
+def test_a_silo_that_never_comes_back_ends_the_run_with_its_number_and_round(tmp_path: Path) -> None:
+    with federation(tmp_path, "deployment.patience=20") as fed:
+        fed.start_silos()
+        running = fed.run()
+        fed.wait_for_round(2, running)
+        done = fed.rounds_done()
+        say(f"killing silo 2's SuperNode for good after round {done}")
+        fed.silos[2].kill("supernode")
+        output = finish(running, code=1)
+        say(output.strip().splitlines()[-1])
+        rounds = fed.rounds_done()
+        assert f"fedpriv: round {rounds + 1}: no reply from silo 2" in output
+        fed.assert_no_round_was_released_twice(fed.token())
+        assert not (tmp_path / "run" / "models").exists()
+
+
+def test_a_superlink_that_is_restarted_takes_the_run_up_with_resume(tmp_path: Path) -> None:
+    with federation(tmp_path) as fed:
+        fed.start_silos()
+        running = fed.run()
+        fed.wait_for_round(2, running)
+        token = fed.token()
+        silo_keys, server_key = fed.silo_keys(token), fed.server_key()
+        assert fed.link.process is not None
+        say(f"killing the SuperLink after round {fed.rounds_done()}")
+        fed.link.process.kill()
+        fed.link.process.wait()
+        running.send_signal(signal.SIGINT)
+        finish(running, code=130)
+        start_superlink(fed.home, int(fed.link.address.rpartition(":")[2]), ["--insecure"])
+        for silo in fed.silos:  # as a service manager would: a new SuperLink does not know the nodes any more
+            silo.kill("supernode")
+            silo.start_supernode()
+        say("SuperLink and SuperNodes are back; resuming")
+        finish(fed.run("--resume"))
+        fed.assert_each_round_was_released_once(token)
+        assert np.array_equal(fed.model(), fed.replay(silo_keys, server_key))
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+def test_a_server_that_is_killed_goes_on_with_resume(tmp_path: Path, trust: str) -> None:
+    with federation(tmp_path, f"algorithm.trust={trust}") as fed:
+        fed.start_silos()
+        running = fed.run()
+        fed.wait_for_round(2, running)
+        token = fed.token()
+        silo_keys, server_key = fed.silo_keys(token), fed.server_key()
+        before = (fed.own() / "journal" / "released.bin").read_bytes()
+        (server,) = fed.processes("flwr-serverapp")
+        say(f"killing the ServerApp after round {fed.rounds_done()}")
+        server.kill()
+        running.send_signal(signal.SIGINT)
+        finish(running, code=130)
+        say("resuming")
+        finish(fed.run("--resume"))
+        fed.assert_each_round_was_released_once(token)
+        assert (fed.own() / "journal" / "released.bin").read_bytes().startswith(before)
+        assert np.array_equal(fed.model(), fed.replay(silo_keys, server_key))

@@ -1,0 +1,199 @@
+"""The Goldstein rows on the engines: they agree, are charged exactly, and refuse what is not sound."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.accounting.ledger import claim_of
+from fedpriv.engines.base import Outcome
+from fedpriv.engines.table import engine_named
+from fedpriv.errors import InputError
+from fedpriv.federation import check_records, spread, task_of_cell
+from fedpriv.mechanisms.nodes import levels
+from fedpriv.metrics.goldstein import goldstein_of
+from fedpriv.objectives import Smoothed
+from fedpriv.plan import Plan, plan_of
+from fedpriv.scenario import Cell
+
+MakeCell = Callable[..., Cell]
+
+COMMON = {
+    "smoothing": 0.4,
+    "radius": 0.02,
+    "period": 4,
+    "anchor_clip": 5.0,
+    "clip": 1.0,
+    "directions": 2,
+    "window": 3,
+}
+SINGLE = {"name": "goldstein-single-pass", "trust": "untrusted", "anchor_batches": 3, **COMMON}
+ERM = {"name": "goldstein-erm", "trust": "untrusted", **COMMON}
+ONE_PASS = {"silos": 3, "rounds": 11, "batch": 2}
+ALL_RECORDS = {"silos": 3, "rounds": 11, "epochs": 11, "batch": 5}
+
+
+both_rows = pytest.mark.parametrize(
+    ("algorithm", "federation"), [(SINGLE, ONE_PASS), (ERM, ALL_RECORDS)], ids=["single", "erm"]
+)
+MU = {"relation": "replace-one", "mu": 4.0}
+
+
+class Silent:
+    def advanced(self, client_rounds: int) -> None: ...
+
+    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
+
+
+def run(engine: str, *cells: Cell) -> list[Outcome]:
+    return sorted(engine_named(engine)(list(cells), Silent()), key=lambda outcome: outcome.index)
+
+
+def checked_plan(cell: Cell) -> Plan:
+    check_records(cell)
+    return plan_of(cell, task_of_cell(cell).objective)
+
+
+@pytest.mark.parametrize("oracle", ["first-order", "zeroth-order"])
+@pytest.mark.parametrize(
+    ("algorithm", "federation"), [(SINGLE, ONE_PASS), (ERM, ALL_RECORDS)], ids=["single", "erm"]
+)
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+def test_engines_agree(
+    small_cell: MakeCell, algorithm: dict[str, Any], federation: dict[str, Any], oracle: str, trust: str
+) -> None:
+    """Two seeds run as one group in the vectorized engine, one by one in process: the same models."""
+    cells = [
+        small_cell(
+            seed=seed, federation=federation, algorithm={**algorithm, "oracle": oracle, "trust": trust}, privacy=MU
+        )
+        for seed in (1, 2)
+    ]
+    vectorized, inprocess = run("vectorized", *cells), run("inprocess", *cells)
+    assert not np.allclose(vectorized[0].finished.model, vectorized[1].finished.model)
+    for ours, theirs in zip(vectorized, inprocess, strict=True):
+        np.testing.assert_allclose(ours.finished.model, theirs.finished.model, rtol=0, atol=1e-9)
+        assert ours.finished.fraction_clipped == pytest.approx(theirs.finished.fraction_clipped)
+        assert ours.finished.gradient_evaluations == theirs.finished.gradient_evaluations
+
+
+@pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
+@pytest.mark.parametrize(
+    ("algorithm", "federation"), [(SINGLE, ONE_PASS), (ERM, ALL_RECORDS)], ids=["single", "erm"]
+)
+def test_the_ledger_gives_back_the_target(
+    small_cell: MakeCell, algorithm: dict[str, Any], federation: dict[str, Any], relation: str
+) -> None:
+    cell = small_cell(federation=federation, algorithm=algorithm, privacy={"relation": relation, "mu": 0.7})
+    claim = claim_of(plan_of(cell, task_of_cell(cell).objective).releases(11))
+    assert claim is not None
+    assert claim.guarantee.mu == pytest.approx(0.7, rel=1e-12)
+    assert claim.relation == relation
+
+
+@pytest.mark.parametrize(("anchor_clip", "clip"), [(0.5, 0.2), (0.1, 5.0), (3.0, 0.01)])
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+def test_a_node_has_the_noise_of_the_formula(
+    small_cell: MakeCell, anchor_clip: float, clip: float, trust: str
+) -> None:
+    """σ = max(s1 √h1, s2 √h2)/μ, s1 = 2 C1/B1 and s2 = 2 C2/B2 of a silo's batch, or of all silos'."""
+    settings = {**SINGLE, "anchor_clip": anchor_clip, "clip": clip, "period": 5, "trust": trust}
+    cell = small_cell(federation=ONE_PASS, algorithm=settings, privacy={"relation": "replace-one", "mu": 2.0})
+    source = plan_of(cell, task_of_cell(cell).objective).noise.sources[0]
+    together = 3 if trust == "trusted" else 1
+    first, other = 2 * anchor_clip / (6 * together), 2 * clip / (2 * together)
+    height = levels(5)
+    assert float(source.std) == pytest.approx(max(first * height**0.5, other * (height - 1) ** 0.5) / 2.0)
+
+
+def test_leaves_of_all_records_have_the_least_noise_at_their_price(small_cell: MakeCell) -> None:
+    """Section 6.3: with a = n_a s1², b = n_d s2², Q = √a + √((Σ-1) b): σ1² = Q√a/μ², σ2² = Q √(b/(Σ-1))/μ²."""
+    cell = small_cell(federation=ALL_RECORDS, algorithm=ERM, privacy={"relation": "replace-one", "mu": 2.0})
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    a, b = 3 * (2 * 5.0 / 5) ** 2, 8 * (2 * 1.0 / 5) ** 2
+    q = a**0.5 + (3 * b) ** 0.5
+    std = float(plan.noise.sources[0].std)
+    assert std**2 == pytest.approx(q * (b / 3) ** 0.5 / 4.0)
+    assert (std * plan.mechanism.first) ** 2 == pytest.approx(q * a**0.5 / 4.0)
+
+
+def test_every_record_is_read_once_in_order_anchors_more(small_cell: MakeCell) -> None:
+    cell = small_cell(federation=ONE_PASS, algorithm=SINGLE, privacy=MU)
+    schedule = cell.schedule
+    sizes = [len(schedule.batches(t)) for t in range(1, 12)]
+    assert sizes == [3, 1, 1, 1, 3, 1, 1, 1, 3, 1, 1]
+    assert [place for t in range(1, 12) for place in schedule.batches(t)] == list(range(schedule.held))
+    assert all(len(share) == schedule.held * 2 for share in spread(cell))
+    assert schedule.single_pass
+
+
+def test_gradient_evaluations_are_counted(small_cell: MakeCell) -> None:
+    cell = small_cell(federation=ONE_PASS, algorithm=SINGLE, privacy=MU)
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    assert isinstance(plan.objective, Smoothed)
+    anchors, others = 3 * 3, 8
+    assert plan.records_read(11) == 6 * (anchors + others)
+    assert plan.gradient_evaluations(11) == 6 * (anchors * 1 + others * 2 * 2)
+    values = small_cell(federation=ONE_PASS, algorithm={**SINGLE, "oracle": "zeroth-order"}, privacy=MU)
+    assert plan_of(values, task_of_cell(values).objective).gradient_evaluations(11) == 6 * (
+        anchors * 2 * 2 + others * 4 * 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"federation": {**ONE_PASS, "epochs": 11}, "algorithm": {**SINGLE, "anchor_batches": 1}}, "second pass"),
+        ({"federation": {**ONE_PASS, "epochs": 11}, "algorithm": SINGLE}, "second pass"),
+        ({"federation": {"silos": 3, "samples": 300}, "algorithm": SINGLE}, "give rounds and batch"),
+        ({"federation": ONE_PASS, "algorithm": ERM}, "all of a silo's records"),
+        (
+            {
+                "federation": ONE_PASS,
+                "algorithm": {**SINGLE, "oracle": "zeroth-order"},
+                "run": {"dtype": "float32"},
+            },
+            "float64",
+        ),
+        ({"federation": ONE_PASS, "algorithm": {**SINGLE, "window": 12}}, "12 rounds are averaged"),
+        ({"federation": {**ONE_PASS, "batch": 200}, "algorithm": SINGLE}, "17 batches of 600 records"),
+    ],
+)
+def test_what_is_not_sound_is_refused(small_cell: MakeCell, overrides: dict[str, Any], reason: str) -> None:
+    cell = small_cell(privacy=MU, **overrides)
+    with pytest.raises(InputError, match=reason):
+        checked_plan(cell)
+
+
+def test_a_seed_fixes_coins_and_directions(small_cell: MakeCell) -> None:
+    cell = small_cell(federation=ONE_PASS, algorithm=SINGLE, privacy=MU)
+    first, again = run("vectorized", cell)[0], run("vectorized", cell)[0]
+    assert np.array_equal(first.finished.model, again.finished.model)
+    assert torch.from_numpy(first.finished.model).norm() > 0
+
+
+def test_both_engines_report_the_measure_by_name(small_cell: MakeCell) -> None:
+    """Phase retrieval through a scenario: no accuracy, the objective's own metric, and the Goldstein measure."""
+    cell = small_cell(
+        data__name="phase-retrieval",
+        model__name="robust-phase-retrieval",
+        federation=ONE_PASS,
+        algorithm=SINGLE,
+        privacy=MU,
+        run={"dtype": "float64", "evaluations": 2, "goldstein_radius": 0.8},
+    )
+    vectorized, inprocess = (run(engine, cell)[0].finished for engine in ("vectorized", "inprocess"))
+    assert set(vectorized.metrics) == {"test_loss", "sizes_met", "goldstein"}
+    assert dict(inprocess.metrics) == pytest.approx(dict(vectorized.metrics), abs=1e-8)
+    task = task_of_cell(cell)
+    model = torch.from_numpy(vectorized.model)
+    expected = goldstein_of(task.objective, model, task.test, 0.8, count=256, seed=0)
+    assert vectorized.metrics["goldstein"] == pytest.approx(expected)
+
+
+def test_a_model_of_real_values_needs_data_of_real_values(small_cell: MakeCell) -> None:
+    for data, model in (("phase-retrieval", "softmax-regression"), ("synthetic", "robust-phase-retrieval")):
+        with pytest.raises(InputError, match="does not fit"):
+            task_of_cell(small_cell(data__name=data, model__name=model))

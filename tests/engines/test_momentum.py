@@ -1,0 +1,333 @@
+"""The momentum rows as they run: golden runs, engines, clipped parts, refusals, and the silo's own check."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from clients.silo import simulated_silo
+from fedpriv.accounting.ledger import as_data, from_data
+from fedpriv.errors import InputError, RunError
+from fedpriv.estimators import Estimator, PlainGradient, SplitGradient
+from fedpriv.federation import task_of_cell
+from fedpriv.mechanisms import AlignedDifferences, BinaryTree, Mechanism, SlidingDifferences, Workload
+from fedpriv.objectives import Evaluation, Increment, Records
+from fedpriv.optimizers import NormalizedSGD
+from fedpriv.optimizers.normalized_sgd import movement_bound
+from fedpriv.plan import Plan, plan_of
+from fedpriv.rounds import Scalar, Schedule
+from fedpriv.running_sum import absorb, empty_sum
+from fedpriv.scenario import Cell
+from tests.engines.test_engines import run
+from tests.oracle_momentum import (
+    GOLDEN_ALPHA,
+    GOLDEN_MIXING,
+    GOLDEN_PLACES,
+    GOLDEN_RECORDS,
+    GOLDEN_ROUNDS,
+    GOLDEN_START,
+    GOLDEN_STDS,
+    GOLDEN_STEP,
+    Step,
+    Vector,
+    golden_noise,
+)
+from tests.test_momentum_golden import golden_reduced_run, golden_tree_run
+
+MakeCell = Callable[..., Cell]
+
+REDUCED = {"name": "momentum-tree-reduced", "alpha": 0.2, "step": 0.0001}
+ALIGNED = {"name": "momentum-tree-aligned", "alpha": 0.2, "step": 0.0001}
+IN_PARTS = {**ALIGNED, "step": 0.05, "difference_clip": 0.5, "residual_clip": 0.2}
+TREE = {"name": "momentum-tree", "alpha": 0.2, "step": 0.05}
+
+
+def momentum_tree(algorithm: dict[str, Any], trust: str = "untrusted", **privacy: Any) -> dict[str, Any]:
+    return {
+        "algorithm": {"trust": trust, **algorithm},
+        "privacy": {"relation": "replace-one", "mu": 2.0, **privacy},
+        "federation": {"silos": 3, "rounds": 20, "epochs": 4, "samples": 75, "size_skew": 2.0},
+    }
+
+
+class Tanh:
+    """The golden loss: gradient tanh(⟨w, x⟩) x, one record a round."""
+
+    dimension, lipschitz, smoothness = 2, 1.0, 1.0
+
+    def initial(self) -> Tensor:
+        return torch.from_numpy(GOLDEN_START)
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        (x,), total = records.features, torch.zeros(2, dtype=torch.float64)
+        for point, coefficient in zip(points, coefficients, strict=True):
+            total = total + coefficient * torch.tanh(point @ x) * x
+        factor = torch.clamp(clip / total.norm(), max=1.0)
+        return Increment(weights[0] * factor * total, (factor < 1.0).double())
+
+    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+        raise NotImplementedError
+
+
+def golden_run(estimator: Estimator, mechanism: Mechanism, fresh: Callable[[int], Tensor]) -> list[Step]:
+    """The parts of fedpriv put together for one silo with one record a round."""
+    objective, optimizer = Tanh(), NormalizedSGD(GOLDEN_STEP)
+    state, hidden = optimizer.start(objective.initial()), mechanism.start()
+    total, steps = empty_sum(objective.initial()), []
+    for t in range(1, GOLDEN_ROUNDS + 1):
+        current = estimator.round(t)
+        record = torch.from_numpy(GOLDEN_RECORDS[[(t - 1) % GOLDEN_PLACES]])
+        batch, weights = Records(record, torch.zeros(1)), torch.ones(1, dtype=torch.float64)
+        total, _ = absorb(total, current, optimizer.query(state), objective, batch, weights, estimator.memory)
+        noise, hidden = mechanism.noise(hidden, t, fresh(t))
+        released = total.total + noise
+        state = optimizer.update(state, released, current)
+        steps.append(Step(total.total.numpy(), released.numpy(), optimizer.query(state).numpy()))
+    return steps
+
+
+def momentum() -> PlainGradient:
+    return PlainGradient(GOLDEN_ALPHA, coefficient=GOLDEN_ALPHA, keep=1.0 - GOLDEN_ALPHA)
+
+
+def check_equal(found: list[Step], expected: list[Step]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        for part, literal in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(part, literal, atol=1e-11)
+
+
+def test_algorithm_1_is_its_golden_run() -> None:
+    def fresh(t: int) -> Tensor:
+        level = (t & -t).bit_length() - 1
+        return torch.from_numpy(0.05 * golden_noise(0, level, (t >> level) - 1))
+
+    check_equal(golden_run(momentum(), BinaryTree(1.0 - GOLDEN_ALPHA), fresh), golden_tree_run())
+
+
+def test_algorithm_2_with_one_gradient_a_step_is_its_golden_run() -> None:
+    """The literal algorithm takes 3T - min(T, N) gradients; α is folded into the standard deviations."""
+    early, late, difference, residual = (GOLDEN_ALPHA * std for std in GOLDEN_STDS)
+    mechanism = SlidingDifferences(
+        GOLDEN_PLACES, GOLDEN_MIXING, 1.0, 1.0, GOLDEN_STEP, 1.0 - GOLDEN_ALPHA, early, late, difference, residual
+    )
+    trees = {"gradient": 1, "difference": 2, "residual": 3}
+
+    def fresh(t: int) -> Tensor:
+        nodes = [golden_noise(trees[tree], k, (t >> k) - 1) for tree, k in mechanism.fresh_nodes(t)]
+        return torch.from_numpy(np.array(nodes))
+
+    check_equal(golden_run(momentum(), mechanism, fresh), golden_reduced_run())
+
+
+def silent() -> AlignedDifferences:
+    return AlignedDifferences(GOLDEN_PLACES, GOLDEN_MIXING, 1.0, 1.0, None, 1.0 - GOLDEN_ALPHA, 0.0, 0.0, 0.0, 0.0)
+
+
+def in_parts(clip: float, difference: float, residual: float) -> SplitGradient:
+    return SplitGradient(
+        GOLDEN_ALPHA * clip,
+        GOLDEN_ALPHA * difference,
+        GOLDEN_ALPHA * residual,
+        GOLDEN_MIXING,
+        GOLDEN_PLACES,
+        GOLDEN_ALPHA,
+        1.0 - GOLDEN_ALPHA,
+    )
+
+
+def zeros(t: int) -> Tensor:
+    return torch.zeros(3, 2, dtype=torch.float64)[: silent().draws(t)]
+
+
+def test_parts_that_no_clip_touches_add_up_to_momentum() -> None:
+    check_equal(golden_run(in_parts(9.0, 9.0, 9.0), silent(), zeros), golden_run(momentum(), silent(), zeros))
+
+
+def test_clipped_parts_are_the_literal_reconstruction() -> None:
+    """Q_{q,p} and its sums over epochs by their definition, along the run that the clipped parts make."""
+    clips = (0.3, 0.02, 0.05)
+    steps = golden_run(in_parts(*clips), silent(), zeros)
+    points = [GOLDEN_START, *(step.after for step in steps)]
+    keep = 1.0 - GOLDEN_ALPHA
+
+    def clipped(vector: Vector, norm: float) -> Vector:
+        return np.asarray(vector * min(1.0, norm / max(float(np.linalg.norm(vector)), 1e-300)))
+
+    def gradient(t: int, point: Vector) -> Vector:
+        x = GOLDEN_RECORDS[(t - 1) % GOLDEN_PLACES]
+        return np.asarray(np.tanh(point @ x) * x)
+
+    def anchor(epoch: int) -> Vector:
+        return points[epoch * GOLDEN_PLACES]
+
+    def terms(t: int) -> tuple[Vector, Vector, Vector]:
+        epoch = (t - 1) // GOLDEN_PLACES
+        own = gradient(t, anchor(epoch))
+        change = own - gradient(t, anchor(epoch - 1)) if epoch else np.zeros(2)
+        residual = gradient(t, points[t - 1]) - own
+        return clipped(own, clips[0]), clipped(change, clips[1]), clipped(residual, clips[2])
+
+    def estimate(epoch: int, place: int) -> Vector:
+        rounds = range(epoch * GOLDEN_PLACES + 1, epoch * GOLDEN_PLACES + place + 1)
+        own, change, _ = (sum(keep ** (rounds[-1] - t) * terms(t)[part] for t in rounds) for part in range(3))
+        if epoch == 0:
+            return np.asarray(own)
+        before = estimate(epoch - 1, place)
+        return np.asarray((1 - GOLDEN_MIXING) * (before + change) + GOLDEN_MIXING * own)
+
+    bites = 0
+    for t, step in enumerate(steps, start=1):
+        epoch, place = (t - 1) // GOLDEN_PLACES, (t - 1) % GOLDEN_PLACES + 1
+        expected = estimate(epoch, place)
+        for k in range(epoch):
+            expected = expected + keep ** (place + (epoch - 1 - k) * GOLDEN_PLACES) * estimate(k, GOLDEN_PLACES)
+        expected = expected + sum(keep ** (t - i) * terms(i)[2] for i in range(1, t + 1))
+        np.testing.assert_allclose(step.momentum, GOLDEN_ALPHA * expected, atol=1e-13)
+        bites += sum(np.linalg.norm(term) > 0.999 * clip for term, clip in zip(terms(t), clips, strict=True))
+    assert bites > 5
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+@pytest.mark.parametrize(
+    "algorithm", [TREE, REDUCED, ALIGNED, IN_PARTS], ids=lambda row: str(len(row)) + row["name"]
+)
+def test_engines_agree_over_epochs(small_cell: MakeCell, algorithm: dict[str, Any], trust: str) -> None:
+    """Four epochs, unequal silos: the same model to 1e-9, the target met exactly, the ledger read back."""
+    cell = small_cell(**momentum_tree(algorithm, trust))
+    (vectorized,), _ = run("vectorized", cell)
+    (inprocess,), _ = run("inprocess", cell)
+    np.testing.assert_allclose(vectorized.finished.model, inprocess.finished.model, rtol=1e-9, atol=1e-12)
+    assert vectorized.finished.releases == inprocess.finished.releases
+    streams = vectorized.finished.releases
+    assert max(stream.mu for stream in streams) == pytest.approx(2.0, rel=1e-9)
+    assert tuple(from_data(as_data(stream)) for stream in streams) == streams
+    epochs = {"momentum-tree-aligned": 1 + 4 * 3 + 3 * (3 + 4 * 5)} if "difference_clip" in algorithm else {}
+    assert vectorized.finished.gradient_evaluations == 15 * epochs.get(algorithm["name"], 20)
+
+
+def test_replicates_with_other_steps_and_targets_run_together(small_cell: MakeCell) -> None:
+    cells = [
+        small_cell(**momentum_tree({**REDUCED, "step": step}, "trusted", mu=mu))
+        for step, mu in ((0.0001, 2.0), (0.0002, 5.0))
+    ]
+    together, _ = run("vectorized", *cells)
+    for cell, outcome in zip(cells, sorted(together, key=lambda outcome: outcome.index), strict=True):
+        (alone,), _ = run("inprocess", cell)
+        np.testing.assert_allclose(outcome.finished.model, alone.finished.model, rtol=1e-9, atol=1e-12)
+
+
+def test_without_noise_all_three_rows_are_momentum(small_cell: MakeCell) -> None:
+    models = []
+    for algorithm in (
+        {**TREE, "step": 0.0001},
+        REDUCED,
+        ALIGNED,
+        {**ALIGNED, **{"difference_clip": 1e3, "residual_clip": 1e3}},
+    ):
+        tree = momentum_tree(algorithm)
+        tree["privacy"] = {"relation": "replace-one", "mode": "none"}
+        models.append(run("vectorized", small_cell(**tree))[0][0].finished.model)
+    assert np.linalg.norm(models[0]) > 1e-4
+    for model in models[1:]:
+        np.testing.assert_allclose(model, models[0], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "stops"), [(REDUCED, True), (ALIGNED, True), (TREE, False), (IN_PARTS, False)]
+)
+def test_a_silo_stops_when_the_query_moves_too_far(
+    small_cell: MakeCell, algorithm: dict[str, Any], stops: bool
+) -> None:
+    """η (1 + 1e-6) a round and no more, where the noise rests on it."""
+    silo = simulated_silo(small_cell(**momentum_tree(algorithm)), 0)
+    start = torch.zeros(silo.objective.dimension, dtype=torch.float64)
+    away = torch.nn.functional.normalize(torch.ones_like(start), dim=0)
+    _, state = silo.answer(silo.start(), 1, start)
+    _, state = silo.answer(state, 2, start + 0.9999999 * movement_bound(algorithm["step"]) * away)
+    last = start + 0.9999999 * movement_bound(algorithm["step"]) * away
+    far = last + (1.0 + 3e-6) * algorithm["step"] * away
+    if stops:
+        with pytest.raises(RunError, match="moved by"):
+            silo.answer(state, 3, far)
+    else:
+        silo.answer(state, 3, far)
+    silo.answer(state, 3, last - (1.0 + 5e-7) * algorithm["step"] * away)
+
+
+def planned(make: MakeCell, tree: dict[str, Any]) -> Plan:
+    cell = make(**tree)
+    return plan_of(cell, task_of_cell(cell).objective)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "line"),
+    [
+        ({**REDUCED, "order": "fresh"}, "same record"),
+        ({**REDUCED, "calibration": "paper"}, "6 on"),
+        ({**IN_PARTS, "residual_clip": None}, "both or none"),
+        ({**REDUCED, "gamma": 1.0}, "a number below 1"),
+        ({**TREE, "calibration": "paper", "alpha": 0.1}, "at least 1/N"),
+    ],
+)
+def test_refusals(small_cell: MakeCell, algorithm: dict[str, Any], line: str) -> None:
+    given = {key: value for key, value in algorithm.items() if value is not None}
+    with pytest.raises(InputError, match=line):
+        planned(small_cell, momentum_tree(given))
+
+
+@pytest.mark.parametrize("algorithm", [TREE, REDUCED])
+def test_the_papers_noise_is_refused_beyond_its_condition(small_cell: MakeCell, algorithm: dict[str, Any]) -> None:
+    tree = momentum_tree({**algorithm, "calibration": "paper"})
+    tree["federation"] = {"silos": 3, "rounds": 40, "epochs": 4}
+    tree["privacy"] = {"relation": "replace-one", "epsilon": 1.0, "delta": 1e-5}
+    exact = {**tree, "algorithm": {**tree["algorithm"], "calibration": "exact"}}
+    workload, errors = Workload(Schedule(40, 10), 0.8, np.ones(40)), []
+    for each in (tree, exact):
+        plan = planned(small_cell, each)
+        errors.append(plan.noise.std_in_mean * plan.mechanism.mean_variance(workload) ** 0.5)
+    assert 3.0 < errors[0] / errors[1] < 12.0
+    tree["privacy"]["epsilon"] = 12.0
+    with pytest.raises(InputError, match="ln"):
+        planned(small_cell, tree)
+
+
+def test_rows_tie_noise_steps_and_smoothness_to_the_same_numbers(small_cell: MakeCell) -> None:
+    """α L η N between epoch starts, α L η a round, with the rounding that silos allow; or α times the clips."""
+    objective = task_of_cell(small_cell()).objective
+    places, alpha = 5, 0.2
+    for algorithm in (REDUCED, ALIGNED):
+        plan = planned(small_cell, momentum_tree(algorithm))
+        mechanism, step = plan.mechanism, movement_bound(0.0001)
+        assert isinstance(mechanism, SlidingDifferences | AlignedDifferences)
+        assert mechanism.movement == step
+        assert mechanism.residual == pytest.approx(alpha * objective.smoothness * step, rel=1e-12)
+        assert mechanism.difference == pytest.approx(places * mechanism.residual, rel=1e-12)
+        assert plan.optimizer == NormalizedSGD(0.0001)
+        assert plan.estimator.round(3).clip == pytest.approx(alpha * objective.lipschitz, rel=1e-12)
+    plan = planned(small_cell, momentum_tree(IN_PARTS))
+    assert isinstance(plan.mechanism, AlignedDifferences)
+    assert isinstance(plan.estimator, SplitGradient)
+    assert plan.mechanism.movement is None
+    assert plan.mechanism.difference == plan.estimator.difference_clip == pytest.approx(alpha * 0.5)
+    assert plan.mechanism.residual == plan.estimator.residual_clip == pytest.approx(alpha * 0.2)
+    assert plan.mechanism.keep == plan.estimator.keep == 1.0 - alpha
+
+
+def test_a_model_without_known_smoothness_is_refused_unless_differences_are_clipped(small_cell: MakeCell) -> None:
+    for algorithm, works in ((REDUCED, False), (ALIGNED, False), (IN_PARTS, True)):
+        tree = momentum_tree({**algorithm, "clip": 1.0}) | {"model": {"name": "mlp", "hidden": 4}}
+        if works:
+            assert planned(small_cell, tree).noise.sources
+        else:
+            with pytest.raises(InputError, match="smoothness"):
+                planned(small_cell, tree)

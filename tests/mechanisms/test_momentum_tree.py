@@ -1,0 +1,121 @@
+"""Algorithm 1's accounting: golden counts, brute force over nodes and records, and linear algebra."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.mechanisms import BinaryTree, Workload
+from fedpriv.mechanisms.nodes import record_counts, record_energies
+from fedpriv.parameters.momentum import paper_node_count
+from fedpriv.rounds import Schedule
+from tests.oracle_momentum import compose, energies, prefix_nodes
+
+
+def weights_of_nodes(rounds: int, places: int, alpha: float) -> float:
+    """W: the energy of the worst record at clip 1."""
+    workload = Workload(Schedule(rounds, places), 1.0 - alpha, np.ones(rounds))
+    return BinaryTree(1.0 - alpha).sensitivity(workload) ** 2
+
+
+def test_the_cover_has_the_form_the_tree_relies_on() -> None:
+    assert compose(3, 13) == [(3, 4), (5, 8), (9, 12), (13, 13)]
+    assert compose(4, 8) == [(4, 4), (5, 8)]
+    assert compose(1, 0) == []
+    for first in range(1, 40):
+        for last in range(first, 80):
+            cover = compose(first, last)
+            assert [t for y, z in cover for t in range(y, z + 1)] == list(range(first, last + 1))
+            assert all((y - 1) % (z - y + 1) == 0 for y, z in cover)
+            assert len(cover) <= max(1, 2 * ((last - first + 1).bit_length() - 1))
+            if first == 1:
+                assert len(cover) == last.bit_count()
+
+
+@pytest.mark.parametrize("rounds", [1, 6, 13, 64, 65])
+def test_one_left_node_ends_at_every_round(rounds: int) -> None:
+    assert prefix_nodes(rounds) == {(t - (t & -t) + 1, t) for t in range(1, rounds + 1)}
+
+
+def test_golden_energies_of_every_record() -> None:
+    golden = [4.78737208619714, 4.17755037546158, 4.09342288970947, 2.84059143066406, 3.056884765625]
+    assert record_energies(np.ones(13), 5, 0.75) == pytest.approx(golden, rel=1e-13)
+    assert weights_of_nodes(13, 5, 0.25) == pytest.approx(golden[0], rel=1e-13)
+
+
+@pytest.mark.parametrize("rounds", [5, 13, 37, 64])
+@pytest.mark.parametrize("places", [1, 2, 5, 7, 8])
+def test_energies_are_those_of_a_loop_over_nodes_and_records(rounds: int, places: int) -> None:
+    expected = energies(prefix_nodes(rounds), places, 0.8)
+    found = record_energies(np.ones(rounds), places, 0.8)
+    assert found == pytest.approx(expected[: len(found)], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("places", "rounds", "count", "released", "digits", "ratio"),
+    [
+        (8, 9, 5, 3.37, 2, 2.31),
+        (7, 64, 23, 20.193067, 6, 2.90),
+        (100, 1000, 55, 46.416984, 6, 2.64),
+        (128, 1280, 80, 58.23, 2, 2.46),
+        (1000, 10000, 86, 69.979598, 6, 2.57),
+        (50, 5000, 430, 365.3, 1, 2.87),
+    ],
+)
+def test_what_exact_counting_gains(
+    places: int, rounds: int, count: int, released: float, digits: int, ratio: float
+) -> None:
+    """Counts, W and the paper's node noise over the exact one, 2 √V / √W, at α = 1/N."""
+    energy = weights_of_nodes(rounds, places, 1.0 / places)
+    assert int(record_counts(rounds, places).max()) == count
+    assert round(energy, digits) == released
+    assert 2.0 * math.sqrt(paper_printed(rounds, places) / energy) == pytest.approx(ratio, abs=0.006)
+
+
+def paper_printed(rounds: int, places: int) -> float:
+    """V as the paper prints it, with T/N not rounded up."""
+    levels, within = rounds.bit_length() - 1, places.bit_length() - 1
+    return (min(levels, within) + 1) * rounds / places + sum(rounds >> j for j in range(within + 1, levels + 1))
+
+
+@pytest.mark.parametrize(("places", "rounds", "corrected"), [(8, 9, 8), (7, 64, 45), (100, 1000, 81)])
+def test_the_papers_count_with_whole_epochs(places: int, rounds: int, corrected: float) -> None:
+    assert paper_node_count(rounds, places) == corrected
+
+
+def test_the_corrected_count_bounds_every_record() -> None:
+    for places in range(1, 20):
+        for rounds in range(1, 5 * places + 8):
+            assert record_counts(rounds, places).max() <= paper_node_count(rounds, places)
+
+
+def test_variances_of_the_prefixes() -> None:
+    workload = Workload(Schedule(15, 15), 0.75, np.ones(15))
+    variance = BinaryTree(0.75).variance(workload)
+    golden = {
+        1: 1.0,
+        6: 1.31640625,
+        7: 1.740478515625,
+        8: 1.0,
+        13: 1.618813514709,
+        15: 1.758296463639,
+    }
+    assert {t: variance[t - 1] for t in golden} == pytest.approx(golden, rel=1e-11)
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_mu_is_the_mahalanobis_distance_of_the_momenta(place: int) -> None:
+    """μ² = ‖B⁻¹ Δm‖² / s² = α² h² W(x) / s² by linear algebra, for a record whose gradient flips its sign."""
+    rounds, alpha, step_of_h, std = 13, 0.25, 2.0, 0.05
+    tree, state, rows = BinaryTree(1 - alpha), (), []
+    for t in range(1, rounds + 1):
+        row, state = tree.noise(state, t, torch.eye(rounds, dtype=torch.float64)[t - 1])
+        rows.append(row.numpy())
+    moved = np.zeros(rounds)
+    for t in range(1, rounds + 1):
+        own = step_of_h if (t - 1) % 5 == place else 0.0
+        moved[t - 1] = (1 - alpha) * (moved[t - 2] if t > 1 else 0.0) + alpha * own
+    distance = float(np.linalg.norm(np.linalg.solve(np.array(rows), moved)) / std)
+    energy = record_energies(np.ones(rounds), 5, 1 - alpha)[place]
+    assert distance == pytest.approx(alpha * step_of_h * math.sqrt(energy) / std, rel=1e-12)

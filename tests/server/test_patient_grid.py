@@ -1,0 +1,166 @@
+"""Silos that fail for a while, move to other nodes or answer twice, on a grid without a network."""
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+import server.patient_grid
+from fedpriv.errors import RunError
+from fedpriv.records import ROSTER, TRAIN, Refusal, refusal_content, refusal_in, roster_content
+from server.patient_grid import PatientGrid
+
+Answer = Callable[[Message, int], list[Message]]
+
+
+class ScriptedGrid(Grid):
+    """Nodes and the silos they are; `answer(message, times asked)` gives the replies to a train message."""
+
+    def __init__(self, silo_of: dict[int, int], answer: Answer) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, SUPERLINK_NODE_ID, 1
+        self.silo_of, self.answer = silo_of, answer
+        self.numbers, self.replies = itertools.count(1), list[Message]()
+        self.asked: list[int] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            ids.append(f"m{next(self.numbers)}")
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            if message.metadata.message_type == ROSTER:
+                self.replies.append(Message(roster_content(self.silo_of[node]), reply_to=message))
+            else:
+                self.asked.append(node)
+                self.replies += self.answer(message, len(self.asked))
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        wanted = set(message_ids)
+        found = [reply for reply in self.replies if reply.metadata.reply_to_message_id in wanted]
+        self.replies = [reply for reply in self.replies if reply not in found]
+        return found
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.silo_of)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        raise AssertionError("Flower's own exchange is too slow")
+
+    def create_message(self, *_: Any, **__: Any) -> Message:
+        raise NotImplementedError
+
+    def get_nodes(self) -> Iterable[Any]:
+        raise NotImplementedError
+
+    def set_run(self, run: Run) -> None: ...
+
+    @property
+    def run(self) -> Run:
+        return Run.create_empty(1)
+
+
+def release(message: Message, times: int) -> list[Message]:
+    return [Message(RecordDict({"release": ArrayRecord()}), reply_to=message)]
+
+
+def lost(message: Message, times: int) -> list[Message]:
+    return []
+
+
+def until(times: int, first: Answer) -> Answer:
+    """`first` so many times, then a release."""
+    return lambda message, asked: first(message, asked) if asked <= times else release(message, asked)
+
+
+def failing(code: int) -> Answer:
+    return lambda message, _: [Message(Error(code=code, reason="gone"), reply_to=message)]
+
+
+def refusing(*, final: bool) -> Answer:
+    return lambda message, _: [Message(refusal_content(Refusal("no", final)), reply_to=message)]
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_POLL_SECONDS", "_LOOK_SECONDS", "_RETRY_SECONDS"):
+        monkeypatch.setattr(server.patient_grid, name, 0.001)
+    monkeypatch.setattr(server.patient_grid, "_SILENCE_SECONDS", 0.05)
+
+
+def ask(grid: ScriptedGrid, nodes: list[int], timeout: float = 10.0) -> list[Message]:
+    messages = [Message(RecordDict(), node, TRAIN) for node in nodes]
+    patient = PatientGrid(grid)
+    assert patient.roster(len(nodes), 5.0) == nodes
+    replies = patient.send_and_receive(messages, timeout=timeout)
+    numbers = [message.metadata.message_id for message in messages]
+    assert len(set(numbers)) == len(numbers)
+    assert {reply.metadata.reply_to_message_id for reply in replies} <= set(numbers)
+    return replies
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        failing(ErrorCode.NODE_UNAVAILABLE),
+        failing(ErrorCode.CLIENT_APP_CRASHED),
+        failing(ErrorCode.REPLY_MESSAGE_UNAVAILABLE),
+        refusing(final=False),
+        lost,
+    ],
+)
+def test_what_may_pass_is_asked_again(fault: Answer) -> None:
+    grid = ScriptedGrid({7: 0}, until(3, fault))
+    (reply,) = ask(grid, [7])
+    assert "release" in reply.content
+    assert grid.asked == [7] * 4
+
+
+@pytest.mark.parametrize("fault", [failing(ErrorCode.CLIENT_APP_RAISED_EXCEPTION), refusing(final=True)])
+def test_what_cannot_pass_is_not_asked_again(fault: Answer) -> None:
+    grid = ScriptedGrid({7: 0}, until(1, fault))
+    (reply,) = ask(grid, [7])
+    assert reply.has_error() or refusal_in(reply.content) == Refusal("no", final=True)
+    assert grid.asked == [7]
+
+
+def test_two_replies_to_one_question_count_once() -> None:
+    grid = ScriptedGrid({7: 0, 8: 1}, lambda message, times: release(message, times) * 2)
+    assert len(ask(grid, [7, 8])) == 2
+
+
+def test_a_silo_is_followed_to_its_new_node_and_stays_there() -> None:
+    def node_8_is_dead(message: Message, times: int) -> list[Message]:
+        return [] if message.metadata.dst_node_id == 8 else release(message, times)
+
+    grid = ScriptedGrid({7: 0, 8: 1}, node_8_is_dead)
+    patient = PatientGrid(grid)
+    assert patient.roster(2, 5.0) == [7, 8]
+    grid.silo_of[9] = 1  # silo 1 was killed and came back; node 8 is still listed
+    for _ in range(2):
+        messages = [Message(RecordDict(), node, TRAIN) for node in (7, 8)]
+        replies = patient.send_and_receive(messages, timeout=10.0)
+        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+        assert sorted(asked[reply.metadata.reply_to_message_id] for reply in replies) == [7, 8]
+    assert grid.asked[-2:] == [7, 9]
+
+
+def test_patience_ends_and_the_last_refusal_is_handed_on() -> None:
+    assert ask(ScriptedGrid({7: 0}, lost), [7], timeout=0.2) == []
+    (reply,) = ask(ScriptedGrid({7: 0}, refusing(final=False)), [7], timeout=0.2)
+    assert refusal_in(reply.content) == Refusal("no", final=False)
+
+
+def test_a_roster_with_gaps_or_twins_is_refused() -> None:
+    with pytest.raises(RunError, match="silo 1, 2 was not connected after 0 s"):
+        PatientGrid(ScriptedGrid({7: 0}, lost)).roster(3, 0.1)
+    with pytest.raises(RunError, match="a node says it is silo 0"):
+        PatientGrid(ScriptedGrid({7: 0, 8: 0}, lost)).roster(2, 5.0)
+    with pytest.raises(RunError, match="a node says it is silo 5"):
+        PatientGrid(ScriptedGrid({7: 5}, lost)).roster(2, 5.0)

@@ -1,0 +1,102 @@
+"""The documentation as a site: every page in the menu, references made from the code, a strict build."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpriv.algorithms import ALGORITHMS
+from fedpriv.reports import reference
+from fedpriv.scenario import Cell
+from tests.doc_pages import ROOT
+
+DOCS = ROOT / "docs"
+
+
+def menu() -> list[str]:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    return re.findall(r": (\S+\.md)$", nav, flags=re.MULTILINE)
+
+
+def test_every_page_is_in_the_menu_once_and_no_other() -> None:
+    assert sorted(menu()) == sorted(path.name for path in DOCS.glob("*.md"))
+
+
+def rows(text: str, heading: str) -> list[str]:
+    """First cells of the table under a heading."""
+    below = text.partition(f"### {heading}\n")[2].partition("\n### ")[0]
+    return re.findall(r"^\| `(.+?)` \|", below, flags=re.MULTILINE)
+
+
+def test_the_reference_lists_every_key_of_every_section() -> None:
+    text = reference.scenario_reference()
+    for name, field in Cell.model_fields.items():
+        section: Any = field.annotation
+        if hasattr(section, "model_fields"):
+            assert rows(text, f"[{name}]") == list(section.model_fields)
+        else:
+            assert name in rows(text, "At the top")
+    silos = next(line for line in text.splitlines() if line.startswith("| `silos`"))
+    assert "a whole number at least 1 | **must be given** |" in silos
+    delta = next(line for line in text.splitlines() if line.startswith("| `delta`"))
+    assert "a number above 0, below 1 | `1e-05` |" in delta
+
+
+def test_the_reference_lists_every_algorithm_with_its_keys() -> None:
+    text = reference.algorithms_reference()
+    for name, row in ALGORITHMS.items():
+        assert rows(text, f"{row.title}: `{name}`") == list(row.settings.model_fields)
+        assert row.source in text
+
+
+def test_the_reference_lists_commands_with_options_and_arguments() -> None:
+    text = reference.commands_reference()
+    for name in ("run", "table", "plot", "report", "audit", "silo", "privacy compare", "data fetch"):
+        assert f"### fedpriv {name}\n" in text
+    assert "| `--set` | Override a key; a swept key is narrowed. Repeatable. |" in text
+    assert "| `RUN_DIR` | A folder that `fedpriv run` wrote. |" in text
+
+
+def hooks() -> Any:
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_marks_in_pages_are_replaced_and_unknown_ones_refused() -> None:
+    replace = hooks().on_page_markdown
+    assert (
+        replace("a\n<!-- generated: algorithms -->\nb", page=None) == f"a\n{reference.algorithms_reference()}\nb"
+    )
+    with pytest.raises(KeyError, match="nothing"):
+        replace("<!-- generated: nothing -->")
+    marks = {
+        name for path in DOCS.glob("*.md") for name in re.findall(r"<!-- generated: (.+) -->", path.read_text())
+    }
+    assert marks == set(hooks().GENERATED)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed (extra: docs)")
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", site],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for page in site.glob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "<!-- generated" not in text
+        assert not re.search(r"""<(?:script|link|img)[^>]+(?:src|href)=["']https?://(?!127\.0\.0\.1)""", text), (
+            page.name
+        )
