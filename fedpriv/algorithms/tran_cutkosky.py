@@ -142,9 +142,7 @@ def _trees(kind: type[Trees], settings: ReducedSettings, problem: Problem) -> Tr
     """Sized for T rounds: by exact counting, or as Algorithm 2 has it."""
     alpha, schedule = settings.alpha_for(problem), problem.schedule
     if isinstance(schedule, Poisson):
-        raise InputError(
-            "the reduced variant rests on the order in which records come: federation.sampling is fixed"
-        )
+        raise InputError('the reduced variant rests on a fixed order of records: federation.sampling = "fixed"')
     trees = kind(
         schedule.places,
         settings.gamma_for(problem),
