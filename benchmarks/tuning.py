@@ -2,6 +2,7 @@
 
 A tuning file (scenarios/tuning/*.toml) names the scenario, the seeds and the keys that hold while tuning, and a
 grid for each algorithm; every point of the scenario's other axes gets the setting of the best mean accuracy.
+Where the scenario sweeps something else than `algorithm.name`, such as `label.method`, `axis` is that key.
 """
 
 import itertools
@@ -17,8 +18,6 @@ from benchmarks.tables import Silent
 from fedpriv.engines.vectorized import run_vectorized
 from fedpriv.scenario import Cell, load_scenario
 
-_ALGORITHM = "algorithm.name"
-
 
 def run(path: Path) -> None:
     """Tune every algorithm of the tuning file at `path`."""
@@ -30,7 +29,7 @@ def run(path: Path) -> None:
     )
     for name, grid in tuning["grid"].items():
         for point, (setting, score, runner_up) in tune(scenario, tuning, name, grid).items():
-            conditions = {_ALGORITHM: name, **dict(point)}
+            conditions = {_axis(tuning): name, **dict(point)}
             print(f"\n[[where]]  # {100 * score:.1f} % while tuning; next best {100 * runner_up:.1f} %")
             print(f"when = {_inline(conditions)}\nset = {_inline(setting)}")
             sys.stdout.flush()
@@ -40,14 +39,15 @@ def tune(
     scenario: Path, tuning: Mapping[str, Any], name: str, grid: Mapping[str, Sequence[Any]]
 ) -> dict[tuple[tuple[str, Any], ...], tuple[dict[str, Any], float, float]]:
     """For each point of the scenario's other axes: the best setting, its mean accuracy, and the second best's."""
-    fixed = {**tuning["fixed"], _ALGORITHM: name, "seeds": tuning["seeds"]}
+    axis = _axis(tuning)
+    fixed = {**tuning["fixed"], axis: name, "seeds": tuning["seeds"]}
     cells: list[Cell] = []
     labels: list[tuple[tuple[tuple[str, Any], ...], int]] = []
     settings = _settings(grid)
     for number, setting in enumerate(settings):
         overrides = [f"{key}={json.dumps(value)}" for key, value in {**fixed, **setting}.items()]
         for point in load_scenario(scenario, overrides).points:
-            place = tuple((key, value) for key, value in point.swept.items() if key != _ALGORITHM)
+            place = tuple((key, value) for key, value in point.swept.items() if key != axis)
             cells.append(point.cell)
             labels.append((place, number))
     scores: dict[tuple[tuple[str, Any], ...], dict[int, list[float]]] = {}
@@ -61,6 +61,10 @@ def tune(
         )
         best[place] = (settings[-ranked[0][1]], ranked[0][0], ranked[min(1, len(ranked) - 1)][0])
     return best
+
+
+def _axis(tuning: Mapping[str, Any]) -> str:
+    return str(tuning.get("axis", "algorithm.name"))
 
 
 def _settings(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

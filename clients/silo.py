@@ -18,11 +18,11 @@ from fedpriv.federation import spread, task_of_cell
 from fedpriv.mechanisms import MechanismState
 from fedpriv.objectives import Objective, Records, Slots
 from fedpriv.plan import Plan, plan_of
-from fedpriv.randomness import DrawAhead, KeyedNormal, simulation_noise
-from fedpriv.rounds import Round
+from fedpriv.randomness import DrawAhead, KeyedCoins, KeyedNormal, simulation_noise
+from fedpriv.rounds import Poisson, Round
 from fedpriv.running_sum import RunningSum, absorb, empty_sum
 from fedpriv.scenario import Cell
-from fedpriv.wire import is_finite
+from fedpriv.wire import Counts, is_finite
 
 
 class SiloState(NamedTuple):
@@ -34,10 +34,10 @@ class SiloState(NamedTuple):
 
 
 class Release(NamedTuple):
-    """A silo's answer to one query: the vector (d,), and how many records were clipped (simulation only)."""
+    """A silo's answer to one query: the vector (d,), and what only a simulation tells with it."""
 
     vector: Tensor
-    clipped: int
+    counts: Counts
 
 
 @dataclass(frozen=True)
@@ -61,28 +61,31 @@ class Silo:
         RunError if rounds do not come in order or the query is not a finite vector of the model's length: an
         answer to anything else would not be the running sum that the noise was calibrated for.
 
-        Guarantee: under an untrusted server the sequence of releases over the whole run is plan.mu-GDP for each
-        record of this silo; under a trusted server releases are exact, and only the server may see them.
+        Guarantee: under an untrusted server the sequence of releases over the whole run keeps what
+        `plan.stream_of` claims for each record of this silo; under a trusted server releases are exact, and only
+        the server may see them.  Which records a round draws by Poisson sampling never leaves this object, and
+        nothing but the release depends on it, the counts of a simulation apart.
         A round that is missing counts as one whose increment is zero, and its noise is drawn and not sent: what
         is released is a part of the stream that was accounted for.
         """
         self._check(state, t, query)
         state, current = self._after_gap(state, t)
-        rows = self.plan.batch_sizes[self.number] * len(self.plan.schedule.batches(t))
+        records = self._batch(t)
+        rows = 0 if records is None else len(records.labels)
         total, clipped = absorb(
             state.sum,
             current,
             query,
             self.objective.at(Slots(t, ((self.number, rows),))),
-            self._batch(t),
-            torch.full((rows,), 1.0 / max(1, rows), dtype=query.dtype),
+            records,
+            torch.full((rows,), self._weight(t), dtype=query.dtype),
             self.plan.estimator.memory,
         )
         vector, hidden = total.total, state.hidden
         if std := float(self.plan.noise.std_of(self.number)):
             noise, hidden = self.plan.mechanism.noise(hidden, t, self._fresh(t) * std)
             vector = vector + noise
-        return Release(vector, int(clipped)), SiloState(t, total, hidden)
+        return Release(vector, Counts(rows, int(clipped))), SiloState(t, total, hidden)
 
     def _after_gap(self, state: SiloState, t: int) -> tuple[SiloState, Round]:
         """The state when round t begins, and round t with the weight of the query that was answered last."""
@@ -133,10 +136,26 @@ class Silo:
         return torch.from_numpy(self.noise.nodes(self.objective.dimension, self.number, t, count))
 
     def _batch(self, t: int) -> Records | None:
-        size, batches = self.plan.batch_sizes[self.number], self.plan.schedule.batches(t)
+        """The records of round t, None if there are none."""
+        size, schedule = self.plan.batch_sizes[self.number], self.plan.schedule
+        if isinstance(schedule, Poisson):
+            heads = self._coins.heads(schedule.held * size, schedule.rate, self.number, t)
+            rows = torch.from_numpy(heads).nonzero().squeeze(-1)
+            return Records(*(column[rows] for column in self.records)) if len(rows) else None
+        batches = schedule.batches(t)
         if not batches:
             return None
         return Records(*(column[batches.start * size : batches.stop * size] for column in self.records))
+
+    def _weight(self, t: int) -> float:
+        """Of one record in the silo's mean: the denominator is public, however many records take part."""
+        size, schedule = self.plan.batch_sizes[self.number], self.plan.schedule
+        batches = 1 if isinstance(schedule, Poisson) else len(schedule.batches(t))
+        return 1.0 / (size * max(1, batches))
+
+    @cached_property
+    def _coins(self) -> KeyedCoins:
+        return self.noise.coins()
 
     @cached_property
     def _noise_ahead(self) -> DrawAhead:

@@ -27,7 +27,7 @@ def answer(message: Message, context: Context) -> Message:
     store = ContextStore(context.state)
     simulated, state = silo.answer(store.load(silo), t, query)
     store.save(state)
-    return Message(release_content(simulated.vector, simulated.clipped), reply_to=message)
+    return Message(release_content(simulated.vector, simulated.counts), reply_to=message)
 
 
 def _refuse_unguarded() -> None:

@@ -10,7 +10,8 @@ import numpy as np
 
 from fedpriv.accounting import Relation
 from fedpriv.accounting.gdp import epsilon_of
-from fedpriv.accounting.ledger import ReleaseStream
+from fedpriv.accounting.ledger import ReleaseStream, sampled_clip
+from fedpriv.accounting.subsampled import calibrated
 from fedpriv.algorithms import Problem
 from fedpriv.errors import InputError
 from fedpriv.estimators import Estimator
@@ -18,7 +19,7 @@ from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
 from fedpriv.randomness import SERVER
-from fedpriv.rounds import AnySchedule
+from fedpriv.rounds import AnySchedule, Poisson
 from fedpriv.scenario import Cell
 from fedpriv.trust import Noise, NoiseSource
 
@@ -29,7 +30,7 @@ class Plan:
 
     schedule: AnySchedule
     batch_sizes: tuple[int, ...]
-    """Records of each silo in a round; means have these fixed denominators."""
+    """Records of each silo in a round, expected if sampled; means have these fixed denominators."""
     weights: tuple[float, ...]
     """p_i: the weight of each silo's mean in the server's; they sum to 1."""
     estimator: Estimator
@@ -55,15 +56,19 @@ class Plan:
         )
 
     def gradient_evaluations(self, rounds: int) -> int:
-        """Gradients (or values) of single records that all silos take in the first `rounds` rounds."""
+        """Gradients (or values) of single records that all silos take in the first rounds, expected if sampled."""
         return sum(self.batch_sizes) * sum(
-            len(self.schedule.batches(t)) * self.objective.evaluations(self.estimator.round(t).gradients)
+            self._batches(t) * self.objective.evaluations(self.estimator.round(t).gradients)
             for t in range(1, rounds + 1)
         )
 
     def records_read(self, rounds: int) -> int:
-        """Records that all silos read in the first `rounds` rounds, each time counted."""
-        return sum(self.batch_sizes) * sum(len(self.schedule.batches(t)) for t in range(1, rounds + 1))
+        """Records that all silos read in the first `rounds` rounds, each time counted, expected if sampled."""
+        return sum(self.batch_sizes) * sum(map(self._batches, range(1, rounds + 1)))
+
+    def _batches(self, t: int) -> int:
+        """How many batches a silo reads in round t, expected if sampled."""
+        return 1 if isinstance(self.schedule, Poisson) else len(self.schedule.batches(t))
 
     def stream_of(self, silo: int, rounds: int) -> ReleaseStream:
         """What one silo itself releases; standard deviation 0 where it adds no noise."""
@@ -100,6 +105,8 @@ def _survives_gaps(estimator: Estimator, mechanism: Mechanism) -> bool:
 def _batch_clips(estimator: Estimator, schedule: AnySchedule) -> tuple[float, ...]:
     """The norm bound of every round's increments, for a mean over one batch: where a round reads k, 1/k of it."""
     rounds = range(1, schedule.rounds + 1)
+    if isinstance(schedule, Poisson):
+        return tuple(float(estimator.round(t).clip) for t in rounds)
     return tuple(float(estimator.round(t).clip) / max(1, len(schedule.batches(t))) for t in rounds)
 
 
@@ -132,13 +139,30 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
             f'deployment.missing = "continue": {row.name} cannot go on without a silo: its sums restart, or are '
             "taken apart, or its privacy rests on how far queries move between rounds"
         )
-    target = cell.privacy.target
-    noise = Noise()
-    if target is not None:
-        clips = np.array(_batch_clips(estimator, schedule))
-        sensitivity = mechanism.sensitivity(Workload(schedule, estimator.keep, clips, estimator.period))
-        noise = cell.algorithm.setting.noise(sensitivity, batch_sizes, weights, cell.privacy.relation, target)
+    noise = _noise(cell, schedule, estimator, mechanism, weights)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation = cell.privacy.relation
     looked_at = row.objective(settings, problem, objective)
     return Plan(schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation, looked_at)
+
+
+def _noise(
+    cell: Cell, schedule: AnySchedule, estimator: Estimator, mechanism: Mechanism, weights: tuple[float, ...]
+) -> Noise:
+    """The noise of every owner that reaches the cell's target; none if it has none.
+
+    Guarantee: a fixed order gets its μ exactly; Poisson sampling gets the (ε, δ) of that μ at the cell's δ.
+    InputError for sampling that cannot be accounted for.
+    """
+    target, relation, delta = cell.privacy.target, cell.privacy.relation, cell.privacy.delta
+    if target is None:
+        return Noise()
+    clips = _batch_clips(estimator, schedule)
+    if isinstance(schedule, Poisson):
+        sensitivity = sampled_clip(mechanism, estimator.keep, clips, relation)
+        sampled = calibrated(epsilon_of(target, delta), delta, schedule.rate, schedule.rounds)
+        target = 1.0 / sampled.noise_multiplier  # of one round for a record that is known to take part
+    else:
+        workload = Workload(schedule, estimator.keep, np.array(clips), estimator.period)
+        sensitivity = mechanism.sensitivity(workload)
+    return cell.algorithm.setting.noise(sensitivity, cell.batch_sizes, weights, relation, target)

@@ -1,11 +1,12 @@
 """Where every random number of fedpriv comes from.
 
-Two kinds of stream, and nothing else in the project draws:
+Three kinds of stream, and nothing else in the project draws:
 
 * `KeyedNormal`: Gaussian noise as a pure function of (key, owner, round, node).  AES-256 in counter mode
   (NIST SP 800-38A; OpenSSL through `cryptography`) yields the bits, the Box-Muller transform (Box & Muller
   1958) the normals.  The same code serves the two noise regimes; only the key differs: derived from the
   scenario's seed in a simulation, drawn from the operating system in a deployment.
+* `KeyedCoins`: coins that fall alike for nobody without the key, for sampling that has to stay secret.
 * `public_generator`: a NumPy generator for choices that are no secret (which record goes to which silo).
 
 Why not a ready-made generator: keyed streams need a key of at least 128 bits (torch's CPU generator keeps
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
 
 SERVER = 0xFFFF_FFFF
@@ -71,8 +72,13 @@ class KeyedNormal:
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
             raise ValueError(f"noise is drawn in float32 or float64, not {self.dtype}")
-        self._encrypt = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # one block a counter value
+        self._encrypt = _block_cipher(key)
+        self._coins_key = derive_key(key, "coins")
         self._desk: _Desk | None = None
+
+    def coins(self) -> "KeyedCoins":
+        """Secret coins of whoever holds this key, under a key of their own derived from it."""
+        return KeyedCoins(self._coins_key)
 
     def vector(self, size: int, owner: int, t: int, node: int = 0) -> NDArray[np.floating]:
         """The vector of shape (size,) that belongs to (owner, round t, node)."""
@@ -115,11 +121,32 @@ class KeyedNormal:
         desk = self._desk
         if desk is None or desk.counters.shape != (count, blocks, 2):
             self._desk = desk = _Desk(count, blocks, self.dtype)
-        streams = np.asarray(owners, np.uint64) * np.uint64(_WORD) + np.asarray(rounds, np.uint64)
-        desk.counters[:, :, 0] = streams[:, None]
+        desk.counters[:, :, 0] = _streams(owners, rounds)[:, None]
         desk.counters[:, :, 1] = np.arange(node * _WORD, node * _WORD + blocks, dtype=np.uint64)
         self._encrypt.update_into(desk.counters.data.cast("B"), desk.bits)
         desk.normals(out)
+
+
+class KeyedCoins:
+    """Independent coins, each a pure function of (key, owner, round, place).
+
+    Guarantee: for anyone who does not hold the key the coins are independent, and each falls on heads with at
+    most the probability asked for, and less by at most 2^-63.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._encrypt = _block_cipher(key)
+
+    def heads(self, count: int, probability: float, owner: int, t: int) -> NDArray[np.bool_]:
+        """Which of the coins of places 0 … count-1 fall on heads, shape (count,); 0 ≤ `probability` ≤ 1."""
+        if not 0.0 <= probability <= 1.0:
+            raise ValueError(f"probability = {probability}: it lies between 0 and 1")
+        counters = np.empty((-(-count * 8 // _BLOCK_BYTES), 2), np.uint64)
+        counters[:, 0] = _streams([owner], [t])
+        counters[:, 1] = np.arange(len(counters), dtype=np.uint64)
+        words = np.frombuffer(self._encrypt.update(counters.tobytes()), np.uint64)[:count]
+        fallen: NDArray[np.bool_] = (words >> np.uint64(1)) < np.uint64(int(probability * 2.0**63))
+        return fallen
 
 
 class DrawAhead:
@@ -175,6 +202,17 @@ class _Desk:
         rest = out.shape[1] - first
         np.multiply(np.cos(angle, out=turned)[:, :first], radius[:, :first], out=out[:, :first])
         np.multiply(np.sin(angle, out=turned)[:, :rest], radius[:, :rest], out=out[:, first:])
+
+
+def _block_cipher(key: bytes) -> CipherContext:
+    """AES that encrypts counters one by one: one block a counter value."""
+    return Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+
+
+def _streams(owners: Sequence[int], rounds: Sequence[int]) -> NDArray[np.uint64]:
+    """The upper halves of the counters that belong to pairs of owners and rounds."""
+    upper: NDArray[np.uint64] = np.asarray(owners, np.uint64) * np.uint64(_WORD) + np.asarray(rounds, np.uint64)
+    return upper
 
 
 def simulation_noise(seed: int, dtype: DTypeLike) -> KeyedNormal:

@@ -1,4 +1,4 @@
-"""What everyone knows about a round before the first one: its coefficients, its clip and who takes part."""
+"""What everyone knows about a round before the first one: its coefficients, its clip and how records take part."""
 
 import itertools
 from dataclasses import dataclass
@@ -161,4 +161,40 @@ class Phases:
         return tuple(itertools.accumulate(length + 1 for length in self.lengths))
 
 
-AnySchedule = Schedule | Phases
+@dataclass(frozen=True)
+class Poisson:
+    """Poisson sampling: in every round each record takes part with probability 1/`places`, whatever else happens.
+
+    A silo's sum is divided by its public expected batch, never by the number drawn.
+
+    Guarantee: every record of every round has a coin of its own, which only the silo that holds it sees.
+    """
+
+    rounds: int
+    places: int
+    """Rounds of one expected pass."""
+
+    @property
+    def held(self) -> int:
+        """How many expected batches a silo holds."""
+        return self.places
+
+    @property
+    def rate(self) -> float:
+        """q: the probability with which a record takes part in a round."""
+        return 1.0 / self.places
+
+    @property
+    def single_pass(self) -> bool:
+        """Never: a record may take part in any number of rounds."""
+        return False
+
+    def first(self, rounds: int) -> "Poisson":
+        """What a run that stopped after so many rounds has drawn."""
+        return Poisson(rounds, self.places)
+
+
+FixedOrder = Schedule | Phases
+"""Schedules in which it is public which records take part in which round."""
+
+AnySchedule = FixedOrder | Poisson

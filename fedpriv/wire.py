@@ -8,13 +8,15 @@ import io
 import math
 import warnings
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
+
+from fedpriv.records import number_in
 
 _STYPE = "numpy.ndarray"
 
@@ -45,12 +47,26 @@ def query_content(query: ArrayRecord, t: int, config: ConfigRecord) -> RecordDic
     return RecordDict({"query": query, "config": ConfigRecord({**config, "t": t})})
 
 
-def release_content(release: Tensor, clipped: int | None) -> RecordDict:
-    """How many records were clipped is a release that nobody accounts for: simulations send it, silos do not."""
+class Counts(NamedTuple):
+    """What a silo has to say about one round's records: how many took part, and how many of those were clipped."""
+
+    drawn: int
+    clipped: int
+
+
+def release_content(release: Tensor, counts: Counts | None) -> RecordDict:
+    """Counts of records are a release that nobody accounts for: simulations send them, silos do not."""
     content = RecordDict({"release": one_array(release)})
-    if clipped is not None:
-        content["metrics"] = MetricRecord({"clipped": clipped})
+    if counts is not None:
+        content["metrics"] = MetricRecord({"drawn": counts.drawn, "clipped": counts.clipped})
     return content
+
+
+def counts_in(content: RecordDict) -> Counts | None:
+    """The counts beside a release, None if there are none; ValueError if they are malformed."""
+    if "metrics" not in content:
+        return None
+    return Counts(number_in(content, "metrics", "drawn"), number_in(content, "metrics", "clipped"))
 
 
 def vector_in(content: RecordDict, record: str) -> Tensor:

@@ -108,11 +108,10 @@ def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, re
     result = strategy.start(
         grid, one_array(task.objective.initial()), timeout=cell.deployment.patience, evaluate_fn=evaluate
     )
-    drawn = plan.records_read(plan.schedule.rounds)
-    model = next(iter(result.arrays.to_numpy_ndarrays()))
+    model, counts = next(iter(result.arrays.to_numpy_ndarrays())), strategy.counts
     return Finished(
         metrics=metrics,
-        fraction_clipped=None if strategy.records_clipped is None else strategy.records_clipped / drawn,
+        fraction_clipped=None if counts is None else counts.clipped / max(1, counts.drawn),
         wall_seconds=time.perf_counter() - started,
         releases=plan.releases(strategy.rounds_done),
         gradient_evaluations=plan.gradient_evaluations(strategy.rounds_done),

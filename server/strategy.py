@@ -23,8 +23,8 @@ from torch import Tensor
 from fedpriv.errors import RunError
 from fedpriv.plan import Plan
 from fedpriv.randomness import SERVER, KeyedNormal
-from fedpriv.records import TRAIN, number_in, refusal_in
-from fedpriv.wire import is_finite, one_array, query_content, vector_in
+from fedpriv.records import TRAIN, refusal_in
+from fedpriv.wire import Counts, counts_in, is_finite, one_array, query_content, vector_in
 from server.roster import learn_roster
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -63,7 +63,8 @@ class ReleaseStrategy(Strategy):
     """Noisy means of running sums, handed to the plan's optimizer.
 
     Guarantee: what it broadcasts is post-processing of the releases it received (untrusted server), or of the
-    q~_t with its own noise, whose sequence is plan.mu-GDP for each silo's records (trusted server).
+    q~_t with its own noise, whose sequence keeps what `plan.releases` claims for each silo's records (trusted
+    server).
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class ReleaseStrategy(Strategy):
     ) -> None:
         """With `without_missing`, a silo that does not answer in time counts with its last release."""
         self.plan = plan
-        self.records_clipped: int | None = 0  # None once a silo did not tell, as silos with a guard do not
+        self.counts: Counts | None = Counts(0, 0)  # None once a silo did not tell, as silos with a guard do not
         self.rounds_done = 0
         self._noise = noise
         self._journal = journal
@@ -202,10 +203,11 @@ class ReleaseStrategy(Strategy):
             raise RunError(f"round {t}: {refusal.reason}")
         try:
             release = vector_in(reply.content, "release")
-            if "metrics" not in reply.content:
-                self.records_clipped = None
-            elif self.records_clipped is not None:
-                self.records_clipped += number_in(reply.content, "metrics", "clipped")
+            told = counts_in(reply.content)
+            if told is None or self.counts is None:
+                self.counts = None
+            else:
+                self.counts = Counts(self.counts.drawn + told.drawn, self.counts.clipped + told.clipped)
         except ValueError as error:
             raise RunError(f"silo {silo}, round {t}: {error}") from None
         expected = self._initial

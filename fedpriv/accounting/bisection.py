@@ -28,6 +28,20 @@ def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float =
     low = 0.0
     while not safe(high):
         low, high = high, 2.0 * high
+    return _bisect(safe, low, high, tolerance)
+
+
+def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: float, tolerance: float) -> float:
+    """The same for a dear `safe`: tried in steps of `factor` > 1 away from `start` > 0, then between two."""
+    low = high = start
+    while not safe(high):
+        low, high = high, factor * high
+    while low == high or (low < start and safe(low)):
+        low, high = low / factor, low
+    return _bisect(safe, low, high, tolerance)
+
+
+def _bisect(safe: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
     while high > low * (1.0 + tolerance) and low < (middle := _between(low, high)) < high:
         low, high = (low, middle) if safe(middle) else (middle, high)
     return high

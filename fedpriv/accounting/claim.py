@@ -3,11 +3,13 @@
 A number without its neighbouring relation and its unit says nothing; they travel together here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Generic, Literal, TypeVar, get_args
 
 from fedpriv.accounting import gdp, rdp, zcdp
 from fedpriv.accounting.checks import check_mu
+from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
 
 Relation = Literal["replace-one", "zero-out"]
@@ -46,6 +48,8 @@ class GaussianDP:
 
     mu: float
 
+    kind: ClassVar[str] = "gaussian-dp"
+
     def __post_init__(self) -> None:
         check_mu(self.mu)
 
@@ -62,24 +66,48 @@ class GaussianDP:
             paper=zcdp.paper_epsilon(self.mu, delta),
         )
 
+    def epsilon_of(self, delta: float) -> float:
+        """The smallest ε for which (ε, `delta`)-DP holds."""
+        return gdp.epsilon_of(self.mu, delta)
+
+    def statement(self, delta: float) -> str:
+        """The guarantee as a person reads it."""
+        pair = self.epsilon_delta(delta)
+        return (
+            f"{self.mu:.6g}-GDP ({self.zcdp:.6g}-zCDP), hence epsilon = {pair.exact:.6g} exactly "
+            f"({pair.paper:.6g} by the papers' formula) at delta = {delta:g}"
+        )
+
+
+Guarantee = GaussianDP | SubsampledGaussian
+"""What a stream of releases promises: an exact μ, or a curve of (ε, δ) that no μ describes."""
+
+Promise = TypeVar("Promise", bound=Guarantee, covariant=True)
+
+
+def weakest(guarantees: Sequence[Guarantee]) -> Guarantee:
+    """The guarantee that all of them give, of one or more; InputError where they cannot be compared."""
+    gaussian = [each for each in guarantees if isinstance(each, GaussianDP)]
+    sampled = [each for each in guarantees if isinstance(each, SubsampledGaussian)]
+    if gaussian and not sampled:
+        return max(gaussian, key=lambda each: each.mu)
+    if gaussian or len({(each.sampling_rate, each.rounds) for each in sampled}) > 1:
+        raise InputError("a run is sampled throughout, at one rate for all rounds, or not at all")
+    return min(sampled, key=lambda each: each.noise_multiplier)
+
 
 @dataclass(frozen=True)
-class PrivacyClaim:
+class PrivacyClaim(Generic[Promise]):
     """A guarantee together with what it is a guarantee of.
 
     Guarantee: it holds for neighbouring data sets under `relation` that differ in one `unit`, whatever the
     adversary knows about all other records.
     """
 
-    guarantee: GaussianDP
+    guarantee: Promise
     relation: Relation
     unit: str = UNIT
 
     def statement(self, delta: float) -> str:
         """The claim as a person reads it, on one line."""
-        pair = self.guarantee.epsilon_delta(delta)
-        return (
-            f"{self.guarantee.mu:.6g}-GDP ({self.guarantee.zcdp:.6g}-zCDP), hence epsilon = {pair.exact:.6g} "
-            f"exactly ({pair.paper:.6g} by the papers' formula) at delta = {delta:g}; "
-            f"{self.relation} neighbours, unit: {self.unit}"
-        )
+        return f"{self.guarantee.statement(delta)}; {self.relation} neighbours, unit: {self.unit}"

@@ -15,7 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.accounting.claim import RELATION_FACTOR, GaussianDP, PrivacyClaim, Relation, relation_named
+from fedpriv.accounting.claim import (
+    RELATION_FACTOR,
+    GaussianDP,
+    Guarantee,
+    PrivacyClaim,
+    Relation,
+    relation_named,
+    weakest,
+)
+from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import (
     AlignedDifferences,
@@ -29,7 +38,7 @@ from fedpriv.mechanisms import (
     SlidingDifferences,
     Workload,
 )
-from fedpriv.rounds import AnySchedule, Phases, Schedule
+from fedpriv.rounds import AnySchedule, FixedOrder, Phases, Poisson, Schedule
 
 _MECHANISMS = {
     kind.__name__: kind
@@ -72,20 +81,60 @@ class ReleaseStream:
     period: int | None = None
 
     @property
-    def mu(self) -> float:
-        """The exact Gaussian-DP parameter of the whole stream, for each record behind it; inf without noise.
+    def guarantee(self) -> Guarantee | None:
+        """What the whole stream promises to each record behind it; None without noise.
 
         Guarantee: neighbours differ in one record of one silo under `relation`; the stream is what everybody
-        outside the owner sees.
+        outside the owner sees.  InputError for what cannot be accounted for.
         """
         if self.std == 0.0:
+            return None
+        if isinstance(self.schedule, Poisson):
+            clip = sampled_clip(self.mechanism, self.keep, self.clips, self.relation)
+            multiplier = self.std / (self.per_record * clip)
+            return SubsampledGaussian(multiplier, self.schedule.rate, self.schedule.rounds)
+        return GaussianDP(self._mu(self.schedule))
+
+    @property
+    def mu(self) -> float:
+        """The exact Gaussian-DP parameter of a stream in fixed order; inf without noise."""
+        if self.std == 0.0:
             return math.inf
-        workload = Workload(self.schedule, self.keep, np.array(self.clips), self.period)
+        if isinstance(self.schedule, Poisson):
+            raise InputError("a stream with Poisson sampling has no mu: its guarantee is a curve of (ε, δ)")
+        return self._mu(self.schedule)
+
+    def _mu(self, schedule: FixedOrder) -> float:
+        workload = Workload(schedule, self.keep, np.array(self.clips), self.period)
         sensitivity = self.mechanism.sensitivity(workload)
         return RELATION_FACTOR[self.relation] * self.per_record * sensitivity / self.std
 
 
-def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim | None:
+def sampled_clip(mechanism: Mechanism, keep: float, clips: Sequence[float], relation: Relation) -> float:
+    """The norm bound of one record's contribution to each of the releases of a Poisson-sampled stream.
+
+    Guarantee: where this returns, every release is a sum of contributions of that norm at most, of the records
+    drawn in its own round, with fresh noise: the mechanism that `SubsampledGaussian` accounts for.  InputError
+    for anything else, with the reason.
+    """
+    refused = "Poisson sampling (federation.sampling) cannot be accounted for"
+    if relation not in SubsampledGaussian.relations:
+        raise InputError(
+            f"{refused} under {relation}: amplification by sampling is known for zero-out, where a record is "
+            "there or not; a factor of 2 in the noise does not give replace-one"
+        )
+    if keep != 0.0 or not isinstance(mechanism, IndependentGaussian):
+        raise InputError(
+            f"{refused} for running sums (keep = {keep:g}) or correlated noise ({type(mechanism).__name__}): the "
+            "algebra of participations knows fixed orders only; take an algorithm that releases each round's "
+            "gradient with independent noise, such as dp-sgd"
+        )
+    if len(set(clips)) != 1:
+        raise InputError(f"{refused} with clips that change from round to round: {min(clips):g} to {max(clips):g}")
+    return clips[0]
+
+
+def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None:
     """The guarantee of all streams together; None if there is none (no stream, or one without noise).
 
     Guarantee: silos hold disjoint records, so a record is behind one stream only and the worst stream is
@@ -94,8 +143,11 @@ def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim | None:
     relations = {stream.relation for stream in streams}
     if len(relations) > 1:
         raise InputError(f"a run has one neighbouring relation, this ledger has {', '.join(sorted(relations))}")
-    worst = max((stream.mu for stream in streams), default=math.inf)
-    return None if math.isinf(worst) else PrivacyClaim(GaussianDP(worst), relations.pop())
+    guarantees = [stream.guarantee for stream in streams]
+    known = [each for each in guarantees if each is not None]
+    if not known or len(known) < len(guarantees):
+        return None
+    return PrivacyClaim(weakest(known), relations.pop())
 
 
 def as_data(stream: ReleaseStream) -> dict[str, Any]:
@@ -107,6 +159,7 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
         "rounds": stream.schedule.rounds,
         "places": stream.schedule.places,
         "phases": stream.schedule.lengths if isinstance(stream.schedule, Phases) else None,
+        "sampling": "poisson" if isinstance(stream.schedule, Poisson) else "fixed",
         "keep": stream.keep,
         "clips": [[clip, len(list(run))] for clip, run in itertools.groupby(stream.clips)],
         "per_record": stream.per_record,
@@ -127,7 +180,7 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
     return ReleaseStream(
         owner=data["owner"],
         mechanism=_MECHANISMS[name](**settings),
-        schedule=Phases(tuple(data["phases"])) if data.get("phases") else Schedule(data["rounds"], data["places"]),
+        schedule=_schedule_from(data),
         keep=data["keep"],
         clips=tuple(clip for clip, rounds in data["clips"] for _ in range(rounds)),
         per_record=data["per_record"],
@@ -135,6 +188,18 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
         std=data["std"],
         period=data.get("period"),
     )
+
+
+def _schedule_from(data: Mapping[str, Any]) -> AnySchedule:
+    if data.get("phases"):
+        return Phases(tuple(data["phases"]))
+    match data.get("sampling", "fixed"):
+        case "fixed":
+            return Schedule(data["rounds"], data["places"])
+        case "poisson":
+            return Poisson(data["rounds"], data["places"])
+        case other:
+            raise InputError(f"ledger: sampling {other!r} is neither 'fixed' nor 'poisson'")
 
 
 @dataclass(frozen=True)
@@ -146,11 +211,13 @@ class LedgerEntry:
     seed: int
     trust: str
     claimed_mu: float | None
+    claimed_epsilon: float | None
+    """At `delta`."""
     delta: float
     streams: tuple[ReleaseStream, ...]
 
     @property
-    def claim(self) -> PrivacyClaim | None:
+    def claim(self) -> PrivacyClaim[Guarantee] | None:
         """Recomputed from the streams."""
         return claim_of(self.streams)
 
@@ -158,9 +225,19 @@ class LedgerEntry:
     def agrees(self) -> bool:
         """Whether what is claimed is what the streams give."""
         recomputed = self.claim
-        if self.claimed_mu is None or recomputed is None:
-            return self.claimed_mu is None and recomputed is None
-        return math.isclose(self.claimed_mu, recomputed.guarantee.mu, rel_tol=1e-9)
+        given: tuple[float | None, float | None] = (None, None)
+        if recomputed is not None:
+            guarantee = recomputed.guarantee
+            mu = guarantee.mu if isinstance(guarantee, GaussianDP) else None
+            given = mu, guarantee.epsilon_of(self.delta)
+        return _same(self.claimed_mu, given[0]) and _same(self.claimed_epsilon, given[1])
+
+
+def _same(claimed: float | None, recomputed: float | None) -> bool:
+    """Up to rounding: a privacy loss distribution comes of a Fourier transform."""
+    if claimed is None or recomputed is None:
+        return claimed is recomputed
+    return math.isclose(claimed, recomputed, rel_tol=1e-8)
 
 
 def read_ledger(folder: Path) -> list[LedgerEntry]:
@@ -175,6 +252,7 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
                 cell["seed"],
                 cell["trust"],
                 cell["mu"],
+                cell["epsilon"],
                 cell["delta"],
                 tuple(map(from_data, cell["releases"])),
             )

@@ -11,16 +11,17 @@ number of records drawn.
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import Any, ClassVar
 
-from fedpriv.accounting.bisection import smallest_safe
+from fedpriv.accounting.bisection import smallest_safe_near
 from fedpriv.accounting.checks import check_delta, check_epsilon, check_positive
 from fedpriv.errors import InputError
 
 _INTERVAL = 1e-4  # of the discretized privacy loss: a wider one is faster and more pessimistic
+_COARSE = 1e-3  # to come near a noise multiplier; what is returned has been checked at the finer one
 _CALIBRATION = 1e-4  # relative accuracy of a calibrated noise multiplier
-_MOST_NOISE = 1e6
+_LEAST_NOISE, _MOST_NOISE = 0.1, 1e6
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class SubsampledGaussian:
     """The probability, above 0 and at most 1, with which a record takes part in a round."""
     rounds: int
 
+    kind: ClassVar[str] = "subsampled-gaussian"
     relations: ClassVar[tuple[str, ...]] = ("add-remove", "zero-out")
 
     def __post_init__(self) -> None:
@@ -49,44 +51,58 @@ class SubsampledGaussian:
 
     def epsilon_of(self, delta: float) -> float:
         """An upper bound of the smallest ε for which (ε, `delta`)-DP holds."""
-        return float(self._losses.get_epsilon_for_delta(check_delta(delta)))
+        return float(_losses(self, _INTERVAL).get_epsilon_for_delta(check_delta(delta)))
 
     def delta_of(self, epsilon: float) -> float:
         """An upper bound of the smallest δ for which (`epsilon`, δ)-DP holds."""
-        return float(self._losses.get_delta_for_epsilon(check_epsilon(epsilon)))
+        return float(_losses(self, _INTERVAL).get_delta_for_epsilon(check_epsilon(epsilon)))
 
-    @cached_property
-    def _losses(self) -> Any:
-        import dp_accounting  # slow to import: only who samples pays for it
-        from dp_accounting.pld import privacy_loss_distribution
-
-        one_round = privacy_loss_distribution.from_gaussian_mechanism(
-            standard_deviation=self.noise_multiplier,
-            value_discretization_interval=_INTERVAL,
-            sampling_prob=self.sampling_rate,
-            neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    def statement(self, delta: float) -> str:
+        """The guarantee as a person reads it."""
+        return (
+            f"epsilon = {self.epsilon_of(delta):.6g} at delta = {delta:g}, an upper bound for {self.rounds} "
+            f"rounds of Poisson sampling at rate {self.sampling_rate:.6g} with noise multiplier "
+            f"{self.noise_multiplier:.6g}"
         )
-        return one_round.self_compose(self.rounds)
 
 
+@lru_cache(maxsize=16)
+def _losses(mechanism: SubsampledGaussian, interval: float) -> Any:
+    """The privacy loss distribution of all rounds, by dp-accounting."""
+    import dp_accounting  # slow to import: only who samples pays for it
+    from dp_accounting.pld import privacy_loss_distribution
+
+    one_round = privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=mechanism.noise_multiplier,
+        value_discretization_interval=interval,
+        sampling_prob=mechanism.sampling_rate,
+        neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )
+    return one_round.self_compose(mechanism.rounds)
+
+
+@lru_cache(maxsize=256)  # the same for every seed of a sweep, and seconds to find
 def calibrated(epsilon: float, delta: float, sampling_rate: float, rounds: int) -> SubsampledGaussian:
     """The mechanism with the smallest noise multiplier found that is (`epsilon`, `delta`)-DP.
 
     Guarantee: the one returned is (`epsilon`, `delta`)-DP by its own `epsilon_of`; a multiplier smaller by a
-    relative 1e-4 is not.  InputError where no multiplier up to a million is.
+    relative 1e-4 is not, or is below 0.1.  InputError where no multiplier up to a million is.
     """
     check_positive("epsilon", epsilon)
     check_delta(delta)
 
-    def safe(multiplier: float) -> bool:
-        if multiplier == 0.0:
+    def safe(multiplier: float, interval: float) -> bool:
+        if multiplier < _LEAST_NOISE:
             return False
         if multiplier > _MOST_NOISE:
             raise InputError(
                 f"epsilon = {epsilon} at delta = {delta}: no noise multiplier up to {_MOST_NOISE:g} reaches it in "
                 f"{rounds} rounds; take a larger epsilon or delta"
             )
-        return SubsampledGaussian(multiplier, sampling_rate, rounds).epsilon_of(delta) <= epsilon
+        losses = _losses(SubsampledGaussian(multiplier, sampling_rate, rounds), interval)
+        return float(losses.get_epsilon_for_delta(delta)) <= epsilon
 
     start = max(0.5, sampling_rate * math.sqrt(rounds) / max(epsilon, 1.0))
-    return SubsampledGaussian(smallest_safe(safe, start, _CALIBRATION), sampling_rate, rounds)
+    near = smallest_safe_near(lambda value: safe(value, _COARSE), start, 2.0, 10.0 * _CALIBRATION)
+    multiplier = smallest_safe_near(lambda value: safe(value, _INTERVAL), near, 1.002, _CALIBRATION)
+    return SubsampledGaussian(multiplier, sampling_rate, rounds)

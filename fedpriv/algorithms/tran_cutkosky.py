@@ -24,6 +24,7 @@ from fedpriv.optimizers import NormalizedSGD
 from fedpriv.optimizers.normalized_sgd import movement_bound
 from fedpriv.parameters.momentum import paper_node_count, simple_noise_multiplier
 from fedpriv.randomness import public_generator
+from fedpriv.rounds import Poisson
 
 _PAPER = "Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022)"
 
@@ -140,6 +141,8 @@ class ReducedSettings(MomentumSettings):
 def _trees(kind: type[Trees], settings: ReducedSettings, problem: Problem) -> Trees:
     """Sized for T rounds: by exact counting, or as Algorithm 2 has it."""
     alpha, schedule = settings.alpha_for(problem), problem.schedule
+    if isinstance(schedule, Poisson):
+        raise InputError('the reduced variant rests on a fixed order of records: federation.sampling = "fixed"')
     trees = kind(
         schedule.places,
         settings.gamma_for(problem),

@@ -81,7 +81,10 @@ def audit(
             f"trials, a confidence in [0.5, 1) and a mu in [{SMALLEST_MU:g}, {LARGEST_MU:g}]"
         )
     if cell.federation.epochs != 1 or not isinstance(cell.schedule, Schedule):
-        raise InputError("the audit's canaries are made for one pass with records in every round: epochs = 1")
+        raise InputError(
+            "the audit's canaries are made for one pass in fixed order with records in every round: "
+            'epochs = 1, sampling = "fixed"'
+        )
     if seed < 0:
         raise InputError(f"seed = {seed}: expected a whole number of at least 0")
     started = time.perf_counter()

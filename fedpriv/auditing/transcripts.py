@@ -25,7 +25,7 @@ from fedpriv.objectives import Records, SoftmaxRegression
 from fedpriv.plan import Plan, plan_of
 from fedpriv.randomness import KeyedNormal, public_generator, seed_key
 from fedpriv.records import number_in, roster_content
-from fedpriv.rounds import Round
+from fedpriv.rounds import Round, Schedule
 from fedpriv.scenario import Cell
 from fedpriv.wire import one_array, release_content, vector_in
 from server.strategy import ReleaseStrategy
@@ -124,6 +124,7 @@ def _canaries(cell: Cell, plan: Plan, in_round: NDArray[np.int64], present: NDAr
     """
     features, labels = _nothing(plan)
     for canary, (t, there) in enumerate(zip(in_round.tolist(), present.tolist(), strict=True)):
+        assert isinstance(plan.schedule, Schedule)  # `audit` takes a single pass without empty rounds
         row = plan.schedule.batches(t).start * CANARIES + canary
         if there or cell.privacy.relation == "replace-one":
             features[row, canary] = _FAR * float(plan.estimator.round(t).clip)
@@ -146,6 +147,6 @@ def _listening(silos: list[Silo], messages: list[list[Tensor]]) -> ClientApp:
         release, state = silo.answer(store.load(silo), t, vector_in(message.content, "query"))
         store.save(state)
         messages[silo.number].append(release.vector)
-        return Message(release_content(release.vector, release.clipped), reply_to=message)
+        return Message(release_content(release.vector, release.counts), reply_to=message)
 
     return app

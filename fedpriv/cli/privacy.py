@@ -9,8 +9,8 @@ import typer
 from fedpriv.errors import RunError
 
 if TYPE_CHECKING:
-    from fedpriv.accounting import PrivacyClaim
-    from fedpriv.accounting.ledger import LedgerEntry
+    from fedpriv.accounting import GaussianDP, PrivacyClaim
+    from fedpriv.accounting.ledger import LedgerEntry, ReleaseStream
     from fedpriv.mechanisms.cost import Cost
     from fedpriv.mechanisms.setting import Setting
 
@@ -223,7 +223,7 @@ def ledger(
 def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
     """One line a stream; the claim is that of the worst stream, since records are in one stream only."""
     point = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in entry.point.items()) or "-"
-    claimed = "none" if entry.claimed_mu is None else f"{entry.claimed_mu:.6g}"
+    claimed = _price(entry.claimed_mu, entry.claimed_epsilon)
     return [
         (
             str(entry.cell),
@@ -236,7 +236,7 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
             f"{max(stream.clips):.5g}",
             f"{stream.std:.5g}",
             stream.relation,
-            f"{stream.mu:.6g}",
+            _stream_price(stream, entry.delta),
             claimed,
             "ok" if entry.agrees else "DIFFERS",
         )
@@ -244,7 +244,23 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
     ]
 
 
-def _claim(mu: float, relation: str) -> "PrivacyClaim":
+def _stream_price(stream: "ReleaseStream", delta: float) -> str:
+    from fedpriv.accounting import GaussianDP
+
+    guarantee = stream.guarantee
+    if guarantee is None:
+        return "inf"
+    return _price(guarantee.mu if isinstance(guarantee, GaussianDP) else None, guarantee.epsilon_of(delta))
+
+
+def _price(mu: float | None, epsilon: float | None) -> str:
+    """μ, or ε (at the cell's δ) where there is no μ."""
+    if mu is not None:
+        return f"{mu:.6g}"
+    return "none" if epsilon is None else f"epsilon {epsilon:.6g}"
+
+
+def _claim(mu: float, relation: str) -> "PrivacyClaim[GaussianDP]":
     from fedpriv.accounting import GaussianDP, PrivacyClaim, relation_named
 
     return PrivacyClaim(GaussianDP(mu), relation_named(relation))
@@ -278,7 +294,7 @@ def _cost(cost: "Cost") -> dict[str, Any]:
     }
 
 
-def _guarantee(claim: "PrivacyClaim", delta: float | None) -> dict[str, Any]:
+def _guarantee(claim: "PrivacyClaim[GaussianDP]", delta: float | None) -> dict[str, Any]:
     from fedpriv.accounting.target import DEFAULT_DELTA
 
     pair = claim.guarantee.epsilon_delta(DEFAULT_DELTA if delta is None else delta)
@@ -312,7 +328,7 @@ _LABELS = {
 }
 
 
-def _print(facts: dict[str, Any], claim: "PrivacyClaim", delta: float | None, as_json: bool) -> None:
+def _print(facts: dict[str, Any], claim: "PrivacyClaim[GaussianDP]", delta: float | None, as_json: bool) -> None:
     everything = {**facts, **_guarantee(claim, delta)}
     if as_json:
         typer.echo(json.dumps(everything))

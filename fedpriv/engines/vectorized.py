@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedpriv.engines.base import Observer, Outcome
 from fedpriv.engines.noise_feed import NoiseFeed, aggregate
+from fedpriv.engines.sampled_batches import SampledBatches
 from fedpriv.errors import RunError
 from fedpriv.estimators import Estimator
 from fedpriv.federation import Task, spread, task_of_cell
@@ -23,6 +24,7 @@ from fedpriv.objectives import Objective, Records, Slots
 from fedpriv.optimizers import Optimizer
 from fedpriv.outcome import Finished, evaluation_rounds
 from fedpriv.plan import Plan, plan_of
+from fedpriv.rounds import FixedOrder, Poisson
 from fedpriv.running_sum import absorb, empty_sum
 from fedpriv.scenario import Cell
 from fedpriv.stacking import Part, signature, stack
@@ -94,8 +96,6 @@ class _Group:
             else (torch.zeros(draws(t) or 1, 1, dtype=self._dtype) for t in range(1, rounds + 1))
         )
         self._sizes, self._silo_weights = first.batch_sizes, first.weights
-        counts = {len(self._schedule.batches(t)) for t in range(1, self._schedule.rounds + 1)}
-        self._weights = {count: self._record_weights(count) for count in counts}
 
     def _record_weights(self, count: int) -> Tensor:
         """The weight of every record of a round that reads `count` batches: p_i over the records of its silo."""
@@ -117,9 +117,9 @@ class _Group:
         state = optimizer.start(objective.initial().to(self._device).expand(count, -1))
         total = empty_sum(optimizer.query(state))
         hidden = self._mechanism.start()
-        clipped = torch.zeros(count, device=self._device)
+        clipped, drawn = torch.zeros(2, count, dtype=torch.float64, device=self._device)
         unreported = 0
-        for t, records in enumerate(self._batches(), start=1):
+        for t, (records, weights) in enumerate(self._batches(), start=1):
             current = self._estimator.round(t)
             total, clips = absorb(
                 total,
@@ -127,12 +127,13 @@ class _Group:
                 optimizer.query(state),
                 objective.at(self._slots(t)),
                 records,
-                self._weights[len(self._schedule.batches(t))],
+                weights,
                 self._estimator.memory,
             )
             noise, hidden = self._mechanism.noise(hidden, t, next(self._fresh).to(self._device))
             state = optimizer.update(state, total.total + noise, current)
             clipped += clips
+            drawn += weights.count_nonzero(-1)
             unreported += count
             if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == self._schedule.rounds:
                 self._observer.advanced(unreported)
@@ -140,14 +141,13 @@ class _Group:
             if t in evaluated_at:
                 metrics = self._evaluate(t, optimizer.output(state))
         wall = (time.perf_counter() - started) / count
-        drawn = self._plans[0].records_read(self._schedule.rounds)
         models = optimizer.output(state).cpu().numpy()
         return [
             Outcome(
                 index,
                 Finished(
                     metrics[place],
-                    float(clipped[place]) / drawn,
+                    float(clipped[place]) / max(1.0, float(drawn[place])),
                     wall,
                     self._plans[place].releases(self._schedule.rounds),
                     self._plans[place].gradient_evaluations(self._schedule.rounds),
@@ -157,29 +157,52 @@ class _Group:
             for place, index in enumerate(self._indices)
         ]
 
-    def _batches(self) -> Iterator[Records | None]:
-        """Round by round the records of all silos, (replicates, records, ...), gathered block by block.
+    def _batches(self) -> Iterator[tuple[Records | None, Tensor]]:
+        """Round by round the records of all silos, (replicates, records, ...), and the weight of each.
 
         None stands for a round without records.
         """
         train = self._task.train
-        features, labels = train.features.to(self._device), train.labels.to(self._device)
-        orders = {cell.seed: _by_place(spread(cell), self._schedule.held) for cell in self._cells}
+        on_device = Records(train.features.to(self._device), train.labels.to(self._device))
+        shares = {cell.seed: spread(cell) for cell in self._cells}
+        if isinstance(self._schedule, Poisson):
+            return self._sampled(self._schedule, on_device, shares)
+        return self._in_order(self._schedule, on_device, shares)
+
+    def _sampled(
+        self, schedule: Poisson, train: Records, shares: dict[int, list[Tensor]]
+    ) -> Iterator[tuple[Records | None, Tensor]]:
+        seeds = [cell.seed for cell in self._cells]
+        per_record = [weight / size for weight, size in zip(self._silo_weights, self._sizes, strict=True)]
+        for index, weights in SampledBatches(schedule, seeds, shares, per_record):
+            here = index.to(self._device)
+            records = Records(train.features[here], train.labels[here]) if index.numel() else None
+            yield records, weights.to(self._device, self._dtype)
+
+    def _in_order(
+        self, schedule: FixedOrder, train: Records, shares: dict[int, list[Tensor]]
+    ) -> Iterator[tuple[Records | None, Tensor]]:
+        """Gathered block by block."""
+        features, labels = train
+        orders = {seed: _by_place(of_silos, schedule.held) for seed, of_silos in shares.items()}
         places = torch.stack([orders[cell.seed] for cell in self._cells], dim=1).to(self._device)
         block = max(1, _GATHER_VALUES // (places[0].numel() * features[0].numel()))
-        spans = [list(self._schedule.batches(t)) for t in range(1, self._schedule.rounds + 1)]
+        spans = [list(schedule.batches(t)) for t in range(1, schedule.rounds + 1)]
+        weights = {count: self._record_weights(count) for count in set(map(len, spans))}
         for count, members in itertools.groupby(spans, key=len):
             equal = list(members)
             if count == 0:
-                yield from itertools.repeat(None, len(equal))
+                yield from itertools.repeat((None, weights[0]), len(equal))
                 continue
             read, column = torch.tensor(equal), self._silo_by_silo(count)
             for start in range(0, len(read), block):
                 index = places[read[start : start + block]]  # (rounds, count, replicates, records)
                 index = index.movedim(1, 2).flatten(2)[..., column]
-                yield from map(Records, features[index], labels[index])
+                yield from zip(map(Records, features[index], labels[index]), itertools.repeat(weights[count]))
 
     def _slots(self, t: int) -> Slots:
+        if isinstance(self._schedule, Poisson):  # rows are not public there, and nothing may be keyed by them
+            return Slots(t, ())
         count = len(self._schedule.batches(t))
         return Slots(t, tuple((silo, count * size) for silo, size in enumerate(self._sizes)))
 

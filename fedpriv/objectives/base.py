@@ -54,6 +54,11 @@ def clip_factors(norm: Tensor, weights: Tensor, clip: Scalar) -> Tensor:
     return weights * clip / norm.clamp(min=clip)
 
 
+def count_clipped(norm: Tensor, weights: Tensor, clip: Scalar) -> Tensor:
+    """How many increments (..., B) were above the clip or not finite; records of weight 0 are not there: (...)."""
+    return (~(norm <= clip) & (weights != 0.0)).sum(-1)
+
+
 class Objective(Protocol):
     """A loss with per-record gradients over flat parameters of length `dimension`."""
 
@@ -88,7 +93,8 @@ class Objective(Protocol):
     ) -> Increment:
         """Σ_b weights[b] · clip(Σ_k coefficients[k] ∇f(points[k]; record b), norm `clip`).
 
-        `points[k]` has shape (..., d), `records` a batch axis B behind the same leading axes, `weights` (B,).
+        `points[k]` has shape (..., d), `records` a batch axis B behind the same leading axes, `weights` (B,) or
+        (..., B).  A record of weight 0 is not there: it does not count as clipped either.
 
         Guarantee: one record moves the sum by at most |weights[b]| · clip under zero-out and twice that under
         replace-one, for any points, records and loss.

@@ -19,7 +19,14 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records, clip_factors
+from fedpriv.objectives.base import (
+    Deterministic,
+    Evaluation,
+    Increment,
+    Records,
+    clip_factors,
+    count_clipped,
+)
 from fedpriv.objectives.layers import Linked, Stateless, Terms, linked_of, stateless_of
 from fedpriv.objectives.losses import Loss
 from fedpriv.objectives.module import check_module, initial_point, parameters_of
@@ -118,7 +125,7 @@ class LayeredObjective(Deterministic):
         for features, labels, weight in zip(
             torch.split(records.features, rows, axis),
             torch.split(records.labels, rows, axis),
-            torch.split(weights, rows),
+            torch.split(weights, rows, -1),
             strict=True,
         ):
             terms = self._terms(named, coefficients, Records(features, labels))
@@ -130,7 +137,7 @@ class LayeredObjective(Deterministic):
                 factor = factor.where(finite, 0.0)
             part = torch.cat([piece for term in terms for piece in term.weighted_sum(factor)], dim=-1)
             total = part if total is None else total.add_(part)
-            over = (~(norm <= clip)).sum(-1)
+            over = count_clipped(norm, weight, clip)
             clipped = over if clipped is None else clipped + over
         assert total is not None
         assert clipped is not None

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records, clip_factors
+from fedpriv.objectives.base import (
+    Deterministic,
+    Evaluation,
+    Increment,
+    Records,
+    clip_factors,
+    count_clipped,
+)
 from fedpriv.objectives.population import Population
 from fedpriv.rounds import Scalar
 
@@ -60,7 +67,7 @@ class LinearScore(Deterministic, ABC):
         norm = slope.abs() * torch.linalg.vector_norm(features, dim=-1)
         factor = clip_factors(norm, weights, clip)
         total = ((slope * factor).unsqueeze(-2) @ features).squeeze(-2)
-        return Increment(total, (norm > clip).sum(-1))
+        return Increment(total, count_clipped(norm, weights, clip))
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return self._loss(_scores(point, records.features), records.labels)

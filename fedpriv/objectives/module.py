@@ -14,7 +14,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedpriv.errors import InputError
-from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records, clip_factors
+from fedpriv.objectives.base import (
+    Deterministic,
+    Evaluation,
+    Increment,
+    Records,
+    clip_factors,
+    count_clipped,
+)
 from fedpriv.objectives.losses import Loss
 from fedpriv.randomness import public_generator
 from fedpriv.rounds import Scalar
@@ -64,13 +71,14 @@ class ModuleObjective(Deterministic):
         rows = [point.reshape(-1, self.dimension) for point in points]
         features = records.features.reshape(-1, *records.features.shape[len(leading) :])
         labels = records.labels.reshape(-1, records.labels.shape[-1])
+        shares = weights.expand(records.labels.shape).reshape(labels.shape)
         clips = clip.reshape(-1) if isinstance(clip, Tensor) else [clip] * len(rows[0])
         alone = [
             self._increment(
                 [row[replicate] for row in rows],
                 coefficients,
                 Records(features[replicate], labels[replicate]),
-                weights,
+                shares[replicate],
                 clips[replicate],
             )
             for replicate in range(len(rows[0]))
@@ -114,7 +122,7 @@ class ModuleObjective(Deterministic):
             if not finite.all():
                 combined = [part.where(finite.unsqueeze(1), 0.0) for part in combined]
             total += torch.cat([factor @ part for part in combined])
-            clipped += (~(norm <= clip)).sum()
+            clipped += count_clipped(norm, weight, clip)
         return Increment(total, clipped)
 
     def _loss_of_one(self, parameters: dict[str, Tensor], features: Tensor, label: Tensor) -> Tensor:

@@ -13,7 +13,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records, clip_factors
+from fedpriv.objectives.base import (
+    Deterministic,
+    Evaluation,
+    Increment,
+    Records,
+    clip_factors,
+    count_clipped,
+)
 from fedpriv.objectives.losses import CrossEntropy
 from fedpriv.rounds import Scalar
 
@@ -67,7 +74,7 @@ class SoftmaxRegression(Deterministic):
         norm = torch.linalg.vector_norm(residual, dim=-1) * torch.linalg.vector_norm(features, dim=-1)
         factor = clip_factors(norm, weights, clip)
         total = (residual * factor.unsqueeze(-1)).mT @ features
-        return Increment(total.flatten(-2), (norm > clip).sum(-1))
+        return Increment(total.flatten(-2), count_clipped(norm, weights, clip))
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return CrossEntropy().value(self._logits(point, records.features), records.labels)

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import fedpriv
-from fedpriv.accounting.claim import UNIT
+from fedpriv.accounting.claim import UNIT, GaussianDP
+from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.ledger import ReleaseStream, as_data, claim_of
+from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
 from fedpriv.files import write_json, write_vector
 from fedpriv.outcome import Finished
@@ -203,7 +205,9 @@ def privacy_of(
 ) -> dict[str, Any]:
     """The privacy statement of a cell as data: computed from its ledger, not from what the scenario asked for."""
     claim, delta = claim_of(releases), cell.privacy.delta
+    guarantee = None if claim is None else claim.guarantee
     statement: dict[str, Any] = {
+        "guarantee": "none" if guarantee is None else guarantee.kind,
         "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation,
         "unit": UNIT,
@@ -211,17 +215,31 @@ def privacy_of(
         "delta": delta,
         "releases": [as_data(stream) for stream in releases],
     }
-    if claim is None:
-        return {**statement, "mu": None, "rho": None, "zcdp": None, "epsilon": None, "epsilon_paper": None}
-    mu, pair = claim.guarantee.mu, claim.guarantee.epsilon_delta(delta)
-    figures = {
-        "mu": mu,
-        "rho": mu,
-        "zcdp": claim.guarantee.zcdp,
-        "epsilon": pair.exact,
-        "epsilon_paper": pair.paper,
-    }
-    return {**statement, **figures}
+    figures: dict[str, float | None] = dict.fromkeys(("mu", "rho", "zcdp", "epsilon", "epsilon_paper"))
+    match guarantee:
+        case GaussianDP(mu):
+            pair = guarantee.epsilon_delta(delta)
+            figures = {
+                "mu": mu,
+                "rho": mu,
+                "zcdp": guarantee.zcdp,
+                "epsilon": pair.exact,
+                "epsilon_paper": pair.paper,
+            }
+        case SubsampledGaussian():  # a target in mu was met as the (ε, δ) that it gives
+            figures["epsilon"] = guarantee.epsilon_of(delta)
+    return {**statement, "target": _target(cell), **figures}
+
+
+def _target(cell: Cell) -> str:
+    """What the noise was calibrated to, and from which key of the scenario it follows."""
+    asked, target = cell.privacy, cell.privacy.target
+    if target is None:
+        return "none"
+    if cell.federation.sampling == "fixed":
+        return f"mu = {target:.6g}"
+    given = "" if asked.epsilon is not None else f", what mu = {target:.6g} gives"
+    return f"epsilon = {epsilon_of(target, asked.delta):.6g} at delta = {asked.delta:g}{given}"
 
 
 def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
+from fedpriv.accounting import GaussianDP
 from fedpriv.accounting.ledger import ReleaseStream, claim_of, from_data
 from fedpriv.reports.results import Results
+from fedpriv.rounds import AnySchedule, Poisson
 from fedpriv.trust import trust_named
 
 _HIDDEN = {
@@ -30,7 +32,7 @@ _MECHANISMS = {
 
 @dataclass(frozen=True)
 class Level:
-    """One level of protection among the cells of a statement, as it is printed."""
+    """One level of protection among the cells of a statement, as it is printed; "none" for what there is none."""
 
     mu: str
     zcdp: str
@@ -43,12 +45,14 @@ class Level:
 
 @dataclass(frozen=True)
 class Statement:
-    """What holds for all cells with one trust setting, relation and kind of noise.
+    """What holds for all cells with one trust setting, relation, kind of noise and kind of guarantee.
 
     Guarantee: `levels` are recomputed from the recorded releases, not read from what was claimed.
     """
 
     private: bool
+    sampled: bool
+    """Whether it rests on Poisson sampling: no μ, and ε and the best guess are upper bounds."""
     trust: str
     protects: str
     unit: str
@@ -80,7 +84,7 @@ def statements(results: Results) -> list[Statement]:
     """A statement for each combination of trust, relation, noise and δ among the finished cells."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for cell in results.cells:
-        kind = (cell["trust"], cell["relation"], cell["noise"], cell["delta"], cell["unit"])
+        kind = (cell["trust"], cell["relation"], cell["noise"], cell["delta"], cell["unit"], cell["mu"] is None)
         groups.setdefault(kind, []).append(cell)
     return [_statement(cells) for cells in groups.values()]
 
@@ -92,6 +96,7 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> Statement:
     known = [level for level in levels if level is not None]
     return Statement(
         private=bool(known) and None not in levels,
+        sampled=any(isinstance(stream.schedule, Poisson) for released in streams for stream in released),
         trust=first["trust"],
         protects=trust_named(first["trust"]).protects,
         unit=first["unit"],
@@ -99,7 +104,7 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> Statement:
         relation=first["relation"],
         noise=_NOISE.get(first["noise"], ""),
         mechanisms=sorted({_mechanism(stream) for released in streams for stream in released}),
-        levels=sorted(known, key=lambda level: float(level.mu)),
+        levels=sorted(known, key=lambda level: float(level.epsilon)),
     )
 
 
@@ -107,10 +112,14 @@ def _level(streams: Sequence[ReleaseStream], delta: float) -> Level | None:
     claim = claim_of(streams)
     if claim is None:
         return None
-    mu, pair = claim.guarantee.mu, claim.guarantee.epsilon_delta(delta)
+    guarantee = claim.guarantee
+    if not isinstance(guarantee, GaussianDP):
+        epsilon, advantage = guarantee.epsilon_of(delta), guarantee.delta_of(0.0)
+        return Level("none", "none", f"{epsilon:.4g}", "none", f"{delta:g}", _percent((1.0 + advantage) / 2.0))
+    mu, pair = guarantee.mu, guarantee.epsilon_delta(delta)
     return Level(
         mu=f"{mu:.4g}",
-        zcdp=f"{claim.guarantee.zcdp:.4g}",
+        zcdp=f"{guarantee.zcdp:.4g}",
         epsilon=f"{pair.exact:.4g}",
         epsilon_paper=f"{pair.paper:.4g}",
         delta=f"{delta:g}",
@@ -138,9 +147,14 @@ def _mechanism(stream: ReleaseStream) -> str:
     name = type(stream.mechanism).__name__
     low, high = min(stream.clips), max(stream.clips)
     clip = f"{high:.5g}" if low == high else f"{low:.5g} to {high:.5g}"
-    once = stream.schedule.single_pass
-    reads = "once" if once else f"{stream.schedule.rounds // stream.schedule.places} times"
     return (
         f"{stream.owner}: {_MECHANISMS.get(name, name)}, standard deviation {stream.std:.5g} a coordinate; "
-        f"{stream.schedule.rounds} releases; each record is read {reads}, its increment clipped to norm {clip}"
+        f"{stream.schedule.rounds} releases; each record {_reads(stream.schedule)}, its increment clipped to norm "
+        f"{clip}"
     )
+
+
+def _reads(schedule: AnySchedule) -> str:
+    if isinstance(schedule, Poisson):
+        return f"takes part in each with probability {schedule.rate:.5g}, and in which ones stays secret"
+    return "is read once" if schedule.single_pass else f"is read {schedule.rounds // schedule.places} times"

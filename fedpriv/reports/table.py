@@ -123,9 +123,9 @@ def _row(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
     """Figures of a sweep point by column; without a finished cell only that its metrics are missing."""
     row = {metric.title: _entry(results, metric, point) for metric in metrics_of(results)}
     if cells := cells_at(results, point):
-        first, private = cells[0], cells[0]["mu"] is not None
+        first, private = cells[0], cells[0]["epsilon"] is not None
         row["silos"], row["rounds"] = str(first["silos"]), str(first["rounds"])
-        row["mu"] = _figure(first["mu"]) if private else "no noise"
+        row["mu"] = ("none" if first["mu"] is None else _figure(first["mu"])) if private else "no noise"
         row["epsilon at delta"] = f"{_figure(first['epsilon'])} at {first['delta']:g}" if private else "none"
         row["gradients"] = _count(first.get("gradient_evaluations"))
         row["sent by a silo (MB)"] = _megabytes(first.get("bytes_sent"))
@@ -195,17 +195,27 @@ def _privacy(results: Results) -> list[str]:
     """A line for each distinct statement; those that differ only in μ share one."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for cell in results.cells:
-        kind = (cell["unit"], cell["relation"], cell["trust"], cell["noise"], cell["delta"])
+        kind = (
+            *(cell[key] for key in ("unit", "relation", "trust", "noise", "delta")),
+            cell["mu"] is None,
+        )
         groups.setdefault(kind, []).append(cell)
     return [_statement(cells) for cells in groups.values()]
 
 
 def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
     first = cells[0]
-    if first["mu"] is None:
+    if first["epsilon"] is None:
         return f"Privacy: none, {first['trust']} server: the run adds no noise."
-    mu, zcdp, epsilon, paper = (_range(cells, key) for key in ("mu", "zcdp", "epsilon", "epsilon_paper"))
     seeded = " (seeded, not for release)" if first["noise"] == "simulation" else ""
+    if first["mu"] is None:
+        return (
+            f"Privacy: {first['unit']}, {first['relation']} neighbours, {first['trust']} server: Poisson "
+            f"sampling, which no mu describes; (ε, δ) = ({_range(cells, 'epsilon')}, {first['delta']:g}), an "
+            "upper bound by its privacy loss distribution, as long as who was sampled stays secret; "
+            f"{first['noise']} noise{seeded}."
+        )
+    mu, zcdp, epsilon, paper = (_range(cells, key) for key in ("mu", "zcdp", "epsilon", "epsilon_paper"))
     return (
         f"Privacy: {first['unit']}, {first['relation']} neighbours, {first['trust']} server: mu-GDP exactly with "
         f"mu = {mu} (zCDP {zcdp}); (ε, δ) = ({epsilon}, {first['delta']:g}) exact, ({paper}, {first['delta']:g}) "

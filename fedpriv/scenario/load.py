@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
 from fedpriv.scenario.messages import explain
 from fedpriv.scenario.rules import Rule, rules_of
@@ -179,11 +180,27 @@ def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
             f"{source}: algorithm.trust = {cell.algorithm.trust!r}: {row.name} can be run with "
             f"{' or '.join(map(repr, row.trusts))}"
         )
+    _check_sampling(cell, source)
     if cell.privacy.rho is not None and row.name_of_mu != "rho":
         raise InputError(
             f"{source}: privacy.rho: only dp-mu2-fl's paper calls mu so; write privacy.mu for {row.name}"
         )
     return cell
+
+
+def _check_sampling(cell: Cell, source: str) -> None:
+    """Refuse at once what no accounting of Poisson sampling would allow; the plan refuses the rest."""
+    if cell.federation.sampling == "fixed":
+        return
+    if cell.privacy.target is not None and cell.privacy.relation not in SubsampledGaussian.relations:
+        raise InputError(
+            f'{source}: federation.sampling = "poisson" with privacy.relation = {cell.privacy.relation!r}: '
+            'amplification by sampling is known for records that are there or not; use "zero-out"'
+        )
+    try:
+        _ = cell.schedule
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
 
 
 def _cell(

@@ -10,7 +10,7 @@ from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
 from fedpriv.data.partition import silo_sizes
 from fedpriv.errors import InputError
 from fedpriv.models import Model, ModelSettings, model_named
-from fedpriv.rounds import AnySchedule, Schedule
+from fedpriv.rounds import AnySchedule, Poisson, Schedule
 from fedpriv.trust import Trust, trust_named
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -77,7 +77,14 @@ class FederationSection(Section):
     batch: Count | None = Field(
         None, description="records of one silo in one round; 1 if not both others are given"
     )
-    epochs: Count = Field(1, description="passes over the records, always in the same order")
+    epochs: Count = Field(
+        1, description="passes over the records, always in the same order; expected ones with Poisson sampling"
+    )
+    sampling: Literal["fixed", "poisson"] = Field(
+        "fixed",
+        description='"fixed": every record once an epoch, in the same order; "poisson": in every round each '
+        "record takes part by a coin of its own, and `batch` is what is expected",
+    )
     size_skew: Positive | None = Field(
         None, description="silos of unequal size: concentration of their shares of the samples, small is uneven"
     )
@@ -236,11 +243,18 @@ class Cell(Section):
                 f"federation.samples: {self.algorithm.name} reads {arranged.held} batches of every silo in "
                 f"{declared.held} rounds, so samples does not say how many rounds there are: give rounds and batch"
             )
-        return arranged
+        if federation.sampling == "fixed":
+            return arranged
+        if arranged != declared:
+            raise InputError(
+                f'federation.sampling = "poisson": {self.algorithm.name} reads records in an order of its own; '
+                'use "fixed"'
+            )
+        return Poisson(declared.rounds, declared.places)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Records of each silo in one round, a public choice."""
+        """Records of each silo in one round, expected if they are sampled; a public choice."""
         return self.federation.batch_sizes(self.seed)
 
     def canonical(self) -> dict[str, Any]:

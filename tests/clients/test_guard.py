@@ -148,6 +148,17 @@ def test_a_scenario_that_exceeds_the_policy_is_refused(
         guard.answer("run", cell_json(**overrides), 1, ZERO)
 
 
+def test_a_sampled_run_is_refused_before_anything_is_calibrated(tmp_path: Path) -> None:
+    sampled = cell_json(
+        algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
+        privacy={"relation": "zero-out", "epsilon": 1.0},
+        federation__sampling="poisson",
+    )
+    guard = guard_of(write_silo(tmp_path, relation="zero-out"))
+    with pytest.raises(RunError, match="the budget is in mu, and a run with Poisson sampling has none"):
+        guard.answer("run", sampled, 1, ZERO)
+
+
 def test_a_trusted_policy_releases_sums_at_the_price_of_what_the_server_publishes(tmp_path: Path) -> None:
     guard = guard_of(write_silo(tmp_path, trust="trusted"))
     trusted = cell_json(algorithm__trust="trusted")
@@ -292,7 +303,7 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
     )
     strategy.start(GuardedGrid(client_app, 3, run_config), one_array(task.objective.initial()))
     assert strategy.rounds_done == 8
-    assert strategy.records_clipped is None  # a guard does not tell, and nobody takes that for none
+    assert strategy.counts is None  # a guard does not tell, and nobody takes that for none
     assert torch.isfinite(strategy.model).all()
     for number in range(3):
         ledger = SiloLedger(tmp_path / f"ledger-{number}.sqlite")

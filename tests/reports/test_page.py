@@ -162,6 +162,25 @@ def test_nothing_to_report(tmp_path: Path, folder: Path) -> None:
         write_report(tmp_path)
 
 
+def test_poisson_sampling_is_said_in_words_and_has_no_mu(tmp_path: Path) -> None:
+    changes = {
+        "algorithm": {"name": "dp-sgd", "trust": "trusted", "clip": 5.0, "step": 0.1},
+        "privacy": {"relation": "zero-out", "epsilon": 0.5},
+        "federation": {"silos": 3, "rounds": 8, "epochs": 2, "sampling": "poisson"},
+    }
+    folder = fedpriv.run({**small_tree(), **changes}, out=tmp_path / "run").folder
+    (statement,) = statements(read_results(folder))
+    assert statement.private
+    assert statement.sampled
+    (level,) = statement.levels
+    assert (level.mu, level.zcdp, level.epsilon, level.epsilon_paper) == ("none", "none", "0.5", "none")
+    assert 50.0 < float(level.attacker.removesuffix(" %")) < 100.0 * math.exp(0.5) / (1.0 + math.exp(0.5)) + 0.1
+    text = Page(write_report(folder).read_text(encoding="utf-8")).text
+    assert "ε, at most" in text
+    assert "takes part in each with probability 0.25, and in which ones stays secret" in text
+    assert "hold as long as nobody learns who was drawn" in text
+
+
 def test_every_figure_has_a_caption() -> None:
     drawn = {"curves", "privacy", "clipped", "noise", *(each.key.removeprefix("test_") for each in METRICS)}
     assert set(_CAPTIONS) == drawn

@@ -207,8 +207,17 @@ def test_rounding_of_mu_is_not_a_second_value(tmp_path: Path, make_results: Make
 
 
 def test_cells_without_noise_are_left_out_of_the_trade_off(make_table: Make) -> None:
-    results = make_table(facts=lambda point: {"mu": None} if point["federation.silos"] == 10 else {})
+    quiet = {"mu": None, "epsilon": None}
+    results = make_table(facts=lambda point: quiet if point["federation.silos"] == 10 else {})
     assert len(draw_tradeoff(results).axes[0].containers) == 1
+
+
+def test_where_a_guarantee_has_no_mu_the_trade_off_is_drawn_in_epsilon(make_table: Make) -> None:
+    results = make_table(facts=lambda point: {"mu": None} if point["federation.silos"] == 10 else {})
+    (axes,) = draw_tradeoff(results).axes
+    assert axes.get_xlabel() == "ε at the scenario's δ (smaller is more private)"
+    assert len(axes.containers) == 2
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["24", "48"]
 
 
 def test_nothing_to_draw(tmp_path: Path, make_table: Make) -> None:

@@ -271,3 +271,23 @@ def test_names_are_short_unless_two_axes_share_one() -> None:
 )
 def test_values_as_papers_print_them(value: Any, text: str) -> None:
     assert value_text(value) == text
+
+
+def test_a_guarantee_without_mu_is_none_the_less_a_guarantee(make_table: Make) -> None:
+    """Poisson sampling: no μ, and everywhere its ε; "no noise" is said of runs without any."""
+    facts = {"mu": None, "rho": None, "zcdp": None, "epsilon_paper": None, "guarantee": "subsampled-gaussian"}
+    results = make_table(paper=None, facts=lambda point: facts if point["federation.silos"] == 10 else {})
+    text = render(results, "markdown")
+    assert [cell.strip() for cell in lines_of(text, "| 4 ")[1].split("|")[2:6]] == [
+        "10",
+        "600",
+        "none",
+        "24 at 1e-05",
+    ]
+    assert "no noise" not in text
+    gaussian, sampled = lines_of(text, "Privacy:")
+    assert "mu-GDP exactly with mu = 4 to 8" in gaussian
+    assert "Poisson sampling, which no mu describes; (ε, δ) = (24 to 48, 1e-05), an upper bound" in sampled
+    rows = [row for row in csv.DictReader(io.StringIO(render(results, "csv"))) if row["federation.silos"] == "10"]
+    assert {(row["mu"], row["epsilon"]) for row in rows} == {("", "24.0"), ("", "48.0")}
+    assert "& none & 24 at 1e-05 &" in render(results, "latex")

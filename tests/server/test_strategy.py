@@ -16,7 +16,7 @@ from fedpriv.plan import plan_of
 from fedpriv.randomness import simulation_noise
 from fedpriv.run_config import run_config_of
 from fedpriv.scenario import Cell
-from fedpriv.wire import one_array, release_content
+from fedpriv.wire import Counts, one_array, release_content
 from server.strategy import ReleaseStrategy
 
 MakeCell = Callable[..., Cell]
@@ -57,7 +57,7 @@ def raising(*_: Any) -> Message:
 
 
 def replying(vector: torch.Tensor) -> Answer:
-    return lambda message, _: Message(release_content(vector, 0), reply_to=message)
+    return lambda message, _: Message(release_content(vector, Counts(1, 0)), reply_to=message)
 
 
 FAULTS: list[tuple[Answer, str]] = [

@@ -12,7 +12,7 @@ from fedpriv.reports.plots.clipping import draw_clipping
 from fedpriv.reports.plots.curves import draw_curves
 from fedpriv.reports.plots.noise import draw_noise
 from fedpriv.reports.plots.style import SETTINGS
-from fedpriv.reports.plots.tradeoff import draw_tradeoff, mus
+from fedpriv.reports.plots.tradeoff import draw_tradeoff, levels
 from fedpriv.reports.results import Results, read_history, read_results
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def plot_run(folder: Path) -> list[Path]:
     | figure | when |
     |---|---|
     | curves, or loss and accuracy | always |
-    | privacy | μ varies, and there is an accuracy |
+    | privacy | μ, or ε where a cell has no μ, varies, and there is an accuracy |
     | clipped | silos tell how much they clip |
     | noise | there is a guarantee |
 
@@ -59,7 +59,7 @@ def svgs_of(folder: Path, results: Results) -> dict[str, str]:
 def figures_of(folder: Path, results: Results) -> dict[str, "Figure"]:
     """Every figure that the finished cells allow, by name."""
     figures = draw_curves(results, list(read_history(folder)))
-    if len(mus(results)) > 1 and all("test_accuracy" in cell for cell in results.cells):
+    if len(levels(results)) > 1 and all("test_accuracy" in cell for cell in results.cells):
         figures["privacy"] = draw_tradeoff(results)
     if any(cell["fraction_clipped"] is not None for cell in results.cells):
         figures["clipped"] = draw_clipping(results)

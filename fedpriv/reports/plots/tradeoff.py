@@ -15,18 +15,25 @@ if TYPE_CHECKING:
 _ACCURACY = next(metric for metric in METRICS if metric.key == "test_accuracy")
 _APART = 0.014  # between neighbouring lines, as a share of the axis; less where there are many
 _APART_IN_ALL = 0.1
-_TICKS = 8  # so many values of μ have a tick each
+_TICKS = 8  # so many levels have a tick each
 _PRIVACY_KEYS = ("privacy.mu", "privacy.rho", "privacy.zcdp", "privacy.epsilon")
 _TRUST = "algorithm.trust"
+_SYMBOLS = {"mu": "μ", "epsilon": "ε"}
+_NAMES = {"mu": "μ of Gaussian DP", "epsilon": "ε at the scenario's δ"}
 
 
-def mus(results: Results) -> dict[str, float]:
-    """The μ of all cells by the text that is shown: rounding in an accountant makes no second value."""
-    return {f"{cell['mu']:.3g}": cell["mu"] for cell in results.cells if cell["mu"] is not None}
+def levels(results: Results) -> dict[str, float]:
+    """The privacy of all cells by the text that is shown: rounding in an accountant makes no second value."""
+    return {f"{level:.3g}": level for cell in results.cells if (level := cell[_scale(results)]) is not None}
+
+
+def _scale(results: Results) -> str:
+    """What privacy is drawn in: μ, or ε if a cell with a guarantee has no μ, as with Poisson sampling."""
+    return "epsilon" if any(c["mu"] is None and c["epsilon"] is not None for c in results.cells) else "mu"
 
 
 def draw_tradeoff(results: Results) -> "Figure":
-    """Accuracy against μ: a line for each number of silos, trust (its line style) and other swept value."""
+    """Accuracy against μ or ε: a line for each number of silos, trust (its line style) and other swept value."""
     from matplotlib.lines import Line2D
 
     told = {key: list(values) for key, values in results.axes.items() if key not in _PRIVACY_KEYS}
@@ -38,14 +45,14 @@ def draw_tradeoff(results: Results) -> "Figure":
     lines: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for point in product(told):
         lines.setdefault(layout.panel_of(point), []).append(point)
-    published = False
+    published, scale = False, _scale(results)
     for (row, column), here in lines.items():
         for rank, point in enumerate(here):
-            cells = [cell for cell in results.cells if cell["mu"] is not None and _is_at(cell, point)]
+            cells = [cell for cell in results.cells if cell[scale] is not None and _is_at(cell, point)]
             shift = _shift(results, rank, len(here))
             published |= _line(grid[row][column], results, cells, shift, look_of(layout, point))
     for axes in (axes for along in grid for axes in along):
-        _label(axes, results, "μ" if wide else "μ of Gaussian DP (smaller is more private)")
+        _label(axes, results, _SYMBOLS[scale] if wide else f"{_NAMES[scale]} (smaller is more private)")
     if wide:
         name_panels(grid, results, layout)
     circle = Line2D([], [], color="0.25", linestyle="none", label="published", **HOLLOW, marker="o")
@@ -59,8 +66,8 @@ def _is_at(cell: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
 
 
 def _shift(results: Results, rank: int, lines: int) -> float:
-    """Lines at the same μ stand side by side, so that no error bar hides another."""
-    values = mus(results).values()
+    """Lines at the same level stand side by side, so that no error bar hides another."""
+    values = levels(results).values()
     step = min(_APART, _APART_IN_ALL / lines)
     return float((max(values) / min(values)) ** (step * (rank - (lines - 1) / 2)))
 
@@ -69,19 +76,20 @@ def _line(
     axes: "Axes", results: Results, cells: Sequence[Mapping[str, Any]], shift: float, look: Mapping[str, Any]
 ) -> bool:
     """Draw one line; whether there was a published value to draw beside it."""
-    by_mu: dict[float, list[Mapping[str, Any]]] = {}
+    by_level: dict[float, list[Mapping[str, Any]]] = {}
     for cell in cells:
-        by_mu.setdefault(cell["mu"], []).append(cell)
-    if not by_mu:
+        by_level.setdefault(cell[_scale(results)], []).append(cell)
+    if not by_level:
         return False
-    summaries = {mu * shift: summary for mu in sorted(by_mu) if (summary := summarize(by_mu[mu], _ACCURACY))}
+    found = ((level * shift, summarize(by_level[level], _ACCURACY)) for level in sorted(by_level))
+    summaries = {place: summary for place, summary in found if summary}
     spreads = [summary.std or 0.0 for summary in summaries.values()]
     means = [summary.mean for summary in summaries.values()]
     marker = {**look, "marker": look["marker"] or "o"}
     axes.errorbar(list(summaries), means, yerr=spreads if any(spreads) else None, capsize=3, **marker)
     known = {
-        mu * shift: value
-        for mu, (cell, *_) in by_mu.items()
+        level * shift: value
+        for level, (cell, *_) in by_level.items()
         if results.published and (value := results.published.value(_ACCURACY.key, cell["point"])) is not None
     }
     around = {"color": marker["color"], "marker": marker["marker"], "linestyle": "none"}
@@ -92,7 +100,7 @@ def _line(
 def _label(axes: "Axes", results: Results, title: str) -> None:
     from matplotlib.ticker import FormatStrFormatter, LogLocator
 
-    values = mus(results)
+    values = levels(results)
     axes.set_xscale("log")
     if len(values) <= _TICKS:
         axes.set_xticks(list(values.values()), list(values))
