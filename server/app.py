@@ -46,13 +46,11 @@ def server_app(reporter_of: Callable[[Context], Reporter]) -> ServerApp:
         torch.set_num_threads(1)  # as in the clients: the order of sums must not depend on the cores
         reporter = reporter_of(context)
         try:
-            cell, token = cell_of(context.run_config), str(context.run_config["run-token"])
-            run = (
+            cell, deployed = cell_of(context.run_config), bool(context.run_config["run-token"])
+            if deployed:
                 deploy_cell(grid, cell, reporter, _journal_folder(context))
-                if token
-                else run_cell(grid, cell, reporter)
-            )
-            reporter.finished(run)
+            else:
+                reporter.finished(run_cell(grid, cell, reporter))
         except FedprivError as error:
             reporter.failed(error)
             raise
@@ -68,7 +66,7 @@ def run_cell(grid: Grid, cell: Cell, reporter: Reporter) -> Finished:
     return _run(strategy, grid, cell, task, reporter)
 
 
-def deploy_cell(grid: Grid, cell: Cell, reporter: Reporter, folder: Path) -> Finished:
+def deploy_cell(grid: Grid, cell: Cell, reporter: Reporter, folder: Path) -> None:
     """All rounds of one cell with silos of their own; goes on where the journal in `folder` ends.
 
     Guarantee: a server that adds noise draws it from a key of the operating system, which is kept in the journal
@@ -77,7 +75,7 @@ def deploy_cell(grid: Grid, cell: Cell, reporter: Reporter, folder: Path) -> Fin
     task = public_task_of_cell(cell)
     plan, initial = plan_of(cell, task.objective), task.objective.initial()
     journal = ServerJournal(folder, len(initial), initial.dtype)
-    noise = KeyedNormal(journal.key(), cell.run.dtype)
+    noise = KeyedNormal(journal.key(plan.schedule.rounds), cell.run.dtype)
     patient = PatientGrid(grid)
     strategy = ReleaseStrategy(
         plan,
@@ -88,9 +86,9 @@ def deploy_cell(grid: Grid, cell: Cell, reporter: Reporter, folder: Path) -> Fin
         without_missing=cell.deployment.missing == "continue",
     )
     finished = _run(strategy, patient, cell, task, reporter)
-    journal.wipe_key()
+    journal.wipe_key()  # before the result is there: then everything may be ended at any moment
+    reporter.finished(dataclasses.replace(finished, noise="release", missed=strategy.missed))
     journal.close()
-    return dataclasses.replace(finished, noise="release", missed=strategy.missed)
 
 
 def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, reporter: Reporter) -> Finished:

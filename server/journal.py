@@ -43,9 +43,19 @@ class ServerJournal:
             raise RunError(f"{folder}: cannot be used as the server's journal: {error}") from None
         self._rounds = os.fstat(self._file).st_size // self._bytes  # a last entry cut short was never acted on
 
-    def key(self) -> bytes:
-        """The run's noise key, drawn on first use."""
+    def key(self, rounds: int) -> bytes:
+        """The noise key of a run of so many rounds, drawn before the first; RunError if it is lost after that.
+
+        A tree's noise hangs together over rounds: rows of two keys over the same sums would cancel it.  When all
+        rounds are over the key is wiped, nothing is drawn any more, and zeros stand for it.
+        """
         path = self._folder / "noise.key"
+        if self._rounds >= rounds:
+            return bytes(32)
+        if self._rounds and not path.exists():
+            raise RunError(
+                f"{path}: lost, so that the noise of {self._rounds} rounds cannot go on: start a new run"
+            )
         try:
             if not path.exists():
                 draft = path.with_suffix(".draft")

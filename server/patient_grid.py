@@ -138,7 +138,10 @@ class PatientGrid(Grid):
             node = self._asked_who.pop(reply.metadata.reply_to_message_id)
             if reply.has_error():
                 continue  # it is asked again while it is connected
-            silo = number_in(reply.content, "metrics", "silo")
+            try:
+                silo = number_in(reply.content, "metrics", "silo")
+            except ValueError as error:
+                raise RunError(f"a node does not say which silo it is: {error}") from None
             self._now.update({first: node for first, number in self._silo_of.items() if number == silo})
             self._silo_of[node] = silo
 

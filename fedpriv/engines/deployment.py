@@ -62,7 +62,7 @@ def _submit(link: SuperLink, index: int, cell: Cell, out: Path, token: str, obse
     try:
         return follow(run, FolderReader(out), index, cell.federation.total_rounds, observer)
     except BaseException:
-        if not link.ended:
+        if link.process is None:  # our own is ended as a whole
             run.stop()
         raise
 

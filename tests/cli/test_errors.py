@@ -189,3 +189,26 @@ def test_the_installed_script_exits_with_2_and_without_a_traceback(folder: Path,
     assert done.stderr
     assert "Traceback" not in done.stderr
     assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--superlink", "here:8000"], "--superlink and --root-certificates are for --engine deployment"),
+        (["--engine", "deployment", "--superlink", "here"], "--superlink here: expected HOST:PORT"),
+        (
+            ["--engine", "deployment", "--root-certificates", "no.pem"],
+            "no.pem: expected a file",
+        ),
+        (["--engine", "deployment", "--set", "run.noise=aggregate"], 'run.noise = "aggregate"'),
+    ],
+)
+def test_options_of_a_deployment(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    said: str,
+) -> None:
+    assert said in refusal(["run", "small.toml", "--out", "out", *options], monkeypatch, capsys)
+    assert not list(folder.glob("out/deployment/*/journal"))

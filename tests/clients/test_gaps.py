@@ -7,12 +7,15 @@ import torch
 
 from clients.silo import Silo, SimulatedFederation
 from fedpriv.errors import RunError
+from fedpriv.mechanisms import BinaryTree
 from fedpriv.scenario import Cell, resolve_cell
 from tests.conftest import small_tree
 
 
 def silo_of(cell: Cell) -> Silo:
-    return dataclasses.replace(SimulatedFederation.of(cell).silo(0), gaps=True)
+    silo = SimulatedFederation.of(cell).silo(0)
+    tree = dataclasses.replace(silo.plan, mechanism=BinaryTree())  # whose noise hangs together over rounds
+    return dataclasses.replace(silo, plan=tree, gaps=True)
 
 
 def queries(silo: Silo) -> list[torch.Tensor]:

@@ -55,7 +55,7 @@ def test_an_interrupted_run_leaves_nothing_running_and_resumes(tmp_path: Path, s
     running = start(out, home)
     wait_until(lambda: any(out.glob("deployment/*/progress")) or running.poll() is not None, "a round")
     running.send_signal(stop)
-    output, _ = running.communicate(timeout=60)
+    output, _ = running.communicate(timeout=180)
     assert running.returncode == 130, output
     assert left_running(home) == []
     (journal,) = out.glob("deployment/*/journal/released.bin")

@@ -1,5 +1,6 @@
 """The server's journal: what a killed server goes on from."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from clients.app import app
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import InputError, RunError
 from fedpriv.federation import task_of_cell
+from fedpriv.mechanisms import BinaryTree
 from fedpriv.plan import plan_of
 from fedpriv.randomness import KeyedNormal
 from fedpriv.run_config import run_config_of
@@ -33,8 +35,9 @@ def silos_of(cell: Cell) -> InProcessGrid:
 def serve(cell: Cell, folder: Path, silos: InProcessGrid, rounds: int) -> torch.Tensor:
     """The model of a server that dies after `rounds` rounds."""
     initial, journal = task_of_cell(cell).objective.initial(), journal_in(folder)
-    noise = KeyedNormal(journal.key(), cell.run.dtype)
-    strategy = ReleaseStrategy(plan_of(cell, task_of_cell(cell).objective), initial, noise, journal)
+    noise = KeyedNormal(journal.key(8), cell.run.dtype)
+    plan = dataclasses.replace(plan_of(cell, task_of_cell(cell).objective), mechanism=BinaryTree())
+    strategy = ReleaseStrategy(plan, initial, noise, journal)
     strategy.start(silos, one_array(initial), num_rounds=rounds)
     journal.close()
     return strategy.model
@@ -50,7 +53,7 @@ def test_a_server_that_is_killed_twice_asks_no_round_again_and_ends_where_it_wou
     whole = serve(cell, tmp_path / "whole", silos_of(cell), 8)
     (tmp_path / "cut" / "noise.key").write_bytes((tmp_path / "whole" / "noise.key").read_bytes())
     silos = silos_of(cell)
-    for rounds in (3, 4):
+    for rounds in (3, 4, 8):
         serve(cell, tmp_path / "cut", silos, rounds)
     assert torch.equal(serve(cell, tmp_path / "cut", silos, 8), whole)
 
@@ -77,12 +80,15 @@ def test_an_entry_cut_short_never_happened_and_rounds_come_in_order(tmp_path: Pa
 
 def test_key_and_folder_are_the_servers_own_and_the_key_goes_when_the_run_is_over(tmp_path: Path) -> None:
     journal = journal_in(tmp_path / "j")
-    key = journal.key()
-    assert (len(key), journal.key()) == (32, key)
+    key = journal.key(8)
+    assert (len(key), journal.key(8)) == (32, key)
     assert (tmp_path / "j").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "j").iterdir()} == {0o600}
+    journal.record(1, torch.zeros(7850, dtype=torch.float64), {}, None)
     journal.wipe_key()
-    assert not (tmp_path / "j" / "noise.key").exists()
+    with pytest.raises(RunError, match=r"noise\.key: lost, so that the noise of 1 rounds cannot go on"):
+        journal.key(8)
+    assert journal.key(1) == bytes(32)
 
 
 def test_one_server_at_a_time(tmp_path: Path) -> None:
