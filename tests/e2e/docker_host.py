@@ -91,7 +91,7 @@ def base_image(folder: Path, env: Mapping[str, str]) -> str:
     if works("docker", "pull", "--quiet", PUBLISHED_BASE, env=env, seconds=PULL_SECONDS):
         return PUBLISHED_BASE
     root, archive = folder / "root", folder / "root.tar"
-    packages = "python3.11,python3.11-venv,ca-certificates"
+    packages = "python3.11,python3.11-venv,python3,python3-venv,ca-certificates"
     run("debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", root, env=env)
     run("tar", "--directory", root, "--create", "--file", archive, ".", env=env)
     run("docker", "import", archive, LOCAL_BASE, env=env)
