@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test e2e e2e-tools lint docs bench clean
+.PHONY: run test scenarios e2e e2e-tools lint docs bench clean
 
 run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, draw the plots
 	$(BIN)/fedpriv data fetch mnist
@@ -13,6 +13,9 @@ run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, dra
 
 test: $(READY)  ## the whole test suite
 	$(BIN)/python -m pytest
+
+scenarios: $(READY)  ## every scenario at reduced size: one seed, a few rounds
+	$(BIN)/python -m benchmarks.reduced
 
 e2e: $(READY)  ## real federations: processes that are killed, slow, wrong or full, and containers
 	$(BIN)/python -m pytest -m "deployment or containers" -s -rs tests/e2e

@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedpriv.data.synthetic import KnownProblem, linear_regression, logistic_regression
+from fedpriv.data.synthetic import (
+    KnownProblem,
+    linear_regression,
+    logistic_regression,
+    power_law,
+    power_law_regression,
+)
 from fedpriv.objectives import (
     LeastSquares,
     LogisticPopulation,
@@ -15,6 +21,8 @@ from fedpriv.objectives import (
     QuadraticPopulation,
     Records,
 )
+from fedpriv.objectives.population import quadratic_in_ball
+from fedpriv.optimizers.base import project_to_ball
 
 F64 = torch.float64
 
@@ -139,3 +147,31 @@ def test_problems_depend_on_their_seed_and_have_the_condition_number_asked_for()
 def test_a_population_too_large_to_sum_is_refused() -> None:
     with pytest.raises(ValueError, match="17 dimensions"):
         LogisticPopulation(torch.ones(17), torch.ones(17))
+
+
+def test_power_law_regression_has_the_population_it_claims() -> None:
+    """E[z zᵀ] = diag(i^-2) within 5 standard errors a coordinate pair, and the labels' noise has its variance."""
+    problem = power_law_regression(20_000, 6, 0.5, 3)
+    curvature, minimizer = power_law(6)
+    np.testing.assert_allclose(problem.features**2, np.tile(curvature, (20_000, 1)), rtol=1e-12)
+    off = problem.features.T @ problem.features / 20_000 - np.diag(curvature)
+    assert np.abs(off).max() < 5.0 / np.sqrt(20_000)
+    assert np.linalg.norm(minimizer) == pytest.approx(1.0)
+    noise = problem.labels - problem.features @ minimizer
+    assert np.abs(noise).max() <= 0.5 * np.sqrt(3.0)
+    assert noise.var() == pytest.approx(0.25, rel=0.05)
+
+
+def test_excess_risk_in_a_ball_is_counted_from_its_best_point() -> None:
+    """A minimizer outside the ball: no point of the ball has negative excess, projected descent reaches 0."""
+    curvature, minimizer = (torch.from_numpy(values) for values in power_law(6))
+    population = quadratic_in_ball(curvature, minimizer, 0.5)
+    assert population.least > 0.0
+    point = torch.zeros(6, dtype=torch.float64)
+    for _ in range(5000):
+        point = project_to_ball(point - population.gradient(point), 0.5)
+    assert float(population.excess_risk(point)) == pytest.approx(0.0, abs=1e-9)
+    generator = torch.Generator().manual_seed(0)
+    inside = project_to_ball(torch.randn(1000, 6, generator=generator, dtype=torch.float64), 0.5)
+    assert float(population.excess_risk(inside).min()) > 0.0
+    assert quadratic_in_ball(curvature, minimizer, 1.5).least == 0.0

@@ -1,0 +1,131 @@
+"""The smallest number of rounds that reaches a target, and the exponents fitted to it."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpriv.accounting.ledger import ReleaseStream
+from fedpriv.errors import InputError
+from fedpriv.outcome import Finished
+from fedpriv.reports.results import RunFolder, read_results
+from fedpriv.reports.scaling import fit, needed
+from fedpriv.reports.table import render
+from fedpriv.scenario import Scenario
+from fedpriv.scenario.load import scenario_of
+from tests.conftest import small_tree
+
+SIZES, ROUNDS = [256, 1024, 4096], [1, 2, 4, 8, 16, 32, 64, 128]
+
+
+def scenario(**scaling: Any) -> Scenario:
+    tree = small_tree(
+        federation={"silos": 1, "samples": 256, "rounds": 4},
+        privacy={"relation": "zero-out", "mode": "none"},
+    )
+    tree["sweep"] = {
+        "algorithm.trust": ["untrusted", "trusted"],
+        "federation.samples": SIZES,
+        "federation.rounds": ROUNDS,
+        "label.setting": ["good", "bad"],
+    }
+    tree["scaling"] = {
+        "along": "federation.samples",
+        "smallest": "federation.rounds",
+        "by": "algorithm.trust",
+        "metric": "excess_risk",
+        "factor": 1.0,
+        "scale": 1.0,
+        "theory": {"trusted": 0.25},
+        **scaling,
+    }
+    return scenario_of(tree, "test")
+
+
+def risk(point: dict[str, Any]) -> float:
+    """1/T² for trusted and 1/T for untrusted, ten times as much with bad settings."""
+    rounds = point["federation.rounds"]
+    value = rounds**-2.0 if point["algorithm.trust"] == "trusted" else rounds**-1.0
+    return float(value) * (10.0 if point["label.setting"] == "bad" else 1.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    sweep = scenario()
+    writer = RunFolder(tmp_path / "run", sweep, "vectorized", resume=False)
+    releases: tuple[ReleaseStream, ...] = ()
+    for place, point in enumerate(sweep.points):
+        metrics = {"test_loss": 1.0, "excess_risk": risk(dict(point.swept))}
+        writer.finished(place, Finished(metrics, 0.0, 0.0, releases, 7, np.zeros(3)))
+    return tmp_path / "run"
+
+
+def test_smallest_rounds_of_the_best_setting_and_their_exponents(folder: Path) -> None:
+    """Target 1/√n: T = n^(1/4) and n^(1/2) exactly, on a grid of powers of two."""
+    results = read_results(folder)
+    assert results.scaling is not None
+    found = needed(results, results.scaling)
+    assert [need.rounds for need in found["trusted"].values()] == [4.0, 8.0, 8.0]
+    assert [need.rounds for need in found["untrusted"].values()] == [16.0, 32.0, 64.0]
+    assert [need.target for need in found["trusted"].values()] == [1 / 16, 1 / 32, 1 / 64]
+    exponent = fit(found["untrusted"], "rounds")
+    assert exponent is not None
+    assert exponent.exponent == pytest.approx(0.5)
+    assert exponent.half_width == pytest.approx(0.0, abs=1e-9)
+    rough = fit(found["trusted"], "rounds")
+    assert rough is not None
+    assert rough.exponent == pytest.approx(math.log(2) / math.log(16))
+    assert rough.half_width > 0.1
+
+
+def test_the_table_has_sizes_across_and_theory_beside(folder: Path) -> None:
+    text = render(read_results(folder), "markdown")
+    assert "n = 4096" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("| untrusted")]
+    assert [cell.strip() for cell in line.split("|")[2:6]] == ["16", "32", "64", "0.50 ± 0.00 (3 sizes)"]
+    (line,) = [line for line in text.splitlines() if line.startswith("| trusted")]
+    assert "| 0.25" in line.replace("   ", "")
+
+
+def test_what_no_number_of_rounds_reaches_is_said(folder: Path) -> None:
+    tight = scenario(factor=1e-3).scaling
+    assert tight is not None
+    found = needed(read_results(folder), tight)
+    assert [need.rounds for need in found["untrusted"].values()] == [None] * 3
+    assert fit(found["untrusted"], "rounds") is None
+
+
+def test_private_runs_have_the_second_term(folder: Path) -> None:
+    """√d/(ε n) is added where there is an ε: d = 3 in these results."""
+    results = read_results(folder)
+    assert results.scaling is not None
+    for cell in results.cells:
+        cell["epsilon"] = 2.0  # type: ignore[index]
+    need = needed(results, results.scaling)["trusted"][256.0]
+    assert need.target == pytest.approx(1 / 16 + math.sqrt(3) / (2.0 * 256))
+
+
+def test_a_key_that_is_not_swept_is_refused() -> None:
+    with pytest.raises(InputError, match=r"scaling.along = 'privacy.mu': expected a swept key"):
+        scenario(along="privacy.mu")
+
+
+def test_cells_in_the_journal_are_not_lost(folder: Path) -> None:
+    """A run that was killed between two rewrites of results.json: its journal counts, a torn line does not."""
+    whole = read_results(folder)
+    journal = folder / "cells.jsonl"
+    assert not journal.exists()
+    sweep = scenario()
+    writer = RunFolder(folder.parent / "other", sweep, "vectorized", resume=False)
+    for place in (0, 1):
+        metrics = {"test_loss": 1.0, "excess_risk": 1.0}
+        writer.finished(place, Finished(metrics, 0.0, 0.0, (), 7, np.zeros(3)))
+    other = folder.parent / "other"
+    with (other / "cells.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"cell": 2, "po')
+    assert [cell["cell"] for cell in read_results(other).cells] == [0, 1]
+    resumed = RunFolder(other, sweep, "vectorized", resume=True)
+    assert resumed.missing[0] == 2
+    assert len(whole.cells) == len(sweep.points)
