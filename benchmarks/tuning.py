@@ -19,9 +19,10 @@ from fedpriv.engines.vectorized import run_vectorized
 from fedpriv.scenario import Cell, load_scenario
 
 
-def run(path: Path) -> None:
-    """Tune every algorithm of the tuning file at `path`."""
+def run(path: Path, chosen: Sequence[str] = ()) -> None:
+    """Tune the algorithms `chosen`, or every one, of the tuning file at `path`."""
     tuning = tomllib.loads(path.read_text(encoding="utf-8"))
+    tuning["grid"] = {name: grid for name, grid in tuning["grid"].items() if name in chosen or not chosen}
     scenario = (path.parent / tuning["scenario"]).resolve()
     sizes = {name: len(_settings(grid)) for name, grid in tuning["grid"].items()}
     print(
@@ -76,4 +77,4 @@ def _inline(table: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    run(Path(sys.argv[1]), sys.argv[2:])

@@ -92,9 +92,9 @@ class RunFolder(RunObserver):
         model = f"models/{place:04d}.npy"
         write_vector(self.path / model, finished.model)
         record = {**_record(place, self._scenario.points[place], finished, self._engine), "model": model}
-        self._cells[place] = record
         with (self.path / _JOURNAL).open("a", encoding="utf-8") as journal:
-            journal.write(json.dumps(record) + "\n")
+            journal.write(json.dumps(record, allow_nan=False) + "\n")
+        self._cells[place] = record
         if not self.missing or time.monotonic() - self._written > _REWRITE_SECONDS:
             self._write()
 

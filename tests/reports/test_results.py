@@ -74,7 +74,9 @@ def test_a_figure_that_is_not_finite_never_enters_the_results(tmp_path: Path) ->
 
 
 def test_no_draft_is_left(tmp_path: Path) -> None:
-    folder(tmp_path).finished(0, outcome())
+    writer = folder(tmp_path)
+    writer.finished(0, outcome())
+    writer.ended()
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert found == ["history.jsonl", "models/0000.npy", "results.json"]
 
