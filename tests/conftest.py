@@ -40,7 +40,7 @@ def small_cell() -> Callable[..., Cell]:
 
 @pytest.fixture(autouse=True, scope="session")
 def commands_can_be_interrupted() -> Iterator[None]:
-    """A suite that runs in the background ignores SIGINT, and so would the commands it interrupts: they inherit it."""
+    """A suite that runs in the background ignores SIGINT, which the commands it starts would inherit."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
