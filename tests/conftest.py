@@ -1,6 +1,7 @@
 """Fixtures shared by the suite: small cells on the synthetic data set, and a temporary data folder."""
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -35,3 +36,11 @@ def small_tree(**overrides: Any) -> dict[str, Any]:
 def small_cell() -> Callable[..., Cell]:
     """Makes a small cell; keyword `federation__silos=5` overrides a key, None removes it."""
     return lambda **overrides: resolve_cell(small_tree(**overrides), "test")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def commands_can_be_interrupted() -> Iterator[None]:
+    """A suite that runs in the background ignores SIGINT, which the commands it starts would inherit."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

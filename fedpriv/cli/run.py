@@ -7,7 +7,7 @@ from pathlib import Path
 from types import FrameType
 
 from fedpriv.cli.progress import JsonLines, Progress
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, RunError
 from fedpriv.reports.observers import RunObserver
 from fedpriv.reports.results import read_results
 from fedpriv.reports.sweep import Connection, rerun_command, run_sweep
@@ -31,7 +31,10 @@ def run_scenario(
     tensorboard: Path | None,
     mlflow: str | None,
 ) -> None:
-    """Run a scenario's missing cells; exits with code 130 when interrupted, leaving what is finished."""
+    """Run a scenario's missing cells; exits with code 130 when interrupted, leaving what is finished.
+
+    A deployment that fails says how to go on, too.
+    """
     if quiet and as_json:
         raise InputError("--quiet and --json: give only one of them")
     display = JsonLines(sys.stdout) if as_json else Progress(quiet=quiet)
@@ -50,6 +53,10 @@ def run_scenario(
     except KeyboardInterrupt:
         display.stopped(rerun)
         sys.exit(INTERRUPTED)
+    except RunError:
+        if engine == "deployment":  # its silos and server go on from what they released
+            display.stopped(rerun)
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
     if not (quiet or as_json):

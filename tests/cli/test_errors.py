@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedpriv.cli import main
+from fedpriv.engines import deployment
+from fedpriv.errors import RunError
 
 FEDPRIV = Path(sys.executable).with_name("fedpriv")
 SCENARIO = """
@@ -169,6 +171,22 @@ def test_a_run_that_fails_has_exit_code_1(
     assert "run.device = 'nonsense'" in line
     assert '"complete": false' in (folder / "out" / "results.json").read_text()
     assert not (folder / "out" / "table.md").exists()
+
+
+def test_a_deployment_that_fails_says_how_to_go_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RunError("round 4: no reply from silo 2")
+
+    monkeypatch.setattr(deployment, "run_deployment", fails)
+    monkeypatch.setattr(sys, "argv", ["fedpriv", "run", "small.toml", "--engine", "deployment"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    said = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 1
+    assert said[-1] == "fedpriv: round 4: no reply from silo 2"
+    assert said[-2].strip() == "fedpriv run small.toml --engine deployment --resume --out runs/small"
 
 
 @pytest.mark.parametrize(

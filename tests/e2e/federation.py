@@ -33,7 +33,7 @@ from fedpriv.scenario import Cell, load_scenario
 from fedpriv.wire import one_array, release_content, vector_in
 from server.strategy import ReleaseStrategy
 
-SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "deployment.toml"
+SCENARIO = Path(__file__).with_name("federation.toml")
 Command = subprocess.Popen[str]
 
 

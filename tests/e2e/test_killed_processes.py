@@ -46,6 +46,7 @@ def test_a_silo_that_never_comes_back_ends_the_run_with_its_number_and_round(tmp
         say(output.strip().splitlines()[-1])
         rounds = fed.rounds_done()
         assert f"fedpriv: round {rounds + 1}: no reply from silo 2" in output
+        assert f"--resume --out {tmp_path / 'run'}\n" in output
         fed.assert_no_round_was_released_twice(fed.token())
         assert not (tmp_path / "run" / "models").exists()
 
