@@ -18,7 +18,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "deployment": {"federation.samples": 6000, "federation.rounds": 8},
     "mnist-cnn-single-epoch": {"federation.samples": 2000, "federation.rounds": 5},
     "mnist-heterogeneous": {"federation.silos": 20, "federation.samples": 6000, "federation.rounds": 30},
-    "mnist-multi-epoch": {"federation.samples": 6000, "privacy.epsilon": [4.377]},
+    "mnist-multi-epoch": {"federation.samples": 6000, "privacy.mu": [1.0]},
     "mnist-single-epoch": {"federation.samples": 6000, "federation.rounds": [16]},
     "mnist-trusted": {"federation.silos": [100]},
     "mnist-untrusted": {"federation.silos": [100]},
