@@ -127,6 +127,7 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
         dimension=objective.dimension,
         lipschitz=objective.lipschitz,
         smoothness=objective.smoothness,
+        convex=objective.convex,
         batch=batch,
         schedule=schedule,
         epsilon=None if cell.privacy.target is None else epsilon_of(cell.privacy.target, cell.privacy.delta),

@@ -11,6 +11,7 @@ from fedpriv.algorithms.choquette_choo import (
     ACCELERATED_INDEPENDENT,
     UNACCELERATED_DP_SRGD,
 )
+from fedpriv.algorithms.federated_averaging import FEDERATED_AVERAGING
 from fedpriv.algorithms.kornowski_liu_talwar import GOLDSTEIN_ERM, GOLDSTEIN_SINGLE_PASS
 from fedpriv.algorithms.reshef_levy import DP_MU2_FL
 from fedpriv.algorithms.tran_cutkosky import MOMENTUM_TREE, MOMENTUM_TREE_ALIGNED, MOMENTUM_TREE_REDUCED
@@ -31,6 +32,7 @@ ALGORITHMS = {
         ONLINE_TO_BATCH,
         DP_SGD,
         DP_FTRL,
+        FEDERATED_AVERAGING,
         GOLDSTEIN_SINGLE_PASS,
         GOLDSTEIN_ERM,
         PHASED_SGD,

@@ -31,6 +31,8 @@ class Problem:
     """G: a bound on the norm of one record's gradient; inf if none is known."""
     smoothness: float
     """L: a bound on the Lipschitz constant of one record's gradient; inf if none is known."""
+    convex: bool
+    """Whether the loss is known to be convex, with these constants valid everywhere."""
     batch: int
     """B: records of all silos in one round."""
     schedule: AnySchedule

@@ -14,6 +14,7 @@ from fedpriv.algorithms.base import (
     Settings,
     chosen_mechanism,
 )
+from fedpriv.errors import InputError
 from fedpriv.estimators import PlainGradient, RecursiveGradient
 from fedpriv.mechanisms import IndependentGaussian, PhaseEnds
 from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, PhasedSGD, ProjectedSGD
@@ -79,10 +80,7 @@ PHASED_SGD = Algorithm(
     schedule=lambda _settings, declared: phases_of(declared.places),
     trusts=("curator",),
     estimator=lambda settings, problem: PlainGradient(_phased_clip(settings, problem)),
-    # noise in the empty round that ends a phase, by contraction; PhaseEnds refuses where that does not apply
-    mechanism=lambda settings, problem: PhaseEnds(
-        _phases(problem), settings.step * shrink_of_phase(1), problem.smoothness, problem.lipschitz
-    ),
+    mechanism=lambda settings, problem: _phase_ends(settings, problem),
     optimizer=lambda settings, problem, _noise_std: PhasedSGD(_phases(problem), settings.step, settings.radius),
 )
 
@@ -90,6 +88,17 @@ PHASED_SGD = Algorithm(
 def _phases(problem: Problem) -> Phases:
     assert isinstance(problem.schedule, Phases)  # the row's own `schedule` made it
     return problem.schedule
+
+
+def _phase_ends(settings: PhasedSettings, problem: Problem) -> PhaseEnds:
+    """Noise in the empty round that ends a phase, by contraction; InputError where that does not apply."""
+    if not problem.convex:
+        raise InputError(
+            "algorithm.name = 'phased-sgd': its privacy rests on a convex loss whose Lipschitz constant and "
+            "smoothness hold everywhere; take model.name = 'softmax-regression'"
+        )
+    first = settings.step * shrink_of_phase(1)
+    return PhaseEnds(_phases(problem), first, problem.smoothness, problem.lipschitz)
 
 
 def _phased_clip(settings: PhasedSettings, problem: Problem) -> float:

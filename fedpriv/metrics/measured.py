@@ -35,6 +35,10 @@ class Measured:
     def smoothness(self) -> float:
         return self.base.smoothness
 
+    @property
+    def convex(self) -> bool:
+        return self.base.convex
+
     def initial(self) -> Tensor:
         return self.base.initial()
 

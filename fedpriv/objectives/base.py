@@ -75,6 +75,14 @@ class Objective(Protocol):
         """L: a bound on the Lipschitz constant of one record's gradient; inf if none is known."""
         ...
 
+    @property
+    def convex(self) -> bool:
+        """Whether every record's loss is convex, with `lipschitz` and `smoothness` valid at every point.
+
+        A guarantee by contraction rests on it; False where it is not known.
+        """
+        ...
+
     def initial(self) -> Tensor:
         """x_1, shape (d,)."""
         ...
@@ -119,6 +127,8 @@ class Objective(Protocol):
 
 class Deterministic:
     """What objectives without public coins have in common."""
+
+    convex: bool = False
 
     def at(self, slots: Slots) -> Self:
         return self

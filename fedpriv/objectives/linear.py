@@ -91,7 +91,7 @@ class LeastSquares(LinearScore):
 
     @property
     def lipschitz(self) -> float:
-        """max|⟨x, z⟩ - y| · max‖z‖ in the ball; outside it no bound holds."""
+        """max|⟨x, z⟩ - y| · max‖z‖ in the ball; outside it no bound holds, so `convex` is not claimed."""
         return (self.radius * self.feature_norm + self.label_bound) * self.feature_norm
 
     @property
@@ -112,6 +112,8 @@ class LeastSquares(LinearScore):
 @dataclass(frozen=True)
 class LogisticRegression(LinearScore):
     """log(1 + exp(⟨x, z⟩)) - y ⟨x, z⟩ with labels y 0 or 1."""
+
+    convex: bool = True
 
     @property
     def lipschitz(self) -> float:

@@ -104,6 +104,10 @@ class Smoothed:
         return self.base.dimension
 
     @property
+    def convex(self) -> bool:
+        return self.base.convex
+
+    @property
     def lipschitz(self) -> float:
         return self.base.lipschitz
 

@@ -36,6 +36,7 @@ class SoftmaxRegression(Deterministic):
     classes: int
     feature_norm: float
     dtype: torch.dtype = torch.float32
+    convex: bool = True
 
     @property
     def dimension(self) -> int:

@@ -43,7 +43,7 @@ def single_epoch(name: str, trust: str = "trusted", **federation: Any) -> dict[s
 
 def test_every_row_is_tried() -> None:
     """Those that need another participation have tests of their own."""
-    elsewhere = {"goldstein-single-pass", "goldstein-erm"}
+    elsewhere = {"goldstein-single-pass", "goldstein-erm", "fedavg"}
     assert set(SETTINGS) == set(ALGORITHMS) - elsewhere
 
 
@@ -115,6 +115,17 @@ def test_the_phased_method_needs_a_curator_and_its_certificate(small_cell: MakeC
         cell = small_cell(**{**tree, "algorithm": {**tree["algorithm"], **settings}})
         with pytest.raises(InputError, match=line):
             plan_of(cell, task_of_cell(cell).objective)
+
+
+def test_the_phased_method_refuses_what_is_not_known_to_be_convex(small_cell: MakeCell) -> None:
+    """A perceptron; least squares, whose constants hold in a ball only; and softmax regression, which is both."""
+    tree = single_epoch("phased-sgd", "curator")
+    for model, data in (("mlp", "synthetic"), ("least-squares", "linear-regression")):
+        cell = small_cell(**tree, model={"name": model}, data={"name": data})
+        with pytest.raises(InputError, match="rests on a convex loss"):
+            plan_of(cell, task_of_cell(cell).objective)
+    measured = small_cell(**tree, run__goldstein_radius=0.1)
+    assert plan_of(measured, task_of_cell(measured).objective).mechanism
 
 
 def test_the_phased_method_reads_each_record_once_and_publishes_phase_ends(small_cell: MakeCell) -> None:
