@@ -166,7 +166,7 @@ class Federation:
             t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
             release, state = silo.answer(store.load(silo), t, query)
             store.save(state)
-            return Message(release_content(release.vector, release.clipped), reply_to=message)
+            return Message(release_content(release.vector, None), reply_to=message)
 
         grid = InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path()))
         strategy = ReleaseStrategy(plan, task.objective.initial(), KeyedNormal(server_key, cell.run.dtype))
