@@ -1,5 +1,6 @@
 """A silo against a server that does not follow the protocol: rounds and queries, by the real guard and ledger."""
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from clients.ledger import SiloLedger
 from clients.policy import read_policy
 from clients.state import unpack
 from fedpriv.errors import RunError
+from fedpriv.randomness import KeyedNormal
 from tests.clients.guarded import CELL, CLIP, ZERO, cell_json, guard_of, write_silo
 
 
@@ -67,6 +69,23 @@ def test_no_release_after_the_last_round_and_the_key_is_wiped(tmp_path: Path) ->
     run = SiloLedger(read_policy(path).ledger).run("run")
     assert run is not None
     assert run.key is None
+
+
+def test_a_restarted_guard_goes_on_with_the_noise_of_its_ledger(tmp_path: Path) -> None:
+    """Two guards after each other release what one silo with the first one's key releases."""
+    path = write_silo(tmp_path)
+    before = guard_of(path)
+    releases = [before.answer("run", CELL, t, ZERO) for t in range(1, 5)]
+    opened = before._ledger.run("run")
+    assert opened is not None
+    assert opened.key is not None
+    after = guard_of(path)
+    releases += [after.answer("run", CELL, t, ZERO) for t in range(5, 9)]
+    silo = dataclasses.replace(after._open["run"], noise=KeyedNormal(opened.key, "float64"))
+    state = silo.start()
+    for t, released in enumerate(releases, 1):
+        expected, state = silo.answer(state, t, ZERO)
+        assert torch.equal(released, expected.vector)
 
 
 def test_a_run_cannot_change_its_scenario(tmp_path: Path) -> None:
