@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedpriv.data.synthetic import power_law
 from fedpriv.errors import InputError
 from fedpriv.objectives import (
+    AbsoluteError,
     CrossEntropy,
     LeastSquares,
     Objective,
@@ -104,6 +105,18 @@ def perceptron(activation: type[nn.Module]) -> Model:
     return Model(PerceptronSettings, pixels, objective)
 
 
+def rectified_regression(
+    shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: PerceptronSettings
+) -> Objective:
+    """One hidden layer of rectifiers and one output, under the absolute error: neither smooth nor convex.
+
+    |⟨x, z⟩| is the sum of two rectifiers, so the sizes of phase retrieval are within its reach.
+    """
+    (features,) = shape
+    net = nn.Sequential(nn.Linear(features, settings.hidden), nn.ReLU(), nn.Linear(settings.hidden, 1))
+    return objective_of(net, features, AbsoluteError(), settings.initial_seed, dtype)
+
+
 def convolutional_net(classes: int) -> nn.Sequential:
     """The network of Papernot et al. 2021 ("Tempered sigmoid activations") with tanh; 26,010 parameters."""
     return nn.Sequential(
@@ -174,6 +187,7 @@ MODELS = {
     "mlp": perceptron(nn.Tanh),
     "mlp-relu": perceptron(nn.ReLU),
     "cnn": Model(ModuleSettings, pixels, convolutional),
+    "relu-regression": Model(PerceptronSettings, numbers, rectified_regression, regression=True),
     "least-squares": Model(LeastSquaresSettings, numbers, linear_regression, regression=True),
     "amplitude-phase-retrieval": phase_retrieval(1),
     "robust-phase-retrieval": phase_retrieval(2),
