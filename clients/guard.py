@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from clients.ledger import Answer, Run, SiloLedger
-from clients.policy import Policy
+from clients.policy import Policy, unaccountable
 from clients.silo import Silo
 from clients.state import pack, unpack
 from fedpriv.data.own import check_records
@@ -25,7 +25,6 @@ from fedpriv.federation import DTYPES
 from fedpriv.objectives import Objective, Records
 from fedpriv.plan import plan_of
 from fedpriv.randomness import KeyedNormal, system_key
-from fedpriv.rounds import Poisson
 from fedpriv.scenario import Cell, resolve_cell
 
 _NO_NOISE = {"untrusted": "this silo release its sums without noise", "trusted": "nobody add noise"}
@@ -99,10 +98,8 @@ class Guard:
         allow, number, federation = self._policy.allow, self._policy.silo, cell.federation
         if not number < federation.silos <= _MOST_SILOS:
             raise self._refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
-        if isinstance(cell.schedule, Poisson):
-            raise self._refusal("the budget is in mu, and a run with Poisson sampling has none")
-        if cell.algorithm.trust not in ("untrusted", "trusted"):
-            raise self._refusal(f"trust = {cell.algorithm.trust!r} broadcasts what is not private")
+        if (reason := unaccountable(cell)) is not None:
+            raise self._refusal(reason)
         rounds = cell.schedule.rounds
         if rounds > allow.rounds:
             raise self._refusal(f"the scenario has {rounds} rounds, allowed are {allow.rounds}")

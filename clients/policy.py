@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedpriv.algorithms import Positive
 from fedpriv.errors import InputError
+from fedpriv.rounds import Poisson
+from fedpriv.scenario import Cell
 from fedpriv.scenario.messages import explain
 
 
@@ -59,3 +61,12 @@ def read_policy(path: Path) -> Policy:
         raise InputError(f"{path}: {explain(error, Policy)}") from None
     here = path.resolve().parent
     return policy.model_copy(update={name: here / getattr(policy, name) for name in ("shard", "ledger", "socket")})
+
+
+def unaccountable(cell: Cell) -> str | None:
+    """Why no policy allows any run of `cell`, whatever its budget; None if some policy can."""
+    if isinstance(cell.schedule, Poisson):
+        return "the budget is in mu, and a run with Poisson sampling has none"
+    if cell.algorithm.trust not in ("untrusted", "trusted"):
+        return f"trust = {cell.algorithm.trust!r} broadcasts what is not private"
+    return None
