@@ -16,8 +16,10 @@ class Allowed(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    trust: Literal["untrusted", "trusted"] = Field(
-        "untrusted", description='"trusted" also answers scenarios in which the server adds the noise'
+    trust: Literal["untrusted", "secure-aggregation", "trusted"] = Field(
+        "untrusted",
+        description='"secure-aggregation" also answers with a share of the noise, masked, counting on the other '
+        'silos\' shares; "trusted" also where the server adds the noise',
     )
     relation: Literal["replace-one", "zero-out"] = Field(description="the neighbouring relation of `budget`")
     clip: Positive = Field(description="the largest norm bound on one record's increment")

@@ -70,7 +70,7 @@ class Algorithm:
     """How the algorithm looks at the model's loss: as it is, unless the row says otherwise."""
     schedule: Callable[[Any, Schedule], AnySchedule] = lambda _settings, declared: declared
     """What the row makes of the scenario's rounds and places; the declared schedule itself if left out."""
-    trusts: tuple[str, ...] = ("untrusted", "trusted")
+    trusts: tuple[str, ...] = ("untrusted", "trusted", "secure-aggregation")
     """The trust settings under which the row's releases are all that anyone outside learns."""
     name_of_mu: str = "mu"
     """What the paper calls the GDP parameter; accepted as a key of [privacy] beside `mu`."""
