@@ -17,6 +17,7 @@ from fedpriv.errors import InputError
 from fedpriv.federation import spread, task_of_cell
 from fedpriv.plan import plan_of
 from fedpriv.scenario import Cell, Scenario
+from fedpriv.trust import TRUSTED
 
 
 def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
@@ -60,8 +61,10 @@ def allowance_of(cell: Cell) -> dict[str, Any]:
     target, rounds = cell.privacy.target, cell.schedule.rounds
     if target is None:
         raise InputError('privacy.mode = "none": silos of a deployment release nothing without noise')
+    if cell.algorithm.setting.confides > TRUSTED.confides:
+        raise InputError(f"algorithm.trust = {cell.algorithm.trust!r} broadcasts what is not private to silos")
     return {
-        "trust": "untrusted" if float(plan.noise.std_of(0)) else "trusted",
+        "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation,
         "clip": max(float(plan.estimator.round(t).clip) for t in range(1, rounds + 1)),
         "rounds": rounds,

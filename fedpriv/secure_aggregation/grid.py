@@ -60,7 +60,7 @@ class Grid:
 
     def encode(self, values: NDArray[np.float64]) -> Words:
         """`values` (d,) rounded to the grid, (d,); RunError for values that are not finite or absurdly large."""
-        scaled = np.rint(values / self.unit)
+        scaled = np.floor(values / self.unit + 0.5)  # halves go up: rounding and whole shifts must commute
         if not np.all(np.abs(scaled) < _LARGEST):
             raise RunError("the release has values that are not finite, or outside of what can be added")
         return scaled.astype(np.int64).view(np.uint64)
