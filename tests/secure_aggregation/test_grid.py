@@ -71,7 +71,7 @@ def test_the_distance_to_uniform_errors_is_bounded_for_three_silos(ratio: float)
 
 @pytest.mark.parametrize("digits", [24, 53])
 @pytest.mark.parametrize("innovation", [1e-6, 0.7, 1.0, 55.68])
-def test_the_grid_is_a_power_of_two_with_half_of_the_noises_digits_above_it(innovation: float, digits: int) -> None:
+def test_the_grid_is_a_power_of_two_with_half_of_the_digits_above_it(innovation: float, digits: int) -> None:
     unit = grid_for(innovation, 100, digits, 1.0).unit
     assert math.frexp(unit)[0] == 0.5
     assert 2.0 ** (digits // 2) <= innovation / unit < 2.0 ** (digits // 2 + 1)
