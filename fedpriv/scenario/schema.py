@@ -131,7 +131,11 @@ class AlgorithmSection(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     name: str
-    trust: str
+    trust: str = Field(
+        description='who adds the noise: "untrusted", every silo to what it sends; "trusted", the server; '
+        '"secure-aggregation", every silo a share, masked, so that the server learns the sum; "curator", one party '
+        "that has all records"
+    )
 
     @property
     def row(self) -> Algorithm:
