@@ -26,6 +26,7 @@ from fedpriv.plan import plan_of
 from fedpriv.randomness import KeyedNormal, system_key
 from fedpriv.rounds import Poisson
 from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.secure_aggregation.identity import identity_of
 from fedpriv.trust import TRUSTED, trust_named
 
 _ROUNDING = 1 + 1e-9
@@ -52,17 +53,22 @@ class Guard:
     it adds the noise that the scenario says: the silo trusts the server for that, and for nothing else.
     With `allow.trust = "secure-aggregation"` sums may leave masked and with this silo's share of the noise, and
     `budget` bounds what their sum over silos gives away, if all other silos add their shares and the public keys
-    that the server relays are theirs.  Without that permission such a run is charged for this silo's share alone.
+    that the server relays are theirs, which is checked where the policy has `peers`.  Without that permission such
+    a run is charged for this silo's share alone.
     With `allow.noise_free` nothing is guaranteed; a run without noise is entered at its price, which is infinite,
     so that a policy which takes the permission back opens no further run.
     """
 
     def __init__(self, policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
         self._policy, self._ledger, self._shard = policy, ledger, shard
+        self._identity = identity_of(policy.silo, policy.identity, policy.peers)
         self._open: dict[str, Silo] = {}
 
     def public_key(self, run_id: str, cell_json: str) -> bytes:
-        """This silo's public key for the masks of a run, on record as its answer to round 0; RunError as below."""
+        """This silo's signed public key for the masks of a run, on record as its answer to round 0.
+
+        RunError as below.
+        """
         with self._ledger.transaction():
             run = self._opened(run_id, _sorted(cell_json))
             if (known := self._ledger.answer(run_id, 0)) is not None:
@@ -72,13 +78,14 @@ class Guard:
             silo = self._silo(run_id, run.cell, run.key)
             if silo.plan.grid is None:
                 raise self._refusal("a public key: this run has no masks")
-            self._ledger.record(run_id, 0, Answer(b"", silo.masker.public), run.state or pack(silo.start()))
-        return silo.masker.public
+            card = self._identity.card(run_id, silo.masker.public)
+            self._ledger.record(run_id, 0, Answer(b"", card), run.state or pack(silo.start()))
+        return card
 
     def answer(self, run_id: str, cell_json: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
         """What leaves in round t of a run; RunError, with the reason, for what is not allowed.
 
-        `keys` are the public keys of all silos, for a run whose messages are masked.
+        `keys` are the signed public keys of all silos, for a run whose messages are masked.
         """
         with self._ledger.transaction():
             run = self._opened(run_id, _sorted(cell_json))
@@ -93,7 +100,8 @@ class Guard:
             silo = self._silo(run_id, run.cell, run.key)
             state = silo.start() if run.state is None else unpack(run.state, silo)
             release, after = silo.answer(state, t, query)
-            leaving = silo.message(release.vector, t, keys)
+            public = self._identity.keys(run_id, keys, len(silo.plan.weights)) if silo.plan.grid else b""
+            leaving = silo.message(release.vector, t, public)
             self._ledger.record(run_id, t, Answer(digest, leaving.numpy().tobytes()), pack(after))
             if t == silo.plan.schedule.rounds:
                 self._ledger.wipe_key(run_id)

@@ -43,6 +43,13 @@ class Policy(BaseModel):
     classes: Annotated[int, Field(ge=2)] = Field(description="how many classes labels can have")
     ledger: Path = Field(description="where what was released is kept; made with mode 0600")
     socket: Path = Field(description="the Unix socket on which this silo's ClientApp asks")
+    identity: Path | None = Field(
+        None,
+        description="an Ed25519 key of ssh-keygen, with which this silo signs its keys for secure aggregation",
+    )
+    peers: Path | None = Field(
+        None, description="every silo's public key, one a line, silo 0 first: masks are agreed on with these only"
+    )
     group: str | None = Field(None, description="the Unix group that may ask: the SuperNode's user is in it")
     allow: Allowed
 
@@ -60,4 +67,6 @@ def read_policy(path: Path) -> Policy:
     except ValidationError as error:
         raise InputError(f"{path}: {explain(error, Policy)}") from None
     here = path.resolve().parent
-    return policy.model_copy(update={name: here / getattr(policy, name) for name in ("shard", "ledger", "socket")})
+    files = ("shard", "ledger", "socket", "identity", "peers")
+    given = {name: here / getattr(policy, name) for name in files if getattr(policy, name) is not None}
+    return policy.model_copy(update=given)

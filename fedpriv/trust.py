@@ -111,8 +111,8 @@ SECURE_AGGREGATION = Trust(
     title="untrusted server, secure aggregation",
     protects="each silo's records against the server, which learns nothing but the sum over silos, and everyone "
     "who sees a query, as long as all silos add their share of the noise, relayed public keys are genuine, and "
-    "X25519 and AES hold; whoever knows the noise of c of M silos, as each silo knows its own and as c silos do that join with the "
-    "server, is left with mu times √(M/(M-c))",
+    "X25519 and AES hold; whoever knows the noise of c of M silos, as each silo knows its own and as c silos do "
+    "that join with the server, is left with mu times √(M/(M-c))",
     confides=1,
     masked=True,
 )

@@ -26,6 +26,7 @@ from fedpriv.errors import RunError
 from fedpriv.plan import Plan
 from fedpriv.randomness import SERVER, KeyedNormal
 from fedpriv.records import KEY, TRAIN, bytes_in, refusal_in
+from fedpriv.secure_aggregation.identity import CARD_BYTES
 from fedpriv.secure_aggregation.masks import KEY_BYTES
 from fedpriv.wire import Counts, counts_in, is_finite, one_array, query_content, vector_in
 from server.roster import learn_roster
@@ -198,8 +199,10 @@ class ReleaseStrategy(Strategy):
                 key = bytes_in(answers[silo], "key", "public")
             except ValueError as error:
                 raise RunError(f"silo {silo}, public keys: {error}") from None
-            if len(key) != KEY_BYTES:
-                raise RunError(f"silo {silo}, public keys: {len(key)} bytes, expected {KEY_BYTES}")
+            if len(key) not in (KEY_BYTES, CARD_BYTES):
+                raise RunError(
+                    f"silo {silo}, public keys: {len(key)} bytes, expected {KEY_BYTES}, or {CARD_BYTES} if signed"
+                )
             keys += key
         return keys
 

@@ -133,8 +133,8 @@ class AlgorithmSection(BaseModel):
     name: str
     trust: str = Field(
         description='who adds the noise: "untrusted", every silo to what it sends; "trusted", the server; '
-        '"secure-aggregation", every silo a share, masked, so that the server learns the sum; "curator", one party '
-        "that has all records"
+        '"secure-aggregation", every silo a share, masked, so that the server learns the sum; "curator", one '
+        "party that has all records"
     )
 
     @property

@@ -4,6 +4,7 @@
 |---|---|
 | `grid` | real vectors as integers modulo 2^64, and why a rounded sum is as private as the exact one |
 | `masks` | pairwise masks that cancel in the sum of all silos' messages |
+| `identity` | signatures by which silos know each other's keys, whatever the server relays |
 
 Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning": its one-time
 pads with keys agreed on by pairs, against parties that follow the protocol, and without its secret sharing, which

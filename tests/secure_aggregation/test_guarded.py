@@ -15,11 +15,12 @@ from tests.clients.test_guard import ZERO, cell_json, guard_of, write_silo
 
 MASKED = "secure-aggregation"
 CELL = cell_json(algorithm__trust=MASKED)
-OTHERS = [Masker(bytes([number]) * 32, number).public for number in (1, 2)]
+OTHERS = [Masker(bytes([number]) * 32, number).public + bytes(64) for number in (1, 2)]
 
 
-def keys_with(public: bytes) -> bytes:
-    return b"".join([public, *OTHERS])
+def keys_with(card: bytes) -> bytes:
+    """The cards of three silos, of which two do not sign."""
+    return b"".join([card, *OTHERS])
 
 
 def allowing(tmp_path: Path, **allow: Any) -> Path:
@@ -63,7 +64,7 @@ def test_the_key_is_wiped_with_the_last_round_and_its_public_half_is_not(tmp_pat
     assert torch.equal(again.answer("run", CELL, 8, ZERO, keys_with(public)), last)
 
 
-@pytest.mark.parametrize("keys", [b"", bytes(96), b"".join(OTHERS)])
+@pytest.mark.parametrize("keys", [b"", bytes(3 * 32), bytes(3 * 96), b"".join(OTHERS)])
 def test_without_the_keys_of_all_nothing_leaves(tmp_path: Path, keys: bytes) -> None:
     guard = guard_of(allowing(tmp_path))
     public = guard.public_key("run", CELL)
