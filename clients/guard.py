@@ -19,6 +19,7 @@ from clients.ledger import Answer, Run, SiloLedger
 from clients.policy import Policy
 from clients.silo import Silo
 from clients.state import pack, unpack
+from fedpriv.data.own import check_records
 from fedpriv.errors import InputError, RunError
 from fedpriv.federation import DTYPES
 from fedpriv.objectives import Objective, Records
@@ -179,19 +180,14 @@ class Guard:
 
 
 def load_shard(path: Path, classes: int) -> Shard:
-    """Read and check a silo's records; InputError if they are not images of bytes with labels 0 … classes-1."""
+    """Read and check a silo's records; InputError if they are not what `data.own` takes."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             images, labels = arrays["images"], arrays["labels"]
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(f"{path}: expected an .npz file with `images` and `labels` ({error})") from None
-    if images.dtype != np.uint8 or len(images) != len(labels) or labels.ndim != 1 or not len(labels):
-        raise InputError(
-            f"{path}: expected images of bytes and as many labels, found {images.dtype} {images.shape}"
-        )
-    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= classes:
-        raise InputError(f"{path}: labels are whole numbers from 0 to {classes - 1}")
-    return Shard(images, labels.astype(np.int64))
+    check_records(images, labels, classes, str(path))
+    return Shard(images, labels.astype(np.int64 if classes else np.float64))
 
 
 def _sorted(cell_json: str) -> str:

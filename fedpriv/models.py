@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedpriv.data.synthetic import power_law
 from fedpriv.errors import InputError
 from fedpriv.objectives import (
+    AbsoluteError,
     CrossEntropy,
     LeastSquares,
     Objective,
@@ -41,7 +42,7 @@ class Model:
     """
 
     settings: type[ModelSettings]
-    features: Callable[[NDArray[np.uint8], torch.dtype, Any], Tensor]
+    features: Callable[[NDArray[Any], torch.dtype, Any], Tensor]
     objective: Callable[[tuple[int, ...], int, torch.dtype, Any], Objective]
     regression: bool = False
     """Whether the labels are real numbers, as those of a data set without classes are."""
@@ -65,16 +66,21 @@ class PerceptronSettings(ModuleSettings):
     hidden: Annotated[int, Field(ge=1)] = Field(64, description="width of the hidden layer")
 
 
-def pixels(images: NDArray[np.uint8], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
-    """Pixels divided by 255: (n, pixels)."""
+def pixels(images: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
+    """Pixels divided by 255, and features that are numbers as they are: (n, features)."""
+    if images.dtype != np.uint8:
+        return torch.from_numpy(images.reshape(len(images), -1)).to(dtype)
     return torch.from_numpy(images.reshape(len(images), -1).astype(np.float32)).to(dtype) / 255.0
 
 
-def pixels_and_bias(images: NDArray[np.uint8], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
+def pixels_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
     """Pixels divided by 255, scaled by min(1, feature_norm / norm), and a constant 1: (n, pixels + 1).
 
-    Each record is scaled by its own norm, so the scaling is no release about the others.
+    Each record is scaled by its own norm, so the scaling is no release about the others.  InputError for features
+    that are numbers and have no `feature_norm`: nothing else bounds them.
     """
+    if images.dtype != np.uint8 and settings.feature_norm is None:
+        raise InputError("model.feature_norm: needed for features that are numbers, to bound a record's norm")
     values = pixels(images, dtype, settings)
     if settings.feature_norm is not None:
         for part in torch.split(values, _ROWS):
@@ -102,6 +108,18 @@ def perceptron(activation: type[nn.Module]) -> Model:
         return objective_of(net, features, CrossEntropy(), settings.initial_seed, dtype)
 
     return Model(PerceptronSettings, pixels, objective)
+
+
+def rectified_regression(
+    shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: PerceptronSettings
+) -> Objective:
+    """One hidden layer of rectifiers and one output, under the absolute error: neither smooth nor convex.
+
+    |⟨x, z⟩| is the sum of two rectifiers, so the sizes of phase retrieval are within its reach.
+    """
+    (features,) = shape
+    net = nn.Sequential(nn.Linear(features, settings.hidden), nn.ReLU(), nn.Linear(settings.hidden, 1))
+    return objective_of(net, features, AbsoluteError(), settings.initial_seed, dtype)
 
 
 def convolutional_net(classes: int) -> nn.Sequential:
@@ -174,6 +192,7 @@ MODELS = {
     "mlp": perceptron(nn.Tanh),
     "mlp-relu": perceptron(nn.ReLU),
     "cnn": Model(ModuleSettings, pixels, convolutional),
+    "relu-regression": Model(PerceptronSettings, numbers, rectified_regression, regression=True),
     "least-squares": Model(LeastSquaresSettings, numbers, linear_regression, regression=True),
     "amplitude-phase-retrieval": phase_retrieval(1),
     "robust-phase-retrieval": phase_retrieval(2),

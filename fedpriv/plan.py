@@ -126,24 +126,29 @@ def _owners(numbers: list[int]) -> str:
     return f"silo {numbers[0]}" if len(numbers) == 1 else f"silos {numbers[0]}-{numbers[-1]}"
 
 
+def problem_of(cell: Cell, objective: Objective) -> Problem:
+    """The public numbers of a cell, from which its parameters follow."""
+    return Problem(
+        dimension=objective.dimension,
+        lipschitz=objective.lipschitz,
+        smoothness=objective.smoothness,
+        convex=objective.convex,
+        batch=sum(cell.batch_sizes),
+        schedule=cell.schedule,
+        epsilon=None if cell.privacy.target is None else epsilon_of(cell.privacy.target, cell.privacy.delta),
+        delta=cell.privacy.delta,
+        seed=cell.seed,
+        silos=len(cell.batch_sizes),
+    )
+
+
 def plan_of(cell: Cell, objective: Objective) -> Plan:
     """Calibrate the noise to the cell's privacy target and derive the optimizer from it."""
     row, settings = cell.algorithm.row, cell.algorithm.settings
     schedule = cell.schedule
     batch_sizes = cell.batch_sizes
-    batch = sum(batch_sizes)
-    weights = tuple(size / batch for size in batch_sizes)
-    problem = Problem(
-        dimension=objective.dimension,
-        lipschitz=objective.lipschitz,
-        smoothness=objective.smoothness,
-        convex=objective.convex,
-        batch=batch,
-        schedule=schedule,
-        epsilon=None if cell.privacy.target is None else epsilon_of(cell.privacy.target, cell.privacy.delta),
-        delta=cell.privacy.delta,
-        seed=cell.seed,
-    )
+    weights = tuple(size / sum(batch_sizes) for size in batch_sizes)
+    problem = problem_of(cell, objective)
     estimator, mechanism = row.estimator(settings, problem), row.mechanism(settings, problem)
     if cell.deployment.missing == "continue" and not _survives_gaps(estimator, mechanism):
         raise InputError(

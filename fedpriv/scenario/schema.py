@@ -24,7 +24,9 @@ class Section(BaseModel):
 class DataSection(Section):
     """[data]: which records, and how they are spread over the silos."""
 
-    name: str = Field(description="a data set's name, as `fedpriv data fetch` takes it")
+    name: str = Field(
+        description="a data set's name, as `fedpriv data fetch` takes it, or the path of an .npz file"
+    )
     partition: Literal["iid", "dirichlet", "shards"] = Field(
         "iid", description="how records are spread over silos"
     )
