@@ -64,7 +64,7 @@ def allowance_of(cell: Cell) -> dict[str, Any]:
     if target is None:
         raise InputError('privacy.mode = "none": silos of a deployment release nothing without noise')
     return {
-        "trust": "untrusted" if float(plan.noise.std_of(0)) else "trusted",
+        "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation,
         "clip": max(float(plan.estimator.round(t).clip) for t in range(1, rounds + 1)),
         "rounds": rounds,

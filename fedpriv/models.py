@@ -42,7 +42,7 @@ class Model:
     """
 
     settings: type[ModelSettings]
-    features: Callable[[NDArray[np.uint8], torch.dtype, Any], Tensor]
+    features: Callable[[NDArray[Any], torch.dtype, Any], Tensor]
     objective: Callable[[tuple[int, ...], int, torch.dtype, Any], Objective]
     regression: bool = False
     """Whether the labels are real numbers, as those of a data set without classes are."""
@@ -66,16 +66,21 @@ class PerceptronSettings(ModuleSettings):
     hidden: Annotated[int, Field(ge=1)] = Field(64, description="width of the hidden layer")
 
 
-def pixels(images: NDArray[np.uint8], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
-    """Pixels divided by 255: (n, pixels)."""
+def pixels(images: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
+    """Pixels divided by 255, and features that are numbers as they are: (n, features)."""
+    if images.dtype != np.uint8:
+        return torch.from_numpy(images.reshape(len(images), -1)).to(dtype)
     return torch.from_numpy(images.reshape(len(images), -1).astype(np.float32)).to(dtype) / 255.0
 
 
-def pixels_and_bias(images: NDArray[np.uint8], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
+def pixels_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
     """Pixels divided by 255, scaled by min(1, feature_norm / norm), and a constant 1: (n, pixels + 1).
 
-    Each record is scaled by its own norm, so the scaling is no release about the others.
+    Each record is scaled by its own norm, so the scaling is no release about the others.  InputError for features
+    that are numbers and have no `feature_norm`: nothing else bounds them.
     """
+    if images.dtype != np.uint8 and settings.feature_norm is None:
+        raise InputError("model.feature_norm: needed for features that are numbers, to bound a record's norm")
     values = pixels(images, dtype, settings)
     if settings.feature_norm is not None:
         for part in torch.split(values, _ROWS):

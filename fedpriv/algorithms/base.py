@@ -72,7 +72,7 @@ class Algorithm:
     """How the algorithm looks at the model's loss: as it is, unless the row says otherwise."""
     schedule: Callable[[Any, Schedule], AnySchedule] = lambda _settings, declared: declared
     """What the row makes of the scenario's rounds and places; the declared schedule itself if left out."""
-    trusts: tuple[str, ...] = ("untrusted", "trusted")
+    trusts: tuple[str, ...] = ("untrusted", "trusted", "secure-aggregation")
     """The trust settings under which the row's releases are all that anyone outside learns."""
     theorems: Callable[[Any, Problem], tuple[Prescription, ...]] = lambda _settings, _problem: ()
     """What theory asks for at these numbers; shown beside what a scenario uses, by `fedpriv privacy theorem`."""

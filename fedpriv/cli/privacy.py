@@ -37,7 +37,12 @@ Decay = Annotated[
 Clip = Annotated[float, typer.Option(help="Norm to which every record's increment is clipped.")]
 Batch = Annotated[int, typer.Option(min=1, help="Records of one silo in one round; releases are their mean.")]
 Silos = Annotated[int, typer.Option(min=1, help="M; the server takes the mean of equally many records each.")]
-TrustName = Annotated[str, typer.Option(help="untrusted: each silo adds noise; trusted: the server does.")]
+TrustName = Annotated[
+    str,
+    typer.Option(
+        help="untrusted: each silo adds noise; trusted: the server does; secure-aggregation: each silo a share."
+    ),
+]
 Epochs = Annotated[int, typer.Option(min=1, help="Passes over the records, in the same order every time.")]
 Times = Annotated[
     int | None, typer.Option(min=1, help="Instead of --epochs: a record takes part at most so often…")

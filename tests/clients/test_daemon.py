@@ -48,7 +48,7 @@ def start_daemon(policy: Path) -> "subprocess.Popen[str]":
 
 @pytest.fixture
 def daemons(tmp_path: Path) -> Iterator[list["subprocess.Popen[str]"]]:
-    started = [start_daemon(write_silo(tmp_path, number)) for number in range(3)]
+    started = [start_daemon(write_silo(tmp_path, number, trust="secure-aggregation")) for number in range(3)]
     yield started
     for process in started:
         process.kill()
@@ -67,11 +67,12 @@ def test_the_socket_is_given_to_the_group_that_may_ask(tmp_path: Path) -> None:
         process.communicate()
 
 
+@pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation"])
 def test_a_whole_run_through_guards_that_are_killed_and_restarted(
-    tmp_path: Path, daemons: list["subprocess.Popen[str]"]
+    tmp_path: Path, daemons: list["subprocess.Popen[str]"], trust: str
 ) -> None:
     """Three real guard processes behind the real ClientApp and strategy; one is killed hard twice, mid-run."""
-    cell = resolve_cell(small_tree(), "test")
+    cell = resolve_cell(small_tree(algorithm__trust=trust), "test")
     run_config = run_config_of(cell, Path())
 
     class GuardedGrid(InProcessGrid):
@@ -98,11 +99,16 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
     assert strategy.rounds_done == 8
     assert strategy.counts is None  # a guard does not tell, and nobody takes that for none
     assert torch.isfinite(strategy.model).all()
+    keys = b""
     for number in range(3):
         ledger = SiloLedger(tmp_path / f"ledger-{number}.sqlite")
+        if cell.algorithm.setting.masked:
+            agreed = ledger.answer("1", 0)
+            assert agreed is not None
+            keys += agreed.reply
         assert [ledger.answer("1", t) is not None for t in range(1, 10)] == [True] * 8 + [False]
         assert ledger.prices() == [pytest.approx(4.0)]
-    repeated = ask(tmp_path / "1.sock", "1", json.dumps(cell.canonical()), 1, ZERO.numpy())
+    repeated = ask(tmp_path / "1.sock", "1", json.dumps(cell.canonical()), 1, ZERO.numpy(), keys)
     assert not isinstance(repeated, Refusal)
     answer = SiloLedger(tmp_path / "ledger-1.sqlite").answer("1", 1)
     assert answer is not None
