@@ -122,6 +122,8 @@ def test_a_bad_file_is_one_line_and_nothing_is_written(
         (["table", "absent"], ["absent: no results.json there"]),
         (["table", ".", "--format", "html"], ["--format html", "markdown, csv, latex"]),
         (["plot", "."], ["no results.json there"]),
+        (["plot", "small.toml"], ["small.toml: no results.json there"]),
+        (["silo", "absent.toml"], ["absent.toml: no such file", "policy"]),
         (["data", "fetch", "mnits"], ["'mnits'", "did you mean 'mnist'?"]),
         (["data", "fetch", "synthetic"], ["there is nothing to fetch"]),
     ],

@@ -168,5 +168,5 @@ def test_more_records_than_there_are_is_refused_with_the_product() -> None:
         check_records(resolve_cell(small_tree(federation__silos=100, federation__rounds=61), "test"))
     line = str(caught.value)
     assert "one pass is 61 batches of 100 records of all silos, 61 * 100 = 6100" in line
-    assert "synthetic has 6000 training records" in line
+    assert "synthetic has 6000 training records: enough for 60 batches of 100, or 61 of 98" in line
     check_records(resolve_cell(small_tree(federation__silos=100, federation__rounds=60), "test"))  # exactly all
