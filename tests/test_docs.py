@@ -131,7 +131,9 @@ def shown_runs() -> Iterator[tuple[str, list[str]]]:
                 yield str(call.args[0].value), [f"{key}={value}" for each in keys for key, value in each.items()]
 
 
-@pytest.mark.parametrize(("scenario", "overrides"), [run for run in shown_runs() if "data.name=synthetic" in run[1]])
+@pytest.mark.parametrize(
+    ("scenario", "overrides"), [run for run in shown_runs() if "data.name=synthetic" in run[1]]
+)
 def test_a_run_that_is_shown_has_records_enough(scenario: str, overrides: list[str]) -> None:
     """The pages are executed on scenarios cut down; a reader has the whole ones."""
     whole = load_scenario(ROOT / scenario, [each for each in overrides if not each.startswith("model.")])

@@ -73,6 +73,7 @@ def refusal(
             "algorithm.momentum=0.9",
             ["algorithm.momentum: unknown key", "known keys here: diameter, clip, step"],
         ),
+        ("rho=2", ["rho: unknown key", "did you mean 'privacy.rho'?"]),
         ("seeds=0", ["seeds = 0", "how many (such as 5)"]),
         ("federation.silos", ["--set 'federation.silos'", "expected KEY=VALUE"]),
     ],

@@ -158,6 +158,11 @@ def test_a_file_that_is_no_scenario_is_refused(tmp_path: Path, content: bytes | 
     assert "\n" not in str(caught.value)
 
 
+def test_seeds_outside_of_the_sweep_are_sent_there() -> None:
+    with pytest.raises(InputError, match=r"test: seeds = 2: this key stands in \[sweep\]"):
+        scenario_of({**small_tree(), "seeds": 2}, "test")
+
+
 def test_a_folder_is_no_scenario(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read as a text file"):
         load_scenario(tmp_path)
