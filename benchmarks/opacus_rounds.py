@@ -3,7 +3,7 @@
     python opacus_rounds.py hooks|ghost ROUNDS
 
 Softmax regression 785 x 10, a batch of 100 fresh samples in every round, which stand for the clients: gradients
-clipped to norm 1 one by one, Gaussian noise on their sum.  Opacus has no clients that could add noise of their own.
+clipped to norm 1 one by one, Gaussian noise on their sum.  Opacus has no clients that could add their own noise.
 Prints {"rounds_per_second": …}.  Batches are slices of one tensor, which is faster than a data loader.
 """
 
