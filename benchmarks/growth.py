@@ -1,8 +1,8 @@
 """How time and memory grow: with the number of silos M at d = 7,850, and with d at M = 10.
 
 Each point is a process of its own (benchmarks/growth_point.py).  Writes runs/growth.svg and .png, and prints the
-slopes of log-log lines: 1 is linear.  M x d values are drawn as noise in every round, so that the time for one step
-of one client should not depend on M, and grow linearly with d.
+slopes of log-log lines: 1 is linear.  M x d values are drawn as noise in every round, so that the time for one
+step of one client should not depend on M, and grow linearly with d.
 """
 
 import json

@@ -1,8 +1,9 @@
 """Rounds a second of fedpriv's engines beside Flower's Ray engine, pfl and Opacus, on the same work, in one run.
 
 Softmax regression 785 x 10, 100 clients in every round, one fresh sample of each, one gradient clipped to norm 1,
-Gaussian noise central (drawn by the server) or local (by every client): DP-SGD, in peers federated averaging with one
-local step.  The contenders take turns, so that a change of the machine's load meets all of them; medians are shown.
+Gaussian noise central (drawn by the server) or local (by every client): DP-SGD, in peers federated averaging with
+one local step.  The contenders take turns, so that a change of the machine's load meets all of them; medians are
+shown.
 
 pfl and Opacus have environments of their own, which `make bench-peers` makes; without one its row stays empty.
 Flower's Ray engine runs the very ServerApp, strategy and ClientApp that fedpriv's in-process engine runs.
@@ -132,9 +133,7 @@ def run() -> None:
             entries += [_ratio(medians, (row, noise), (other, noise)) for other in (ray, fastest)]
         print(f"| {' | '.join(entries)} |")
     print(f"\n{_TURNS} turns; load {min(loads):.1f} to {max(loads):.1f} on {os.cpu_count()} cores")
-    print(
-        "targets: vectorized 1,000 x Ray and 150 x pfl (central noise), in process 20 x Ray, floor 1.5 x vectorized"
-    )
+    print("targets: vectorized 1,000 x Ray, 150 x pfl (central noise), 1 / 1.5 of the floor; in process 20 x Ray")
     if not torch.cuda.is_available():
         print("no GPU here: the same table on one is left out")
 

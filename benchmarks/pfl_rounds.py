@@ -3,8 +3,9 @@
     python pfl_rounds.py central|local ROUNDS
 
 Softmax regression 785 x 10, 100 users in every round, one fresh sample of each, one local step, differences
-clipped to norm 1, Gaussian noise on the sum ("central") or by every user ("local").  Prints {"rounds_per_second": …}.
-No evaluation, no logging, one worker process, one torch thread: more of either does not pay for so small a model.
+clipped to norm 1, Gaussian noise on the sum ("central") or by every user ("local").  Prints
+{"rounds_per_second": …}.  No evaluation, no logging, one worker process, one torch thread: more of either does not pay for so
+small a model.
 """
 
 import json
