@@ -4,8 +4,8 @@
 
 Softmax regression 785 x 10, 100 users in every round, one fresh sample of each, one local step, differences
 clipped to norm 1, Gaussian noise on the sum ("central") or by every user ("local").  Prints
-{"rounds_per_second": …}.  No evaluation, no logging, one worker process, one torch thread: more of either does not pay for so
-small a model.
+{"rounds_per_second": …}.  No evaluation, one worker process and one torch thread: on two cores more of either
+does not pay for so small a model.
 """
 
 import json
