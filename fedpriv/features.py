@@ -28,8 +28,9 @@ def orientation_histograms(images: NDArray[np.uint8], dtype: torch.dtype) -> Ten
     """How much edge there is in 8 directions, in cells of 4 x 4 pixels: (n, h, w) -> (n, 8 · h/4 · w/4).
 
     Central differences, an edge's length shared in proportion between the two nearest directions, and averaged
-    over the cell: the histograms of oriented gradients of Dalal & Triggs 2005, section 6, without their overlapping
-    blocks.  Every number is at most 1/√2.  InputError for images that are not gray or do not divide into cells.
+    over the cell: the histograms of oriented gradients of Dalal & Triggs 2005, section 6, without their
+    overlapping blocks.  Every number is at most 1/√2.  InputError for images that are not gray or do not divide
+    into cells.
     """
     if images.ndim != 3 or images.shape[1] % CELL or images.shape[2] % CELL:
         raise InputError(
