@@ -59,6 +59,6 @@ def _histograms(gray: Tensor) -> Tensor:
 
 def scaled(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     """Each row scaled to Euclidean norm at most `norm`, or exactly; zeros stay zeros.  (n, f) -> (n, f)."""
-    lengths = torch.cat([torch.linalg.vector_norm(part, dim=1) for part in features.split(_IMAGES)]).unsqueeze(1)
+    lengths = torch.cat([torch.linalg.vector_norm(part, dim=1) for part in torch.split(features, _IMAGES)]).unsqueeze(1)
     factors = norm / lengths.clamp(min=torch.finfo(features.dtype).tiny)
     return features * (factors if exactly else factors.clamp(max=1.0))
