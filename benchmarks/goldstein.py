@@ -37,26 +37,27 @@ def run(path: Path = Path("scenarios/nonsmooth-goldstein.toml"), overrides: tupl
     """Run the scenario and print its table."""
     scenario, heard = load_scenario(path, overrides), _History()
     cells = [point.cell for point in scenario.points]
-    found = defaultdict[tuple[str, float], dict[int, list[tuple[float, ...]]]](lambda: defaultdict(list))
+    found = defaultdict[tuple[str, str, float], dict[int, list[tuple[float, ...]]]](lambda: defaultdict(list))
     for outcome in run_vectorized(cells, heard):
         cell, finished, measures = cells[outcome.index], outcome.finished, heard.measures[outcome.index]
         row = float(np.mean(measures)), measures[-1], finished.test_loss, finished.fraction_clipped or 0.0
-        found[cell.algorithm.name, cell.privacy.target or float("inf")][cell.schedule.rounds].append(row)
+        setting = cell.model.name, cell.algorithm.name, cell.privacy.target or float("inf")
+        found[setting][cell.schedule.rounds].append(row)
     print(f"Means of {len(scenario.seeds)} seeds ± standard error.\n")
-    print("| algorithm | mu | T | Goldstein measure | of the last window | test loss | clipped |")
-    print("|---|---|---|---|---|---|---|")
-    for (name, mu), by_rounds in found.items():
+    print("| model | algorithm | mu | T | Goldstein measure | of the last window | test loss | clipped |")
+    print("|---|---|---|---|---|---|---|---|")
+    for (model, name, mu), by_rounds in found.items():
         for rounds, rows in by_rounds.items():
             measure, last, loss, clipped = np.mean(rows, axis=0)
             error = np.std([row[0] for row in rows]) / len(rows) ** 0.5
             shown = f"{measure:.4f} ± {error:.4f} | {last:.4f} | {loss:.4f} | {clipped:.3f}"
-            print(f"| {name} | {mu:g} | {rounds} | {shown} |")
-    print("\n| algorithm | mu | exponent in T | the theorem's, without privacy |\n|---|---|---|---|")
-    for (name, mu), by_rounds in found.items():
+            print(f"| {model} | {name} | {mu:g} | {rounds} | {shown} |")
+    print("\n| model | algorithm | mu | exponent in T | the theorem's, without privacy |\n|---|---|---|---|---|")
+    for (model, name, mu), by_rounds in found.items():
         if len(by_rounds) > 2:
             means = [np.mean([row[0] for row in rows]) for rows in by_rounds.values()]
             fit = linregress(np.log(list(by_rounds)), np.log(means))
-            print(f"| {name} | {mu:g} | {fit.slope:.2f} ± {fit.stderr:.2f} | {_PROMISED[name]} |")
+            print(f"| {model} | {name} | {mu:g} | {fit.slope:.2f} ± {fit.stderr:.2f} | {_PROMISED[name]} |")
 
 
 if __name__ == "__main__":

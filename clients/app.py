@@ -10,7 +10,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from clients.proxy import forward
+from clients.proxy import forward, forward_key
 from fedpriv.records import roster_content
 
 app = ClientApp()
@@ -20,6 +20,16 @@ app = ClientApp()
 def roster(message: Message, context: Context) -> Message:
     """Tell the server which silo this node is."""
     return Message(roster_content(int(context.node_config["partition-id"])), reply_to=message)
+
+
+@app.query("key")
+def key(message: Message, context: Context) -> Message:
+    """Give the server this silo's public key for the masks of this run, which it relays to the other silos."""
+    if guard := context.node_config.get("guard"):
+        return forward_key(message, context, Path(str(guard)))
+    from clients.simulated import public_key
+
+    return public_key(message, context)
 
 
 @app.train()

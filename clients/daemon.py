@@ -55,8 +55,14 @@ def _converse(connection: "Connection[Any, Any]", guard: Guard) -> None:
     """One request and its reply; whatever is wrong with a request is refused, and the next one is served."""
     try:
         header = json.loads(connection.recv_bytes(LONGEST))
-        query = torch.frombuffer(bytearray(connection.recv_bytes(LONGEST)), dtype=DTYPES[header["dtype"]])
-        release = guard.answer(str(header["run"]), str(header["cell"]), int(header["t"]), query)
+        run, cell, t = str(header["run"]), str(header["cell"]), int(header["t"])
+        asked = bytearray(connection.recv_bytes(LONGEST))
+        if t == 0:
+            reply, dtype = guard.public_key(run, cell), "uint8"
+        else:
+            query = torch.frombuffer(asked, dtype=DTYPES[header["dtype"]])
+            release = guard.answer(run, cell, t, query, bytes.fromhex(header["keys"])).numpy()
+            reply, dtype = release.tobytes(), str(release.dtype)
     except LedgerError as error:  # a disk may be full now and not in a minute
         _refuse(connection, str(error), final=False)
     except (RunError, InputError) as error:
@@ -64,8 +70,8 @@ def _converse(connection: "Connection[Any, Any]", guard: Guard) -> None:
     except (ValueError, KeyError, TypeError, EOFError, RuntimeError):
         _refuse(connection, "the request is malformed", final=True)
     else:
-        connection.send_bytes(b'{"ok": true}')
-        connection.send_bytes(release.numpy().tobytes())
+        connection.send_bytes(json.dumps({"dtype": dtype}).encode())
+        connection.send_bytes(reply)
 
 
 def _refuse(connection: "Connection[Any, Any]", reason: str, *, final: bool) -> None:

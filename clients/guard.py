@@ -16,18 +16,19 @@ import torch
 from torch import Tensor
 
 from clients.ledger import Answer, Run, SiloLedger
-from clients.policy import Policy
+from clients.policy import Policy, unaccountable
 from clients.silo import Silo
 from clients.state import pack, unpack
+from fedpriv.data.own import check_records
 from fedpriv.errors import InputError, RunError
 from fedpriv.federation import DTYPES
 from fedpriv.objectives import Objective, Records
 from fedpriv.plan import plan_of
 from fedpriv.randomness import KeyedNormal, system_key
-from fedpriv.rounds import Poisson
 from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.secure_aggregation.identity import identity_of
+from fedpriv.trust import trust_named
 
-_NO_NOISE = {"untrusted": "this silo release its sums without noise", "trusted": "nobody add noise"}
 _ROUNDING = 1 + 1e-9
 _MOST_SILOS = 1_000_000  # a plan holds a weight for each, and a server may claim any number
 
@@ -50,36 +51,67 @@ class Guard:
     never opened.  Refusals depend on the query, the policy and the ledger, never on the records.
     With `allow.trust = "trusted"` sums may leave without noise, and `budget` bounds what the server publishes if
     it adds the noise that the scenario says: the silo trusts the server for that, and for nothing else.
+    With `allow.trust = "secure-aggregation"` sums may leave masked and with this silo's share of the noise, and
+    `budget` bounds what their sum over silos gives away, if all other silos add their shares and the public keys
+    that the server relays are theirs, which is checked where the policy has `peers`.  Without that permission such
+    a run is charged for this silo's share alone.
     With `allow.noise_free` nothing is guaranteed; a run without noise is entered at its price, which is infinite,
     so that a policy which takes the permission back opens no further run.
     """
 
     def __init__(self, policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
         self._policy, self._ledger, self._shard = policy, ledger, shard
+        self._identity = identity_of(policy.silo, policy.identity, policy.peers)
         self._open: dict[str, Silo] = {}
 
-    def answer(self, run_id: str, cell_json: str, t: int, query: Tensor) -> Tensor:
-        """The release of round t of a run; RunError, with the reason, for what is not allowed."""
-        cell_json = _sorted(cell_json)
+    def public_key(self, run_id: str, cell_json: str) -> bytes:
+        """This silo's signed public key for the masks of a run, on record as its answer to round 0.
+
+        RunError as below.
+        """
         with self._ledger.transaction():
-            run = self._ledger.run(run_id) or self._new_run(run_id, cell_json)
-            if run.cell != cell_json:
-                raise self._refusal("the scenario is not the one this run was opened with")
-            digest = _digest(query)
+            run = self._opened(run_id, _sorted(cell_json))
+            if (known := self._ledger.answer(run_id, 0)) is not None:
+                return known.reply
+            if run.key is None:
+                raise self._refusal("a public key: this run is over")
+            silo = self._silo(run_id, run.cell, run.key)
+            if silo.plan.grid is None:
+                raise self._refusal("a public key: this run has no masks")
+            card = self._identity.card(run_id, silo.masker.public)
+            self._ledger.record(run_id, 0, Answer(b"", card), run.state or pack(silo.start()))
+        return card
+
+    def answer(self, run_id: str, cell_json: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
+        """What leaves in round t of a run; RunError, with the reason, for what is not allowed.
+
+        `keys` are the signed public keys of all silos, for a run whose messages are masked.
+        """
+        with self._ledger.transaction():
+            run = self._opened(run_id, _sorted(cell_json))
+            digest = _digest(query, keys)
             if (known := self._ledger.answer(run_id, t)) is not None:
                 if known.query != digest:
                     raise self._refusal(f"round {t} was answered already, for another query")
-                return _vector(known.reply, query.dtype)
+                masked = _cell(run.cell).algorithm.setting.masked
+                return _vector(known.reply, torch.uint64 if masked else query.dtype)
             if run.key is None:
                 raise self._refusal(f"round {t}: this run is over")
             silo = self._silo(run_id, run.cell, run.key)
             state = silo.start() if run.state is None else unpack(run.state, silo)
             release, after = silo.answer(state, t, query)
-            reply = release.vector.numpy().tobytes()
-            self._ledger.record(run_id, t, Answer(digest, reply), pack(after))
+            public = self._identity.keys(run_id, keys, len(silo.plan.weights)) if silo.plan.grid else b""
+            leaving = silo.message(release.vector, t, public)
+            self._ledger.record(run_id, t, Answer(digest, leaving.numpy().tobytes()), pack(after))
             if t == silo.plan.schedule.rounds:
                 self._ledger.wipe_key(run_id)
-        return release.vector
+        return leaving
+
+    def _opened(self, run_id: str, cell_json: str) -> Run:
+        run = self._ledger.run(run_id) or self._new_run(run_id, cell_json)
+        if run.cell != cell_json:
+            raise self._refusal("the scenario is not the one this run was opened with")
+        return run
 
     def _new_run(self, run_id: str, cell_json: str) -> Run:
         """Open a run: its whole price is charged before its first release."""
@@ -98,10 +130,9 @@ class Guard:
         allow, number, federation = self._policy.allow, self._policy.silo, cell.federation
         if not number < federation.silos <= _MOST_SILOS:
             raise self._refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
-        if isinstance(cell.schedule, Poisson):
-            raise self._refusal("the budget is in mu, and a run with Poisson sampling has none")
-        if cell.algorithm.trust not in ("untrusted", "trusted"):
-            raise self._refusal(f"trust = {cell.algorithm.trust!r} broadcasts what is not private")
+        if (reason := unaccountable(cell)) is not None:
+            raise self._refusal(reason)
+        asked, allowed = cell.algorithm.setting, trust_named(allow.trust)
         rounds = cell.schedule.rounds
         if rounds > allow.rounds:
             raise self._refusal(f"the scenario has {rounds} rounds, allowed are {allow.rounds}")
@@ -112,10 +143,13 @@ class Guard:
             raise self._refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
         plan = plan_of(cell, self._objective(cell))
         stream = plan.stream_of(number, rounds)
-        if stream.std == 0.0 and allow.trust == "trusted":
-            (stream,) = plan.releases(rounds)  # the server's, of the noisy mean
+        if not asked.private_messages and asked.confides <= allowed.confides:
+            (stream,) = plan.releases(rounds)  # what is left of the silos' messages: noisy means, or their sums
         if stream.std == 0.0 and not allow.noise_free:
-            raise self._refusal(f"the scenario has {_NO_NOISE[allow.trust]}")
+            nobody = allowed.noise_at_server
+            raise self._refusal(
+                f"the scenario has {'nobody add noise' if nobody else 'this silo release its sums without noise'}"
+            )
         if max(stream.clips) > allow.clip * _ROUNDING:
             raise self._refusal(f"the scenario clips at {max(stream.clips):.4g}, allowed is {allow.clip:g}")
         return stream.mu
@@ -143,19 +177,14 @@ class Guard:
 
 
 def load_shard(path: Path, classes: int) -> Shard:
-    """Read and check a silo's records; InputError if they are not images of bytes with labels 0 … classes-1."""
+    """Read and check a silo's records; InputError if they are not what `data.own` takes."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             images, labels = arrays["images"], arrays["labels"]
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(f"{path}: expected an .npz file with `images` and `labels` ({error})") from None
-    if images.dtype != np.uint8 or len(images) != len(labels) or labels.ndim != 1 or not len(labels):
-        raise InputError(
-            f"{path}: expected images of bytes and as many labels, found {images.dtype} {images.shape}"
-        )
-    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= classes:
-        raise InputError(f"{path}: labels are whole numbers from 0 to {classes - 1}")
-    return Shard(images, labels.astype(np.int64))
+    check_records(images, labels, classes, str(path))
+    return Shard(images, labels.astype(np.int64 if classes else np.float64))
 
 
 def _sorted(cell_json: str) -> str:
@@ -173,9 +202,9 @@ def _cell(cell_json: str) -> Cell:
         raise RunError(f"the scenario that was sent cannot be used: {error}") from None
 
 
-def _digest(query: Tensor) -> bytes:
+def _digest(query: Tensor, keys: bytes) -> bytes:
     described = f"{query.dtype} {tuple(query.shape)} ".encode()
-    return hashlib.sha256(described + query.contiguous().numpy().tobytes()).digest()
+    return hashlib.sha256(described + query.contiguous().numpy().tobytes() + keys).digest()
 
 
 def _vector(reply: bytes, dtype: torch.dtype) -> Tensor:

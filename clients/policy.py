@@ -8,7 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedpriv.algorithms import Positive
 from fedpriv.errors import InputError
+from fedpriv.rounds import Poisson
+from fedpriv.scenario import Cell
 from fedpriv.scenario.messages import explain
+from fedpriv.trust import TRUSTED
 
 
 class Allowed(BaseModel):
@@ -16,8 +19,10 @@ class Allowed(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    trust: Literal["untrusted", "trusted"] = Field(
-        "untrusted", description='"trusted" also answers scenarios in which the server adds the noise'
+    trust: Literal["untrusted", "secure-aggregation", "trusted"] = Field(
+        "untrusted",
+        description='"secure-aggregation" also answers with a share of the noise, masked, counting on the other '
+        'silos\' shares; "trusted" also where the server adds the noise',
     )
     relation: Literal["replace-one", "zero-out"] = Field(description="the neighbouring relation of `budget`")
     clip: Positive = Field(description="the largest norm bound on one record's increment")
@@ -41,6 +46,13 @@ class Policy(BaseModel):
     classes: Annotated[int, Field(ge=2)] = Field(description="how many classes labels can have")
     ledger: Path = Field(description="where what was released is kept; made with mode 0600")
     socket: Path = Field(description="the Unix socket on which this silo's ClientApp asks")
+    identity: Path | None = Field(
+        None,
+        description="an Ed25519 key of ssh-keygen, with which this silo signs its keys for secure aggregation",
+    )
+    peers: Path | None = Field(
+        None, description="every silo's public key, one a line, silo 0 first: masks are agreed on with these only"
+    )
     group: str | None = Field(None, description="the Unix group that may ask: the SuperNode's user is in it")
     allow: Allowed
 
@@ -58,4 +70,15 @@ def read_policy(path: Path) -> Policy:
     except ValidationError as error:
         raise InputError(f"{path}: {explain(error, Policy)}") from None
     here = path.resolve().parent
-    return policy.model_copy(update={name: here / getattr(policy, name) for name in ("shard", "ledger", "socket")})
+    files = ("shard", "ledger", "socket", "identity", "peers")
+    given = {name: here / getattr(policy, name) for name in files if getattr(policy, name) is not None}
+    return policy.model_copy(update=given)
+
+
+def unaccountable(cell: Cell) -> str | None:
+    """Why no policy allows any run of `cell`, whatever its budget; None if some policy can."""
+    if isinstance(cell.schedule, Poisson):
+        return "the budget is in mu, and a run with Poisson sampling has none"
+    if cell.algorithm.setting.confides > TRUSTED.confides:
+        return f"trust = {cell.algorithm.trust!r} broadcasts what is not private"
+    return None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clients.policy import unaccountable
 from fedpriv.data.datasets import Dataset, load
 from fedpriv.errors import InputError
 from fedpriv.federation import spread, task_of_cell
@@ -56,12 +57,14 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
 
 def allowance_of(cell: Cell) -> dict[str, Any]:
     """The narrowest [allow] of a policy under which one run of `cell` is answered; InputError if none is."""
+    if (reason := unaccountable(cell)) is not None:
+        raise InputError(f"a deployment's silos refuse this scenario: {reason}")
     plan = plan_of(cell, task_of_cell(cell).objective)
     target, rounds = cell.privacy.target, cell.schedule.rounds
     if target is None:
         raise InputError('privacy.mode = "none": silos of a deployment release nothing without noise')
     return {
-        "trust": "untrusted" if float(plan.noise.std_of(0)) else "trusted",
+        "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation,
         "clip": max(float(plan.estimator.round(t).clip) for t in range(1, rounds + 1)),
         "rounds": rounds,

@@ -1,7 +1,9 @@
 """The ClientApp's side of a silo's Unix socket: bytes to the guard and back, without torch.
 
-A request is two frames, a JSON header {run, cell, t, dtype} and the query's bytes; a reply is a frame {"ok": true}
-and the release's bytes, or one frame {"refused": reason, "final": whether asking again cannot help}.
+A request is two frames, a JSON header {run, cell, t, dtype, keys} and the query's bytes; a reply is a frame
+{"dtype": the release's} and the release's bytes, or one frame {"refused": reason, "final": whether asking again
+cannot help}.  `keys` are the silos' public keys in hexadecimal digits, where messages are masked.  Round 0 asks
+for the silo's own public key, and has no query.
 """
 
 import json
@@ -13,7 +15,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
-from fedpriv.records import Refusal, number_in, refusal_content
+from fedpriv.records import Refusal, key_content, keys_in, number_in, refusal_content
 
 LONGEST = 2**31
 """The most bytes of one frame."""
@@ -23,10 +25,18 @@ def forward(message: Message, context: Context, socket: Path) -> Message:
     """Put a train message to the guard; the reply is its release, or its refusal."""
     query = message.content.array_records["query"].to_numpy_ndarrays()[0]
     t = number_in(message.content, "config", "t")
-    answer = ask(socket, run_of(context), _cell_json(context), t, query)
+    answer = ask(socket, run_of(context), _cell_json(context), t, query, keys_in(message.content))
     if isinstance(answer, Refusal):
         return Message(refusal_content(answer), reply_to=message)
     return Message(RecordDict({"release": ArrayRecord({"vector": Array(answer)})}), reply_to=message)
+
+
+def forward_key(message: Message, context: Context, socket: Path) -> Message:
+    """Ask the guard for its public key of this run."""
+    answer = ask(socket, run_of(context), _cell_json(context), 0, np.empty(0, np.uint8))
+    if isinstance(answer, Refusal):
+        return Message(refusal_content(answer), reply_to=message)
+    return Message(key_content(answer.tobytes()), reply_to=message)
 
 
 def run_of(context: Context) -> str:
@@ -35,10 +45,10 @@ def run_of(context: Context) -> str:
 
 
 def ask(
-    socket: Path, run: str, cell_json: str, t: int, query: NDArray[np.floating]
-) -> NDArray[np.floating] | Refusal:
-    """The guard's answer to round t, shape and type of `query`; a refusal that is not final if it is not there."""
-    header = {"run": run, "cell": cell_json, "t": t, "dtype": str(query.dtype)}
+    socket: Path, run: str, cell_json: str, t: int, query: NDArray[Any], keys: bytes = b""
+) -> NDArray[Any] | Refusal:
+    """The guard's answer to round t, of the shape of `query`; a refusal that is not final if it is not there."""
+    header = {"run": run, "cell": cell_json, "t": t, "dtype": str(query.dtype), "keys": keys.hex()}
     try:
         with Client(str(socket), "AF_UNIX") as connection:
             connection.send_bytes(json.dumps(header).encode())
@@ -46,7 +56,7 @@ def ask(
             answer: dict[str, Any] = json.loads(connection.recv_bytes(LONGEST))
             if "refused" in answer:
                 return Refusal(str(answer["refused"]), bool(answer["final"]))
-            return np.frombuffer(connection.recv_bytes(LONGEST), query.dtype)
+            return np.frombuffer(connection.recv_bytes(LONGEST), answer["dtype"])
     except (OSError, EOFError) as error:
         reason = f"the silo's guard at {socket} does not answer ({error}); is `fedpriv silo` running?"
         return Refusal(reason, final=False)

@@ -3,7 +3,8 @@
     q_t = keep · q_{t-1} + mean over its batch of clipped increments
     release = q_t + row t of the mechanism's noise, with the silo's own standard deviation
 
-The noise is there only where the trust setting says that silos add it.
+The noise is there only where the trust setting says that silos add it.  Where the server is to learn sums over
+silos only, the release leaves as p_i · release on the plan's grid, under the silo's mask.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,11 @@ from fedpriv.randomness import DrawAhead, KeyedCoins, KeyedNormal, simulation_no
 from fedpriv.rounds import Poisson, Round
 from fedpriv.running_sum import RunningSum, absorb, empty_sum
 from fedpriv.scenario import Cell
+from fedpriv.secure_aggregation.masks import Masker
 from fedpriv.wire import Counts, is_finite
+
+_ROUNDS_AHEAD = 16
+_VALUES_AHEAD = 2**26  # of noise that all silos together hold ahead, when one process simulates them
 
 
 class SiloState(NamedTuple):
@@ -34,7 +39,7 @@ class SiloState(NamedTuple):
 
 
 class Release(NamedTuple):
-    """A silo's answer to one query: the vector (d,), and what only a simulation tells with it."""
+    """A silo's release of one round: the vector (d,), and what only a simulation tells with it."""
 
     vector: Tensor
     counts: Counts
@@ -86,6 +91,29 @@ class Silo:
             noise, hidden = self.plan.mechanism.noise(hidden, t, self._fresh(t) * std)
             vector = vector + noise
         return Release(vector, Counts(rows, int(clipped))), SiloState(t, total, hidden)
+
+    def message(self, release: Tensor, t: int, keys: bytes) -> Tensor:
+        """What leaves the silo in round t, (d,): the release itself, or its masked words (uint64).
+
+        `keys` are the public keys of all silos that the query came with.
+
+        Guarantee: masked words are uniform for everybody but the silos themselves, and the sum of all silos'
+        words is the sum of their rounded releases; see `Masker` and `Grid` for what this rests on.
+        """
+        grid = self.plan.grid
+        if grid is None:
+            return release
+        try:
+            words = grid.encode(self.plan.weights[self.number] * release.double().numpy())
+        except RunError as error:
+            raise RunError(f"silo {self.number}, round {t}: {error}") from None
+        words += self.masker.mask(keys, len(self.plan.weights), t, len(words))
+        return torch.from_numpy(words)
+
+    @cached_property
+    def masker(self) -> Masker:
+        """Its part in the masks of this run."""
+        return Masker(self.noise.secret(self.number), self.number)
 
     def _after_gap(self, state: SiloState, t: int) -> tuple[SiloState, Round]:
         """The state when round t begins, and round t with the weight of the query that was answered last."""
@@ -159,7 +187,9 @@ class Silo:
 
     @cached_property
     def _noise_ahead(self) -> DrawAhead:
-        return DrawAhead(self.noise, self.objective.dimension, self.number, self.plan.schedule.rounds)
+        size = self.objective.dimension
+        ahead = max(1, min(_ROUNDS_AHEAD, _VALUES_AHEAD // (size * len(self.plan.batch_sizes))))
+        return DrawAhead(self.noise, size, self.number, self.plan.schedule.rounds, ahead)
 
 
 @dataclass(frozen=True)

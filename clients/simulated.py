@@ -10,7 +10,7 @@ from flwr.app import Context, Message
 from clients.silo import Silo, SimulatedFederation
 from clients.state import ContextStore
 from fedpriv.errors import RunError
-from fedpriv.records import number_in
+from fedpriv.records import key_content, keys_in, number_in
 from fedpriv.run_config import cell_of
 from fedpriv.wire import release_content, vector_in
 
@@ -23,11 +23,20 @@ RunConfig = tuple[tuple[str, str | int | float | bool], ...]
 def answer(message: Message, context: Context) -> Message:
     """Answer one query from the silo's state in the Context; its state is changed last."""
     t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
-    silo = _cached_silo(tuple(context.run_config.items()), int(context.node_config["partition-id"]))
-    store = ContextStore(context.state)
+    silo, store = _silo_of(context), ContextStore(context.state)
     simulated, state = silo.answer(store.load(silo), t, query)
+    leaving = silo.message(simulated.vector, t, keys_in(message.content))
     store.save(state)
-    return Message(release_content(simulated.vector, simulated.counts), reply_to=message)
+    return Message(release_content(leaving, simulated.counts), reply_to=message)
+
+
+def public_key(message: Message, context: Context) -> Message:
+    """The silo's public key for the masks of this run."""
+    return Message(key_content(_silo_of(context).masker.public), reply_to=message)
+
+
+def _silo_of(context: Context) -> Silo:
+    return _cached_silo(tuple(context.run_config.items()), int(context.node_config["partition-id"]))
 
 
 def _refuse_unguarded() -> None:

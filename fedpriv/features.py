@@ -5,6 +5,7 @@ its features are.  Statistics of the training set, such as its mean image, would
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,20 +20,22 @@ CELL = 4
 _IMAGES = 4096  # handled at a time
 
 
-def pixels(images: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
-    """Pixels divided by 255: (n, ...) bytes -> (n, pixels)."""
+def pixels(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
+    """Pixels divided by 255, numbers as they are: (n, ...) bytes or floats -> (n, features)."""
+    if images.dtype != np.uint8:
+        return torch.from_numpy(images.reshape(len(images), -1)).to(dtype)
     return torch.from_numpy(images.reshape(len(images), -1).astype(np.float32)).to(dtype) / 255.0
 
 
-def orientation_histograms(images: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
+def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
     """How much edge there is in 8 directions, in cells of 4 x 4 pixels: (n, h, w) -> (n, 8 · h/4 · w/4).
 
     Central differences, an edge's length shared in proportion between the two nearest directions, and averaged
     over the cell: the histograms of oriented gradients of Dalal & Triggs 2005, section 6, without their
-    overlapping blocks.  Every number is at most 1/√2.  InputError for images that are not gray or do not divide
-    into cells.
+    overlapping blocks.  Every number is at most 1/√2.  InputError for images that are no bytes, are not gray or
+    do not divide into cells.
     """
-    if images.ndim != 3 or images.shape[1] % CELL or images.shape[2] % CELL:
+    if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1] % CELL or images.shape[2] % CELL:
         raise InputError(
             f'model.features = "orientations" takes gray images whose sides are multiples of {CELL}, not of '
             f"shape {images.shape[1:]}"

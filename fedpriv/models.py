@@ -15,6 +15,7 @@ from fedpriv.data.synthetic import power_law
 from fedpriv.errors import InputError
 from fedpriv.features import orientation_histograms, pixels, scaled
 from fedpriv.objectives import (
+    AbsoluteError,
     CrossEntropy,
     LeastSquares,
     Objective,
@@ -40,7 +41,7 @@ class Model:
     """
 
     settings: type[ModelSettings]
-    features: Callable[[NDArray[np.uint8], torch.dtype, Any], Tensor]
+    features: Callable[[NDArray[Any], torch.dtype, Any], Tensor]
     objective: Callable[[tuple[int, ...], int, torch.dtype, Any], Objective]
     regression: bool = False
     """Whether the labels are real numbers, as those of a data set without classes are."""
@@ -81,20 +82,23 @@ class PerceptronSettings(ModuleSettings):
     hidden: Annotated[int, Field(ge=1)] = Field(64, description="width of the hidden layer")
 
 
-def flat_pixels(images: NDArray[np.uint8], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
-    """Pixels divided by 255: (n, pixels)."""
+def flat_pixels(images: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
+    """Pixels divided by 255, and features that are numbers as they are: (n, features)."""
     return pixels(images, dtype)
 
 
-def features_and_bias(images: NDArray[np.uint8], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
+def features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
     """The features that the settings name, scaled, and a constant 1: (n, features + 1).
 
-    Each record is mapped by itself, so the features are no release about the others.
+    Each record is mapped by itself, so the features are no release about the others.  InputError for features that
+    are numbers and have no `feature_norm`: nothing else bounds them.
     """
+    if images.dtype != np.uint8 and settings.feature_norm is None:
+        raise InputError("model.feature_norm: needed for features that are numbers, to bound a record's norm")
     if settings.features == "orientations":
         values = orientation_histograms(images, dtype)
     else:
-        values = pixels(images, dtype).sub_(settings.centre)
+        values = pixels(images, dtype).sub(settings.centre)
     if settings.feature_norm is not None:
         values = scaled(values, settings.feature_norm, exactly=settings.scaling == "exactly")
     return torch.cat([values, torch.ones(len(values), 1, dtype=dtype)], dim=1)
@@ -122,6 +126,18 @@ def perceptron(activation: type[nn.Module]) -> Model:
         return objective_of(net, features, CrossEntropy(), settings.initial_seed, dtype)
 
     return Model(PerceptronSettings, flat_pixels, objective)
+
+
+def rectified_regression(
+    shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: PerceptronSettings
+) -> Objective:
+    """One hidden layer of rectifiers and one output, under the absolute error: neither smooth nor convex.
+
+    |⟨x, z⟩| is the sum of two rectifiers, so the sizes of phase retrieval are within its reach.
+    """
+    (features,) = shape
+    net = nn.Sequential(nn.Linear(features, settings.hidden), nn.ReLU(), nn.Linear(settings.hidden, 1))
+    return objective_of(net, features, AbsoluteError(), settings.initial_seed, dtype)
 
 
 def convolutional_net(classes: int) -> nn.Sequential:
@@ -194,6 +210,7 @@ MODELS = {
     "mlp": perceptron(nn.Tanh),
     "mlp-relu": perceptron(nn.ReLU),
     "cnn": Model(ModuleSettings, flat_pixels, convolutional),
+    "relu-regression": Model(PerceptronSettings, numbers, rectified_regression, regression=True),
     "least-squares": Model(LeastSquaresSettings, numbers, linear_regression, regression=True),
     "amplitude-phase-retrieval": phase_retrieval(1),
     "robust-phase-retrieval": phase_retrieval(2),

@@ -21,6 +21,7 @@ from fedpriv.optimizers import Optimizer
 from fedpriv.randomness import SERVER
 from fedpriv.rounds import AnySchedule, Poisson
 from fedpriv.scenario import Cell
+from fedpriv.secure_aggregation.grid import Grid, grid_for
 from fedpriv.trust import Noise, NoiseSource
 
 
@@ -40,15 +41,22 @@ class Plan:
     relation: Relation
     objective: Objective
     """What silos take increments of; evaluations are of the model's own loss."""
+    grid: Grid | None = None
+    """Where silos' masked messages are added; None: the server gets their releases as they are."""
 
     def releases(self, rounds: int) -> tuple[ReleaseStream, ...]:
         """What the noise owners of this plan have released after `rounds` rounds, for the ledger.
 
         Read off the parts that compute, not off the target they were calibrated for.  Silos that are alike are
-        one entry; a plan without noise has one entry, with standard deviation 0.
+        one entry; a plan without noise has one entry, with standard deviation 0.  Masked messages are one entry:
+        their sums, with the noise that all sources together put there.
         """
         if not self.noise.sources:
             return (self._stream("everyone", 1.0 / min(self.batch_sizes), 0.0, rounds),)
+        if self.grid is not None:
+            owners = _owners([source.owner for source in self.noise.sources])
+            std = self.noise.std_in_mean
+            return (self._stream(f"sum of {owners}", self._per_record_in_mean, std, rounds),)
         alike = itertools.groupby(self.noise.sources, key=lambda source: (self._per_record(source), source.std))
         return tuple(
             self._stream(_owners([source.owner for source in sources]), per_record, float(std), rounds)
@@ -91,9 +99,11 @@ class Plan:
 
     def _per_record(self, source: NoiseSource) -> float:
         """The weight of one record's increment in what this owner releases."""
-        if source.owner == SERVER:
-            return max(weight / batch for weight, batch in zip(self.weights, self.batch_sizes, strict=True))
-        return 1.0 / self.batch_sizes[source.owner]
+        return self._per_record_in_mean if source.owner == SERVER else 1.0 / self.batch_sizes[source.owner]
+
+    @property
+    def _per_record_in_mean(self) -> float:
+        return max(weight / batch for weight, batch in zip(self.weights, self.batch_sizes, strict=True))
 
 
 def _survives_gaps(estimator: Estimator, mechanism: Mechanism) -> bool:
@@ -116,24 +126,29 @@ def _owners(numbers: list[int]) -> str:
     return f"silo {numbers[0]}" if len(numbers) == 1 else f"silos {numbers[0]}-{numbers[-1]}"
 
 
+def problem_of(cell: Cell, objective: Objective) -> Problem:
+    """The public numbers of a cell, from which its parameters follow."""
+    return Problem(
+        dimension=objective.dimension,
+        lipschitz=objective.lipschitz,
+        smoothness=objective.smoothness,
+        convex=objective.convex,
+        batch=sum(cell.batch_sizes),
+        schedule=cell.schedule,
+        epsilon=None if cell.privacy.target is None else epsilon_of(cell.privacy.target, cell.privacy.delta),
+        delta=cell.privacy.delta,
+        seed=cell.seed,
+        silos=len(cell.batch_sizes),
+    )
+
+
 def plan_of(cell: Cell, objective: Objective) -> Plan:
     """Calibrate the noise to the cell's privacy target and derive the optimizer from it."""
     row, settings = cell.algorithm.row, cell.algorithm.settings
     schedule = cell.schedule
     batch_sizes = cell.batch_sizes
-    batch = sum(batch_sizes)
-    weights = tuple(size / batch for size in batch_sizes)
-    problem = Problem(
-        dimension=objective.dimension,
-        lipschitz=objective.lipschitz,
-        smoothness=objective.smoothness,
-        convex=objective.convex,
-        batch=batch,
-        schedule=schedule,
-        epsilon=None if cell.privacy.target is None else epsilon_of(cell.privacy.target, cell.privacy.delta),
-        delta=cell.privacy.delta,
-        seed=cell.seed,
-    )
+    weights = tuple(size / sum(batch_sizes) for size in batch_sizes)
+    problem = problem_of(cell, objective)
     estimator, mechanism = row.estimator(settings, problem), row.mechanism(settings, problem)
     if cell.deployment.missing == "continue" and not _survives_gaps(estimator, mechanism):
         raise InputError(
@@ -144,7 +159,31 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation = cell.privacy.relation
     looked_at = row.objective(settings, problem, objective)
-    return Plan(schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation, looked_at)
+    grid = _grid(cell, schedule, estimator, mechanism, noise) if cell.algorithm.setting.masked else None
+    return Plan(schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation, looked_at, grid)
+
+
+def _grid(cell: Cell, schedule: AnySchedule, estimator: Estimator, mechanism: Mechanism, noise: Noise) -> Grid:
+    """The grid for sums of masked messages; InputError for a run whose sums cannot be added so."""
+    if not mechanism.innovation > 0.0:
+        raise InputError(
+            f"{cell.algorithm.row.name}: rounding before the sum is not known to be private with this mechanism's "
+            'noise (some rounds may add nothing fresh); use trust = "untrusted" or "trusted"'
+        )
+    share = min(source.weight * float(source.std) for source in noise.sources)
+    digits = np.finfo(cell.run.dtype).nmant + 1
+    return grid_for(share * mechanism.innovation, len(noise.sources), digits, _largest_sum(schedule, estimator))
+
+
+def _largest_sum(schedule: AnySchedule, estimator: Estimator) -> float:
+    """A bound on the norm of the silos' mean running sum in every round, whatever the records are."""
+    batches = schedule.held if isinstance(schedule, Poisson) else 1
+    largest = total = 0.0
+    for t in range(1, schedule.rounds + 1):
+        current = estimator.round(t)
+        total = current.keep * total + batches * current.largest
+        largest = max(largest, total)
+    return largest
 
 
 def _noise(

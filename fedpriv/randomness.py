@@ -1,12 +1,13 @@
 """Where every random number of fedpriv comes from.
 
-Three kinds of stream, and nothing else in the project draws:
+Four kinds of stream, and nothing else in the project draws:
 
 * `KeyedNormal`: Gaussian noise as a pure function of (key, owner, round, node).  AES-256 in counter mode
   (NIST SP 800-38A; OpenSSL through `cryptography`) yields the bits, the Box-Muller transform (Box & Muller
   1958) the normals.  The same code serves the two noise regimes; only the key differs: derived from the
   scenario's seed in a simulation, drawn from the operating system in a deployment.
 * `KeyedCoins`: coins that fall alike for nobody without the key, for sampling that has to stay secret.
+* `KeyedNormal.secret`: an owner's secret for agreeing on keys with others.
 * `public_generator`: a NumPy generator for choices that are no secret (which record goes to which silo).
 
 Why not a ready-made generator: keyed streams need a key of at least 128 bits (torch's CPU generator keeps
@@ -73,12 +74,16 @@ class KeyedNormal:
         if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
             raise ValueError(f"noise is drawn in float32 or float64, not {self.dtype}")
         self._encrypt = _block_cipher(key)
-        self._coins_key = derive_key(key, "coins")
+        self._coins_key, self._secrets_key = derive_key(key, "coins"), derive_key(key, "key agreement")
         self._desk: _Desk | None = None
 
     def coins(self) -> "KeyedCoins":
         """Secret coins of whoever holds this key, under a key of their own derived from it."""
         return KeyedCoins(self._coins_key)
+
+    def secret(self, owner: int) -> bytes:
+        """256 bits that only who holds this key knows, one secret an owner, unrelated to any noise."""
+        return derive_key(self._secrets_key, str(owner))
 
     def vector(self, size: int, owner: int, t: int, node: int = 0) -> NDArray[np.floating]:
         """The vector of shape (size,) that belongs to (owner, round t, node)."""
@@ -150,12 +155,12 @@ class KeyedCoins:
 
 
 class DrawAhead:
-    """One owner's vectors for rounds in order, drawn a few at a time: a batch costs half of single draws.
+    """One owner's vectors for rounds in order, drawn `ahead` at a time: a batch costs half of single draws.
 
     A cache and nothing more: any round may be asked for, any number of times.
     """
 
-    def __init__(self, source: KeyedNormal, size: int, owner: int, rounds: int, ahead: int = 16) -> None:
+    def __init__(self, source: KeyedNormal, size: int, owner: int, rounds: int, ahead: int) -> None:
         self._source, self._size, self._owner, self._rounds = source, size, owner, rounds
         self._ahead = ahead
         self._first = 0

@@ -3,7 +3,9 @@
 | message | server -> silo | silo -> server |
 |---|---|---|
 | query.roster | nothing | metrics: `silo` |
+| query.key | nothing | `key`: `public`, the silo's public key for the masks of this run |
 | train | `query` (x_t), config `t` | `release` (q_t with the silo's noise), metrics: `clipped` if simulated |
+| train, masked | the same, config `keys`: every silo's public key in a row | `release`: words modulo 2^64 |
 | train, refused by a guard | the same | `refusal`: `reason`, and whether it is `final` or worth another try |
 """
 
@@ -12,6 +14,7 @@ from typing import NamedTuple
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 ROSTER = "query.roster"
+KEY = "query.key"
 TRAIN = "train"
 
 
@@ -24,6 +27,16 @@ class Refusal(NamedTuple):
 
 def roster_content(silo: int) -> RecordDict:
     return RecordDict({"metrics": MetricRecord({"silo": silo})})
+
+
+def key_content(public: bytes) -> RecordDict:
+    return RecordDict({"key": ConfigRecord({"public": public})})
+
+
+def keys_in(content: RecordDict) -> bytes:
+    """The public keys that a query comes with, none where messages are not masked."""
+    values = content.get("config")
+    return bytes_in(content, "config", "keys") if isinstance(values, ConfigRecord) and "keys" in values else b""
 
 
 def refusal_content(refusal: Refusal) -> RecordDict:

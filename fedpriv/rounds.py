@@ -53,6 +53,17 @@ class Round(NamedTuple):
         epoch, place = divmod(self.t - 1, self.split.places)
         return 1 + (2 if epoch else 0) + (2 if place else 0)
 
+    @property
+    def largest(self) -> float:
+        """A bound on the norm of what one record of weight 1 adds to the running sum, whatever the queries are.
+
+        Parts build up: every epoch so far may have added its difference.
+        """
+        if self.split is None:
+            return float(self.clip)
+        epochs = (self.t - 1) // self.split.places
+        return float(self.clip + epochs * self.split.difference_clip + self.split.residual_clip)
+
 
 @dataclass(frozen=True)
 class Schedule:

@@ -50,8 +50,19 @@ class Trust:
     """A trust setting: what it protects against whom, and who adds the noise."""
 
     name: str
+    title: str
+    """The server and what silos do about it, in a few words."""
     protects: str
-    noise_at_server: bool
+    confides: int
+    """How much a silo takes on trust, from 0, nothing: a silo that allows a setting allows those that ask less."""
+    noise_at_server: bool = False
+    masked: bool = False
+    """Whether silos mask what they send, so that the server learns its sum only."""
+
+    @property
+    def private_messages(self) -> bool:
+        """Whether each silo's messages keep the claim by themselves, whatever all others do."""
+        return not (self.noise_at_server or self.masked)
 
     def noise(
         self,
@@ -70,11 +81,17 @@ class Trust:
         Untrusted: silo i's whole message stream is mu-GDP, σ_i = factor · sensitivity / (B_i μ).
         Trusted: the whole stream of noisy means is mu-GDP for each silo,
         σ = factor · sensitivity · max_i (p_i / B_i) / μ; the server sees the silos' sums in the clear.
+        Masked: the same σ, of which every silo adds an equal share, so that its message, times p_i, has standard
+        deviation σ/√M: the stream of sums over all M silos, which is what the server learns, is mu-GDP for each.
+        Whoever knows the shares of c silos is left with (M-c)/M of the variance: mu · √(M/(M-c)).
         """
         unit = RELATION_FACTOR[relation] * sensitivity / mu
+        largest = max(weight / batch for weight, batch in zip(weights, batch_sizes, strict=True))
         if self.noise_at_server:
-            largest = max(weight / batch for weight, batch in zip(weights, batch_sizes, strict=True))
             return Noise((NoiseSource(SERVER, unit * largest, 1.0),))
+        if self.masked:
+            share = unit * largest / math.sqrt(len(weights))
+            return Noise(tuple(NoiseSource(silo, share / weight, weight) for silo, weight in enumerate(weights)))
         return Noise(
             tuple(
                 NoiseSource(silo, unit / batch, weight)
@@ -85,23 +102,38 @@ class Trust:
 
 UNTRUSTED = Trust(
     name="untrusted",
+    title="untrusted server",
     protects="each silo's records against the server, the other silos and everyone else",
-    noise_at_server=False,
+    confides=0,
+)
+SECURE_AGGREGATION = Trust(
+    name="secure-aggregation",
+    title="untrusted server, secure aggregation",
+    protects="each silo's records against the server, which learns nothing but the sum over silos, and everyone "
+    "who sees a query, as long as all silos add their share of the noise, relayed public keys are genuine, and "
+    "X25519 and AES hold; whoever knows the noise of c of M silos, as each silo knows its own and as c silos do "
+    "that join with the server, is left with mu times √(M/(M-c))",
+    confides=1,
+    masked=True,
 )
 TRUSTED = Trust(
     name="trusted",
+    title="trusted server",
     protects="each silo's records against the other silos and everyone who sees a query; not the server",
+    confides=2,
     noise_at_server=True,
 )
 
 CURATOR = Trust(
     name="curator",
+    title="curator",
     protects="each silo's records against everyone who sees the published model; not the curator, who is server "
     "and silos in one: nothing is broadcast to anyone else",
+    confides=3,
     noise_at_server=True,
 )
 
-TRUSTS = {setting.name: setting for setting in (UNTRUSTED, TRUSTED, CURATOR)}
+TRUSTS = {setting.name: setting for setting in (UNTRUSTED, TRUSTED, SECURE_AGGREGATION, CURATOR)}
 
 
 def trust_named(name: str) -> Trust:

@@ -1,6 +1,8 @@
 """The server's side of a round as a Flower Strategy: broadcast x_t, collect every silo's running sum, move.
 
     q~_t = Σ_i p_i · release_i  (+ row t of the mechanism's noise, where the trust setting puts it at the server)
+
+which, where silos mask what they send, is all that their messages say, and is decoded from their sum;
     x_{t+1} from the optimizer
 
 One strategy serves every trust setting and algorithm: a trusted server's plan gives the server a standard
@@ -9,12 +11,12 @@ non-finite reply ends the run with the silo's number and the round, never with a
 late may, where the scenario says so, count with its last release: its weight stays, and the round is on record.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from logging import INFO
 from typing import Protocol
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -23,7 +25,9 @@ from torch import Tensor
 from fedpriv.errors import RunError
 from fedpriv.plan import Plan
 from fedpriv.randomness import SERVER, KeyedNormal
-from fedpriv.records import TRAIN, refusal_in
+from fedpriv.records import KEY, TRAIN, bytes_in, refusal_in
+from fedpriv.secure_aggregation.identity import CARD_BYTES
+from fedpriv.secure_aggregation.masks import KEY_BYTES
 from fedpriv.wire import Counts, counts_in, is_finite, one_array, query_content, vector_in
 from server.roster import learn_roster
 
@@ -63,8 +67,8 @@ class ReleaseStrategy(Strategy):
     """Noisy means of running sums, handed to the plan's optimizer.
 
     Guarantee: what it broadcasts is post-processing of the releases it received (untrusted server), or of the
-    q~_t with its own noise, whose sequence keeps what `plan.releases` claims for each silo's records (trusted
-    server).
+    q~_t with its own noise, or of the sums of masked messages, whose sequence keeps what `plan.releases` claims
+    for each silo's records (trusted server, secure aggregation).  Masked messages are added up all or none.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class ReleaseStrategy(Strategy):
         self._mechanism_state = plan.mechanism.start()
         self._nodes: list[int] = []  # the node id of silo 0, 1, …
         self._asked: list[Message] = []  # the messages to silo 0, 1, … of the round that is under way
+        self._keys = b""  # the silos' public keys in a row, where they mask what they send
 
     @property
     def model(self) -> Tensor:
@@ -123,6 +128,9 @@ class ReleaseStrategy(Strategy):
             released = self._journal.released(t) if self._journal else None
             if released is None:
                 self._nodes = self._nodes or self._roster(grid, len(self._weights), timeout)
+                if self.plan.grid is not None:
+                    self._keys = self._keys or self._public_keys(grid, timeout)
+                    config["keys"] = self._keys
                 query = one_array(self.plan.optimizer.query(self._optimizer_state))
                 replies = grid.send_and_receive(self.configure_train(t, query, config, grid), timeout=timeout)
                 self.aggregate_train(t, replies)
@@ -151,26 +159,16 @@ class ReleaseStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord | None]:
         """Move the optimizer by the noisy mean; RunError if any silo's release is missing or unusable."""
-        # A grid numbers messages when it sends them; an error reply names the message, not always the node.
-        asked = {message.metadata.message_id: silo for silo, message in enumerate(self._asked)}
-        releases: dict[int, Tensor] = {}
-        reasons = ""
-        for reply in replies:
-            silo = asked[reply.metadata.reply_to_message_id]
-            refusal = None if reply.has_error() else refusal_in(reply.content)
-            if refusal is not None and not refusal.final:
-                reasons += f"; {refusal.reason}"
-            else:
-                releases[silo] = self._release_in(reply, silo, server_round)
-        missing = sorted(set(range(len(self._nodes))) - set(releases))
+        answers, reasons = self._answers(replies, f"round {server_round}")
+        releases = {silo: self._release_in(content, silo, server_round) for silo, content in answers.items()}
+        missing = self._missing(releases)
         if missing and not (self._without_missing and releases):
-            raise RunError(f"round {server_round}: no reply from silo {', '.join(map(str, missing))}{reasons}")
+            raise RunError(f"round {server_round}: no reply from silo {_listed(missing)}{reasons}")
         for silo in missing:
             self.missed.setdefault(silo, []).append(server_round)
             releases[silo] = self._last[silo] * self.plan.estimator.round(server_round).keep
         # Sorted by silo before any sum, so that the order of arrival cannot change the last bit.
-        self._last = torch.stack([releases[silo] for silo in range(len(self._nodes))])
-        mean = self._weights @ self._last
+        mean = self._mean([releases[silo] for silo in range(len(self._nodes))])
         if not is_finite(mean):  # weights are positive, so a value that is not finite shows in the mean
             wrong = ", ".join(str(silo) for silo, release in releases.items() if not is_finite(release))
             raise RunError(f"silo {wrong}, round {server_round}: the release has values that are not finite")
@@ -180,6 +178,55 @@ class ReleaseStrategy(Strategy):
             self._journal.record(server_round, released, self.missed, last)
         self._move(server_round, released)
         return one_array(self.plan.optimizer.query(self._optimizer_state)), None
+
+    def _mean(self, releases: list[Tensor]) -> Tensor:
+        """Σ_i p_i · release_i (d,), from the messages of all silos."""
+        if self.plan.grid is not None:
+            total = self.plan.grid.decode_sum([message.numpy() for message in releases])
+            return torch.from_numpy(total).to(self._initial.dtype)
+        self._last = torch.stack(releases)
+        return self._weights @ self._last
+
+    def _public_keys(self, grid: Grid, timeout: float) -> bytes:
+        """The public keys of silo 0, 1, … in a row; RunError unless every silo gives one."""
+        self._asked = [Message(RecordDict(), node, KEY) for node in self._nodes]
+        answers, reasons = self._answers(grid.send_and_receive(self._asked, timeout=timeout), "public keys")
+        if missing := self._missing(answers):
+            raise RunError(f"public keys: no reply from silo {_listed(missing)}{reasons}")
+        keys = b""
+        for silo in range(len(self._nodes)):
+            try:
+                key = bytes_in(answers[silo], "key", "public")
+            except ValueError as error:
+                raise RunError(f"silo {silo}, public keys: {error}") from None
+            if len(key) not in (KEY_BYTES, CARD_BYTES):
+                raise RunError(
+                    f"silo {silo}, public keys: {len(key)} bytes, expected {KEY_BYTES}, or {CARD_BYTES} if signed"
+                )
+            keys += key
+        return keys
+
+    def _answers(self, replies: Iterable[Message], what: str) -> tuple[dict[int, RecordDict], str]:
+        """What every silo answered to the messages under way, and why others did not; RunError for a failure."""
+        # A grid numbers messages when it sends them; an error reply names the message, not always the node.
+        asked = {message.metadata.message_id: silo for silo, message in enumerate(self._asked)}
+        answers: dict[int, RecordDict] = {}
+        reasons = ""
+        for reply in replies:
+            silo = asked[reply.metadata.reply_to_message_id]
+            if reply.has_error():
+                raise RunError(f"silo {silo} failed in {what}: {reply.error.reason}")
+            refusal = refusal_in(reply.content)
+            if refusal is None:
+                answers[silo] = reply.content
+            elif refusal.final:
+                raise RunError(f"{what}: {refusal.reason}")
+            else:
+                reasons += f"; {refusal.reason}"
+        return answers, reasons
+
+    def _missing(self, answers: Mapping[int, object]) -> list[int]:
+        return sorted(set(range(len(self._nodes))) - set(answers))
 
     def _move(self, t: int, released: Tensor) -> None:
         current = self.plan.estimator.round(t)
@@ -196,25 +243,21 @@ class ReleaseStrategy(Strategy):
         noise, self._mechanism_state = mechanism.noise(self._mechanism_state, t, fresh)
         return noise
 
-    def _release_in(self, reply: Message, silo: int, t: int) -> Tensor:
-        if reply.has_error():
-            raise RunError(f"silo {silo} failed in round {t}: {reply.error.reason}")
-        if (refusal := refusal_in(reply.content)) is not None:
-            raise RunError(f"round {t}: {refusal.reason}")
+    def _release_in(self, content: RecordDict, silo: int, t: int) -> Tensor:
         try:
-            release = vector_in(reply.content, "release")
-            told = counts_in(reply.content)
+            release = vector_in(content, "release")
+            told = counts_in(content)
             if told is None or self.counts is None:
                 self.counts = None
             else:
                 self.counts = Counts(self.counts.drawn + told.drawn, self.counts.clipped + told.clipped)
         except ValueError as error:
             raise RunError(f"silo {silo}, round {t}: {error}") from None
-        expected = self._initial
-        if release.shape != expected.shape or release.dtype != expected.dtype:
+        shape, dtype = self._initial.shape, self._initial.dtype if self.plan.grid is None else torch.uint64
+        if release.shape != shape or release.dtype != dtype:
             raise RunError(
                 f"silo {silo}, round {t}: a release of shape {tuple(release.shape)} and type {release.dtype}, "
-                f"expected {tuple(expected.shape)} and {expected.dtype}"
+                f"expected {tuple(shape)} and {dtype}"
             )
         return release
 
@@ -233,3 +276,7 @@ class ReleaseStrategy(Strategy):
 
     def summary(self) -> None:
         log(INFO, "fedpriv: %d silos, %d rounds", len(self.plan.weights), self.plan.schedule.rounds)
+
+
+def _listed(silos: Iterable[int]) -> str:
+    return ", ".join(map(str, silos))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from fedpriv.data.datasets import load
 from fedpriv.errors import InputError
 from fedpriv.models import MODELS, ModuleSettings, PerceptronSettings, SoftmaxSettings, model_named
 from fedpriv.objectives import LayeredObjective, Records, SoftmaxRegression
@@ -89,6 +90,19 @@ def test_networks_take_the_fast_route_and_learn_with_clipped_gradients(
     for _ in range(10):
         point = point - 0.2 * objective.increment([point], [1.0], records, weights, 1.0).total
     assert objective.evaluate(point, records).loss < before
+
+
+def test_a_network_of_rectifiers_learns_to_retrieve_phases() -> None:
+    """|⟨x*, z⟩| is within reach of its hidden layer: much less is left than of the best constant, the median."""
+    row, data = model_named("relu-regression"), load("phase-retrieval")
+    settings = PerceptronSettings(hidden=8)
+    sizes = torch.from_numpy(data.train_labels[:1000])
+    records = Records(row.features(data.train_images[:1000], torch.float64, settings), sizes)
+    objective = row.objective((8,), 0, torch.float64, settings)
+    point, weights = objective.initial(), torch.full((1000,), 1e-3, dtype=torch.float64)
+    for _ in range(800):
+        point = point - 0.1 * objective.increment([point], [1.0], records, weights, 5.0).total
+    assert float(objective.evaluate(point, records).loss) < 0.6 * float((sizes - sizes.median()).abs().mean())
 
 
 def test_the_convolutional_net_refuses_other_images() -> None:

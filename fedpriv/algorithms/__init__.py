@@ -5,7 +5,7 @@ The engines know no algorithm by name; a new one is a row here and, where a part
 """
 
 from fedpriv.algorithms.base import Algorithm, Positive, Problem, Settings
-from fedpriv.algorithms.baselines import DP_FTRL, DP_SGD, ONLINE_TO_BATCH, PHASED_SGD
+from fedpriv.algorithms.baselines import DP_FTRL, DP_SGD, NOISY_MINIBATCH, ONLINE_TO_BATCH, PHASED_SGD
 from fedpriv.algorithms.choquette_choo import (
     ACCELERATED_DP_SRGD,
     ACCELERATED_INDEPENDENT,
@@ -32,6 +32,7 @@ ALGORITHMS = {
         ONLINE_TO_BATCH,
         DP_SGD,
         DP_FTRL,
+        NOISY_MINIBATCH,
         FEDERATED_AVERAGING,
         GOLDSTEIN_SINGLE_PASS,
         GOLDSTEIN_ERM,

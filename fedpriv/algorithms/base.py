@@ -10,6 +10,7 @@ from fedpriv.estimators import Estimator
 from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism
 from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
+from fedpriv.parameters.prescription import Prescription
 from fedpriv.rounds import AnySchedule, Schedule
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -42,6 +43,7 @@ class Problem:
     delta: float = 1e-5
     seed: int = 0
     """Of public random choices an optimizer makes before round 1."""
+    silos: int = 1
 
     @property
     def rounds(self) -> int:
@@ -70,8 +72,10 @@ class Algorithm:
     """How the algorithm looks at the model's loss: as it is, unless the row says otherwise."""
     schedule: Callable[[Any, Schedule], AnySchedule] = lambda _settings, declared: declared
     """What the row makes of the scenario's rounds and places; the declared schedule itself if left out."""
-    trusts: tuple[str, ...] = ("untrusted", "trusted")
+    trusts: tuple[str, ...] = ("untrusted", "trusted", "secure-aggregation")
     """The trust settings under which the row's releases are all that anyone outside learns."""
+    theorems: Callable[[Any, Problem], tuple[Prescription, ...]] = lambda _settings, _problem: ()
+    """What theory asks for at these numbers; shown beside what a scenario uses, by `fedpriv privacy theorem`."""
     name_of_mu: str = "mu"
     """What the paper calls the GDP parameter; accepted as a key of [privacy] beside `mu`."""
 

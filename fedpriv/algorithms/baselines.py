@@ -1,6 +1,7 @@
 """What the papers' algorithms are compared with; formulas and sources in docs/baselines.md."""
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -18,7 +19,9 @@ from fedpriv.errors import InputError
 from fedpriv.estimators import PlainGradient, RecursiveGradient
 from fedpriv.mechanisms import IndependentGaussian, PhaseEnds
 from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, PhasedSGD, ProjectedSGD
+from fedpriv.parameters.noisy_minibatch import NoisyMinibatch, by_advanced_composition, by_moments
 from fedpriv.parameters.phased import phases_of, shrink_of_phase
+from fedpriv.parameters.prescription import Prescription
 from fedpriv.rounds import Phases
 from fedpriv.weights import PowerWeights
 
@@ -41,6 +44,60 @@ DP_SGD = Algorithm(
     optimizer=lambda settings, _problem, _noise_std: ProjectedSGD(
         settings.step, settings.radius, settings.momentum, averaged=settings.output == "average"
     ),
+)
+
+
+class MinibatchSettings(Settings):
+    clip: Positive = Field(description="C: norm bound on one record's gradient")
+    step: Positive = Field(description="η")
+    radius: Positive = Field(math.inf, description="radius of the ball the model stays in; unbounded if left out")
+
+
+def _authors_numbers(settings: MinibatchSettings, problem: Problem) -> tuple[Prescription, ...]:
+    """Noise and batch of the authors' programs, for silos of equal size and R = the scenario's rounds."""
+    return tuple(
+        _authors_number(name, formula, settings.clip, problem)
+        for name, formula in (
+            ("moments accountant", by_moments),
+            ("advanced composition", by_advanced_composition),
+        )
+    )
+
+
+def _authors_number(
+    name: str,
+    formula: Callable[[int, int, float, float, float], NoisyMinibatch],
+    clip: float,
+    problem: Problem,
+) -> Prescription:
+    try:
+        if problem.epsilon is None:
+            raise InputError(f"{name} needs an (ε, δ), and the scenario is not private")
+        records = problem.records // problem.silos
+        asked = formula(records, problem.rounds, problem.epsilon, problem.delta, clip)
+    except InputError as error:
+        return Prescription(name, {}, refusal=str(error))
+    numbers = {
+        "rounds": float(asked.rounds),
+        "batch": float(asked.batch * problem.silos),
+        "clip": clip,
+        "noise std": asked.sigma / math.sqrt(problem.silos),
+    }
+    return Prescription(
+        name, numbers, asked.conditions, "records are sampled with replacement, which is not accounted for here"
+    )
+
+
+NOISY_MINIBATCH = Algorithm(
+    name="noisy-minibatch",
+    title="Noisy minibatch SGD",
+    source="after Lowy & Razaviyayn, Private Federated Learning Without a Trusted Server (ICLR 2023)",
+    settings=MinibatchSettings,
+    estimator=lambda settings, _problem: PlainGradient(settings.clip),
+    mechanism=lambda _settings, _problem: IndependentGaussian(),
+    # w_{r+1} = Π_K(w_r - η (1/M) Σ_i g~_{r,i}), output the mean of the iterates
+    optimizer=lambda settings, _problem, _noise_std: ProjectedSGD(settings.step, settings.radius, averaged=True),
+    theorems=_authors_numbers,
 )
 
 

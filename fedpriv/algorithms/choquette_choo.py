@@ -16,6 +16,7 @@ from fedpriv.mechanisms.nodes import levels
 from fedpriv.optimizers import NesterovCoupling, ProjectedSGD
 from fedpriv.parameters.accelerated import Asked, non_realizable, realizable
 from fedpriv.parameters.accelerated import Problem as TheoremProblem
+from fedpriv.parameters.prescription import Prescription
 
 _PAPER = "Choquette-Choo, Ganesh & Thakurta, Near-Optimal Rates for O(1)-Smooth DP-SCO (ALT 2025)"
 
@@ -79,6 +80,29 @@ def theorem(name: str, problem: Problem, radius: float) -> Asked:
     )
 
 
+def _prescribed(settings: AcceleratedSettings, problem: Problem) -> tuple[Prescription, ...]:
+    """Both theorems; where one cannot be evaluated at all, why."""
+    return tuple(
+        _prescription(name, problem, settings.radius) for name in ("theorem-realizable", "theorem-non-realizable")
+    )
+
+
+def _prescription(name: str, problem: Problem, radius: float) -> Prescription:
+    try:
+        asked = theorem(name, problem, radius)
+    except InputError as error:
+        return Prescription(name, {}, refusal=str(error))
+    numbers = {
+        "rounds": asked.rounds,
+        "batch": asked.batch,
+        "clip": asked.clip,
+        "noise std": asked.sigma,
+        "beta": asked.beta,
+        "radius": radius,
+    }
+    return Prescription(name, numbers, asked.conditions, asked.assumption, asked.refusal)
+
+
 def _recursive(settings: AcceleratedSettings, problem: Problem) -> RecursiveGradient:
     """Round 1 lies in ⌊log2 T⌋ + 1 released nodes, every other round in at most ⌊log2 T⌋."""
     clip, _ = settings.numbers(problem)
@@ -101,6 +125,7 @@ ACCELERATED_DP_SRGD = Algorithm(
     optimizer=lambda settings, problem, _noise_std: NesterovCoupling(
         settings.numbers(problem)[1], settings.radius
     ),
+    theorems=_prescribed,
 )
 
 
@@ -119,6 +144,7 @@ UNACCELERATED_DP_SRGD = Algorithm(
     optimizer=lambda settings, problem, _noise_std: ProjectedSGD(
         step=1.0 / settings.numbers(problem)[1], radius=settings.radius, averaged=settings.output == "average"
     ),
+    theorems=_prescribed,
 )
 
 

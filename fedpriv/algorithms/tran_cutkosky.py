@@ -9,6 +9,7 @@
 """
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -22,7 +23,14 @@ from fedpriv.mechanisms import AlignedDifferences, BinaryTree, PaperTree, Slidin
 from fedpriv.mechanisms.differences import Trees, calibrated, sized_by_the_paper
 from fedpriv.optimizers import NormalizedSGD
 from fedpriv.optimizers.normalized_sgd import movement_bound
-from fedpriv.parameters.momentum import paper_node_count, simple_noise_multiplier
+from fedpriv.parameters.momentum import (
+    TheoremParameters,
+    paper_node_count,
+    reduced_parameters,
+    simple_noise_multiplier,
+    tree_parameters,
+)
+from fedpriv.parameters.prescription import Prescription
 from fedpriv.randomness import public_generator
 from fedpriv.rounds import Poisson
 
@@ -89,6 +97,38 @@ def _tree(settings: MomentumSettings, problem: Problem) -> BinaryTree:
     return PaperTree(keep, least=2.0 * math.sqrt(count) * _sigma_mu(problem, reduced=False))
 
 
+def _theorem_6(_settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
+    return (
+        _prescription(
+            "Theorem 6",
+            problem,
+            lambda epsilon: tree_parameters(problem.records, problem.dimension, epsilon, problem.delta),
+        ),
+    )
+
+
+def _theorem_9(_settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
+    return (
+        _prescription(
+            "Theorem 9, whose rate is claimed, not proved",
+            problem,
+            lambda epsilon: reduced_parameters(problem.records, problem.dimension, epsilon),
+        ),
+    )
+
+
+def _prescription(name: str, problem: Problem, formula: Callable[[float], TheoremParameters]) -> Prescription:
+    """The paper's T counts gradients of single records: batch 1, N = n."""
+    try:
+        if problem.epsilon is None:
+            raise InputError(f"{name} needs an (ε, δ), and the scenario is not private")
+        asked = formula(problem.epsilon)
+    except InputError as error:
+        return Prescription(name, {}, refusal=str(error))
+    numbers = {"rounds": float(asked.rounds), "batch": 1.0, "alpha": asked.alpha, "step": asked.step}
+    return Prescription(name, numbers | ({"gamma": asked.mixing} if asked.mixing else {}))
+
+
 MOMENTUM_TREE = Algorithm(
     name="momentum-tree",
     title="Momentum with tree noise",
@@ -100,6 +140,7 @@ MOMENTUM_TREE = Algorithm(
     mechanism=_tree,
     # w_{t+1} = w_t - η m^_t / ‖m^_t‖, on the mean over silos
     optimizer=lambda settings, problem, _noise_std: _normalized(settings, problem),
+    theorems=_theorem_6,
 )
 
 
@@ -168,6 +209,7 @@ MOMENTUM_TREE_REDUCED = Algorithm(
     mechanism=lambda settings, problem: _trees(SlidingDifferences, settings, problem),
     # w_{t+1} = w_t - η m^_t / ‖m^_t‖, so that queries move by η a round at most: what the noise rests on
     optimizer=lambda settings, problem, _noise_std: _normalized(settings, problem),
+    theorems=_theorem_9,
 )
 
 

@@ -24,7 +24,7 @@ from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.objectives import Records, SoftmaxRegression
 from fedpriv.plan import Plan, plan_of
 from fedpriv.randomness import KeyedNormal, public_generator, seed_key
-from fedpriv.records import number_in, roster_content
+from fedpriv.records import key_content, keys_in, number_in, roster_content
 from fedpriv.rounds import Round, Schedule
 from fedpriv.scenario import Cell
 from fedpriv.wire import one_array, release_content, vector_in
@@ -80,8 +80,8 @@ def auditable(cell: Cell, mu: float, rounds: int, silos: int) -> tuple[Cell, Sof
 def run_trials(cell: Cell, objective: SoftmaxRegression, seed: int) -> Trials:
     """One run with `CANARIES` canaries in silo 0, spread over its rounds, each present or not by a fair coin.
 
-    Guarantee: what is returned is what the trust setting shows its adversary: the silos' messages, or the
-    server's noisy means.
+    Guarantee: what is returned is what the trust setting shows its adversary: the silos' messages, or noisy
+    means: of a server that adds noise, or decoded from the sum of masked messages.
     """
     means: list[Tensor] = []
     plan = dataclasses.replace(plan_of(cell, objective), optimizer=_Watching(means))
@@ -97,7 +97,7 @@ def run_trials(cell: Cell, objective: SoftmaxRegression, seed: int) -> Trials:
     grid = InProcessGrid(_listening(silos, messages), len(silos), {})
     with flower_quiet():
         ReleaseStrategy(plan, objective.initial(), noise).start(grid, one_array(objective.initial()))
-    if cell.algorithm.setting.noise_at_server:
+    if not cell.algorithm.setting.private_messages:
         return Trials(_along(means), np.empty((CANARIES, 0)), present, in_round)
     seen, others = _along(messages[0]), messages[1:]
     return Trials(seen, seen - _along(others[0]) if others else np.empty((CANARIES, 0)), present, in_round)
@@ -140,6 +140,11 @@ def _listening(silos: list[Silo], messages: list[list[Tensor]]) -> ClientApp:
     def roster(message: Message, context: Context) -> Message:
         return Message(roster_content(int(context.node_config["partition-id"])), reply_to=message)
 
+    @app.query("key")
+    def key(message: Message, context: Context) -> Message:
+        public = silos[int(context.node_config["partition-id"])].masker.public
+        return Message(key_content(public), reply_to=message)
+
     @app.train()
     def train(message: Message, context: Context) -> Message:
         silo, store = silos[int(context.node_config["partition-id"])], ContextStore(context.state)
@@ -147,6 +152,7 @@ def _listening(silos: list[Silo], messages: list[list[Tensor]]) -> ClientApp:
         release, state = silo.answer(store.load(silo), t, vector_in(message.content, "query"))
         store.save(state)
         messages[silo.number].append(release.vector)
-        return Message(release_content(release.vector, release.counts), reply_to=message)
+        leaving = silo.message(release.vector, t, keys_in(message.content))
+        return Message(release_content(leaving, release.counts), reply_to=message)
 
     return app

@@ -10,6 +10,7 @@ from rich.progress import Progress
 
 from fedpriv.auditing.audit import MOST_ROUNDS, Audit, AuditRefutedError, audit
 from fedpriv.scenario import load_scenario
+from fedpriv.trust import trust_named
 
 
 def audit_scenario(
@@ -40,7 +41,7 @@ def _report(outcome: Audit) -> str:
         f"claimed  {claimed}",
         f"shown    mu ≥ {outcome.mu:.4g}, epsilon ≥ {outcome.epsilon:.4g}, confidence {outcome.confidence:g}",
         f"by       {outcome.statistic}",
-        f"for      one record of a silo, {outcome.relation} neighbours, {outcome.trust} server",
+        f"for      one record of a silo, {outcome.relation} neighbours, {trust_named(outcome.trust).title}",
         f"from     {outcome.trials} canaries in {outcome.seconds:.1f} s; {size}:",
         "         the scenario, recalibrated to this mu and cut to this size by the code under audit",
     ]

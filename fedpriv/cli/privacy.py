@@ -1,16 +1,16 @@
 """`fedpriv privacy`: accounting without a run.  Imports no torch; what a command needs is imported when called."""
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpriv.errors import RunError
+from fedpriv.cli.ledger import ledger
+from fedpriv.cli.text import print_table
+from fedpriv.cli.theorem import theorem
 
 if TYPE_CHECKING:
     from fedpriv.accounting import GaussianDP, PrivacyClaim
-    from fedpriv.accounting.ledger import LedgerEntry, ReleaseStream
     from fedpriv.mechanisms.cost import Cost
     from fedpriv.mechanisms.setting import Setting
 
@@ -20,6 +20,8 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
 )
+app.command()(theorem)
+app.command()(ledger)
 
 Mu = Annotated[float | None, typer.Option(help="Gaussian DP, the ρ of the DP-μ²-FL paper.")]
 Zcdp = Annotated[float | None, typer.Option(help="Zero-concentrated DP, μ²/2.")]
@@ -35,7 +37,12 @@ Decay = Annotated[
 Clip = Annotated[float, typer.Option(help="Norm to which every record's increment is clipped.")]
 Batch = Annotated[int, typer.Option(min=1, help="Records of one silo in one round; releases are their mean.")]
 Silos = Annotated[int, typer.Option(min=1, help="M; the server takes the mean of equally many records each.")]
-TrustName = Annotated[str, typer.Option(help="untrusted: each silo adds noise; trusted: the server does.")]
+TrustName = Annotated[
+    str,
+    typer.Option(
+        help="untrusted: each silo adds noise; trusted: the server does; secure-aggregation: each silo a share."
+    ),
+]
 Epochs = Annotated[int, typer.Option(min=1, help="Passes over the records, in the same order every time.")]
 Times = Annotated[
     int | None, typer.Option(min=1, help="Instead of --epochs: a record takes part at most so often…")
@@ -189,75 +196,9 @@ def compare(
         )
         for name, cost in costs.items()
     ]
-    _print_table([header, *lines])
+    print_table([header, *lines])
     typer.echo()
     _print(_setting(setting), claim, delta, as_json=False)
-
-
-@app.command()
-def ledger(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")],
-    as_json: Json = False,
-) -> None:
-    """Print what a run released, and recompute its claim from that alone; exit code 1 if they differ.
-
-    Example:
-
-        fedpriv privacy ledger runs/quickstart
-    """
-    from fedpriv.accounting.ledger import as_data, read_ledger
-
-    entries = read_ledger(run_dir)
-    if as_json:
-        typer.echo(json.dumps([{"cell": e.cell, "releases": list(map(as_data, e.streams))} for e in entries]))
-    else:
-        header = ("cell", "point", "seed", "trust", "released by", "mechanism", "rounds", "clip", "noise std")
-        lines: list[tuple[str, ...]] = [(*header, "relation", "mu", "claimed", "")]
-        lines += [line for entry in entries for line in _ledger_lines(entry)]
-        _print_table(lines)
-    wrong = [str(entry.cell) for entry in entries if not entry.agrees]
-    if wrong:
-        raise RunError(f"{run_dir}: the claim of cell {', '.join(wrong)} is not what the ledger gives")
-
-
-def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
-    """One line a stream; the claim is that of the worst stream, since records are in one stream only."""
-    point = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in entry.point.items()) or "-"
-    claimed = _price(entry.claimed_mu, entry.claimed_epsilon)
-    return [
-        (
-            str(entry.cell),
-            point,
-            str(entry.seed),
-            entry.trust,
-            stream.owner,
-            type(stream.mechanism).__name__,
-            str(stream.schedule.rounds),
-            f"{max(stream.clips):.5g}",
-            f"{stream.std:.5g}",
-            stream.relation,
-            _stream_price(stream, entry.delta),
-            claimed,
-            "ok" if entry.agrees else "DIFFERS",
-        )
-        for stream in entry.streams
-    ]
-
-
-def _stream_price(stream: "ReleaseStream", delta: float) -> str:
-    from fedpriv.accounting import GaussianDP
-
-    guarantee = stream.guarantee
-    if guarantee is None:
-        return "inf"
-    return _price(guarantee.mu if isinstance(guarantee, GaussianDP) else None, guarantee.epsilon_of(delta))
-
-
-def _price(mu: float | None, epsilon: float | None) -> str:
-    """μ, or ε (at the cell's δ) where there is no μ."""
-    if mu is not None:
-        return f"{mu:.6g}"
-    return "none" if epsilon is None else f"epsilon {epsilon:.6g}"
 
 
 def _claim(mu: float, relation: str) -> "PrivacyClaim[GaussianDP]":
@@ -333,18 +274,10 @@ def _print(facts: dict[str, Any], claim: "PrivacyClaim[GaussianDP]", delta: floa
     if as_json:
         typer.echo(json.dumps(everything))
         return
-    _print_table([(_LABELS.get(name, name), _text(value)) for name, value in everything.items()])
+    print_table([(_LABELS.get(name, name), _text(value)) for name, value in everything.items()])
 
 
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no, an upper bound"
     return f"{value:.9g}" if isinstance(value, float) else str(value)
-
-
-def _print_table(lines: list[tuple[str, ...]]) -> None:
-    """Left-aligned columns, two spaces apart."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())

@@ -1,43 +1,19 @@
 """The data sets by name, as arrays."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.data.dataset import Dataset, HeldOut
 from fedpriv.data.fetch import COMPUTED, LINEAR_REGRESSION, ORIGINS, PHASE_RETRIEVAL, SYNTHETIC, check_name, fetch
 from fedpriv.data.idx import read_idx
+from fedpriv.data.own import is_own, load_own, load_own_test
 from fedpriv.data.synthetic import blobs, phase_retrieval, power_law_regression
 from fedpriv.data.unpickle import unpickle_arrays
 
 __all__ = ["Dataset", "HeldOut", "fetch", "load", "load_test"]
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Images as bytes, (n, height, width) or (n, height, width, channels), and labels 0 … classes-1 (n,).
-
-    A data set of a regression has classes = 0: its images are vectors of floats (n, features), its labels floats.
-    """
-
-    name: str
-    train_images: NDArray[Any]
-    train_labels: NDArray[Any]
-    test_images: NDArray[Any]
-    test_labels: NDArray[Any]
-    classes: int
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """The test images and labels of a data set, shaped as in `Dataset`."""
-
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-    classes: int
 
 
 def load(name: str, root: Path | None = None) -> Dataset:
@@ -45,8 +21,11 @@ def load(name: str, root: Path | None = None) -> Dataset:
 
     Names: mnist, fashion-mnist, emnist (its split "balanced", 47 classes, images transposed as it is published),
     cifar10, and three that need no file: synthetic, phase-retrieval (8 dimensions, 10 % outliers) and
-    linear-regression (256 dimensions of falling curvature, a known minimizer of norm 1, noise 0.1).
+    linear-regression (256 dimensions of falling curvature, a known minimizer of norm 1, noise 0.1).  A name
+    that ends in .npz is the path of a file of one's own, see `own`.
     """
+    if is_own(name):
+        return load_own(name)
     check_name(name)
     if name == SYNTHETIC:
         return Dataset(name, *blobs(train=6000, test=1000), classes=10)
@@ -63,6 +42,8 @@ def load(name: str, root: Path | None = None) -> Dataset:
 
 def load_test(name: str, root: Path | None = None) -> HeldOut:
     """The test records only: for a server, which has no training record; otherwise as `load`."""
+    if is_own(name):
+        return load_own_test(name)
     check_name(name)
     if name in COMPUTED:
         whole = load(name)

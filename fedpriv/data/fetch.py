@@ -81,4 +81,6 @@ def check_name(name: str) -> None:
         return
     close = difflib.get_close_matches(name.lower(), known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise InputError(f"data.name = {name!r}: known data sets are {', '.join(known)}{hint}")
+    raise InputError(
+        f"data.name = {name!r}: known data sets are {', '.join(known)}, or the path of an .npz file{hint}"
+    )

@@ -36,6 +36,14 @@ class Mechanism(Protocol):
     movement: float | None = None
     """The sensitivity holds if queries move by at most this a round, which silos check; None: for any queries."""
 
+    @property
+    def innovation(self) -> float:
+        """A lower bound of the standard deviation that a round's fresh vectors add to its row of B z, for unit z.
+
+        0 where a mechanism does not say better: then nothing is known of what is new in a release.
+        """
+        return 0.0
+
     def certified(self, workload: Workload) -> Sensitivity:
         """`sensitivity` together with its certificate."""
         ...

@@ -78,6 +78,11 @@ class DifferenceTrees(Mechanism):
     def stds(self) -> tuple[float, float, float, float]:
         return self.std_early, self.std_late, self.std_difference, self.std_residual
 
+    @property
+    def innovation(self) -> float:
+        """Of the r tree's node that ends at t; an epoch of one round has no r tree."""
+        return self.std_residual if self.places > 1 else 0.0
+
     def certified(self, workload: Workload) -> Sensitivity:
         self.check(workload)
         total = np.zeros(self.places)

@@ -35,6 +35,10 @@ class IndependentGaussian(Mechanism):
 
         return falling.certified(workload, coefficients, _column_energies(workload), within)
 
+    @property
+    def innovation(self) -> float:
+        return 1.0
+
     def variance(self, workload: Workload) -> Floats:
         return np.ones(workload.rounds)
 

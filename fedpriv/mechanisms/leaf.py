@@ -50,6 +50,10 @@ class LeafGaussian(Mechanism):
             worst = float(np.max(np.bincount(np.arange(workload.rounds) % places, energies, places)))
         return Sensitivity(math.sqrt(worst), True, "increments are independent: squares add up")
 
+    @property
+    def innovation(self) -> float:
+        return min(1.0, self.first)
+
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, self.keep, self.period)
         variances = np.empty(workload.rounds)

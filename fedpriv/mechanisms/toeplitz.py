@@ -50,6 +50,11 @@ class BandedSquareRoot(Mechanism):
 
         return falling.certified(workload, lambda: coefficients, columns, within)
 
+    @property
+    def innovation(self) -> float:
+        """C has a diagonal of ones, and so has B."""
+        return 1.0
+
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, self.keep, None)
         return np.cumsum(self._noise_series(workload.rounds) ** 2)

@@ -49,6 +49,11 @@ class BinaryTree(Mechanism):
         energies = participation.record_energies(workload, columns, within)
         return Sensitivity(math.sqrt(float(np.max(energies))), True, "released nodes that hold the record")
 
+    @property
+    def innovation(self) -> float:
+        """Of the node that ends at t, which every release has fresh."""
+        return 1.0
+
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, self.keep, self.period)
         return self._over_periods(workload, nodes.row_energies)

@@ -3,7 +3,7 @@
 from fedpriv.objectives.base import Evaluation, Increment, Objective, Records, Slots
 from fedpriv.objectives.layered import LayeredObjective
 from fedpriv.objectives.linear import LeastSquares, LogisticRegression
-from fedpriv.objectives.losses import CrossEntropy, Loss, SquaredError
+from fedpriv.objectives.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
 from fedpriv.objectives.module import ModuleObjective
 from fedpriv.objectives.phase_retrieval import PhaseRetrieval
 from fedpriv.objectives.population import LogisticPopulation, Population, QuadraticPopulation
@@ -12,6 +12,7 @@ from fedpriv.objectives.smoothed import SeededDirections, Smoothed
 from fedpriv.objectives.softmax_regression import SoftmaxRegression
 
 __all__ = [
+    "AbsoluteError",
     "CrossEntropy",
     "Evaluation",
     "Increment",

@@ -49,9 +49,28 @@ class SquaredError:
         return self.slope(outputs, labels).squeeze(-1).square() / 2.0
 
     def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        if outputs.shape[-1] != 1:
-            raise ValueError(f"a squared error is of one output, not {outputs.shape[-1]}")
-        return outputs - labels.unsqueeze(-1)
+        return _residual(outputs, labels)
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
         """None: a prediction is near, not right."""
+
+
+@dataclass(frozen=True)
+class AbsoluteError:
+    """|output - label| of one output; labels are floats.  Its slope is the sign, 0 where the two are equal."""
+
+    def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return _residual(outputs, labels).squeeze(-1).abs()
+
+    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return _residual(outputs, labels).sign()
+
+    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
+        """None: a prediction is near, not right."""
+
+
+def _residual(outputs: Tensor, labels: Tensor) -> Tensor:
+    """(..., B, 1): what the one output is above its label."""
+    if outputs.shape[-1] != 1:
+        raise ValueError(f"an error of regression is of one output, not {outputs.shape[-1]}")
+    return outputs - labels.unsqueeze(-1)

@@ -24,6 +24,7 @@ from fedpriv.reports.summary import (
     value_text,
 )
 from fedpriv.scenario.load import Paper, Scaling
+from fedpriv.trust import trust_named
 
 Style = Literal["markdown", "csv", "latex"]
 
@@ -205,19 +206,20 @@ def _privacy(results: Results) -> list[str]:
 
 def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
     first = cells[0]
+    server = trust_named(first["trust"]).title
     if first["epsilon"] is None:
-        return f"Privacy: none, {first['trust']} server: the run adds no noise."
+        return f"Privacy: none, {server}: the run adds no noise."
     seeded = " (seeded, not for release)" if first["noise"] == "simulation" else ""
     if first["mu"] is None:
         return (
-            f"Privacy: {first['unit']}, {first['relation']} neighbours, {first['trust']} server: Poisson "
+            f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: Poisson "
             f"sampling, which no mu describes; (ε, δ) = ({_range(cells, 'epsilon')}, {first['delta']:g}), an "
             "upper bound by its privacy loss distribution, as long as who was sampled stays secret; "
             f"{first['noise']} noise{seeded}."
         )
     mu, zcdp, epsilon, paper = (_range(cells, key) for key in ("mu", "zcdp", "epsilon", "epsilon_paper"))
     return (
-        f"Privacy: {first['unit']}, {first['relation']} neighbours, {first['trust']} server: mu-GDP exactly with "
+        f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: mu-GDP exactly with "
         f"mu = {mu} (zCDP {zcdp}); (ε, δ) = ({epsilon}, {first['delta']:g}) exact, ({paper}, {first['delta']:g}) "
         f"by the paper's formula; {first['noise']} noise{seeded}."
     )

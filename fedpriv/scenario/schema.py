@@ -24,7 +24,9 @@ class Section(BaseModel):
 class DataSection(Section):
     """[data]: which records, and how they are spread over the silos."""
 
-    name: str = Field(description="a data set's name, as `fedpriv data fetch` takes it")
+    name: str = Field(
+        description="a data set's name, as `fedpriv data fetch` takes it, or the path of an .npz file"
+    )
     partition: Literal["iid", "dirichlet", "shards"] = Field(
         "iid", description="how records are spread over silos"
     )
@@ -131,7 +133,11 @@ class AlgorithmSection(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     name: str
-    trust: str
+    trust: str = Field(
+        description='who adds the noise: "untrusted", every silo to what it sends; "trusted", the server; '
+        '"secure-aggregation", every silo a share, masked, so that the server learns the sum; "curator", one '
+        "party that has all records"
+    )
 
     @property
     def row(self) -> Algorithm:
@@ -228,8 +234,23 @@ class Cell(Section):
     @model_validator(mode="after")
     def _only_noisy_sums_are_kept(self) -> Self:
         """A sum that comes late would enter a later round than a server's noise was calibrated for."""
-        if self.deployment.missing == "continue" and trust_named(self.algorithm.trust).noise_at_server:
-            raise ValueError('deployment.missing = "continue" needs silos that add their own noise')
+        if self.deployment.missing == "continue" and not trust_named(self.algorithm.trust).private_messages:
+            raise ValueError(
+                'deployment.missing = "continue" needs silos whose messages are private by themselves'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _masked_sums_hide_something(self) -> Self:
+        if trust_named(self.algorithm.trust).masked:
+            given = f"algorithm.trust = {self.algorithm.trust!r}"
+            if self.federation.silos < 2:
+                raise ValueError(f'{given}: the sum over one silo is its message; use "untrusted"')
+            if self.privacy.mode == "none":
+                raise ValueError(
+                    f'{given} with privacy.mode = "none": messages are rounded to a fraction of their noise, and '
+                    'there is none; use "trusted"'
+                )
         return self
 
     @property

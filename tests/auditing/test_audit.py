@@ -23,7 +23,7 @@ from fedpriv.trust import Noise, Trust
 from tests.conftest import small_tree
 
 MakeCell = Callable[..., Cell]
-TRUSTS = ["untrusted", "trusted"]
+TRUSTS = ["untrusted", "trusted", "secure-aggregation"]
 
 
 def audit_small(small_cell: MakeCell, trust: str, **overrides: Any) -> Audit:

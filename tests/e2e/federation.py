@@ -27,7 +27,7 @@ from fedpriv.federation import spread, task_of_cell
 from fedpriv.objectives import Records
 from fedpriv.plan import plan_of
 from fedpriv.randomness import KeyedNormal
-from fedpriv.records import number_in, roster_content
+from fedpriv.records import key_content, keys_in, number_in, roster_content
 from fedpriv.run_config import run_config_of
 from fedpriv.scenario import Cell, load_scenario
 from fedpriv.wire import one_array, release_content, vector_in
@@ -128,13 +128,17 @@ class Federation:
         return found
 
     def assert_each_round_was_released_once(self, token: str, rounds: int | None = None) -> None:
-        """Every ledger: one run of this token at the scenario's price, one answer for each round."""
+        """Every ledger: one run of this token at the scenario's price, one answer for each round.
+
+        Where messages are masked, the public key stands first, as the answer to round 0.
+        """
+        first = 0 if self.cell.algorithm.setting.masked else 1
         for silo in range(len(self.silos)):
             assert self.ledger(silo, "SELECT run_id FROM runs") == [(token,)]
             ((price,),) = self.ledger(silo, "SELECT mu FROM runs")
             assert abs(price - (self.cell.privacy.target or 0.0)) < 1e-9
             answered = [t for (t,) in self.ledger(silo, "SELECT t FROM answers ORDER BY t")]
-            assert answered == list(range(1, (rounds or self.cell.schedule.rounds) + 1))
+            assert answered == list(range(first, (rounds or self.cell.schedule.rounds) + 1))
 
     def assert_no_round_was_released_twice(self, token: str) -> None:
         """Every ledger: one run of this token, and answers for rounds 1, 2, … without a gap."""
@@ -151,22 +155,29 @@ class Federation:
         plan = plan_of(cell, task.objective)
         app = ClientApp()
 
+        def silo_of(context: Context) -> Silo:
+            number = int(context.node_config["partition-id"])
+            shard = order[number]
+            records = Records(task.train.features[shard], task.train.labels[shard])
+            return Silo(number, plan, task.objective, records, KeyedNormal(silo_keys[number], cell.run.dtype))
+
         @app.query("roster")
         def roster(message: Message, context: Context) -> Message:
             return Message(roster_content(int(context.node_config["partition-id"])), reply_to=message)
 
+        @app.query("key")
+        def key(message: Message, context: Context) -> Message:
+            return Message(key_content(silo_of(context).masker.public), reply_to=message)
+
         @app.train()
         @torch.inference_mode()
         def train(message: Message, context: Context) -> Message:
-            number = int(context.node_config["partition-id"])
-            shard = order[number]
-            records = Records(task.train.features[shard], task.train.labels[shard])
-            silo = Silo(number, plan, task.objective, records, KeyedNormal(silo_keys[number], cell.run.dtype))
-            store = ContextStore(context.state)
+            silo, store = silo_of(context), ContextStore(context.state)
             t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
             release, state = silo.answer(store.load(silo), t, query)
             store.save(state)
-            return Message(release_content(release.vector, None), reply_to=message)
+            leaving = silo.message(release.vector, t, keys_in(message.content))
+            return Message(release_content(leaving, None), reply_to=message)
 
         grid = InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path()))
         strategy = ReleaseStrategy(plan, task.objective.initial(), KeyedNormal(server_key, cell.run.dtype))

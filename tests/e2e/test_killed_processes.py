@@ -12,7 +12,7 @@ from tests.e2e.federation import federation, finish, results, say
 pytestmark = pytest.mark.deployment
 
 
-@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
 def test_a_silo_that_is_killed_and_restarted_goes_on_from_its_ledger(tmp_path: Path, trust: str) -> None:
     with federation(tmp_path, f"algorithm.trust={trust}") as fed:
         fed.start_silos()
@@ -74,7 +74,7 @@ def test_a_superlink_that_is_restarted_takes_the_run_up_with_resume(tmp_path: Pa
         assert np.array_equal(fed.model(), fed.replay(silo_keys, server_key))
 
 
-@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
 def test_a_server_that_is_killed_goes_on_with_resume(tmp_path: Path, trust: str) -> None:
     with federation(tmp_path, f"algorithm.trust={trust}") as fed:
         fed.start_silos()

@@ -25,6 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "accelerated-independent": {"clip": 11.0, "beta": 40.0, "radius": 2.0},
     "online-to-batch": {"clip": 11.0, "step": 0.01, "radius": 2.0, "power": 2},
     "dp-sgd": {"clip": 11.0, "step": 0.02, "radius": 2.0, "momentum": 0.5, "output": "average"},
+    "noisy-minibatch": {"clip": 11.0, "step": 0.02, "radius": 2.0},
     "dp-ftrl": {"clip": 11.0, "step": 0.02, "momentum": 0.5},
     "phased-sgd": {"step": 0.01, "radius": 2.0},
     "momentum-tree": {"alpha": 0.2, "step": 0.05},

@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from fedpriv.errors import InputError
 from fedpriv.objectives import (
+    AbsoluteError,
     CrossEntropy,
     LayeredObjective,
     Loss,
@@ -210,7 +211,12 @@ def test_inference_mode_changes_nothing() -> None:
         torch.testing.assert_close(measured.total, expected)
 
 
-def test_regression_loss() -> None:
+@pytest.mark.parametrize(
+    ("regression", "value"),
+    [(SquaredError(), lambda residual: 0.5 * residual**2), (AbsoluteError(), torch.abs)],
+    ids=["squared", "absolute"],
+)
+def test_regression_loss(regression: Loss, value: Callable[[Tensor], Tensor]) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     generator = np.random.default_rng(4)
     records = Records(
@@ -218,9 +224,9 @@ def test_regression_loss() -> None:
     )
     point = torch.from_numpy(generator.standard_normal(21)).requires_grad_()
     outputs = functional_call(net, parameters_of(net, point), (records.features,)).squeeze(-1)
-    loss = (0.5 * (outputs - records.labels) ** 2).mean()
+    loss = value(outputs - records.labels).mean()
     (expected,) = torch.autograd.grad(loss, point)
-    for objective in (objective_of(net, 3, SquaredError(), 0, F64), ModuleObjective(net, SquaredError(), 0, F64)):
+    for objective in (objective_of(net, 3, regression, 0, F64), ModuleObjective(net, regression, 0, F64)):
         weights = torch.full((5,), 0.2, dtype=F64)
         measured = objective.increment([point.detach()], [1.0], records, weights, 1e9)
         torch.testing.assert_close(measured.total, expected, rtol=1e-10, atol=1e-12)

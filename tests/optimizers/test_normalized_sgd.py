@@ -57,7 +57,9 @@ def test_the_random_iterate_is_public_and_one_of_the_theorems() -> None:
     settings = row.settings.model_validate({"clip": 1.0, "output": "random"})
     chosen = set()
     for seed in range(40):
-        problem = Problem(2, lipschitz=1.0, smoothness=1.0, batch=1, schedule=Schedule(8, 4), seed=seed, convex=False)
+        problem = Problem(
+            2, lipschitz=1.0, smoothness=1.0, batch=1, schedule=Schedule(8, 4), seed=seed, convex=False
+        )
         optimizer = row.optimizer(settings, problem, 0.0)
         assert optimizer == row.optimizer(settings, problem, 1.0)
         chosen.add(optimizer.output_round)

@@ -100,5 +100,5 @@ def test_one_server_at_a_time(tmp_path: Path) -> None:
 
 def test_silos_may_be_left_out_only_where_they_add_their_own_noise() -> None:
     tree = small_tree(deployment={"missing": "continue"}, algorithm__trust="trusted")
-    with pytest.raises(InputError, match="needs silos that add their own noise"):
+    with pytest.raises(InputError, match="needs silos whose messages are private"):
         resolve_cell(tree, "test")

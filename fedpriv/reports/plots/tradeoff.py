@@ -7,6 +7,7 @@ from fedpriv.reports.plots.layout import layout_of
 from fedpriv.reports.plots.style import HOLLOW, entitle, explain, look_of, name_panels, panels
 from fedpriv.reports.results import Results
 from fedpriv.reports.summary import METRICS, product, summarize
+from fedpriv.trust import trust_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,4 +116,4 @@ def _label(axes: "Axes", results: Results, title: str) -> None:
 def _trust(results: Results) -> list[str]:
     """The trust of all cells, where it is one and the sweep does not say it."""
     trusts = {cell["trust"] for cell in results.cells}
-    return [f"{trusts.pop()} server"] if len(trusts) == 1 and _TRUST not in results.axes else []
+    return [trust_named(trusts.pop()).title] if len(trusts) == 1 and _TRUST not in results.axes else []

@@ -1,0 +1,78 @@
+"""`fedpriv privacy ledger`: the claim of a run, recomputed from what it released."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedpriv.cli.text import print_table
+from fedpriv.errors import RunError
+
+if TYPE_CHECKING:
+    from fedpriv.accounting.ledger import LedgerEntry, ReleaseStream
+
+
+def ledger(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")],
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+) -> None:
+    """Print what a run released, and recompute its claim from that alone; exit code 1 if they differ.
+
+    Example:
+
+        fedpriv privacy ledger runs/quickstart
+    """
+    from fedpriv.accounting.ledger import as_data, read_ledger
+
+    entries = read_ledger(run_dir)
+    if as_json:
+        typer.echo(json.dumps([{"cell": e.cell, "releases": list(map(as_data, e.streams))} for e in entries]))
+    else:
+        header = ("cell", "point", "seed", "trust", "released by", "mechanism", "rounds", "clip", "noise std")
+        lines: list[tuple[str, ...]] = [(*header, "relation", "mu", "claimed", "")]
+        lines += [line for entry in entries for line in _ledger_lines(entry)]
+        print_table(lines)
+    wrong = [str(entry.cell) for entry in entries if not entry.agrees]
+    if wrong:
+        raise RunError(f"{run_dir}: the claim of cell {', '.join(wrong)} is not what the ledger gives")
+
+
+def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
+    """One line a stream; the claim is that of the worst stream, since records are in one stream only."""
+    point = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in entry.point.items()) or "-"
+    claimed = _price(entry.claimed_mu, entry.claimed_epsilon)
+    return [
+        (
+            str(entry.cell),
+            point,
+            str(entry.seed),
+            entry.trust,
+            stream.owner,
+            type(stream.mechanism).__name__,
+            str(stream.schedule.rounds),
+            f"{max(stream.clips):.5g}",
+            f"{stream.std:.5g}",
+            stream.relation,
+            _stream_price(stream, entry.delta),
+            claimed,
+            "ok" if entry.agrees else "DIFFERS",
+        )
+        for stream in entry.streams
+    ]
+
+
+def _stream_price(stream: "ReleaseStream", delta: float) -> str:
+    from fedpriv.accounting import GaussianDP
+
+    guarantee = stream.guarantee
+    if guarantee is None:
+        return "inf"
+    return _price(guarantee.mu if isinstance(guarantee, GaussianDP) else None, guarantee.epsilon_of(delta))
+
+
+def _price(mu: float | None, epsilon: float | None) -> str:
+    """μ, or ε (at the cell's δ) where there is no μ."""
+    if mu is not None:
+        return f"{mu:.6g}"
+    return "none" if epsilon is None else f"epsilon {epsilon:.6g}"

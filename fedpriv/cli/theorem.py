@@ -1,0 +1,161 @@
+"""`fedpriv privacy theorem`: what a scenario runs with beside what its algorithm's theorems ask for."""
+
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedpriv.cli.text import print_table
+from fedpriv.errors import InputError
+
+if TYPE_CHECKING:
+    from fedpriv.objectives import Objective
+    from fedpriv.parameters.prescription import Prescription
+    from fedpriv.scenario import Cell, Point
+
+
+def theorem(
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (TOML).")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key; a swept key is narrowed. Repeatable."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Print what a scenario runs with beside what its algorithm's theorems ask for, and which conditions hold.
+
+    Once for every point of the sweep; seeds share their numbers.  Noise is that of a coordinate of one fresh
+    vector, in the mean over silos.
+
+    Examples:
+
+        fedpriv privacy theorem scenarios/deployment.toml
+
+        fedpriv privacy theorem scenarios/mnist-single-epoch.toml --set algorithm.name=accelerated-dp-srgd --json
+    """
+    from fedpriv.scenario import load_scenario
+
+    loaded = load_scenario(scenario, overrides or [])
+    points = [_compared(point) for point in _first_seeds(loaded.points)]
+    if not any(point["theorems"] for point in points):
+        names = ", ".join(sorted({point["algorithm"] for point in points}))
+        raise InputError(f"{scenario}: no theorem with explicit numbers is known for {names}")
+    if as_json:
+        typer.echo(json.dumps({"points": points}))
+        return
+    for number, point in enumerate(points):
+        if number:
+            typer.echo()
+        _print_point(point)
+
+
+def _first_seeds(points: "list[Point]") -> "list[Point]":
+    """One of the points that differ in nothing but the seed."""
+    first: dict[str, Point] = {}
+    for point in points:
+        first.setdefault(json.dumps(dict(point.swept), sort_keys=True), point)
+    return list(first.values())
+
+
+def _compared(point: "Point") -> dict[str, Any]:
+    """The numbers of one point, its own and each theorem's; a theorem that cannot be run says why."""
+    from fedpriv.federation import task_of_cell
+    from fedpriv.plan import problem_of
+
+    cell = point.cell
+    objective = task_of_cell(cell).objective
+    problem = problem_of(cell, objective)
+    return {
+        "point": dict(point.swept),
+        "algorithm": cell.algorithm.name,
+        "problem": {
+            "records": problem.records,
+            "dimension": problem.dimension,
+            "silos": problem.silos,
+            "epsilon": problem.epsilon,
+            "delta": problem.delta,
+            "relation": cell.privacy.relation,
+            "lipschitz": _finite(problem.lipschitz),
+            "smoothness": _finite(problem.smoothness),
+        },
+        "scenario": _used(cell, objective),
+        "theorems": [_as_data(asked) for asked in cell.algorithm.row.theorems(cell.algorithm.settings, problem)],
+    }
+
+
+def _used(cell: "Cell", objective: "Objective") -> dict[str, Any]:
+    """What a run of the cell computes with; only the reason where it cannot be run."""
+    from fedpriv.plan import plan_of
+
+    try:
+        plan = plan_of(cell, objective)
+    except InputError as error:
+        return {"refusal": str(error)}
+    rounds = plan.schedule.rounds
+    return {
+        "rounds": rounds,
+        "batch": sum(plan.batch_sizes),
+        "clip": max(float(plan.estimator.round(t).clip) for t in range(1, rounds + 1)),
+        "noise std": plan.noise.std_in_mean,
+        **_numbers(cell.algorithm.settings.model_dump(exclude={"clip"})),
+        **_numbers(vars(plan.optimizer)),
+    }
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def _as_data(asked: "Prescription") -> dict[str, Any]:
+    conditions = [{**condition._asdict(), "holds": condition.holds} for condition in asked.conditions]
+    return {**asked._asdict(), "numbers": dict(asked.numbers), "conditions": conditions}
+
+
+def _finite(bound: float) -> float | None:
+    return bound if math.isfinite(bound) else None
+
+
+def _print_point(compared: dict[str, Any]) -> None:
+    swept = ", ".join(f"{key} = {value}" for key, value in compared["point"].items())
+    typer.echo(f"{compared['algorithm']}{f' at {swept}' if swept else ''}")
+    print_table([(name, _text(value)) for name, value in compared["problem"].items()])
+    used, theorems = compared["scenario"], compared["theorems"]
+    columns = [{} if "refusal" in used else used, *(asked["numbers"] for asked in theorems)]
+    names = dict.fromkeys(itertools.chain(*columns))
+    header = ["", "scenario", *(asked["theorem"] for asked in theorems)]
+    typer.echo()
+    print_table([header, *([name, *(_text(column.get(name)) for column in columns)] for name in names)])
+    if "refusal" in used:
+        typer.echo(f"\nthe scenario cannot be run: {used['refusal']}")
+    for asked in theorems:
+        typer.echo()
+        _print_theorem(asked)
+
+
+def _print_theorem(asked: dict[str, Any]) -> None:
+    refusal = asked["refusal"]
+    typer.echo(f"{asked['theorem']}: {'can be run with these numbers' if refusal is None else refusal}")
+    if asked["conditions"]:
+        print_table(
+            [
+                ("  " + condition["text"], f"{condition['left']:.6g} ≤ {condition['right']:.6g}", verdict)
+                for condition in asked["conditions"]
+                for verdict in ("holds" if condition["holds"] else "DOES NOT HOLD",)
+            ]
+        )
+    if asked["assumption"]:
+        typer.echo(f"  cannot be checked: {asked['assumption']}")
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

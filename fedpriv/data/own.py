@@ -1,0 +1,83 @@
+"""A person's own data set: one .npz file, named by its path in `data.name`.
+
+| array | shape and type |
+|---|---|
+| `train_images`, `test_images` | (n, ...): bytes, or finite floats for features that are numbers |
+| `train_labels`, `test_labels` | (n,): whole numbers 0 … classes - 1, or floats for a regression |
+| `classes` | one whole number; 0 for a regression |
+
+The server of a deployment needs the test arrays and `classes` only.
+"""
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.data.dataset import Dataset, HeldOut
+from fedpriv.errors import InputError
+
+SUFFIX = ".npz"
+
+
+def is_own(name: str) -> bool:
+    """Whether a data set's name is the path of a file."""
+    return name.endswith(SUFFIX)
+
+
+def load_own(name: str) -> Dataset:
+    """The whole data set in a file; InputError, naming the array, if something in it cannot be used."""
+    arrays = _arrays(name)
+    classes = _classes(arrays, name)
+    return Dataset(name, *_part(arrays, "train", classes, name), *_part(arrays, "test", classes, name), classes)
+
+
+def load_own_test(name: str) -> HeldOut:
+    """The test part, which is all that a server reads."""
+    arrays = _arrays(name)
+    classes = _classes(arrays, name)
+    return HeldOut(*_part(arrays, "test", classes, name), classes)
+
+
+def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, source: str) -> None:
+    """InputError, naming `source`, unless these are records with labels for `classes` classes (0: numbers)."""
+    if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
+        raise InputError(f"{source}: images are bytes (0 … 255) or floats, not {images.dtype}")
+    if images.ndim < 2 or labels.ndim != 1 or len(images) != len(labels) or not len(labels):
+        raise InputError(
+            f"{source}: expected images (n, ...) and as many labels (n,), found {images.shape} and {labels.shape}"
+        )
+    if not np.isfinite(images).all() or not np.isfinite(labels).all():
+        raise InputError(f"{source}: a value is not finite; every one must be a number")
+    if classes and (not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= classes):
+        raise InputError(f"{source}: labels are whole numbers from 0 to {classes - 1}")
+
+
+def _arrays(name: str) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(name, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except FileNotFoundError:
+        raise InputError(f"data.name = {name!r}: no such file (looked for {Path(name).resolve()})") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"data.name = {name!r}: not a readable .npz file without objects ({error})") from None
+
+
+def _classes(arrays: dict[str, NDArray[Any]], name: str) -> int:
+    classes = arrays.get("classes")
+    if classes is None or classes.size != 1 or not np.issubdtype(classes.dtype, np.integer) or classes.item() < 0:
+        raise InputError(f"data.name = {name!r}: `classes` must be one whole number, 0 for a regression")
+    return int(classes.item())
+
+
+def _part(
+    arrays: dict[str, NDArray[Any]], part: str, classes: int, name: str
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    for array in (f"{part}_images", f"{part}_labels"):
+        if array not in arrays:
+            raise InputError(f"data.name = {name!r}: has no array `{array}`, only {', '.join(sorted(arrays))}")
+    images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
+    check_records(images, labels, classes, f"data.name = {name!r}, {part} part")
+    return images, labels.astype(np.int64 if classes else np.float64)

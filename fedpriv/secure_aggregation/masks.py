@@ -1,0 +1,84 @@
+"""Pairwise masks: each pair of silos shares a key stream, which one adds and the other subtracts.
+
+Source: Bonawitz et al. 2017, "Masking with one-time pads": silo i sends
+
+    x_i + Σ_{j > i} PRG(s_ij, t) - Σ_{j < i} PRG(s_ij, t)   (mod 2^64),
+
+so that the masks cancel in the sum of all M messages, and in no sum of fewer.
+
+| symbol | here |
+|---|---|
+| s_ij | X25519 (RFC 7748) between keys made for one run, through HKDF-SHA256 (RFC 5869) with both public keys |
+| PRG(s, t) | AES-256 in counter mode; round t reads the blocks whose counter has t as its upper half |
+
+All of it from `cryptography`.
+"""
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedpriv.errors import RunError
+from fedpriv.secure_aggregation.grid import Words
+
+KEY_BYTES = 32
+"""Of a public key."""
+
+
+class Masker:
+    """Silo `number`'s side of the masks of one run.
+
+    Guarantee: whoever does not hold a private key of the pair sees the mask of every round as uniform and
+    independent words (X25519 and AES are assumed to be what they are taken for), so that of the messages of
+    silos that follow the protocol, between which this silo's is one of two or more, only the sum is learned.
+    It rests on every public key being the one that its silo made: a server that relays others learns messages.
+    A round's mask is good for one message; who releases two for a round gives their difference away.
+    """
+
+    def __init__(self, secret: bytes, number: int) -> None:
+        """`secret`: 32 bytes that nobody else has, for this run and silo alone."""
+        self._private, self._number = X25519PrivateKey.from_private_bytes(secret), number
+        self._agreed: tuple[bytes, list[bytes | None]] | None = None
+
+    @property
+    def public(self) -> bytes:
+        return self._private.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+
+    def mask(self, keys: bytes, silos: int, t: int, size: int) -> Words:
+        """What is added to this silo's words (size,) of round t, given the public keys of silo 0, 1, … in a row.
+
+        RunError unless they are `silos` different ones and this silo's own is in its place.
+        """
+        if self._agreed is None or self._agreed[0] != keys:
+            self._agreed = (keys, self._agree(keys, silos))
+        total, nothing = np.zeros(size, np.uint64), bytes(8 * size)
+        counter = t.to_bytes(8, "big") + bytes(8)
+        for other, key in enumerate(self._agreed[1]):
+            if key is None:
+                continue
+            stream = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor().update(nothing)
+            words = np.frombuffer(stream, "<u8")
+            if other > self._number:
+                total += words
+            else:
+                total -= words
+        return total
+
+    def _agree(self, keys: bytes, silos: int) -> list[bytes | None]:
+        """The key shared with each silo, None in the own place."""
+        public = [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
+        if len(keys) != silos * KEY_BYTES or len(set(public)) != silos:
+            raise RunError(f"silo {self._number}: expected {silos} different public keys of {KEY_BYTES} bytes")
+        if public[self._number] != self.public:
+            raise RunError(f"silo {self._number}: the server relays another public key as this silo's")
+        return [None if other == self._number else self._shared(key) for other, key in enumerate(public)]
+
+    def _shared(self, other: bytes) -> bytes:
+        try:
+            secret = self._private.exchange(X25519PublicKey.from_public_bytes(other))
+        except ValueError:  # a point of low order
+            raise RunError(f"silo {self._number}: a public key that was relayed is none") from None
+        pair = b"".join(sorted((self.public, other)))
+        return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=b"fedpriv pairwise mask" + pair).derive(secret)

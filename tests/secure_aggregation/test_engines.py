@@ -1,0 +1,118 @@
+"""Engines agree on masked runs, up to the grid; what a round has that is new; the command line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedpriv.cli.app import app
+from fedpriv.mechanisms import (
+    AlignedDifferences,
+    BandedSquareRoot,
+    BinaryTree,
+    IndependentGaussian,
+    LeafGaussian,
+    Mechanism,
+    SlidingDifferences,
+)
+from fedpriv.scenario import Cell
+from tests.engines.test_engines import run
+
+MASKED = "secure-aggregation"
+MakeCell = Callable[..., Cell]
+SPLIT = {"difference_clip": 0.5, "residual_clip": 0.2}
+MU = {"relation": "zero-out", "mu": 2.0}
+
+CELLS: dict[str, dict[str, Any]] = {
+    "independent": {},
+    "tree, unequal silos, two epochs": {
+        "algorithm": {"name": "dp-ftrl", "trust": MASKED, "clip": 5.0, "step": 0.02, "radius": 10.0},
+        "privacy": MU,
+        "federation": {"silos": 3, "rounds": 12, "epochs": 2, "samples": 150, "size_skew": 1.0},
+    },
+    "Poisson": {
+        "algorithm": {"name": "dp-sgd", "trust": MASKED, "clip": 1.0, "step": 0.1},
+        "privacy": MU,
+        "federation": {"silos": 3, "rounds": 8, "epochs": 2, "batch": 5, "sampling": "poisson"},
+    },
+    "momentum, parts clipped": {
+        "algorithm": {"name": "momentum-tree-aligned", "trust": MASKED, "alpha": 0.2, "step": 0.05, **SPLIT},
+        "privacy": MU,
+        "federation": {"silos": 3, "rounds": 20, "epochs": 4, "batch": 4},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(change, id=name, marks=[pytest.mark.slow] if name == "Poisson" else [])
+        for name, change in CELLS.items()
+    ],
+)
+def test_vectorized_equals_inprocess_up_to_the_grid(small_cell: MakeCell, change: dict[str, Any]) -> None:
+    """float64: real keys, masks and words modulo 2^64 against plain arithmetic; the grid is 2^-26 of a share."""
+    cell = small_cell(algorithm__trust=MASKED, run__evaluations=8, **change)
+    (vectorized,), heard = run("vectorized", cell)
+    (inprocess,), also_heard = run("inprocess", cell)
+    scale = float(np.linalg.norm(vectorized.finished.model))
+    assert scale > 1e-4
+    assert np.linalg.norm(vectorized.finished.model - inprocess.finished.model) < 1e-7 * scale
+    losses = [[line[2:] for line in each.evaluations] for each in (heard, also_heard)]
+    np.testing.assert_allclose(*losses, rtol=1e-7)
+    assert vectorized.finished.releases == inprocess.finished.releases
+
+
+def test_float32_engines_agree_in_the_loss(small_cell: MakeCell) -> None:
+    """float32 noise has 24 digits, so that the grid is 2^-12 of a share."""
+    cell = small_cell(algorithm__trust=MASKED, run__dtype="float32", federation__silos=10, federation__rounds=50)
+    (vectorized,), _ = run("vectorized", cell)
+    (inprocess,), _ = run("inprocess", cell)
+    assert vectorized.finished.test_loss == pytest.approx(inprocess.finished.test_loss, abs=2e-5)
+
+
+MECHANISMS: list[Mechanism] = [
+    IndependentGaussian(),
+    BinaryTree(),
+    BinaryTree(0.9, 5),
+    BandedSquareRoot(1.0, 4),
+    LeafGaussian(0.7, 6, 0.25),
+    SlidingDifferences(4, 0.3, 1.0, 1.0, 0.1, 0.8, 0.5, 0.4, 0.3, 0.2),
+    AlignedDifferences(4, 0.3, 1.0, 1.0, None, 0.8, 0.5, 0.4, 0.3, 0.2),
+]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda each: type(each).__name__)
+def test_every_round_has_the_fresh_noise_that_the_grid_is_made_for(mechanism: Mechanism) -> None:
+    """Impulse by impulse: what round t's own vectors add to row t, given everything before."""
+    state = mechanism.start()
+    for t in range(1, 21):
+        count = mechanism.draws(t)
+        impulses = torch.eye(count or 1, dtype=torch.float64)
+        before = tuple(torch.zeros(len(impulses), dtype=torch.float64) for _ in state)
+        response, state = mechanism.noise(before, t, impulses[0] if count is None else impulses)
+        assert float(response.norm()) >= mechanism.innovation > 0.0
+
+
+def test_the_command_line_runs_a_masked_federation(tmp_path: Path) -> None:
+    scenario = tmp_path / "masked.toml"
+    scenario.write_text(
+        'name = "masked"\n[data]\nname = "synthetic"\n[federation]\nsilos = 3\nrounds = 6\n'
+        '[algorithm]\nname = "dp-mu2-fl"\ntrust = "untrusted"\ndiameter = 0.1\n'
+        '[privacy]\nrelation = "replace-one"\nrho = 4.0\n'
+    )
+    options = ["--set", "algorithm.trust=secure-aggregation", "--engine", "inprocess", "--quiet"]
+    result = CliRunner().invoke(app, ["run", str(scenario), *options, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    (cell,) = json.loads((tmp_path / "out" / "results.json").read_text())["cells"]
+    assert (cell["trust"], round(cell["mu"], 9)) == (MASKED, 4.0)
+    assert [release["owner"] for release in cell["releases"]] == ["sum of silos 0-2"]
+    ledger = CliRunner().invoke(app, ["privacy", "ledger", str(tmp_path / "out")])
+    assert "sum of silos 0-2" in ledger.output
+    table = CliRunner().invoke(app, ["table", str(tmp_path / "out")])
+    assert "untrusted server, secure aggregation" in table.output

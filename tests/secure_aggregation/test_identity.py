@@ -1,0 +1,79 @@
+"""Silos that have each other's keys on file take no key from the server that its silo did not sign."""
+
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from clients.guard import Guard, load_shard
+from clients.ledger import SiloLedger
+from clients.policy import read_policy
+from fedpriv.errors import InputError, RunError
+from fedpriv.secure_aggregation.identity import identity_of
+from fedpriv.secure_aggregation.masks import Masker
+from tests.clients.test_guard import ZERO, cell_json, write_silo
+
+CELL = cell_json(algorithm__trust="secure-aggregation")
+
+
+def write_identities(folder: Path, silos: int = 3) -> list[Path]:
+    """Private keys of so many silos, and `peers` with their public ones, as ssh-keygen writes them."""
+    keys = [Ed25519PrivateKey.generate() for _ in range(silos)]
+    paths = []
+    for silo, key in enumerate(keys):
+        paths.append(folder / f"identity-{silo}")
+        paths[-1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    lines = [key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) for key in keys]
+    (folder / "peers").write_bytes(b"".join(line + b" silo\n" for line in lines))
+    return paths
+
+
+def guards(folder: Path) -> list[Guard]:
+    found = []
+    for silo, identity in enumerate(write_identities(folder)):
+        path = write_silo(folder, silo, trust="secure-aggregation")
+        path.write_text(f'identity = "{identity.name}"\npeers = "peers"\n' + path.read_text())
+        policy = read_policy(path)
+        found.append(Guard(policy, SiloLedger(policy.ledger), load_shard(policy.shard, policy.classes)))
+    return found
+
+
+def test_silos_that_know_each_other_agree(tmp_path: Path) -> None:
+    of = guards(tmp_path)
+    cards = b"".join(guard.public_key("run", CELL) for guard in of)
+    assert len({guard.answer("run", CELL, 1, ZERO, cards).numpy().tobytes() for guard in of}) == 3
+
+
+def test_a_key_that_the_server_puts_in_is_refused(tmp_path: Path) -> None:
+    """Guarantee: unsigned, signed by another silo, or signed for another run, whichever silo it stands for."""
+    of = guards(tmp_path)
+    cards = [guard.public_key("run", CELL) for guard in of]
+    own = Masker(bytes(range(32)), 1).public
+    elsewhere = identity_of(1, tmp_path / "identity-1", None).card("another run", cards[1][:32])
+    by_another = identity_of(1, tmp_path / "identity-2", None).card("run", own)
+    as_another = identity_of(2, tmp_path / "identity-1", None).card("run", cards[1][:32])
+    for forged in (own + bytes(64), own + cards[1][32:], elsewhere, by_another, as_another):
+        with pytest.raises(RunError, match="relayed as silo 1's is not signed by it for this run"):
+            of[0].answer("run", CELL, 1, ZERO, b"".join([cards[0], forged, cards[2]]))
+    assert of[0].answer("run", CELL, 1, ZERO, b"".join(cards)).shape == ZERO.shape
+
+
+def test_silos_that_are_not_on_file_are_refused(tmp_path: Path) -> None:
+    of = guards(tmp_path)
+    more = cell_json(algorithm__trust="secure-aggregation", federation__silos=4)
+    card = of[0].public_key("run", more)
+    with pytest.raises(RunError, match="silo 0 knows 3 silos, and the scenario has 4"):
+        of[0].answer("run", more, 1, ZERO, card * 4)
+
+
+@pytest.mark.parametrize("name", ["identity", "peers"])
+@pytest.mark.parametrize("content", [b"nonsense", b"", X25519PrivateKey.generate().private_bytes_raw()])
+def test_files_that_are_no_keys_are_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"/file.*(cannot be used|expected)"):
+        identity_of(0, path if name == "identity" else None, path if name == "peers" else None)
+    with pytest.raises(InputError, match=r"none: cannot be read"):
+        identity_of(0, tmp_path / "none", None)

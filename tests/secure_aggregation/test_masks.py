@@ -1,0 +1,77 @@
+"""Masks cancel in the sum of all silos and hide everything else."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedpriv.errors import RunError
+from fedpriv.randomness import KeyedNormal, seed_key
+from fedpriv.secure_aggregation.grid import Words
+from fedpriv.secure_aggregation.masks import Masker
+
+
+def maskers(silos: int, run: int = 0) -> list[Masker]:
+    source = KeyedNormal(seed_key(run, "noise"))
+    return [Masker(source.secret(number), number) for number in range(silos)]
+
+
+def masks(of: list[Masker], t: int, size: int) -> list[Words]:
+    keys = b"".join(masker.public for masker in of)
+    return [masker.mask(keys, len(of), t, size) for masker in of]
+
+
+def p_value(words: Words) -> float:
+    """Of the bytes being uniform: χ² with 255 degrees of freedom."""
+    return float(stats.chisquare(np.bincount(words.view(np.uint8), minlength=256)).pvalue)
+
+
+@settings(max_examples=25, deadline=None)
+@given(silos=st.integers(2, 7), size=st.integers(1, 40), t=st.integers(1, 2**40), run=st.integers(0, 2**64))
+def test_masks_of_all_silos_cancel_exactly(silos: int, size: int, t: int, run: int) -> None:
+    assert not np.any(np.sum(masks(maskers(silos, run), t, size), axis=0, dtype=np.uint64))
+
+
+def test_a_masked_message_is_uniform_and_so_is_every_sum_of_fewer_than_all() -> None:
+    """Guarantee: silos send a constant; 15 tests at level 1e-6 and a fixed seed; without masks each fails."""
+    constant = np.full(20_000, 12345, np.uint64)
+    messages = [constant + mask for mask in masks(maskers(4), 3, len(constant))]
+    for count in (1, 2, 3):
+        for subset in combinations(messages, count):
+            assert p_value(np.sum(subset, axis=0, dtype=np.uint64)) > 1e-6
+    assert np.array_equal(np.sum(messages, axis=0, dtype=np.uint64), 4 * constant)
+    assert p_value(constant) < 1e-100
+
+
+def test_masks_of_rounds_and_runs_have_nothing_in_common() -> None:
+    """Level 1e-6 each: differences of one silo's masks are as uniform as the masks."""
+    of, others = maskers(3), maskers(3, run=1)
+    first, second = masks(of, 1, 20_000)[0], masks(of, 2, 20_000)[0]
+    elsewhere = masks(others, 1, 20_000)[0]
+    assert p_value(first - second) > 1e-6
+    assert p_value(first - elsewhere) > 1e-6
+    assert np.array_equal(first, masks(maskers(3), 1, 20_000)[0])
+
+
+def test_keys_that_would_leave_a_message_bare_are_refused() -> None:
+    of = maskers(3)
+    good = [masker.public for masker in of]
+    for keys, reason in (
+        ([], "expected 3 different public keys"),
+        (good[:1], "expected 3 different public keys"),
+        ([*good, bytes(32)], "expected 3 different public keys"),
+        ([good[0], good[1], good[1]], "expected 3 different public keys"),
+        ([good[1], good[0], good[2]], "another public key as this silo's"),
+        ([good[0], good[1], bytes(32)], "is none"),  # a point of low order: the shared secret would be 0
+    ):
+        with pytest.raises(RunError, match=f"silo 0: .*{reason}"):
+            of[0].mask(b"".join(keys), 3, 1, 8)
+    assert np.any(of[0].mask(b"".join(good), 3, 1, 8))
+
+
+def test_each_run_and_silo_has_a_key_of_its_own() -> None:
+    public = {masker.public for run in (0, 1) for masker in maskers(3, run)}
+    assert len(public) == 6

@@ -1,0 +1,266 @@
+"""Masked rounds from query to sum: what the server sees, what it is charged for, and what ends a run."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from scipy import stats
+from torch import Tensor
+
+from clients.app import app as honest
+from clients.silo import simulated_silo
+from fedpriv.accounting.ledger import claim_of
+from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.errors import InputError, RunError
+from fedpriv.federation import task_of_cell
+from fedpriv.objectives import Objective
+from fedpriv.plan import Plan, plan_of
+from fedpriv.randomness import simulation_noise
+from fedpriv.records import KEY, keys_in, number_in
+from fedpriv.run_config import run_config_of
+from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.trust import Noise
+from fedpriv.wire import one_array, vector_in
+from server.strategy import ReleaseStrategy
+from tests.conftest import small_tree
+
+MakeCell = Callable[..., Cell]
+Answer = Callable[[Message, Context], Message]
+MASKED = "secure-aggregation"
+UNEQUAL = {"silos": 3, "rounds": 8, "samples": 150, "size_skew": 1.0}
+
+
+def masked_cell(**overrides: Any) -> Cell:
+    return resolve_cell(small_tree(algorithm__trust=MASKED, **overrides), "test")
+
+
+def objective_of(cell: Cell) -> Objective:
+    return task_of_cell(cell).objective
+
+
+def plan_with(cell: Cell) -> Plan:
+    return plan_of(cell, objective_of(cell))
+
+
+def app_that(answer: Answer) -> ClientApp:
+    """A ClientApp whose key and train messages go through `answer`."""
+    app = ClientApp()
+
+    @app.query("roster")
+    def roster(message: Message, context: Context) -> Message:
+        return honest(message, context)
+
+    app.query("key")(answer)
+    app.train()(answer)
+    return app
+
+
+def run_over(app: ClientApp, cell: Cell) -> ReleaseStrategy:
+    initial = objective_of(cell).initial()
+    strategy = ReleaseStrategy(plan_with(cell), initial, simulation_noise(cell.seed, cell.run.dtype))
+    strategy.start(
+        InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path())), one_array(initial), timeout=1.0
+    )
+    return strategy
+
+
+@pytest.fixture
+def overheard() -> tuple[ClientApp, dict[int, list[Tensor]], list[Message]]:
+    """An honest app, what every silo sent round by round, and the queries."""
+    sent: dict[int, list[Tensor]] = {}
+    queries: list[Message] = []
+
+    def answer(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if message.metadata.message_type != KEY:
+            queries.append(message)
+            sent.setdefault(int(context.node_config["partition-id"]), []).append(
+                vector_in(reply.content, "release")
+            )
+        return reply
+
+    return app_that(answer), sent, queries
+
+
+def test_the_server_sees_uniform_words_whose_sum_is_the_sum_of_the_rounded_releases(
+    overheard: tuple[ClientApp, dict[int, list[Tensor]], list[Message]],
+) -> None:
+    """Guarantee of Silo.message: unequal silos, every round; χ² of bytes at level 1e-6 a message, 24 messages."""
+    app, sent, queries = overheard
+    cell = masked_cell(federation=UNEQUAL)
+    run_over(app, cell)
+    grid, weights = plan_with(cell).grid, plan_with(cell).weights
+    assert grid is not None
+    assert len(set(weights)) > 1
+    silos = [simulated_silo(cell, number) for number in range(3)]
+    states = [silo.start() for silo in silos]
+    for t in range(1, 9):
+        query = next(
+            vector_in(message.content, "query")
+            for message in queries
+            if number_in(message.content, "config", "t") == t
+        )
+        words = np.zeros(len(query), np.uint64)
+        for number, silo in enumerate(silos):
+            release, states[number] = silo.answer(states[number], t, query)
+            rounded = grid.encode(weights[number] * release.vector.numpy())
+            message = sent[number][t - 1].numpy()
+            assert message.dtype == np.uint64
+            assert stats.chisquare(np.bincount(message.view(np.uint8), minlength=256)).pvalue > 1e-6
+            assert stats.chisquare(np.bincount(rounded.view(np.uint8), minlength=256)).pvalue < 1e-100
+            words += rounded
+        together = np.sum([sent[number][t - 1].numpy() for number in range(3)], axis=0, dtype=np.uint64)
+        assert np.array_equal(together, words)
+
+
+def test_messages_are_eight_bytes_a_coordinate_and_queries_carry_a_key_a_silo(
+    overheard: tuple[ClientApp, dict[int, list[Tensor]], list[Message]],
+) -> None:
+    app, sent, queries = overheard
+    run_over(app, masked_cell(run__dtype="float32", federation__rounds=2))
+    assert {message.numpy().nbytes for messages in sent.values() for message in messages} == {8 * 7850}
+    assert {len(keys_in(query.content)) for query in queries} == {3 * 32}
+    assert len({keys_in(query.content) for query in queries}) == 1
+
+
+@pytest.mark.parametrize("federation", [{"silos": 4, "rounds": 8}, UNEQUAL])
+def test_the_sum_has_the_trusted_servers_noise(federation: dict[str, Any]) -> None:
+    """KS at level 1e-4 against N(0, σ²) of the trusted server; rejected with one share less; rounds apart."""
+    cell = masked_cell(federation=federation, privacy={"relation": "zero-out", "mu": 2.0})
+    trusted = cell.model_copy(update={"algorithm": cell.algorithm.model_copy(update={"trust": "trusted"})})
+    sigma = plan_with(trusted).noise.std_in_mean
+    plan, silos = plan_with(cell), cell.federation.silos
+    assert plan.noise.std_in_mean == pytest.approx(sigma, rel=1e-12)
+    assert plan.grid is not None
+    query, noise = objective_of(cell).initial(), []
+    of = [simulated_silo(cell, number) for number in range(silos)]
+    exact = [simulated_silo(trusted, number) for number in range(silos)]
+    states, plain = [silo.start() for silo in of], [silo.start() for silo in exact]
+    keys = b"".join(silo.masker.public for silo in of)
+    for t in range(1, 9):
+        words, truth = [], torch.zeros_like(query)
+        for number in range(silos):
+            release, states[number] = of[number].answer(states[number], t, query)
+            words.append(of[number].message(release.vector, t, keys).numpy())
+            clear, plain[number] = exact[number].answer(plain[number], t, query)
+            truth += plan.weights[number] * clear.vector
+        noise.append(plan.grid.decode_sum(words) - truth.numpy())
+    drawn = np.array(noise) / sigma
+    assert stats.kstest(drawn.ravel(), "norm").pvalue > 1e-4
+    assert stats.kstest(drawn.ravel() * math.sqrt(silos / (silos - 1)), "norm").pvalue < 1e-12
+    assert np.abs(np.corrcoef(drawn) - np.eye(8)).max() < 5 / math.sqrt(7850)
+
+
+def test_what_is_charged_is_the_noise_of_the_sum() -> None:
+    """Halving every share doubles the claim; leaving one of three out makes it √(3/2) of itself."""
+    plan = plan_with(masked_cell(federation=UNEQUAL))
+    (stream,) = plan.releases(8)
+    assert stream.owner == "sum of silos 0-2"
+    assert stream.mu == pytest.approx(4.0, rel=1e-12)
+    sources = plan.noise.sources
+    halved = Noise(tuple(source._replace(std=0.5 * float(source.std)) for source in sources))
+    for noise, mu in ((halved, 8.0), (Noise(sources[:2]), 4.0 * math.sqrt(1.5))):
+        claim = claim_of(dataclasses.replace(plan, noise=noise).releases(8))
+        assert claim is not None
+        assert claim.guarantee.mu == pytest.approx(mu, rel=1e-12)  # type: ignore[union-attr]
+
+
+def test_each_silos_own_stream_is_worth_its_share_alone() -> None:
+    """Guarantee: against everybody else together μ √M is left, whatever the silos' sizes."""
+    plan = plan_with(masked_cell(federation__silos=4))
+    assert plan.stream_of(0, 8).mu == pytest.approx(8.0)
+    unequal = plan_with(masked_cell(federation=UNEQUAL))
+    assert [unequal.stream_of(silo, 8).mu for silo in range(3)] == pytest.approx([4.0 * math.sqrt(3.0)] * 3)
+
+
+@pytest.mark.parametrize("missing", ["key", "round 3"])
+def test_a_silo_that_is_missing_ends_the_run_with_its_number(missing: str) -> None:
+    """Guarantee: a partial sum is never decoded."""
+
+    def answer(message: Message, context: Context) -> Message:
+        key = message.metadata.message_type == KEY
+        now = "key" if key else f"round {number_in(message.content, 'config', 't')}"
+        if context.node_config["partition-id"] == 1 and now == missing:
+            raise ZeroDivisionError("gone")
+        return honest(message, context)
+
+    what = "public keys" if missing == "key" else missing
+    with pytest.raises(RunError, match=rf"silo 1 failed in {what}"):
+        run_over(app_that(answer), masked_cell())
+
+
+class Forgetful(InProcessGrid):
+    """Loses silo 2's replies from the third round on."""
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        kept = []
+        for reply in super().pull_messages(message_ids):
+            lost = reply.metadata.src_node_id == 1002 and getattr(self, "rounds", 0) >= 2
+            if not lost:
+                kept.append(reply)
+        self.rounds = getattr(self, "rounds", -2) + 1  # roster and keys come before round 1
+        return kept
+
+
+def test_a_reply_that_is_lost_is_never_summed_around() -> None:
+    cell = masked_cell()
+    initial = objective_of(cell).initial()
+    strategy = ReleaseStrategy(plan_with(cell), initial, simulation_noise(cell.seed, cell.run.dtype))
+    with pytest.raises(RunError, match="round 3: no reply from silo 2"):
+        strategy.start(Forgetful(honest, 3, run_config_of(cell, Path())), one_array(initial), timeout=1.0)
+    assert strategy.rounds_done == 2
+
+
+def test_a_message_that_is_not_masked_words_is_refused() -> None:
+    def answer(message: Message, context: Context) -> Message:
+        from fedpriv.wire import release_content
+
+        if message.metadata.message_type == KEY or context.node_config["partition-id"] != 1:
+            return honest(message, context)
+        return Message(release_content(torch.zeros(7850, dtype=torch.float64), None), reply_to=message)
+
+    with pytest.raises(
+        RunError, match=r"silo 1, round 1: a release .*torch\.float64, expected \(7850,\) and .*uint64"
+    ):
+        run_over(app_that(answer), masked_cell())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"federation__silos": 1}, 'the sum over one silo is its message; use "untrusted"'),
+        ({"privacy__mode": "none", "privacy__rho": None}, "rounded to a fraction of their noise"),
+        ({"deployment__missing": "continue"}, "needs silos whose messages are private by themselves"),
+    ],
+)
+def test_what_secure_aggregation_cannot_do_is_refused_in_a_line(overrides: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason) as error:
+        masked_cell(**overrides)
+    assert "\n" not in str(error.value)
+
+
+def test_a_method_that_broadcasts_nothing_private_is_not_offered() -> None:
+    tree = small_tree(algorithm={"name": "phased-sgd", "trust": MASKED, "step": 0.01, "radius": 2.0})
+    with pytest.raises(InputError, match="phased-sgd can be run with 'curator'"):
+        resolve_cell(tree, "test")
+
+
+def test_a_sum_without_room_is_refused() -> None:
+    cell = masked_cell(algorithm__clip=1e3, privacy={"relation": "zero-out", "mu": 1e12})
+    with pytest.raises(InputError, match="do not fit into 64 bits"):
+        plan_with(cell)
+
+
+def test_ledgers_of_masked_runs_are_read_back(tmp_path: Path) -> None:
+    from fedpriv.accounting.ledger import as_data, from_data
+
+    (stream,) = plan_with(masked_cell()).releases(8)
+    assert from_data(json.loads(json.dumps(as_data(stream)))) == stream
