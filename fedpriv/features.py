@@ -59,6 +59,7 @@ def _histograms(gray: Tensor) -> Tensor:
 
 def scaled(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     """Each row scaled to Euclidean norm at most `norm`, or exactly; zeros stay zeros.  (n, f) -> (n, f)."""
-    lengths = torch.cat([torch.linalg.vector_norm(part, dim=1) for part in torch.split(features, _IMAGES)]).unsqueeze(1)
+    parts = torch.split(features, _IMAGES)
+    lengths = torch.cat([torch.linalg.vector_norm(part, dim=1, keepdim=True) for part in parts])
     factors = norm / lengths.clamp(min=torch.finfo(features.dtype).tiny)
     return features * (factors if exactly else factors.clamp(max=1.0))
