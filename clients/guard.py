@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from clients.ledger import Answer, Run, SiloLedger
-from clients.policy import Policy
+from clients.policy import Policy, unaccountable
 from clients.silo import Silo
 from clients.state import pack, unpack
 from fedpriv.data.own import check_records
@@ -25,10 +25,9 @@ from fedpriv.federation import DTYPES
 from fedpriv.objectives import Objective, Records
 from fedpriv.plan import plan_of
 from fedpriv.randomness import KeyedNormal, system_key
-from fedpriv.rounds import Poisson
 from fedpriv.scenario import Cell, resolve_cell
 from fedpriv.secure_aggregation.identity import identity_of
-from fedpriv.trust import TRUSTED, trust_named
+from fedpriv.trust import trust_named
 
 _ROUNDING = 1 + 1e-9
 _MOST_SILOS = 1_000_000  # a plan holds a weight for each, and a server may claim any number
@@ -131,11 +130,9 @@ class Guard:
         allow, number, federation = self._policy.allow, self._policy.silo, cell.federation
         if not number < federation.silos <= _MOST_SILOS:
             raise self._refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
-        if isinstance(cell.schedule, Poisson):
-            raise self._refusal("the budget is in mu, and a run with Poisson sampling has none")
+        if (reason := unaccountable(cell)) is not None:
+            raise self._refusal(reason)
         asked, allowed = cell.algorithm.setting, trust_named(allow.trust)
-        if asked.confides > TRUSTED.confides:
-            raise self._refusal(f"trust = {asked.name!r} broadcasts what is not private")
         rounds = cell.schedule.rounds
         if rounds > allow.rounds:
             raise self._refusal(f"the scenario has {rounds} rounds, allowed are {allow.rounds}")

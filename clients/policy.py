@@ -8,7 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedpriv.algorithms import Positive
 from fedpriv.errors import InputError
+from fedpriv.rounds import Poisson
+from fedpriv.scenario import Cell
 from fedpriv.scenario.messages import explain
+from fedpriv.trust import TRUSTED
 
 
 class Allowed(BaseModel):
@@ -70,3 +73,12 @@ def read_policy(path: Path) -> Policy:
     files = ("shard", "ledger", "socket", "identity", "peers")
     given = {name: here / getattr(policy, name) for name in files if getattr(policy, name) is not None}
     return policy.model_copy(update=given)
+
+
+def unaccountable(cell: Cell) -> str | None:
+    """Why no policy allows any run of `cell`, whatever its budget; None if some policy can."""
+    if isinstance(cell.schedule, Poisson):
+        return "the budget is in mu, and a run with Poisson sampling has none"
+    if cell.algorithm.setting.confides > TRUSTED.confides:
+        return f"trust = {cell.algorithm.trust!r} broadcasts what is not private"
+    return None

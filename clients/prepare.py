@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clients.policy import unaccountable
 from fedpriv.data.datasets import Dataset, load
 from fedpriv.errors import InputError
 from fedpriv.federation import spread, task_of_cell
 from fedpriv.plan import plan_of
 from fedpriv.scenario import Cell, Scenario
-from fedpriv.trust import TRUSTED
 
 
 def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
@@ -57,12 +57,12 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
 
 def allowance_of(cell: Cell) -> dict[str, Any]:
     """The narrowest [allow] of a policy under which one run of `cell` is answered; InputError if none is."""
+    if (reason := unaccountable(cell)) is not None:
+        raise InputError(f"a deployment's silos refuse this scenario: {reason}")
     plan = plan_of(cell, task_of_cell(cell).objective)
     target, rounds = cell.privacy.target, cell.schedule.rounds
     if target is None:
         raise InputError('privacy.mode = "none": silos of a deployment release nothing without noise')
-    if cell.algorithm.setting.confides > TRUSTED.confides:
-        raise InputError(f"algorithm.trust = {cell.algorithm.trust!r} broadcasts what is not private to silos")
     return {
         "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation,

@@ -26,6 +26,9 @@ from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.masks import Masker
 from fedpriv.wire import Counts, is_finite
 
+_ROUNDS_AHEAD = 16
+_VALUES_AHEAD = 2**26  # of noise that all silos together hold ahead, when one process simulates them
+
 
 class SiloState(NamedTuple):
     """What a silo keeps between rounds: the last round answered, its running sum, its mechanism's state."""
@@ -186,7 +189,9 @@ class Silo:
 
     @cached_property
     def _noise_ahead(self) -> DrawAhead:
-        return DrawAhead(self.noise, self.objective.dimension, self.number, self.plan.schedule.rounds)
+        size = self.objective.dimension
+        ahead = max(1, min(_ROUNDS_AHEAD, _VALUES_AHEAD // (size * len(self.plan.batch_sizes))))
+        return DrawAhead(self.noise, size, self.number, self.plan.schedule.rounds, ahead)
 
 
 @dataclass(frozen=True)

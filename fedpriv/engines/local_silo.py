@@ -13,11 +13,12 @@ from pathlib import Path
 
 from clients.prepare import allowance_of, policy_text, write_shard
 from fedpriv.data.datasets import load
-from fedpriv.engines.superlink import environment, script
+from fedpriv.engines.superlink import POLL_INTERVAL, environment, script
 from fedpriv.federation import spread
 from fedpriv.scenario import Cell
 
 SOCKET = "guard.sock"
+_LOOKS_PER_SECOND = 20.0  # for messages, by all silos together: a look takes 3 ms of a processor they share
 Process = subprocess.Popen[bytes]
 
 
@@ -97,9 +98,10 @@ class LocalSilo:
         return None
 
     def _start(self, name: str, command: list[str]) -> None:
+        own = {**environment(self.home), POLL_INTERVAL: f"{self.silos / _LOOKS_PER_SECOND:.3f}"}
         with (self.home / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                command, cwd=self.home, env=environment(self.home), stdout=log, stderr=log, start_new_session=True
+                command, cwd=self.home, env=own, stdout=log, stderr=log, start_new_session=True
             )
 
     def _log_tail(self, name: str) -> str:

@@ -16,6 +16,7 @@ from fedpriv.errors import InputError, RunError
 from fedpriv.federation import task_of_cell
 from fedpriv.scenario import Scenario
 from fedpriv.scenario.load import scenario_of
+from tests.clients.guarded import UNACCOUNTABLE
 from tests.conftest import small_tree
 
 
@@ -75,4 +76,14 @@ def test_a_trusted_servers_silos_say_that_they_trust_it(tmp_path: Path) -> None:
 def test_no_policy_is_made_for_sums_without_noise(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing without noise"):
         prepare_silos(scenario(privacy={"mode": "none", "relation": "replace-one"}), tmp_path, runs=1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("overrides", "reason"), UNACCOUNTABLE.values(), ids=UNACCOUNTABLE)
+def test_no_policy_is_made_for_releases_that_every_guard_refuses(
+    tmp_path: Path, overrides: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        prepare_silos(scenario(**overrides), tmp_path, runs=1)
+    assert str(refused.value) == f"a deployment's silos refuse this scenario: {reason}"
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,66 @@
+"""Policies, shards and guards of silos as tests need them."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from clients.guard import Guard, load_shard
+from clients.ledger import SiloLedger
+from clients.policy import read_policy
+from fedpriv.scenario import resolve_cell
+from tests.conftest import small_tree
+
+ZERO = torch.zeros(7850, dtype=torch.float64)
+CLIP = math.sqrt(2 * 785) + 78.5
+UNACCOUNTABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "poisson": (
+        {
+            "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
+            "privacy": {"relation": "zero-out", "epsilon": 1.0},
+            "federation__sampling": "poisson",
+        },
+        "the budget is in mu, and a run with Poisson sampling has none",
+    ),
+    "curator": (
+        {
+            "algorithm": {"name": "phased-sgd", "trust": "curator", "step": 0.01, "radius": 2.0},
+            "privacy": {"relation": "zero-out", "mu": 1.0},
+        },
+        "trust = 'curator' broadcasts what is not private",
+    ),
+}
+"""Scenarios that no policy allows: the overrides of `small_tree`, and the reason."""
+
+
+def write_silo(folder: Path, number: int = 0, **allow: Any) -> Path:
+    """A policy file with its shard of 20 random records; the path of the policy."""
+    generator = np.random.default_rng(number)
+    np.savez(
+        folder / f"shard-{number}.npz",
+        images=generator.integers(0, 256, (20, 28, 28), dtype=np.uint8),
+        labels=generator.integers(0, 10, 20),
+    )
+    allowed = {"relation": "replace-one", "clip": CLIP, "rounds": 10, "budget": 4.0, **allow}
+    path = folder / f"silo-{number}.toml"
+    path.write_text(
+        f'silo = {number}\nclasses = 10\nshard = "shard-{number}.npz"\nledger = "ledger-{number}.sqlite"\n'
+        f'socket = "{number}.sock"\n[allow]\n'
+        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in allowed.items())
+    )
+    return path
+
+
+def guard_of(policy_path: Path) -> Guard:
+    policy = read_policy(policy_path)
+    return Guard(policy, SiloLedger(policy.ledger), load_shard(policy.shard, policy.classes))
+
+
+def cell_json(**overrides: Any) -> str:
+    return json.dumps(resolve_cell(small_tree(**overrides), "test").canonical(), sort_keys=True)
+
+
+CELL = cell_json()

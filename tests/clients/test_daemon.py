@@ -1,0 +1,152 @@
+"""The guard as a process: its socket, its restarts, and whoever talks to it."""
+
+import grp
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+
+from clients.app import app as client_app
+from clients.ledger import SiloLedger
+from clients.proxy import ask
+from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.errors import RunError
+from fedpriv.federation import task_of_cell
+from fedpriv.plan import plan_of
+from fedpriv.randomness import simulation_noise
+from fedpriv.records import Refusal
+from fedpriv.run_config import run_config_of
+from fedpriv.scenario import resolve_cell
+from fedpriv.wire import one_array
+from server.strategy import ReleaseStrategy
+from tests.clients.guarded import CELL, ZERO, write_silo
+from tests.conftest import small_tree
+
+
+def start_daemon(policy: Path) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [str(Path(sys.executable).with_name("fedpriv")), "silo", str(policy)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("answering on")
+    return process
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[list["subprocess.Popen[str]"]]:
+    started = [start_daemon(write_silo(tmp_path, number, trust="secure-aggregation")) for number in range(3)]
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_socket_is_given_to_the_group_that_may_ask(tmp_path: Path) -> None:
+    path = write_silo(tmp_path)
+    group = grp.getgrgid(os.getgid()).gr_name
+    path.write_text(path.read_text().replace("[allow]", f'group = "{group}"\n[allow]'))
+    process = start_daemon(path)
+    try:
+        assert (tmp_path / "0.sock").stat().st_mode & 0o777 == 0o660
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation"])
+def test_a_whole_run_through_guards_that_are_killed_and_restarted(
+    tmp_path: Path, daemons: list["subprocess.Popen[str]"], trust: str
+) -> None:
+    """Three real guard processes behind the real ClientApp and strategy; one is killed hard twice, mid-run."""
+    cell = resolve_cell(small_tree(algorithm__trust=trust), "test")
+    run_config = run_config_of(cell, Path())
+
+    class GuardedGrid(InProcessGrid):
+        rounds = 0
+
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            for context in self._contexts.values():
+                context.node_config["guard"] = str(tmp_path / f"{context.node_config['partition-id']}.sock")
+
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+            self.rounds += 1
+            if self.rounds in (4, 7):
+                daemons[1].send_signal(signal.SIGKILL)
+                daemons[1].wait()
+                daemons[1] = start_daemon(tmp_path / "silo-1.toml")
+            return list(super().send_and_receive(messages, timeout=timeout))
+
+    task = task_of_cell(cell)
+    strategy = ReleaseStrategy(
+        plan_of(cell, task.objective), task.objective.initial(), simulation_noise(0, "float64")
+    )
+    strategy.start(GuardedGrid(client_app, 3, run_config), one_array(task.objective.initial()))
+    assert strategy.rounds_done == 8
+    assert strategy.counts is None  # a guard does not tell, and nobody takes that for none
+    assert torch.isfinite(strategy.model).all()
+    keys = b""
+    for number in range(3):
+        ledger = SiloLedger(tmp_path / f"ledger-{number}.sqlite")
+        if cell.algorithm.setting.masked:
+            agreed = ledger.answer("1", 0)
+            assert agreed is not None
+            keys += agreed.reply
+        assert [ledger.answer("1", t) is not None for t in range(1, 10)] == [True] * 8 + [False]
+        assert ledger.prices() == [pytest.approx(4.0)]
+    repeated = ask(tmp_path / "1.sock", "1", json.dumps(cell.canonical()), 1, ZERO.numpy(), keys)
+    assert not isinstance(repeated, Refusal)
+    answer = SiloLedger(tmp_path / "ledger-1.sqlite").answer("1", 1)
+    assert answer is not None
+    assert repeated.tobytes() == answer.reply
+
+
+def test_the_daemon_survives_nonsense_and_clients_that_vanish(
+    tmp_path: Path, daemons: list["subprocess.Popen[str]"]
+) -> None:
+    path = tmp_path / "0.sock"
+    assert path.stat().st_mode & 0o077 == 0
+    for nonsense in (b"", b"\x00\x00\x00\x02{}", b"\xff" * 64):
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.connect(str(path))
+            raw.sendall(nonsense)
+    time.sleep(0.1)
+    refused = ask(path, "x", "{}", 1, ZERO.numpy())
+    assert isinstance(refused, Refusal)
+    assert "cannot be used" in refused.reason
+    assert refused.final
+    answer = ask(path, "run", CELL, 1, ZERO.numpy())
+    assert not isinstance(answer, Refusal)
+    assert answer.shape == (7850,)
+    absent = ask(tmp_path / "nobody.sock", "run", CELL, 1, ZERO.numpy())
+    assert isinstance(absent, Refusal)
+    assert "does not answer" in absent.reason
+    assert not absent.final  # a guard may be starting
+    assert daemons[0].poll() is None
+
+
+def test_a_supernode_without_a_guard_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = resolve_cell(small_tree(seed=99), "test")  # no other test's, so that no silo is built yet
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/flwr-clientapp"])
+    task = task_of_cell(cell)
+    strategy = ReleaseStrategy(
+        plan_of(cell, task.objective), task.objective.initial(), simulation_noise(0, "float64")
+    )
+    with pytest.raises(RunError, match="has no guard"):
+        strategy.start(
+            InProcessGrid(client_app, 3, run_config_of(cell, Path())), one_array(task.objective.initial())
+        )

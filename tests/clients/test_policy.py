@@ -1,0 +1,101 @@
+"""What a silo's policy allows: every other scenario is refused in one line, before anything is released."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from clients.guard import load_shard
+from clients.ledger import SiloLedger
+from clients.policy import read_policy
+from fedpriv.errors import InputError, RunError
+from tests.clients.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_of, write_silo
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"privacy__rho": 4.1}, r"costs mu = 4\.1.*the budget is 4"),
+        ({"privacy__mode": "none", "privacy__rho": None}, "without noise"),
+        ({"algorithm__trust": "trusted"}, "without noise"),
+        ({"algorithm__clip": 1e6}, r"clips at 1e\+06, allowed is 118"),
+        ({"algorithm__diameter": 10.0}, "clips at"),
+        ({"federation__rounds": 11}, "11 rounds, allowed are 10"),
+        ({"federation__batch": 3}, "needs 24 records"),
+        ({"privacy__relation": "zero-out"}, "relation is zero-out, allowed is replace-one"),
+        ({"federation__silos": 10_000_000}, "10000000 silos"),
+    ],
+)
+def test_a_scenario_that_exceeds_the_policy_is_refused(
+    tmp_path: Path, overrides: dict[str, Any], reason: str
+) -> None:
+    guard = guard_of(write_silo(tmp_path))
+    with pytest.raises(RunError, match=reason):
+        guard.answer("run", cell_json(**overrides), 1, ZERO)
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+@pytest.mark.parametrize("noise_free", [False, True])
+@pytest.mark.parametrize(("overrides", "reason"), UNACCOUNTABLE.values(), ids=UNACCOUNTABLE)
+def test_releases_that_cannot_be_accounted_for_are_refused_in_one_line_under_any_policy(
+    tmp_path: Path, overrides: dict[str, Any], reason: str, trust: str, noise_free: bool
+) -> None:
+    """And before anything is calibrated, charged or opened."""
+    guard = guard_of(write_silo(tmp_path, relation="zero-out", clip=1e9, trust=trust, noise_free=noise_free))
+    with pytest.raises(RunError) as refused:
+        guard.answer("run", cell_json(**overrides), 1, ZERO)
+    assert str(refused.value) == f"silo 0 refuses: {reason}"
+    assert guard._ledger.prices() == []
+
+
+def test_a_trusted_policy_releases_sums_at_the_price_of_what_the_server_publishes(tmp_path: Path) -> None:
+    guard = guard_of(write_silo(tmp_path, trust="trusted"))
+    trusted = cell_json(algorithm__trust="trusted")
+    first = guard.answer("run", trusted, 1, ZERO)
+    other = tmp_path / "other"
+    other.mkdir()
+    assert torch.equal(first, guard_of(write_silo(other, trust="trusted")).answer("run", trusted, 1, ZERO))
+    assert guard._ledger.prices() == [pytest.approx(4.0)]
+    with pytest.raises(RunError, match="nobody add noise"):
+        guard.answer("b", cell_json(algorithm__trust="trusted", privacy__mode="none", privacy__rho=None), 1, ZERO)
+    with pytest.raises(RunError, match="budget is 4"):
+        guard.answer("c", cell_json(algorithm__trust="trusted", privacy__rho=1.0), 1, ZERO)
+
+
+def test_the_budget_is_for_the_shard_and_not_for_a_run(tmp_path: Path) -> None:
+    """Runs of mu = 2.4 and 3.2 compose to exactly 4; a third, however small, is refused under any name."""
+    guard = guard_of(write_silo(tmp_path))
+    guard.answer("a", cell_json(privacy__rho=2.4), 1, ZERO)
+    guard.answer("b", cell_json(privacy__rho=3.2), 1, ZERO)
+    with pytest.raises(RunError, match="budget is 4"):
+        guard.answer("c", cell_json(privacy__rho=0.1), 1, ZERO)
+    again = guard_of(tmp_path / "silo-0.toml")  # a restart forgets nothing
+    with pytest.raises(RunError, match="budget is 4"):
+        again.answer("d", cell_json(privacy__rho=0.1), 1, ZERO)
+    assert torch.isfinite(again.answer("b", cell_json(privacy__rho=3.2), 2, ZERO)).all()
+
+
+def test_files_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
+    path = write_silo(tmp_path)
+    path.write_text(path.read_text().replace("silo = 0", "silo = 0\nseed = 1"))
+    with pytest.raises(InputError, match="seed: a fixed seed is refused"):
+        read_policy(path)
+    path = write_silo(tmp_path, budget=-1.0)
+    with pytest.raises(InputError, match=r"allow\.budget = -1\.0: expected a number above 0"):
+        read_policy(path)
+    ledger = tmp_path / "open.sqlite"
+    ledger.touch(mode=0o644)
+    with pytest.raises(InputError, match="chmod 600"):
+        SiloLedger(ledger)
+    ledger.chmod(0o600)
+    ledger.write_text("this is no database, but long enough to be taken for one" * 20)
+    with pytest.raises(InputError, match="cannot be used as a ledger"):
+        SiloLedger(ledger)
+    (tmp_path / "bad.npz").write_bytes(b"nothing")
+    with pytest.raises(InputError, match=r"expected an \.npz file"):
+        load_shard(tmp_path / "bad.npz", 10)
+    np.savez(tmp_path / "labels.npz", images=np.zeros((2, 4), np.uint8), labels=np.array([0, 10]))
+    with pytest.raises(InputError, match="labels are whole numbers from 0 to 9"):
+        load_shard(tmp_path / "labels.npz", 10)
