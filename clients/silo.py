@@ -39,7 +39,7 @@ class SiloState(NamedTuple):
 
 
 class Release(NamedTuple):
-    """A silo's release of one round: the vector (d,), and what only a simulation tells with it."""
+    """A silo's release of one round: the vector (d,), float64 if masked, and what simulations tell with it."""
 
     vector: Tensor
     counts: Counts
@@ -87,6 +87,8 @@ class Silo:
             self.plan.estimator.memory,
         )
         vector, hidden = total.total, state.hidden
+        if self.plan.grid is not None:
+            vector = vector.double()  # rounding is for the grid alone: none on the way there
         if std := float(self.plan.noise.std_of(self.number)):
             noise, hidden = self.plan.mechanism.noise(hidden, t, self._fresh(t) * std)
             vector = vector + noise
@@ -104,7 +106,7 @@ class Silo:
         if grid is None:
             return release
         try:
-            words = grid.encode(self.plan.weights[self.number] * release.double().numpy())
+            words = grid.encode(self.plan.weights[self.number] * release.numpy())
         except RunError as error:
             raise RunError(f"silo {self.number}, round {t}: {error}") from None
         words += self.masker.mask(keys, len(self.plan.weights), t, len(words))
