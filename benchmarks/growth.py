@@ -26,7 +26,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _OUT = _ROOT / "runs"
 _SILOS = (10, 100, 1_000, 10_000)
 _HIDDEN = (1, 13, 126, 1_258, 12_579)  # widths w of a perceptron 784 - w - 10 with d = 795 w + 10
-_STEPS = {"vectorized": 60_000, "inprocess": 30_000}
+_STEPS = {"vectorized": 60_000, "inprocess": 12_000}
 _VALUES = 2 * 10**8  # the most noise, in values, that a point with growing d draws
 
 

@@ -56,4 +56,5 @@ def main() -> None:
     print(json.dumps({"dimension": dimension, "seconds": 1.0 / (rate * silos), "bytes": max(peak - before, 1)}))
 
 
-main()
+if __name__ == "__main__":
+    main()
