@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test scenarios e2e e2e-tools lint docs bench clean
+.PHONY: run test scenarios e2e e2e-tools lint docs bench bench-peers clean
 
 run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, draw the plots
 	$(BIN)/fedpriv data fetch mnist
@@ -34,6 +34,9 @@ docs: $(READY)  ## the documentation as a site, in site/; warnings are errors
 bench: $(READY)  ## speed, against Flower's Ray engine and against the limit
 	$(BIN)/python -m benchmarks
 
+bench-peers:  ## an environment for each peer that `make bench` compares with: .venv-pfl, .venv-opacus
+	sh benchmarks/peer_environments.sh $(PYTHON)
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
@@ -41,4 +44,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* runs .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Run all benchmarks, or those named: noise, tables, messages, objectives, crossing."""
+"""Run all benchmarks, or those named: noise, tables, messages, objectives, crossing, peers, growth."""
 
 import os
 import platform
@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from benchmarks import messages, momentum_crossing, noise, objectives, tables
+from benchmarks import growth, messages, momentum_crossing, noise, objectives, peers, tables
 
 BENCHMARKS = {
     "noise": noise.run,
@@ -14,6 +14,8 @@ BENCHMARKS = {
     "messages": messages.run,
     "objectives": objectives.run,
     "crossing": momentum_crossing.run,
+    "peers": peers.run,
+    "growth": growth.run,
 }
 
 

@@ -26,6 +26,9 @@ from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.masks import Masker
 from fedpriv.wire import Counts, is_finite
 
+_ROUNDS_AHEAD = 16
+_VALUES_AHEAD = 2**26  # of noise that all silos together hold ahead, when one process simulates them
+
 
 class SiloState(NamedTuple):
     """What a silo keeps between rounds: the last round answered, its running sum, its mechanism's state."""
@@ -36,7 +39,7 @@ class SiloState(NamedTuple):
 
 
 class Release(NamedTuple):
-    """A silo's release of one round: the vector (d,), and what only a simulation tells with it."""
+    """A silo's release of one round: the vector (d,), float64 if masked, and what simulations tell with it."""
 
     vector: Tensor
     counts: Counts
@@ -84,6 +87,8 @@ class Silo:
             self.plan.estimator.memory,
         )
         vector, hidden = total.total, state.hidden
+        if self.plan.grid is not None:
+            vector = vector.double()  # rounding is for the grid alone: none on the way there
         if std := float(self.plan.noise.std_of(self.number)):
             noise, hidden = self.plan.mechanism.noise(hidden, t, self._fresh(t) * std)
             vector = vector + noise
@@ -101,7 +106,7 @@ class Silo:
         if grid is None:
             return release
         try:
-            words = grid.encode(self.plan.weights[self.number] * release.double().numpy())
+            words = grid.encode(self.plan.weights[self.number] * release.numpy())
         except RunError as error:
             raise RunError(f"silo {self.number}, round {t}: {error}") from None
         words += self.masker.mask(keys, len(self.plan.weights), t, len(words))
@@ -184,7 +189,9 @@ class Silo:
 
     @cached_property
     def _noise_ahead(self) -> DrawAhead:
-        return DrawAhead(self.noise, self.objective.dimension, self.number, self.plan.schedule.rounds)
+        size = self.objective.dimension
+        ahead = max(1, min(_ROUNDS_AHEAD, _VALUES_AHEAD // (size * len(self.plan.batch_sizes))))
+        return DrawAhead(self.noise, size, self.number, self.plan.schedule.rounds, ahead)
 
 
 @dataclass(frozen=True)

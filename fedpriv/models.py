@@ -3,16 +3,17 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from fedpriv.data.synthetic import power_law
 from fedpriv.errors import InputError
+from fedpriv.features import orientation_histograms, pixels, scaled
 from fedpriv.objectives import (
     AbsoluteError,
     CrossEntropy,
@@ -23,8 +24,6 @@ from fedpriv.objectives import (
     objective_of,
 )
 from fedpriv.objectives.population import quadratic_in_ball
-
-_ROWS = 4096  # images scaled at a time
 
 
 class ModelSettings(BaseModel):
@@ -51,9 +50,26 @@ class Model:
 class SoftmaxSettings(ModelSettings):
     """Softmax regression: G = √2 · max‖z‖ and L = max‖z‖²/2, so a smaller `feature_norm` lowers both."""
 
-    feature_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="images with a larger norm (pixels / 255) are scaled down to it; the bias stays 1"
+    features: Literal["pixels", "orientations"] = Field(
+        "pixels", description="pixels / 255, or how much edge there is in 8 directions in cells of 4 x 4 pixels"
     )
+    centre: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="a public constant that is subtracted from every pixel / 255"
+    )
+    feature_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="images whose features have a larger norm are scaled down to it; the bias stays 1"
+    )
+    scaling: Literal["at-most", "exactly"] = Field(
+        "at-most", description="whether images with a smaller norm are scaled up to `feature_norm` as well"
+    )
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> Self:
+        if self.features == "orientations" and self.centre:
+            raise ValueError('centre is for features = "pixels"')
+        if self.feature_norm is None and (self.features == "orientations" or self.scaling == "exactly"):
+            raise ValueError('feature_norm is needed with features = "orientations" and with scaling = "exactly"')
+        return self
 
 
 class ModuleSettings(ModelSettings):
@@ -66,32 +82,34 @@ class PerceptronSettings(ModuleSettings):
     hidden: Annotated[int, Field(ge=1)] = Field(64, description="width of the hidden layer")
 
 
-def pixels(images: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
+def flat_pixels(images: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
     """Pixels divided by 255, and features that are numbers as they are: (n, features)."""
-    if images.dtype != np.uint8:
-        return torch.from_numpy(images.reshape(len(images), -1)).to(dtype)
-    return torch.from_numpy(images.reshape(len(images), -1).astype(np.float32)).to(dtype) / 255.0
+    return pixels(images, dtype)
 
 
-def pixels_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
-    """Pixels divided by 255, scaled by min(1, feature_norm / norm), and a constant 1: (n, pixels + 1).
+def features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
+    """The features that the settings name, scaled, and a constant 1: (n, features + 1).
 
-    Each record is scaled by its own norm, so the scaling is no release about the others.  InputError for features
-    that are numbers and have no `feature_norm`: nothing else bounds them.
+    Each record is mapped by itself, so the features are no release about the others.  InputError for features that
+    are numbers and have no `feature_norm`: nothing else bounds them.
     """
     if images.dtype != np.uint8 and settings.feature_norm is None:
         raise InputError("model.feature_norm: needed for features that are numbers, to bound a record's norm")
-    values = pixels(images, dtype, settings)
+    if settings.features == "orientations":
+        values = orientation_histograms(images, dtype)
+    else:
+        values = pixels(images, dtype).sub(settings.centre)
     if settings.feature_norm is not None:
-        for part in torch.split(values, _ROWS):
-            part *= (settings.feature_norm / torch.linalg.vector_norm(part, dim=1, keepdim=True)).clamp(max=1.0)
+        values = scaled(values, settings.feature_norm, exactly=settings.scaling == "exactly")
     return torch.cat([values, torch.ones(len(values), 1, dtype=dtype)], dim=1)
 
 
 def softmax_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
 ) -> SoftmaxRegression:
-    largest = math.sqrt(shape[0] - 1) if settings.feature_norm is None else settings.feature_norm
+    largest = settings.feature_norm
+    if largest is None:
+        largest = math.sqrt(shape[0] - 1) * max(settings.centre, 1.0 - settings.centre)
     return SoftmaxRegression(shape[0], classes, feature_norm=math.hypot(largest, 1.0), dtype=dtype)
 
 
@@ -107,7 +125,7 @@ def perceptron(activation: type[nn.Module]) -> Model:
         )
         return objective_of(net, features, CrossEntropy(), settings.initial_seed, dtype)
 
-    return Model(PerceptronSettings, pixels, objective)
+    return Model(PerceptronSettings, flat_pixels, objective)
 
 
 def rectified_regression(
@@ -188,10 +206,10 @@ def linear_regression(
 
 
 MODELS = {
-    "softmax-regression": Model(SoftmaxSettings, pixels_and_bias, softmax_regression),
+    "softmax-regression": Model(SoftmaxSettings, features_and_bias, softmax_regression),
     "mlp": perceptron(nn.Tanh),
     "mlp-relu": perceptron(nn.ReLU),
-    "cnn": Model(ModuleSettings, pixels, convolutional),
+    "cnn": Model(ModuleSettings, flat_pixels, convolutional),
     "relu-regression": Model(PerceptronSettings, numbers, rectified_regression, regression=True),
     "least-squares": Model(LeastSquaresSettings, numbers, linear_regression, regression=True),
     "amplitude-phase-retrieval": phase_retrieval(1),

@@ -155,12 +155,12 @@ class KeyedCoins:
 
 
 class DrawAhead:
-    """One owner's vectors for rounds in order, drawn a few at a time: a batch costs half of single draws.
+    """One owner's vectors for rounds in order, drawn `ahead` at a time: a batch costs half of single draws.
 
     A cache and nothing more: any round may be asked for, any number of times.
     """
 
-    def __init__(self, source: KeyedNormal, size: int, owner: int, rounds: int, ahead: int = 16) -> None:
+    def __init__(self, source: KeyedNormal, size: int, owner: int, rounds: int, ahead: int) -> None:
         self._source, self._size, self._owner, self._rounds = source, size, owner, rounds
         self._ahead = ahead
         self._first = 0

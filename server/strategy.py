@@ -1,12 +1,11 @@
 """The server's side of a round as a Flower Strategy: broadcast x_t, collect every silo's running sum, move.
 
     q~_t = Σ_i p_i · release_i  (+ row t of the mechanism's noise, where the trust setting puts it at the server)
-
-which, where silos mask what they send, is all that their messages say, and is decoded from their sum;
     x_{t+1} from the optimizer
 
 One strategy serves every trust setting and algorithm: a trusted server's plan gives the server a standard
-deviation, an untrusted one's gives it none.  The mean has fixed weights; a missing, failed, malformed or
+deviation, an untrusted one's gives it none; a plan with a grid has the mean decoded from the sum of masked
+messages, which say nothing else.  The mean has fixed weights; a missing, failed, malformed or
 non-finite reply ends the run with the silo's number and the round, never with a mean over fewer.  A silo that is
 late may, where the scenario says so, count with its last release: its weight stays, and the round is on record.
 """

@@ -37,6 +37,37 @@ def test_softmax_without_scaling_has_the_constants_of_the_pixels() -> None:
     assert objective == SoftmaxRegression(785, 10, feature_norm=math.sqrt(785.0))
 
 
+def test_centred_pixels_have_a_constant_subtracted_before_they_are_scaled() -> None:
+    row = model_named("softmax-regression")
+    settings = SoftmaxSettings(centre=0.25, feature_norm=2.0, scaling="exactly")
+    features = row.features(IMAGES, torch.float64, settings)
+    plain = row.features(IMAGES, torch.float64, SoftmaxSettings())[:, :-1] - 0.25
+    torch.testing.assert_close(features[:, :-1], 2.0 * plain / plain.norm(dim=1, keepdim=True))
+    objective = row.objective((785,), 10, torch.float64, SoftmaxSettings(centre=0.25))
+    assert objective.lipschitz == pytest.approx(math.sqrt(2.0 * (784 * 0.75**2 + 1.0)))
+
+
+def test_orientation_histograms_as_features() -> None:
+    row, settings = model_named("softmax-regression"), SoftmaxSettings(features="orientations", feature_norm=3.0)
+    features = row.features(IMAGES, torch.float64, settings)
+    assert features.shape == (50, 393)
+    assert float(features[:, :-1].norm(dim=1).max()) <= 3.0 + 1e-12
+    assert torch.equal(features[:, -1], torch.ones(50, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"features": "orientations"},
+        {"scaling": "exactly"},
+        {"features": "orientations", "feature_norm": 1.0, "centre": 0.1},
+    ],
+)
+def test_keys_of_features_that_do_not_fit_are_refused(keys: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match=r"feature_norm is needed|centre is for"):
+        SoftmaxSettings.model_validate(keys)
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "dimension"),
     [

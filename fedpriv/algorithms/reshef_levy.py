@@ -1,26 +1,40 @@
 """DP-μ²-FL: Reshef & Levy 2024, Algorithms 1 (untrusted server) and 2 (trusted server)."""
 
 import math
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from fedpriv.algorithms.base import Algorithm, Positive, Problem, Settings
+from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, chosen_mechanism
 from fedpriv.estimators import RecursiveGradient
-from fedpriv.mechanisms import IndependentGaussian
 from fedpriv.optimizers import AnytimeSGD
 
 
-class Mu2Settings(Settings):
+class Mu2Settings(NoiseSettings):
     """Reshef & Levy 2024: parameters of Theorems 4.1 and 5.1, each of which may be overridden."""
+
+    mechanism: Literal["tree", "independent", "banded"] = Field(
+        "independent", description="the paper's fresh noise in every round, binary tree, or banded square root"
+    )
 
     diameter: Positive = Field(description="D: diameter of the ball the model stays in")
     clip: Literal["lipschitz"] | Positive = Field(
         "lipschitz", description="norm bound S on one record's increment; 'lipschitz' is the paper's G + 2LD"
     )
+    late_clip: Literal["same", "balanced"] = Field(
+        "same",
+        description="round t's increment is in T - t + 1 sums: 'balanced' clips it to S √(T / (T - t + 1)), "
+        "at the same noise",
+    )
     step: Literal["paper"] | Positive = Field(
         "paper", description="η; 'paper' is min(D / (std of the mean's noise · √(T d)), 1 / (4 L T))"
     )
+
+    @model_validator(mode="after")
+    def _balanced_where_it_is_free(self) -> Self:
+        if self.late_clip == "balanced" and self.mechanism != "independent":
+            raise ValueError('late_clip = "balanced" is for mechanism = "independent": elsewhere it costs noise')
+        return self
 
 
 def _clip(settings: Mu2Settings, problem: Problem) -> float:
@@ -50,9 +64,12 @@ DP_MU2_FL = Algorithm(
     source="Reshef & Levy, Private and Federated Stochastic Convex Optimization (ICML 2024), Algorithms 1 and 2",
     settings=Mu2Settings,
     # s_t = t g_t - (t-1) g~_{t-1}, summed: q_t = q_{t-1} + s_t
-    estimator=lambda settings, problem: RecursiveGradient(clip=_clip(settings, problem)),
-    # fresh noise on every q_t
-    mechanism=lambda _settings, _problem: IndependentGaussian(),
+    estimator=lambda settings, problem: RecursiveGradient(
+        clip=_clip(settings, problem),
+        balanced_over=problem.rounds if settings.late_clip == "balanced" else None,
+    ),
+    # fresh noise on every q_t, unless the scenario asks for another mechanism
+    mechanism=lambda settings, _problem: chosen_mechanism(settings, keep=1.0),
     # w_{t+1} = P_K(w_t - eta q~_t), x_{t+1} the weighted average of the w
     optimizer=lambda settings, problem, noise_std: AnytimeSGD(
         step=_step(settings, problem, noise_std), radius=settings.diameter / 2.0

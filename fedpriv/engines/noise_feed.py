@@ -23,7 +23,7 @@ _BLOCK_VALUES = 2**21
 _LONGEST_BLOCK = 256
 _AHEAD = 2  # blocks; one thread draws them, since a second one would fight the first for the interpreter
 
-_Block = list[NDArray[np.floating]]
+_Block = list[Tensor]
 
 
 def aggregate(noise: Noise) -> Noise:
@@ -67,7 +67,7 @@ class NoiseFeed:
         self._numpy_dtype = np.dtype(np.float32 if dtype == torch.float32 else np.float64)
         self._rounds, self._size, self._draws = rounds, size, draws
         most = max(draws(t) or 1 for t in range(1, rounds + 1))
-        longest = min(_LONGEST_BLOCK, _BLOCK_VALUES // (size * len(self._streams) * most))
+        longest = min(_LONGEST_BLOCK, _BLOCK_VALUES // (size * len(streams) * most))
         self._block = max(1, min(longest, rounds // (2 * _AHEAD)))
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -76,26 +76,26 @@ class NoiseFeed:
             for start in range(1, self._rounds + 1, self._block):
                 ahead.append(pool.submit(self._draw, start))
                 if len(ahead) > _AHEAD:
-                    yield from self._scaled(ahead.popleft())
+                    yield from ahead.popleft().result()
             while ahead:
-                yield from self._scaled(ahead.popleft())
+                yield from ahead.popleft().result()
 
-    def _scaled(self, drawn: "Future[_Block]") -> Iterator[Tensor]:
-        for vectors in map(torch.from_numpy, drawn.result()):
-            yield vectors.index_select(-2, self._pick).mul_(self._amplitude)
-
-    def _draw(self, start: int) -> "_Block":
-        """Rounds start, start+1, … of one block: (streams, d) or (draws, streams, d) for each."""
+    def _draw(self, start: int) -> _Block:
+        """Rounds start, start+1, … of one block, for each the vectors of all replicates."""
         rounds = range(start, min(start + self._block, self._rounds + 1))
         if self._draws(start) is None:
-            return list(self._vectors(rounds, node=0))
+            return list(self._scaled(self._vectors(rounds, node=0)))
         counts = {t: self._draws(t) or 0 for t in rounds}
         drawn: dict[int, list[NDArray[np.floating]]] = {t: [] for t in rounds}
         for node in range(max(counts.values())):
             needed = [t for t in rounds if counts[t] > node]
             for t, vectors in zip(needed, self._vectors(needed, node), strict=True):
                 drawn[t].append(vectors)
-        return [np.stack(nodes) for nodes in drawn.values()]
+        return [self._scaled(np.stack(nodes)) for nodes in drawn.values()]
+
+    def _scaled(self, drawn: NDArray[np.floating]) -> Tensor:
+        """(…, streams, d) as every replicate adds it, (…, replicates, d)."""
+        return torch.from_numpy(drawn).index_select(-2, self._pick).mul_(self._amplitude)
 
     def _vectors(self, rounds: Sequence[int], node: int) -> NDArray[np.floating]:
         """One vector a round and stream: (rounds, streams, d)."""

@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,6 +72,19 @@ def _group_key(cell: Cell, plan: Plan) -> object:
     return shape, parts, cell.data, cell.model, cell.run
 
 
+class _Read(NamedTuple):
+    """What a round reads of all silos together."""
+
+    records: Records | None
+    """(replicates, records, ...); None in a round without any."""
+    weights: Tensor
+    """Of every record, (records,) or (replicates, records)."""
+    rows: tuple[tuple[int, int], ...]
+    """The silos in the order of their records, as in `Slots`."""
+    drawn: Tensor
+    """How many records that is, () or (replicates,)."""
+
+
 class _Group:
     """Replicates that run in step: tensors have shape (replicates, d)."""
 
@@ -97,14 +111,14 @@ class _Group:
         )
         self._sizes, self._silo_weights = first.batch_sizes, first.weights
 
-    def _record_weights(self, count: int) -> Tensor:
-        """The weight of every record of a round that reads `count` batches: p_i over the records of its silo."""
+    def _read(self, count: int) -> "_Read":
+        """A round that reads `count` batches of every silo: a record weighs p_i over the records of its silo."""
+        rows = tuple((silo, count * size) for silo, size in enumerate(self._sizes))
         weights = [
-            weight / (count * size)
-            for weight, size in zip(self._silo_weights, self._sizes, strict=True)
-            for _ in range(count * size)
+            weight / held for weight, (_, held) in zip(self._silo_weights, rows, strict=True) for _ in range(held)
         ]
-        return torch.tensor(weights, dtype=self._dtype, device=self._device)
+        drawn = torch.tensor(len(weights), device=self._device)
+        return _Read(None, torch.tensor(weights, dtype=self._dtype, device=self._device), rows, drawn)
 
     def _stacked(self, parts: Sequence[Part]) -> Part:
         return stack(parts, self._dtype, self._device)
@@ -119,21 +133,21 @@ class _Group:
         hidden = self._mechanism.start()
         clipped, drawn = torch.zeros(2, count, dtype=torch.float64, device=self._device)
         unreported = 0
-        for t, (records, weights) in enumerate(self._batches(), start=1):
+        for t, read in enumerate(self._batches(), start=1):
             current = self._estimator.round(t)
             total, clips = absorb(
                 total,
                 current,
                 optimizer.query(state),
-                objective.at(self._slots(t)),
-                records,
-                weights,
+                objective.at(Slots(t, read.rows)),
+                read.records,
+                read.weights,
                 self._estimator.memory,
             )
             noise, hidden = self._mechanism.noise(hidden, t, next(self._fresh).to(self._device))
             state = optimizer.update(state, total.total + noise, current)
             clipped += clips
-            drawn += weights.count_nonzero(-1)
+            drawn += read.drawn
             unreported += count
             if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == self._schedule.rounds:
                 self._observer.advanced(unreported)
@@ -142,6 +156,7 @@ class _Group:
                 metrics = self._evaluate(t, optimizer.output(state))
         wall = (time.perf_counter() - started) / count
         models = optimizer.output(state).cpu().numpy()
+        evaluations = self._plans[0].gradient_evaluations(self._schedule.rounds)
         return [
             Outcome(
                 index,
@@ -150,18 +165,14 @@ class _Group:
                     float(clipped[place]) / max(1.0, float(drawn[place])),
                     wall,
                     self._plans[place].releases(self._schedule.rounds),
-                    self._plans[place].gradient_evaluations(self._schedule.rounds),
+                    evaluations,
                     models[place].copy(),
                 ),
             )
             for place, index in enumerate(self._indices)
         ]
 
-    def _batches(self) -> Iterator[tuple[Records | None, Tensor]]:
-        """Round by round the records of all silos, (replicates, records, ...), and the weight of each.
-
-        None stands for a round without records.
-        """
+    def _batches(self) -> Iterator["_Read"]:
         train = self._task.train
         on_device = Records(train.features.to(self._device), train.labels.to(self._device))
         shares = {cell.seed: spread(cell) for cell in self._cells}
@@ -169,42 +180,37 @@ class _Group:
             return self._sampled(self._schedule, on_device, shares)
         return self._in_order(self._schedule, on_device, shares)
 
-    def _sampled(
-        self, schedule: Poisson, train: Records, shares: dict[int, list[Tensor]]
-    ) -> Iterator[tuple[Records | None, Tensor]]:
+    def _sampled(self, schedule: Poisson, train: Records, shares: dict[int, list[Tensor]]) -> Iterator["_Read"]:
+        """Which rows a silo has is not public here, so that nothing may be keyed by them."""
         seeds = [cell.seed for cell in self._cells]
         per_record = [weight / size for weight, size in zip(self._silo_weights, self._sizes, strict=True)]
         for index, weights in SampledBatches(schedule, seeds, shares, per_record):
-            here = index.to(self._device)
-            records = Records(train.features[here], train.labels[here]) if index.numel() else None
-            yield records, weights.to(self._device, self._dtype)
+            on_device = index.to(self._device)
+            records = Records(train.features[on_device], train.labels[on_device]) if index.numel() else None
+            here = weights.to(self._device, self._dtype)
+            yield _Read(records, here, (), here.count_nonzero(-1))
 
     def _in_order(
         self, schedule: FixedOrder, train: Records, shares: dict[int, list[Tensor]]
-    ) -> Iterator[tuple[Records | None, Tensor]]:
+    ) -> Iterator["_Read"]:
         """Gathered block by block."""
         features, labels = train
         orders = {seed: _by_place(of_silos, schedule.held) for seed, of_silos in shares.items()}
         places = torch.stack([orders[cell.seed] for cell in self._cells], dim=1).to(self._device)
         block = max(1, _GATHER_VALUES // (places[0].numel() * features[0].numel()))
         spans = [list(schedule.batches(t)) for t in range(1, schedule.rounds + 1)]
-        weights = {count: self._record_weights(count) for count in set(map(len, spans))}
+        alike = {count: self._read(count) for count in set(map(len, spans))}
         for count, members in itertools.groupby(spans, key=len):
             equal = list(members)
             if count == 0:
-                yield from itertools.repeat((None, weights[0]), len(equal))
+                yield from itertools.repeat(alike[0], len(equal))
                 continue
             read, column = torch.tensor(equal), self._silo_by_silo(count)
             for start in range(0, len(read), block):
                 index = places[read[start : start + block]]  # (rounds, count, replicates, records)
                 index = index.movedim(1, 2).flatten(2)[..., column]
-                yield from zip(map(Records, features[index], labels[index]), itertools.repeat(weights[count]))
-
-    def _slots(self, t: int) -> Slots:
-        if isinstance(self._schedule, Poisson):  # rows are not public there, and nothing may be keyed by them
-            return Slots(t, ())
-        count = len(self._schedule.batches(t))
-        return Slots(t, tuple((silo, count * size) for silo, size in enumerate(self._sizes)))
+                for records in map(Records, features[index], labels[index]):
+                    yield alike[count]._replace(records=records)
 
     def _silo_by_silo(self, count: int) -> Tensor:
         """Where to find the records of `count` batches, one batch after another, silo after silo."""

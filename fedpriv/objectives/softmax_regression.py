@@ -85,4 +85,5 @@ class SoftmaxRegression(Deterministic):
         return Evaluation(loss.value(logits, records.labels).mean(-1), loss.accuracy(logits, records.labels))
 
     def _logits(self, point: Tensor, features: Tensor) -> Tensor:
-        return features @ point.view(*point.shape[:-1], self.classes, self.features).mT
+        # Weights on the left: half the time, and records that all replicates share become one product.
+        return (point.view(*point.shape[:-1], self.classes, self.features) @ features.mT).mT

@@ -44,7 +44,9 @@ from fedpriv.errors import InputError, RunError
 Words = NDArray[np.uint64]
 
 _LARGEST = 2.0**62
-"""Of one encoded value; and the bound on what all records can contribute to a sum is half of it."""
+"""Of one encoded value, in units; beyond what plans allow and noise can reach."""
+_ROOM = 2.0**48
+"""The most units that records can contribute: then a silo's float64 holds digits of its noise below the grid."""
 _NEGLIGIBLE = -4600.0
 
 
@@ -81,15 +83,15 @@ def grid_for(innovation: float, silos: int, digits: int, largest: float) -> Grid
     `largest` bounds the absolute value of every coordinate of the sum of all silos' vectors without noise.
 
     Guarantee: the rounded sums keep what the exact noisy sums keep, up to 10^-1997 a coordinate and round in
-    total variation (see the file's head).  InputError where that, or the room in 64 bits, does not suffice.
+    total variation (see the file's head).  InputError where that, or the room, does not suffice.
     """
     unit = 2.0 ** math.floor(math.log2(innovation) - digits // 2)
     if log_total_variation(innovation / unit, silos) > _NEGLIGIBLE:
         raise InputError(f"federation.silos = {silos}: too many for secure aggregation with {digits}-digit noise")
-    if largest > unit * _LARGEST / 2.0:
+    if largest > unit * _ROOM:
         raise InputError(
             f"secure aggregation: sums of up to {largest:.3g}, with noise of {innovation:.3g} in each silo, do "
-            'not fit into 64 bits; use run.dtype = "float32", fewer rounds or more noise'
+            'not fit on a grid; use run.dtype = "float32", fewer rounds or more noise'
         )
     return Grid(unit)
 

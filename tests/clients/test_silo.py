@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from clients.state import ContextStore
 from fedpriv.errors import RunError
 from fedpriv.federation import spread, task_of_cell
 from fedpriv.plan import plan_of
+from fedpriv.randomness import KeyedNormal
 from fedpriv.scenario import Cell
 
 MakeCell = Callable[..., Cell]
@@ -51,6 +53,26 @@ def test_noise_has_the_papers_variance_and_is_independent(small_cell: MakeCell) 
         simulated_silo(small_cell(federation__rounds=16, privacy__mode="none", privacy__rho=None), 0),
     )
     assert abs(np.corrcoef(noise.flatten(), other.flatten())[0, 1]) < 5 / np.sqrt(values.size)
+
+
+def test_silos_of_one_process_hold_a_bounded_amount_of_noise(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The more silos, the fewer rounds each draws ahead; what it releases stays the same."""
+    cell = small_cell(federation__silos=3, federation__rounds=8)
+    exact = simulated_silo(small_cell(federation__silos=3, privacy__mode="none", privacy__rho=None), 0)
+    unbounded = noise_of_releases(cell, simulated_silo(cell, 0), exact)
+    monkeypatch.setattr("clients.silo._VALUES_AHEAD", 2 * 3 * 7850)
+    drawn: list[int] = []
+    vectors = KeyedNormal.vectors
+
+    def counted(self: KeyedNormal, size: int, owners: list[int], *rest: Any) -> Any:
+        drawn.append(len(owners))
+        return vectors(self, size, owners, *rest)
+
+    monkeypatch.setattr(KeyedNormal, "vectors", counted)
+    assert torch.equal(noise_of_releases(cell, simulated_silo(cell, 0), exact), unbounded)
+    assert drawn == [2, 2, 2, 2]
 
 
 def test_trusted_silo_releases_exactly_its_sum(small_cell: MakeCell) -> None:

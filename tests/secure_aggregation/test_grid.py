@@ -81,8 +81,9 @@ def test_the_grid_is_a_power_of_two_with_half_of_the_digits_above_it(innovation:
 def test_a_grid_that_is_too_coarse_or_has_no_room_is_refused() -> None:
     with pytest.raises(InputError, match=r"federation\.silos = 3: too many"):
         grid_for(1.0, 3, 8, 1.0)
-    with pytest.raises(InputError, match="do not fit into 64 bits"):
-        grid_for(1.0, 3, 53, 2.0**36)
+    assert grid_for(1.0, 3, 53, 2.0**22).unit == 2.0**-26
+    with pytest.raises(InputError, match="do not fit on a grid"):
+        grid_for(1.0, 3, 53, 2.0**22 + 1.0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**62])

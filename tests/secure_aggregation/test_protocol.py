@@ -131,6 +131,20 @@ def test_messages_are_eight_bytes_a_coordinate_and_queries_carry_a_key_a_silo(
     assert len({keys_in(query.content) for query in queries}) == 1
 
 
+def test_sum_and_noise_are_not_rounded_before_the_grid() -> None:
+    """Guarantee: a large sum in float32 would swallow the digits of the noise below the grid, in each silo."""
+    cell = masked_cell(run__dtype="float32")
+    silo, plan = simulated_silo(cell, 0), plan_with(cell)
+    release, _ = silo.answer(silo.start(), 1, objective_of(cell).initial())
+    assert release.vector.dtype == torch.float64
+    assert float((release.vector - release.vector.float()).abs().max()) > 0.0
+    trusted = cell.model_copy(update={"algorithm": cell.algorithm.model_copy(update={"trust": "trusted"})})
+    exact, _ = simulated_silo(trusted, 0).answer(silo.start(), 1, objective_of(cell).initial())
+    std = np.float32(plan.noise.std_of(0))
+    noise = silo.noise.vector(7850, 0, 1) * std
+    assert np.array_equal(release.vector.numpy(), exact.vector.double().numpy() + noise.astype(np.float64))
+
+
 @pytest.mark.parametrize("federation", [{"silos": 4, "rounds": 8}, UNEQUAL])
 def test_the_sum_has_the_trusted_servers_noise(federation: dict[str, Any]) -> None:
     """KS at level 1e-4 against N(0, σ²) of the trusted server; rejected with one share less; rounds apart."""
@@ -255,7 +269,7 @@ def test_a_method_that_broadcasts_nothing_private_is_not_offered() -> None:
 
 def test_a_sum_without_room_is_refused() -> None:
     cell = masked_cell(algorithm__clip=1e3, privacy={"relation": "zero-out", "mu": 1e12})
-    with pytest.raises(InputError, match="do not fit into 64 bits"):
+    with pytest.raises(InputError, match="do not fit on a grid"):
         plan_with(cell)
 
 

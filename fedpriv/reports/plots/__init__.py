@@ -1,7 +1,7 @@
 """Pictures of a run as PNG and SVG, the same bytes for the same results."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,15 +36,22 @@ def plot_run(folder: Path) -> list[Path]:
     results = read_results(folder)
     if not results.cells:
         raise InputError(f"{folder}: no finished cell to draw yet; wait for one, or go on with --resume")
-    target = folder / "plots"
-    written = []
     with _our_settings():
-        for name, figure in figures_of(folder, results).items():
-            for kind in ("png", "svg"):
-                path = target / f"{name}.{kind}"
-                write_bytes(path, _rendered(figure, kind, name))
-                written.append(path)
-    return written
+        figures = figures_of(folder, results)
+        return [path for name, figure in figures.items() for path in _written(figure, folder / "plots", name)]
+
+
+def draw(make: Callable[[], "Figure"], folder: Path, name: str) -> list[Path]:
+    """Make a figure of one's own in our style and write it as folder/`name`.png and .svg; returns both paths."""
+    with _our_settings():
+        return _written(make(), folder, name)
+
+
+def _written(figure: "Figure", folder: Path, name: str) -> list[Path]:
+    paths = {kind: folder / f"{name}.{kind}" for kind in ("png", "svg")}
+    for kind, path in paths.items():
+        write_bytes(path, _rendered(figure, kind, name))
+    return list(paths.values())
 
 
 def svgs_of(folder: Path, results: Results) -> dict[str, str]:

@@ -1,0 +1,42 @@
+"""Rounds a second of a cell on an engine, start-up not counted."""
+
+import time
+from collections.abc import Mapping
+
+from fedpriv.engines.table import engine_named
+from fedpriv.federation import task_of_cell
+from fedpriv.scenario import Cell
+
+
+class Clock:
+    """An observer that times the rounds alone, from the first progress report to the last."""
+
+    def __init__(self) -> None:
+        self._first = self._last = 0.0
+        self._rounds = 0
+
+    def advanced(self, client_rounds: int) -> None:
+        if not client_rounds:
+            return
+        now = time.perf_counter()
+        if not self._first:
+            self._first = now
+        else:
+            self._rounds += client_rounds
+        self._last = now
+
+    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
+
+    @property
+    def rounds_per_second(self) -> float:
+        """ZeroDivisionError if there was one report only: the run was too short to be timed."""
+        return self._rounds / (self._last - self._first)
+
+
+def rounds_per_second(engine: str, cell: Cell) -> float:
+    """`cell` on `engine`; loading its data is not the engine's time."""
+    task_of_cell(cell)
+    clock = Clock()
+    for _ in engine_named(engine)([cell], clock):
+        pass
+    return clock.rounds_per_second

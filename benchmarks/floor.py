@@ -1,0 +1,63 @@
+"""The floor of a run: what cannot be left out, each part alone, on one core.
+
+Gaussian draws (shared by cells that differ in how much noise they add only, since streams are keyed by the seed),
+and two matrix-vector products a record and point.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from fedpriv.federation import spread, task_of_cell
+from fedpriv.plan import plan_of
+from fedpriv.randomness import simulation_noise
+from fedpriv.scenario import Cell
+
+_SAMPLE_ROUNDS = 300
+_BATCH = 64
+
+
+def draws(cell: Cell) -> float:
+    """Seconds to draw every owner's vector of every round and add them up, and nothing else."""
+    task = task_of_cell(cell)
+    sources = plan_of(cell, task.objective).noise.sources
+    owners, weights = [source.owner for source in sources], [1.0] * len(sources)
+    noise, size, rounds = simulation_noise(0, np.float32), task.objective.dimension, cell.federation.total_rounds
+    if len(owners) > 1:
+        return _extrapolated(lambda t: _ignore(noise.weighted_sum(size, owners, weights, t)), rounds)
+    return _extrapolated(lambda _: _ignore(noise.vectors(size, owners * _BATCH, range(_BATCH))), rounds) / _BATCH
+
+
+def products(cells: Sequence[Cell], points: int) -> float:
+    """Seconds for a softmax regression's logits of every record at so many points, for every replicate."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    task, silos = task_of_cell(cells[0]), cells[0].federation.silos
+    order = spread(cells[0])
+    columns = torch.stack([share[: cells[0].federation.places] for share in order], dim=1)
+    width = task.train.features.shape[1]
+    point = torch.randn(len(cells), task.objective.dimension // width, width)
+
+    def one_round(t: int) -> None:
+        features = task.train.features[columns[(t - 1) % len(columns)]].expand(len(cells), silos, width)
+        for _ in range(points):
+            torch.bmm(point, features.mT)
+
+    seconds = _extrapolated(one_round, cells[0].federation.total_rounds)
+    torch.set_num_threads(threads)
+    return seconds
+
+
+def _extrapolated(one_round: Callable[[int], None], rounds: int) -> float:
+    sample = min(rounds, _SAMPLE_ROUNDS)
+    one_round(1)
+    started = time.perf_counter()
+    for t in range(1, sample + 1):
+        one_round(t)
+    return (time.perf_counter() - started) * rounds / sample
+
+
+def _ignore(_: object) -> None:
+    """The result is not wanted, only the time."""

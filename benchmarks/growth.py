@@ -1,0 +1,117 @@
+"""How time and memory grow: with the number of silos M at d = 7,850, and with d at M = 10.
+
+Each point is a process of its own (benchmarks/growth_point.py).  Writes runs/growth.svg and .png, and prints the
+slopes of log-log lines: 1 is linear.  M x d values are drawn as noise in every round, so that the time for one
+step of one client should not depend on M, and grow linearly with d.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedpriv.reports.plots import draw
+from fedpriv.reports.plots.style import colour, panels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_ROOT = Path(__file__).resolve().parents[1]
+_OUT = _ROOT / "runs"
+_SILOS = (10, 100, 1_000, 10_000)
+_HIDDEN = (1, 13, 126, 1_258, 12_579)  # widths w of a perceptron 784 - w - 10 with d = 795 w + 10
+_STEPS = {"vectorized": 60_000, "inprocess": 12_000}
+_VALUES = 2 * 10**8  # the most noise, in values, that a point with growing d draws
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement."""
+
+    silos: int
+    dimension: int
+    seconds: float
+    """For one step of one client."""
+    memory: int
+    """Bytes at the peak, beyond the loaded data."""
+    load: float
+
+
+def measure(engine: str, silos: int, hidden: int, client_steps: int) -> Point:
+    """RuntimeError with the process's last line if it fails."""
+    arguments = [engine, *map(str, (silos, hidden, client_steps))]
+    command = [sys.executable, "-m", "benchmarks.growth_point", *arguments]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments)}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+    told = json.loads(done.stdout.splitlines()[-1])
+    return Point(silos, told["dimension"], told["seconds"], told["bytes"], os.getloadavg()[0])
+
+
+def sweeps(engine: str) -> tuple[list[Point], list[Point]]:
+    """The points with growing M, and those with growing d."""
+    steps = _STEPS[engine]
+    by_silos = [_shown(engine, measure(engine, silos, 0, steps)) for silos in _SILOS]
+    by_dimension = [
+        _shown(engine, measure(engine, 10, hidden, min(6_000, _VALUES // (795 * hidden)))) for hidden in _HIDDEN
+    ]
+    return by_silos, by_dimension
+
+
+def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """Of the least-squares line through the logarithms."""
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+def run() -> None:
+    print("| engine | M | d | us a client step | peak memory (MB) | load |")
+    print("|---|---|---|---|---|---|")
+    grown = {engine: sweeps(engine) for engine in _STEPS}
+    print("\n| engine | time a round ~ M^ | memory ~ M^ | time a client step ~ d^ | memory ~ d^ |")
+    print("|---|---|---|---|---|")
+    for engine, (by_silos, by_dimension) in grown.items():
+        silos, dimensions = [p.silos for p in by_silos], [p.dimension for p in by_dimension]
+        slopes = (
+            slope(silos, [p.seconds * p.silos for p in by_silos]),
+            slope(silos, [p.memory for p in by_silos]),
+            slope(dimensions, [p.seconds for p in by_dimension]),
+            slope(dimensions, [p.memory for p in by_dimension]),
+        )
+        print(f"| {engine} | {' | '.join(f'{one:.2f}' for one in slopes)} |")
+    for path in draw(lambda: _figure(grown), _OUT, "growth"):
+        print(f"\n{path.relative_to(_ROOT)}", end="")
+    print()
+
+
+def _shown(engine: str, point: Point) -> Point:
+    print(
+        f"| {engine} | {point.silos:,} | {point.dimension:,} | {1e6 * point.seconds:,.1f} "
+        f"| {point.memory / 1e6:,.0f} | {point.load:.1f} |",
+        flush=True,
+    )
+    return point
+
+
+def _figure(grown: Mapping[str, tuple[list[Point], list[Point]]]) -> "Figure":
+    figure, ((silos_time, d_time), (silos_memory, d_memory)) = panels(8.4, 6.2, 2, 2)
+    for place, (engine, (by_silos, by_dimension)) in enumerate(grown.items()):
+        look = {**colour(place), "label": engine}
+        silos, dimensions = [p.silos for p in by_silos], [p.dimension for p in by_dimension]
+        silos_time.plot(silos, [1e6 * p.seconds for p in by_silos], **look)
+        silos_memory.plot(silos, [p.memory / 1e6 for p in by_silos], **look)
+        d_time.plot(dimensions, [1e6 * p.seconds for p in by_dimension], **look)
+        d_memory.plot(dimensions, [p.memory / 1e6 for p in by_dimension], **look)
+    for axes in (silos_time, d_time, silos_memory, d_memory):
+        axes.set(xscale="log", yscale="log")
+    silos_time.set(title="d = 7,850", ylabel="µs for one step of one client")
+    d_time.set(title="M = 10")
+    silos_memory.set(xlabel="silos M", ylabel="peak memory beyond the data (MB)")
+    d_memory.set(xlabel="parameters d")
+    silos_time.legend()
+    return figure

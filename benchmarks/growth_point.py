@@ -1,0 +1,60 @@
+"""Run by benchmarks/growth.py, one process a point, so that a peak of memory is one point's alone.
+
+    python -m benchmarks.growth_point ENGINE SILOS HIDDEN CLIENT_STEPS
+
+Prints {"dimension", "seconds", "bytes"}: d, seconds for one step of one client with local noise, and the peak of
+the memory that the run takes beyond the loaded data.
+"""
+
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.clock import rounds_per_second
+from fedpriv.federation import task_of_cell
+from fedpriv.scenario import Cell
+from fedpriv.scenario.load import scenario_of
+
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 6000
+
+
+def cell(silos: int, hidden: int, client_steps: int) -> Cell:
+    """DP-SGD with one record a round; softmax regression where `hidden` is 0, else a layer of that width."""
+    rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, client_steps // silos))
+    tree: dict[str, Any] = {
+        "name": "growth",
+        "data": {"name": "mnist" if silos * rounds > 6000 else "synthetic"},
+        "model": {"name": "mlp", "hidden": hidden} if hidden else {},
+        "federation": {"silos": silos, "rounds": rounds},
+        "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
+        "privacy": {"relation": "zero-out", "mu": 4.0},
+        "run": {"evaluations": 1},
+    }
+    return scenario_of(tree, "benchmarks/growth_point.py").points[0].cell
+
+
+def forget_peak() -> None:
+    """Start the peak anew, as Linux allows; elsewhere it is the process's own, loading included."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        print("the peak of memory includes loading the data", file=sys.stderr)
+
+
+def main() -> None:
+    engine, (silos, hidden, client_steps) = sys.argv[1], map(int, sys.argv[2:])
+    one = cell(silos, hidden, client_steps)
+    dimension = task_of_cell(one).objective.dimension
+    forget_peak()
+    before = psutil.Process().memory_info().rss
+    rate = rounds_per_second(engine, one)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"dimension": dimension, "seconds": 1.0 / (rate * silos), "bytes": max(peak - before, 1)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Rounds a second of fedpriv's engines beside Flower's Ray engine, pfl and Opacus, on the same work, in one run.
+
+Softmax regression 785 x 10, 100 clients in every round, one fresh sample of each, one gradient clipped to norm 1,
+Gaussian noise central (drawn by the server) or local (by every client): DP-SGD, in peers federated averaging with
+one local step.  The contenders take turns, so that a change of the machine's load meets all of them; medians are
+shown.
+
+pfl and Opacus have environments of their own, which `make bench-peers` makes; without one its row stays empty.
+Flower's Ray engine runs the very ServerApp, strategy and ClientApp that fedpriv's in-process engine runs.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import floor
+from benchmarks.clock import rounds_per_second
+from fedpriv.scenario import Cell
+from fedpriv.scenario.load import scenario_of
+
+_TURNS = 3
+_SILOS, _PLACES = 100, 600  # one pass over MNIST
+_ROOT = Path(__file__).resolve().parents[1]
+_TRUST = {"central": "trusted", "local": "untrusted"}
+
+Measure = Callable[[], float | None]
+"""Rounds a second; None where the peer is not here."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A row of the table: how to measure it with central and with local noise, as far as it has them."""
+
+    name: str
+    measures: Mapping[str, Measure]
+
+
+def cell(noise: str, epochs: int, rounds: int = _PLACES, drawn: str = "per-silo") -> Cell:
+    """DP-SGD on MNIST with the given noise, `epochs` passes of `rounds` rounds each."""
+    tree: dict[str, Any] = {
+        "name": "peers",
+        "data": {"name": "mnist"},
+        "federation": {"silos": _SILOS, "rounds": rounds * epochs, "epochs": epochs},
+        "algorithm": {"name": "dp-sgd", "trust": _TRUST[noise], "clip": 1.0, "step": 0.1},
+        "privacy": {"relation": "zero-out", "mu": 4.0},
+        "run": {"evaluations": 1, "noise": drawn},
+    }
+    return scenario_of(tree, "benchmarks/peers.py").points[0].cell
+
+
+def contenders() -> list[Contender]:
+    """Enough rounds of each for some seconds."""
+
+    def on(engine: str, cells: Mapping[str, Cell]) -> dict[str, Measure]:
+        return {noise: partial(rounds_per_second, engine, one) for noise, one in cells.items()}
+
+    def peer(name: str, script: str, variants: Mapping[str, str], rounds: int) -> dict[str, Measure]:
+        return {noise: partial(_peer, name, script, variant, rounds) for noise, variant in variants.items()}
+
+    return [
+        Contender(
+            "fedpriv, vectorized", on("vectorized", {"central": cell("central", 10), "local": cell("local", 2)})
+        ),
+        Contender(
+            "fedpriv, vectorized, noise of the mean drawn at once",
+            on("vectorized", {"local": cell("local", 10, drawn="aggregate")}),
+        ),
+        Contender("fedpriv, in process", on("inprocess", {noise: cell(noise, 1, 240) for noise in _TRUST})),
+        Contender("Flower 1.41, Ray engine", on("ray", {noise: cell(noise, 1, 40) for noise in _TRUST})),
+        Contender("pfl 0.6.0", peer("pfl", "pfl_rounds.py", {"central": "central", "local": "local"}, 60)),
+        Contender("Opacus 1.6.0, hooks", peer("opacus", "opacus_rounds.py", {"central": "hooks"}, 600)),
+        Contender("Opacus 1.6.0, ghost norms", peer("opacus", "opacus_rounds.py", {"central": "ghost"}, 600)),
+        Contender("floor: draws and products", {noise: partial(_floor, noise) for noise in _TRUST}),
+    ]
+
+
+def _peer(name: str, script: str, variant: str, rounds: int) -> float | None:
+    python = _ROOT / f".venv-{name}" / "bin" / "python"
+    if not python.exists():
+        return None
+    done = subprocess.run(
+        [str(python), str(Path(__file__).with_name(script)), variant, str(rounds)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    if done.returncode:
+        print(f"{script} {variant} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        return None
+    return float(json.loads(done.stdout.splitlines()[-1])["rounds_per_second"])
+
+
+def _floor(noise: str) -> float:
+    one = cell(noise, 1)
+    return one.federation.total_rounds / (floor.draws(one) + floor.products([one], points=1))
+
+
+def _turns(rows: list[Contender]) -> Iterator[tuple[int, str, float]]:
+    """(row, noise, rounds a second), all rows once, then all again."""
+    for _ in range(_TURNS):
+        for row, contender in enumerate(rows):
+            for noise, measure in contender.measures.items():
+                if (rate := measure()) is not None:
+                    yield row, noise, rate
+
+
+def run() -> None:
+    rows = contenders()
+    rates: dict[tuple[int, str], list[float]] = {}
+    loads = [os.getloadavg()[0]]
+    for row, noise, rate in _turns(rows):
+        rates.setdefault((row, noise), []).append(rate)
+        loads.append(os.getloadavg()[0])
+    medians = {key: statistics.median(several) for key, several in rates.items()}
+    named = {contender.name: row for row, contender in enumerate(rows)}
+    fastest, ray = named["fedpriv, vectorized"], named["Flower 1.41, Ray engine"]
+    print("Rounds a second, median (range); and how many times the Ray engine's, and the vectorized engine's.\n")
+    print("| who | central noise | x Ray | x vectorized | local noise | x Ray | x vectorized |")
+    print("|---|---|---|---|---|---|---|")
+    for row, contender in enumerate(rows):
+        entries = [contender.name]
+        for noise in _TRUST:
+            entries.append(_rate(rates.get((row, noise), [])))
+            entries += [_ratio(medians, (row, noise), (other, noise)) for other in (ray, fastest)]
+        print(f"| {' | '.join(entries)} |")
+    print(f"\n{_TURNS} turns; load {min(loads):.1f} to {max(loads):.1f} on {os.cpu_count()} cores")
+    print("targets: vectorized 1,000 x Ray, 150 x pfl (central noise), 1 / 1.5 of the floor; in process 20 x Ray")
+    if not torch.cuda.is_available():
+        print("no GPU here: the same table on one is left out")
+
+
+def _rate(several: list[float]) -> str:
+    if not several:
+        return "-"
+    digits = 0 if statistics.median(several) >= 100 else 1
+    return f"{statistics.median(several):,.{digits}f} ({min(several):,.{digits}f} - {max(several):,.{digits}f})"
+
+
+def _ratio(medians: Mapping[tuple[int, str], float], one: tuple[int, str], other: tuple[int, str]) -> str:
+    if one not in medians or other not in medians:
+        return "-"
+    return f"{medians[one] / medians[other]:.3g}"

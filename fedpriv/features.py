@@ -1,0 +1,65 @@
+"""Maps from one image to its features; none of them looks at another image.
+
+A map of one record by itself, with public constants, releases nothing: the record's increment is clipped, whatever
+its features are.  Statistics of the training set, such as its mean image, would have to be paid for.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from fedpriv.errors import InputError
+
+DIRECTIONS = 8
+CELL = 4
+_IMAGES = 4096  # handled at a time
+
+
+def pixels(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
+    """Pixels divided by 255, numbers as they are: (n, ...) bytes or floats -> (n, features)."""
+    if images.dtype != np.uint8:
+        return torch.from_numpy(images.reshape(len(images), -1)).to(dtype)
+    return torch.from_numpy(images.reshape(len(images), -1).astype(np.float32)).to(dtype) / 255.0
+
+
+def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
+    """How much edge there is in 8 directions, in cells of 4 x 4 pixels: (n, h, w) -> (n, 8 · h/4 · w/4).
+
+    Central differences, an edge's length shared in proportion between the two nearest directions, and averaged
+    over the cell: the histograms of oriented gradients of Dalal & Triggs 2005, section 6, without their
+    overlapping blocks.  Every number is at most 1/√2.  InputError for images that are no bytes, are not gray or
+    do not divide into cells.
+    """
+    if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1] % CELL or images.shape[2] % CELL:
+        raise InputError(
+            f'model.features = "orientations" takes gray images whose sides are multiples of {CELL}, not of '
+            f"shape {images.shape[1:]}"
+        )
+    parts = (images[start : start + _IMAGES] for start in range(0, len(images), _IMAGES))
+    return torch.cat([_histograms(pixels(part, dtype).view(part.shape)) for part in parts])
+
+
+def _histograms(gray: Tensor) -> Tensor:
+    padded = functional.pad(gray, (1, 1, 1, 1))
+    across = (padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]) / 2.0
+    down = (padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]) / 2.0
+    length, angle = torch.hypot(across, down), torch.atan2(down, across) * (DIRECTIONS / (2.0 * math.pi))
+    half = DIRECTIONS / 2
+    edges = [
+        length * (1.0 - ((angle - direction + half) % DIRECTIONS - half).abs()).clamp(min=0.0)
+        for direction in range(DIRECTIONS)
+    ]
+    return functional.avg_pool2d(torch.stack(edges, dim=1), CELL).flatten(1)
+
+
+def scaled(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
+    """Each row scaled to Euclidean norm at most `norm`, or exactly; zeros stay zeros.  (n, f) -> (n, f)."""
+    parts = torch.split(features, _IMAGES)
+    lengths = torch.cat([torch.linalg.vector_norm(part, dim=1, keepdim=True) for part in parts])
+    factors = norm / lengths.clamp(min=torch.finfo(features.dtype).tiny)
+    return features * (factors if exactly else factors.clamp(max=1.0))

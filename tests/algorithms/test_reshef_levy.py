@@ -1,0 +1,85 @@
+"""What DP-μ²-FL takes beyond its paper: late clips raised at the same noise, and other mechanisms."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.engines.vectorized import run_vectorized
+from fedpriv.errors import InputError
+from fedpriv.estimators import RecursiveGradient
+from fedpriv.federation import task_of_cell
+from fedpriv.objectives import Records, SoftmaxRegression
+from fedpriv.plan import Plan, plan_of
+from fedpriv.running_sum import absorb, empty_sum
+from fedpriv.scenario import Cell
+
+ROUNDS, CLIP, MU = 8, 5.0, 4.0
+
+
+class Silent:
+    def advanced(self, client_rounds: int) -> None: ...
+
+    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
+
+
+def plan(cell: Cell) -> Plan:
+    return plan_of(cell, task_of_cell(cell).objective)
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+def test_raised_late_clips_cost_no_noise_and_every_record_what_is_claimed(
+    small_cell: Callable[..., Cell], trust: str
+) -> None:
+    """Replace-one by hand: record t moves each of the sums t … T of its silo by up to twice its clip."""
+    keys: dict[str, Any] = {"algorithm__trust": trust, "algorithm__clip": CLIP, "algorithm__step": 0.01}
+    same = plan(small_cell(**keys))
+    balanced = plan(small_cell(**keys, algorithm__late_clip="balanced"))
+    assert balanced.noise == same.noise
+    share = 1.0 if trust == "untrusted" else 1.0 / 3.0
+    std = float(balanced.noise.sources[0].std)
+    moved = [
+        2.0 * share * float(balanced.estimator.round(t).clip) * np.sqrt(ROUNDS - t + 1) / std
+        for t in range(1, ROUNDS + 1)
+    ]
+    np.testing.assert_allclose(moved, MU)
+    (stream,) = balanced.releases(ROUNDS)
+    assert stream.mu == pytest.approx(MU)
+
+
+def test_increments_are_clipped_to_the_raised_bounds() -> None:
+    """A record with a huge gradient moves the sum by its round's clip, from S at first to S √T."""
+    estimator = RecursiveGradient(CLIP, balanced_over=ROUNDS)
+    objective = SoftmaxRegression(4, 3, feature_norm=1e9, dtype=torch.float64)
+    records = Records(torch.full((1, 4), 1e6, dtype=torch.float64), torch.tensor([1]))
+    total = empty_sum(objective.initial())
+    for t in range(1, ROUNDS + 1):
+        before = total.total.clone()
+        total, clipped = absorb(
+            total, estimator.round(t), objective.initial(), objective, records, torch.ones(1), estimator.memory
+        )
+        assert int(clipped) == 1
+        assert float((total.total - before).norm()) == pytest.approx(CLIP * (ROUNDS / (ROUNDS - t + 1)) ** 0.5)
+
+
+@pytest.mark.parametrize("mechanism", ["tree", "banded"])
+def test_late_clips_are_not_raised_where_that_is_not_free(small_cell: Callable[..., Cell], mechanism: str) -> None:
+    with pytest.raises(InputError, match='late_clip = "balanced" is for mechanism = "independent"'):
+        small_cell(algorithm__late_clip="balanced", algorithm__mechanism=mechanism)
+
+
+@pytest.mark.parametrize("mechanism", ["tree", "banded", "independent"])
+def test_with_a_mechanism_it_is_online_to_batch_with_linear_weights(
+    small_cell: Callable[..., Cell], mechanism: str
+) -> None:
+    shared: dict[str, Any] = {"trust": "trusted", "mechanism": mechanism, "clip": CLIP, "step": 0.01}
+    mu2 = small_cell(algorithm={"name": "dp-mu2-fl", "diameter": 3.0, **shared})
+    other = small_cell(
+        algorithm={"name": "online-to-batch", "radius": 1.5, **shared},
+        privacy={"relation": "replace-one", "mu": MU},
+    )
+    ours, theirs = (next(run_vectorized([cell], Silent())).finished for cell in (mu2, other))
+    np.testing.assert_array_equal(ours.model, theirs.model)
+    assert ours.releases[0].std == theirs.releases[0].std > 0.0
