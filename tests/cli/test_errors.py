@@ -71,7 +71,10 @@ def refusal(
         ("algorithm.trust=full", ["algorithm.trust = 'full'", "'untrusted', 'trusted'"]),
         (
             "algorithm.momentum=0.9",
-            ["algorithm.momentum: unknown key", "known keys here: diameter, clip, step"],
+            [
+                "algorithm.momentum: unknown key",
+                "known keys here: mechanism, bands, diameter, clip, late_clip, step",
+            ],
         ),
         ("rho=2", ["rho: unknown key", "did you mean 'privacy.rho'?"]),
         ("seeds=0", ["seeds = 0", "how many (such as 5)"]),
