@@ -61,6 +61,8 @@ def read_policy(path: Path) -> Policy:
     """Read and validate a policy file; InputError with one line if it cannot be used."""
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; a silo's policy is a TOML file (docs/privacy.md)") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{path}: cannot be read as a policy: {error}") from None
     if "seed" in tree:

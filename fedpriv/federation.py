@@ -91,7 +91,8 @@ def check_records(cell: Cell) -> None:
     if batches * batch > records:
         raise InputError(
             f"federation: one pass is {batches} batches of {batch} records of all silos, {batches} * {batch} = "
-            f"{batches * batch}, but {cell.data.name} has {records} training records"
+            f"{batches * batch}, but {cell.data.name} has {records} training records: enough for "
+            f"{records // batch} batches of {batch}, or {batches} of {records // batches}"
         )
 
 

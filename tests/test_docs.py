@@ -5,6 +5,7 @@ scenarios cut down to small synthetic data.  A command whose comment begins with
 is not executed; `test_not_executed` lists each of them as skipped, with that reason.
 """
 
+import ast
 import re
 import runpy
 import sys
@@ -22,9 +23,10 @@ from clients.policy import Policy
 from fedpriv.algorithms import ALGORITHMS
 from fedpriv.cli.app import app
 from fedpriv.engines.table import engine_named
+from fedpriv.federation import check_records
 from fedpriv.models import MODELS
 from fedpriv.scenario import Cell
-from fedpriv.scenario.load import scenario_of
+from fedpriv.scenario.load import load_scenario, scenario_of
 from tests.conftest import small_tree
 from tests.doc_pages import PAGES, ROOT, Block, Command, blocks, commands, commands_in
 
@@ -116,6 +118,29 @@ def test_every_command_that_is_shown_exists_with_its_options(command: Command) -
         inner.make_context(name, list(rest), parent=context)
 
 
+def shown_runs() -> Iterator[tuple[str, list[str]]]:
+    """Each scenario file that a page runs, with its overrides, from the command line or from Python."""
+    for command in ALL:
+        if command.words[:2] == ["fedpriv", "run"]:
+            words = command.words
+            yield words[2], [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+    for block in (block for page in PAGES for block in blocks(page) if block.language == "python"):
+        for call in (node for node in ast.walk(ast.parse(block.text)) if isinstance(node, ast.Call)):
+            if ast.unparse(call.func) == "fedpriv.run" and isinstance(call.args[0], ast.Constant):
+                keys = [ast.literal_eval(given.value) for given in call.keywords if given.arg == "set"]
+                yield str(call.args[0].value), [f"{key}={value}" for each in keys for key, value in each.items()]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "overrides"), [run for run in shown_runs() if "data.name=synthetic" in run[1]]
+)
+def test_a_run_that_is_shown_has_records_enough(scenario: str, overrides: list[str]) -> None:
+    """The pages are executed on scenarios cut down; a reader has the whole ones."""
+    whole = load_scenario(ROOT / scenario, [each for each in overrides if not each.startswith("model.")])
+    for cell in (point.cell for point in whole.points):
+        check_records(cell)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_block_has_a_language_that_is_checked(page: Path) -> None:
     for block in blocks(page):
@@ -143,7 +168,7 @@ def test_the_scenario_of_the_reference_is_whole() -> None:
 def test_the_algorithm_of_the_guide_runs_on_every_engine(
     small_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (block,) = [b for b in blocks(ROOT / "docs" / "adding-an-algorithm.md") if b.language == "python"]
+    block, *_ = [b for b in blocks(ROOT / "docs" / "adding-an-algorithm.md") if b.language == "python"]
     assert len([line for line in block.text.splitlines() if line.strip()]) < 60
     module = ModuleType("guide")
     monkeypatch.setitem(sys.modules, "guide", module)

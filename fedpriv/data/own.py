@@ -31,7 +31,13 @@ def load_own(name: str) -> Dataset:
     """The whole data set in a file; InputError, naming the array, if something in it cannot be used."""
     arrays = _arrays(name)
     classes = _classes(arrays, name)
-    return Dataset(name, *_part(arrays, "train", classes, name), *_part(arrays, "test", classes, name), classes)
+    (train, train_labels), (test, test_labels) = (_part(arrays, part, classes, name) for part in ("train", "test"))
+    if train.shape[1:] != test.shape[1:] or (train.dtype == np.uint8) != (test.dtype == np.uint8):
+        raise InputError(
+            f"data.name = {name!r}: train and test images must be alike, found {train.dtype} {train.shape} and "
+            f"{test.dtype} {test.shape}"
+        )
+    return Dataset(name, train, train_labels, test, test_labels, classes)
 
 
 def load_own_test(name: str) -> HeldOut:
@@ -49,6 +55,8 @@ def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, sour
         raise InputError(
             f"{source}: expected images (n, ...) and as many labels (n,), found {images.shape} and {labels.shape}"
         )
+    if not np.issubdtype(labels.dtype, np.number):
+        raise InputError(f"{source}: labels are numbers, not {labels.dtype}")
     if not np.isfinite(images).all() or not np.isfinite(labels).all():
         raise InputError(f"{source}: a value is not finite; every one must be a number")
     if classes and (not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= classes):

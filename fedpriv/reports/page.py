@@ -76,6 +76,7 @@ def _facts(results: Results) -> list[tuple[str, str]]:
     return [
         ("algorithm", "; ".join(f"{row.title} ({row.source})" for row in rows)),
         ("data", ", ".join(_values(results, "data", "name"))),
+        ("partition", ", ".join(_values(results, "data", "partition"))),
         ("model", ", ".join(_values(results, "model", "name"))),
         ("silos", _range(results, "silos")),
         ("rounds", _range(results, "rounds")),

@@ -173,7 +173,7 @@ def read_results(folder: Path) -> Results:
             versions=tree.get("versions", {}),
             rerun=tree.get("rerun"),
         )
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None

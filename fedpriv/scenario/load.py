@@ -134,6 +134,8 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
     if len(layout) > 1:
         raise InputError(f"{source}: [paper] and [table] both lay out the tables: give one of them")
     paper = base.pop(layout[0]) if layout else None
+    if "seeds" in base:
+        raise InputError(f"{source}: seeds = {base['seeds']!r}: this key stands in [sweep], a single `seed` here")
     if not isinstance(sweep, dict):
         raise InputError(f"{source}: sweep = {sweep!r}: expected a table of keys and lists of values")
     for key, values in sweep.items():

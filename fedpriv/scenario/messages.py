@@ -82,7 +82,11 @@ def _section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
 
 def _suggestion(path: list[str], model: type[BaseModel]) -> str:
     known = list(_section(path, model).model_fields)
-    close = difflib.get_close_matches(path[-1], known, n=1)
+    if len(path) == 1:  # a key that belongs into a section
+        known += [f"{name}.{path[0]}" for name in known if path[0] in _section([name, *path], model).model_fields]
+    close = [key for key in known if key.endswith(f".{path[-1]}")] or difflib.get_close_matches(
+        path[-1], known, n=1
+    )
     return f"; did you mean {close[0]!r}?" if close else f"; known keys here: {', '.join(known) or 'none'}"
 
 

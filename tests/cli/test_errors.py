@@ -71,8 +71,12 @@ def refusal(
         ("algorithm.trust=full", ["algorithm.trust = 'full'", "'untrusted', 'trusted'"]),
         (
             "algorithm.momentum=0.9",
-            ["algorithm.momentum: unknown key", "known keys here: diameter, clip, step"],
+            [
+                "algorithm.momentum: unknown key",
+                "known keys here: mechanism, bands, diameter, clip, late_clip, step",
+            ],
         ),
+        ("rho=2", ["rho: unknown key", "did you mean 'privacy.rho'?"]),
         ("seeds=0", ["seeds = 0", "how many (such as 5)"]),
         ("federation.silos", ["--set 'federation.silos'", "expected KEY=VALUE"]),
     ],
@@ -122,6 +126,8 @@ def test_a_bad_file_is_one_line_and_nothing_is_written(
         (["table", "absent"], ["absent: no results.json there"]),
         (["table", ".", "--format", "html"], ["--format html", "markdown, csv, latex"]),
         (["plot", "."], ["no results.json there"]),
+        (["plot", "small.toml"], ["small.toml: no results.json there"]),
+        (["silo", "absent.toml"], ["absent.toml: no such file", "policy"]),
         (["data", "fetch", "mnits"], ["'mnits'", "did you mean 'mnist'?"]),
         (["data", "fetch", "synthetic"], ["there is nothing to fetch"]),
     ],

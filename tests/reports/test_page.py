@@ -94,6 +94,7 @@ def test_every_part_is_there(source: str, folder: Path) -> None:
         assert trust.protects in text
     assert "This was a simulation" in text
     assert "one record of a silo" in text
+    assert "partition iid" in text
     results = fedpriv.load(folder)
     losses = [cell.test_loss for cell in results.cells[:2]]
     assert f"{sum(losses) / 2:.4f} ±" in text

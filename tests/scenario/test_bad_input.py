@@ -158,6 +158,11 @@ def test_a_file_that_is_no_scenario_is_refused(tmp_path: Path, content: bytes | 
     assert "\n" not in str(caught.value)
 
 
+def test_seeds_outside_of_the_sweep_are_sent_there() -> None:
+    with pytest.raises(InputError, match=r"test: seeds = 2: this key stands in \[sweep\]"):
+        scenario_of({**small_tree(), "seeds": 2}, "test")
+
+
 def test_a_folder_is_no_scenario(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read as a text file"):
         load_scenario(tmp_path)
@@ -168,5 +173,5 @@ def test_more_records_than_there_are_is_refused_with_the_product() -> None:
         check_records(resolve_cell(small_tree(federation__silos=100, federation__rounds=61), "test"))
     line = str(caught.value)
     assert "one pass is 61 batches of 100 records of all silos, 61 * 100 = 6100" in line
-    assert "synthetic has 6000 training records" in line
+    assert "synthetic has 6000 training records: enough for 60 batches of 100, or 61 of 98" in line
     check_records(resolve_cell(small_tree(federation__silos=100, federation__rounds=60), "test"))  # exactly all
