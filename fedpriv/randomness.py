@@ -110,9 +110,11 @@ class KeyedNormal:
         """Σ_k weights[k] · vector(size, owners[k], t, node), without holding more than a few of them."""
         total = np.zeros(size, self.dtype)
         rows = max(1, _CHUNK_VALUES // max(size, 1))
+        several = np.empty((min(rows, len(owners)), size), self.dtype)  # once: fresh pages cost as much as draws
         for start in range(0, len(owners), rows):
             chunk = owners[start : start + rows]
-            drawn = self.vectors(size, chunk, [t] * len(chunk), node)
+            drawn = several[: len(chunk)]
+            self._fill(drawn, chunk, [t] * len(chunk), node)
             for weight, vector in zip(weights[start : start + rows], drawn, strict=True):
                 vector *= weight
                 total += vector
