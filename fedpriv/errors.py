@@ -4,6 +4,9 @@ Both carry one line a person can act on: what was wrong, where, and what would b
 line prints that line and exits with `exit_code`; a traceback means a bug in fedpriv.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class FedprivError(Exception):
     """Base of every error that is raised on purpose."""
@@ -19,3 +22,9 @@ class InputError(FedprivError):
 
 class RunError(FedprivError):
     """A run that started correctly could not be finished correctly.  Exit code 1."""
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean …?" where a known name is close to `name`, else nothing."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

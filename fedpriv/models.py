@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from fedpriv.data.synthetic import power_law
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, suggestion
 from fedpriv.features import orientation_histograms, pixels, scaled
 from fedpriv.objectives import (
     AbsoluteError,
@@ -219,5 +219,7 @@ MODELS = {
 
 def model_named(name: str) -> Model:
     if name not in MODELS:
-        raise InputError(f"model.name = {name!r}: known models are {', '.join(map(repr, MODELS))}")
+        raise InputError(
+            f"model.name = {name!r}: known models are {', '.join(map(repr, MODELS))}{suggestion(name, MODELS)}"
+        )
     return MODELS[name]

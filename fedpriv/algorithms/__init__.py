@@ -15,7 +15,7 @@ from fedpriv.algorithms.federated_averaging import FEDERATED_AVERAGING
 from fedpriv.algorithms.kornowski_liu_talwar import GOLDSTEIN_ERM, GOLDSTEIN_SINGLE_PASS
 from fedpriv.algorithms.reshef_levy import DP_MU2_FL
 from fedpriv.algorithms.tran_cutkosky import MOMENTUM_TREE, MOMENTUM_TREE_ALIGNED, MOMENTUM_TREE_REDUCED
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, suggestion
 
 __all__ = ["ALGORITHMS", "Algorithm", "Positive", "Problem", "Settings", "algorithm_named"]
 
@@ -43,5 +43,6 @@ ALGORITHMS = {
 
 def algorithm_named(name: str) -> Algorithm:
     if name not in ALGORITHMS:
-        raise InputError(f"algorithm.name = {name!r}: known algorithms are {', '.join(map(repr, ALGORITHMS))}")
+        known = ", ".join(map(repr, ALGORITHMS))
+        raise InputError(f"algorithm.name = {name!r}: known algorithms are {known}{suggestion(name, ALGORITHMS)}")
     return ALGORITHMS[name]

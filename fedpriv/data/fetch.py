@@ -1,6 +1,5 @@
 """Fetch a data set by name: from torchvision's hosts, or from a mirror where they cannot be reached."""
 
-import difflib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from fedpriv.data.cache import Origin, ensure
 from fedpriv.data.mirror import mnist_package
 from fedpriv.data.sources import torchvision_download
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, suggestion
 
 SYNTHETIC = "synthetic"
 PHASE_RETRIEVAL = "phase-retrieval"
@@ -79,8 +78,7 @@ def check_name(name: str) -> None:
     known = [*ORIGINS, *COMPUTED]
     if name in known:
         return
-    close = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
     raise InputError(
-        f"data.name = {name!r}: known data sets are {', '.join(known)}, or the path of an .npz file{hint}"
+        f"data.name = {name!r}: known data sets are {', '.join(known)}, or the path of an .npz file"
+        f"{suggestion(name, known)}"
     )
