@@ -10,6 +10,7 @@ from fedpriv.objectives.population import LogisticPopulation, Population, Quadra
 from fedpriv.objectives.routes import objective_of
 from fedpriv.objectives.smoothed import SeededDirections, Smoothed
 from fedpriv.objectives.softmax_regression import SoftmaxRegression
+from fedpriv.objectives.view import View
 
 __all__ = [
     "AbsoluteError",
@@ -32,5 +33,6 @@ __all__ = [
     "Smoothed",
     "SoftmaxRegression",
     "SquaredError",
+    "View",
     "objective_of",
 ]

@@ -10,7 +10,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedpriv.objectives.base import Evaluation, Increment, Objective, Records, Slots
+from fedpriv.objectives.base import Increment, Records, Slots
+from fedpriv.objectives.view import View
 from fedpriv.rounds import Scalar
 
 UNCLIPPED = 1e30
@@ -18,7 +19,7 @@ UNCLIPPED = 1e30
 
 
 @dataclass(frozen=True)
-class LocalTraining:
+class LocalTraining(View):
     """`base`, whose increment is Σ_i p_i (query - w_i): w_i is silo i's model after local SGD from the query.
 
     Each silo takes `epochs` passes of steps of length `step` over its records of the round, in batches of `batch`
@@ -27,42 +28,20 @@ class LocalTraining:
     Guarantee: none.  One record moves a silo's whole trajectory, so there is no bound to calibrate noise to.
     """
 
-    base: Objective
     step: float
     batch: int
     epochs: int
     silos: tuple[tuple[int, int], ...] = ()
 
     @property
-    def dimension(self) -> int:
-        return self.base.dimension
-
-    @property
-    def lipschitz(self) -> float:
-        return self.base.lipschitz
-
-    @property
-    def smoothness(self) -> float:
-        return self.base.smoothness
-
-    @property
     def convex(self) -> bool:
         return False
-
-    def initial(self) -> Tensor:
-        return self.base.initial()
 
     def at(self, slots: Slots) -> Self:
         return replace(self, silos=slots.silos)
 
     def evaluations(self, points: int) -> int:
         return self.epochs * points
-
-    def losses(self, point: Tensor, records: Records) -> Tensor:
-        return self.base.losses(point, records)
-
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
-        return self.base.evaluate(point, records)
 
     def increment(
         self,

@@ -20,7 +20,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from fedpriv.objectives.base import Evaluation, Increment, Objective, Records, Slots
+from fedpriv.objectives.base import Increment, Records, Slots
+from fedpriv.objectives.view import View
 from fedpriv.randomness import KeyedNormal, seed_key
 from fedpriv.rounds import PER_REPLICATE, Scalar
 
@@ -79,7 +80,7 @@ class SeededDirections:
 
 
 @dataclass(frozen=True)
-class Smoothed:
+class Smoothed(View):
     """`base` with every gradient replaced by its estimate from random directions; evaluation is of `base`.
 
     `shared` directions serve all points of an increment, so that a difference of two gradients is small when the
@@ -89,7 +90,6 @@ class Smoothed:
     most its weight times `clip` under zero-out, whatever the loss and however few directions there are.
     """
 
-    base: Objective
     radius: float
     order: Literal["first", "zeroth"]
     directions: int
@@ -100,24 +100,9 @@ class Smoothed:
     slots: Slots | None = None
 
     @property
-    def dimension(self) -> int:
-        return self.base.dimension
-
-    @property
-    def convex(self) -> bool:
-        return self.base.convex
-
-    @property
-    def lipschitz(self) -> float:
-        return self.base.lipschitz
-
-    @property
     def smoothness(self) -> float:
         """Of the smoothed loss: at most √d L/α, see parameters.goldstein.smoothness_constant."""
         return min(self.base.smoothness, math.sqrt(self.dimension) * self.base.lipschitz / self.radius)
-
-    def initial(self) -> Tensor:
-        return self.base.initial()
 
     def at(self, slots: Slots) -> "Smoothed":
         return dataclasses.replace(self, base=self.base.at(slots), slots=slots)
@@ -135,15 +120,9 @@ class Smoothed:
         estimated = estimate(points, coefficients, records, around, clip)
         return Increment((weights.unsqueeze(-1) * estimated.total).sum(-2), estimated.clipped.sum(-1))
 
-    def losses(self, point: Tensor, records: Records) -> Tensor:
-        return self.base.losses(point, records)
-
     def evaluations(self, points: int) -> int:
         count = self.anchor_directions if points == 1 else self.directions
         return self.base.evaluations(points) * count * (1 if self.order == "first" else 2)
-
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
-        return self.base.evaluate(point, records)
 
     def _directions(self, points: Sequence[Tensor]) -> list[Tensor]:
         """For each point its directions, (..., B, count, d)."""

@@ -1,0 +1,57 @@
+"""Another look at a loss, as an algorithm or a measurement takes it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedpriv.objectives.base import Evaluation, Increment, Objective, Records, Slots
+from fedpriv.rounds import Scalar
+
+
+@dataclass(frozen=True)
+class View:
+    """All of it is `base`'s, but for what a subclass says otherwise."""
+
+    base: Objective
+
+    @property
+    def dimension(self) -> int:
+        return self.base.dimension
+
+    @property
+    def lipschitz(self) -> float:
+        return self.base.lipschitz
+
+    @property
+    def smoothness(self) -> float:
+        return self.base.smoothness
+
+    @property
+    def convex(self) -> bool:
+        return self.base.convex
+
+    def initial(self) -> Tensor:
+        return self.base.initial()
+
+    def at(self, slots: Slots) -> Objective:
+        return self.base.at(slots)
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        return self.base.increment(points, coefficients, records, weights, clip)
+
+    def losses(self, point: Tensor, records: Records) -> Tensor:
+        return self.base.losses(point, records)
+
+    def evaluations(self, points: int) -> int:
+        return self.base.evaluations(points)
+
+    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+        return self.base.evaluate(point, records)
