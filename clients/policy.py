@@ -83,4 +83,8 @@ def unaccountable(cell: Cell) -> str | None:
         return "the budget is in mu, and a run with Poisson sampling has none"
     if cell.algorithm.setting.confides > TRUSTED.confides:
         return f"trust = {cell.algorithm.trust!r} broadcasts what is not private"
+    if cell.model.row.only_for is not None:
+        return (
+            f"the constants of model {cell.model.name!r} are known for one data set, not for a silo's own records"
+        )
     return None

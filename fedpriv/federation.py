@@ -36,6 +36,7 @@ class Task(PublicTask):
 @lru_cache(maxsize=2)
 def public_task_of(data: str, model: ModelSection, dtype: str) -> PublicTask:
     """The public part of a task, loaded on first use."""
+    model.row.check_data(model.name, data)
     part, row, settings, torch_dtype = load_test(data), model.row, model.settings, DTYPES[dtype]
     test = Records(row.features(part.images, torch_dtype, settings), torch.from_numpy(part.labels))
     return PublicTask(row.objective(tuple(test.features.shape[1:]), part.classes, torch_dtype, settings), test)
@@ -58,6 +59,7 @@ def task_of(data: str, model: ModelSection, dtype: str, validation: int | None =
         raise InputError(
             f"model.name = {model.name!r} does not fit data.name = {data!r}, whose labels are {labels}"
         )
+    row.check_data(model.name, data)
     train, test = (
         Records(row.features(images, torch_dtype, settings), torch.from_numpy(labels))
         for images, labels in (

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
+from fedpriv.data.fetch import LINEAR_REGRESSION, PHASE_RETRIEVAL
 from fedpriv.data.synthetic import power_law
 from fedpriv.errors import InputError, suggestion
 from fedpriv.features import orientation_histograms, pixels, scaled
@@ -45,6 +46,19 @@ class Model:
     objective: Callable[[tuple[int, ...], int, torch.dtype, Any], Objective]
     regression: bool = False
     """Whether the labels are real numbers, as those of a data set without classes are."""
+    only_for: str | None = None
+    """The one data set that the objective's constants hold for; None if the features keep to them by themselves.
+
+    Noise may rest on the smoothness: with other records it would be too little.
+    """
+
+    def check_data(self, name: str, data: str) -> None:
+        """InputError if `data` is not what the constants of this row, called `name`, were derived from."""
+        if self.only_for is not None and data != self.only_for:
+            raise InputError(
+                f"model.name = {name!r} is for data.name = {self.only_for!r} alone, not {data!r}: its smoothness "
+                "and optimum are those of that data"
+            )
 
 
 class SoftmaxSettings(ModelSettings):
@@ -185,7 +199,7 @@ def phase_retrieval(power: Literal[1, 2]) -> Model:
         (width,) = shape
         return PhaseRetrieval(width, power, feature_norm=1.0, start=settings.start, dtype=dtype)
 
-    return Model(PhaseSettings, numbers, objective, regression=True)
+    return Model(PhaseSettings, numbers, objective, regression=True, only_for=PHASE_RETRIEVAL)
 
 
 class LeastSquaresSettings(ModelSettings):
@@ -211,7 +225,9 @@ MODELS = {
     "mlp-relu": perceptron(nn.ReLU),
     "cnn": Model(ModuleSettings, flat_pixels, convolutional),
     "relu-regression": Model(PerceptronSettings, numbers, rectified_regression, regression=True),
-    "least-squares": Model(LeastSquaresSettings, numbers, linear_regression, regression=True),
+    "least-squares": Model(
+        LeastSquaresSettings, numbers, linear_regression, regression=True, only_for=LINEAR_REGRESSION
+    ),
     "amplitude-phase-retrieval": phase_retrieval(1),
     "robust-phase-retrieval": phase_retrieval(2),
 }

@@ -32,6 +32,10 @@ UNACCOUNTABLE: dict[str, tuple[dict[str, Any], str]] = {
         },
         "trust = 'curator' broadcasts what is not private",
     ),
+    "constants of other data": (
+        {"model": {"name": "least-squares"}, "data": {"name": "linear-regression"}},
+        "the constants of model 'least-squares' are known for one data set, not for a silo's own records",
+    ),
 }
 """Scenarios that no policy allows: the overrides of `small_tree`, and the reason."""
 

@@ -10,7 +10,9 @@ import torch
 
 from fedpriv.data.datasets import load, load_test
 from fedpriv.errors import InputError
+from fedpriv.federation import task_of
 from fedpriv.models import model_named
+from fedpriv.scenario.schema import ModelSection
 
 GOOD: dict[str, Any] = {
     "train_images": np.ones((6, 4)),
@@ -83,3 +85,13 @@ def test_numbers_need_a_bound_on_their_norm() -> None:
         row.features(np.ones((2, 4)), torch.float32, row.settings())
     scaled = row.features(np.full((2, 4), 10.0), torch.float64, row.settings(feature_norm=3.0))
     assert torch.linalg.vector_norm(scaled[:, :-1], dim=1).tolist() == pytest.approx([3.0, 3.0])
+
+
+@pytest.mark.parametrize("model", ["least-squares", "amplitude-phase-retrieval", "robust-phase-retrieval"])
+def test_models_whose_constants_are_those_of_one_data_set_refuse_another(
+    written: Callable[..., str], model: str
+) -> None:
+    """Their smoothness would be too small for larger features, and noise may rest on it."""
+    name = written(classes=0, train_labels=np.ones(6), test_labels=np.ones(2))
+    with pytest.raises(InputError, match=rf"model\.name = '{model}' is for data\.name = .* alone, not"):
+        task_of(name, ModelSection(name=model), "float32")
