@@ -7,6 +7,7 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from fedpriv.accounting import Relation
 from fedpriv.accounting.gdp import epsilon_of
@@ -43,6 +44,13 @@ class Plan:
     """What silos take increments of; evaluations are of the model's own loss."""
     grid: Grid | None = None
     """Where silos' masked messages are added; None: the server gets their releases as they are."""
+
+    @property
+    def message_dtype(self) -> torch.dtype:
+        """Of a silo's vector on its way: words where masked, float64 where the noise is still to come."""
+        if self.grid is not None:
+            return torch.uint64
+        return torch.float64 if float(self.noise.std_of(SERVER)) else self.objective.initial().dtype
 
     def releases(self, rounds: int) -> tuple[ReleaseStream, ...]:
         """What the noise owners of this plan have released after `rounds` rounds, for the ledger.
