@@ -18,7 +18,10 @@ __all__ = ["RunningSum", "absorb", "empty_sum"]
 
 
 def empty_sum(like: Tensor) -> RunningSum:
-    """Before round 1: no query seen, q_0 = 0 with the shape of `like`."""
+    """Before round 1: no query seen, q_0 = 0 with the shape and the type of `like`.
+
+    A sum that is really released is float64, whatever type the queries have.
+    """
     return RunningSum((), torch.zeros_like(like))
 
 
@@ -33,7 +36,8 @@ def absorb(
 ) -> tuple[RunningSum, Tensor]:
     """The state after this round's records (None in a round without any), and how many were clipped (...).
 
-    `memory` is how many queries, this round's included, the estimator looks at.
+    `memory` is how many queries, this round's included, the estimator looks at.  The sum keeps its type, which may
+    be wider than the queries': gradients are taken in the queries' type and summed in the sum's.
 
     Guarantee: under zero-out one record moves s_t by at most its weight times `current.clip`, under
     replace-one by twice that, whatever the queries are.
@@ -45,5 +49,5 @@ def absorb(
         return absorb_split(state, current, current.split, query, objective, records, weights)
     coefficients = current.coefficients
     increment = objective.increment(queries[: len(coefficients)], coefficients, records, weights, current.clip)
-    total = torch.add(increment.total, state.total, alpha=current.keep)
+    total = torch.add(increment.total.to(state.total.dtype), state.total, alpha=current.keep)
     return RunningSum(queries[: memory - 1], total), increment.clipped
