@@ -40,14 +40,15 @@ def absorb(
     be wider than the queries': gradients are taken in the queries' type and summed in the sum's.
 
     Guarantee: under zero-out one record moves s_t by at most its weight times `current.clip`, under
-    replace-one by twice that, whatever the queries are.
+    replace-one by twice that, whatever the queries are.  In float64 it moves q_t by that too, up to 1e-9 of it; a
+    float32 sum is rounded to more than that, and serves simulations only.
     """
-    queries = (query, *state.past)
+    queries, weights = (query, *state.past), weights.to(state.total.dtype)
     if records is None:
         return RunningSum(queries[: memory - 1], current.keep * state.total), query.new_zeros(query.shape[:-1])
     if current.split is not None:
         return absorb_split(state, current, current.split, query, objective, records, weights)
     coefficients = current.coefficients
     increment = objective.increment(queries[: len(coefficients)], coefficients, records, weights, current.clip)
-    total = torch.add(increment.total.to(state.total.dtype), state.total, alpha=current.keep)
+    total = torch.add(increment.total, state.total, alpha=current.keep)
     return RunningSum(queries[: memory - 1], total), increment.clipped

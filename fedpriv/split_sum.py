@@ -50,15 +50,15 @@ def absorb_split(
         anchors = (query, *anchors)[:2]
     (weight,) = current.coefficients
     part = objective.increment(anchors[:1], (weight,), records, weights, current.clip)
-    own, clipped = part.total.to(state.total.dtype), part.clipped
+    own, clipped = part.total, part.clipped
     if epoch:
         change = objective.increment(anchors, (weight, -weight), records, weights, split.difference_clip)
-        own = (1.0 - split.mixing) * (ring[0] + change.total.to(own.dtype)) + split.mixing * own
+        own = (1.0 - split.mixing) * (ring[0] + change.total) + split.mixing * own
         clipped = torch.maximum(clipped, change.clipped)
     added = own
     if place:
         points = (query, anchors[0])
         residual = objective.increment(points, (weight, -weight), records, weights, split.residual_clip)
-        added, clipped = own + residual.total.to(own.dtype), torch.maximum(clipped, residual.clipped)
+        added, clipped = own + residual.total, torch.maximum(clipped, residual.clipped)
     kept = (*ring, own)[-split.places :]
     return RunningSum((*anchors, *kept), torch.add(added, state.total, alpha=current.keep)), clipped

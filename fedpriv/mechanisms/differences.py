@@ -84,8 +84,8 @@ class DifferenceTrees(Mechanism):
         if self.movement is None:
             return None
         return (
-            "The claim rests on the loss's smoothness and on gradients in exact arithmetic: differences of gradients "
-            "are not clipped, they are bounded by how far queries move."
+            "The claim rests on the loss's smoothness and on gradients in exact arithmetic: differences of "
+            "gradients are not clipped, they are bounded by how far queries move."
         )
 
     @property

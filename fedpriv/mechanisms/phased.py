@@ -40,8 +40,8 @@ class PhaseEnds(Mechanism):
     @property
     def assumption(self) -> str:
         return (
-            "The claim rests on a convex, smooth and Lipschitz loss and on steps in exact arithmetic: what happens "
-            "within a phase is bounded by contraction, not by clipping."
+            "The claim rests on a convex, smooth and Lipschitz loss and on steps in exact arithmetic: what "
+            "happens within a phase is bounded by contraction, not by clipping."
         )
 
     def certified(self, workload: Workload) -> Sensitivity:
