@@ -150,9 +150,8 @@ class Silo:
 
     def _check_movement(self, state: SiloState, t: int, query: Tensor) -> None:
         """RunError if the query moved farther than the sensitivity of the mechanism allows for."""
-        if t > 1:
-            where = f"silo {self.number}, round {t}"
-            check_movement(self.plan.mechanism.movement, state.sum.past[0], query, where)
+        if t > 1 and (bound := self.plan.mechanism.movement) is not None:
+            check_movement(bound, state.sum.past[0], query, f"silo {self.number}, round {t}")
 
     def _fresh(self, t: int) -> Tensor:
         count = self.plan.mechanism.draws(t)

@@ -136,8 +136,8 @@ class _Group:
         unreported = 0
         for t, read in enumerate(self._batches(), start=1):
             current, query = self._estimator.round(t), optimizer.query(state)
-            if t > 1 and self._mechanism.movement is not None:
-                check_movement(self._mechanism.movement, total.past[0], query, f"round {t}")
+            if t > 1 and (bound := self._mechanism.movement) is not None:
+                check_movement(bound, total.past[0], query, f"round {t}")
             total, clips = absorb(
                 total,
                 current,

@@ -7,13 +7,11 @@ from fedpriv.errors import RunError
 from fedpriv.rounds import Scalar
 
 
-def check_movement(bound: Scalar | None, before: Tensor, query: Tensor, where: str) -> None:
-    """RunError if a query (..., d) is farther than `bound` from the one before it; None bounds nothing.
+def check_movement(bound: Scalar, before: Tensor, query: Tensor, where: str) -> None:
+    """RunError if a query (..., d) is farther than `bound` from the one before it.
 
     Guarantee: the distance is that of the two vectors as they are, computed in float64.
     """
-    if bound is None:
-        return
     moved = torch.linalg.vector_norm(query.double() - before.double(), dim=-1, keepdim=True)
     limit = torch.as_tensor(bound, dtype=torch.float64, device=moved.device).expand(moved.shape)
     over = ~(moved <= limit)  # true for NaN

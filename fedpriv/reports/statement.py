@@ -103,7 +103,7 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> Statement:
         hidden=_HIDDEN[first["relation"]],
         relation=first["relation"],
         noise=_NOISE.get(first["noise"], ""),
-        mechanisms=sorted({_mechanism(stream) for released in streams for stream in released}),
+        mechanisms=sorted({described_noise(stream) for released in streams for stream in released}),
         levels=sorted(known, key=lambda level: float(level.epsilon)),
     )
 
@@ -140,7 +140,7 @@ def _percent(share: float) -> str:
     return f"{100.0 * share:.1f} %" if share < 0.9995 else "over 99.9 %"
 
 
-def _mechanism(stream: ReleaseStream) -> str:
+def described_noise(stream: ReleaseStream) -> str:
     """Who releases what, how often, with which noise."""
     if stream.std == 0.0:
         return f"{stream.owner}: {stream.schedule.rounds} releases without noise"

@@ -19,6 +19,7 @@ from fedpriv.objectives import Evaluation, Increment, Records
 from fedpriv.optimizers import NormalizedSGD
 from fedpriv.optimizers.normalized_sgd import movement_bound
 from fedpriv.plan import Plan, plan_of
+from fedpriv.reports.statement import described_noise
 from fedpriv.rounds import Scalar, Schedule
 from fedpriv.running_sum import absorb, empty_sum
 from fedpriv.scenario import Cell
@@ -369,3 +370,17 @@ def test_every_engine_stops_an_optimizer_that_moves_too_far(
     monkeypatch.setattr(NormalizedSGD, "update", longer)
     with pytest.raises(RunError, match=r"round 2: the query moved by 0\.0002"):
         run(engine, small_cell(**momentum_tree(REDUCED)))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "assumed"), [(REDUCED, True), (ALIGNED, True), (TREE, False), (IN_PARTS, False)]
+)
+def test_a_mechanism_says_what_it_assumes_of_the_loss(
+    small_cell: MakeCell, algorithm: dict[str, Any], assumed: bool
+) -> None:
+    """And so does the description of its noise in every report: such a claim is none for any loss."""
+    plan = planned(small_cell, momentum_tree(algorithm))
+    assumption = plan.mechanism.assumption
+    assert (assumption is not None) == assumed
+    described = described_noise(plan.releases(20)[0])
+    assert ("rests on the loss's smoothness" in described) == assumed
