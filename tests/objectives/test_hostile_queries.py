@@ -219,7 +219,8 @@ def test_no_contribution_is_beyond_its_clip(
 ) -> None:
     """A server would learn from one release what the noise was calibrated to hide.
 
-    Each record's contribution is measured in float64: alone, and as what the batch's sum loses with its weight.
+    Each record's contribution is measured in float64: alone, and, as what is really released is summed in float64,
+    as what such a sum loses with the record's weight.
     """
     case = CASES[name]
     objective: Any = case.make(dtype)
@@ -231,8 +232,6 @@ def test_no_contribution_is_beyond_its_clip(
     together = objective.increment(points, coefficients, records, weights, clip)
     assert together.total.dtype == weights.dtype
     assert bool(together.total.isfinite().all())
-    # Every rounding of a sum of float32 is of what is in it; what really leaves is summed in float64.
-    rounding = 4.0 * BATCH * torch.finfo(weights.dtype).eps * float(weights.sum()) * clip
     for place in range(BATCH):
         limit = float(weights[place]) * clip * SLACK
         single = Records(records.features[place : place + 1], records.labels[place : place + 1])
@@ -242,11 +241,13 @@ def test_no_contribution_is_beyond_its_clip(
         if kinds[place] == "not finite":
             assert not alone.total.any()
             assert int(alone.clipped) == 1
+        if weights.dtype == F32:  # its sum is rounded by what else is in it: simulations only
+            continue
         left_out = weights.clone()
         left_out[place] = 0.0
         without = objective.increment(points, coefficients, records, left_out, clip)
         moved = float((together.total.double() - without.total.double()).norm())
-        assert moved <= limit + rounding, f"{moved / limit} times its clip, in the batch"
+        assert moved <= limit, f"{moved / limit} times its clip, in the batch"
 
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
