@@ -17,6 +17,7 @@ from torch import Tensor
 from fedpriv.errors import RunError
 from fedpriv.federation import spread, task_of_cell
 from fedpriv.mechanisms import MechanismState
+from fedpriv.mechanisms.movement import check_movement
 from fedpriv.objectives import Objective, Records, Slots
 from fedpriv.plan import Plan, plan_of
 from fedpriv.randomness import DrawAhead, KeyedCoins, KeyedNormal, simulation_noise
@@ -149,15 +150,8 @@ class Silo:
 
     def _check_movement(self, state: SiloState, t: int, query: Tensor) -> None:
         """RunError if the query moved farther than the sensitivity of the mechanism allows for."""
-        bound = self.plan.mechanism.movement
-        if bound is None or t == 1:
-            return
-        moved = float(torch.linalg.vector_norm(query.double() - state.sum.past[0].double()))
-        if moved > bound:
-            raise RunError(
-                f"silo {self.number}, round {t}: the query moved by {moved:.6g}, more than the {bound:.6g} that "
-                "this silo's privacy rests on"
-            )
+        if t > 1 and (bound := self.plan.mechanism.movement) is not None:
+            check_movement(bound, state.sum.past[0], query, f"silo {self.number}, round {t}")
 
     def _fresh(self, t: int) -> Tensor:
         count = self.plan.mechanism.draws(t)

@@ -14,6 +14,7 @@ from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.ledger import ReleaseStream, sampled_clip
 from fedpriv.accounting.subsampled import calibrated
 from fedpriv.algorithms import Problem
+from fedpriv.arithmetic import check_clips, check_noise
 from fedpriv.errors import InputError
 from fedpriv.estimators import Estimator
 from fedpriv.mechanisms import Mechanism, Workload
@@ -151,7 +152,11 @@ def problem_of(cell: Cell, objective: Objective) -> Problem:
 
 
 def plan_of(cell: Cell, objective: Objective) -> Plan:
-    """Calibrate the noise to the cell's privacy target and derive the optimizer from it."""
+    """Calibrate the noise to the cell's privacy target and derive the optimizer from it.
+
+    Guarantee: clips, noise and sums of a plan are numbers that floating point holds (`fedpriv.arithmetic`);
+    InputError otherwise, for a silo's guard and for a simulation alike.
+    """
     row, settings = cell.algorithm.row, cell.algorithm.settings
     schedule = cell.schedule
     batch_sizes = cell.batch_sizes
@@ -164,6 +169,9 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
             "taken apart, or its privacy rests on how far queries move between rounds"
         )
     noise = _noise(cell, schedule, estimator, mechanism, weights)
+    check_clips(map(estimator.round, range(1, schedule.rounds + 1)), max(batch_sizes), bool(noise.sources))
+    if noise.sources:
+        check_noise(noise, _largest_sum(schedule, estimator))
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation = cell.privacy.relation
     looked_at = row.objective(settings, problem, objective)

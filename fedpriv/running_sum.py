@@ -18,7 +18,10 @@ __all__ = ["RunningSum", "absorb", "empty_sum"]
 
 
 def empty_sum(like: Tensor) -> RunningSum:
-    """Before round 1: no query seen, q_0 = 0 with the shape of `like`."""
+    """Before round 1: no query seen, q_0 = 0 with the shape and the type of `like`.
+
+    A sum that is really released is float64, whatever type the queries have.
+    """
     return RunningSum((), torch.zeros_like(like))
 
 
@@ -33,12 +36,14 @@ def absorb(
 ) -> tuple[RunningSum, Tensor]:
     """The state after this round's records (None in a round without any), and how many were clipped (...).
 
-    `memory` is how many queries, this round's included, the estimator looks at.
+    `memory` is how many queries, this round's included, the estimator looks at.  The sum keeps its type, which may
+    be wider than the queries': gradients are taken in the queries' type and summed in the sum's.
 
     Guarantee: under zero-out one record moves s_t by at most its weight times `current.clip`, under
-    replace-one by twice that, whatever the queries are.
+    replace-one by twice that, whatever the queries are.  In float64 it moves q_t by that too, up to 1e-9 of it; a
+    float32 sum is rounded to more than that, and serves simulations only.
     """
-    queries = (query, *state.past)
+    queries, weights = (query, *state.past), weights.to(state.total.dtype)
     if records is None:
         return RunningSum(queries[: memory - 1], current.keep * state.total), query.new_zeros(query.shape[:-1])
     if current.split is not None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedpriv.estimators import RecursiveGradient
+from fedpriv.estimators import RecursiveGradient, SplitGradient
 from fedpriv.objectives import Records, SoftmaxRegression
 from fedpriv.running_sum import absorb, empty_sum
 
@@ -91,3 +91,45 @@ def test_increment_uses_the_previous_query_not_the_present_one() -> None:
     feature, label = features[1], int(labels[1])
     expected = 2 * gradient(queries[1], feature, label) - gradient(queries[0], feature, label)
     torch.testing.assert_close(measured[1] - measured[0], expected)
+
+
+def neighbours(rounds: int, dtype: torch.dtype) -> list[float]:
+    """‖q_t - q'_t‖ for float32 queries, of silos that differ in the record of round 1, in units of the clip."""
+    objective = SoftmaxRegression(FEATURES, CLASSES, feature_norm=2.0)
+    generator = np.random.default_rng(0)
+    queries = torch.from_numpy(generator.standard_normal((rounds, FEATURES * CLASSES))).float()
+    features = torch.from_numpy(generator.standard_normal((rounds, 1, FEATURES))).float()
+    estimator, one = RecursiveGradient(clip=0.1), torch.ones(1)
+    states = [empty_sum(queries[0].to(dtype)) for _ in range(2)]
+    distances = []
+    for t in range(1, rounds + 1):
+        for side, feature in enumerate((features[t - 1], -features[t - 1] if t == 1 else features[t - 1])):
+            records = Records(feature, torch.tensor([0]))
+            states[side], _ = absorb(
+                states[side], estimator.round(t), queries[t - 1], objective, records, one, estimator.memory
+            )
+        distances.append(float((states[0].total.double() - states[1].total.double()).norm()) / 0.1)
+    assert states[0].total.dtype == dtype
+    return distances
+
+
+def test_a_records_distance_does_not_grow_with_the_sum() -> None:
+    """A server that runs long would see a neighbour drift away: float64 sums of float32 queries do not let it."""
+    distances = neighbours(2000, torch.float64)
+    assert 1.0 < distances[0] <= 2.0
+    assert max(distances) - min(distances) < 1e-9
+    drifted = neighbours(2000, torch.float32)
+    assert max(drifted) - min(drifted) > 1e-6  # what this test would see
+
+
+def test_parts_are_summed_in_the_sums_own_type() -> None:
+    estimator = SplitGradient(1.0, 0.5, 0.2, 0.1, places=3, coefficient=0.5, keep=0.5)
+    objective = SoftmaxRegression(FEATURES, CLASSES, feature_norm=2.0)
+    queries, features, labels = path_and_records(9, 2)
+    state = empty_sum(queries[0])
+    for t in range(1, 10):
+        records = Records(features[(t - 1) % 3 : (t - 1) % 3 + 1].float(), labels[(t - 1) % 3 : (t - 1) % 3 + 1])
+        query = queries[t - 1].float()
+        state, _ = absorb(state, estimator.round(t), query, objective, records, torch.ones(1), estimator.memory)
+        assert state.total.dtype == torch.float64
+    assert [vector.dtype for vector in state.past] == [torch.float32] * 2 + [torch.float64] * 3

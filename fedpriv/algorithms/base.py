@@ -86,7 +86,9 @@ class NoiseSettings(Settings):
     mechanism: Literal["tree", "independent", "banded"] = Field(
         "tree", description="binary tree, fresh noise in every round, or banded square root"
     )
-    bands: Annotated[int, Field(ge=1)] = Field(16, description='diagonals of C, for mechanism = "banded"')
+    bands: Annotated[int, Field(ge=1, le=1024)] = Field(
+        16, description='diagonals of C, for mechanism = "banded"; a round takes as many vector additions'
+    )
 
 
 def chosen_mechanism(settings: NoiseSettings, keep: float) -> Mechanism:

@@ -3,11 +3,14 @@
 import math
 from typing import Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, chosen_mechanism
 from fedpriv.estimators import RecursiveGradient
+from fedpriv.mechanisms import Workload
 from fedpriv.optimizers import AnytimeSGD
+from fedpriv.rounds import Schedule
 
 
 class Mu2Settings(NoiseSettings):
@@ -48,14 +51,17 @@ def _step(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
     """η = min{ρ D √M / (2 S T √d), 1/(4 L T)} (untrusted), with M for √M if trusted.
 
     Both are D / (σ_mean √(T d)), where σ_mean = 2 S √T / (ρ √M) or 2 S √T / (ρ M) is the standard deviation of
-    the noise in the mean over silos.
+    the noise in the mean over silos: of what is released, root mean square over the rounds where they differ.
+    `noise_std` is that of a fresh vector.
     """
     if settings.step != "paper":
         return settings.step
     smooth = 1.0 / (4.0 * problem.smoothness * problem.rounds)
     if noise_std == 0.0:
         return smooth
-    return min(settings.diameter / (noise_std * math.sqrt(problem.rounds * problem.dimension)), smooth)
+    rounds = Workload(Schedule(problem.rounds, problem.rounds), 1.0, np.ones(problem.rounds))
+    released_std = noise_std * math.sqrt(chosen_mechanism(settings, keep=1.0).mean_variance(rounds))
+    return min(settings.diameter / (released_std * math.sqrt(problem.rounds * problem.dimension)), smooth)
 
 
 DP_MU2_FL = Algorithm(

@@ -21,6 +21,7 @@ from fedpriv.errors import RunError
 from fedpriv.estimators import Estimator
 from fedpriv.federation import Task, spread, task_of_cell
 from fedpriv.mechanisms import Mechanism
+from fedpriv.mechanisms.movement import check_movement
 from fedpriv.objectives import Objective, Records, Slots
 from fedpriv.optimizers import Optimizer
 from fedpriv.outcome import Finished, evaluation_rounds
@@ -134,11 +135,13 @@ class _Group:
         clipped, drawn = torch.zeros(2, count, dtype=torch.float64, device=self._device)
         unreported = 0
         for t, read in enumerate(self._batches(), start=1):
-            current = self._estimator.round(t)
+            current, query = self._estimator.round(t), optimizer.query(state)
+            if t > 1 and (bound := self._mechanism.movement) is not None:
+                check_movement(bound, total.past[0], query, f"round {t}")
             total, clips = absorb(
                 total,
                 current,
-                optimizer.query(state),
+                query,
                 objective.at(Slots(t, read.rows)),
                 read.records,
                 read.weights,

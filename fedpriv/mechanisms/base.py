@@ -37,6 +37,15 @@ class Mechanism(Protocol):
     """The sensitivity holds if queries move by at most this a round, which silos check; None: for any queries."""
 
     @property
+    def assumption(self) -> str | None:
+        """What the sensitivity assumes about the loss and the arithmetic, as a sentence; None: nothing at all.
+
+        Guarantee: where it is None, the sensitivity rests on clipping alone.  A silo that is to promise something
+        whatever it is asked takes no other mechanism.
+        """
+        return None
+
+    @property
     def innovation(self) -> float:
         """A lower bound of the standard deviation that a round's fresh vectors add to its row of B z, for unit z.
 

@@ -79,6 +79,16 @@ class DifferenceTrees(Mechanism):
         return self.std_early, self.std_late, self.std_difference, self.std_residual
 
     @property
+    def assumption(self) -> str | None:
+        """The smoothness, where differences are bounded by how far queries move; None where they are clipped."""
+        if self.movement is None:
+            return None
+        return (
+            "The claim rests on the loss's smoothness and on gradients in exact arithmetic: differences of "
+            "gradients are not clipped, they are bounded by how far queries move."
+        )
+
+    @property
     def innovation(self) -> float:
         """Of the r tree's node that ends at t; an epoch of one round has no r tree."""
         return self.std_residual if self.places > 1 else 0.0

@@ -37,6 +37,13 @@ class PhaseEnds(Mechanism):
     smoothness: float
     lipschitz: float
 
+    @property
+    def assumption(self) -> str:
+        return (
+            "The claim rests on a convex, smooth and Lipschitz loss and on steps in exact arithmetic: what "
+            "happens within a phase is bounded by contraction, not by clipping."
+        )
+
     def certified(self, workload: Workload) -> Sensitivity:
         """InputError unless the contraction argument applies to this workload, step and clip."""
         if workload.schedule != self.phases:

@@ -49,16 +49,6 @@ class Evaluation(NamedTuple):
         return {"test_loss": self.loss, **accuracy, **self.metrics}
 
 
-def clip_factors(norm: Tensor, weights: Tensor, clip: Scalar) -> Tensor:
-    """weights · min(1, clip / norm): what each record's increment is multiplied by, shape of `norm` (..., B)."""
-    return weights * clip / norm.clamp(min=clip)
-
-
-def count_clipped(norm: Tensor, weights: Tensor, clip: Scalar) -> Tensor:
-    """How many increments (..., B) were above the clip or not finite; records of weight 0 are not there: (...)."""
-    return (~(norm <= clip) & (weights != 0.0)).sum(-1)
-
-
 class Objective(Protocol):
     """A loss with per-record gradients over flat parameters of length `dimension`."""
 
@@ -104,8 +94,12 @@ class Objective(Protocol):
         `points[k]` has shape (..., d), `records` a batch axis B behind the same leading axes, `weights` (B,) or
         (..., B).  A record of weight 0 is not there: it does not count as clipped either.
 
-        Guarantee: one record moves the sum by at most |weights[b]| · clip under zero-out and twice that under
-        replace-one, for any points, records and loss.
+        Gradients are taken in the type of the points; norms, factors and the sum have the type of `weights`, which
+        may be the wider one, and so has the total: in what is really released it is float64.
+
+        Guarantee: one record moves the sum by at most weights[b] · clip under zero-out and twice that under
+        replace-one, for any points, records and loss, rounding included but for that of the other records' sum.
+        A record whose increment is not finite adds nothing and counts as clipped.
         """
         ...
 

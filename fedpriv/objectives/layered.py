@@ -19,15 +19,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from fedpriv.objectives.base import (
-    Deterministic,
-    Evaluation,
-    Increment,
-    Records,
-    clip_factors,
-    count_clipped,
-)
-from fedpriv.objectives.layers import Linked, Stateless, Terms, linked_of, stateless_of
+from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
+from fedpriv.objectives.clipping import Size, clipping
+from fedpriv.objectives.layers import Linked, Stateless, Terms, linked_of, stateless_of, sum_of
 from fedpriv.objectives.losses import Loss
 from fedpriv.objectives.module import check_module, initial_point, parameters_of
 from fedpriv.rounds import Scalar
@@ -113,10 +107,7 @@ class LayeredObjective(Deterministic):
         weights: Tensor,
         clip: Scalar,
     ) -> Increment:
-        """See `Objective`; at most about `_CHUNK_VALUES` values (or one record's) exist at a time.
-
-        A record whose increment is not finite counts as clipped and adds nothing.
-        """
+        """See `Objective`; at most about `_CHUNK_VALUES` values (or one record's) exist at a time."""
         named = [parameters_of(self.module, point) for point in points]
         rows = self._rows(points[0].shape[:-1].numel() * len(points))
         axis = records.labels.dim() - 1
@@ -128,17 +119,16 @@ class LayeredObjective(Deterministic):
             torch.split(weights, rows, -1),
             strict=True,
         ):
-            terms = self._terms(named, coefficients, Records(features, labels))
-            norm = _sum([term.squared_norm() for term in terms]).clamp(min=0.0).sqrt()
-            factor = clip_factors(norm, weight, clip)
-            finite = norm.isfinite()
-            if not finite.all():
-                terms = [term.only(finite) for term in terms]
-                factor = factor.where(finite, 0.0)
-            part = torch.cat([piece for term in terms for piece in term.weighted_sum(factor)], dim=-1)
+            terms = [
+                term.to(weights.dtype) for term in self._terms(named, coefficients, Records(features, labels))
+            ]
+            sizes = zip(*(term.size() for term in terms), strict=True)
+            chunk = clipping(Size(*(sum_of(parts) for parts in sizes)), weight, clip)
+            if not chunk.held.all():
+                terms = [term.only(chunk.held) for term in terms]
+            part = torch.cat([piece for term in terms for piece in term.weighted_sum(chunk.factor)], dim=-1)
             total = part if total is None else total.add_(part)
-            over = count_clipped(norm, weight, clip)
-            clipped = over if clipped is None else clipped + over
+            clipped = chunk.clipped if clipped is None else clipped + chunk.clipped
         assert total is not None
         assert clipped is not None
         return Increment(total, clipped)
@@ -160,10 +150,10 @@ class LayeredObjective(Deterministic):
             own = [slope[place] for slope in slopes]
             seen = [one.seen[place] for one in passes]
             if place == 0:  # the first layer sees the record itself at every point
-                terms.append(block.layer.terms([_sum(own)], seen[:1]))
+                terms.append(block.layer.terms([sum_of(own)], seen[:1]))
             else:
                 moved = [later - seen[0] for later in seen[1:]]
-                terms.append(block.layer.terms([_sum(own), *own[1:]], [seen[0], *moved]))
+                terms.append(block.layer.terms([sum_of(own), *own[1:]], [seen[0], *moved]))
         return terms
 
     def _first_seen(self, features: Tensor) -> Tensor:
@@ -226,10 +216,3 @@ def _apply(layer: nn.Module, values: Tensor) -> Tensor:
 
 def _optional(point: dict[str, Tensor], name: str | None) -> Tensor | None:
     return None if name is None else point[name]
-
-
-def _sum(parts: Sequence[Tensor]) -> Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedpriv.objectives.clipping import Size, formed, upper_norm
+
 Shape = tuple[int, ...]
 
 
@@ -41,8 +43,12 @@ class Linked(Protocol):
 class Terms(Protocol):
     """One layer's part of the increments of a batch."""
 
-    def squared_norm(self) -> Tensor:
-        """(..., B)."""
+    def to(self, dtype: torch.dtype) -> "Terms":
+        """The same numbers in another type."""
+        ...
+
+    def size(self) -> Size:
+        """Of each record's increment in this layer."""
         ...
 
     def weighted_sum(self, factor: Tensor) -> list[Tensor]:
@@ -88,18 +94,32 @@ class DenseTerms:
     seen: Sequence[Tensor]
     bias: bool
 
-    def squared_norm(self) -> Tensor:
-        total: Tensor | None = None
-        for first, (slope, seen) in enumerate(zip(self.slopes, self.seen, strict=True)):
-            for second in range(first + 1):
-                products = _inner(seen, self.seen[second])
-                if self.bias and first == 0:  # the bias sees a constant 1 in every term, so only in the first here
-                    products = products + 1.0
-                products = products * _inner(slope, self.slopes[second])
-                part = products if first == second else 2.0 * products
-                total = part if total is None else total + part
-        assert total is not None
-        return total
+    def to(self, dtype: torch.dtype) -> "DenseTerms":
+        slopes, seen = ([part.to(dtype) for part in parts] for parts in (self.slopes, self.seen))
+        return DenseTerms(slopes, seen, self.bias)
+
+    def size(self) -> Size:
+        """Weight and bias are kept apart: terms of the weight may cancel, and must not take the bias with them."""
+        slopes, seen = ([upper_norm(part) for part in parts] for parts in (self.slopes, self.seen))
+        terms = [slope * values for slope, values in zip(slopes, seen, strict=True)]
+        spread = sum_of(terms)
+        squared = spread.square() if len(terms) == 1 else self._squared_weight(spread)
+        if self.bias:  # it sees a constant 1 in every term: the first slope here is the sum of them all
+            squared, spread = squared + slopes[0].square(), spread + slopes[0]
+        return Size(squared, (len(terms) + 4.0) * spread, sum_of([spread, *slopes, *seen]))
+
+    def _squared_weight(self, spread: Tensor) -> Tensor:
+        """At least ‖Σ_k u_k ⊗ v_k‖², from products in float64; `spread` is at least Σ_k ‖u_k‖ ‖v_k‖."""
+        slopes, seen = ([part.double() for part in parts] for parts in (self.slopes, self.seen))
+        products = [
+            (1.0 if first == second else 2.0)
+            * _inner(slopes[first], slopes[second])
+            * _inner(seen[first], seen[second])
+            for first in range(len(slopes))
+            for second in range(first + 1)
+        ]
+        roundings = slopes[0].shape[-1] + seen[0].shape[-1] + len(products) + 8.0
+        return sum_of(products).clamp(min=0.0) + roundings * 2.0**-52 * spread.square()
 
     def weighted_sum(self, factor: Tensor) -> list[Tensor]:
         column = factor.unsqueeze(-1)
@@ -164,10 +184,11 @@ class FormedTerms:
 
     gradients: list[Tensor]
 
-    def squared_norm(self) -> Tensor:
-        return sum(
-            (_inner(part, part) for part in self.gradients[1:]), _inner(self.gradients[0], self.gradients[0])
-        )
+    def to(self, dtype: torch.dtype) -> "FormedTerms":
+        return FormedTerms([part.to(dtype) for part in self.gradients])
+
+    def size(self) -> Size:
+        return formed(sum_of([upper_norm(part).square() for part in self.gradients]).sqrt())
 
     def weighted_sum(self, factor: Tensor) -> list[Tensor]:
         return [(factor.unsqueeze(-2) @ part).squeeze(-2) for part in self.gradients]
@@ -270,6 +291,13 @@ def stateless_of(layer: nn.Module, inward: Shape, outward: Shape) -> Stateless |
 
 def _pair(size: object) -> tuple[int, int] | None:
     return size if isinstance(size, tuple) and len(size) == 2 else None
+
+
+def sum_of(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
 
 def _inner(left: Tensor, right: Tensor) -> Tensor:

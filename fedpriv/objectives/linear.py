@@ -11,14 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.objectives.base import (
-    Deterministic,
-    Evaluation,
-    Increment,
-    Records,
-    clip_factors,
-    count_clipped,
-)
+from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
+from fedpriv.objectives.clipping import clipping, rank_one, upper_norm
 from fedpriv.objectives.population import Population
 from fedpriv.rounds import Scalar
 
@@ -64,10 +58,7 @@ class LinearScore(Deterministic, ABC):
             for point, coefficient in zip(points, coefficients, strict=True)
         )
         assert isinstance(slope, Tensor)
-        norm = slope.abs() * torch.linalg.vector_norm(features, dim=-1)
-        factor = clip_factors(norm, weights, clip)
-        total = ((slope * factor).unsqueeze(-2) @ features).squeeze(-2)
-        return Increment(total, count_clipped(norm, weights, clip))
+        return slope_sum(slope, features, weights, clip)
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return self._loss(_scores(point, records.features), records.labels)
@@ -133,6 +124,15 @@ class LogisticRegression(LinearScore):
 
     def _accuracy(self, scores: Tensor, labels: Tensor) -> Tensor:
         return ((scores > 0) == (labels > 0.5)).to(scores.dtype).mean(-1)
+
+
+def slope_sum(slope: Tensor, features: Tensor, weights: Tensor, clip: Scalar) -> Increment:
+    """The clipped sum of slope[b] · features[b] over the batch, `slope` (..., B) and `features` (..., B, f)."""
+    column, features = slope.unsqueeze(-1).to(weights.dtype), features.to(weights.dtype)
+    clipped = clipping(rank_one(column.squeeze(-1).abs().double(), upper_norm(features)), weights, clip)
+    column, features = clipped.only(column, features)
+    total = (column * clipped.factor.unsqueeze(-1)).mT @ features
+    return Increment(total.squeeze(-2), clipped.clipped)
 
 
 def _scores(point: Tensor, features: Tensor) -> Tensor:

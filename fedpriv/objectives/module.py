@@ -14,14 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedpriv.errors import InputError
-from fedpriv.objectives.base import (
-    Deterministic,
-    Evaluation,
-    Increment,
-    Records,
-    clip_factors,
-    count_clipped,
-)
+from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
+from fedpriv.objectives.clipping import clipping, formed, upper_norm
 from fedpriv.objectives.losses import Loss
 from fedpriv.randomness import public_generator
 from fedpriv.rounds import Scalar
@@ -63,10 +57,7 @@ class ModuleObjective(Deterministic):
         weights: Tensor,
         clip: Scalar,
     ) -> Increment:
-        """See `Objective`; at most `_CHUNK_VALUES` values (or one record's) of gradients exist at a time.
-
-        A record whose increment is not finite counts as clipped and adds nothing.
-        """
+        """See `Objective`; at most `_CHUNK_VALUES` values (or one record's) of gradients exist at a time."""
         leading = points[0].shape[:-1]
         rows = [point.reshape(-1, self.dimension) for point in points]
         features = records.features.reshape(-1, *records.features.shape[len(leading) :])
@@ -97,7 +88,8 @@ class ModuleObjective(Deterministic):
         named = [parameters_of(self.module, point) for point in points]
         gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0))
         rows = max(1, _CHUNK_VALUES // (self.dimension * len(points)))
-        total, clipped = torch.zeros_like(points[0]), torch.zeros((), dtype=torch.int64, device=weights.device)
+        total = torch.zeros_like(points[0], dtype=weights.dtype)
+        clipped = torch.zeros((), dtype=torch.int64, device=weights.device)
         for features, labels, weight in zip(
             *(torch.split(part, rows) for part in (*records, weights)), strict=True
         ):
@@ -111,18 +103,15 @@ class ModuleObjective(Deterministic):
                     "a model without dropout can be used"
                 ) from None
             combined = [
-                sum(
-                    coefficient * part[name] for coefficient, part in zip(coefficients, parts, strict=True)
-                ).flatten(1)
+                sum(coefficient * part[name] for coefficient, part in zip(coefficients, parts, strict=True))
+                .flatten(1)
+                .to(weights.dtype)
                 for name in named[0]
             ]
-            norm = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in combined]).norm(dim=0)
-            finite = norm.isfinite()
-            factor = clip_factors(norm, weight, clip).where(finite, 0.0)
-            if not finite.all():
-                combined = [part.where(finite.unsqueeze(1), 0.0) for part in combined]
-            total += torch.cat([factor @ part for part in combined])
-            clipped += count_clipped(norm, weight, clip)
+            norm = torch.stack([upper_norm(part) for part in combined]).norm(dim=0)
+            chunk = clipping(formed(norm), weight, clip)
+            total += torch.cat([chunk.factor @ part for part in chunk.only(*combined)])
+            clipped += chunk.clipped
         return Increment(total, clipped)
 
     def _loss_of_one(self, parameters: dict[str, Tensor], features: Tensor, label: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records, clip_factors
+from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
+from fedpriv.objectives.linear import slope_sum
 from fedpriv.rounds import Scalar
 
 _EXPLAINED = 0.1
@@ -58,14 +59,10 @@ class PhaseRetrieval(Deterministic):
         weights: Tensor,
         clip: Scalar,
     ) -> Increment:
-        """See `Objective`; a record whose increment is not finite counts as clipped and adds nothing."""
         slope = torch.zeros((), dtype=points[0].dtype, device=points[0].device)
         for point, coefficient in zip(points, coefficients, strict=True):
             slope = slope + coefficient * self._slope(point, records)
-        norm = slope.abs() * torch.linalg.vector_norm(records.features, dim=-1)
-        scaled = (slope * clip_factors(norm, weights, clip)).where(norm.isfinite(), 0.0)
-        total = scaled.unsqueeze(-2) @ records.features
-        return Increment(total.squeeze(-2), (~(norm <= clip)).sum(-1))
+        return slope_sum(slope, records.features, weights, clip)
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return self._residual(_inner(point, records), records).abs()

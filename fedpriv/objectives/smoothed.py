@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.objectives.base import Increment, Records, Slots
+from fedpriv.objectives.clipping import clipping, formed, upper_norm
 from fedpriv.objectives.view import View
 from fedpriv.randomness import KeyedNormal, seed_key
 from fedpriv.rounds import PER_REPLICATE, Scalar
@@ -117,8 +118,9 @@ class Smoothed(View):
     ) -> Increment:
         around = self._directions(points)
         estimate = self._of_gradients if self.order == "first" else self._of_values
-        estimated = estimate(points, coefficients, records, around, clip)
-        return Increment((weights.unsqueeze(-1) * estimated.total).sum(-2), estimated.clipped.sum(-1))
+        estimated = estimate(points, coefficients, records, around, weights.dtype, clip)
+        clipped = (estimated.clipped * (weights != 0.0)).sum(-1)
+        return Increment((weights.unsqueeze(-1) * estimated.total).sum(-2), clipped)
 
     def evaluations(self, points: int) -> int:
         count = self.anchor_directions if points == 1 else self.directions
@@ -141,6 +143,7 @@ class Smoothed(View):
         coefficients: Sequence[float],
         records: Records,
         around: Sequence[Tensor],
+        dtype: torch.dtype,
         clip: Scalar,
     ) -> Increment:
         """Each record's clipped contribution, (..., B, d): an increment of `base` over more points."""
@@ -151,7 +154,7 @@ class Smoothed(View):
             moved.extend(each)
             scaled.extend([coefficient / len(each)] * len(each))
         single = Records(records.features.unsqueeze(records.labels.dim()), records.labels.unsqueeze(-1))
-        one = torch.ones(1, dtype=points[0].dtype, device=points[0].device)
+        one = torch.ones(1, dtype=dtype, device=points[0].device)
         return self.base.increment(moved, scaled, single, one, _per_record(clip))
 
     def _of_values(
@@ -160,6 +163,7 @@ class Smoothed(View):
         coefficients: Sequence[float],
         records: Records,
         around: Sequence[Tensor],
+        dtype: torch.dtype,
         clip: Scalar,
     ) -> Increment:
         """Each record's clipped contribution, (..., B, d), from differences of its values; 0 if not finite."""
@@ -172,10 +176,11 @@ class Smoothed(View):
             rise = self.base.losses(centre + offsets, single) - self.base.losses(centre - offsets, single)
             slope = coefficient * self.dimension / (2.0 * self.radius * units.shape[-2])
             total = total + slope * (rise * units).sum(-2)
-        norm = torch.linalg.vector_norm(total, dim=-1, keepdim=True)
-        limit = _per_record(clip)
-        clipped = (total * (limit / norm.clamp(min=limit))).where(norm.isfinite(), 0.0)
-        return Increment(clipped, (~(norm <= limit)).squeeze(-1))
+        each = total.to(dtype).unsqueeze(-2)
+        one = torch.ones(1, dtype=dtype, device=each.device)
+        clipped = clipping(formed(upper_norm(each)), one, _per_record(clip))
+        (each,) = clipped.only(each)
+        return Increment((each * clipped.factor.unsqueeze(-1)).squeeze(-2), clipped.clipped)
 
 
 def _per_record(clip: Scalar) -> Scalar:

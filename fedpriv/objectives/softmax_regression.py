@@ -13,14 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedpriv.objectives.base import (
-    Deterministic,
-    Evaluation,
-    Increment,
-    Records,
-    clip_factors,
-    count_clipped,
-)
+from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
+from fedpriv.objectives.clipping import clipping, rank_one, upper_norm
 from fedpriv.objectives.losses import CrossEntropy
 from fedpriv.rounds import Scalar
 
@@ -72,10 +66,11 @@ class SoftmaxRegression(Deterministic):
         residual = torch.embedding(onehot, records.labels).mul_(-sum(coefficients))
         for point, coefficient in zip(points, coefficients, strict=True):
             residual = residual.add(self._logits(point, features).softmax(-1), alpha=coefficient)
-        norm = torch.linalg.vector_norm(residual, dim=-1) * torch.linalg.vector_norm(features, dim=-1)
-        factor = clip_factors(norm, weights, clip)
-        total = (residual * factor.unsqueeze(-1)).mT @ features
-        return Increment(total.flatten(-2), count_clipped(norm, weights, clip))
+        residual, features = residual.to(weights.dtype), features.to(weights.dtype)
+        clipped = clipping(rank_one(upper_norm(residual), upper_norm(features)), weights, clip)
+        residual, features = clipped.only(residual, features)
+        total = (residual * clipped.factor.unsqueeze(-1)).mT @ features
+        return Increment(total.flatten(-2), clipped.clipped)
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return CrossEntropy().value(self._logits(point, records.features), records.labels)

@@ -67,7 +67,7 @@ ASSUMPTIONS = (
     "A record belongs to one silo. A person with several records is protected less: k records multiply μ by at "
     "most k.",
     "Every record takes part only in the rounds that the schedule says, and its contribution is clipped there. "
-    "Nothing is assumed about the loss or the model.",
+    "Nothing is assumed about the loss or the model, unless the description of the noise says so.",
     "The noise is Gaussian in real arithmetic. Attacks on the lowest bits of floating-point numbers are not "
     "addressed.",
     "Settings were chosen without a look at the data, or that look was accounted for elsewhere: choosing the best "
@@ -103,7 +103,7 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> Statement:
         hidden=_HIDDEN[first["relation"]],
         relation=first["relation"],
         noise=_NOISE.get(first["noise"], ""),
-        mechanisms=sorted({_mechanism(stream) for released in streams for stream in released}),
+        mechanisms=sorted({described_noise(stream) for released in streams for stream in released}),
         levels=sorted(known, key=lambda level: float(level.epsilon)),
     )
 
@@ -140,17 +140,18 @@ def _percent(share: float) -> str:
     return f"{100.0 * share:.1f} %" if share < 0.9995 else "over 99.9 %"
 
 
-def _mechanism(stream: ReleaseStream) -> str:
+def described_noise(stream: ReleaseStream) -> str:
     """Who releases what, how often, with which noise."""
     if stream.std == 0.0:
         return f"{stream.owner}: {stream.schedule.rounds} releases without noise"
     name = type(stream.mechanism).__name__
     low, high = min(stream.clips), max(stream.clips)
     clip = f"{high:.5g}" if low == high else f"{low:.5g} to {high:.5g}"
+    assumed = "" if stream.mechanism.assumption is None else f". {stream.mechanism.assumption}"
     return (
         f"{stream.owner}: {_MECHANISMS.get(name, name)}, standard deviation {stream.std:.5g} a coordinate; "
         f"{stream.schedule.rounds} releases; each record {_reads(stream.schedule)}, its increment clipped to norm "
-        f"{clip}"
+        f"{clip}{assumed}"
     )
 
 

@@ -12,6 +12,7 @@ from fedpriv.errors import InputError
 from fedpriv.estimators import RecursiveGradient
 from fedpriv.federation import task_of_cell
 from fedpriv.objectives import Records, SoftmaxRegression
+from fedpriv.optimizers import AnytimeSGD
 from fedpriv.plan import Plan, plan_of
 from fedpriv.running_sum import absorb, empty_sum
 from fedpriv.scenario import Cell
@@ -83,3 +84,30 @@ def test_with_a_mechanism_it_is_online_to_batch_with_linear_weights(
     ours, theirs = (next(run_vectorized([cell], Silent())).finished for cell in (mu2, other))
     np.testing.assert_array_equal(ours.model, theirs.model)
     assert ours.releases[0].std == theirs.releases[0].std > 0.0
+
+
+@pytest.mark.parametrize("mechanism", ["independent", "tree", "banded"])
+def test_the_papers_step_is_for_the_noise_that_is_released(
+    small_cell: Callable[..., Cell], mechanism: str
+) -> None:
+    """η = D / (σ √(T d)) with σ the noise in a release: measured here by running the mechanism on unit vectors."""
+    made = plan(
+        small_cell(
+            algorithm__mechanism=mechanism, federation__rounds=ROUNDS, algorithm__clip=CLIP, privacy__rho=0.1
+        )
+    )
+    state, rows = made.mechanism.start(), []
+    for t, fresh in enumerate(torch.eye(ROUNDS, dtype=torch.float64), start=1):
+        row, state = made.mechanism.noise(state, t, fresh)
+        rows.append(float(row.square().sum()))
+    released = made.noise.std_in_mean * np.sqrt(np.mean(rows))
+    assert (np.mean(rows) > 1.2) == (mechanism != "independent")
+    assert isinstance(made.optimizer, AnytimeSGD)
+    dimension = made.objective.dimension
+    assert made.optimizer.step == pytest.approx(0.1 / (released * np.sqrt(ROUNDS * dimension)), rel=1e-12)
+
+
+def test_more_bands_than_a_round_can_take_are_refused(small_cell: Callable[..., Cell]) -> None:
+    """T = 8,000 rounds with as many bands would be 32 million vector additions for every run: it did not end."""
+    with pytest.raises(InputError, match=r"bands.*1024"):
+        small_cell(algorithm__mechanism="banded", algorithm__bands=8000)

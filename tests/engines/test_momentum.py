@@ -1,6 +1,7 @@
 """The momentum rows as they run: golden runs, engines, clipped parts, refusals, and the silo's own check."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedpriv.objectives import Evaluation, Increment, Records
 from fedpriv.optimizers import NormalizedSGD
 from fedpriv.optimizers.normalized_sgd import movement_bound
 from fedpriv.plan import Plan, plan_of
+from fedpriv.reports.statement import described_noise
 from fedpriv.rounds import Scalar, Schedule
 from fedpriv.running_sum import absorb, empty_sum
 from fedpriv.scenario import Cell
@@ -331,3 +333,54 @@ def test_a_model_without_known_smoothness_is_refused_unless_differences_are_clip
         else:
             with pytest.raises(InputError, match="smoothness"):
                 planned(small_cell, tree)
+
+
+@pytest.mark.parametrize("algorithm", [REDUCED, ALIGNED])
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_an_honest_float32_run_goes_through(
+    small_cell: MakeCell, tmp_path: Path, algorithm: dict[str, Any], engine: str
+) -> None:
+    """400 rounds in the default type: steps that are rounded to float32 stay below the movement charged.
+
+    With few features a step's rounding is not averaged out.
+    """
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2, 80)
+    features = generator.standard_normal((80, 3)) + 2.0 * labels[:, None]
+    own = {f"{part}_images": features for part in ("train", "test")}
+    np.savez(tmp_path / "own.npz", **own, train_labels=labels, test_labels=labels, classes=2)
+    tree = momentum_tree(algorithm)
+    tree["data"] = {"name": str(tmp_path / "own.npz")}
+    tree["model"] = {"name": "softmax-regression", "feature_norm": 1.0}
+    tree["federation"] = {"silos": 2, "rounds": 400, "epochs": 10}
+    tree["run"] = {"dtype": "float32", "evaluations": 1}
+    assert run(engine, small_cell(**tree))[0][0].finished is not None
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_every_engine_stops_an_optimizer_that_moves_too_far(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """A run whose noise rests on short steps, and takes longer ones, would claim what it does not keep."""
+    honest = NormalizedSGD.update
+
+    def longer(optimizer: NormalizedSGD, state: Any, released: Tensor, current: Any) -> Any:
+        return honest(NormalizedSGD(2.0 * optimizer.step, optimizer.output_round), state, released, current)
+
+    monkeypatch.setattr(NormalizedSGD, "update", longer)
+    with pytest.raises(RunError, match=r"round 2: the query moved by 0\.0002"):
+        run(engine, small_cell(**momentum_tree(REDUCED)))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "assumed"), [(REDUCED, True), (ALIGNED, True), (TREE, False), (IN_PARTS, False)]
+)
+def test_a_mechanism_says_what_it_assumes_of_the_loss(
+    small_cell: MakeCell, algorithm: dict[str, Any], assumed: bool
+) -> None:
+    """And so does the description of its noise in every report: such a claim is none for any loss."""
+    plan = planned(small_cell, momentum_tree(algorithm))
+    assumption = plan.mechanism.assumption
+    assert (assumption is not None) == assumed
+    described = described_noise(plan.releases(20)[0])
+    assert ("rests on the loss's smoothness" in described) == assumed

@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedpriv.algorithms import Problem, algorithm_named
 from fedpriv.optimizers import NormalizedSGD
@@ -26,6 +28,30 @@ def test_every_step_has_the_length_of_the_bound(dtype: torch.dtype) -> None:
         moved = (optimizer.query(state).double() - before.double()).norm(dim=-1)
         assert bool((moved <= movement_bound(0.3)).all())
         assert moved.tolist() == pytest.approx([0.3] * 3, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(
+    size=st.integers(1, 30),
+    step=st.floats(-12.0, 2.0).map(lambda exponent: 10.0**exponent),
+    scale=st.floats(-3.0, 6.0).map(lambda exponent: 10.0**exponent),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_no_rounded_step_is_longer_than_the_bound(
+    dtype: torch.dtype, size: int, step: float, scale: float, seed: int
+) -> None:
+    """Noise is sized for steps of η (1 + 1e-6): far from 0, where a step is rounded to its type, too."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = NormalizedSGD(step)
+    start = scale * torch.randn(3, size, generator=generator, dtype=torch.float64)
+    state = optimizer.start(start.to(dtype))
+    for t in range(1, 20):
+        before = optimizer.query(state)
+        released = torch.randn(3, size, generator=generator, dtype=torch.float64).to(dtype)
+        state = optimizer.update(state, released, current(t))
+        moved = (optimizer.query(state).double() - before.double()).norm(dim=-1)
+        assert bool((moved <= movement_bound(step)).all())
 
 
 def test_a_momentum_of_zero_moves_nothing() -> None:

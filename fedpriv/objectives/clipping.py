@@ -1,0 +1,88 @@
+"""Norms that are never too small, and the factors that clip with them.
+
+A clip holds in exact arithmetic; a silo computes in floating point, at queries that its server may choose.  So
+every norm here is an upper bound of the exact norm of what is added up, rounding of the sum included:
+
+* relative rounding enlarges a norm by what it can be;
+* squares that underflow and sums that overflow are kept out of reach: numbers above `largest_held` are not held;
+* what is not finite, or not held, is set to zero by `where`: a product with 0 would keep a NaN.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedpriv.rounds import Scalar
+
+_LONGEST = 1024
+_LARGEST = {torch.float32: 2.0**50, torch.float64: 2.0**400}
+_ALIKE = {torch.float32: 1e-4, torch.float64: 1e-9}
+
+
+class Size(NamedTuple):
+    """How large the increments of a batch can be, each (..., B) in float64."""
+
+    squared: Tensor
+    """At least the squared norm of each increment."""
+    rounded: Tensor
+    """Times the relative rounding of the type they are summed in: at least what rounding adds to the norm."""
+    largest: Tensor
+    """At least the norm of everything that an increment is computed from."""
+
+
+class Clipping(NamedTuple):
+    """What each record's increment is multiplied by, (..., B) of the sum's type, and whether it is there."""
+
+    factor: Tensor
+    held: Tensor
+    clipped: Tensor
+    """How many records of weight above 0 were clipped, or not held: (...)."""
+
+    def only(self, *parts: Tensor) -> list[Tensor]:
+        """The parts (..., B, size) with zeros for the records that are not held."""
+        if bool(self.held.all()):
+            return list(parts)
+        return [part.where(self.held.unsqueeze(-1), 0.0) for part in parts]
+
+
+def upper_norm(vectors: Tensor) -> Tensor:
+    """At least the norm along the last axis, (...) in float64; inf or NaN where it is not known.
+
+    Too large by about n/2 + 4 roundings of the type that n squares are added in, float32 for up to 1,024 of them.
+    """
+    size = vectors.shape[-1]
+    if vectors.dtype == torch.float32 and size <= _LONGEST:
+        # squares below 2^-126 may be lost: less than (2^-63)² of each
+        norm: Tensor = torch.linalg.vector_norm(vectors, dim=-1).double()
+        return norm * (1.0 + (0.51 * size + 4.0) * 2.0**-24) + math.sqrt(size) * 2.0**-63
+    wide: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
+    return wide * (1.0 + (0.51 * size + 4.0) * 2.0**-53) + math.sqrt(size) * 2.0**-511
+
+
+def rank_one(slope: Tensor, seen: Tensor) -> Size:
+    """Of an outer product of two vectors with these upper norms (..., B)."""
+    norm = slope * seen
+    return Size(norm.square(), 4.0 * norm, norm + slope + seen)
+
+
+def formed(norm: Tensor) -> Size:
+    """Of a vector that is there as such, with this upper norm (..., B)."""
+    return Size(norm.square(), 4.0 * norm, norm)
+
+
+def clipping(size: Size, weights: Tensor, clip: Scalar) -> Clipping:
+    """weights · min(1, clip / norm) for increments of this size, `weights` (..., B) or (B,) in the sum's type.
+
+    Guarantee: a factor times its increment, summed in the type of `weights`, has norm at most weight · `clip`
+    whatever the increment is, for clips of 2^-40 to 2^40.  Records that are not finite, or too large for the type
+    to hold, are not held and have factor 0.
+    """
+    held = size.largest <= _LARGEST[weights.dtype]  # false for NaN
+    norm = size.squared.sqrt() + torch.finfo(weights.dtype).eps * size.rounded
+    limit = clip.double() if isinstance(clip, Tensor) else clip
+    share = limit / norm.clamp(min=limit)
+    factor = (weights.double() * share).where(held, 0.0).to(weights.dtype)
+    over = ~(held & (norm <= limit * (1.0 + _ALIKE[weights.dtype])))
+    return Clipping(factor, held, (over & (weights != 0.0)).sum(-1))

@@ -1,0 +1,282 @@
+"""One record adds at most its weight times the clip: whatever the query, the record, the clip and the type.
+
+A server chooses queries, coefficients and clips; what it gains from a contribution beyond its clip, or from one
+that is not finite, is a release that tells records apart at any noise.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedpriv.objectives import (
+    AbsoluteError,
+    CrossEntropy,
+    LayeredObjective,
+    LeastSquares,
+    LogisticRegression,
+    Loss,
+    ModuleObjective,
+    Objective,
+    PhaseRetrieval,
+    Records,
+    SeededDirections,
+    Slots,
+    Smoothed,
+    SoftmaxRegression,
+    View,
+    objective_of,
+)
+
+F32, F64 = torch.float32, torch.float64
+BATCH, CLASSES = 4, 3
+SLACK = 1.0 + 1e-6
+
+
+class Case(NamedTuple):
+    """An objective for a type, how many features a record has, and whether labels are classes."""
+
+    make: Callable[[torch.dtype], Objective]
+    features: int = 5
+    classes: bool = True
+
+
+def net(activation: type[nn.Module], outputs: int = CLASSES) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(5, 4), activation(), nn.Linear(4, 4), activation(), nn.Linear(4, outputs))
+
+
+def small_cnn() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 6, 6)),
+        nn.Conv2d(1, 2, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(2, 2, 2),
+        nn.Flatten(),
+        nn.Linear(2, CLASSES),
+    )
+
+
+def layered(module: nn.Module, features: int, loss: Loss) -> Callable[[torch.dtype], Objective]:
+    def make(dtype: torch.dtype) -> Objective:
+        objective = objective_of(module, features, loss, 0, dtype)
+        assert isinstance(objective, LayeredObjective)
+        return objective
+
+    return make
+
+
+def softmax(dtype: torch.dtype) -> Objective:
+    return SoftmaxRegression(5, CLASSES, feature_norm=2.0, dtype=dtype)
+
+
+def smoothed(base: Callable[[torch.dtype], Objective], order: Any) -> Callable[[torch.dtype], Objective]:
+    def make(dtype: torch.dtype) -> Objective:
+        return Smoothed(base(dtype), 0.1, order, 3, 2, True, SeededDirections((1,))).at(Slots(1, ((0, BATCH),)))
+
+    return make
+
+
+CASES = {
+    "softmax regression": Case(softmax),
+    "a view": Case(lambda dtype: View(softmax(dtype))),
+    "least squares": Case(lambda dtype: LeastSquares(5, 2.0, dtype=dtype), classes=False),
+    "logistic": Case(lambda dtype: LogisticRegression(5, 2.0, dtype=dtype), classes=False),
+    "phase retrieval 1": Case(lambda dtype: PhaseRetrieval(5, 1, 2.0, dtype=dtype), classes=False),
+    "phase retrieval 2": Case(lambda dtype: PhaseRetrieval(5, 2, 2.0, dtype=dtype), classes=False),
+    "perceptron": Case(layered(net(nn.ReLU), 5, CrossEntropy())),
+    "perceptron, tanh": Case(layered(net(nn.Tanh), 5, CrossEntropy())),
+    "relu-regression": Case(layered(net(nn.ReLU, 1), 5, AbsoluteError()), classes=False),
+    "CNN": Case(layered(small_cnn(), 36, CrossEntropy()), features=36),
+    "perceptron by torch.func": Case(lambda dtype: ModuleObjective(net(nn.ReLU), CrossEntropy(), 0, dtype)),
+    "first order, softmax": Case(smoothed(softmax, "first")),
+    "first order, perceptron": Case(smoothed(layered(net(nn.ReLU), 5, CrossEntropy()), "first")),
+    "zeroth order, softmax": Case(smoothed(softmax, "zeroth")),
+    "zeroth order, phase retrieval": Case(
+        smoothed(lambda dtype: PhaseRetrieval(5, 2, 2.0, dtype=dtype), "zeroth"), classes=False
+    ),
+}
+
+POINTS = (
+    "random", "huge", "largest", "cancelling", "same weights, other biases", "denormal", "equal", "one coordinate",
+    "next", "all scales",
+)  # fmt: skip
+RECORDS = ("ordinary", "ordinary", "zero", "huge", "tiny", "all scales", "one coordinate", "not finite")
+
+
+def wide(generator: np.random.Generator, size: int, lowest: float, highest: float) -> Tensor:
+    """Normals times powers of ten, each with its own exponent."""
+    scales = 10.0 ** generator.uniform(lowest, highest, size)
+    return torch.from_numpy(np.clip(generator.standard_normal(size), -8.0, 8.0)) * torch.from_numpy(scales)
+
+
+def held(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """As `dtype`, with what is too large for it at its largest number: queries are finite, guards see to that."""
+    most = torch.finfo(dtype).max
+    return values.clamp(-most, most).to(dtype)
+
+
+def biases_of(objective: Any) -> Tensor:
+    """Which coordinates are biases; the last one where the objective has none."""
+    module = getattr(objective, "module", None) or getattr(getattr(objective, "base", None), "module", None)
+    if module is None:
+        return torch.arange(objective.dimension) == objective.dimension - 1
+    return torch.cat([torch.full((p.numel(),), name.endswith("bias")) for name, p in module.named_parameters()])
+
+
+def pair_of(pattern: str, objective: Objective, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor]:
+    generator, size = np.random.default_rng(seed), objective.dimension
+    top = math.log10(torch.finfo(dtype).max)
+    one, other = (torch.from_numpy(generator.standard_normal(size)) for _ in range(2))
+    match pattern:
+        case "huge":
+            one, other = wide(generator, size, top - 9, top), wide(generator, size, top - 9, top)
+        case "largest":
+            one, other = 1e400 * one, 1e400 * other
+        case "cancelling":
+            one = one * 10.0 ** generator.uniform(0.0, top)
+            other = -one
+        case "same weights, other biases":
+            where = biases_of(objective)
+            scale = 10.0 ** generator.uniform(0.0, top)
+            one = torch.where(where, one, scale * one.abs())
+            other = torch.where(where, other, one)
+        case "denormal":
+            tiny = torch.finfo(dtype).smallest_normal
+            one, other = tiny / 8 * one, tiny / 8 * other
+        case "equal":
+            other = one = one * 10.0 ** generator.uniform(-9, 9)
+        case "one coordinate":
+            one[generator.integers(size)] = 10.0 ** generator.uniform(10, top)
+        case "next":
+            one = held(one * 10.0 ** generator.uniform(-3, 9), dtype)
+            other = torch.nextafter(one, torch.full_like(one, math.inf))
+        case "all scales":
+            one, other = wide(generator, size, -top, top), wide(generator, size, -top, top)
+    return held(one, dtype), held(other, dtype)
+
+
+def records_of(case: Case, patterns: list[str], dtype: torch.dtype, seed: int) -> Records:
+    generator = np.random.default_rng(seed + 1)
+    top = math.log10(torch.finfo(dtype).max)
+    rows = []
+    for pattern in patterns:
+        row = torch.from_numpy(generator.standard_normal(case.features))
+        match pattern:
+            case "zero":
+                row = 0.0 * row
+            case "huge":
+                row = row * 10.0 ** generator.uniform(9, top)
+            case "tiny":
+                row = row * 10.0 ** -generator.uniform(9, top + 6)
+            case "all scales":
+                row = wide(generator, case.features, -top, top)
+            case "one coordinate":
+                row[generator.integers(case.features)] = 10.0 ** generator.uniform(5, top)
+        row = held(row, dtype)
+        if pattern == "not finite":
+            row[generator.integers(case.features)] = (math.inf, -math.inf, math.nan)[generator.integers(3)]
+        rows.append(row)
+    labels: Tensor = torch.from_numpy(generator.integers(0, CLASSES, len(patterns)))
+    if not case.classes:
+        labels = held(wide(generator, len(patterns), -3, 3).abs(), dtype)
+    return Records(torch.stack(rows), labels)
+
+
+def only(objective: Any, place: int) -> Any:
+    """The objective of the batch that holds this one of the records alone; directions are keyed by the row."""
+    return objective.at(Slots(1, ((place, 1),))) if isinstance(objective, Smoothed) else objective
+
+
+@pytest.mark.parametrize("wider", [False, True], ids=["summed alike", "summed in float64"])
+@pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", CASES)
+@given(
+    pattern=st.sampled_from(POINTS),
+    coefficients=st.one_of(
+        st.sampled_from([(1.0,), (1.0, -1.0)]), st.integers(2, 10**5).map(lambda t: (float(t), -float(t - 1)))
+    ),
+    clip=st.one_of(st.floats(-40.0, 40.0), st.sampled_from([-40.0, 40.0])).map(lambda exponent: 2.0**exponent),
+    kinds=st.lists(st.sampled_from(RECORDS), min_size=BATCH, max_size=BATCH),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_no_contribution_is_beyond_its_clip(
+    name: str,
+    dtype: torch.dtype,
+    wider: bool,
+    pattern: str,
+    coefficients: tuple[float, ...],
+    clip: float,
+    kinds: list[str],
+    seed: int,
+) -> None:
+    """A server would learn from one release what the noise was calibrated to hide.
+
+    Each record's contribution is measured in float64: alone, and, as what is really released is summed in float64,
+    as what such a sum loses with the record's weight.
+    """
+    case = CASES[name]
+    objective: Any = case.make(dtype)
+    points = pair_of(pattern, objective, dtype, seed)[: len(coefficients)]
+    records = records_of(case, kinds, dtype, seed)
+    weights = torch.from_numpy(np.random.default_rng(seed + 2).uniform(0.1, 1.0, BATCH)).to(
+        F64 if wider else dtype
+    )
+    together = objective.increment(points, coefficients, records, weights, clip)
+    assert together.total.dtype == weights.dtype
+    assert bool(together.total.isfinite().all())
+    for place in range(BATCH):
+        limit = float(weights[place]) * clip * SLACK
+        single = Records(records.features[place : place + 1], records.labels[place : place + 1])
+        alone = only(objective, place).increment(points, coefficients, single, weights[place : place + 1], clip)
+        norm = float(alone.total.double().norm())
+        assert norm <= limit, f"{norm / limit} times its clip, alone"
+        if kinds[place] == "not finite":
+            assert not alone.total.any()
+            assert int(alone.clipped) == 1
+        if weights.dtype == F32:  # its sum is rounded by what else is in it: simulations only
+            continue
+        left_out = weights.clone()
+        left_out[place] = 0.0
+        without = objective.increment(points, coefficients, records, left_out, clip)
+        moved = float((together.total.double() - without.total.double()).norm())
+        assert moved <= limit, f"{moved / limit} times its clip, in the batch"
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
+@pytest.mark.parametrize("wider", [False, True])
+def test_a_record_whose_logits_overflow_adds_nothing(dtype: torch.dtype, wider: bool) -> None:
+    """A NaN in a release would say that a certain record is there, whatever the noise."""
+    objective = softmax(dtype)
+    most = torch.finfo(dtype).max
+    point = torch.zeros(objective.dimension, dtype=dtype)
+    point[:2] = most
+    bright, dark = torch.tensor([[1.0, 1.0, 0, 0, 0], [0, 0, 0, 0, 1.0]], dtype=dtype).split(1)
+    weights = torch.ones(2, dtype=F64 if wider else dtype)
+    found = objective.increment(
+        [point], [1.0], Records(torch.cat([bright, dark]), torch.tensor([0, 1])), weights, 1.0
+    )
+    alone = objective.increment([point], [1.0], Records(dark, torch.tensor([1])), weights[:1], 1.0)
+    assert torch.equal(found.total, alone.total)
+    assert (int(found.clipped), int(alone.clipped)) == (1, 0)
+
+
+def test_points_whose_weights_cancel_keep_the_biases_norm() -> None:
+    """With activations of 1e9 the weight part of a norm swallows the bias part, which is added nonetheless."""
+    objective = objective_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), 2, CrossEntropy(), 0, F32)
+    point = torch.zeros(objective.dimension)
+    point[:4], point[-2:] = 1e9, torch.tensor([1.0, -1.0])
+    other = point.clone()
+    other[-2:] = torch.tensor([-1.0, 1.0])
+    records = Records(torch.ones(1, 2), torch.tensor([0]))
+    for weights in (torch.ones(1), torch.ones(1, dtype=F64)):
+        found = objective.increment([point, other], [1.0, -1.0], records, weights, 0.01)
+        assert 0.0 < float(found.total.double().norm()) <= 0.01 * SLACK
+        assert int(found.clipped) == 1
