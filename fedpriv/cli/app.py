@@ -195,7 +195,9 @@ def superlink(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS, and any SuperNode may connect: on one's own machine only.")
     ] = False,
-    simulation: Annotated[bool, typer.Option("--simulation", help="No SuperNodes: for Flower's Ray engine.")] = False,
+    simulation: Annotated[
+        bool, typer.Option("--simulation", help="No SuperNodes: for Flower's Ray engine.")
+    ] = False,
 ) -> None:
     """Run Flower's SuperLink, where the server runs, until ended; SuperNodes reach nothing of it but messages.
 
@@ -208,7 +210,9 @@ def superlink(
 
 @app.command()
 def supernode(
-    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink, as its certificate names it.")],
+    superlink: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="The SuperLink, as its certificate names it.")
+    ],
     silo: Annotated[int, typer.Option(min=0, metavar="N", help="The silo's number.")],
     guard: Annotated[Path, typer.Option(metavar="SOCKET", help="Where the silo's guard answers.")],
     keys: Annotated[Path | None, typer.Option(metavar="FOLDER", help="With ca.crt and node.key.")] = None,

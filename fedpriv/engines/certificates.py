@@ -40,9 +40,7 @@ def make_server_keys(folder: Path) -> None:
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(own, critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(server.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False
-        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
         .sign(authority, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
@@ -69,7 +67,9 @@ def node_public_key(path: Path) -> bytes:
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: expected a public key as `ssh-keygen -t ecdsa -b 384` makes ({error})") from None
+        raise InputError(
+            f"{path}: expected a public key as `ssh-keygen -t ecdsa -b 384` makes ({error})"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise InputError(f"{path}: expected an ECDSA key, as `ssh-keygen -t ecdsa -b 384` makes")
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)

@@ -25,6 +25,8 @@ from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.common.serde import fab_to_proto
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequest
 from flwr.proto.federation_config_pb2 import SimulationConfig
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.server.superlink.linkstate import LinkState
 from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
@@ -32,7 +34,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from starlette.types import ASGIApp
 
-from fedpriv.errors import RunError
+from fedpriv.errors import RunError, printable
 
 CONTROL, FLEET, RUNTIME = "/v1/control/", "/v1/fleet/", "/v1/runtime/"
 UNIX = "unix:"
@@ -80,7 +82,7 @@ class Control:
                 return question(client)
         except httpx.HTTPStatusError as error:
             told = FlowerError.from_json(error.response.text)
-            reason = str(told or error.response.text[:200] or error)
+            reason = printable(str(told or error.response.text or error))
             raise RunError(f"the SuperLink at {self.address} refuses: {reason}") from None
         except httpx.RequestError as error:
             raise RunError(f"the SuperLink at {self.address} cannot be reached: {_reason(error)}") from None
@@ -126,6 +128,7 @@ def superlink_app(options: Sequence[str], nodes: Mapping[str, bytes]) -> ASGIApp
     from flwr.superlink.main import create_app
 
     _wait_for_slow_starts()
+    _refuse_replies_of_others()
     with mock.patch.object(sys, "argv", ["flower-superlink", *options]):
         config = _parse_superlink_lifespan_config()
     app = create_app(config, SuperLinkLifespan)
@@ -133,6 +136,25 @@ def superlink_app(options: Sequence[str], nodes: Mapping[str, bytes]) -> ASGIApp
     for name, public_key in nodes.items():
         state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key, 0, name=name)
     return app
+
+
+def _refuse_replies_of_others() -> None:
+    """Check who a reply says it is from, where Flower checks only who sends it.
+
+    Guarantee: a SuperNode's reply counts as that SuperNode's, whatever it is told to say.
+    """
+    from flwr.supercore.error import ApiErrorCode
+    from flwr.superlink.servicer.fleet import fleet_handlers
+
+    push_messages = fleet_handlers.push_messages
+
+    def checked(request: PushMessagesRequest, state: LinkState) -> PushMessagesResponse:
+        node = request.node.node_id
+        if any(message.metadata.src_node_id != node for message in request.messages_list):
+            raise FlowerError(ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED, f"node {node} replies as another node")
+        return push_messages(request=request, state=state)
+
+    mock.patch.object(fleet_handlers, "push_messages", checked).start()
 
 
 def _wait_for_slow_starts() -> None:

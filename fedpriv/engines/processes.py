@@ -1,6 +1,6 @@
 """Processes that an engine starts on this machine: their environment, their ports, and that none is left behind.
 
-    python -P -m fedpriv.engines.processes HOME   ends what was started in HOME once its standard input is closed
+python -P -m fedpriv.engines.processes HOME   ends what was started in HOME once its standard input is closed
 """
 
 import os

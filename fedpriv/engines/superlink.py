@@ -18,7 +18,7 @@ import httpx
 from fedpriv.engines import certificates
 from fedpriv.engines.flower_private import UNIX, Control
 from fedpriv.engines.processes import environment, free_ports, left_by_nobody, script
-from fedpriv.errors import RunError
+from fedpriv.errors import RunError, printable
 
 _APP = """\
 [project]
@@ -66,7 +66,7 @@ class SuperLink:
         if self.home is None:
             return ""
         text = (self.home / "superlink.log").read_text(encoding="utf-8", errors="replace")
-        return ":\n" + "\n".join(text.splitlines()[-lines:])
+        return ":\n" + "\n".join(map(printable, text.splitlines()[-lines:]))
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fedpriv.engines import certificates
 from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME, superexec_command, superlink_app
 from fedpriv.errors import InputError
-
-REGISTERED = "FEDPRIV_NODES_ARE_REGISTERED"
-"""Set for the server where SuperNodes are known by keys, and a silo's number is the name its key is registered with."""
+from fedpriv.records import REGISTERED
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,10 @@ def serve_superlink(
         options += ["--disable-runtime-dependency-installation", *_tls_options(keys or runtime_keys)]
         options += ["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]
         app = superlink_app(options, nodes)
-        listeners = [Listener(_unix(control), CONTROL, None), Listener(_tcp("127.0.0.1", 0), RUNTIME, runtime_keys)]
+        listeners = [
+            Listener(_unix(control), CONTROL, None),
+            Listener(_tcp("127.0.0.1", 0), RUNTIME, runtime_keys),
+        ]
         if not simulation:
             listeners.append(Listener(_tcp(host, port), FLEET, keys))
         address = f"127.0.0.1:{listeners[1].socket.getsockname()[1]}"

@@ -2,8 +2,8 @@
 
     python neighbour.py MARKER PORT...    prints, as a JSON list, what worked
 
-Run as another user.  It has Flower and httpx, the ports (`ss -ltn` tells everybody), and no secret.  MARKER is a file
-that the code it submits would write, as whoever runs it.
+Run as another user.  It has Flower, httpx and the ports (`ss -ltn` tells everybody), and no secret.  MARKER is a
+file that the code it submits would write, as whoever runs it.
 """
 
 import hashlib
@@ -116,10 +116,6 @@ def take_a_task(base: str, marker: Path) -> None:
     client(RuntimeHttpClient, base, name="SuperExec").AcquireTask(AcquireTaskRequest(supported_task_types=kinds))
 
 
-def read_the_documentation(base: str, marker: Path) -> None:
-    httpx.get(f"{base}/openapi.json", verify=False, timeout=_SECONDS).raise_for_status()
-
-
 def with_token(base: str, token: str) -> None:
     runtime = client(RuntimeHttpClient, base, RuntimeTokenHttpInterceptor(token=token), name="flwr-serverapp")
     try:
@@ -134,7 +130,6 @@ _ATTACKS: dict[str, Callable[[str, Path], None]] = {
     "a SuperNode's key registered": register_a_key,
     "a SuperNode": connect_as_a_supernode,
     "a task": take_a_task,
-    "the APIs' description": read_the_documentation,
 }
 
 
