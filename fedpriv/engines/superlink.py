@@ -6,6 +6,7 @@ environment variables.
 """
 
 import json
+import secrets
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,9 +95,14 @@ class SubmittedRun:
 
 @contextmanager
 def simulating_superlink(home: Path) -> Iterator[SuperLink]:
-    """A SuperLink for Flower's own simulation engine; gone, with everything it started, when the block is left."""
+    """A SuperLink for Flower's own simulation engine; gone, with everything it started, when the block is left.
+
+    Guarantee: Ray, which listens on every address of the machine and runs what it is sent, asks for a token that only
+    our processes have, and keeps its sockets and files in `home`.
+    """
+    ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": str(home)}
     with left_by_nobody(home):
-        yield start_superlink(home, ["--simulation"])
+        yield start_superlink(home, ["--simulation"], own=ray)
 
 
 @contextmanager
@@ -123,8 +129,12 @@ def node_keys(home: Path, silo: int) -> Path:
     return home / f"node-{silo}"
 
 
-def start_superlink(home: Path, options: Sequence[str], port: int | None = None) -> SuperLink:
+def start_superlink(
+    home: Path, options: Sequence[str], port: int | None = None, own: Mapping[str, str] | None = None
+) -> SuperLink:
     """`fedpriv superlink OPTIONS`, for SuperNodes on a port of 127.0.0.1, once it answers.
+
+    `own` are environment variables of its own.
 
     Guarantee: who cannot enter `home`, which has to be of mode 0700, cannot start a run on it.
     """
@@ -135,7 +145,12 @@ def start_superlink(home: Path, options: Sequence[str], port: int | None = None)
     command += [] if port is None else ["--port", str(port)]
     with (home / "superlink.log").open("ab") as log:
         process = subprocess.Popen(
-            command, cwd=empty, env=environment(home), stdout=log, stderr=log, start_new_session=True
+            command,
+            cwd=empty,
+            env={**environment(home), **(own or {})},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     link = SuperLink(Control(f"{UNIX}{socket}"), home, None if port is None else f"127.0.0.1:{port}", process)
     _wait_until_healthy(link, socket)
