@@ -10,6 +10,7 @@ whoever asks first; its executors put a task's token on a command line, which ev
 
 import hashlib
 import os
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -88,20 +89,22 @@ class Control:
             raise RunError(f"the SuperLink at {self.address} cannot be reached: {_reason(error)}") from None
 
     def _client(self) -> ControlHttpClient:
-        verify = self.root_certificates is not None
-        socket = self.address.removeprefix(UNIX) if self.address.startswith(UNIX) else None
-        client = ControlHttpClient(
-            f"{'https' if verify else 'http'}://{self.address if socket is None else 'superlink'}",
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        )
+        socket, verify = None, True if self.root_certificates is None else _trusting(self.root_certificates)
+        scheme, host = "http" if self.root_certificates is None else "https", self.address
+        if self.address.startswith(UNIX):
+            socket, host = self.address.removeprefix(UNIX), "superlink"
+        version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+        client = ControlHttpClient(f"{scheme}://{host}", interceptors=[version])
         client.close()
-        client._client = httpx.Client(
-            transport=httpx.HTTPTransport(
-                uds=socket, verify=str(self.root_certificates) if verify else True, trust_env=False
-            ),
+        client._client = httpx.Client(  # Flower's own has no Unix sockets, and looks for proxies
+            transport=httpx.HTTPTransport(uds=socket, verify=verify, trust_env=False),
             timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
         )
         return client
+
+
+def _trusting(certificates: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(certificates))
 
 
 def _simulation(keys: Mapping[str, int]) -> SimulationConfig:

@@ -37,7 +37,9 @@ def test_services_are_the_superlink_the_job_and_two_for_each_silo(services: dict
 
 def test_every_service_is_watched_limited_and_without_rights(services: dict[str, Any]) -> None:
     for name, service in services.items():
-        assert service["healthcheck"] == {"disable": True} if name == "job" else service["healthcheck"]["test"], name
+        assert service["healthcheck"] == {"disable": True} if name == "job" else service["healthcheck"]["test"], (
+            name
+        )
         assert service["restart"] == ("no" if name == "job" else "on-failure"), name
         assert {"cpus", "mem_limit", "pids_limit"} <= set(service), name
         if name in ("superlink", "job"):
