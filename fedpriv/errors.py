@@ -28,8 +28,8 @@ class RunError(FedprivError):
 def printable(text: str, longest: int = 500) -> str:
     """What another party wrote, as one line that a terminal only shows: to be called where such text comes in.
 
-    Control characters, line ends and characters that change the direction of writing become escapes (\\x1b), and what
-    is beyond `longest` characters is cut.
+    Control characters, line ends and characters that change the direction of writing become escapes (\\x1b), and
+    what is beyond `longest` characters is cut.
     """
     shown = (c if c == " " or unicodedata.category(c)[0] not in "CZ" else ascii(c)[1:-1] for c in text[:longest])
     return "".join(shown) + (" …" if len(text) > longest else "")

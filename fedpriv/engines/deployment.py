@@ -37,8 +37,8 @@ def run_deployment(
     """Run cells one after another; see `Engine`.
 
     `folder` is the RUN_DIR: the server writes below it, so that it must be the same folder where the SuperLink
-    runs.  `address` is where a running SuperLink lets runs be started: `unix:SOCKET` as `fedpriv superlink` makes it,
-    or host:port, over TLS if `root_certificates` are given.
+    runs.  `address` is where a running SuperLink lets runs be started: `unix:SOCKET` as `fedpriv superlink` makes
+    it, or host:port, over TLS if `root_certificates` are given.
     """
     if address is None:
         refuse_root("deployment")

@@ -1,9 +1,9 @@
-"""All names of Flower 1.41 that Flower does not promise to keep, in one place: tests/engines/test_flower_private.py
-says when one is gone.
+"""All names of Flower 1.41 that Flower does not promise to keep: tests/engines/test_flower_private.py tells.
 
-What they are needed for, measured on Flower 1.41: its SuperLink serves the Control API (whoever reaches it runs code
-there), the Fleet API and the Runtime API on one port, asks nobody on the Control API who he is, and hands a task to
-whoever asks first; its executors put a task's token on a command line, which every user of the machine can read.
+What they are needed for, measured on Flower 1.41: its SuperLink serves the Control API (whoever reaches it runs
+code there), the Fleet API and the Runtime API on one port, asks nobody on the Control API who he is, and hands a
+task to whoever asks first; its executors put a task's token on a command line, which every user of the machine can
+read.
 
     python -P -m fedpriv.engines.flower_private superexec|supernode ARGUMENT...   Flower's programs, mended
 """
@@ -124,8 +124,8 @@ def _reason(error: httpx.RequestError) -> str:
 def superlink_app(options: Sequence[str], nodes: Mapping[str, bytes]) -> ASGIApp:
     """Flower's SuperLink with all its APIs, as `flower-superlink OPTIONS` serves it, that knows SuperNodes.
 
-    `nodes`: a SuperNode's name -> its public key (PEM).  A name can be given here and through the Control API only,
-    so that it says who a node is, whatever the node says.
+    `nodes`: a SuperNode's name -> its public key (PEM).  A name can be given here and through the Control API
+    only, so that it says who a node is, whatever the node says.
     """
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
     from flwr.superlink.main import create_app

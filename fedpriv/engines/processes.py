@@ -44,8 +44,8 @@ def refuse_root(engine: str) -> None:
 def left_by_nobody(home: Path) -> Iterator[None]:
     """Whatever is started with a FLWR_HOME in `home` ends with the block, or with this process, however it ends.
 
-    Guarantee: a process that is killed with SIGKILL in the block leaves none of them running and no `home`: another
-    process, in a session of its own, sees the end of a pipe that only this one holds, and ends them.
+    Guarantee: a process that is killed with SIGKILL in the block leaves none of them running and no `home`:
+    another process, in a session of its own, sees the end of a pipe that only this one holds, and ends them.
     """
     command = [sys.executable, "-P", "-m", __name__, str(home)]
     watch = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

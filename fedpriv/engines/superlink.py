@@ -1,8 +1,8 @@
 """A SuperLink, our own as a child process in an empty folder or somebody's, and runs submitted to it.
 
 Measured facts on Flower 1.41 that this is built around: the SuperLink's working directory precedes the app on the
-import path, so it must be empty; telemetry, update check and the installation of dependencies at run time are off by
-environment variables.
+import path, so it must be empty; telemetry, update check and the installation of dependencies at run time are off
+by environment variables.
 """
 
 import json
@@ -97,8 +97,8 @@ class SubmittedRun:
 def simulating_superlink(home: Path) -> Iterator[SuperLink]:
     """A SuperLink for Flower's own simulation engine; gone, with everything it started, when the block is left.
 
-    Guarantee: Ray, which listens on every address of the machine and runs what it is sent, asks for a token that only
-    our processes have, and keeps its sockets and files in `home`.
+    Guarantee: Ray, which listens on every address of the machine and runs what it is sent, asks for a token that
+    only our processes have, and keeps its sockets and files in `home`.
     """
     ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": str(home)}
     with left_by_nobody(home):
@@ -158,7 +158,7 @@ def start_superlink(
 
 
 def remote_superlink(address: str, root_certificates: Path | None) -> SuperLink:
-    """A SuperLink that runs already: the socket of its Control API, or host:port, over TLS if there are certificates.
+    """A SuperLink that runs already: the socket of its Control API, or host:port, over TLS given certificates.
 
     InputError for a certificate that has expired, before anything is asked.
     """

@@ -1,10 +1,10 @@
-"""`fedpriv superlink`: Flower's SuperLink, with each of its APIs where those who need it reach it, and nobody else.
+"""`fedpriv superlink`: Flower's SuperLink, each of its APIs where those who need it reach it, and nobody else.
 
 | API | who | where |
 |---|---|---|
 | Control: start and stop runs | the SuperLink's owner | a Unix socket of mode 0600 |
 | Fleet: a SuperNode's messages | SuperNodes whose keys are registered | host:port, TLS |
-| Runtime: a task's messages | the tasks it started itself | a port of 127.0.0.1, TLS, tokens that no command line says |
+| Runtime: a task's messages | the tasks it started itself | a port of 127.0.0.1, TLS, tokens on no command line |
 """
 
 import asyncio
@@ -42,8 +42,8 @@ class Listener:
 class Only:
     """The part of an ASGI app below `prefix`, and /health; nothing else of it is there.
 
-    Guarantee: no request that comes through this reaches another of the app's routes: paths are compared as the app
-    compares them, and no other kind of connection is let through.
+    Guarantee: no request that comes through this reaches another of the app's routes: paths are compared as the
+    app compares them, and no other kind of connection is let through.
     """
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:

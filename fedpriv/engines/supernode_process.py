@@ -27,7 +27,7 @@ _PAUSE_SECONDS = 3.0
 
 
 def command(superlink: str, silo: int, guard: Path, keys: Path | None) -> list[str]:
-    """The command that runs silo `silo`'s SuperNode; `keys` has ca.crt and node.key, None for no TLS and no key."""
+    """The command that runs silo `silo`'s SuperNode; `keys` has ca.crt and node.key, None for no TLS, no key."""
     return [
         *(sys.executable, "-P", "-m", __name__, superlink, str(silo), str(guard)),
         "-" if keys is None else str(keys),

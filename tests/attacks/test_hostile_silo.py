@@ -1,4 +1,4 @@
-"""A silo of the federation, with its own registered key, that wants to be another silo or the SuperLink's owner."""
+"""A silo with its own registered key that wants to be another silo, or the SuperLink's owner."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -130,7 +130,7 @@ def test_a_silos_name_is_what_its_key_was_registered_with(app: Any, keys: Mappin
 
 
 def test_a_reply_counts_only_as_its_senders(app: Any) -> None:
-    """Would gain: a release of its making in another silo's name, if it learnt which message that silo was sent."""
+    """Would gain: a release of its making in another silo's name, if it learnt what that silo was sent."""
     state = mock.MagicMock()
     state.store_message_and_object_tree.return_value = ({}, set())
     state.start_session.return_value = "session"

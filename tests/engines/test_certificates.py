@@ -56,5 +56,5 @@ def test_a_node_key_is_kept_and_its_public_half_is_the_one_that_is_registered(tm
 def test_a_public_key_that_is_none_is_one_line(tmp_path: Path, content: str) -> None:
     path = tmp_path / "silo-0.pub"
     path.write_text(content)
-    with pytest.raises(InputError, match="silo-0.pub: expected a"):
+    with pytest.raises(InputError, match=r"silo-0\.pub: expected a"):
         certificates.node_public_key(path)

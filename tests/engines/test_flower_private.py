@@ -11,8 +11,8 @@ from unittest import mock
 import pytest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.corestate import in_memory_corestate
-from flwr.supercore.superexec.executor.types import ExecutionSpec
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.superexec.executor.types import ExecutionSpec
 from flwr.superlink.main import create_app
 from flwr.supernode.nodestate import NodeStateFactory
 
@@ -40,7 +40,8 @@ def test_a_tasks_token_is_on_no_command_line(tmp_path: Path) -> None:
     program.write_text(
         f"#!{sys.executable}\nimport json, sys\nfrom pathlib import Path\n"
         "held = sys.argv[sys.argv.index('--token-file') + 1]\n"
-        f"Path({str(seen)!r}).write_text(json.dumps([Path('/proc/self/cmdline').read_text(), Path(held).read_text()]))\n"
+        "told = [Path('/proc/self/cmdline').read_text(), Path(held).read_text()]\n"
+        f"Path({str(seen)!r}).write_text(json.dumps(told))\n"
     )
     program.chmod(0o755)
     spec = ExecutionSpec(
@@ -122,6 +123,6 @@ def test_a_certificate_that_nobody_vouches_for_is_one_line_at_once(tmp_path: Pat
         other = tmp_path / "other"
         other.mkdir()
         make_server_keys(other)
-        with pytest.raises(RunError, match="cannot be reached: .*CERTIFICATE_VERIFY_FAILED"):
+        with pytest.raises(RunError, match=r"cannot be reached: .*CERTIFICATE_VERIFY_FAILED"):
             Control(f"127.0.0.1:{port}", other / "ca.crt").status(1)
         server.kill()
