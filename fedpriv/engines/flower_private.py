@@ -14,10 +14,11 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from unittest import mock
 
 import httpx
@@ -37,10 +38,14 @@ from starlette.types import ASGIApp
 
 from fedpriv.errors import RunError, printable
 
+if TYPE_CHECKING:
+    from flwr.supercore.superexec.executor.types import ExecutionSpec
+
 CONTROL, FLEET, RUNTIME = "/v1/control/", "/v1/fleet/", "/v1/runtime/"
 UNIX = "unix:"
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 30.0
 _CLAIM_SECONDS, _BEAT_SECONDS = 300.0, 60.0
+_END_SECONDS = 2.0  # Flower itself ends a process hard after 5
 Answer = TypeVar("Answer")
 
 
@@ -189,28 +194,48 @@ def supernode_command(options: Sequence[str]) -> list[str]:
 def _superexec(options: Sequence[str]) -> None:
     from flwr.supercore.cli.flower_superexec import flower_superexec
     from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+    from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
+
+    tasks: list[subprocess.Popen[bytes]] = []
+
+    def launch(_executor: SubprocessExecutor, spec: ExecutionSpec) -> LaunchResult:
+        tasks[:] = [task for task in tasks if task.poll() is None]
+        tasks.append(_launch(spec))
+        return LaunchResult.accepted()
 
     with (
-        mock.patch.object(SubprocessExecutor, "launch", _launch),
+        mock.patch.object(SubprocessExecutor, "launch", launch),
         mock.patch.object(sys, "argv", ["flower-superexec", *options]),
     ):
-        flower_superexec()
+        try:
+            flower_superexec()
+        finally:
+            _end(tasks)
 
 
-def _launch(_executor: object, spec: object) -> object:
+def _end(tasks: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """End tasks with their executor: one that waits for a SuperLink that is gone may never see that it should."""
+    for task in tasks:
+        task.terminate()
+    deadline = time.monotonic() + _END_SECONDS
+    while any(task.poll() is None for task in tasks) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for task in tasks:
+        task.kill()
+
+
+def _launch(spec: "ExecutionSpec") -> "subprocess.Popen[bytes]":
     """Start a task's process with its token in a file without a name, where Flower writes it on the command line.
 
     Guarantee: no command line says the token; who has it may read and answer the task's messages.
     """
     from flwr.supercore.constant import TASK_TYPE_TO_APPIO_API_ADDRESS_ARG, TASK_TYPE_TO_COMMAND
-    from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
-    assert isinstance(spec, ExecutionSpec)
     command = Path(sys.executable).with_name(TASK_TYPE_TO_COMMAND[spec.task_type])
     with tempfile.TemporaryFile() as token:
         token.write(spec.token.encode())
         token.flush()
-        subprocess.Popen(
+        return subprocess.Popen(
             [
                 *(str(command), TASK_TYPE_TO_APPIO_API_ADDRESS_ARG[spec.task_type], spec.runtime_api_address),
                 *("--token-file", f"/dev/fd/{token.fileno()}"),
@@ -220,7 +245,6 @@ def _launch(_executor: object, spec: object) -> object:
             stdout=subprocess.DEVNULL if spec.suppress_output else None,
             stderr=subprocess.DEVNULL if spec.suppress_output else None,
         )
-    return LaunchResult.accepted()
 
 
 def _supernode(options: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """What we take of Flower without its leave is still there and still does what we count on."""
 
 import json
+import signal
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -55,22 +56,23 @@ def test_a_tasks_token_is_on_no_command_line(tmp_path: Path) -> None:
         suppress_output=False,
         task_id=1,
     )
-    started: list[subprocess.Popen[bytes]] = []
-
-    def popen(*words: object, **options: object) -> "subprocess.Popen[bytes]":
-        started.append(real(*words, **options))  # type: ignore[call-overload]
-        return started[-1]
-
-    real = subprocess.Popen
-    with (
-        mock.patch.object(sys, "executable", str(tmp_path / "python")),
-        mock.patch.object(flower_private.subprocess, "Popen", popen),
-    ):
-        flower_private._launch(None, spec)
-    assert started[0].wait(timeout=30) == 0
+    with mock.patch.object(sys, "executable", str(tmp_path / "python")):
+        task = flower_private._launch(spec)
+    assert task.wait(timeout=30) == 0
     line, token = json.loads(seen.read_text())
     assert token == "5ec4e7"
     assert "5ec4e7" not in line
+
+
+def test_a_task_that_does_not_end_when_told_is_ended_with_its_executor() -> None:
+    """A server that waits for a SuperLink that was killed would keep the journal, and no run could be resumed."""
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    task = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+    assert task.stdout is not None
+    with task.stdout:
+        task.stdout.readline()
+        flower_private._end([task])
+        assert task.wait(timeout=10) == -signal.SIGKILL
 
 
 def test_a_task_may_take_minutes_to_start_and_is_missed_after_one() -> None:
