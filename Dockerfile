@@ -9,17 +9,17 @@ ARG TORCH_INDEX=""
 ARG PIP_NO_INDEX=""
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_FIND_LINKS=/wheels
 RUN python3 -m venv /venv
-COPY pyproject.toml constraints.txt /src/
+COPY constraints.txt deploy/requirements.txt /src/
 COPY deploy/wheels/ /wheels/
 WORKDIR /src
-# The dependencies first, in a layer of their own: they change seldom, and are almost all of the image.
+# The dependencies first, in a layer of their own: they change seldom, and are almost all of the image.  All have to
+# have the hashes in deploy/requirements.txt (deploy/lock.py), but torch and torchvision, whose build is chosen here.
 RUN if [ -n "$PIP_NO_INDEX" ]; then export PIP_NO_INDEX; else unset PIP_NO_INDEX; fi \
+ && /venv/bin/pip install --quiet --require-hashes --no-deps --requirement requirements.txt \
  && if [ -n "$TORCH_INDEX" ]; then export PIP_EXTRA_INDEX_URL="$TORCH_INDEX"; fi \
- && /venv/bin/python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb')); \
-print(*project['project']['dependencies'], *project['build-system']['requires'], sep='\n')" > requirements.txt \
- && /venv/bin/pip install --quiet --constraint constraints.txt --requirement requirements.txt \
+ && /venv/bin/pip install --quiet --constraint constraints.txt torch torchvision \
  && rm -rf /venv/lib/python3.11/site-packages/torch/include /venv/lib/python3.11/site-packages/torch/test
-COPY README.md /src/
+COPY pyproject.toml README.md /src/
 COPY fedpriv/ /src/fedpriv/
 COPY server/ /src/server/
 COPY clients/ /src/clients/
@@ -27,10 +27,9 @@ RUN /venv/bin/pip install --quiet --no-deps --no-build-isolation .
 
 FROM ${BASE_IMAGE}
 COPY --from=build /venv /venv
-COPY deploy/superlink.sh deploy/supernode.sh deploy/health.py /usr/local/bin/
-# Volumes take their mode from these folders; whoever is the user of the containers can write to them, and each
-# volume is seen by one silo's containers only.
-RUN mkdir -p /silo/ledger /silo/socket && chmod 1777 /silo/ledger /silo/socket
+COPY deploy/supernode.sh deploy/health.py /usr/local/bin/
+# Volumes take their mode from these folders: whoever writes to one owns what he wrote, and nobody else may replace it.
+RUN mkdir -p /silo/ledger /silo/socket /control && chmod 1777 /silo/ledger /silo/socket /control
 ENV PATH=/venv/bin:$PATH \
     HOME=/tmp LOGNAME=fedpriv FLWR_HOME=/tmp/flwr MPLCONFIGDIR=/tmp/matplotlib \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 \

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test scenarios e2e e2e-tools lint docs bench bench-peers clean
+.PHONY: run test scenarios e2e e2e-tools lint lock docs bench bench-peers clean
 
 run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, draw the plots
 	$(BIN)/fedpriv data fetch mnist
@@ -27,6 +27,9 @@ lint: $(READY)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+lock: $(READY)  ## deploy/requirements.txt: what the image installs, by hash, for every platform; torch and torchvision not
+	$(BIN)/python deploy/lock.py
 
 docs: $(READY)  ## the documentation as a site, in site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -45,7 +45,7 @@ def serve(policy_path: Path, ready: Callable[[Path], None] = lambda _: None) -> 
 
 def _open_to(socket: Path, group: str) -> None:
     try:
-        shutil.chown(socket, group=group)
+        shutil.chown(socket, group=int(group) if group.isdigit() else group)
         socket.chmod(0o660)
     except (OSError, LookupError) as error:
         raise InputError(f"group = {group!r}: cannot be given the socket {socket}: {error}") from None

@@ -4,7 +4,6 @@
 #   FOLDER/authority/ca.key       signs certificates; no container sees it, keep it off the machines
 #   FOLDER/superlink/             ca.crt, server.pem and server.key (TLS), nodes/silo-N.pub (who may connect)
 #   FOLDER/silo-N/node/           ca.crt, and node.key: the SuperNode's own
-#   FOLDER/job/ca.crt
 #
 # NAME... are the names by which the SuperLink is reached beside superlink and localhost, such as fl.example.org.
 # Keys that are there are kept: called again with more silos, it makes those of the new ones.
@@ -20,7 +19,7 @@ for tool in openssl ssh-keygen; do
 done
 umask 077
 days=365
-mkdir -p "$folder/authority" "$folder/superlink/nodes" "$folder/job"
+mkdir -p "$folder/authority" "$folder/superlink/nodes"
 cd "$folder"
 
 if [ ! -e authority/ca.key ]; then
@@ -40,14 +39,15 @@ if [ ! -e superlink/server.pem ] || [ $# -gt 0 ]; then
         -sha256 -days "$days" -extfile authority/server.cnf -out superlink/server.pem 2> /dev/null
 fi
 cp authority/ca.crt superlink/ca.crt
-cp authority/ca.crt job/ca.crt
 silo=0
 while [ "$silo" -lt "$silos" ]; do
     node=silo-$silo/node
-    mkdir -p "$node"
-    cp authority/ca.crt "$node/ca.crt"
-    [ -e "$node/node.key" ] || ssh-keygen -q -t ecdsa -b 384 -N '' -C "silo-$silo" -f "$node/node.key"
-    cp "$node/node.key.pub" "superlink/nodes/silo-$silo.pub"
+    if [ ! -e "superlink/nodes/silo-$silo.pub" ]; then
+        mkdir -p "$node"
+        cp authority/ca.crt "$node/ca.crt"
+        ssh-keygen -q -t ecdsa -b 384 -N '' -C "silo-$silo" -f "$node/node.key"
+        cp "$node/node.key.pub" "superlink/nodes/silo-$silo.pub"
+    fi
     silo=$((silo + 1))
 done
 echo "keys of $silos silos: $folder"

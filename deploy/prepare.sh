@@ -9,18 +9,35 @@ scenario=scenarios/containers.toml
 case ${1:-} in '' | -*) ;; *) scenario=$1; shift ;; esac
 image=${FEDPRIV_IMAGE:-fedpriv:local}
 
-# The containers' user: the one who calls this, so that no file has to be readable by others; never root.
+# The server's user and its job's: the one who calls this, never root.  Guards and nodes have users of their own, as
+# docker-compose.yml says; a container gives them their files, since only root can.
 user=$(id -u):$(id -g)
 [ "$(id -u)" -ne 0 ] || user=10001:10001
 
 fail() { echo "deploy/prepare.sh: $1" >&2; exit 2; }
 own() { if [ "$(id -u)" -eq 0 ]; then chown -R "$user" deploy/run && chown "$user" runs; fi; }
+give_to_silos() {
+    docker run --rm --user 0:0 --network none --volume "$PWD/deploy/run:/run/fedpriv" "$image" sh -eu -c '
+        cd /run/fedpriv; chmod go+x .
+        for folder in silo-*; do
+            silo=${folder#silo-}
+            sed -i "1i group = \"$((30000 + silo))\"  # who may ask: the users of node-$silo" "$folder/guard/policy.toml"
+            chmod go+x "$folder"
+            chown -R "$((20000 + silo)):$((30000 + silo))" "$folder/guard"
+            chown -R "$((30000 + silo)):$((30000 + silo))" "$folder/node"
+        done'
+}
 case $scenario in scenarios/*) ;; *) fail "$scenario: it has to lie in scenarios/, which the job's container sees" ;; esac
 [ -e "$scenario" ] || fail "$scenario: no such scenario"
 [ ! -e deploy/run/silo-0/guard/shard.npz ] || fail "deploy/run holds silos already.  A new image for them: \
 docker-compose build.  New silos, whose ledgers forget the old ones: docker-compose down --volumes; rm -r deploy/run"
 docker info > /dev/null 2>&1 || fail "no Docker daemon answers here: is it running, and may $(id -un) use it?"
 
+case ${BASE_IMAGE:-} in
+    *@sha256:*) ;;
+    *) echo "deploy/prepare.sh: warning: the base image ${BASE_IMAGE:-python:3.11-slim-bookworm} is pinned by its tag, \
+which can change; BASE_IMAGE=NAME@sha256:DIGEST pins what it is" >&2 ;;
+esac
 docker build ${BASE_IMAGE:+--build-arg "BASE_IMAGE=$BASE_IMAGE"} \
     ${TORCH_INDEX:+--build-arg "TORCH_INDEX=$TORCH_INDEX"} ${PIP_NO_INDEX:+--build-arg "PIP_NO_INDEX=$PIP_NO_INDEX"} \
     --tag "$image" .
@@ -34,7 +51,8 @@ docker run --rm --user "$user" --env FEDPRIV_DATA=/run/fedpriv/data \
 silos=$(find deploy/run -path '*/guard/shard.npz' | wc -l)
 deploy/make-keys.sh deploy/run "$silos"
 own
+give_to_silos
 { grep -v '^FEDPRIV_USER=' .env 2> /dev/null || true; echo "FEDPRIV_USER=$user"; } > .env.new
 mv .env.new .env
 [ "$(grep -c '^  guard-[0-9]*:' docker-compose.yml)" -eq "$silos" ] || echo "first: deploy/silos.py $silos"
-echo "then: SCENARIO=$scenario docker-compose up --exit-code-from job"
+echo "then: SCENARIO=$scenario deploy/up.sh"

@@ -13,12 +13,11 @@ FILES = (ROOT / "docker-compose.yml", ROOT / "docker-compose.insecure.yml")
 
 _PLACES = (
     r"  guard-\d+:\n(?:    .*\n|\n)+  node-\d+:\n(?:    .*\n|\n)+",  # the two services
-    r"      node-\d+: \{condition: service_healthy\}\n",  # what the job waits for
-    r", silo-\d+",  # the SuperLink's networks
+    r"      - silo-\d+\n",  # the SuperLink's networks
     r"  silo-\d+: \{internal: true\}\n",
     r"  ledger-\d+:\n",
     r"  socket-\d+:\n",
-    r"  node-\d+:\n    command: .*\n",  # without TLS
+    r"  node-\d+:\n    command: .*\n    healthcheck: .*\n",  # without TLS
 )
 
 
@@ -30,7 +29,11 @@ def with_silos(text: str, silos: int) -> str:
 
 
 def _numbered(pattern: str, silos: int) -> str:
-    return "".join(pattern.replace("-0", f"-{silo}").replace('"0"', f'"{silo}"') for silo in range(silos))
+    written = []
+    for silo in range(silos):
+        text = pattern.replace("-0", f"-{silo}").replace('"0"', f'"{silo}"')
+        written.append(text.replace("20000:", f"{20000 + silo}:").replace("30000", f"{30000 + silo}"))  # users
+    return "".join(written)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ line prints that line and exits with `exit_code`; a traceback means a bug in fed
 """
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 
 
@@ -22,6 +23,16 @@ class InputError(FedprivError):
 
 class RunError(FedprivError):
     """A run that started correctly could not be finished correctly.  Exit code 1."""
+
+
+def printable(text: str, longest: int = 500) -> str:
+    """What another party wrote, as one line that a terminal only shows: to be called where such text comes in.
+
+    Control characters, line ends and characters that change the direction of writing become escapes (\\x1b), and
+    what is beyond `longest` characters is cut.
+    """
+    shown = (c if c == " " or unicodedata.category(c)[0] not in "CZ" else ascii(c)[1:-1] for c in text[:longest])
+    return "".join(shown) + (" …" if len(text) > longest else "")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -13,6 +13,11 @@ from typing import NamedTuple
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
+from fedpriv.errors import printable
+
+REGISTERED = "FEDPRIV_NODES_ARE_REGISTERED"
+"""The server's environment variable that is 1 where a SuperNode's key was registered under its silo's name."""
+
 ROSTER = "query.roster"
 KEY = "query.key"
 TRAIN = "train"
@@ -44,11 +49,11 @@ def refusal_content(refusal: Refusal) -> RecordDict:
 
 
 def refusal_in(content: RecordDict) -> Refusal | None:
-    """The refusal that a reply carries, if any."""
+    """The refusal that a reply carries, if any, with a reason that can be shown to a person."""
     values = content.get("refusal")
     if not isinstance(values, ConfigRecord):
         return None
-    return Refusal(str(values.get("reason", "no reason given")), bool(values.get("final", True)))
+    return Refusal(printable(str(values.get("reason", "no reason given"))), bool(values.get("final", True)))
 
 
 def number_in(content: RecordDict, record: str, key: str) -> int:

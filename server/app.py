@@ -1,6 +1,7 @@
 """The Flower ServerApp: one cell of a scenario, from the run configuration to a published model."""
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedpriv.federation import PublicTask, public_task_of_cell, task_of_cell
 from fedpriv.outcome import Finished, evaluation_rounds
 from fedpriv.plan import plan_of
 from fedpriv.randomness import KeyedNormal, simulation_noise
+from fedpriv.records import REGISTERED
 from fedpriv.run_config import cell_of
 from fedpriv.run_folder import FolderReporter
 from fedpriv.scenario import Cell
@@ -76,7 +78,7 @@ def deploy_cell(grid: Grid, cell: Cell, reporter: Reporter, folder: Path) -> Non
     plan, initial = plan_of(cell, task.objective), task.objective.initial()
     journal = ServerJournal(folder, len(initial), initial.dtype)
     noise = KeyedNormal(journal.key(plan.schedule.rounds), cell.run.dtype)
-    patient = PatientGrid(grid)
+    patient = PatientGrid(grid, registered=os.environ.get(REGISTERED) == "1")
     strategy = ReleaseStrategy(
         plan,
         initial,

@@ -6,6 +6,7 @@ Asking a silo twice is safe: its guard answers a repeated round with the same by
 """
 
 import itertools
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedpriv.errors import RunError
-from fedpriv.records import ROSTER, number_in, refusal_in
+from fedpriv.records import ROSTER, Refusal, number_in, refusal_content, refusal_in
 from server.roster import enter
 
 _POLL_SECONDS = 0.1
@@ -49,11 +50,16 @@ class _Question:
 
 
 class PatientGrid(Grid):
-    """Another Grid, on which a silo keeps the node id it had first, wherever it is now."""
+    """Another Grid, on which a silo keeps the node id it had first, wherever it is now.
 
-    def __init__(self, grid: Grid) -> None:
+    Guarantee: where nodes are `registered`, a silo is the node whose key the SuperLink's owner registered as
+    `silo-N`; what a node says of itself is not asked for, and nodes with other names are no silos.
+    """
+
+    def __init__(self, grid: Grid, *, registered: bool = False) -> None:
         self._grid = grid
-        self._silo_of: dict[int, int] = {}  # what nodes said they are
+        self._registered = registered
+        self._silo_of: dict[int, int] = {}  # what nodes said they are, or were registered as
         self._now: dict[int, int] = {}  # where a silo that was at the first node is now
         self._asked_who: dict[str, int] = {}  # roster messages under way, by id: the node
         self._looked = 0.0
@@ -92,13 +98,13 @@ class PatientGrid(Grid):
                 question = by_id[reply.metadata.reply_to_message_id]
                 if _passes(reply):
                     question.ids.discard(reply.metadata.reply_to_message_id)
-                    question.refused = None if reply.has_error() else reply
+                    question.refused = reply
                     question.again = min(question.again, time.monotonic() + _RETRY_SECONDS)
                 elif question in waiting:  # a message that was sent twice has two replies, of the same bytes
                     waiting.remove(question)
                     replies.append(_as_reply_to(question.message, reply))
             self._follow(waiting)
-        last_words = [_as_reply_to(asked.message, asked.refused) for asked in waiting if asked.refused]
+        last_words = [_as_refusal_of(asked.message, asked.refused) for asked in waiting if asked.refused]
         return replies + last_words
 
     def _send(self, questions: list[_Question]) -> None:
@@ -124,10 +130,13 @@ class PatientGrid(Grid):
                 question.node, question.again = node, 0.0
 
     def _look(self) -> None:
-        """Ask nodes that are new who they are; a silo is where it said so last."""
+        """Ask nodes that are new who they are, unless it is known; a silo is where it said so last."""
         now = time.monotonic()
         if now - self._looked > _LOOK_SECONDS:
             self._looked = now
+            if self._registered:
+                self._silo_of.update(_registered_silos(self._grid.get_nodes()))
+                return
             known = {*self._silo_of, *self._asked_who.values()}
             new = [node for node in self._grid.get_node_ids() if node not in known]
             numbers = (
@@ -179,12 +188,27 @@ class PatientGrid(Grid):
         return self._grid.pull_messages(message_ids)
 
 
+def _registered_silos(nodes: Iterable[Any]) -> dict[int, int]:
+    """Node id -> silo, of the nodes with a name that says so."""
+    named = {node.node_id: re.fullmatch(r"silo-([0-9]+)", node.name) for node in nodes}
+    return {node: int(found[1]) for node, found in named.items() if found}
+
+
 def _passes(reply: Message) -> bool:
     """Whether asking again may help."""
     if reply.has_error():
         return reply.error.code in _PASSING
     refusal = refusal_in(reply.content)
     return refusal is not None and not refusal.final
+
+
+def _as_refusal_of(message: Message, reply: Message) -> Message:
+    """The last words of a silo that never answered: its refusal, or why it could not even refuse."""
+    if not reply.has_error():
+        return _as_reply_to(message, reply)
+    reason = f"its app failed, again and again ({reply.error.reason}); a machine that is overloaded does that"
+    metadata = _as_reply_to(message, reply).metadata
+    return make_message(metadata=metadata, content=refusal_content(Refusal(reason, final=False)))
 
 
 def _as_reply_to(message: Message, reply: Message) -> Message:

@@ -5,7 +5,7 @@ import time
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedpriv.errors import RunError
+from fedpriv.errors import RunError, printable
 from fedpriv.records import ROSTER, number_in
 
 _POLL_SECONDS = 0.1  # between looks for nodes that have not connected yet
@@ -17,7 +17,7 @@ def learn_roster(grid: Grid, silos: int, timeout: float) -> list[int]:
     found: dict[int, int] = {}
     for reply in grid.send_and_receive([Message(RecordDict(), node, ROSTER) for node in nodes], timeout=timeout):
         if reply.has_error():
-            raise RunError(f"a node failed to say which silo it is: {reply.error.reason}")
+            raise RunError(f"a node failed to say which silo it is: {printable(str(reply.error.reason))}")
         enter(found, silos, number_in(reply.content, "metrics", "silo"), reply.metadata.src_node_id)
     missing = sorted(set(range(silos)) - set(found))
     if missing:

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from fedpriv.errors import RunError
+from fedpriv.errors import RunError, printable
 from fedpriv.plan import Plan
 from fedpriv.randomness import SERVER, KeyedNormal
 from fedpriv.records import KEY, TRAIN, bytes_in, refusal_in
@@ -214,7 +214,7 @@ class ReleaseStrategy(Strategy):
         for reply in replies:
             silo = asked[reply.metadata.reply_to_message_id]
             if reply.has_error():
-                raise RunError(f"silo {silo} failed in {what}: {reply.error.reason}")
+                raise RunError(f"silo {silo} failed in {what}: {printable(str(reply.error.reason))}")
             refusal = refusal_in(reply.content)
             if refusal is None:
                 answers[silo] = reply.content

@@ -1,11 +1,13 @@
 """Fixtures shared by the suite: small cells on the synthetic data set, and a temporary data folder."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from fedpriv.engines.processes import ALLOW_ROOT
 from fedpriv.scenario import Cell, resolve_cell
 
 
@@ -36,6 +38,12 @@ def small_tree(**overrides: Any) -> dict[str, Any]:
 def small_cell() -> Callable[..., Cell]:
     """Makes a small cell; keyword `federation__silos=5` overrides a key, None removes it."""
     return lambda **overrides: resolve_cell(small_tree(**overrides), "test")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def root_may_run_engines() -> None:
+    """Where the suite runs as root, in a container, it means to."""
+    os.environ.setdefault(ALLOW_ROOT, "1")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -6,8 +6,9 @@ import pytest
 
 from fedpriv.algorithms import algorithm_named
 from fedpriv.data.fetch import check_name
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, printable
 from fedpriv.models import model_named
+from fedpriv.records import Refusal, refusal_content, refusal_in
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,24 @@ def test_a_misspelt_name_gets_the_closest(named: Callable[[str], object], wrong:
 def test_a_name_far_from_all_gets_no_suggestion() -> None:
     with pytest.raises(InputError, match=r"'phased-sgd'$"):
         algorithm_named("zzz")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("the budget is 2 μ", "the budget is 2 μ"),
+        ("\x1b]0;title\x07\x1b[2J", r"\x1b]0;title\x07\x1b[2J"),
+        ("one\nfedpriv: two\r", r"one\nfedpriv: two\r"),
+        ("\u202egnp.exe\u2028\x9b1m", r"\u202egnp.exe\u2028\x9b1m"),
+        ("a" * 600, "a" * 500 + " …"),
+    ],
+)
+def test_what_another_party_wrote_is_one_line_that_a_terminal_only_shows(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_a_refusal_is_made_printable_where_it_comes_in() -> None:
+    """Would give a silo the server's terminal: its title, its screen, a forged line of ours."""
+    refusal = refusal_in(refusal_content(Refusal("\x1b[2Jfedpriv: all is well\n", final=True)))
+    assert refusal is not None
+    assert refusal.reason == r"\x1b[2Jfedpriv: all is well\n"

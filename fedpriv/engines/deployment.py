@@ -17,7 +17,8 @@ from fedpriv.engines.base import Observer, Outcome
 from fedpriv.engines.follow import follow
 from fedpriv.engines.inprocess import refuse_vectorized_options
 from fedpriv.engines.local_silo import LocalSilo, remove_silos, state_folder, write_silos
-from fedpriv.engines.superlink import SuperLink, free_ports, remote_superlink, stop_all_of, superlink
+from fedpriv.engines.processes import refuse_root
+from fedpriv.engines.superlink import SuperLink, federation_superlink, node_keys, remote_superlink
 from fedpriv.files import write_text
 from fedpriv.outcome import Finished
 from fedpriv.run_config import run_config_of
@@ -36,8 +37,11 @@ def run_deployment(
     """Run cells one after another; see `Engine`.
 
     `folder` is the RUN_DIR: the server writes below it, so that it must be the same folder where the SuperLink
-    runs.  `address` is a running SuperLink's, host:port, over TLS if `root_certificates` are given.
+    runs.  `address` is where a running SuperLink lets runs be started: `unix:SOCKET` as `fedpriv superlink` makes
+    it, or host:port, over TLS if `root_certificates` are given.
     """
+    if address is None:
+        refuse_root("deployment")
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "deployment")
         out = folder.resolve() / "deployment" / _digest(cell)
@@ -45,13 +49,12 @@ def run_deployment(
         finished = FolderReader(out).result() if (out / "outcome.json").exists() else None
         if finished is None:
             clear(out)
-            with tempfile.TemporaryDirectory(prefix="fedpriv-") as home:
-                if address is not None:
-                    link = remote_superlink(Path(home), address, root_certificates)
+            if address is not None:
+                link = remote_superlink(address, root_certificates)
+                finished = _submit(link, index, cell, out, token, observer)
+            else:
+                with _local_federation(cell, token) as link:
                     finished = _submit(link, index, cell, out, token, observer)
-                else:
-                    with _local_federation(Path(home), cell, token) as link:
-                        finished = _submit(link, index, cell, out, token, observer)
         yield Outcome(index, finished)
         if address is None and state_folder(token).exists():
             remove_silos(state_folder(token))
@@ -68,17 +71,16 @@ def _submit(link: SuperLink, index: int, cell: Cell, out: Path, token: str, obse
 
 
 @contextmanager
-def _local_federation(home: Path, cell: Cell, token: str) -> Iterator[SuperLink]:
+def _local_federation(cell: Cell, token: str) -> Iterator[SuperLink]:
     """SuperLink and silos as processes that are gone when the block is left."""
-    policies = write_silos(cell, state_folder(token), home)
-    ports = free_ports(len(policies))
-    with superlink(home, ["--disable-runtime-dependency-installation"]) as link:
-        for number, (policy, port) in enumerate(zip(policies, ports, strict=True)):
-            LocalSilo(number, len(policies), policy, link.address, port).start()
-        try:
+    with tempfile.TemporaryDirectory(prefix="fedpriv-") as name:
+        home = Path(name)
+        policies = write_silos(cell, state_folder(token), home)
+        with federation_superlink(home, len(policies)) as link:
+            assert link.address is not None
+            for number, policy in enumerate(policies):
+                LocalSilo(number, len(policies), policy, link.address, node_keys(home, number)).start()
             yield link
-        finally:
-            stop_all_of(home)
 
 
 def _digest(cell: Cell) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from clients.prepare import allowance_of, policy_text, write_shard
 from fedpriv.data.datasets import load
-from fedpriv.engines.superlink import POLL_INTERVAL, environment, script
+from fedpriv.engines import supernode_process
+from fedpriv.engines.processes import POLL_INTERVAL, environment, script
 from fedpriv.federation import spread
 from fedpriv.scenario import Cell
 
@@ -57,14 +58,16 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
 
 @dataclass
 class LocalSilo:
-    """The processes of silo `number` of `silos`; the short-lived folder of `policy` has its socket and logs."""
+    """The processes of silo `number` of `silos`; the short-lived folder of `policy` has its socket and logs.
+
+    `keys` is the folder with its SuperNode's key.
+    """
 
     number: int
     silos: int
     policy: Path
     superlink: str
-    port: int
-    options: tuple[str, ...] = ("--insecure",)
+    keys: Path
     processes: dict[str, Process] = field(default_factory=dict)
 
     @property
@@ -79,13 +82,12 @@ class LocalSilo:
         self._start("guard", [script("fedpriv"), "silo", str(self.policy)])
 
     def start_supernode(self) -> None:
-        node = f"partition-id={self.number} num-partitions={self.silos} guard='{self.home / SOCKET}'"
-        command = [script("flower-supernode"), *self.options, "--superlink", self.superlink]
-        self._start("supernode", [*command, "--port", str(self.port), "--node-config", node])
+        guard = self.home / SOCKET
+        self._start("supernode", supernode_process.command(self.superlink, self.number, guard, self.keys))
 
     def kill(self, name: str) -> None:
-        """SIGKILL the guard or the SuperNode, and wait until it is gone."""
-        self.processes[name].send_signal(signal.SIGKILL)
+        """SIGKILL the guard or the SuperNode, with all it started, and wait until it is gone."""
+        os.killpg(self.processes[name].pid, signal.SIGKILL)
         self.processes[name].wait()
 
     def ended(self) -> str | None:

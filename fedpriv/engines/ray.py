@@ -9,7 +9,8 @@ from pathlib import Path
 from fedpriv.engines.base import Observer, Outcome
 from fedpriv.engines.follow import follow
 from fedpriv.engines.inprocess import refuse_vectorized_options
-from fedpriv.engines.superlink import SuperLink, superlink
+from fedpriv.engines.processes import refuse_root
+from fedpriv.engines.superlink import SuperLink, simulating_superlink
 from fedpriv.errors import InputError
 from fedpriv.outcome import Finished
 from fedpriv.run_config import run_config_of
@@ -21,9 +22,10 @@ def run_ray(cells: Sequence[Cell], observer: Observer) -> Iterator[Outcome]:
     """Run cells one after another on one SuperLink in simulation mode; see `Engine`."""
     if importlib.util.find_spec("ray") is None:
         raise InputError("--engine ray: Ray is not installed here; pip install 'fedpriv[ray]'")
+    refuse_root("ray")
     with (
         tempfile.TemporaryDirectory(prefix="fedpriv-ray-") as folder,
-        superlink(Path(folder), ["--simulation", "--disable-runtime-dependency-installation"]) as link,
+        simulating_superlink(Path(folder)) as link,
     ):
         for index, cell in enumerate(cells):
             refuse_vectorized_options(cell, "ray")
@@ -31,13 +33,15 @@ def run_ray(cells: Sequence[Cell], observer: Observer) -> Iterator[Outcome]:
 
 
 def _run_cell(link: SuperLink, index: int, cell: Cell, observer: Observer) -> Finished:
+    assert link.home is not None
     out = link.home / f"cell-{index}"
     out.mkdir()
-    processors = os.cpu_count() or 1
-    federation = (
-        f"num-supernodes={cell.federation.silos} client-resources-num-cpus=1 init-args-num-cpus={processors}"
-    )
-    run = link.submit(run_config_of(cell, out), "--federation-config", federation)
+    simulation = {
+        "num_supernodes": cell.federation.silos,
+        "client_resources_num_cpus": 1,
+        "init_args_num_cpus": os.cpu_count() or 1,
+    }
+    run = link.submit(run_config_of(cell, out), simulation)
     finished = follow(run, FolderReader(out), index, cell.schedule.rounds, observer)
     run.wait()  # Ray's own processes outlive a simulation that is cut off
     return finished

@@ -32,8 +32,8 @@ class Connection:
         address, certificates = self.superlink, self.root_certificates
         if engine != "deployment" and self != Connection():
             raise InputError(f"--engine {engine}: --superlink and --root-certificates are for --engine deployment")
-        if address is not None and not re.fullmatch(r".+:\d+", address):
-            raise InputError(f"--superlink {address}: expected HOST:PORT, such as superlink.example.org:8000")
+        if address is not None and not re.fullmatch(r"unix:.+|.+:\d+", address):
+            raise InputError(f"--superlink {address}: expected unix:SOCKET, or HOST:PORT of somebody's SuperLink")
         if certificates is not None and (address is None or not certificates.is_file()):
             raise InputError(f"--root-certificates {certificates}: expected a file, and --superlink with it")
 

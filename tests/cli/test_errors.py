@@ -219,7 +219,10 @@ def test_the_installed_script_exits_with_2_and_without_a_traceback(folder: Path,
     ("options", "said"),
     [
         (["--superlink", "here:8000"], "--superlink and --root-certificates are for --engine deployment"),
-        (["--engine", "deployment", "--superlink", "here"], "--superlink here: expected HOST:PORT"),
+        (
+            ["--engine", "deployment", "--superlink", "here"],
+            "--superlink here: expected unix:SOCKET, or HOST:PORT",
+        ),
         (
             ["--engine", "deployment", "--root-certificates", "no.pem"],
             "no.pem: expected a file",

@@ -22,7 +22,8 @@ from clients.silo import Silo
 from clients.state import ContextStore
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.engines.local_silo import LocalSilo, write_silos
-from fedpriv.engines.superlink import SuperLink, environment, free_ports, script, stop_all_of, superlink
+from fedpriv.engines.processes import environment, script
+from fedpriv.engines.superlink import SuperLink, federation_superlink, node_keys
 from fedpriv.federation import spread, task_of_cell
 from fedpriv.objectives import Records
 from fedpriv.plan import plan_of
@@ -51,10 +52,10 @@ class Federation:
             allowed = budget * (self.cell.privacy.target or 0.0)
             text = re.sub(r"budget = .*", f"budget = {allowed}", policy.read_text())
             policy.write_text(text)
-        ports = free_ports(len(policies))
+        assert link.address is not None
         self.silos = [
-            LocalSilo(number, len(policies), policy, link.address, port)
-            for number, (policy, port) in enumerate(zip(policies, ports, strict=True))
+            LocalSilo(number, len(policies), policy, link.address, node_keys(home, number))
+            for number, policy in enumerate(policies)
         ]
 
     def start_silos(self) -> None:
@@ -72,7 +73,7 @@ class Federation:
             "--out",
             str(self.folder / out),
         ]
-        command += ["--superlink", self.link.address, *options]
+        command += ["--superlink", self.link.control.address, *options]
         for override in self.overrides:
             command += ["--set", override]
         return subprocess.Popen(
@@ -195,11 +196,9 @@ def federation(tmp_path: Path, *overrides: str, budget: float = 1.0) -> Iterator
     """A federation whose processes are gone when the block is left."""
     with tempfile.TemporaryDirectory(prefix="fedpriv-e2e-") as name:
         home = Path(name)
-        with superlink(home, ["--disable-runtime-dependency-installation"]) as link:
-            try:
-                yield Federation(tmp_path, home, link, overrides, budget)
-            finally:
-                stop_all_of(home)
+        silos = load_scenario(SCENARIO, overrides).points[0].cell.federation.silos
+        with federation_superlink(home, silos) as link:
+            yield Federation(tmp_path, home, link, overrides, budget)
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 300.0) -> None:

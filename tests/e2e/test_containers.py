@@ -6,7 +6,7 @@ Takes a Docker daemon, and minutes: `make e2e`.
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.e2e.docker_host import UnavailableError, base_image, docker_daemon, fetch_wheels, run
+from tests.e2e.federation import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SILOS, ROUNDS, SEEDS = 3, 3, 8
@@ -43,12 +44,26 @@ class Containers:
             check=False,
         )
 
-    def up(self, scenario: str) -> "subprocess.CompletedProcess[str]":
+    def up(self, scenario: str, during: Callable[[], None] = lambda: None) -> "subprocess.CompletedProcess[str]":
         """README's command, and the containers taken away after it; the ledgers stay."""
         try:
-            return self.compose("up", "--exit-code-from", "job", scenario=scenario)
+            running = subprocess.Popen(
+                ["deploy/up.sh"],
+                cwd=self.checkout,
+                env={**self.environment, "SCENARIO": scenario},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            during()
+            output, _ = running.communicate(timeout=UP_SECONDS)
+            return subprocess.CompletedProcess(["deploy/up.sh"], running.returncode, output)
         finally:
             self.compose("down")
+
+    def inside(self, name: str, *words: str) -> "subprocess.CompletedProcess[str]":
+        """A shell command, the last of `words`, in a running container; options of `exec` before it."""
+        return self.compose("exec", "-T", *words[:-1], name, "sh", "-c", words[-1])
 
     def simulate(self, scenario: str, out: str, *overrides: str) -> list[Mapping[str, Any]]:
         """The in-process engine, in the job's own container: the same torch, whatever is installed here."""
@@ -122,8 +137,18 @@ def test_a_noisy_run_differs_from_the_simulation_by_noise_of_the_same_size_and_i
 
     7,850 coordinates: the distance varies by 1 % between seeds, the cosine of two independent noises by 0.011.
     """
-    done = containers.up(NOISY)
+    killed: list[str] = []
+
+    def a_supernode_crashes() -> None:
+        """In the middle of the run; Docker starts its container again, and the job goes on."""
+        progress = containers.checkout / "runs" / "noisy" / "deployment"
+        wait_until(lambda: any(progress.glob("*/journal/released.bin")), "a round")
+        kill = "for p in /proc/[0-9]*; do grep -q supernode_process $p/cmdline && kill -9 ${p#/proc/}; done"
+        killed.append(containers.inside("node-1", f"{kill}; true").stderr)
+
+    done = containers.up(NOISY, during=a_supernode_crashes)
     assert done.returncode == 0, done.stdout[-3000:]
+    assert killed
     results = containers.results("noisy")
     assert results["complete"]
     (cell,) = results["cells"]
@@ -169,7 +194,8 @@ def test_without_noise_the_containers_compute_what_the_simulation_computes(conta
 def test_what_containers_may_do_while_they_run(containers: Containers) -> None:
     """Asked of the daemon and from inside, not of the compose file."""
     try:
-        started = containers.compose("up", "--detach", "node-0", "node-1")
+        services = ("superlink", "guard-0", "node-0", "guard-1", "node-1")
+        started = containers.compose("up", "--detach", *services)
         assert started.returncode == 0, started.stderr
         for name in ("superlink", "guard-0", "node-0"):
             container = containers.compose("ps", "--quiet", name).stdout.strip()
@@ -178,19 +204,31 @@ def test_what_containers_may_do_while_they_run(containers: Containers) -> None:
             assert state["HostConfig"]["ReadonlyRootfs"], name
             assert state["HostConfig"]["Memory"] > 0, name
 
-        def inside(name: str, *words: str) -> "subprocess.CompletedProcess[str]":
-            return containers.compose("exec", "-T", *words[:-1], name, "sh", "-c", words[-1])
-
+        inside = containers.inside
+        health = "health.py https://superlink:8000/health"
+        wait_until(lambda: inside("node-0", health).returncode == 0, "the SuperLink", 120.0)
+        wait_until(
+            lambda: inside("guard-0", "test -S /silo/socket/guard.sock").returncode == 0, "the guard", 120.0
+        )
         # The socket is no file; shard, policy and ledger are not there.
         assert inside("node-0", "find /silo -type f; find /silo -type s").stdout.split() == [
             "/silo/socket/guard.sock"
         ]
+        assert inside("node-0", "rm /silo/socket/guard.sock").returncode != 0
+        assert inside("node-0", "test -w /silo/socket/guard.sock").returncode == 0  # it may ask
         assert inside("guard-0", "ls /sys/class/net").stdout.split() == ["lo"]
-        health = "health.py https://superlink:8000/health"
-        assert inside("node-0", "-e", "SSL_CERT_FILE=/keys/ca.crt", health).returncode == 0
-        assert "CERTIFICATE_VERIFY_FAILED" in inside("node-0", health).stderr
-        assert inside("node-0", "getent hosts superlink").returncode == 0
+        assert "CERTIFICATE_VERIFY_FAILED" in inside("node-0", "-e", "SSL_CERT_FILE=/dev/null", health).stderr
         assert inside("node-0", "getent hosts node-1").returncode != 0
+
+        # The Fleet API is all that a silo reaches of the SuperLink.
+        assert inside("superlink", "test -S /control/control.sock").returncode == 0
+        assert not inside("node-0", "find / -name control.sock 2> /dev/null").stdout
+        for path in ("control/start-run", "control/list-runs", "runtime/acquire-task"):
+            ask = f"import httpx; print(httpx.post('https://superlink:8000/v1/{path}', verify=False).status_code)"
+            assert inside("node-0", f'python -c "{ask}"').stdout.strip() == "404", path
+        ports = "import socket; print([p for p in range(1, 65536) if not socket.socket().connect_ex((a, p))])"
+        scan = f"import socket; a = socket.gethostbyname('superlink'); {ports}"
+        assert inside("node-0", f'python -c "{scan}"').stdout.strip() == "[8000]"
 
         stranger = containers.checkout / "stranger"
         shutil.copytree(containers.checkout / "deploy" / "run" / "silo-0" / "node", stranger)
@@ -209,14 +247,7 @@ def test_what_containers_may_do_while_they_run(containers: Containers) -> None:
             stranger / "node.key",
             env=containers.environment,
         )
-        run(
-            "chown",
-            "--recursive",
-            "--reference",
-            containers.checkout / "runs",
-            stranger,
-            env=containers.environment,
-        )
+        run("chown", "--recursive", "30000:30000", stranger, env=containers.environment)
         refused = containers.compose("run", "--rm", "--no-deps", "--volume", f"{stranger}:/keys:ro", "node-0")
         assert refused.returncode != 0
     finally:

@@ -3,28 +3,30 @@
 import os
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 
-from fedpriv.engines.superlink import script
+from fedpriv.engines.processes import script
 from fedpriv.reports.results import read_results
 from tests.e2e.federation import SCENARIO, wait_until
 
 
-def start(out: Path, home: Path, *options: str) -> "subprocess.Popen[str]":
-    command = [script("fedpriv"), "run", str(SCENARIO), "--engine", "deployment", "--out", str(out), *options]
+def start(out: Path, home: Path, *options: str, engine: str = "deployment") -> "subprocess.Popen[str]":
+    command = [script("fedpriv"), "run", str(SCENARIO), "--engine", engine, "--out", str(out), *options]
     environment = {**os.environ, "TMPDIR": str(home), "XDG_STATE_HOME": str(home / "state")}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
 def left_running(home: Path) -> list[psutil.Process]:
-    """Every process that has to do with this run: its temporary folder is named in its environment."""
+    """Every process that has to do with this run: its temporary folder is named in its environment or command."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("TMPDIR") == str(home):
+            named = any(f"{home}/" in word for word in process.cmdline())
+            if named or process.environ().get("TMPDIR") == str(home):
                 found.append(process)
         except psutil.Error:
             continue
@@ -65,6 +67,29 @@ def test_an_interrupted_run_leaves_nothing_running_and_resumes(tmp_path: Path, s
     assert again.returncode == 0, output
     assert journal.read_bytes().startswith(before)
     assert left_running(home) == []
+
+
+@pytest.mark.deployment
+@pytest.mark.parametrize("engine", ["deployment", "ray"])
+def test_a_command_that_is_killed_leaves_nothing_running_and_no_keys(tmp_path: Path, engine: str) -> None:
+    """SIGKILL leaves it no moment to clean up; a stranger would find servers without an owner."""
+    if engine == "ray":
+        pytest.importorskip("ray")
+    with tempfile.TemporaryDirectory() as name:  # Ray's sockets allow no long path
+        home = Path(name)
+        running = start(tmp_path / "run", home, "--set", "federation.batch=20", engine=engine)
+        wanted = "raylet" if engine == "ray" else "flwr-serverapp"
+
+        def is_there() -> bool:
+            return any(wanted in " ".join(process.cmdline()[:2]) for process in left_running(home))
+
+        wait_until(lambda: is_there() or running.poll() is not None, wanted)
+        assert running.poll() is None, running.communicate()
+        assert len(left_running(home)) > 3
+        running.kill()
+        running.wait()
+        wait_until(lambda: not left_running(home), "nothing to run", seconds=60.0)
+        wait_until(lambda: not list(home.glob("fedpriv-*")), "no folder to be there", seconds=60.0)
 
 
 @pytest.mark.deployment

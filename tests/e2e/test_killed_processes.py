@@ -64,8 +64,9 @@ def test_a_superlink_that_is_restarted_takes_the_run_up_with_resume(tmp_path: Pa
         fed.link.process.wait()
         running.send_signal(signal.SIGINT)
         finish(running, code=130)
-        start_superlink(fed.home, int(fed.link.address.rpartition(":")[2]), ["--insecure"])
-        for silo in fed.silos:  # as a service manager would: a new SuperLink does not know the nodes any more
+        assert fed.link.address is not None
+        start_superlink(fed.home, ["--keys", str(fed.home / "keys")], int(fed.link.address.rpartition(":")[2]))
+        for silo in fed.silos:  # as a service manager would
             silo.kill("supernode")
             silo.start_supernode()
         say("SuperLink and SuperNodes are back; resuming")

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from clients.proxy import ask
+from fedpriv.engines.certificates import make_node_key
 from fedpriv.engines.local_silo import SOCKET
-from fedpriv.engines.superlink import free_ports, start_superlink, stop_all_of
+from fedpriv.engines.supernode_process import NODE_KEY
 from fedpriv.records import Refusal
-from tests.e2e.federation import Federation, federation, finish, say
+from tests.e2e.federation import federation, finish, say
 
 pytestmark = pytest.mark.deployment
 
@@ -115,46 +116,16 @@ def test_a_full_disk_releases_nothing_and_the_run_goes_on_when_there_is_room(
 
 
 def test_a_silo_with_the_wrong_key_is_not_let_in(tmp_path: Path) -> None:
-    """Flower's own SuperNode authentication over TLS; silo 2's key is not the one that was registered."""
-    keys = tmp_path / "keys"
-    keys.mkdir()
-    certificate(keys)
-    for name in ("silo-0", "silo-1", "silo-2", "stranger"):
-        command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(keys / name)]
-        subprocess.run(command, check=True)
-    tls = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
-    options = [str(keys / word) if word.startswith(("ca.", "server.")) else word for word in tls]
-    home = tmp_path / "h"
-    home.mkdir()
-    (port,) = free_ports(1)
-    try:
-        link = start_superlink(home, port, [*options, "--enable-supernode-auth"], keys / "ca.crt")
-        fed = Federation(tmp_path, home, link, ["deployment.patience=60"])
-        for silo, key in zip(fed.silos, ("silo-0", "silo-1", "stranger"), strict=True):
-            link.flwr(
-                "supernode", "register", str(keys / f"silo-{silo.number}.pub"), "fedpriv", "--format", "json"
-            )
-            secure = ("--root-certificates", str(keys / "ca.crt"))
-            silo.options = (*secure, "--auth-supernode-private-key", str(keys / key))
+    """Silo 2's key is not the one that was registered."""
+    with federation(tmp_path, "deployment.patience=20") as fed:
+        key = fed.silos[2].keys / NODE_KEY
+        key.unlink()
+        make_node_key(key, tmp_path / "stranger.pub")
         fed.start_silos()
         say("silo 2 has a key that nobody registered")
-        output = finish(fed.run("--root-certificates", str(keys / "ca.crt")), code=1)
+        output = finish(fed.run(), code=1)
         say(output.strip().splitlines()[-1])
-        assert "silo 2 was not connected after 60 s" in output
-        assert fed.silos[2].processes["supernode"].wait(timeout=10) != 0
+        assert "silo 2 was not connected after 20 s" in output
+        assert fed.silos[2].processes["supernode"].wait(timeout=120) != 0
         assert all(fed.silos[silo].processes["supernode"].poll() is None for silo in (0, 1))
         assert fed.rounds_done() == 0
-    finally:
-        stop_all_of(home)
-
-
-def certificate(keys: Path) -> None:
-    """A certificate of our own for 127.0.0.1, by openssl."""
-    (keys / "san.cnf").write_text("subjectAltName = DNS:localhost,IP:127.0.0.1\n")
-    for step in (
-        "req -new -x509 -newkey rsa:2048 -nodes -subj /CN=test -days 2 -keyout ca.key -out ca.crt "
-        "-addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign",
-        "req -new -newkey rsa:2048 -nodes -subj /CN=superlink -keyout server.key -out server.csr",
-        "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile san.cnf -out server.pem",
-    ):
-        subprocess.run(["openssl", *step.split()], cwd=keys, check=True, capture_output=True)

@@ -1,0 +1,98 @@
+"""`fedpriv supernode`: Flower's SuperNode of one silo, whose tasks nobody else on the machine can take or answer.
+
+    python -P -m fedpriv.engines.supernode_process SUPERLINK SILO GUARD KEYS|-
+
+It is started again while the SuperLink refuses its key: one that was killed counts as connected for a minute.
+"""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from fedpriv.engines import certificates
+from fedpriv.engines.flower_private import superexec_command, supernode_command
+from fedpriv.engines.processes import free_ports
+from fedpriv.errors import InputError
+
+NODE_KEY = "node.key"
+_REFUSED_SECONDS = 90.0  # until a refusal is final; Flower misses a node that was killed after 60
+_PAUSE_SECONDS = 3.0
+
+
+def command(superlink: str, silo: int, guard: Path, keys: Path | None) -> list[str]:
+    """The command that runs silo `silo`'s SuperNode; `keys` has ca.crt and node.key, None for no TLS, no key."""
+    return [
+        *(sys.executable, "-P", "-m", __name__, superlink, str(silo), str(guard)),
+        "-" if keys is None else str(keys),
+    ]
+
+
+def become_supernode(superlink: str, silo: int, guard: Path, keys: Path | None, *, insecure: bool) -> NoReturn:
+    """Make this process silo `silo`'s SuperNode; InputError for keys that cannot be used."""
+    if (keys is None) != insecure:
+        raise InputError("fedpriv supernode: give --keys FOLDER, or --insecure on a machine of your own")
+    if keys is not None:
+        certificates.check_certificates(keys / certificates.AUTHORITY)
+        if not (keys / NODE_KEY).exists():
+            raise InputError(f"{keys / NODE_KEY}: no such key; run deploy/make-keys.sh, or ssh-keygen")
+    words = command(superlink, silo, guard, keys)
+    os.execv(words[0], words)
+
+
+def run_supernode(superlink: str, silo: int, guard: Path, keys: Path | None) -> int:
+    """Run until ended or refused for good; the exit code."""
+    with tempfile.TemporaryDirectory(prefix="fedpriv-supernode-") as own:
+        folder, secret = Path(own), Path(own) / "superexec.secret"
+        certificates.make_server_keys(folder)
+        certificates.write_secret(secret, secrets.token_bytes(32))
+        (port,) = free_ports(1)
+        node = f"partition-id={silo} guard='{guard}'"
+        options = [f"--superlink={superlink}", "--node-config", node, "--port", str(port)]
+        options += ["--isolation=process", f"--superexec-auth-secret-file={secret}"]
+        options += [f"--ssl-ca-certfile={folder / certificates.AUTHORITY}"]
+        options += [f"--ssl-certfile={folder / certificates.CERTIFICATE}"]
+        options += [f"--ssl-keyfile={folder / certificates.KEY}"]
+        if keys is None:
+            options += ["--insecure"]
+        else:
+            authority = keys / certificates.AUTHORITY
+            options += [f"--root-certificates={authority}", f"--auth-supernode-private-key={keys / NODE_KEY}"]
+        runtime = f"127.0.0.1:{port}"
+        executor = subprocess.Popen(
+            superexec_command(runtime, folder / certificates.AUTHORITY, secret, os.getpid())
+        )
+        try:
+            return _until_it_stays(supernode_command(options))
+        finally:
+            executor.terminate()
+            executor.wait()
+
+
+def _until_it_stays(words: Sequence[str]) -> int:
+    first = time.monotonic()
+    while True:
+        started = time.monotonic()
+        node = subprocess.Popen(words)
+        try:
+            code = node.wait()
+        finally:
+            node.terminate()  # so that the SuperLink hears of it
+            node.wait()
+        now = time.monotonic()
+        first = started if now - started > _REFUSED_SECONDS else first
+        if code == 0 or now - first > _REFUSED_SECONDS:
+            return code
+        time.sleep(_PAUSE_SECONDS)
+
+
+if __name__ == "__main__":
+    address, number, socket, given = sys.argv[1:]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    sys.exit(run_supernode(address, int(number), Path(socket), None if given == "-" else Path(given)))

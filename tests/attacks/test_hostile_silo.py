@@ -1,0 +1,189 @@
+"""A silo with its own registered key that wants to be another silo, or the SuperLink's owner."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import httpx
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest, RegisterNodeFleetRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import Metadata, ObjectTree
+from flwr.proto.node_pb2 import Node, NodeInfo
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.error import FlowerError
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufClient
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from starlette.testclient import TestClient
+
+from fedpriv.engines.certificates import make_server_keys
+from fedpriv.engines.flower_private import CONTROL, FLEET, superlink_app
+from fedpriv.engines.superlink_process import Only
+from server.patient_grid import PatientGrid
+from tests.e2e.federation import federation, finish
+from tests.server.test_patient_grid import ScriptedGrid, release
+
+Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
+
+
+@pytest.fixture
+def keys() -> Mapping[str, Keys]:
+    return {f"silo-{silo}": generate_key_pairs() for silo in range(2)}
+
+
+@pytest.fixture
+def app(tmp_path: Path, keys: Mapping[str, Keys]) -> Iterator[Any]:
+    """The whole SuperLink, as `fedpriv superlink` serves it, without a network."""
+    make_server_keys(tmp_path)
+    (tmp_path / "secret").write_bytes(b"secret")
+    options = [
+        "--isolation=process",
+        f"--superexec-auth-secret-file={tmp_path / 'secret'}",
+        "--enable-supernode-auth",
+    ]
+    files = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
+    options += [f"--ssl-{name}={tmp_path / file}" for name, file in files.items()]
+    yield superlink_app(options, {name: public_key_to_bytes(public) for name, (_, public) in keys.items()})
+    mock.patch.stopall()
+
+
+def client(kind: type[ProtobufClient], app: Any, prefix: str, *interceptors: Any, name: str = "flwr CLI") -> Any:
+    """One of Flower's own clients, on the listener that serves `prefix`."""
+    version = RuntimeVersionHttpInterceptor(component_name=name)
+    found = kind("http://testserver", interceptors=[version, *interceptors])
+    found._client = TestClient(Only(app, prefix), raise_server_exceptions=False)
+    return found
+
+
+def fleet(app: Any, pair: Keys) -> FleetHttpClient:
+    found = client(FleetHttpClient, app, FLEET, NodeAuthHttpInterceptor(*pair), name="SuperNode")
+    assert isinstance(found, FleetHttpClient)
+    return found
+
+
+def test_a_silo_reaches_neither_the_control_nor_the_runtime_api(app: Any) -> None:
+    """Would gain: code in the SuperLink, beside its TLS key and the key of the server's noise."""
+    control, runtime = (
+        client(ControlHttpClient, app, FLEET),
+        client(RuntimeHttpClient, app, FLEET, name="SuperExec"),
+    )
+    for ask in (
+        lambda: control.StartRun(StartRunRequest()),
+        lambda: control.ListRuns(ListRunsRequest()),
+        lambda: control.RegisterNode(RegisterNodeRequest()),
+        lambda: runtime.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"])),
+    ):
+        with pytest.raises(httpx.HTTPStatusError, match="404"):
+            ask()
+    assert client(ControlHttpClient, app, CONTROL).ListRuns(ListRunsRequest()).run_dict == {}  # its owner does
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/fleet/../control/list-runs",
+        "/v1/fleet/%2e%2e/control/list-runs",
+        "/v1/fleet/..%2fcontrol/list-runs",
+        "//v1/control/list-runs",
+        "/v1/fleet//v1/control/list-runs",
+        "/V1/CONTROL/list-runs",
+        "/v1/control/list-runs/",
+        "/openapi.json",
+        "/docs",
+    ],
+)
+def test_no_spelling_of_a_path_leads_past_the_fleet_api(app: Any, path: str) -> None:
+    """Would gain: the Control API by a path that is compared in one way and routed in another."""
+    with TestClient(Only(app, FLEET)) as asking:
+        for method in ("GET", "POST", "OPTIONS", "HEAD"):
+            assert asking.request(method, path, follow_redirects=False).status_code in (404, 405), method
+
+
+def test_a_key_that_nobody_registered_gets_no_place(app: Any) -> None:
+    """Would gain: a silo's place in every run, and the say in what the sum is."""
+    stranger = generate_key_pairs()
+    key = public_key_to_bytes(stranger[1])
+    with pytest.raises(httpx.HTTPStatusError):
+        fleet(app, stranger).RegisterNode(RegisterNodeFleetRequest(public_key=key))
+    with pytest.raises(httpx.HTTPStatusError):
+        fleet(app, stranger).ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0))
+
+
+def test_a_silos_name_is_what_its_key_was_registered_with(app: Any, keys: Mapping[str, Keys]) -> None:
+    nodes = {}
+    for name, pair in keys.items():
+        request = ActivateNodeRequest(public_key=public_key_to_bytes(pair[1]), heartbeat_interval=30.0)
+        nodes[name] = fleet(app, pair).ActivateNode(request).node_id
+    state = app.state.linkstate_factory.state()
+    assert {info.name: info.node_id for info in state.get_node_info()} == nodes
+
+
+def test_a_reply_counts_only_as_its_senders(app: Any) -> None:
+    """Would gain: a release of its making in another silo's name, if it learnt what that silo was sent."""
+    state = mock.MagicMock()
+    state.store_message_and_object_tree.return_value = ({}, set())
+    state.start_session.return_value = "session"
+    told = mock.Mock(metadata=mock.Mock(message_id="m", run_id=1))
+
+    def push(sender: int, said: int) -> None:
+        metadata = Metadata(
+            run_id=1, message_id="m", src_node_id=said, dst_node_id=SUPERLINK_NODE_ID, message_type="train"
+        )
+        request = PushMessagesRequest(
+            node=Node(node_id=sender),
+            messages_list=[ProtoMessage(metadata=metadata)],
+            message_object_trees=[ObjectTree(object_id="m")],
+        )
+        fleet_handlers.push_messages(request=request, state=state)
+
+    with (
+        mock.patch.object(fleet_handlers, "check_abort", return_value=None),
+        mock.patch.object(fleet_handlers, "message_from_proto", return_value=told),
+    ):
+        with pytest.raises(FlowerError, match="replies as another node"):
+            push(7, said=8)
+        assert not state.store_message_and_object_tree.called
+        push(7, said=7)
+        assert state.store_message_and_object_tree.called
+
+
+class Registered(ScriptedGrid):
+    """Nodes with the names that their keys were registered with; what they say is in `silo_of`."""
+
+    def __init__(self, silo_of: dict[int, int], names: dict[int, str]) -> None:
+        super().__init__(silo_of, release)
+        self.names = names
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=node, name=name or None) for node, name in self.names.items()]
+
+
+def test_a_node_is_not_asked_which_silo_it_is_where_its_key_says_so() -> None:
+    """Would gain: another silo's place, and with it that silo's messages."""
+    liars = Registered({7: 1, 8: 0, 9: 1}, {7: "silo-0", 8: "silo-1", 9: "", 10: "silo-1x"})
+    assert PatientGrid(liars, registered=True).roster(2, 5.0) == [7, 8]
+    assert next(liars.numbers) == 1  # nobody was asked
+
+
+@pytest.mark.deployment
+def test_a_federation_does_not_believe_a_supernode_that_says_it_is_another_silo(tmp_path: Path) -> None:
+    """Would gain: silo 0's place; before, the run ended in "a node says it is silo 0", or had silo 2 twice."""
+    with federation(tmp_path, "federation.rounds=2") as fed:
+        fed.silos[2].number = 0
+        fed.start_silos()
+        running = fed.run()
+        fed.wait_for_round(1, running)
+        silo_keys, server_key = fed.silo_keys(fed.token()), fed.server_key()
+        finish(running)
+        assert np.array_equal(fed.model(), fed.replay(silo_keys, server_key))
