@@ -1,11 +1,11 @@
 """The typed scenario: one cell of a scenario file, every key checked before anything runs."""
 
-import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedpriv.accounting.gdp import mu_of
+from fedpriv.accounting.zcdp import mu_of_rho
 from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
 from fedpriv.data.partition import silo_sizes
 from fedpriv.errors import InputError
@@ -184,7 +184,7 @@ class PrivacySection(Section):
         if self.epsilon is not None:
             return mu_of(self.epsilon, self.delta)
         if self.zcdp is not None:
-            return math.sqrt(2.0 * self.zcdp)
+            return mu_of_rho(self.zcdp)
         return self.mu if self.mu is not None else self.rho
 
 
