@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, chosen_mechanism
+from fedpriv.errors import InputError
 from fedpriv.estimators import RecursiveGradient
 from fedpriv.optimizers import AnytimeSGD
 
@@ -27,7 +28,8 @@ class Mu2Settings(NoiseSettings):
         "at the same noise",
     )
     step: Literal["paper"] | Positive = Field(
-        "paper", description="η; 'paper' is min(D / (std of the mean's noise · √(T d)), 1 / (4 L T))"
+        "paper",
+        description="η; 'paper' is min(D / (std of the mean's noise · √(T d)), 1 / (4 L T)), L the smoothness",
     )
 
     @model_validator(mode="after")
@@ -52,6 +54,11 @@ def _step(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
     """
     if settings.step != "paper":
         return settings.step
+    if not math.isfinite(problem.smoothness):
+        raise InputError(
+            'algorithm.step = "paper": η is at most 1/(4 L T), and no smoothness L is known for this model; '
+            "give a number"
+        )
     smooth = 1.0 / (4.0 * problem.smoothness * problem.rounds)
     if noise_std == 0.0:
         return smooth
