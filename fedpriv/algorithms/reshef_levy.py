@@ -25,7 +25,7 @@ class Mu2Settings(NoiseSettings):
     late_clip: Literal["same", "balanced"] = Field(
         "same",
         description="round t's increment is in T - t + 1 sums: 'balanced' clips it to S √(T / (T - t + 1)), "
-        "at the same noise",
+        "at the same noise; for a single pass",
     )
     step: Literal["paper"] | Positive = Field(
         "paper",
@@ -44,6 +44,18 @@ def _clip(settings: Mu2Settings, problem: Problem) -> float:
     if settings.clip != "lipschitz":
         return settings.clip
     return problem.lipschitz + 2.0 * problem.smoothness * settings.diameter
+
+
+def _balanced_over(settings: Mu2Settings, problem: Problem) -> int | None:
+    """T where late clips are raised; in further epochs a record's raised increments would add up."""
+    if settings.late_clip == "same":
+        return None
+    if not problem.schedule.single_pass:
+        raise InputError(
+            'algorithm.late_clip = "balanced" is free for a single pass in fixed order only: with epochs = 2 the '
+            'noise would grow by 17 %; use "same"'
+        )
+    return problem.rounds
 
 
 def _step(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
@@ -72,8 +84,7 @@ DP_MU2_FL = Algorithm(
     settings=Mu2Settings,
     # s_t = t g_t - (t-1) g~_{t-1}, summed: q_t = q_{t-1} + s_t
     estimator=lambda settings, problem: RecursiveGradient(
-        clip=_clip(settings, problem),
-        balanced_over=problem.rounds if settings.late_clip == "balanced" else None,
+        clip=_clip(settings, problem), balanced_over=_balanced_over(settings, problem)
     ),
     # fresh noise on every q_t, unless the scenario asks for another mechanism
     mechanism=lambda settings, _problem: chosen_mechanism(settings, keep=1.0),
