@@ -147,6 +147,7 @@ def problem_of(cell: Cell, objective: Objective) -> Problem:
         delta=cell.privacy.delta,
         seed=cell.seed,
         silos=len(cell.batch_sizes),
+        relation=cell.privacy.relation,
     )
 
 

@@ -5,14 +5,17 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedpriv.accounting.gdp import mu_of
 from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, chosen_mechanism
 from fedpriv.errors import InputError
 from fedpriv.estimators import RecursiveGradient
 from fedpriv.optimizers import AnytimeSGD
+from fedpriv.parameters.mu2 import Mu2Problem, mu2_parameters
+from fedpriv.parameters.prescription import Prescription
 
 
 class Mu2Settings(NoiseSettings):
-    """Reshef & Levy 2024: parameters of Theorems 4.1 and 5.1, each of which may be overridden."""
+    """Reshef & Levy 2024: parameters of Theorems 5.2 and 6.2, each of which may be overridden."""
 
     mechanism: Literal["tree", "independent", "banded"] = Field(
         "independent", description="the paper's fresh noise in every round, binary tree, or banded square root"
@@ -77,6 +80,47 @@ def _step(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
     return min(settings.diameter / (noise_std * math.sqrt(problem.rounds * problem.dimension)), smooth)
 
 
+def _prescribed(settings: Mu2Settings, problem: Problem) -> tuple[Prescription, ...]:
+    """Both theorems: one record of each silo a round, each in one round."""
+    return tuple(
+        _prescription(f"Theorem {number} ({server} server)", trusted, settings, problem)
+        for number, server, trusted in (("5.2", "untrusted", False), ("6.2", "trusted", True))
+    )
+
+
+def _prescription(name: str, trusted: bool, settings: Mu2Settings, problem: Problem) -> Prescription:
+    try:
+        if problem.epsilon is None or not problem.convex or not math.isfinite(problem.smoothness):
+            raise InputError(f"{name} needs a guarantee, and a convex loss with a known slope and smoothness")
+        asked = mu2_parameters(
+            Mu2Problem(
+                problem.records // problem.silos,
+                problem.silos,
+                problem.dimension,
+                problem.lipschitz,
+                problem.smoothness,
+                settings.diameter,
+                mu_of(problem.epsilon, problem.delta),
+                problem.relation,
+            ),
+            trusted,
+        )
+    except InputError as error:
+        return Prescription(name, {}, refusal=str(error))
+    numbers = {
+        "rounds": float(asked.rounds),
+        "batch": float(problem.silos),
+        "clip": asked.clip,
+        "noise std": asked.noise_in_mean,
+        "step": asked.step,
+        "radius": settings.diameter / 2.0,
+        "excess risk": asked.excess_risk,
+    }
+    return Prescription(
+        name, numbers, assumption="each silo's records are independent; excess risk at G* = G, σ~ = G + 2LD"
+    )
+
+
 DP_MU2_FL = Algorithm(
     name="dp-mu2-fl",
     title="DP-μ²-FL",
@@ -92,5 +136,6 @@ DP_MU2_FL = Algorithm(
     optimizer=lambda settings, problem, noise_std: AnytimeSGD(
         step=_step(settings, problem, noise_std), radius=settings.diameter / 2.0
     ),
+    theorems=_prescribed,
     name_of_mu="rho",
 )
