@@ -3,8 +3,10 @@
 import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.data.datasets import load, load_test
@@ -38,7 +40,7 @@ def public_task_of(data: str, model: ModelSection, dtype: str) -> PublicTask:
     """The public part of a task, loaded on first use."""
     model.row.check_data(model.name, data)
     part, row, settings, torch_dtype = load_test(data), model.row, model.settings, DTYPES[dtype]
-    test = Records(row.features(part.images, torch_dtype, settings), torch.from_numpy(part.labels))
+    test = Records(row.features(part.images, torch_dtype, settings), _labels(part.labels, torch_dtype))
     return PublicTask(row.objective(tuple(test.features.shape[1:]), part.classes, torch_dtype, settings), test)
 
 
@@ -61,7 +63,7 @@ def task_of(data: str, model: ModelSection, dtype: str, validation: int | None =
         )
     row.check_data(model.name, data)
     train, test = (
-        Records(row.features(images, torch_dtype, settings), torch.from_numpy(labels))
+        Records(row.features(images, torch_dtype, settings), _labels(labels, torch_dtype))
         for images, labels in (
             (dataset.train_images, dataset.train_labels),
             (dataset.test_images, dataset.test_labels),
@@ -75,6 +77,12 @@ def task_of(data: str, model: ModelSection, dtype: str, validation: int | None =
         )
     objective = row.objective(tuple(train.features.shape[1:]), dataset.classes, torch_dtype, settings)
     return Task(objective, test, train)
+
+
+def _labels(labels: NDArray[Any], dtype: torch.dtype) -> Tensor:
+    """Classes as they are, numbers of a regression as the features are."""
+    tensor = torch.from_numpy(labels)
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def task_of_cell(cell: Cell) -> Task:

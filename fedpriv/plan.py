@@ -148,6 +148,7 @@ def problem_of(cell: Cell, objective: Objective) -> Problem:
         delta=cell.privacy.delta,
         seed=cell.seed,
         silos=len(cell.batch_sizes),
+        relation=cell.privacy.relation,
     )
 
 
@@ -217,7 +218,8 @@ def _noise(
     if isinstance(schedule, Poisson):
         sensitivity = sampled_clip(mechanism, estimator.keep, clips, relation)
         sampled = calibrated(epsilon_of(target, delta), delta, schedule.rate, schedule.rounds)
-        target = 1.0 / sampled.noise_multiplier  # of one round for a record that is known to take part
+        # of one round for a record that is known to take part; the ledger's multiplier is never a rounding below
+        target = (1.0 - 1e-12) / sampled.noise_multiplier
     else:
         workload = Workload(schedule, estimator.keep, np.array(clips), estimator.period)
         sensitivity = mechanism.sensitivity(workload)

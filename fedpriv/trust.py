@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from fedpriv.accounting.claim import RELATION_FACTOR, Relation
+from fedpriv.accounting.claim import Relation, moved_by
+from fedpriv.accounting.gdp import noise_for
 from fedpriv.errors import InputError
 from fedpriv.randomness import SERVER
 from fedpriv.rounds import Scalar
@@ -42,7 +43,7 @@ class Noise:
     @property
     def std_in_mean(self) -> float:
         """The standard deviation of one coordinate of one fresh vector, as it enters the silos' mean."""
-        return math.sqrt(sum((source.weight * float(source.std)) ** 2 for source in self.sources))
+        return math.sqrt(math.fsum((source.weight * float(source.std)) ** 2 for source in self.sources))
 
 
 @dataclass(frozen=True)
@@ -84,20 +85,30 @@ class Trust:
         Masked: the same σ, of which every silo adds an equal share, so that its message, times p_i, has standard
         deviation σ/√M: the stream of sums over all M silos, which is what the server learns, is mu-GDP for each.
         Whoever knows the shares of c silos is left with (M-c)/M of the variance: mu · √(M/(M-c)).
+        Rounding is to the safe side: what the ledger computes from these deviations is never above mu.
         """
-        unit = RELATION_FACTOR[relation] * sensitivity / mu
         largest = max(weight / batch for weight, batch in zip(weights, batch_sizes, strict=True))
+        of_mean = noise_for(mu, moved_by(relation, largest, sensitivity))
         if self.noise_at_server:
-            return Noise((NoiseSource(SERVER, unit * largest, 1.0),))
+            return Noise((NoiseSource(SERVER, of_mean, 1.0),))
         if self.masked:
-            share = unit * largest / math.sqrt(len(weights))
-            return Noise(tuple(NoiseSource(silo, share / weight, weight) for silo, weight in enumerate(weights)))
+            return _equal_shares(of_mean, weights)
         return Noise(
             tuple(
-                NoiseSource(silo, unit / batch, weight)
+                NoiseSource(silo, noise_for(mu, moved_by(relation, 1.0 / batch, sensitivity)), weight)
                 for silo, (batch, weight) in enumerate(zip(batch_sizes, weights, strict=True))
             )
         )
+
+
+def _equal_shares(of_mean: float, weights: Sequence[float]) -> Noise:
+    """A source a silo, alike in the mean, whose standard deviations there make up `of_mean`, never less."""
+    share = of_mean / math.sqrt(len(weights))
+    while True:
+        noise = Noise(tuple(NoiseSource(silo, share / weight, weight) for silo, weight in enumerate(weights)))
+        if noise.std_in_mean >= of_mean:
+            return noise
+        share = math.nextafter(share, math.inf)
 
 
 UNTRUSTED = Trust(

@@ -22,6 +22,14 @@ RELATION_FACTOR: dict[Relation, float] = {"zero-out": 1.0, "replace-one": 2.0}
 UNIT = "one record of a silo"
 
 
+def moved_by(relation: Relation, per_record: float, sensitivity: float) -> float:
+    """How far, in l2 norm, one record moves a stream: summed increments of `sensitivity`, each times `per_record`.
+
+    Calibration and ledger both call this, so that they compute with the same number to the last bit.
+    """
+    return RELATION_FACTOR[relation] * per_record * sensitivity
+
+
 def relation_named(name: str) -> Relation:
     """`name` as a neighbouring relation; raises InputError if it is none."""
     for relation in RELATIONS:

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from fedpriv.accounting.claim import (
-    RELATION_FACTOR,
     GaussianDP,
     Guarantee,
     PrivacyClaim,
     Relation,
+    moved_by,
     relation_named,
     weakest,
 )
@@ -107,7 +107,7 @@ class ReleaseStream:
     def _mu(self, schedule: FixedOrder) -> float:
         workload = Workload(schedule, self.keep, np.array(self.clips), self.period)
         sensitivity = self.mechanism.sensitivity(workload)
-        return RELATION_FACTOR[self.relation] * self.per_record * sensitivity / self.std
+        return moved_by(self.relation, self.per_record, sensitivity) / self.std
 
 
 def sampled_clip(mechanism: Mechanism, keep: float, clips: Sequence[float], relation: Relation) -> float:

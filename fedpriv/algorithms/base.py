@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedpriv.accounting.claim import Relation
 from fedpriv.estimators import Estimator
 from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism
 from fedpriv.objectives import Objective
@@ -44,6 +45,8 @@ class Problem:
     seed: int = 0
     """Of public random choices an optimizer makes before round 1."""
     silos: int = 1
+    relation: Relation = "replace-one"
+    """Which data sets are neighbours: theorems ask for twice as much noise where records are exchanged."""
 
     @property
     def rounds(self) -> int:

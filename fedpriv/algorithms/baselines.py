@@ -22,7 +22,7 @@ from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, PhasedSGD
 from fedpriv.parameters.noisy_minibatch import NoisyMinibatch, by_advanced_composition, by_moments
 from fedpriv.parameters.phased import phases_of, shrink_of_phase
 from fedpriv.parameters.prescription import Prescription
-from fedpriv.rounds import Phases
+from fedpriv.rounds import Phases, Schedule
 from fedpriv.weights import PowerWeights
 
 
@@ -134,12 +134,20 @@ PHASED_SGD = Algorithm(
     title="Phased SGD",
     source="after Feldman, Koren & Talwar, Private Stochastic Convex Optimization (STOC 2020), section 4",
     settings=PhasedSettings,
-    schedule=lambda _settings, declared: phases_of(declared.places),
+    schedule=lambda _settings, declared: _one_pass_in_phases(declared),
     trusts=("curator",),
     estimator=lambda settings, problem: PlainGradient(_phased_clip(settings, problem)),
     mechanism=lambda settings, problem: _phase_ends(settings, problem),
     optimizer=lambda settings, problem, _noise_std: PhasedSGD(_phases(problem), settings.step, settings.radius),
 )
+
+
+def _one_pass_in_phases(declared: Schedule) -> Phases:
+    if declared.places != declared.rounds:
+        raise InputError(
+            "federation.epochs: phased-sgd reads every record once, in phases; leave epochs out, or run dp-sgd"
+        )
+    return phases_of(declared.places)
 
 
 def _phases(problem: Problem) -> Phases:

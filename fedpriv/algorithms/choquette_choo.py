@@ -76,6 +76,7 @@ def theorem(name: str, problem: Problem, radius: float) -> Asked:
             lipschitz=problem.lipschitz,
             smoothness=problem.smoothness,
             radius=radius,
+            relation=problem.relation,
         )
     )
 
@@ -130,6 +131,9 @@ ACCELERATED_DP_SRGD = Algorithm(
 
 
 class UnacceleratedSettings(AcceleratedSettings):
+    """The theorems are about the accelerated algorithm: there is none to take parameters from."""
+
+    parameters: Literal["explicit"] = Field("explicit", description="clip and beta are given")
     output: Literal["last", "average"] = Field("last", description="which iterate is published")
 
 
@@ -144,7 +148,6 @@ UNACCELERATED_DP_SRGD = Algorithm(
     optimizer=lambda settings, problem, _noise_std: ProjectedSGD(
         step=1.0 / settings.numbers(problem)[1], radius=settings.radius, averaged=settings.output == "average"
     ),
-    theorems=_prescribed,
 )
 
 

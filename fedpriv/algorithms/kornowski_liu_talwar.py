@@ -121,7 +121,9 @@ def _single_pass_error(settings: SinglePassSettings, problem: Problem, noise_std
 
 def _erm_error(settings: GoldsteinSettings, problem: Problem, noise_std: float) -> float:
     anchor_std = _anchor_noise(settings, problem) * noise_std
-    return multi_pass_error(settings.nonsmooth(problem), settings.period, problem.batch, anchor_std, noise_std)
+    return multi_pass_error(
+        settings.nonsmooth(problem), settings.period, problem.batch, anchor_std, noise_std, settings.radius
+    )
 
 
 def _anchor_noise(settings: GoldsteinSettings, problem: Problem) -> float:

@@ -6,15 +6,19 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from fedpriv.accounting.gdp import mu_of
 from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, chosen_mechanism
+from fedpriv.errors import InputError
 from fedpriv.estimators import RecursiveGradient
 from fedpriv.mechanisms import Workload
 from fedpriv.optimizers import AnytimeSGD
+from fedpriv.parameters.mu2 import Mu2Problem, mu2_parameters
+from fedpriv.parameters.prescription import Prescription
 from fedpriv.rounds import Schedule
 
 
 class Mu2Settings(NoiseSettings):
-    """Reshef & Levy 2024: parameters of Theorems 4.1 and 5.1, each of which may be overridden."""
+    """Reshef & Levy 2024: parameters of Theorems 5.2 and 6.2, each of which may be overridden."""
 
     mechanism: Literal["tree", "independent", "banded"] = Field(
         "independent", description="the paper's fresh noise in every round, binary tree, or banded square root"
@@ -27,10 +31,11 @@ class Mu2Settings(NoiseSettings):
     late_clip: Literal["same", "balanced"] = Field(
         "same",
         description="round t's increment is in T - t + 1 sums: 'balanced' clips it to S √(T / (T - t + 1)), "
-        "at the same noise",
+        "at the same noise; for a single pass",
     )
     step: Literal["paper"] | Positive = Field(
-        "paper", description="η; 'paper' is min(D / (std of the mean's noise · √(T d)), 1 / (4 L T))"
+        "paper",
+        description="η; 'paper' is min(D / (std of the mean's noise · √(T d)), 1 / (4 L T)), L the smoothness",
     )
 
     @model_validator(mode="after")
@@ -47,6 +52,18 @@ def _clip(settings: Mu2Settings, problem: Problem) -> float:
     return problem.lipschitz + 2.0 * problem.smoothness * settings.diameter
 
 
+def _balanced_over(settings: Mu2Settings, problem: Problem) -> int | None:
+    """T where late clips are raised; in further epochs a record's raised increments would add up."""
+    if settings.late_clip == "same":
+        return None
+    if not problem.schedule.single_pass:
+        raise InputError(
+            'algorithm.late_clip = "balanced" is free for a single pass in fixed order only: with epochs = 2 the '
+            'noise would grow by 17 %; use "same"'
+        )
+    return problem.rounds
+
+
 def _step(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
     """η = min{ρ D √M / (2 S T √d), 1/(4 L T)} (untrusted), with M for √M if trusted.
 
@@ -56,12 +73,58 @@ def _step(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
     """
     if settings.step != "paper":
         return settings.step
+    if not math.isfinite(problem.smoothness):
+        raise InputError(
+            'algorithm.step = "paper": η is at most 1/(4 L T), and no smoothness L is known for this model; '
+            "give a number"
+        )
     smooth = 1.0 / (4.0 * problem.smoothness * problem.rounds)
     if noise_std == 0.0:
         return smooth
     rounds = Workload(Schedule(problem.rounds, problem.rounds), 1.0, np.ones(problem.rounds))
     released_std = noise_std * math.sqrt(chosen_mechanism(settings, keep=1.0).mean_variance(rounds))
     return min(settings.diameter / (released_std * math.sqrt(problem.rounds * problem.dimension)), smooth)
+
+
+def _prescribed(settings: Mu2Settings, problem: Problem) -> tuple[Prescription, ...]:
+    """Both theorems: one record of each silo a round, each in one round."""
+    return tuple(
+        _prescription(f"Theorem {number} ({server} server)", trusted, settings, problem)
+        for number, server, trusted in (("5.2", "untrusted", False), ("6.2", "trusted", True))
+    )
+
+
+def _prescription(name: str, trusted: bool, settings: Mu2Settings, problem: Problem) -> Prescription:
+    try:
+        if problem.epsilon is None or not problem.convex or not math.isfinite(problem.smoothness):
+            raise InputError(f"{name} needs a guarantee, and a convex loss with a known slope and smoothness")
+        asked = mu2_parameters(
+            Mu2Problem(
+                problem.records // problem.silos,
+                problem.silos,
+                problem.dimension,
+                problem.lipschitz,
+                problem.smoothness,
+                settings.diameter,
+                mu_of(problem.epsilon, problem.delta),
+                problem.relation,
+            ),
+            trusted,
+        )
+    except InputError as error:
+        return Prescription(name, {}, refusal=str(error))
+    numbers = {
+        "rounds": float(asked.rounds),
+        "batch": float(problem.silos),
+        "clip": asked.clip,
+        "noise std": asked.noise_in_mean,
+        "step": asked.step,
+        "radius": settings.diameter / 2.0,
+        "excess risk": asked.excess_risk,
+    }
+    return Prescription(
+        name, numbers, assumption="each silo's records are independent; excess risk at G* = G, σ~ = G + 2LD"
+    )
 
 
 DP_MU2_FL = Algorithm(
@@ -71,8 +134,7 @@ DP_MU2_FL = Algorithm(
     settings=Mu2Settings,
     # s_t = t g_t - (t-1) g~_{t-1}, summed: q_t = q_{t-1} + s_t
     estimator=lambda settings, problem: RecursiveGradient(
-        clip=_clip(settings, problem),
-        balanced_over=problem.rounds if settings.late_clip == "balanced" else None,
+        clip=_clip(settings, problem), balanced_over=_balanced_over(settings, problem)
     ),
     # fresh noise on every q_t, unless the scenario asks for another mechanism
     mechanism=lambda settings, _problem: chosen_mechanism(settings, keep=1.0),
@@ -80,5 +142,6 @@ DP_MU2_FL = Algorithm(
     optimizer=lambda settings, problem, noise_std: AnytimeSGD(
         step=_step(settings, problem, noise_std), radius=settings.diameter / 2.0
     ),
+    theorems=_prescribed,
     name_of_mu="rho",
 )

@@ -49,6 +49,8 @@ class Progress(RunObserver):
         self._began = time.monotonic()
         rounds = sum(scenario.points[place].cell.schedule.rounds for place in places)
         self._task = self._bar.add_task("", total=rounds, cells=f"0/{self._cells} cells", latest="")
+        if left := max((scenario.points[place].cell.unread for place in places), default=0):
+            self._say(f"up to {left} of federation.samples are left out: they do not fill a round of every silo")
         self._bar.start()
 
     def advanced(self, rounds: int) -> None:

@@ -13,6 +13,7 @@ from fedpriv.cli.text import print_table
 from fedpriv.errors import InputError
 
 if TYPE_CHECKING:
+    from fedpriv.algorithms import Problem
     from fedpriv.objectives import Objective
     from fedpriv.parameters.prescription import Prescription
     from fedpriv.scenario import Cell, Point
@@ -83,7 +84,9 @@ def _compared(point: "Point") -> dict[str, Any]:
             "smoothness": _finite(problem.smoothness),
         },
         "scenario": _used(cell, objective),
-        "theorems": [_as_data(asked) for asked in cell.algorithm.row.theorems(cell.algorithm.settings, problem)],
+        "theorems": [
+            _as_data(asked, problem) for asked in cell.algorithm.row.theorems(cell.algorithm.settings, problem)
+        ],
     }
 
 
@@ -114,9 +117,24 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _as_data(asked: "Prescription") -> dict[str, Any]:
+def _as_data(asked: "Prescription", problem: "Problem") -> dict[str, Any]:
     conditions = [{**condition._asdict(), "holds": condition.holds} for condition in asked.conditions]
-    return {**asked._asdict(), "numbers": dict(asked.numbers), "conditions": conditions}
+    refusal = asked.refusal or _refusal(asked.numbers, problem)
+    return {**asked._asdict(), "numbers": dict(asked.numbers), "conditions": conditions, "refusal": refusal}
+
+
+def _refusal(numbers: Mapping[str, float], problem: "Problem") -> str | None:
+    """Why no scenario has such rounds and batches, on one line: what [federation] itself would refuse."""
+    rounds, batch = (math.floor(numbers[name] * (1.0 + 1e-12)) for name in ("rounds", "batch"))
+    if batch < problem.silos:
+        return (
+            f"a round of {batch} records is less than one of each of the {problem.silos} silos; run it with "
+            f"federation.silos = {batch} or fewer"
+        )
+    places = problem.records // batch
+    if rounds > places and rounds % places:
+        return f"T = {rounds} is no multiple of the {places} rounds of an epoch, and epochs are whole here"
+    return None
 
 
 def _finite(bound: float) -> float | None:

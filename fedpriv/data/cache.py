@@ -5,17 +5,13 @@ is killed leaves a folder that does not verify; two fetches at once put the same
 """
 
 import hashlib
-import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedpriv.errors import InputError
-from fedpriv.files import write_json
-
-RECORD = "fedpriv-sha256.json"
 
 
 @dataclass(frozen=True)
@@ -30,20 +26,21 @@ class Source:
 class Origin:
     """Where a data set's files come from and how they are checked.
 
-    `folder` is their place below the root, as torchvision has it; `files` are the ones that are kept; `sources`
-    are tried in order; `sha256` are hashes known beforehand.  A file without one is pinned when it is fetched: its
-    hash is written to RECORD, beside it.
+    `folder` is their place below the root, as torchvision has it; `files` are the ones that are kept, each with
+    its hash, "sha256:…", or "md5:…" where its publisher names no other; `sources` are tried in order.
+
+    Guarantee: files that verify are the published ones, whoever put them there: nothing that lies beside them can
+    vouch for others.
     """
 
     folder: str
-    files: Sequence[str]
+    files: Mapping[str, str]
     sources: Sequence[Source]
-    sha256: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def unpinned(self) -> list[str]:
-        """The files whose hash is not known beforehand."""
-        return [name for name in self.files if name not in self.sha256]
+    def __post_init__(self) -> None:
+        for name, digest in self.files.items():
+            if digest.partition(":")[0] not in ("sha256", "md5"):
+                raise ValueError(f"{name}: {digest!r} names no hash, sha256:… or md5:…")
 
 
 def ensure(name: str, origin: Origin, root: Path, say: Callable[[str], None]) -> None:
@@ -54,7 +51,7 @@ def ensure(name: str, origin: Origin, root: Path, say: Callable[[str], None]) ->
     """
     target = root / origin.folder
     try:
-        problem = _problem(target, origin.files, _expected(origin, target))
+        problem = _problem(target, origin.files)
         if problem is None:
             return
         if target.exists():
@@ -78,55 +75,28 @@ def ensure(name: str, origin: Origin, root: Path, say: Callable[[str], None]) ->
             except (InputError, OSError) as error:
                 reasons.append(f"{source.label}: {error}")
     raise InputError(
-        f"{name}: could not be fetched ({'; '.join(reasons)}); connect to a network and try again, or put "
-        f"{_by_hand(name, origin)} into {target}"
+        f"{name}: could not be fetched ({'; '.join(reasons)}); connect to a network and try again, or put the "
+        f"files {', '.join(origin.files)}, unpacked as they are named, into {target}"
     )
 
 
-def _by_hand(name: str, origin: Origin) -> str:
-    if not origin.unpinned:
-        return f"the uncompressed files {', '.join(origin.files)}"
-    return f"a copy of that folder from a machine where `fedpriv data fetch {name}` worked"
-
-
 def _put_in_place(origin: Origin, draft: Path, target: Path) -> None:
-    hashes = {**_hashes(draft, origin.unpinned), **origin.sha256}
-    problem = _problem(draft, origin.files, hashes)
+    problem = _problem(draft, origin.files)
     if problem is not None:
         raise InputError(f"what came is not the data set ({problem})")
     target.mkdir(parents=True, exist_ok=True)
     for name in origin.files:
         os.replace(draft / name, target / name)
-    if origin.unpinned:
-        write_json(target / RECORD, hashes)  # last: until it is there the folder does not verify
 
 
-def _expected(origin: Origin, target: Path) -> dict[str, str]:
-    """The hashes the files must have; those of RECORD count only for files without a hash known beforehand."""
-    try:
-        recorded = json.loads((target / RECORD).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        recorded = {}
-    return {**(recorded if isinstance(recorded, dict) else {}), **origin.sha256}
-
-
-def _problem(folder: Path, files: Iterable[str], expected: Mapping[str, str]) -> str | None:
+def _problem(folder: Path, files: Mapping[str, str]) -> str | None:
     """Why the files in `folder` cannot be used, or None."""
-    for name in files:
+    for name, digest in files.items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if name not in expected:
-            return f"it is not recorded in {RECORD} what {name} should hold"
-        if _sha256(path) != expected[name]:
-            return f"{name} has been changed or cut short"
+        kind, _, expected = digest.partition(":")
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, kind).hexdigest() != expected:
+                return f"{name} has been changed or cut short"
     return None
-
-
-def _hashes(folder: Path, files: Iterable[str]) -> dict[str, str]:
-    return {name: _sha256(folder / name) for name in files if (folder / name).is_file()}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,5 +1,7 @@
 """The data sets by name, as arrays."""
 
+import gzip
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,11 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.data.dataset import Dataset, HeldOut
-from fedpriv.data.fetch import COMPUTED, LINEAR_REGRESSION, ORIGINS, PHASE_RETRIEVAL, SYNTHETIC, check_name, fetch
-from fedpriv.data.idx import read_idx
+from fedpriv.data.fetch import (
+    COMPUTED,
+    EMNIST_ARCHIVE,
+    LINEAR_REGRESSION,
+    ORIGINS,
+    PHASE_RETRIEVAL,
+    SYNTHETIC,
+    check_name,
+    fetch,
+)
+from fedpriv.data.idx import parse_idx, read_idx
 from fedpriv.data.own import is_own, load_own, load_own_test
 from fedpriv.data.synthetic import blobs, phase_retrieval, power_law_regression
 from fedpriv.data.unpickle import unpickle_arrays
+from fedpriv.errors import InputError
 
 __all__ = ["Dataset", "HeldOut", "fetch", "load", "load_test"]
 
@@ -57,9 +69,23 @@ def _read_mnist(name: str, folder: Path) -> Dataset:
 
 
 def _read_emnist(name: str, folder: Path) -> Dataset:
-    parts = (_idx_part(folder, f"emnist-balanced-{part}") for part in ("train", "test"))
-    (train_images, train_labels), (test_images, test_labels) = parts
+    (train_images, train_labels), (test_images, test_labels) = (_emnist_part(folder, p) for p in ("train", "test"))
     return Dataset(name, train_images, train_labels, test_images, test_labels, classes=47)
+
+
+def _emnist_part(folder: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Out of the archive as it is published: the only thing that there is a hash of."""
+    path = folder / EMNIST_ARCHIVE
+
+    def member(kind: str) -> NDArray[np.uint8]:
+        name = f"gzip/emnist-balanced-{part}-{kind}-ubyte.gz"
+        try:
+            with zipfile.ZipFile(path) as archive:
+                return parse_idx(gzip.decompress(archive.read(name)), f"{path}, {name}")
+        except (KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise InputError(f"{path}: {name} cannot be read ({error})") from None
+
+    return member("images-idx3"), member("labels-idx1").astype(np.int64)
 
 
 def _idx_part(folder: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -91,6 +117,6 @@ _READERS: dict[str, Callable[[str, Path], Dataset]] = {
 _TEST_READERS: dict[str, tuple[Callable[[Path], tuple[NDArray[np.uint8], NDArray[np.int64]]], int]] = {
     "mnist": (lambda folder: _idx_part(folder, "t10k"), 10),
     "fashion-mnist": (lambda folder: _idx_part(folder, "t10k"), 10),
-    "emnist": (lambda folder: _idx_part(folder, "emnist-balanced-test"), 47),
+    "emnist": (lambda folder: _emnist_part(folder, "test"), 47),
     "cifar10": (lambda folder: _cifar_batch(folder / "test_batch"), 10),
 }

@@ -26,9 +26,13 @@ def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """The array in an IDX file, not to be written to; InputError if it is missing, cut short or something else."""
     try:
-        content = path.read_bytes()
+        return parse_idx(path.read_bytes(), str(path))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def parse_idx(content: bytes, path: str) -> NDArray[np.uint8]:
+    """The array in the bytes of an IDX file; InputError, naming `path`, if they are something else."""
     if len(content) < 4 or content[:3] != bytes((0, 0, _UNSIGNED_BYTE)):
         raise InputError(f"{path}: is not an IDX file of unsigned bytes")
     axes = content[3]

@@ -3,7 +3,7 @@
 | array | shape and type |
 |---|---|
 | `train_images`, `test_images` | (n, ...): bytes, or finite floats for features that are numbers |
-| `train_labels`, `test_labels` | (n,): whole numbers 0 … classes - 1, or floats for a regression |
+| `train_labels`, `test_labels` | (n,): whole numbers 0 … classes - 1 or booleans, floats for a regression |
 | `classes` | one whole number; 0 for a regression |
 
 The server of a deployment needs the test arrays and `classes` only.
@@ -55,11 +55,12 @@ def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, sour
         raise InputError(
             f"{source}: expected images (n, ...) and as many labels (n,), found {images.shape} and {labels.shape}"
         )
-    if not np.issubdtype(labels.dtype, np.number):
+    whole = np.issubdtype(labels.dtype, np.integer) or labels.dtype == np.bool_
+    if not (whole or np.issubdtype(labels.dtype, np.floating)):
         raise InputError(f"{source}: labels are numbers, not {labels.dtype}")
     if not np.isfinite(images).all() or not np.isfinite(labels).all():
         raise InputError(f"{source}: a value is not finite; every one must be a number")
-    if classes and (not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= classes):
+    if classes and (not whole or labels.min() < 0 or labels.max() >= classes):
         raise InputError(f"{source}: labels are whole numbers from 0 to {classes - 1}")
 
 

@@ -184,14 +184,15 @@ class _Group:
         return self._in_order(self._schedule, on_device, shares)
 
     def _sampled(self, schedule: Poisson, train: Records, shares: dict[int, list[Tensor]]) -> Iterator["_Read"]:
-        """Which rows a silo has is not public here, so that nothing may be keyed by them."""
+        """Whose a record is, is told only to an objective that asks; it must not key anything by how many."""
         seeds = [cell.seed for cell in self._cells]
         per_record = [weight / size for weight, size in zip(self._silo_weights, self._sizes, strict=True)]
-        for index, weights in SampledBatches(schedule, seeds, shares, per_record):
+        asks = self._objective.at(Slots(1, ())) is not self._objective
+        for index, weights, rows in SampledBatches(schedule, seeds, shares, per_record, by_silo=asks):
             on_device = index.to(self._device)
             records = Records(train.features[on_device], train.labels[on_device]) if index.numel() else None
             here = weights.to(self._device, self._dtype)
-            yield _Read(records, here, (), here.count_nonzero(-1))
+            yield _Read(records, here, rows, here.count_nonzero(-1))
 
     def _in_order(
         self, schedule: FixedOrder, train: Records, shares: dict[int, list[Tensor]]

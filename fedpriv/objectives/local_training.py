@@ -23,7 +23,7 @@ class LocalTraining(View):
     """`base`, whose increment is Σ_i p_i (query - w_i): w_i is silo i's model after local SGD from the query.
 
     Each silo takes `epochs` passes of steps of length `step` over its records of the round, in batches of `batch`
-    in the order they come in.  p_i is the sum of the weights of its records.
+    in the order they come in.  p_i is the sum of the weights of its records; records of weight 0 are not there.
 
     Guarantee: none.  One record moves a silo's whole trajectory, so there is no bound to calibrate noise to.
     """
@@ -54,17 +54,20 @@ class LocalTraining(View):
         (query,) = points
         total, start = torch.zeros_like(query), 0
         for _, rows in self.silos:
-            share = weights.narrow(-1, start, rows).sum(-1, keepdim=True)
-            total = total + share * (query - self._trained(query, _part(records, start, rows)))
+            own = weights.narrow(-1, start, rows)
+            moved = query - self._trained(query, _part(records, start, rows), (own > 0.0).to(query.dtype))
+            total = total + own.sum(-1, keepdim=True) * moved
             start += rows
         return Increment(total, query.new_zeros(query.shape[:-1]))
 
-    def _trained(self, query: Tensor, own: Records) -> Tensor:
+    def _trained(self, query: Tensor, own: Records, present: Tensor) -> Tensor:
+        """`present` is 1 for each of its records, and 0 for what only fills up a batch of several replicates."""
         model = query
         for _ in range(self.epochs):
-            for batch in _batches(own, self.batch):
-                count = batch.labels.shape[-1]
-                mean = torch.full((count,), 1.0 / count, dtype=query.dtype, device=query.device)
+            for start, count in _spans(own.labels.shape[-1], self.batch):
+                here = present.narrow(-1, start, count)
+                mean = here / here.sum(-1, keepdim=True).clamp(min=1.0)
+                batch = _part(own, start, count)
                 model = model - self.step * self.base.increment((model,), (1.0,), batch, mean, UNCLIPPED).total
         return model
 
@@ -74,6 +77,6 @@ def _part(records: Records, start: int, rows: int) -> Records:
     return Records(*(column.narrow(axis, start, rows) for column in records))
 
 
-def _batches(records: Records, size: int) -> Iterator[Records]:
-    rows = records.labels.shape[-1]
-    return (_part(records, start, min(size, rows - start)) for start in range(0, rows, size))
+def _spans(rows: int, size: int) -> Iterator[tuple[int, int]]:
+    """Start and length of every batch."""
+    return ((start, min(size, rows - start)) for start in range(0, rows, size))

@@ -18,8 +18,9 @@ Large Batches" (ALT 2025), the realizable and the non-realizable setting.  Natur
 
 The numbers are the formulas' own, not rounded; a run takes `whole_rounds` and `whole_batch`.
 
-Guarantee: `sigma` makes all released prefix sums (ε, δ)-DP for zero-out neighbours: an increment is in
-⌊log2 T⌋ + 1 tree nodes at most, each of which it moves by clip / B.  It uses the exact Gaussian conversion and
+Guarantee: `sigma` makes all released prefix sums (ε, δ)-DP for neighbours under `relation`: an increment is in
+⌊log2 T⌋ + 1 tree nodes at most, each of which it moves by clip / B under zero-out, by twice that under
+replace-one.  It uses the exact Gaussian conversion and
 the exact number of nodes, both of them tighter than the paper's.  It is for batches of exactly B; a run with
 whole batches calibrates its own noise.
 """
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 
 from fedpriv.accounting import gdp
 from fedpriv.accounting.checks import check_delta, check_positive
+from fedpriv.accounting.claim import Relation, moved_by
 from fedpriv.errors import InputError
 from fedpriv.parameters.conditions import Condition
 
@@ -44,6 +46,8 @@ class Problem:
     lipschitz: float
     smoothness: float
     radius: float
+    relation: Relation = "zero-out"
+    """The paper's; replace-one takes twice the noise."""
 
     def __post_init__(self) -> None:
         if self.examples < 2 or self.dimension < 1:
@@ -149,7 +153,8 @@ def non_realizable(problem: Problem, polylog: float = 1.0) -> Asked:
             Condition("B ≤ √n", batch, math.sqrt(n)),
             Condition("2 M T ≤ β", 2.0 * problem.smoothness * rounds, beta),
         ),
-        assumption="M R / L is a constant, it does not grow with n",
+        assumption="M R / L is a constant, it does not grow with n; p is within the bound of Corollary 13, which "
+        "is left out here",
     )
 
 
@@ -165,4 +170,5 @@ def _common(problem: Problem, rounds: float, batch: float) -> tuple[Condition, .
 
 def _sigma(problem: Problem, clip: float, rounds: float, batch: float) -> float:
     nodes = math.floor(math.log2(max(rounds, 1.0))) + 1
-    return clip * math.sqrt(nodes) / batch / gdp.mu_of(problem.epsilon, problem.delta)
+    moved = moved_by(problem.relation, 1.0 / batch, clip * math.sqrt(nodes))
+    return gdp.noise_for(gdp.mu_of(problem.epsilon, problem.delta), moved)

@@ -95,10 +95,13 @@ class Nonsmooth:
 
     def difference_energy(self, radius: float) -> float:
         """A bound on the mean square of one record's estimated difference of gradients."""
-        return 4.0 * (self.smoothness * radius) ** 2 + self._direction_energy(radius)
+        return 4.0 * (self.smoothness * radius) ** 2 + self.direction_energy_of_differences(radius)
 
-    def _direction_energy(self, radius: float) -> float:
-        """What random directions add to `difference_energy`."""
+    def direction_energy_of_differences(self, radius: float) -> float:
+        """What random directions add to `difference_energy`.
+
+        Shared directions of first order have the sure bound (2L)²: both gradients may turn at every direction.
+        """
         if self.order == "exact":
             return 0.0
         if self.order == "first":
@@ -163,17 +166,26 @@ def single_pass_error(
 
 
 def multi_pass_error(
-    problem: Nonsmooth, period: int, records: int, anchor_std: float, difference_std: float
+    problem: Nonsmooth,
+    period: int,
+    records: int,
+    anchor_std: float,
+    difference_std: float,
+    radius: float = math.inf,
 ) -> float:
-    """G0 of the multi-pass oracle without clipping; the noises are those of the leaves in the mean."""
-    if problem.order == "zeroth":
-        terms = direction_energy(problem.dimension) * (2 * period - 1) / problem.directions
-    elif problem.order == "first":
-        terms = 1.0 + 2.0 * (period - 1) / problem.directions
-    else:
-        terms = 0.0
+    """G0 of the multi-pass oracle without clipping; the noises are those of the leaves in the mean.
+
+    All records are read in every round, so that only directions and noise err: at the anchor once, in every
+    difference as in a single pass.  `radius` is the largest step, infinite where it is not known.
+    """
+    at_anchor = 0.0
+    if problem.order == "first":
+        at_anchor = problem.lipschitz**2
+    elif problem.order == "zeroth":
+        at_anchor = problem.lipschitz**2 * direction_energy(problem.dimension) / problem.directions
+    directions = at_anchor + (period - 1) * problem.direction_energy_of_differences(radius)
     noise = anchor_std**2 + (period - 1) * difference_std**2
-    return math.sqrt(problem.lipschitz**2 * terms / records + problem.dimension * noise)
+    return math.sqrt(directions / records + problem.dimension * noise)
 
 
 def leaf_noise_ratio(anchor_clip: float, clip: float, rounds: int, period: int) -> float:
@@ -234,7 +246,7 @@ def plan_multi(
     price = anchors * anchor_clip**2 / ratio**2 + (rounds - anchors) * clip**2
     difference_std = 2.0 * math.sqrt(price) / (records * mu)
     stds = ratio * difference_std, difference_std
-    error = multi_pass_error(problem, period, records, *stds)
+    error = multi_pass_error(problem, period, records, *stds, radius)
     return _finished(problem, rounds, radius, period, (records, records), (anchor_clip, clip), stds, error)
 
 

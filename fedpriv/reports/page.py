@@ -56,6 +56,7 @@ def page_of(folder: Path, results: Results) -> str:
         statements=said,
         notes=list(dict.fromkeys(each.noise for each in said if each.noise)),
         assumptions=ASSUMPTIONS,
+        about_the_loss=list(dict.fromkeys(line for each in said if each.private for line in each.about_the_loss)),
         not_protected=NOT_PROTECTED,
         tables=tables_of(results),
         figures=[(name, _CAPTIONS[name], Markup(svg)) for name, svg in svgs_of(folder, results).items()],
@@ -80,6 +81,7 @@ def _facts(results: Results) -> list[tuple[str, str]]:
         ("model", ", ".join(_values(results, "model", "name"))),
         ("silos", _range(results, "silos")),
         ("rounds", _range(results, "rounds")),
+        *([("records", records)] if (records := _range(results, "records")) else []),
         (
             "swept",
             "; ".join(f"{key}: {', '.join(map(value_text, v))}" for key, v in results.axes.items()) or "nothing",
@@ -95,7 +97,7 @@ def _values(results: Results, section: str, key: str) -> list[str]:
 
 
 def _range(results: Results, key: str) -> str:
-    return ", ".join(map(str, dict.fromkeys(cell[key] for cell in results.cells)))
+    return ", ".join(map(str, dict.fromkeys(cell[key] for cell in results.cells if key in cell)))
 
 
 def _settings(results: Results) -> list[tuple[str, str]]:

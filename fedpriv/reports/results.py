@@ -17,6 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 import fedpriv
 from fedpriv.accounting.claim import UNIT, GaussianDP
 from fedpriv.accounting.gdp import epsilon_of
@@ -209,7 +211,7 @@ def privacy_of(
     statement: dict[str, Any] = {
         "guarantee": "none" if guarantee is None else guarantee.kind,
         "trust": cell.algorithm.trust,
-        "relation": cell.privacy.relation,
+        "relation": cell.privacy.relation if claim is None else claim.relation,
         "unit": UNIT,
         "noise": "none" if claim is None else noise,
         "delta": delta,
@@ -221,7 +223,7 @@ def privacy_of(
             pair = guarantee.epsilon_delta(delta)
             figures = {
                 "mu": mu,
-                "rho": mu,
+                "rho": mu if cell.algorithm.row.name_of_mu == "rho" else None,
                 "zcdp": guarantee.zcdp,
                 "epsilon": pair.exact,
                 "epsilon_paper": pair.paper,
@@ -242,6 +244,16 @@ def _target(cell: Cell) -> str:
     return f"epsilon = {epsilon_of(target, asked.delta):.6g} at delta = {asked.delta:g}{given}"
 
 
+def message_bytes(cell: Cell, dimension: int) -> int:
+    """What one silo sends in one round, headers apart: `dimension` numbers of the plan's `message_dtype`.
+
+    8 bytes each where messages are masked words, or float64 since the server is to add the noise.
+    """
+    setting = cell.algorithm.setting
+    wide = setting.masked or (setting.noise_at_server and cell.privacy.target is not None)
+    return dimension * np.dtype("float64" if wide else cell.run.dtype).itemsize
+
+
 def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:
     federation, rounds = point.cell.federation, point.cell.schedule.rounds
     return {
@@ -252,9 +264,11 @@ def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[s
         **privacy_of(point.cell, finished.releases, finished.noise),
         "silos": federation.silos,
         "rounds": rounds,
+        "records": sum(point.cell.batch_sizes) * point.cell.schedule.held,
+        "unread": point.cell.unread,
         "dimension": finished.model.size,
         "gradient_evaluations": finished.gradient_evaluations,
-        "bytes_sent": rounds * finished.model.nbytes,
+        "bytes_sent": rounds * message_bytes(point.cell, finished.model.size),
         "fraction_clipped": finished.fraction_clipped,
         "missed": {str(silo): list(rounds) for silo, rounds in finished.missed.items()},
         "wall_seconds": finished.wall_seconds,

@@ -9,7 +9,7 @@ from fedpriv.accounting import GaussianDP
 from fedpriv.accounting.ledger import ReleaseStream, claim_of, from_data
 from fedpriv.reports.results import Results
 from fedpriv.rounds import AnySchedule, Poisson
-from fedpriv.trust import trust_named
+from fedpriv.trust import Trust, trust_named
 
 _HIDDEN = {
     "replace-one": "which record was used: any one may be exchanged for any other, the rest staying the same",
@@ -21,13 +21,24 @@ _NOISE = {
         "recompute and remove it. The figures say what a deployment with secret noise would guarantee; "
         "nothing that this run wrote is protected."
     ),
-    "release": "The noise keys were drawn from the operating system by each silo and have not left it.",
 }
+_BY_SILOS = "Every silo drew its noise with a key from its own operating system, which has not left that silo."
+_BY_THE_SERVER = (
+    "The server drew the noise, with a key from its operating system. It sees what silos send without noise: all "
+    "that is said here rests on the server keeping both to itself."
+)
+_TREES = "Gaussian noise on three trees: of gradients, of their changes between epochs, and of those within one"
 _MECHANISMS = {
     "IndependentGaussian": "independent Gaussian noise in every round",
     "BinaryTree": "Gaussian noise on the nodes of a binary tree over the rounds",
+    "PaperTree": "Gaussian noise on the nodes of a binary tree over the rounds, sized by the paper's constants",
     "BandedSquareRoot": "Gaussian noise correlated over the rounds (banded matrix factorization)",
+    "LeafGaussian": "Gaussian noise on every change of the running sum, which adds up from anchor to anchor",
+    "PhaseEnds": "Gaussian noise on the point that ends a phase, the only one that is published",
+    "SlidingDifferences": f"{_TREES}, over sliding windows",
+    "AlignedDifferences": f"{_TREES}, aligned with epochs",
 }
+_ANY_LOSS = "Nothing about the loss or the model: what is released is clipped, record by record."
 
 
 @dataclass(frozen=True)
@@ -61,13 +72,14 @@ class Statement:
     noise: str
     mechanisms: Sequence[str]
     levels: Sequence[Level]
+    about_the_loss: Sequence[str]
+    """What the figures take for granted about loss and model."""
 
 
 ASSUMPTIONS = (
     "A record belongs to one silo. A person with several records is protected less: k records multiply μ by at "
     "most k.",
-    "Every record takes part only in the rounds that the schedule says, and its contribution is clipped there. "
-    "Nothing is assumed about the loss or the model, unless the description of the noise says so.",
+    "Every record takes part only in the rounds that the schedule says, and its contribution is clipped there.",
     "The noise is Gaussian in real arithmetic. Attacks on the lowest bits of floating-point numbers are not "
     "addressed.",
     "Settings were chosen without a look at the data, or that look was accounted for elsewhere: choosing the best "
@@ -102,10 +114,23 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> Statement:
         unit=first["unit"],
         hidden=_HIDDEN[first["relation"]],
         relation=first["relation"],
-        noise=_NOISE.get(first["noise"], ""),
-        mechanisms=sorted({described_noise(stream) for released in streams for stream in released}),
+        noise=_noise(first["noise"], trust_named(first["trust"])),
+        mechanisms=sorted({_described_noise(stream) for released in streams for stream in released}),
         levels=sorted(known, key=lambda level: float(level.epsilon)),
+        about_the_loss=sorted({about_the_loss(stream) for released in streams for stream in released}),
     )
+
+
+def _noise(kind: str, trust: Trust) -> str:
+    """Who could recompute the noise; nothing where there is none."""
+    if kind == "release":
+        return _BY_THE_SERVER if trust.noise_at_server else _BY_SILOS
+    return _NOISE.get(kind, "")
+
+
+def about_the_loss(stream: ReleaseStream) -> str:
+    """On what the sensitivity rests beside the clips."""
+    return stream.mechanism.assumption or _ANY_LOSS
 
 
 def _level(streams: Sequence[ReleaseStream], delta: float) -> Level | None:
@@ -140,18 +165,17 @@ def _percent(share: float) -> str:
     return f"{100.0 * share:.1f} %" if share < 0.9995 else "over 99.9 %"
 
 
-def described_noise(stream: ReleaseStream) -> str:
+def _described_noise(stream: ReleaseStream) -> str:
     """Who releases what, how often, with which noise."""
     if stream.std == 0.0:
         return f"{stream.owner}: {stream.schedule.rounds} releases without noise"
     name = type(stream.mechanism).__name__
     low, high = min(stream.clips), max(stream.clips)
     clip = f"{high:.5g}" if low == high else f"{low:.5g} to {high:.5g}"
-    assumed = "" if stream.mechanism.assumption is None else f". {stream.mechanism.assumption}"
     return (
-        f"{stream.owner}: {_MECHANISMS.get(name, name)}, standard deviation {stream.std:.5g} a coordinate; "
-        f"{stream.schedule.rounds} releases; each record {_reads(stream.schedule)}, its increment clipped to norm "
-        f"{clip}{assumed}"
+        f"{stream.owner}: {_MECHANISMS.get(name, name)}, fresh vectors of standard deviation {stream.std:.5g} a "
+        f"coordinate; {stream.schedule.rounds} releases; each record {_reads(stream.schedule)}, its increment "
+        f"clipped to norm {clip}"
     )
 
 

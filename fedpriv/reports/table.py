@@ -189,7 +189,35 @@ def how_measured(results: Results) -> str:
         if known := [abs(difference) for difference in differences if difference is not None]:
             largest.append(f"{metric.title} {max(known):.{metric.digits}f}")
     worst = f"; largest |difference|: {', '.join(largest)}" if largest else ""
-    return f"{seeds}; engine {results.engine}{worst}."
+    notes = [each for each in (_withheld(results), _paired(results), _unread(results)) if each]
+    return " ".join([f"{seeds}; engine {results.engine}{worst}.", *notes])
+
+
+def _withheld(results: Results) -> str:
+    """Why no published values are shown, where a scenario has some."""
+    if results.published is None or not results.published.withheld:
+        return ""
+    return f"Published values are for other settings and not shown: {', '.join(results.published.withheld)}."
+
+
+def _paired(results: Results) -> str:
+    """That rows share their random numbers: differences between them spread less than each of them does."""
+    simulated = all(cell["noise"] != "release" for cell in results.cells)
+    if len(points(results)) < 2 or not results.cells or not simulated:
+        return ""
+    return (
+        "Cells of one seed share the order of records and, scaled, their noise: take differences seed by "
+        "seed, and their spread from those pairs."
+    )
+
+
+def _unread(results: Results) -> str:
+    """That samples were asked for which no round reads."""
+    left = sorted({cell["unread"] for cell in results.cells if cell.get("unread")})
+    if not left:
+        return ""
+    numbers = str(left[0]) if len(left) == 1 else f"{left[0]} to {left[-1]}"
+    return f"Of the samples asked for {numbers} are never read: they do not fill a round of every silo."
 
 
 def _privacy(results: Results) -> list[str]:

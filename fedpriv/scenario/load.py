@@ -1,6 +1,7 @@
 """From a TOML file to the cells it stands for: overrides, sweep, seeds, validation."""
 
 import copy
+import dataclasses
 import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -14,8 +15,8 @@ from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
 from fedpriv.scenario.messages import explain
 from fedpriv.scenario.rules import Rule, rules_of
-from fedpriv.scenario.schema import Cell
-from fedpriv.scenario.tree import assign
+from fedpriv.scenario.schema import PARTITION_KEYS, Cell
+from fedpriv.scenario.tree import assign, look_up
 
 
 class Paper(BaseModel):
@@ -34,9 +35,14 @@ class Paper(BaseModel):
     test_accuracy: list[list[float]] | None = None
 
     @property
+    def values(self) -> list[str]:
+        """The metrics of which values were published."""
+        return [key for key in ("test_loss", "test_accuracy") if getattr(self, key) is not None]
+
+    @property
     def shown(self) -> list[str]:
         """The metrics that get a table of rows × columns."""
-        return [*self.metrics, *(key for key in ("test_loss", "test_accuracy") if getattr(self, key) is not None)]
+        return [*self.metrics, *self.values]
 
 
 class Scaling(BaseModel):
@@ -65,16 +71,28 @@ class Published:
     table: Paper
     row_values: list[Any]
     column_values: list[Any]
+    withheld: list[str] = dataclasses.field(default_factory=list)
+    """The overridden keys for which published values are not shown."""
 
     def as_data(self) -> dict[str, Any]:
         """Plain data for results.json, enough to build this again."""
-        return {**self.table.model_dump(), "row_values": self.row_values, "column_values": self.column_values}
+        axes = {"row_values": self.row_values, "column_values": self.column_values}
+        return {**self.table.model_dump(), **axes, "withheld": self.withheld}
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> "Published":
         """The inverse of `as_data`."""
-        table = {key: value for key, value in data.items() if key not in ("row_values", "column_values")}
-        return Published(Paper.model_validate(table), data["row_values"], data["column_values"])
+        table = {key: value for key, value in data.items() if key in Paper.model_fields}
+        return Published(
+            Paper.model_validate(table), data["row_values"], data["column_values"], data.get("withheld", [])
+        )
+
+    def without_values(self, changed: list[str]) -> "Published":
+        """The layout alone, if any key has `changed`: values belong to the settings they were published for."""
+        if not changed or not self.table.values:
+            return self
+        empty = Paper(rows=self.table.rows, columns=self.table.columns, metrics=self.table.shown)
+        return dataclasses.replace(self, table=empty, withheld=changed)
 
     def value(self, metric: str, swept: Mapping[str, Any]) -> float | None:
         """The published `metric` (test_loss or test_accuracy) at a sweep point; None where none was printed."""
@@ -142,7 +160,7 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
         if key != "seeds" and (not isinstance(values, list) or not values):
             raise InputError(f'{source}: sweep."{key}" = {values!r}: expected a list of at least one value')
     printed_axes = {key: values for key, values in sweep.items() if key != "seeds"}
-    published = _published(paper, printed_axes, source)
+    printed, published = copy.deepcopy(base), _published(paper, printed_axes, source)
     scaling = _scaling(base.pop("scaling", None), printed_axes, source)
     rules = rules_of(base.pop("where", []), printed_axes, source)
     axes, fixed = dict(sweep), dict[str, Any]()
@@ -154,6 +172,10 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
         else:
             fixed[key] = value
             assign(base, key, value)
+    if published is not None:
+        published = published.without_values(
+            _changed(printed, fixed) + _changed_axes(printed_axes, axes, published)
+        )
     seeds = _seeds(axes.pop("seeds", None), base.pop("seed", 0), source)
     points = [
         Point(dict(zip(axes, values, strict=True)), _cell(base, axes, values, rules, fixed, seed, source))
@@ -222,8 +244,17 @@ def _cell(
         rule.apply(tree)
     for key, value in fixed.items():
         assign(tree, key, value)
+    if "data.partition" in fixed:
+        _forget_other_partitions(tree, fixed)
     tree["seed"] = seed
     return resolve_cell(tree, source)
+
+
+def _forget_other_partitions(tree: dict[str, Any], fixed: Mapping[str, Any]) -> None:
+    """An override of the partition takes the file's settings of the others with it; those given beside it stay."""
+    for partition, key in PARTITION_KEYS.items():
+        if fixed["data.partition"] != partition and f"data.{key}" not in fixed:
+            tree["data"].pop(key, None)
 
 
 def _seeds(swept: Any, single: Any, source: str) -> list[int]:
@@ -274,6 +305,31 @@ def _published(given: Any, axes: Mapping[str, list[Any]], source: str) -> Publis
         if table is not None and (len(table) != len(rows) or any(len(row) != len(columns) for row in table)):
             raise InputError(f"{source}: paper.{metric}: expected {len(rows)} rows of {len(columns)} values")
     return Published(paper, rows, columns)
+
+
+_SAME_RESULT = ("name", "title", "seed", "run", "deployment", "label")
+"""Keys and sections that say how to compute or what to call it, not what."""
+
+
+def _changed(printed: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[str]:
+    """The overridden keys that make another setting of the one that values were published for."""
+    return [
+        key
+        for key, value in fixed.items()
+        if key.partition(".")[0] not in _SAME_RESULT and look_up(printed, key) != value
+    ]
+
+
+def _changed_axes(
+    printed: Mapping[str, list[Any]], axes: Mapping[str, list[Any]], published: Published
+) -> list[str]:
+    """Swept keys beside rows and columns that have a value now which the printed sweep had not."""
+    own = (published.table.rows, published.table.columns)
+    return [
+        key
+        for key, values in printed.items()
+        if key not in own and any(value not in values for value in axes[key])
+    ]
 
 
 def _parse_override(assignment: str) -> tuple[str, Any]:

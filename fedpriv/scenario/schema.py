@@ -1,11 +1,11 @@
 """The typed scenario: one cell of a scenario file, every key checked before anything runs."""
 
-import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedpriv.accounting.gdp import mu_of
+from fedpriv.accounting.zcdp import mu_of_rho
 from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
 from fedpriv.data.partition import silo_sizes
 from fedpriv.errors import InputError
@@ -15,6 +15,10 @@ from fedpriv.trust import Trust, trust_named
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+
+
+PARTITION_KEYS = {"dirichlet": "concentration", "shards": "shards"}
+"""The key of [data] that a partition needs, and no other takes."""
 
 
 class Section(BaseModel):
@@ -43,7 +47,7 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _settings_of_the_partition(self) -> Self:
-        for partition, key in (("dirichlet", "concentration"), ("shards", "shards")):
+        for partition, key in PARTITION_KEYS.items():
             if (self.partition == partition) != (getattr(self, key) is not None):
                 raise ValueError(f'{key} is needed for partition = "{partition}", and only there')
         return self
@@ -70,12 +74,17 @@ class FederationSection(Section):
     """[federation]: how many silos, rounds and records.
 
     `rounds` alone reads `batch` records of each silo a round; `samples` alone gives as many rounds as they last;
-    both together share the samples out over the rounds: the way to large batches.
+    both together share the samples out over the rounds: the way to large batches.  Every round of a pass reads
+    equally many records of a silo, which is a public number: what does not fill a round is left out.
     """
 
     silos: Count = Field(description="number of silos M; all take part in every round")
     rounds: Count | None = Field(None, description="number of rounds T")
-    samples: Count | None = Field(None, description="records of all silos that are read, each once an epoch")
+    samples: Count | None = Field(
+        None,
+        description="records of all silos that are read, each once an epoch; a rest that does not fill a round of "
+        "every silo is left out, and said",
+    )
     batch: Count | None = Field(
         None, description="records of one silo in one round; 1 if not both others are given"
     )
@@ -123,8 +132,7 @@ class FederationSection(Section):
         """Records of each silo in one round; every place of the silo's order has as many."""
         if self.samples is None or self.rounds is None:
             return (self.batch or 1,) * self.silos
-        sizes = silo_sizes(self.samples, self.silos, self.size_skew, seed, at_least=self.places)
-        return tuple(size // self.places for size in sizes)
+        return silo_sizes(self.samples // self.places, self.silos, self.size_skew, seed)
 
 
 class AlgorithmSection(BaseModel):
@@ -184,7 +192,7 @@ class PrivacySection(Section):
         if self.epsilon is not None:
             return mu_of(self.epsilon, self.delta)
         if self.zcdp is not None:
-            return math.sqrt(2.0 * self.zcdp)
+            return mu_of_rho(self.zcdp)
         return self.mu if self.mu is not None else self.rho
 
 
@@ -277,6 +285,15 @@ class Cell(Section):
     def batch_sizes(self) -> tuple[int, ...]:
         """Records of each silo in one round, expected if they are sampled; a public choice."""
         return self.federation.batch_sizes(self.seed)
+
+    @property
+    def unread(self) -> int:
+        """How many of `federation.samples` no silo holds, since every round reads equally many of each silo.
+
+        With `size_skew` fewer than one pass has rounds; silos of equal size leave fewer than rounds · silos.
+        """
+        asked = self.federation.samples
+        return 0 if asked is None else asked - sum(self.batch_sizes) * self.schedule.held
 
     def canonical(self) -> dict[str, Any]:
         """Plain data that identifies the run: what results.json stores and what engines pass on."""

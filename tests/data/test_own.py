@@ -12,7 +12,9 @@ from fedpriv.data.datasets import load, load_test
 from fedpriv.errors import InputError
 from fedpriv.federation import task_of
 from fedpriv.models import model_named
+from fedpriv.scenario import resolve_cell
 from fedpriv.scenario.schema import ModelSection
+from tests.engines.test_engines import run
 
 GOOD: dict[str, Any] = {
     "train_images": np.ones((6, 4)),
@@ -95,3 +97,42 @@ def test_models_whose_constants_are_those_of_one_data_set_refuse_another(
     name = written(classes=0, train_labels=np.ones(6), test_labels=np.ones(2))
     with pytest.raises(InputError, match=rf"model\.name = '{model}' is for data\.name = .* alone, not"):
         task_of(name, ModelSection(name=model), "float32")
+
+
+def test_boolean_labels_are_the_classes_0_and_1(written: Callable[..., str]) -> None:
+    dataset = load(written(classes=2, train_labels=np.arange(6) % 2 == 1, test_labels=np.array([True, False])))
+    assert dataset.train_labels.dtype == np.int64
+    assert dataset.train_labels.tolist() == [0, 1, 0, 1, 0, 1]
+    with pytest.raises(InputError, match="labels are whole numbers from 0 to 0"):
+        load(written(classes=1, train_labels=np.arange(6) % 2 == 1, test_labels=np.array([True, False])))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_a_regression_on_own_numbers_trains(written: Callable[..., str], dtype: str, engine: str) -> None:
+    """At float32, the default, labels were float64 and the first round ended in a traceback."""
+    draw = np.random.default_rng(37)
+    images = draw.standard_normal((400, 5))
+    labels = np.tanh(images @ draw.standard_normal(5))
+    name = written(
+        train_images=images[:300],
+        train_labels=labels[:300],
+        test_images=images[300:],
+        test_labels=labels[300:],
+        classes=0,
+    )
+    cell = resolve_cell(
+        {
+            "name": "own",
+            "data": {"name": name},
+            "model": {"name": "relu-regression", "hidden": 8},
+            "federation": {"silos": 3, "rounds": 20, "batch": 5},
+            "algorithm": {"name": "dp-sgd", "trust": "trusted", "clip": 5.0, "step": 0.1},
+            "privacy": {"relation": "zero-out", "mode": "none"},
+            "run": {"dtype": dtype, "evaluations": 2},
+        },
+        "test",
+    )
+    (_,), heard = run(engine, cell)
+    first, last = (line[2] for line in heard.evaluations)
+    assert last < first

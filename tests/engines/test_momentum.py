@@ -19,7 +19,7 @@ from fedpriv.objectives import Evaluation, Increment, Records
 from fedpriv.optimizers import NormalizedSGD
 from fedpriv.optimizers.normalized_sgd import movement_bound
 from fedpriv.plan import Plan, plan_of
-from fedpriv.reports.statement import described_noise
+from fedpriv.reports.statement import about_the_loss
 from fedpriv.rounds import Scalar, Schedule
 from fedpriv.running_sum import absorb, empty_sum
 from fedpriv.scenario import Cell
@@ -382,5 +382,4 @@ def test_a_mechanism_says_what_it_assumes_of_the_loss(
     plan = planned(small_cell, momentum_tree(algorithm))
     assumption = plan.mechanism.assumption
     assert (assumption is not None) == assumed
-    described = described_noise(plan.releases(20)[0])
-    assert ("rests on the loss's smoothness" in described) == assumed
+    assert ("rests on the loss's smoothness" in about_the_loss(plan.releases(20)[0])) == assumed

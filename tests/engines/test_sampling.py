@@ -224,7 +224,10 @@ def test_less_noise_shows_in_the_claim(small_cell: MakeCell) -> None:
             "privacy.relation = 'replace-one': amplification",
         ),
         (
-            {"algorithm": {"name": "phased-sgd", "trust": "curator", "step": 0.01, "radius": 2.0}},
+            {
+                "algorithm": {"name": "phased-sgd", "trust": "curator", "step": 0.01, "radius": 2.0},
+                "federation": {"silos": 3, "rounds": 8, "samples": 200, "sampling": "poisson"},
+            },
             'sampling = "poisson": phased-sgd reads records in an order of its own',
         ),
     ],

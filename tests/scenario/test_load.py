@@ -201,3 +201,91 @@ def test_a_rule_sets_keys_where_its_conditions_hold() -> None:
 def test_a_rule_that_cannot_mean_anything_is_refused(where: dict[str, object], line: str) -> None:
     with pytest.raises(InputError, match=line):
         scenario_of(_ruled(**where), "test")
+
+
+@pytest.mark.parametrize(
+    ("override", "shown"),
+    [
+        ("data.name=fashion-mnist", False),
+        ("algorithm.diameter=0.2", False),
+        ("algorithm.clip=3.0", False),
+        ("federation.rounds=300", False),
+        ("data.name=synthetic", True),  # as it stands in the file
+        ("privacy.rho=4.0", True),
+        ("seeds=1", True),
+        ("run.dtype=float32", True),
+        ("name=other", True),
+    ],
+)
+def test_published_values_belong_to_the_settings_they_were_published_for(override: str, shown: bool) -> None:
+    """MNIST's values stood beside other data sets, with a difference worked out."""
+    published = scenario_of(swept_tree(), "test", [override]).published
+    assert published is not None
+    swept = {"privacy.rho": 4.0, "federation.silos": 1}
+    assert published.value("test_loss", swept) == (2.1 if shown else None)
+    assert published.table.shown == ["test_loss"]  # the layout stays
+    assert published.withheld == ([] if shown else [override.partition("=")[0]])
+    assert Published.from_data(published.as_data()) == published
+
+
+def test_published_values_are_not_shown_for_a_value_of_another_axis_that_was_not_printed() -> None:
+    tree = swept_tree()
+    tree["sweep"]["algorithm.diameter"] = [0.1]
+    for value, shown in ((0.1, True), (0.3, False)):
+        published = scenario_of(tree, "test", [f"algorithm.diameter={value}"]).published
+        assert published is not None
+        assert (published.value("test_loss", {"privacy.rho": 4.0, "federation.silos": 1}) is not None) == shown
+
+
+@pytest.mark.parametrize("by_rule", [False, True])
+def test_an_overridden_partition_takes_its_settings_with_it(by_rule: bool) -> None:
+    """`--set data.partition=iid` on a Dirichlet scenario asked for another --set that nobody can give."""
+    skewed = {"partition": "dirichlet", "concentration": 0.3}
+    tree: dict[str, Any] = small_tree()
+    if by_rule:
+        tree["sweep"] = {"label.silos": ["skewed"]}
+        setting = {f"data.{key}": value for key, value in skewed.items()}
+        tree["where"] = [{"when": {"label.silos": "skewed"}, "set": setting}]
+    else:
+        tree["data"] |= skewed
+    (point,) = scenario_of(tree, "test", ["data.partition=iid"]).points
+    assert (point.cell.data.partition, point.cell.data.concentration) == ("iid", None)
+    (point,) = scenario_of(tree, "test", ["data.partition=shards", "data.shards=2"]).points
+    assert (point.cell.data.partition, point.cell.data.shards) == ("shards", 2)
+    with pytest.raises(InputError, match="concentration is needed for partition"):  # given beside it: a mistake
+        scenario_of(tree, "test", ["data.partition=iid", "data.concentration=0.1"])
+
+
+@given(
+    silos=st.integers(1, 60),
+    places=st.integers(1, 40),
+    epochs=st.integers(1, 3),
+    spare=st.integers(0, 3000),
+    skew=st.none() | st.floats(0.05, 50.0),
+)
+def test_samples_are_read_as_far_as_they_fill_rounds(
+    silos: int, places: int, epochs: int, spare: int, skew: float | None
+) -> None:
+    """Unequal silos leave fewer samples than a pass has rounds: 15,700 of 60,000 were never read."""
+    samples = silos * places + spare
+    federation = {
+        "silos": silos,
+        "rounds": places * epochs,
+        "epochs": epochs,
+        "samples": samples,
+        "size_skew": skew,
+    }
+    tree = {**small_tree(), "federation": {key: value for key, value in federation.items() if value is not None}}
+    cell = resolve_cell(tree, "test")
+    assert min(cell.batch_sizes) >= 1
+    assert cell.unread == samples - places * sum(cell.batch_sizes)
+    assert 0 <= cell.unread < places * (silos if skew is None else 1)
+    assert skew is not None or len(set(cell.batch_sizes)) == 1
+
+
+def test_mnist_in_unequal_silos_is_read_whole() -> None:
+    points = load_scenario(SCENARIOS / "mnist-heterogeneous.toml").points
+    unequal = [point.cell for point in points if point.cell.federation.size_skew is not None]
+    assert len(unequal) == 10
+    assert {cell.unread for cell in unequal} == {0}
+    assert all(max(cell.batch_sizes) > 2 * min(cell.batch_sizes) for cell in unequal)

@@ -1,0 +1,80 @@
+"""What a run claims, recomputed from its recorded releases, is never above what was asked for."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedpriv.accounting.claim import GaussianDP
+from fedpriv.accounting.gdp import epsilon_of, mu_of
+from fedpriv.accounting.ledger import claim_of
+from fedpriv.accounting.subsampled import SubsampledGaussian, calibrated
+from fedpriv.federation import task_of_cell
+from fedpriv.plan import plan_of
+from fedpriv.scenario import resolve_cell
+from tests.conftest import small_tree
+
+TARGETS = 2000
+PHASED = {"name": "phased-sgd", "trust": "curator", "clip": 1.0, "step": 1e-6, "radius": 1.0}
+
+
+def claimed(trust: str, key: str, target: float, silos: int, batch: int) -> GaussianDP:
+    """The guarantee that the ledger of a run gives."""
+    given = {f"privacy__{name}": None for name in ("rho", "mu", "zcdp", "epsilon")} | {f"privacy__{key}": target}
+    changes = {"federation__silos": silos, "federation__batch": batch, "algorithm__trust": trust, **given}
+    tree = small_tree(**changes)
+    if trust == "curator":
+        tree["algorithm"] = {**PHASED, "clip": "lipschitz"}
+    cell = resolve_cell(tree, "test")
+    claim = claim_of(plan_of(cell, task_of_cell(cell).objective).releases(cell.schedule.rounds))
+    assert claim is not None
+    assert isinstance(claim.guarantee, GaussianDP)
+    return claim.guarantee
+
+
+@pytest.mark.parametrize(
+    ("trust", "key"),
+    [
+        *(
+            (trust, key)
+            for trust in ("untrusted", "trusted", "secure-aggregation")
+            for key in ("rho", "zcdp", "epsilon")
+        ),
+        ("curator", "mu"),
+        ("curator", "zcdp"),
+        ("curator", "epsilon"),
+    ],
+)
+def test_no_claim_is_above_its_target(trust: str, key: str) -> None:
+    """2,000 targets a key and trust, from 1e-3 to 1e3, with silos and batches of awkward sizes."""
+    draw = np.random.default_rng(8)
+    for target in np.exp(draw.uniform(math.log(1e-3), math.log(1e3), TARGETS)).tolist():
+        silos, batch = int(draw.integers(2, 9)), int(draw.integers(1, 12))
+        guarantee = claimed(trust, key, target, silos, batch)
+        reached = {
+            "rho": guarantee.mu,
+            "mu": guarantee.mu,
+            "zcdp": guarantee.zcdp,
+            "epsilon": guarantee.epsilon_of(1e-5),
+        }[key]
+        assert target * (1.0 - 1e-9) < reached <= target
+
+
+def test_no_sampled_claim_is_above_its_target() -> None:
+    """Poisson sampling: the multiplier that the ledger reads off is not below the one that was found to do."""
+    draw = np.random.default_rng(80)
+    for silos, batch in draw.integers(2, 40, (60, 2)).tolist():
+        for trust in ("untrusted", "trusted"):
+            tree = small_tree(
+                federation__silos=silos,
+                federation__batch=batch,
+                federation__epochs=2,
+                federation__sampling="poisson",
+                privacy={"relation": "zero-out", "epsilon": 2.0},
+                algorithm={"name": "dp-sgd", "trust": trust, "clip": 1.0 / 3.0, "step": 1.0},
+            )
+            cell = resolve_cell(tree, "test")
+            found = calibrated(epsilon_of(mu_of(2.0, 1e-5), 1e-5), 1e-5, 0.25, 8)
+            for stream in plan_of(cell, task_of_cell(cell).objective).releases(8):
+                assert isinstance(stream.guarantee, SubsampledGaussian)
+                assert found.noise_multiplier <= stream.guarantee.noise_multiplier < 1.001 * found.noise_multiplier

@@ -1,0 +1,178 @@
+"""Every row of the table of algorithms, under every schedule and trust setting, on both fast engines.
+
+A combination must be refused with one line, or train alike on both engines: what falls between two parts (a round
+that is given no rows, a step of 0) shows as a model that does not move.
+"""
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpriv.algorithms import ALGORITHMS
+from fedpriv.errors import InputError
+from fedpriv.federation import task_of_cell
+from fedpriv.plan import plan_of
+from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.trust import TRUSTS
+from tests.conftest import small_tree
+from tests.engines.test_engines import run
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "dp-mu2-fl": {"diameter": 2.0, "clip": 5.0, "step": 0.002},
+    "accelerated-dp-srgd": {"clip": 20.0, "beta": 400.0, "radius": 2.0},
+    "unaccelerated-dp-srgd": {"clip": 20.0, "beta": 400.0, "radius": 2.0},
+    "accelerated-independent": {"clip": 20.0, "beta": 400.0, "radius": 2.0},
+    "momentum-tree": {"alpha": 0.5, "step": 0.02},
+    "momentum-tree-reduced": {"alpha": 0.5, "step": 0.02},
+    "momentum-tree-aligned": {"alpha": 0.5, "step": 0.02},
+    "online-to-batch": {"clip": 20.0, "step": 0.002, "radius": 2.0},
+    "dp-sgd": {"clip": 20.0, "step": 0.002},
+    "dp-ftrl": {"clip": 20.0, "step": 0.002},
+    "noisy-minibatch": {"clip": 20.0, "step": 0.002},
+    "fedavg": {"step": 0.002, "local_batch": 2, "local_epochs": 2},
+    "goldstein-single-pass": {
+        "smoothing": 0.1, "radius": 0.02, "period": 3, "anchor_clip": 20.0, "clip": 5.0, "step": 0.0005,
+        "window": 2, "output": "last",
+    },
+    "goldstein-erm": {
+        "smoothing": 0.1, "radius": 0.02, "period": 3, "anchor_clip": 20.0, "clip": 5.0, "step": 0.0005,
+        "window": 2, "output": "last",
+    },
+    "phased-sgd": {"step": 0.004, "radius": 2.0},
+}  # fmt: skip
+"""Steps that are small enough for the loss to fall in a few rounds without noise."""
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "one epoch": {"rounds": 12},
+    "several epochs": {"rounds": 12, "epochs": 3},
+    "all records": {"rounds": 12, "epochs": 12},
+    "poisson": {"rounds": 12, "epochs": 3, "sampling": "poisson"},
+}
+
+_ALWAYS = {"dp-mu2-fl", "accelerated-dp-srgd", "unaccelerated-dp-srgd", "accelerated-independent", "momentum-tree",
+           "online-to-batch", "dp-sgd", "dp-ftrl", "noisy-minibatch", "fedavg"}  # fmt: skip
+_FIXED = _ALWAYS | {"momentum-tree-reduced", "momentum-tree-aligned"}
+RUNS = {
+    "one epoch": _FIXED | {"goldstein-single-pass", "phased-sgd"},
+    "several epochs": _FIXED,
+    "all records": _FIXED | {"goldstein-erm"},
+    "poisson": _ALWAYS,
+}
+"""Which rows run without noise under which schedule; all others are refused."""
+PRIVATE_POISSON = {"accelerated-independent", "dp-sgd", "noisy-minibatch"}
+"""Fresh noise on every round's own gradients: what there is an accounting of sampling for."""
+NOT_MASKED = {("momentum-tree-reduced", "all records"), ("momentum-tree-aligned", "all records")}
+"""With one batch an epoch some rounds have no fresh noise, in which rounding to a grid could hide."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def a_small_problem(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Three classes of 20 numbers, 1,200 records, as `problem.npz` in the working directory."""
+    draw = np.random.default_rng(10)
+    labels = draw.integers(0, 3, 1500)
+    images = draw.standard_normal((3, 20))[labels] + draw.standard_normal((1500, 20))
+    folder, before = tmp_path_factory.mktemp("problem"), Path.cwd()
+    parts = {
+        "train_images": images[:1200], "train_labels": labels[:1200], "test_images": images[1200:],
+        "test_labels": labels[1200:],
+    }  # fmt: skip
+    np.savez(folder / "problem.npz", **parts, classes=np.array(3))
+    os.chdir(folder)
+    yield
+    os.chdir(before)
+
+
+def cell_of(name: str, schedule: str, trust: str, private: bool, seed: int = 1) -> Cell:
+    """3 silos with batches of 8 records or 100, 12 rounds, float64; the noise does not hide the signal."""
+    tree = small_tree(seed=seed, run__evaluations=3)
+    tree["data"], tree["model"] = {"name": "problem.npz"}, {"name": "softmax-regression", "feature_norm": 5.0}
+    tree["federation"] = {"silos": 3, "batch": 100 if schedule == "all records" else 8, **SCHEDULES[schedule]}
+    tree["algorithm"] = {"name": name, "trust": trust, **SETTINGS[name]}
+    tree["privacy"] = {"relation": "zero-out", **({"mu": 1000.0} if private else {"mode": "none"})}
+    if private and schedule == "poisson":
+        tree["privacy"] = {"relation": "zero-out", "epsilon": 50.0}
+    return resolve_cell(tree, "test")
+
+
+def usable(name: str, schedule: str, trust: str, private: bool) -> Cell | None:
+    """The cell, or None where it is refused; a refusal is one line."""
+    try:
+        cell = cell_of(name, schedule, trust, private)
+        plan_of(cell, task_of_cell(cell).objective)
+        return cell
+    except InputError as error:
+        lines = str(error).splitlines()
+    assert len(lines) == 1
+    return None
+
+
+GRID = [
+    pytest.param(*point, id="-".join(point).replace(" ", "_"))
+    for point in itertools.product(ALGORITHMS, SCHEDULES)
+]
+
+
+def test_the_grid_has_every_row() -> None:
+    assert SETTINGS.keys() == ALGORITHMS.keys()
+
+
+def test_several_epochs_are_refused_by_what_reads_once() -> None:
+    """Phased SGD left the key unread: one pass in phases, whatever `epochs` said."""
+    with pytest.raises(InputError, match="epochs: phased-sgd reads every record once, in phases"):
+        plan_of(cell := cell_of("phased-sgd", "several epochs", "curator", True), task_of_cell(cell).objective)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_step_of_zero_is_refused(private: bool) -> None:
+    """η = 1/(4LT) is 0 for a model whose smoothness is not known: the budget would buy nothing."""
+    tree = small_tree(algorithm__clip=1.0, model={"name": "mlp", "hidden": 4})
+    if not private:
+        tree["privacy"] = {"relation": "replace-one", "mode": "none"}
+    cell = resolve_cell(tree, "test")
+    with pytest.raises(InputError, match=r'algorithm\.step = "paper": .*smoothness.*; give a number'):
+        plan_of(cell, task_of_cell(cell).objective)
+
+
+@pytest.mark.parametrize(("name", "schedule"), GRID)
+@pytest.mark.parametrize("private", [False, True], ids=["quiet", "private"])
+def test_a_row_trains_alike_on_both_engines_or_is_refused(name: str, schedule: str, private: bool) -> None:
+    expected = name in RUNS[schedule] and not (private and name == "fedavg")
+    if private and schedule == "poisson":
+        expected = name in PRIVATE_POISSON
+    for trust in TRUSTS:
+        cell = usable(name, schedule, trust, private)
+        allowed = trust in ALGORITHMS[name].trusts
+        if trust == "secure-aggregation":
+            allowed = allowed and private and (name, schedule) not in NOT_MASKED
+        assert (cell is not None) == (expected and allowed), trust
+        if cell is None:
+            continue
+        (vectorized,), heard = run("vectorized", cell)
+        (inprocess,), also_heard = run("inprocess", cell)
+        model = vectorized.finished.model
+        assert np.linalg.norm(model) > 1e-3, f"{trust}: the model does not move"
+        rounding = 1e-3 if trust == "secure-aggregation" else 1e-9
+        np.testing.assert_allclose(
+            model, inprocess.finished.model, rtol=1e-9, atol=rounding * np.linalg.norm(model)
+        )
+        losses, also = ([line[2] for line in each.evaluations] for each in (heard, also_heard))
+        np.testing.assert_allclose(losses, also, rtol=rounding)
+        if not private:
+            assert losses[-1] < losses[0] < 1.0001 * np.log(3.0), f"{trust}: the loss does not fall"
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_replicates_of_other_seeds_do_not_change_a_run(schedule: str) -> None:
+    """Seeds that draw other records, and other numbers of them, run in one program as they do alone."""
+    for name in sorted(RUNS[schedule]):
+        trust = "trusted" if "trusted" in ALGORITHMS[name].trusts else "curator"
+        cells = [cell_of(name, schedule, trust, False, seed) for seed in (1, 2, 3)]
+        together, _ = run("vectorized", *cells)
+        for cell, outcome in zip(cells, together, strict=True):
+            (alone,), _ = run("inprocess", cell)
+            np.testing.assert_allclose(outcome.finished.model, alone.finished.model, rtol=1e-9, atol=1e-12)

@@ -1,0 +1,118 @@
+"""What a report says in words: true for every mechanism, trust setting and kind of noise."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from fedpriv.accounting import ledger
+from fedpriv.accounting.ledger import as_data
+from fedpriv.federation import task_of_cell
+from fedpriv.plan import plan_of
+from fedpriv.reports import statement
+from fedpriv.reports.results import Results, message_bytes, privacy_of
+from fedpriv.reports.statement import statements
+from fedpriv.scenario import Cell, resolve_cell
+from tests.conftest import small_tree
+
+PHASED = {"name": "phased-sgd", "trust": "curator", "step": 0.001, "radius": 1.0}
+REDUCED = {"name": "momentum-tree-reduced", "trust": "untrusted", "alpha": 0.5, "step": 0.1}
+CLIPPED = {"name": "momentum-tree-aligned", "trust": "untrusted", "alpha": 0.5, "step": 0.1, "clip": 1.0,
+           "difference_clip": 0.1, "residual_clip": 0.1}  # fmt: skip
+
+
+def cell_of(trust: str = "untrusted", **changes: Any) -> Cell:
+    tree = small_tree(algorithm__trust=trust)
+    return resolve_cell({**tree, **changes}, "test")
+
+
+def said(cell: Cell, kind: str) -> statement.Statement:
+    releases = plan_of(cell, task_of_cell(cell).objective).releases(cell.schedule.rounds)
+    record = privacy_of(cell, releases, "release" if kind == "release" else "simulation")
+    (found,) = statements(Results("n", "", "deployment", True, {}, [0], None, [record], {}, None))
+    return found
+
+
+def test_every_mechanism_of_the_ledger_has_words() -> None:
+    """Five of eight were shown as the name of a class."""
+    assert statement._MECHANISMS.keys() == ledger._MECHANISMS.keys()
+
+
+@pytest.mark.parametrize(
+    ("trust", "who"),
+    [
+        ("untrusted", "Every silo drew its noise"),
+        ("secure-aggregation", "Every silo"),
+        ("trusted", "The server drew"),
+    ],
+)
+def test_a_release_says_who_drew_the_noise(trust: str, who: str) -> None:
+    """Under a trusted server no silo draws: "by each silo" was a false sentence about privacy."""
+    noise = said(cell_of(trust), "release").noise
+    assert noise.startswith(who)
+    assert ("silo drew" in noise) == (trust != "trusted")
+
+
+def test_a_simulation_says_that_it_protects_nobody() -> None:
+    assert "This was a simulation" in said(cell_of("trusted"), "simulation").noise
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        (cell_of(), "Nothing about the loss or the model"),
+        (cell_of(algorithm=CLIPPED, privacy={"relation": "zero-out", "mu": 1.0}), "Nothing about the loss"),
+        (cell_of(algorithm=REDUCED, privacy={"relation": "zero-out", "mu": 1.0}), "bound on the smoothness"),
+        (
+            cell_of(algorithm=PHASED, privacy={"relation": "zero-out", "mu": 1.0}),
+            "a convex, smooth and Lipschitz loss",
+        ),
+    ],
+    ids=["clips", "clipped differences", "smoothness", "contraction"],
+)
+def test_what_the_figures_take_for_granted_about_the_loss(cell: Cell, words: str) -> None:
+    (line,) = said(cell, "simulation").about_the_loss
+    assert words in line
+
+
+@pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
+def test_figures_and_relation_are_those_of_the_releases(relation: str) -> None:
+    """Half of the noise under the other relation: what was asked for must not be what is stated."""
+    cell = cell_of(privacy={"relation": relation, "rho": 2.0})
+    releases = plan_of(cell, task_of_cell(cell).objective).releases(8)
+    other = "zero-out" if relation == "replace-one" else "replace-one"
+    changed = [dataclasses.replace(stream, std=stream.std / 2, relation=other) for stream in releases]
+    stated = privacy_of(cell, changed)
+    factor = 2.0 if relation == "zero-out" else 0.5
+    assert stated["mu"] == pytest.approx(2.0 * 2.0 * factor)
+    assert stated["zcdp"] == pytest.approx((4.0 * factor) ** 2 / 2)
+    assert stated["relation"] == other
+    assert stated["releases"] == [as_data(stream) for stream in changed]
+
+
+def test_rho_is_written_where_the_paper_calls_mu_so() -> None:
+    """`rho` in results.json of any other algorithm reads as zCDP."""
+    sgd = {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1}
+    for cell, rho in (
+        (cell_of(), 4.0),
+        (cell_of(algorithm=sgd, privacy={"relation": "zero-out", "mu": 4.0}), None),
+    ):
+        stated = privacy_of(cell, plan_of(cell, task_of_cell(cell).objective).releases(8))
+        assert stated["mu"] == pytest.approx(4.0)
+        assert stated["rho"] == (rho and pytest.approx(rho))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
+@pytest.mark.parametrize("private", [True, False])
+def test_bytes_sent_are_those_of_a_message(trust: str, dtype: str, private: bool) -> None:
+    """Masked words take 8 bytes a coordinate, whatever the model is computed in."""
+    changes: dict[str, Any] = {"run": {"dtype": dtype}}
+    if not private:
+        if trust == "secure-aggregation":
+            return  # refused: there is nothing to round to
+        changes["privacy"] = {"relation": "replace-one", "mode": "none"}
+    cell = cell_of(trust, **changes)
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    assert message_bytes(cell, 10) == 10 * plan.message_dtype.itemsize
+    assert message_bytes(cell, 10) == (40 if dtype == "float32" and (trust == "untrusted" or not private) else 80)
