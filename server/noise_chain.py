@@ -3,10 +3,10 @@
     link_t   = HMAC(key, "received", link_{t-1}, t, the mean of round t)
     subkey_t = HMAC(key, "noise", link_t)
 
-A journal can be put back to an earlier copy with its key, by accident or not.  Were the noise of round t a function
-of the key and of t alone, another sum in round t would meet the same noise, and the difference of what was released
-would be exact.  So a round whose sum is another one, or follows other ones, draws other noise; a round that is the
-same draws the same, and a resumed server releases the same bytes.
+A journal can be put back to an earlier copy with its key, by accident or not.  Were the noise of round t a
+function of the key and of t alone, another sum in round t would meet the same noise, and the difference of what
+was released would be exact.  So a round whose sum is another one, or follows other ones, draws other noise; a
+round that is the same draws the same, and a resumed server releases the same bytes.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class NoiseChain:
         self._key = key
 
     def link(self, before: bytes, t: int, mean: Tensor) -> bytes:
-        """The link of round t: `before` is that of round t-1 (b"" at first), `mean` (d,) what noise is added to."""
+        """The link of round t: `before` is round t-1's (b"" at first), `mean` (d,) what noise is added to."""
         return self._of(b"received", before, t.to_bytes(8, "big"), mean.contiguous().numpy().tobytes())
 
     def source(self, link: bytes) -> KeyedNormal:

@@ -9,13 +9,13 @@ messages, which say nothing else.  The mean has fixed weights; a missing, failed
 non-finite reply ends the run with the silo's number and the round, never with a mean over fewer.  A silo that is
 late may, where the scenario says so, count with its last release: its weight stays, and the round is on record.
 
-What a deployed server releases with noise of its own is float64 until one rounding at the end (fedpriv/release.py);
-a simulation's noise has the run's type, and protects nobody.
+What a deployed server releases with noise of its own is float64 until one rounding at the end
+(fedpriv/release.py); a simulation's noise has the run's type, and protects nobody.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from logging import INFO
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -26,13 +26,12 @@ from torch import Tensor
 
 from fedpriv.errors import RunError
 from fedpriv.plan import Plan
-from fedpriv.randomness import SERVER, KeyedNormal
+from fedpriv.randomness import KeyedNormal
 from fedpriv.records import KEY, TRAIN, bytes_in, refusal_in
-from fedpriv.release import released
-from fedpriv.rounds import Poisson
 from fedpriv.secure_aggregation.identity import CARD_BYTES
 from fedpriv.secure_aggregation.masks import KEY_BYTES
 from fedpriv.wire import Counts, counts_in, is_finite, one_array, query_content, vector_in
+from server.noise import Released, ServerNoise, SumBound
 from server.noise_chain import NoiseChain
 from server.roster import learn_roster
 
@@ -43,16 +42,6 @@ Roster = Callable[[Grid, int, float], list[int]]
 
 Missed = dict[int, list[int]]
 """Silo -> the rounds in which it did not answer in time."""
-
-_ARITHMETIC = 1.01
-"""How far above the bound in real numbers a silo's own arithmetic may bring a sum."""
-
-
-class Released(NamedTuple):
-    """What a round released: q~_t, shape (d,), and the link of its noise, b"" where the server adds none."""
-
-    vector: Tensor
-    link: bytes = b""
 
 
 class Journal(Protocol):
@@ -105,7 +94,6 @@ class ReleaseStrategy(Strategy):
         self.plan = plan
         self.counts: Counts | None = Counts(0, 0)  # None once a silo did not tell, as silos with a guard do not
         self.rounds_done = 0
-        self._noise = noise
         self._journal = journal
         self._roster = roster
         self.missed: Missed = journal.missed() if journal else {}
@@ -113,11 +101,9 @@ class ReleaseStrategy(Strategy):
         self._without_missing = without_missing
         self._last = torch.zeros(len(plan.weights), len(initial), dtype=initial.dtype) if kept is None else kept
         self._initial = initial
-        self._std = float(plan.noise.std_of(SERVER))
-        self._link = b""
-        self._largest = 0.0  # the largest norm that a silo's sum of the last round can have
+        self._noise = ServerNoise(plan, initial, noise)
+        self._bound = SumBound(plan)
         self._optimizer_state = plan.optimizer.start(initial)
-        self._mechanism_state = plan.mechanism.start()
         self._nodes: list[int] = []  # the node id of silo 0, 1, …
         self._asked: list[Message] = []  # the messages to silo 0, 1, … of the round that is under way
         self._keys = b""  # the silos' public keys in a row, where they mask what they send
@@ -157,8 +143,7 @@ class ReleaseStrategy(Strategy):
                 replies = grid.send_and_receive(self.configure_train(t, query, config, grid), timeout=timeout)
                 self.aggregate_train(t, replies)
             else:
-                self._link = known.link
-                self._server_noise(t)  # the same as then: its state is what later rounds need
+                self._noise.repeat(known, t)
                 self._move(t, known.vector)
             metrics = evaluate_fn(t, one_array(self.model)) if evaluate_fn else None
             if metrics is not None:
@@ -195,11 +180,11 @@ class ReleaseStrategy(Strategy):
         if not is_finite(mean):  # weights are positive, so a value that is not finite shows in the mean
             wrong = ", ".join(str(silo) for silo, release in releases.items() if not is_finite(release))
             raise RunError(f"silo {wrong}, round {server_round}: the release has values that are not finite")
-        vector = self._with_noise(mean, server_round)
+        released = self._noise.released(mean, server_round)
         if self._journal:
             last = self._last if self._without_missing else None
-            self._journal.record(server_round, Released(vector, self._link), self.missed, last)
-        self._move(server_round, vector)
+            self._journal.record(server_round, released, self.missed, last)
+        self._move(server_round, released.vector)
         return one_array(self.plan.optimizer.query(self._optimizer_state)), None
 
     def _mean(self, releases: list[Tensor]) -> Tensor:
@@ -254,39 +239,8 @@ class ReleaseStrategy(Strategy):
     def _move(self, t: int, released: Tensor) -> None:
         current = self.plan.estimator.round(t)
         self._optimizer_state = self.plan.optimizer.update(self._optimizer_state, released, current)
-        self._largest = self._largest_in(t)
+        self._bound.move(t)
         self.rounds_done = t
-
-    def _with_noise(self, mean: Tensor, t: int) -> Tensor:
-        """q~_t (d,) of the run's type, from the silos' mean (d,).
-
-        Guarantee: what a deployed server adds noise to leaves as `released` rounds it, and its noise is keyed by
-        everything that was added up until then.
-        """
-        dtype = self._initial.dtype
-        if not self._std:
-            return mean.to(dtype)
-        if not isinstance(self._noise, NoiseChain):
-            return (mean + self._server_noise(t)).to(dtype)
-        self._link = self._noise.link(self._link, t, mean)
-        return released(mean + self._server_noise(t), self._std * (self.plan.mechanism.innovation or 1.0), dtype)
-
-    def _server_noise(self, t: int) -> Tensor | float:
-        """Row t of the server's noise (d,), drawn under the link of this round."""
-        if not self._std:
-            return 0.0
-        source = self._noise.source(self._link) if isinstance(self._noise, NoiseChain) else self._noise
-        mechanism, size, count = self.plan.mechanism, len(self._initial), self.plan.mechanism.draws(t)
-        drawn = source.vector(size, SERVER, t) if count is None else source.nodes(size, SERVER, t, count)
-        fresh = torch.from_numpy(drawn).mul_(self._std)
-        noise, self._mechanism_state = mechanism.noise(self._mechanism_state, t, fresh)
-        return noise
-
-    def _largest_in(self, t: int) -> float:
-        """A bound on the norm of any silo's running sum in round t, whatever its records are."""
-        current, schedule = self.plan.estimator.round(t), self.plan.schedule
-        batches = schedule.held if isinstance(schedule, Poisson) else 1
-        return current.keep * self._largest + batches * current.largest
 
     def _release_in(self, content: RecordDict, silo: int, t: int) -> Tensor:
         try:
@@ -298,9 +252,9 @@ class ReleaseStrategy(Strategy):
                 self.counts = Counts(self.counts.drawn + told.drawn, self.counts.clipped + told.clipped)
         except ValueError as error:
             raise RunError(f"silo {silo}, round {t}: {error}") from None
-        if told is None and self._std and not isinstance(self._noise, NoiseChain):
+        if told is None and self._noise.simulated:
             raise RunError(
-                f"silo {silo}, round {t}: it answers as a silo with a guard does, and this server's noise is a "
+                f"silo {silo}, round {t}: it answers as silos with guards do, and this server's noise is a "
                 "simulation's, drawn from the scenario's seed, which protects nobody; use --engine deployment"
             )
         shape, dtype = self._initial.shape, self.plan.message_dtype
@@ -309,17 +263,9 @@ class ReleaseStrategy(Strategy):
                 f"silo {silo}, round {t}: a release of shape {tuple(release.shape)} and type {release.dtype}, "
                 f"expected {tuple(shape)} and {dtype}"
             )
-        if self._std and is_finite(release):
-            self._check_size(release, silo, t)
+        if self._noise.std and is_finite(release):
+            self._bound.check(release, silo, t)
         return release
-
-    def _check_size(self, release: Tensor, silo: int, t: int) -> None:
-        """RunError for a sum that records clipped as the plan says cannot add up to."""
-        norm, largest = float(torch.linalg.vector_norm(release)), self._largest_in(t)
-        if not norm <= largest * _ARITHMETIC:
-            raise RunError(
-                f"silo {silo}, round {t}: a sum of norm {norm:.6g}; clipped records add up to at most {largest:.6g}"
-            )
 
     def configure_evaluate(
         self,

@@ -18,7 +18,7 @@ from fedpriv.run_config import run_config_of
 from fedpriv.scenario import Cell
 from fedpriv.wire import Counts, release_content, vector_in
 from server.journal import ServerJournal
-from server.strategy import Released
+from server.noise import Released
 from tests.server.deployed import plan_with, released_in, serve, silos_of
 
 MakeCell = Callable[..., Cell]

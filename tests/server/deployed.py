@@ -19,7 +19,8 @@ from fedpriv.scenario import Cell
 from fedpriv.wire import one_array
 from server.app import deployed_strategy
 from server.journal import ServerJournal
-from server.strategy import Missed, Released, ReleaseStrategy
+from server.noise import Released
+from server.strategy import Missed, ReleaseStrategy
 
 
 class KilledError(BaseException):
@@ -49,7 +50,7 @@ def silos_of(cell: Cell) -> InProcessGrid:
 
 
 def serve(plan: Plan, folder: Path, grid: InProcessGrid, rounds: int = 0, dies_in: int = 0) -> ReleaseStrategy:
-    """A server from the journal in `folder` on; it dies in round |dies_in|, after its entry if that is negative."""
+    """A server from the journal in `folder` on; it dies in round |dies_in|, after its entry if negative."""
     initial = plan.objective.initial()
     with MortalJournal(folder, len(initial), initial.dtype) as journal:
         journal.dies_in, journal.after_writing = abs(dies_in), dies_in < 0

@@ -1,4 +1,4 @@
-"""The noise of a deployed server that is trusted: whose key, which arithmetic, and the same bytes after any kill."""
+"""The noise of a deployed server that is trusted: whose key, which arithmetic, the same bytes after any kill."""
 
 import math
 from collections.abc import Callable

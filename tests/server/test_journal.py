@@ -18,8 +18,9 @@ from fedpriv.run_config import run_config_of
 from fedpriv.scenario import Cell, resolve_cell
 from fedpriv.wire import one_array
 from server.journal import ServerJournal
+from server.noise import Released
 from server.noise_chain import NoiseChain
-from server.strategy import Released, ReleaseStrategy
+from server.strategy import ReleaseStrategy
 from tests.conftest import small_tree
 
 MakeCell = Callable[..., Cell]
