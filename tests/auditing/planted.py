@@ -97,8 +97,12 @@ def same_noise_at_two_silos(patch: pytest.MonkeyPatch) -> None:
 
 def one_key_for_all_runs(patch: pytest.MonkeyPatch) -> None:
     """45: a second open run is served under the first one's key."""
-    honest = KeyedNormal.__init__
-    patch.setattr(KeyedNormal, "__init__", lambda self, _, dtype="float32": honest(self, bytes(32), dtype))
+    honest, public = KeyedNormal.__init__, seed_key(1, "noise")
+    patch.setattr(
+        KeyedNormal,
+        "__init__",
+        lambda self, key, dtype="float32": honest(self, key if key == public else bytes(32), dtype),
+    )
 
 
 def a_key_from_the_seed(patch: pytest.MonkeyPatch) -> None:
@@ -109,10 +113,10 @@ def a_key_from_the_seed(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def state_without_older_nodes(patch: pytest.MonkeyPatch) -> None:
-    """44: what a guard writes to its ledger has lost the tree's other nodes."""
+def state_without_nodes(patch: pytest.MonkeyPatch) -> None:
+    """44: what a guard writes to its ledger has lost the mechanism's vectors."""
     honest = clients.guard.pack
-    patch.setattr(clients.guard, "pack", lambda state: honest(state._replace(hidden=state.hidden[-1:])))
+    patch.setattr(clients.guard, "pack", lambda state: honest(state._replace(hidden=())))
 
 
 def refusals_that_tell(patch: pytest.MonkeyPatch) -> None:

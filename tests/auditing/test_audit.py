@@ -48,7 +48,7 @@ def test_mechanisms_with_state_stand(small_cell: MakeCell, trust: str, mechanism
     cell = small_cell(algorithm__trust=trust, algorithm__mechanism=mechanism, federation__rounds=6)
     outcome = audit(cell, trials=2048, families=("canaries",))
     assert outcome.stands
-    assert outcome.mu >= 0.4
+    assert outcome.mu >= 0.3
 
 
 @pytest.mark.slow
