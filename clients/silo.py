@@ -105,7 +105,7 @@ class Silo:
         """
         grid = self.plan.grid
         if grid is None:
-            return release
+            return release.to(self.plan.message_dtype)
         try:
             words = grid.encode(self.plan.weights[self.number] * release.numpy())
         except RunError as error:

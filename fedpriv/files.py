@@ -1,4 +1,7 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all.
+
+A write that fails (OSError, as from a full disk) leaves the file as it was, and no draft beside it.
+"""
 
 import json
 import os
@@ -9,31 +12,49 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+_READABLE = 0o666  # less the umask
+OWN = 0o600
+"""The mode of a file for its owner alone."""
 
-def write_json(path: Path, value: Any) -> None:
+
+def write_json(path: Path, value: Any, mode: int = _READABLE) -> None:
     """Plain data as JSON; ValueError for numbers that are not finite."""
     text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    _replace(path, lambda file: file.write(text.encode()))
+    write_bytes(path, text.encode(), mode)
 
 
-def write_vector(path: Path, vector: NDArray[Any]) -> None:
+def write_vector(path: Path, vector: NDArray[Any], mode: int = _READABLE) -> None:
     """A NumPy array as .npy."""
-    _replace(path, lambda file: np.save(file, vector, allow_pickle=False))
+    _replace(path, lambda file: np.save(file, vector, allow_pickle=False), mode)
 
 
 def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    _replace(path, lambda file: file.write(content))
+def write_bytes(path: Path, content: bytes, mode: int = _READABLE) -> None:
+    _replace(path, lambda file: file.write(content), mode)
 
 
-def _replace(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+def sync_folder(folder: Path) -> None:
+    """Names that were made or removed in `folder` are on the disk when this returns."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, write: Callable[[IO[bytes]], Any], mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    draft.unlink(missing_ok=True)  # of a process of this number that was killed: its mode may be another one
+    try:
+        with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

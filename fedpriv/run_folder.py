@@ -7,6 +7,7 @@ and then `outcome.json`, or with `failure.json`.
 import json
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,42 +24,47 @@ _FILES = ("progress", "history.jsonl", "failure.json", "outcome.json")
 
 
 def clear(folder: Path) -> None:
-    """Remove what an earlier attempt at the same run reported."""
-    for name in _FILES:
-        (folder / name).unlink(missing_ok=True)
+    """Remove what an earlier attempt at the same run reported; RunError if that cannot be."""
+    with _written_to(folder):
+        for name in _FILES:
+            (folder / name).unlink(missing_ok=True)
 
 
 class FolderReporter:
-    """The writing side, in the server's process."""
+    """The writing side, in the server's process; RunError, with one line, if the disk refuses."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._last = 0.0
-        folder.mkdir(parents=True, exist_ok=True)
+        with _written_to(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         clear(folder)
 
     def advanced(self, t: int) -> None:
         if (now := time.monotonic()) - self._last > _PROGRESS_EVERY:
-            write_text(self._folder / "progress", str(t))
+            with _written_to(self._folder):
+                write_text(self._folder / "progress", str(t))
             self._last = now
 
     def evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
         line = {"round": t, **metrics}
-        with (self._folder / "history.jsonl").open("a", encoding="utf-8") as file:
+        with _written_to(self._folder), (self._folder / "history.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def finished(self, finished: Finished) -> None:
-        write_vector(self._folder / "model.npy", finished.model)
         plain = {name: getattr(finished, name) for name in _PLAIN}
         releases = [as_data(stream) for stream in finished.releases]
-        write_json(self._folder / "outcome.json", {**plain, "releases": releases, "missed": finished.missed})
+        with _written_to(self._folder):
+            write_vector(self._folder / "model.npy", finished.model)
+            write_json(self._folder / "outcome.json", {**plain, "releases": releases, "missed": finished.missed})
 
     def failed(self, error: FedprivError) -> None:
-        write_json(self._folder / "failure.json", {"message": str(error), "exit_code": error.exit_code})
+        with _written_to(self._folder):
+            write_json(self._folder / "failure.json", {"message": str(error), "exit_code": error.exit_code})
 
 
 class FolderReader:
-    """The reading side, in the engine's process."""
+    """The reading side, in the engine's process; RunError, with one line, for a file that is damaged."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -73,30 +79,56 @@ class FolderReader:
 
     def new_evaluations(self) -> Iterator[dict[str, Any]]:
         """Lines of the history that were not read before."""
+        path = self._folder / "history.jsonl"
         try:
-            lines = (self._folder / "history.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+            lines = path.read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
             return
-        complete = [line for line in lines if line.endswith("\n")]
-        yield from map(json.loads, complete[self._lines :])
-        self._lines = len(complete)
+        complete = [line for line in lines if line.endswith(b"\n")]
+        for line in complete[self._lines :]:
+            self._lines += 1
+            with _read_from(path, f", line {self._lines}"):
+                evaluation = dict(json.loads(line))
+                evaluation["round"] = int(evaluation["round"])
+            yield evaluation
 
     def result(self) -> Finished | None:
         """The outcome once there is one; the server's own error if it failed."""
         failure = self._json("failure.json")
         if failure is not None:
-            raise (InputError if failure["exit_code"] == InputError.exit_code else RunError)(failure["message"])
+            with _read_from(self._folder / "failure.json"):
+                message, exit_code = str(failure["message"]), int(failure["exit_code"])
+            raise (InputError if exit_code == InputError.exit_code else RunError)(message)
         outcome = self._json("outcome.json")
         if outcome is None:
             return None
-        model = np.load(self._folder / "model.npy", allow_pickle=False)
-        plain = {name: outcome[name] for name in _PLAIN}
-        missed = {int(silo): rounds for silo, rounds in outcome["missed"].items()}
-        releases = tuple(map(from_data, outcome["releases"]))
+        with _read_from(self._folder / "outcome.json"):
+            plain = {name: outcome[name] for name in _PLAIN}
+            missed = {int(silo): rounds for silo, rounds in outcome["missed"].items()}
+            releases = tuple(map(from_data, outcome["releases"]))
+        with _read_from(self._folder / "model.npy"):
+            model = np.load(self._folder / "model.npy", allow_pickle=False)
         return Finished(**plain, releases=releases, model=model, missed=missed)
 
     def _json(self, name: str) -> Any:
-        try:
-            return json.loads((self._folder / name).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
+        path = self._folder / name
+        with _read_from(path):
+            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+@contextmanager
+def _written_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{folder}: the run's progress and result cannot be written there: {error}") from None
+
+
+@contextmanager
+def _read_from(path: Path, place: str = "") -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise RunError(f"{path}: missing, though the run ended; run it again with another --out") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+        raise RunError(f"{path}{place}: damaged ({error}); run it again with another --out") from None

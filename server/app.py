@@ -4,26 +4,30 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
 
 from fedpriv.errors import FedprivError, RunError
 from fedpriv.federation import PublicTask, public_task_of_cell, task_of_cell
 from fedpriv.outcome import Finished, evaluation_rounds
-from fedpriv.plan import plan_of
-from fedpriv.randomness import KeyedNormal, simulation_noise
+from fedpriv.plan import Plan, plan_of
+from fedpriv.randomness import simulation_noise
 from fedpriv.records import REGISTERED
 from fedpriv.run_config import cell_of
 from fedpriv.run_folder import FolderReporter
 from fedpriv.scenario import Cell
 from fedpriv.wire import one_array, tensor_of
 from server.journal import ServerJournal
+from server.noise_chain import NoiseChain
 from server.patient_grid import PatientGrid
-from server.strategy import ReleaseStrategy
+from server.roster import learn_roster
+from server.strategy import ReleaseStrategy, Roster
 
 
 class Reporter(Protocol):
@@ -54,7 +58,8 @@ def server_app(reporter_of: Callable[[Context], Reporter]) -> ServerApp:
             else:
                 reporter.finished(run_cell(grid, cell, reporter))
         except FedprivError as error:
-            reporter.failed(error)
+            with suppress(RunError):  # a full disk takes no report either: then the error itself has to do
+                reporter.failed(error)
             raise
 
     return app
@@ -76,21 +81,31 @@ def deploy_cell(grid: Grid, cell: Cell, reporter: Reporter, folder: Path) -> Non
     """
     task = public_task_of_cell(cell)
     plan, initial = plan_of(cell, task.objective), task.objective.initial()
-    journal = ServerJournal(folder, len(initial), initial.dtype)
-    noise = KeyedNormal(journal.key(plan.schedule.rounds), cell.run.dtype)
     patient = PatientGrid(grid, registered=os.environ.get(REGISTERED) == "1")
-    strategy = ReleaseStrategy(
-        plan,
-        initial,
-        noise,
-        journal,
-        lambda _, silos, timeout: patient.roster(silos, timeout),
-        without_missing=cell.deployment.missing == "continue",
-    )
-    finished = _run(strategy, patient, cell, task, reporter)
-    journal.wipe_key()  # before the result is there: then everything may be ended at any moment
-    reporter.finished(dataclasses.replace(finished, noise="release", missed=strategy.missed))
-    journal.close()
+    with ServerJournal(folder, len(initial), initial.dtype) as journal:
+        strategy = deployed_strategy(
+            plan,
+            initial,
+            journal,
+            lambda _, silos, timeout: patient.roster(silos, timeout),
+            without_missing=cell.deployment.missing == "continue",
+        )
+        finished = _run(strategy, patient, cell, task, reporter)
+        journal.wipe_key()  # before the result is there: then everything may be ended at any moment
+        reporter.finished(dataclasses.replace(finished, noise="release", missed=strategy.missed))
+
+
+def deployed_strategy(
+    plan: Plan,
+    initial: Tensor,
+    journal: ServerJournal,
+    roster: Roster = learn_roster,
+    *,
+    without_missing: bool = False,
+) -> ReleaseStrategy:
+    """The strategy of a server whose releases are real: its noise is keyed by the journal, and by nothing else."""
+    chain = NoiseChain(journal.key(plan.schedule.rounds))
+    return ReleaseStrategy(plan, initial, chain, journal, roster, without_missing=without_missing)
 
 
 def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, reporter: Reporter) -> Finished:

@@ -8,6 +8,9 @@ deviation, an untrusted one's gives it none; a plan with a grid has the mean dec
 messages, which say nothing else.  The mean has fixed weights; a missing, failed, malformed or
 non-finite reply ends the run with the silo's number and the round, never with a mean over fewer.  A silo that is
 late may, where the scenario says so, count with its last release: its weight stays, and the round is on record.
+
+What a deployed server releases with noise of its own is float64 until one rounding at the end
+(fedpriv/release.py); a simulation's noise has the run's type, and protects nobody.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,11 +26,13 @@ from torch import Tensor
 
 from fedpriv.errors import RunError, printable
 from fedpriv.plan import Plan
-from fedpriv.randomness import SERVER, KeyedNormal
+from fedpriv.randomness import KeyedNormal
 from fedpriv.records import KEY, TRAIN, bytes_in, refusal_in
 from fedpriv.secure_aggregation.identity import CARD_BYTES
 from fedpriv.secure_aggregation.masks import KEY_BYTES
 from fedpriv.wire import Counts, counts_in, is_finite, one_array, query_content, vector_in
+from server.noise import Released, ServerNoise, SumBound
+from server.noise_chain import NoiseChain
 from server.roster import learn_roster
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -42,12 +47,12 @@ Missed = dict[int, list[int]]
 class Journal(Protocol):
     """What was released round by round, for a run that goes on after a crash."""
 
-    def released(self, t: int) -> Tensor | None:
-        """q~_t, shape (d,), if round t is over."""
+    def released(self, t: int) -> Released | None:
+        """What round t released, if it is over."""
         ...
 
-    def record(self, t: int, released: Tensor, missed: Missed, last: Tensor | None) -> None:
-        """Keep q~_t for good, before anything that depends on it leaves the server.
+    def record(self, t: int, released: Released, missed: Missed, last: Tensor | None) -> None:
+        """Keep it for good, before anything that depends on it leaves the server.
 
         With it the rounds that silos missed, and every silo's last release, (silos, d), if that can be needed.
         """
@@ -68,23 +73,27 @@ class ReleaseStrategy(Strategy):
     Guarantee: what it broadcasts is post-processing of the releases it received (untrusted server), or of the
     q~_t with its own noise, or of the sums of masked messages, whose sequence keeps what `plan.releases` claims
     for each silo's records (trusted server, secure aggregation).  Masked messages are added up all or none.
+    A server that adds noise refuses sums beyond what clipped records can add up to: a silo that sent one could
+    otherwise drown the noise in the arithmetic.
     """
 
     def __init__(
         self,
         plan: Plan,
         initial: Tensor,
-        noise: KeyedNormal,
+        noise: KeyedNormal | NoiseChain,
         journal: Journal | None = None,
         roster: Roster = learn_roster,
         *,
         without_missing: bool = False,
     ) -> None:
-        """With `without_missing`, a silo that does not answer in time counts with its last release."""
+        """`noise` is a simulation's, or the chain of a server whose noise is really released.
+
+        With `without_missing`, a silo that does not answer in time counts with its last release.
+        """
         self.plan = plan
         self.counts: Counts | None = Counts(0, 0)  # None once a silo did not tell, as silos with a guard do not
         self.rounds_done = 0
-        self._noise = noise
         self._journal = journal
         self._roster = roster
         self.missed: Missed = journal.missed() if journal else {}
@@ -92,9 +101,9 @@ class ReleaseStrategy(Strategy):
         self._without_missing = without_missing
         self._last = torch.zeros(len(plan.weights), len(initial), dtype=initial.dtype) if kept is None else kept
         self._initial = initial
-        self._weights = torch.tensor(plan.weights, dtype=initial.dtype)
+        self._noise = ServerNoise(plan, initial, noise)
+        self._bound = SumBound(plan)
         self._optimizer_state = plan.optimizer.start(initial)
-        self._mechanism_state = plan.mechanism.start()
         self._nodes: list[int] = []  # the node id of silo 0, 1, …
         self._asked: list[Message] = []  # the messages to silo 0, 1, … of the round that is under way
         self._keys = b""  # the silos' public keys in a row, where they mask what they send
@@ -124,9 +133,9 @@ class ReleaseStrategy(Strategy):
         result = Result(arrays=initial_arrays)
         config = train_config or ConfigRecord()
         for t in range(1, (num_rounds or self.plan.schedule.rounds) + 1):
-            released = self._journal.released(t) if self._journal else None
-            if released is None:
-                self._nodes = self._nodes or self._roster(grid, len(self._weights), timeout)
+            known = self._journal.released(t) if self._journal else None
+            if known is None:
+                self._nodes = self._nodes or self._roster(grid, len(self.plan.weights), timeout)
                 if self.plan.grid is not None:
                     self._keys = self._keys or self._public_keys(grid, timeout)
                     config["keys"] = self._keys
@@ -134,8 +143,8 @@ class ReleaseStrategy(Strategy):
                 replies = grid.send_and_receive(self.configure_train(t, query, config, grid), timeout=timeout)
                 self.aggregate_train(t, replies)
             else:
-                self._server_noise(t)  # the same as then: its state is what later rounds need
-                self._move(t, released)
+                self._noise.repeat(known, t)
+                self._move(t, known.vector)
             metrics = evaluate_fn(t, one_array(self.model)) if evaluate_fn else None
             if metrics is not None:
                 result.evaluate_metrics_serverapp[t] = metrics
@@ -171,11 +180,11 @@ class ReleaseStrategy(Strategy):
         if not is_finite(mean):  # weights are positive, so a value that is not finite shows in the mean
             wrong = ", ".join(str(silo) for silo, release in releases.items() if not is_finite(release))
             raise RunError(f"silo {wrong}, round {server_round}: the release has values that are not finite")
-        released = mean + self._server_noise(server_round)
+        released = self._noise.released(mean, server_round)
         if self._journal:
             last = self._last if self._without_missing else None
             self._journal.record(server_round, released, self.missed, last)
-        self._move(server_round, released)
+        self._move(server_round, released.vector)
         return one_array(self.plan.optimizer.query(self._optimizer_state)), None
 
     def _mean(self, releases: list[Tensor]) -> Tensor:
@@ -184,7 +193,7 @@ class ReleaseStrategy(Strategy):
             total = self.plan.grid.decode_sum([message.numpy() for message in releases])
             return torch.from_numpy(total).to(self._initial.dtype)
         self._last = torch.stack(releases)
-        return self._weights @ self._last
+        return torch.tensor(self.plan.weights, dtype=self._last.dtype) @ self._last
 
     def _public_keys(self, grid: Grid, timeout: float) -> bytes:
         """The public keys of silo 0, 1, … in a row; RunError unless every silo gives one."""
@@ -230,17 +239,8 @@ class ReleaseStrategy(Strategy):
     def _move(self, t: int, released: Tensor) -> None:
         current = self.plan.estimator.round(t)
         self._optimizer_state = self.plan.optimizer.update(self._optimizer_state, released, current)
+        self._bound.move(t)
         self.rounds_done = t
-
-    def _server_noise(self, t: int) -> Tensor | float:
-        std = float(self.plan.noise.std_of(SERVER))
-        if not std:
-            return 0.0
-        mechanism, size, count = self.plan.mechanism, len(self.model), self.plan.mechanism.draws(t)
-        drawn = self._noise.vector(size, SERVER, t) if count is None else self._noise.nodes(size, SERVER, t, count)
-        fresh = torch.from_numpy(drawn).mul_(std)
-        noise, self._mechanism_state = mechanism.noise(self._mechanism_state, t, fresh)
-        return noise
 
     def _release_in(self, content: RecordDict, silo: int, t: int) -> Tensor:
         try:
@@ -252,12 +252,19 @@ class ReleaseStrategy(Strategy):
                 self.counts = Counts(self.counts.drawn + told.drawn, self.counts.clipped + told.clipped)
         except ValueError as error:
             raise RunError(f"silo {silo}, round {t}: {error}") from None
-        shape, dtype = self._initial.shape, self._initial.dtype if self.plan.grid is None else torch.uint64
+        if told is None and self._noise.simulated:
+            raise RunError(
+                f"silo {silo}, round {t}: it answers as silos with guards do, and this server's noise is a "
+                "simulation's, drawn from the scenario's seed, which protects nobody; use --engine deployment"
+            )
+        shape, dtype = self._initial.shape, self.plan.message_dtype
         if release.shape != shape or release.dtype != dtype:
             raise RunError(
                 f"silo {silo}, round {t}: a release of shape {tuple(release.shape)} and type {release.dtype}, "
                 f"expected {tuple(shape)} and {dtype}"
             )
+        if self._noise.std and is_finite(release):
+            self._bound.check(release, silo, t)
         return release
 
     def configure_evaluate(

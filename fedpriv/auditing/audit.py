@@ -1,32 +1,43 @@
 """`fedpriv audit`: does the code leak more than it claims?
 
-The real silo, strategy and noise are run on canaries (see `transcripts`), and a fixed family of tests tries to
-tell the worlds apart: a matched filter on the whole transcript, every single release, the difference of every two
-releases and, where messages are seen, that of two silos, because noise that is repeated cancels there while it
-weakens the filter.  The largest lower bound on μ, corrected for the size of the family (Bonferroni), must stay
-under the claim.
+The code that a deployment runs (guards with their ledgers, the server with its journal) is asked about canaries in
+the scenario's own arithmetic, and fixed families of tests try to tell the worlds apart:
+
+* canaries in the worst case of the clip and the relation (`transcripts`, `statistics`),
+* the lattice of the noise, which floating-point numbers show (`lattice`),
+* hostile queries (`hostile`),
+
+and the order in which records are read is compared with the definition of a single pass.  The largest lower bound
+on μ, corrected for the size of the families (Bonferroni), must stay under the claim.
 """
 
-import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from fedpriv.accounting.gdp import epsilon_of
-from fedpriv.auditing.bounds import Scores, mu_lower_bound
-from fedpriv.auditing.transcripts import CANARIES, Trials, auditable, run_trials
+from fedpriv.auditing import hostile, lattice
+from fedpriv.auditing.canaries import Layout, auditable, misread, objective_for, single_pass
+from fedpriv.auditing.statistics import best_bound, heaviest_round
+from fedpriv.auditing.transcripts import Trials, run_trials
 from fedpriv.errors import FedprivError, InputError
-from fedpriv.objectives import SoftmaxRegression
 from fedpriv.plan import plan_of
-from fedpriv.rounds import Schedule
 from fedpriv.scenario import Cell
 
 MOST_ROUNDS = 12
-MOST_SILOS = 4
+MOST_SILOS = 3
+CANARIES, IN_HEAVIEST = 1024, 256
+"""Of one run, and of those in the round where they weigh most."""
+LEAST_TRIALS = 2 * CANARIES
 SMALLEST_MU, LARGEST_MU = 1e-3, 100.0  # beyond, no number of trials that can be run says anything
+
+Progress = Callable[[float], None]
+"""Hears which share of the work is done."""
 
 
 class AuditRefutedError(FedprivError):
@@ -37,7 +48,10 @@ class AuditRefutedError(FedprivError):
 
 @dataclass(frozen=True)
 class Audit:
-    """The outcome: `mu` is exceeded by what the code leaks, but for a probability of 1 - confidence."""
+    """The outcome: `mu` is exceeded by what the code leaks, but for a probability of 1 - confidence.
+
+    `families` has the bound of each family of tests that was tried.
+    """
 
     claimed_mu: float
     mu: float
@@ -45,12 +59,14 @@ class Audit:
     claimed_epsilon: float
     delta: float
     statistic: str
+    families: Mapping[str, float]
     confidence: float
     trials: int
     rounds: int
     silos: int
     trust: str
     relation: str
+    dtype: str
     seconds: float
 
     @property
@@ -58,103 +74,154 @@ class Audit:
         return self.mu <= self.claimed_mu
 
 
+class _Steps:
+    """Counts steps that take about as long as one run of canaries."""
+
+    def __init__(self, progress: Progress, total: float) -> None:
+        self._progress, self._total, self._done = progress, total, 0.0
+
+    def __call__(self, steps: float = 1.0) -> None:
+        self._done += steps
+        self._progress(min(1.0, self._done / self._total))
+
+
+class _Asked(NamedTuple):
+    """What an audit was asked: the cell, cut to the canaries' size, so many runs of them, the claim, the seed."""
+
+    cell: Cell
+    small: Cell
+    runs: int
+    mu: float
+    seed: int
+
+    def seed_of(self, number: int) -> int:
+        return 1_000_000 * self.seed + number
+
+
 def audit(
     cell: Cell,
     claimed_mu: float = 1.0,
-    trials: int = 10_000,
+    trials: int = 16_384,
     confidence: float = 0.99,
     seed: int = 0,
-    advanced: Callable[[int], None] = lambda _: None,
+    progress: Progress = lambda _: None,
+    families: Collection[str] = ("canaries", "lattice", "hostile queries"),
 ) -> Audit:
     """Audit a cell's code path, recalibrated to `claimed_mu` and cut to a few rounds and silos by the same code.
 
-    `trials` canaries are tried in each round, since a bug may show in one only.  `advanced(n)` hears of n more
-    canaries.  InputError for a cell without noise or options out of range.
+    About `trials` canaries are tried, a quarter of them in the round where they weigh most.  InputError for a cell
+    without noise or options out of range; AuditRefutedError if records are not read as the claim presumes.
+    Coins are `seed`'s; noise is keyed by the operating system, as in every deployment.
+    `families` are those to try.
 
     Guarantee: code that keeps its claim is refuted with probability at most 1 - confidence.
     """
-    if cell.privacy.target is None:
-        raise InputError('privacy.mode = "none": a run without noise claims nothing that could be audited')
-    if trials < 10 * CANARIES or not 0.5 <= confidence < 1.0 or not SMALLEST_MU <= claimed_mu <= LARGEST_MU:
-        raise InputError(
-            f"trials = {trials}, confidence = {confidence}, mu = {claimed_mu}: expected at least {10 * CANARIES} "
-            f"trials, a confidence in [0.5, 1) and a mu in [{SMALLEST_MU:g}, {LARGEST_MU:g}]"
-        )
-    if cell.federation.epochs != 1 or not isinstance(cell.schedule, Schedule):
-        raise InputError(
-            "the audit's canaries are made for one pass in fixed order with records in every round: "
-            'epochs = 1, sampling = "fixed"'
-        )
-    if seed < 0:
-        raise InputError(f"seed = {seed}: expected a whole number of at least 0")
+    _check(cell, claimed_mu, trials, confidence, seed)
     started = time.perf_counter()
     rounds, silos = min(cell.schedule.rounds, MOST_ROUNDS), min(cell.federation.silos, MOST_SILOS)
-    small, objective = auditable(cell, claimed_mu, rounds, silos)
-    gathered = _gather(small, objective, trials * rounds, seed, advanced)
-    best, statistic = 0.0, "none"
-    for t in range(1, rounds + 1):
-        chosen = gathered.round == t
-        seen = Trials(*(column[chosen] for column in gathered))
-        family = _statistics(small, objective, t, seen)
-        failure = (1.0 - confidence) / (rounds * len(family))
-        for name, scores in family.items():
-            bound = mu_lower_bound(scores, seen.present, failure)
-            if bound > best:
-                best, statistic = bound, f"{name}, canary in round {t}"
+    small = auditable(cell, claimed_mu, rounds, silos, IN_HEAVIEST)
+    if wrong := misread(small, single_pass(small)):
+        raise AuditRefutedError(f"the schedule is not the single pass that is claimed: {wrong}")
+    runs = -(-trials // CANARIES)
+    tried = {name: _FAMILIES[name] for name in _FAMILIES if name in families}
+    steps = _Steps(progress, sum(family.steps(runs) for family in tried.values()))
+    asked = _Asked(cell, small, runs, claimed_mu, seed)
+    with one_thread(), torch.inference_mode():
+        found = {
+            name: family.bound(asked, (1.0 - confidence) * family.share, steps) for name, family in tried.items()
+        }
+    best = max(found.values())
     delta = cell.privacy.delta
     return Audit(
         claimed_mu,
-        best,
-        epsilon_of(best, delta) if best else 0.0,
+        best[0],
+        epsilon_of(best[0], delta) if best[0] else 0.0,
         epsilon_of(claimed_mu, delta),
         delta,
-        statistic,
+        best[1],
+        {family: bound for family, (bound, _) in found.items()},
         confidence,
-        len(gathered.present),
+        runs * CANARIES,
         rounds,
         silos,
         cell.algorithm.trust,
         cell.privacy.relation,
+        cell.run.dtype,
         time.perf_counter() - started,
     )
 
 
-def _gather(
-    cell: Cell, objective: SoftmaxRegression, canaries: int, seed: int, advanced: Callable[[int], None]
-) -> Trials:
-    """As many runs as give `canaries`; every run has coins and noise of its own."""
+def _check(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: int) -> None:
+    if cell.privacy.target is None:
+        raise InputError('privacy.mode = "none": a run without noise claims nothing that could be audited')
+    if trials < LEAST_TRIALS or not 0.5 <= confidence < 1.0 or not SMALLEST_MU <= claimed_mu <= LARGEST_MU:
+        raise InputError(
+            f"trials = {trials}, confidence = {confidence}, mu = {claimed_mu}: expected at least {LEAST_TRIALS} "
+            f"trials, a confidence in [0.5, 1) and a mu in [{SMALLEST_MU:g}, {LARGEST_MU:g}]"
+        )
+    if cell.algorithm.trust == "curator":
+        raise InputError('algorithm.trust = "curator": the audit is of what a deployment runs, and none runs this')
+    single_pass(cell)
+    if seed < 0:
+        raise InputError(f"seed = {seed}: expected a whole number of at least 0")
+
+
+def _canaries(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
+    """The best bound of canaries in the worst case; every run has its own coins and noise."""
+    plan = plan_of(asked.small, objective_for(asked.small, CANARIES))
+    layout = Layout.of(single_pass(asked.small), heaviest_round(plan), CANARIES, IN_HEAVIEST)
     gathered = []
-    for number in range(-(-canaries // CANARIES)):
-        gathered.append(run_trials(cell, objective, 1_000_000 * seed + number))
-        advanced(CANARIES)
-    return Trials(*(np.concatenate(columns) for columns in zip(*gathered, strict=True)))
+    for number in range(asked.runs):
+        gathered.append(run_trials(asked.small, layout, asked.seed_of(number)))
+        steps()
+    return best_bound(plan, Trials(*(np.concatenate(columns) for columns in zip(*gathered, strict=True))), failure)
 
 
-def _statistics(cell: Cell, objective: SoftmaxRegression, canary_round: int, trials: Trials) -> dict[str, Scores]:
-    """The fixed family of scores (n,), the same names for every round of a canary."""
-    seen, rounds = trials.seen, trials.seen.shape[1]
-    scores = {"whole transcript": seen @ _matched_filter(cell, objective, canary_round, rounds)}
-    scores |= {f"release {t}": seen[:, t - 1] for t in range(1, rounds + 1)}
-    scores |= {
-        f"release {late} minus {early}": seen[:, late - 1] - seen[:, early - 1]
-        for early, late in itertools.combinations(range(1, rounds + 1), 2)
-    }
-    apart = trials.apart
-    return scores | {f"release {t} minus silo 1's": apart[:, t - 1] for t in range(1, apart.shape[1] + 1)}
+def _lattice(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
+    small = lattice.lattice_cell(asked.cell, asked.mu)
+    if small is None:
+        return 0.0, "none"
+    present, scores = [], []
+    for number in range(lattice.TRIALS):
+        coin, score = lattice.attack(small, asked.seed_of(number))
+        present.append(coin)
+        scores.append(score)
+        steps(0.5)
+    return lattice.lattice_bound(present, scores, failure)
 
 
-def _matched_filter(cell: Cell, objective: SoftmaxRegression, canary_round: int, rounds: int) -> Scores:
-    """Σ⁺ δ: the best linear test against the noise covariance Σ = B Bᵀ of the signal δ_t = keep^(t-k), t ≥ k."""
-    plan = plan_of(cell, objective)
-    if plan.mechanism.draws(1) is not None:
-        raise InputError("the audit knows mechanisms with one fresh vector a round; this one draws several")
-    state, rows = plan.mechanism.start(), []
-    for t in range(1, rounds + 1):
-        impulse = torch.zeros(rounds, dtype=torch.float64)
-        impulse[t - 1] = 1.0
-        row, state = plan.mechanism.noise(state, t, impulse)
-        rows.append(row.numpy().copy())
-    factor, since = np.array(rows), np.arange(1, rounds + 1) - canary_round
-    signal = np.where(since >= 0, plan.estimator.keep ** np.maximum(since, 0.0), 0.0)
-    weights: Scores = np.linalg.pinv(factor @ factor.T) @ signal
-    return weights
+def _hostile(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
+    small = hostile.hostile_cell(asked.cell, asked.mu)
+    if small is None:
+        return 0.0, "none"
+    outcomes = {}
+    for kind in hostile.KINDS:
+        outcomes[kind] = [hostile.attack(small, kind, asked.seed_of(number)) for number in range(hostile.TRIALS)]
+        steps(hostile.TRIALS / 16)
+    return hostile.hostile_bound(outcomes, failure)
+
+
+class _Family(NamedTuple):
+    """A family of tests: which share of the failure it may use, its steps for so many runs, and its bound on μ."""
+
+    share: float
+    steps: Callable[[int], float]
+    bound: Callable[[_Asked, float, _Steps], tuple[float, str]]
+
+
+_FAMILIES = {
+    "canaries": _Family(0.6, lambda runs: runs, _canaries),
+    "lattice": _Family(0.2, lambda _: lattice.TRIALS / 2, _lattice),
+    "hostile queries": _Family(0.2, lambda _: len(hostile.KINDS) * hostile.TRIALS / 16, _hostile),
+}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch's threads would wait for each other in a busy loop, and on a busy machine for ever."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,53 +1,66 @@
-"""What an adversary sees of many canaries, produced by the code that is audited.
+"""What an adversary sees of many canaries, by the path that a deployment takes.
 
-The worst case, built: queries stay at 0, every canary's increment is far above the clip, and the two worlds'
-clipped increments differ by exactly as much as the neighbouring relation allows.  The canaries of one run point in
-orthogonal directions, each in a world of its own coin: since noise is independent between coordinates, one run is
-as many independent trials (Steinke, Nasr & Jagielski 2023, "Privacy auditing with one training run").
+| trust | whose code runs | what is seen |
+|---|---|---|
+| untrusted | the guards of two silos, each with its ledger, restarted half-way | their replies, of two runs |
+| secure-aggregation | the guards of all silos, likewise | the sum of their masked words |
+| trusted | the deployed server with its journal, and guards, all restarted half-way | what it broadcasts |
+
+Nothing is recomputed in another type: replies are those of the scenario's own `run.dtype`.
 """
 
 import dataclasses
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clients.silo import Silo
-from clients.state import ContextStore
+from clients.guard import Shard
+from fedpriv.auditing.canaries import FAR, Layout, nothing, objective_for
+from fedpriv.auditing.guarded import GuardedSilo, client_app, guarded
 from fedpriv.engines.inprocess import flower_quiet
 from fedpriv.engines.inprocess_grid import InProcessGrid
-from fedpriv.objectives import Records, SoftmaxRegression
+from fedpriv.objectives import Objective
 from fedpriv.plan import Plan, plan_of
-from fedpriv.randomness import KeyedNormal, public_generator, seed_key
-from fedpriv.records import key_content, keys_in, number_in, roster_content
-from fedpriv.rounds import Round, Schedule
+from fedpriv.randomness import KeyedNormal, public_generator, simulation_noise
+from fedpriv.rounds import Round
 from fedpriv.scenario import Cell
-from fedpriv.wire import one_array, release_content, vector_in
-from server.strategy import ReleaseStrategy
+from fedpriv.wire import one_array
+from server.app import deployed_strategy
+from server.journal import ServerJournal
 
-CANARIES = 200
-_FAR = 1e4  # how many clips long an unclipped canary is: a missing clip cannot go unseen
+_PUSH = 1e2 / FAR  # a weight that makes the model sure of a canary's class
 
 
 class Trials(NamedTuple):
     """Canaries as rows: what was seen along each one's direction (n, rounds), its coin (n,), its round (n,).
 
-    `apart` is silo 0's releases minus silo 1's (n, rounds), (n, 0) where nobody who is an adversary sees both.
+    `apart` is silo 0's releases minus silo 1's, `twice` its releases minus those of another run of the same
+    records under other queries: (n, rounds), and (n, 0) where nobody who is an adversary sees both.
+    `guessed` is what the scenario's public seed would make of the noise, (n, rounds, types).
     """
 
     seen: NDArray[np.float64]
     apart: NDArray[np.float64]
+    twice: NDArray[np.float64]
+    guessed: NDArray[np.float64]
     present: NDArray[np.bool_]
     round: NDArray[np.int64]
 
+    def of_round(self, t: int) -> "Trials":
+        """The canaries of one round."""
+        chosen = self.round == t
+        return Trials(*(column[chosen] for column in self))
 
-@dataclass(frozen=True)
-class _Watching:
+
+@dataclasses.dataclass(frozen=True)
+class Watching:
     """An optimizer that asks at 0 for ever and notes what it is given: the server's releases, unprocessed."""
 
     seen: list[Tensor]
@@ -66,93 +79,114 @@ class _Watching:
         return state
 
 
-def auditable(cell: Cell, mu: float, rounds: int, silos: int) -> tuple[Cell, SoftmaxRegression]:
-    """The cell cut to a size that can be repeated, recalibrated to `mu` by the same code, and its small model."""
-    federation = cell.federation.model_copy(
-        update={"rounds": rounds, "samples": None, "size_skew": None, "silos": silos, "batch": CANARIES}
-    )
-    privacy = cell.privacy.model_copy(update={"mu": mu, "rho": None, "zcdp": None, "epsilon": None})
-    run = cell.run.model_copy(update={"dtype": "float64", "device": "cpu", "noise": "per-silo"})
-    small = cell.model_copy(update={"federation": federation, "privacy": privacy, "run": run})
-    return small, SoftmaxRegression(CANARIES, classes=2, feature_norm=1.0, dtype=torch.float64)
+def run_trials(cell: Cell, layout: Layout, seed: int) -> Trials:
+    """One run with the layout's canaries in silo 0, each present or not by a fair coin.
 
-
-def run_trials(cell: Cell, objective: SoftmaxRegression, seed: int) -> Trials:
-    """One run with `CANARIES` canaries in silo 0, spread over its rounds, each present or not by a fair coin.
-
-    Guarantee: what is returned is what the trust setting shows its adversary: the silos' messages, or noisy
-    means: of a server that adds noise, or decoded from the sum of masked messages.
+    Guarantee: what is returned is what the trust setting shows its adversary, and nothing else.
     """
-    means: list[Tensor] = []
-    plan = dataclasses.replace(plan_of(cell, objective), optimizer=_Watching(means))
-    present = public_generator(seed, "audit coins").random(CANARIES) < 0.5
-    in_round = 1 + np.arange(CANARIES) % plan.schedule.rounds
-    noise = KeyedNormal(seed_key(seed, "audit noise"), np.float64)
-    canaries, nothing = _canaries(cell, plan, in_round, present), _nothing(plan)
-    silos = [
-        Silo(number, plan, objective, nothing if number else canaries, noise)
-        for number in range(len(plan.weights))
-    ]
-    messages: list[list[Tensor]] = [[] for _ in silos]
-    grid = InProcessGrid(_listening(silos, messages), len(silos), {})
-    with flower_quiet():
-        ReleaseStrategy(plan, objective.initial(), noise).start(grid, one_array(objective.initial()))
-    if not cell.algorithm.setting.private_messages:
-        return Trials(_along(means), np.empty((CANARIES, 0)), present, in_round)
-    seen, others = _along(messages[0]), messages[1:]
-    return Trials(seen, seen - _along(others[0]) if others else np.empty((CANARIES, 0)), present, in_round)
+    count = len(layout.round)
+    objective = objective_for(cell, count)
+    plan = plan_of(cell, objective)
+    present = public_generator(seed, "audit coins").random(count) < 0.5
+    canaries = layout.shard(present, cell.privacy.relation)
+    idle = [nothing(layout.rows, count)] * (len(plan.weights) - 1)
+    guess = np.stack([_along(noise) for noise in _of_the_seed(cell, plan, objective)], axis=-1)
+    none = np.empty((count, 0))
+    with folder_of_silos(cell, plan, [canaries, *idle]) as (folder, silos):
+        if cell.algorithm.setting.noise_at_server:
+            seen = _along(broadcasts(plan, objective, folder, silos))
+            return Trials(seen, none, none, guess, present, layout.round)
+        if cell.algorithm.setting.masked:
+            return Trials(_along(_sums(plan, objective, silos)), none, none, guess, present, layout.round)
+        first, again, other = _two_runs(objective, plan.schedule.rounds, silos)
+    seen = _along(first)
+    apart = seen - _along(other) if other else none
+    return Trials(seen, apart, seen - _along(again), guess, present, layout.round)
 
 
-def _along(vectors: list[Tensor]) -> NDArray[np.float64]:
-    """Every canary's coordinate (n, rounds): its direction is its feature, class 1 against class 0."""
-    classes = torch.stack(vectors).view(len(vectors), 2, CANARIES)
+@contextmanager
+def folder_of_silos(cell: Cell, plan: Plan, shards: Sequence[Shard]) -> Iterator[tuple[Path, list[GuardedSilo]]]:
+    """Guards with these shards, in a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="fedpriv-audit-") as name:
+        silos = guarded(Path(name), cell, plan, shards)
+        try:
+            yield Path(name), silos
+        finally:
+            for silo in silos:
+                silo.close()
+
+
+def _two_runs(
+    objective: Objective, rounds: int, silos: Sequence[GuardedSilo]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Silo 0's replies in two runs at a time, and those of silo 1, if there is one, in the first."""
+    zero, pushed = objective.initial(), objective.initial()
+    pushed.view(2, -1)[0, :-1], pushed.view(2, -1)[1, :-1] = _PUSH, -_PUSH
+    first, again, other = [], [], []
+    for t in range(1, rounds + 1):
+        first.append(silos[0].answer("first", t, zero))
+        again.append(silos[0].answer("second", t, pushed))
+        other += [silo.answer("first", t, zero) for silo in silos[1:2]]
+        if t == rounds // 2:
+            silos[0].restart()
+    return first, again, other
+
+
+def _sums(plan: Plan, objective: Objective, silos: Sequence[GuardedSilo]) -> list[Tensor]:
+    """The sums of the masked words, as whoever gets all of them decodes them."""
+    assert plan.grid is not None
+    keys, sums = b"".join(silo.public_key("run") for silo in silos), []
+    for t in range(1, plan.schedule.rounds + 1):
+        words = [silo.answer("run", t, objective.initial(), keys).numpy() for silo in silos]
+        sums.append(torch.from_numpy(plan.grid.decode_sum(words)))
+        if t == plan.schedule.rounds // 2:
+            silos[0].restart()
+    return sums
+
+
+def replies(plan: Plan, objective: Objective, silo: GuardedSilo) -> list[Tensor]:
+    """What one silo sends in a run that asks at 0."""
+    return [silo.answer("run", t, objective.initial()) for t in range(1, plan.schedule.rounds + 1)]
+
+
+def broadcasts(plan: Plan, objective: Objective, folder: Path, silos: Sequence[GuardedSilo]) -> list[Tensor]:
+    """What a deployed server with noise of its own releases; it is killed half-way and goes on."""
+    grid, initial = InProcessGrid(client_app(silos), len(silos), {}), objective.initial()
+    broadcast: list[Tensor] = []
+    for rounds in (plan.schedule.rounds // 2, plan.schedule.rounds):
+        broadcast.clear()
+        watched = dataclasses.replace(plan, optimizer=Watching(broadcast))
+        with flower_quiet(), ServerJournal(folder / "journal", len(initial), initial.dtype) as journal:
+            if rounds:
+                deployed_strategy(watched, initial, journal).start(grid, one_array(initial), num_rounds=rounds)
+        silos[0].restart()
+    return broadcast
+
+
+def _of_the_seed(cell: Cell, plan: Plan, objective: Objective) -> Iterator[list[Tensor]]:
+    """The noise in what is seen, were it drawn from the scenario's seed in float32, or float64: (d,) a round."""
+    alone = cell.algorithm.setting.private_messages
+    for dtype in ("float32", "float64"):
+        total = [torch.zeros(objective.dimension, dtype=torch.float64) for _ in range(plan.schedule.rounds)]
+        source = simulation_noise(cell.seed, dtype)
+        for owner, std, weight in plan.noise.sources[:1] if alone else plan.noise.sources:
+            scale = float(std) * (1.0 if alone else weight)
+            for t, row in enumerate(_rows(plan, source, owner, objective.dimension)):
+                total[t] += scale * row
+        yield total
+
+
+def _rows(plan: Plan, source: KeyedNormal, owner: int, size: int) -> Iterator[Tensor]:
+    state = plan.mechanism.start()
+    for t in range(1, plan.schedule.rounds + 1):
+        count = plan.mechanism.draws(t)
+        drawn = source.vector(size, owner, t) if count is None else source.nodes(size, owner, t, count)
+        row, state = plan.mechanism.noise(state, t, torch.from_numpy(drawn).double())
+        yield row
+
+
+def _along(vectors: Sequence[Tensor]) -> NDArray[np.float64]:
+    """Every canary's coordinate (n, rounds): its direction is its feature, class 0 against class 1."""
+    classes = torch.stack([vector.double() for vector in vectors]).view(len(vectors), 2, -1)[..., :-1]
     along: NDArray[np.float64] = ((classes[:, 1] - classes[:, 0]) / 2**0.5).T.numpy().copy()
     return along
-
-
-def _nothing(plan: Plan) -> Records:
-    """Records of zeros, which contribute nothing, enough for every round."""
-    held = plan.schedule.held * CANARIES
-    features = torch.zeros(held, CANARIES, dtype=torch.float64)
-    return Records(features, torch.zeros(held, dtype=torch.int64))
-
-
-def _canaries(cell: Cell, plan: Plan, in_round: NDArray[np.int64], present: NDArray[np.bool_]) -> Records:
-    """Zeros, and each canary in the batch of its round: its own feature, far longer than the clip.
-
-    An absent one is zero under zero-out, and under replace-one a record whose increment points the other way.
-    """
-    features, labels = _nothing(plan)
-    for canary, (t, there) in enumerate(zip(in_round.tolist(), present.tolist(), strict=True)):
-        assert isinstance(plan.schedule, Schedule)  # `audit` takes a single pass without empty rounds
-        row = plan.schedule.batches(t).start * CANARIES + canary
-        if there or cell.privacy.relation == "replace-one":
-            features[row, canary] = _FAR * float(plan.estimator.round(t).clip)
-        labels[row] = 0 if there else 1
-    return Records(features, labels)
-
-
-def _listening(silos: list[Silo], messages: list[list[Tensor]]) -> ClientApp:
-    """A ClientApp of these silos that keeps what each of them sends."""
-    app = ClientApp()
-
-    @app.query("roster")
-    def roster(message: Message, context: Context) -> Message:
-        return Message(roster_content(int(context.node_config["partition-id"])), reply_to=message)
-
-    @app.query("key")
-    def key(message: Message, context: Context) -> Message:
-        public = silos[int(context.node_config["partition-id"])].masker.public
-        return Message(key_content(public), reply_to=message)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        silo, store = silos[int(context.node_config["partition-id"])], ContextStore(context.state)
-        t = number_in(message.content, "config", "t")
-        release, state = silo.answer(store.load(silo), t, vector_in(message.content, "query"))
-        store.save(state)
-        messages[silo.number].append(release.vector)
-        leaving = silo.message(release.vector, t, keys_in(message.content))
-        return Message(release_content(leaving, release.counts), reply_to=message)
-
-    return app

@@ -154,9 +154,11 @@ def audit(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
     ] = None,
     mu: Annotated[float, typer.Option(help="The claim: the scenario is recalibrated to it.")] = 1.0,
-    trials: Annotated[int, typer.Option(help="Canaries in each round.")] = 10_000,
+    trials: Annotated[
+        int, typer.Option(help="Canaries, a quarter of them in the round where they weigh most.")
+    ] = 16_384,
     confidence: Annotated[float, typer.Option(help="Of the lower bound that is shown.")] = 0.99,
-    seed: Annotated[int, typer.Option(help="Of coins and noise; another seed is another experiment.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the coins; the noise is the operating system's.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Try to refute the privacy claim with canaries; exit code 0 if it stands, 3 if it is refuted.

@@ -3,14 +3,19 @@
 import dataclasses
 import json
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
-from fedpriv.auditing.audit import MOST_ROUNDS, Audit, AuditRefutedError, audit
+from fedpriv.auditing.audit import Audit, AuditRefutedError, audit
 from fedpriv.scenario import load_scenario
 from fedpriv.trust import trust_named
+
+_LINE_EVERY = 5.0  # seconds, where there is no terminal to draw a bar on
 
 
 def audit_scenario(
@@ -18,10 +23,8 @@ def audit_scenario(
 ) -> None:
     """Audit the first cell of a scenario."""
     point = load_scenario(path, overrides).points[0]
-    console = Console(stderr=True)
-    with Progress(console=console, disable=as_json or not console.is_terminal) as progress:
-        bar = progress.add_task("canaries", total=trials * min(point.cell.schedule.rounds, MOST_ROUNDS))
-        outcome = audit(point.cell, mu, trials, confidence, seed, lambda done: progress.advance(bar, done))
+    with _progress() as progress:
+        outcome = audit(point.cell, mu, trials, confidence, seed, progress)
     if as_json:
         sys.stdout.write(json.dumps({**dataclasses.asdict(outcome), "stands": outcome.stands}) + "\n")
     else:
@@ -33,16 +36,39 @@ def audit_scenario(
         )
 
 
+@contextmanager
+def _progress() -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal, a line now and then elsewhere; on stderr, so that --json stays JSON."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with Progress(console=console, transient=True) as progress:
+            bar = progress.add_task("auditing", total=1.0)
+            yield lambda done: progress.update(bar, completed=done)
+        return
+    last = time.monotonic()
+
+    def line(done: float) -> None:
+        nonlocal last
+        if time.monotonic() - last > _LINE_EVERY:
+            last = time.monotonic()
+            sys.stderr.write(f"fedpriv: auditing, {100 * done:.0f} % done\n")
+
+    sys.stderr.write("fedpriv: auditing\n")
+    yield line
+
+
 def _report(outcome: Audit) -> str:
     claimed = f"mu = {outcome.claimed_mu:g}, epsilon = {outcome.claimed_epsilon:.4g} at delta = {outcome.delta:g}"
-    size = f"{outcome.silos} silos, {outcome.rounds} rounds"
+    size = f"{outcome.silos} silos, {outcome.rounds} rounds, {outcome.dtype}"
     lines = [
         "the claim stands" if outcome.stands else "THE CLAIM IS REFUTED",
         f"claimed  {claimed}",
         f"shown    mu ≥ {outcome.mu:.4g}, epsilon ≥ {outcome.epsilon:.4g}, confidence {outcome.confidence:g}",
         f"by       {outcome.statistic}",
         f"for      one record of a silo, {outcome.relation} neighbours, {trust_named(outcome.trust).title}",
+        "tests    " + ", ".join(f"{name} mu ≥ {bound:.3g}" for name, bound in outcome.families.items()),
         f"from     {outcome.trials} canaries in {outcome.seconds:.1f} s; {size}:",
-        "         the scenario, recalibrated to this mu and cut to this size by the code under audit",
+        "         the scenario, recalibrated to this mu and cut to this size by the code under audit, on its "
+        "deployed path",
     ]
     return "\n".join(lines) + "\n"

@@ -32,10 +32,13 @@ from fedpriv.records import key_content, keys_in, number_in, roster_content
 from fedpriv.run_config import run_config_of
 from fedpriv.scenario import Cell, load_scenario
 from fedpriv.wire import one_array, release_content, vector_in
+from server.noise_chain import NoiseChain
 from server.strategy import ReleaseStrategy
 
 SCENARIO = Path(__file__).with_name("federation.toml")
 Command = subprocess.Popen[str]
+_ENTRY_EXTRA = 48
+"""Bytes of an entry of the server's journal beside the vector: the link of its noise, and a check."""
 
 
 class Federation:
@@ -90,7 +93,7 @@ class Federation:
             size = (self.own(out) / "journal" / "released.bin").stat().st_size
         except (FileNotFoundError, ValueError):
             return 0
-        return size // (7850 * np.dtype(self.cell.run.dtype).itemsize)
+        return size // (7850 * np.dtype(self.cell.run.dtype).itemsize + _ENTRY_EXTRA)
 
     def wait_for_round(self, t: int, running: Command, out: str = "run") -> None:
         wait_until(lambda: self.rounds_done(out) >= t or running.poll() is not None, f"round {t}")
@@ -181,7 +184,7 @@ class Federation:
             return Message(release_content(leaving, None), reply_to=message)
 
         grid = InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path()))
-        strategy = ReleaseStrategy(plan, task.objective.initial(), KeyedNormal(server_key, cell.run.dtype))
+        strategy = ReleaseStrategy(plan, task.objective.initial(), NoiseChain(server_key))
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:

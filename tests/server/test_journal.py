@@ -11,13 +11,15 @@ from clients.app import app
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import InputError, RunError
 from fedpriv.federation import task_of_cell
+from fedpriv.files import OWN, write_bytes
 from fedpriv.mechanisms import BinaryTree
 from fedpriv.plan import plan_of
-from fedpriv.randomness import KeyedNormal
 from fedpriv.run_config import run_config_of
 from fedpriv.scenario import Cell, resolve_cell
 from fedpriv.wire import one_array
 from server.journal import ServerJournal
+from server.noise import Released
+from server.noise_chain import NoiseChain
 from server.strategy import ReleaseStrategy
 from tests.conftest import small_tree
 
@@ -35,7 +37,7 @@ def silos_of(cell: Cell) -> InProcessGrid:
 def serve(cell: Cell, folder: Path, silos: InProcessGrid, rounds: int) -> torch.Tensor:
     """The model of a server that dies after `rounds` rounds."""
     initial, journal = task_of_cell(cell).objective.initial(), journal_in(folder)
-    noise = KeyedNormal(journal.key(8), cell.run.dtype)
+    noise = NoiseChain(journal.key(8))
     plan = dataclasses.replace(plan_of(cell, task_of_cell(cell).objective), mechanism=BinaryTree())
     strategy = ReleaseStrategy(plan, initial, noise, journal)
     strategy.start(silos, one_array(initial), num_rounds=rounds)
@@ -49,9 +51,8 @@ def test_a_server_that_is_killed_twice_asks_no_round_again_and_ends_where_it_wou
 ) -> None:
     """Silos refuse a round that they have answered, and a tree's noise hangs together over all rounds."""
     cell = small_cell(algorithm__trust=trust)
-    (tmp_path / "cut").mkdir()
     whole = serve(cell, tmp_path / "whole", silos_of(cell), 8)
-    (tmp_path / "cut" / "noise.key").write_bytes((tmp_path / "whole" / "noise.key").read_bytes())
+    write_bytes(tmp_path / "cut" / "noise.key", (tmp_path / "whole" / "noise.key").read_bytes(), OWN)
     silos = silos_of(cell)
     for rounds in (3, 4, 8):
         serve(cell, tmp_path / "cut", silos, rounds)
@@ -61,18 +62,20 @@ def test_a_server_that_is_killed_twice_asks_no_round_again_and_ends_where_it_wou
 def test_an_entry_cut_short_never_happened_and_rounds_come_in_order(tmp_path: Path) -> None:
     journal = journal_in(tmp_path)
     first = torch.randn(7850, dtype=torch.float64)
-    journal.record(1, first, {}, None)
+    journal.record(1, Released(first), {}, None)
     with pytest.raises(RunError, match="round 3 follows round 1"):
-        journal.record(3, first, {}, None)
+        journal.record(3, Released(first), {}, None)
     journal.close()
     with (tmp_path / "released.bin").open("ab") as file:
         file.write(b"half of a vector")
     again = journal_in(tmp_path)
-    again.record(2, 2 * first, {0: [2]}, first.reshape(1, -1))
+    again.record(2, Released(2 * first), {0: [2]}, first.reshape(1, -1))
     again.close()
     once_more = journal_in(tmp_path)
-    kept = once_more.released(1), once_more.released(2), once_more.last()
-    for vector, factor in zip(kept, (1, 2, 1), strict=True):
+    one, two = once_more.released(1), once_more.released(2)
+    assert one is not None
+    assert two is not None
+    for vector, factor in zip((one.vector, two.vector, once_more.last()), (1, 2, 1), strict=True):
         assert vector is not None
         assert torch.equal(vector.flatten(), factor * first)
     assert (once_more.released(3), once_more.missed()) == (None, {0: [2]})
@@ -84,7 +87,7 @@ def test_key_and_folder_are_the_servers_own_and_the_key_goes_when_the_run_is_ove
     assert (len(key), journal.key(8)) == (32, key)
     assert (tmp_path / "j").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "j").iterdir()} == {0o600}
-    journal.record(1, torch.zeros(7850, dtype=torch.float64), {}, None)
+    journal.record(1, Released(torch.zeros(7850, dtype=torch.float64)), {}, None)
     journal.wipe_key()
     with pytest.raises(RunError, match=r"noise\.key: lost, so that the noise of 1 rounds cannot go on"):
         journal.key(8)

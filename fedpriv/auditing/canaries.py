@@ -1,0 +1,128 @@
+"""The worst case, built: a small run of the code that is audited, and records that its claim is hardest for.
+
+Queries stay at 0, a canary's increment is far above the clip, and in the two worlds it points in opposite
+directions (replace-one), or is there or not (zero-out): as far apart as the neighbouring relation allows.
+Canaries of one run have features of their own, so that their increments are orthogonal; noise is independent
+between coordinates, so one run is as many independent trials (Steinke, Nasr & Jagielski 2023, "Privacy auditing
+with one training run").
+
+Where a canary takes part is written down from the definition of a single pass, not asked of the code under audit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clients.guard import Shard
+from fedpriv.errors import InputError
+from fedpriv.federation import DTYPES
+from fedpriv.objectives import Objective
+from fedpriv.rounds import Schedule
+from fedpriv.scenario import Cell
+from fedpriv.scenario.schema import ModelSection
+
+FAR = 1e4
+"""The norm of a canary's features: far above a clip of 1, so that a missing clip cannot go unseen."""
+CLASSES = 2
+_CLIP = 1.0  # where a scenario takes its clip from the loss's constants, which are not the canaries'
+
+
+def auditable(cell: Cell, mu: float, rounds: int, silos: int, batch: int) -> Cell:
+    """The cell cut to a size that can be repeated, on a linear model, recalibrated to `mu` by the same code."""
+    federation = cell.federation.model_copy(
+        update={"rounds": rounds, "samples": None, "size_skew": None, "silos": silos, "batch": batch}
+    )
+    privacy = cell.privacy.model_copy(update={"mu": mu, "rho": None, "zcdp": None, "epsilon": None})
+    run = cell.run.model_copy(update={"device": "cpu", "noise": "per-silo", "goldstein_radius": None})
+    algorithm = cell.algorithm
+    if getattr(algorithm.settings, "clip", _CLIP) in ("lipschitz", None):
+        algorithm = algorithm.model_copy(update={"clip": _CLIP})
+    return cell.model_copy(
+        update={
+            "federation": federation,
+            "privacy": privacy,
+            "run": run,
+            "algorithm": algorithm,
+            "model": ModelSection(name="softmax-regression", feature_norm=FAR),
+        }
+    )
+
+
+def objective_for(cell: Cell, features: int) -> Objective:
+    """The small model's loss over records of so many features, as the silos' own code builds it; and a bias."""
+    row = cell.model.row
+    return row.objective((features + 1,), CLASSES, DTYPES[cell.run.dtype], cell.model.settings)
+
+
+def single_pass(cell: Cell) -> list[range]:
+    """The rows of a silo's order that rounds 1, 2, … read, by definition: each batch once, one after another.
+
+    InputError for a scenario that is no single pass in fixed order with records in every round.
+    """
+    schedule = cell.schedule
+    if cell.federation.epochs != 1 or not isinstance(schedule, Schedule):
+        raise InputError(
+            "the audit's canaries are made for one pass in fixed order with records in every round: "
+            'epochs = 1, sampling = "fixed"'
+        )
+    (size, *_), read = cell.batch_sizes, 0
+    rows = []
+    for t in range(1, schedule.rounds + 1):
+        batches = schedule.reads[t - 1] if schedule.reads else 1
+        rows.append(range(read * size, (read + batches) * size))
+        read += batches
+    return rows
+
+
+def misread(cell: Cell, rows: Sequence[range]) -> str | None:
+    """Where the schedule that silos follow is not the single pass that the claim is about; None if nowhere."""
+    size = cell.batch_sizes[0]
+    for t, defined in enumerate(rows, start=1):
+        batches = cell.schedule.batches(t) if isinstance(cell.schedule, Schedule) else range(0)
+        read = range(batches.start * size, batches.stop * size)
+        if read != defined:
+            wanted = f"{defined.start} to {defined.stop - 1}"
+            return f"round {t} reads records {read.start} to {read.stop - 1}, not {wanted}"
+    return None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """In which round each canary takes part, and in which row of the silo's order: (n,) each."""
+
+    round: NDArray[np.int64]
+    row: NDArray[np.int64]
+    rows: int
+
+    @staticmethod
+    def of(passes: Sequence[range], heaviest: int, canaries: int, batch: int) -> "Layout":
+        """As many as fit in round `heaviest`, where one weighs most; the others spread over the other rounds."""
+        others = [t for t in range(1, len(passes) + 1) if t != heaviest]
+        left = min(canaries - batch, batch * len(others))
+        spread = [others[place % len(others)] for place in range(left)]
+        rounds = np.array([heaviest] * min(batch, canaries) + spread)
+        places = [int(np.sum(rounds[:canary] == t)) for canary, t in enumerate(rounds.tolist())]
+        row = [passes[t - 1].start + place for t, place in zip(rounds.tolist(), places, strict=True)]
+        return Layout(rounds, np.array(row), passes[-1].stop)
+
+    def shard(self, present: NDArray[np.bool_], relation: str) -> Shard:
+        """Zeros, and each canary in its row: its own feature, far longer than the clip.
+
+        An absent one is zero under zero-out, and under replace-one a record whose increment points the other way.
+        """
+        count = len(self.round)
+        images: NDArray[Any] = np.zeros((self.rows, count), np.float32)
+        labels = np.zeros(self.rows, np.int64)
+        there = np.arange(count) if relation == "replace-one" else np.flatnonzero(present)
+        images[self.row[there], there] = FAR
+        labels[self.row] = ~present
+        return Shard(images, labels)
+
+
+def nothing(rows: int, features: int) -> Shard:
+    """Records of zeros, which move nothing but the bias."""
+    images: NDArray[Any] = np.zeros((rows, features), np.float32)
+    return Shard(images, np.zeros(rows, np.int64))

@@ -1,0 +1,102 @@
+"""Real guards with ledgers in a folder, which the audit asks as a server would."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from torch import Tensor
+
+from clients.guard import Guard, Shard
+from clients.ledger import SiloLedger
+from clients.policy import Allowed, Policy
+from fedpriv.auditing.canaries import CLASSES
+from fedpriv.plan import Plan
+from fedpriv.records import key_content, keys_in, number_in, roster_content
+from fedpriv.scenario import Cell
+from fedpriv.wire import release_content, vector_in
+
+_RUNS = 8  # that a policy of the audit pays for
+
+
+class GuardedSilo:
+    """One silo's guard, its ledger and its policy; `shard` is what it protects."""
+
+    def __init__(self, folder: Path, number: int, cell: Cell, plan: Plan, shard: Shard) -> None:
+        self._cell = json.dumps(cell.canonical(), sort_keys=True)
+        self._shard = shard
+        self._policy = Policy(
+            silo=number,
+            shard=folder / f"{number}.npz",
+            classes=CLASSES,
+            ledger=folder / f"{number}.sqlite",
+            socket=folder / f"{number}.sock",
+            allow=_allowed(cell, plan),
+        )
+        self._ledger, self._guard = self._opened()
+
+    def restart(self) -> None:
+        """The guard's process ends, and another one goes on from the ledger."""
+        self._ledger.close()
+        self._ledger, self._guard = self._opened()
+
+    def close(self) -> None:
+        self._ledger.close()
+
+    def answer(self, run: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
+        """What leaves in round t of a run; RunError for a refusal."""
+        return self._guard.answer(run, self._cell, t, query, keys)
+
+    def public_key(self, run: str) -> bytes:
+        return self._guard.public_key(run, self._cell)
+
+    def _opened(self) -> tuple[SiloLedger, Guard]:
+        ledger = SiloLedger(self._policy.ledger)
+        return ledger, Guard(self._policy, ledger, self._shard)
+
+
+def guarded(folder: Path, cell: Cell, plan: Plan, shards: Sequence[Shard]) -> list[GuardedSilo]:
+    """The guards of silos 0, 1, … with these shards."""
+    return [GuardedSilo(folder, number, cell, plan, shard) for number, shard in enumerate(shards)]
+
+
+def client_app(silos: Sequence[GuardedSilo]) -> ClientApp:
+    """A ClientApp that passes messages on to guards, as the deployed one does."""
+    app = ClientApp()
+
+    def silo_of(context: Context) -> GuardedSilo:
+        return silos[int(context.node_config["partition-id"])]
+
+    @app.query("roster")
+    def roster(message: Message, context: Context) -> Message:
+        return Message(roster_content(int(context.node_config["partition-id"])), reply_to=message)
+
+    @app.query("key")
+    def key(message: Message, context: Context) -> Message:
+        return Message(key_content(silo_of(context).public_key("run")), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
+        leaving = silo_of(context).answer("run", t, query, keys_in(message.content))
+        return Message(release_content(leaving, None), reply_to=message)
+
+    return app
+
+
+def _allowed(cell: Cell, plan: Plan) -> Allowed:
+    """A policy no narrower than the scenario: the audit is of what guards answer, not of their refusals."""
+    rounds = plan.schedule.rounds
+    target = cell.privacy.target
+    assert target is not None  # a cell without noise claims nothing
+    largest = max(plan.estimator.round(t).largest for t in range(1, rounds + 1))
+    return Allowed.model_validate(
+        {
+            "trust": cell.algorithm.trust,
+            "relation": cell.privacy.relation,
+            "clip": largest,
+            "rounds": rounds,
+            "budget": target * _RUNS,
+        }
+    )

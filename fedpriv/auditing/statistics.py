@@ -1,0 +1,107 @@
+"""The fixed family of tests of canaries: which scores are looked at, and how much of the failure each may use.
+
+A matched filter on the whole transcript is the best test of code that is right; repeated, forgotten or badly
+stored noise would lower its score, and shows in single releases, in differences of releases, of silos and of runs,
+in the sum of all releases, and in what is left without the noise that the scenario's public seed would give.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from fedpriv.auditing.bounds import Scores, mu_lower_bound
+from fedpriv.auditing.transcripts import Trials
+from fedpriv.errors import InputError
+from fedpriv.plan import Plan
+
+TYPES = ("float32", "float64")
+_ON_THE_BEST = 0.5
+"""The share of the failure for the whole transcript of canaries in the round where they weigh most."""
+
+
+def heaviest_round(plan: Plan) -> int:
+    """The round whose canaries the whole transcript tells best."""
+    rounds = plan.schedule.rounds
+    clips = [float(plan.estimator.round(t).clip) / _batches(plan, t) for t in range(1, rounds + 1)]
+    energies = [
+        clip**2 * float(_signal(plan, t) @ matched_filter(plan, t)) for t, clip in enumerate(clips, start=1)
+    ]
+    return 1 + int(np.argmax(energies))
+
+
+def best_bound(plan: Plan, trials: Trials, failure: float) -> tuple[float, str]:
+    """The largest lower bound on μ of the family, and by which test.
+
+    Guarantee: code that keeps its claim gets a bound above it with a probability of at most `failure`: the shares
+    add up to it (Bonferroni), whatever the dependence between tests.
+    """
+    heaviest, found = heaviest_round(plan), (0.0, "none")
+    groups = {t: trials.of_round(t) for t in sorted(set(trials.round.tolist()))}
+    families = {t: _scores(plan, t, group) for t, group in groups.items()}
+    least = failure * (1.0 - _ON_THE_BEST) / sum(map(len, families.values()))
+    for t, family in families.items():
+        for name, (scores, runs) in family.items():
+            share = failure * _ON_THE_BEST if (t, name) == (heaviest, "whole transcript") else least
+            finite = np.nan_to_num(scores, nan=math.inf, posinf=math.inf, neginf=-math.inf).clip(-1e300, 1e300)
+            # Several runs are √(their number)·μ-GDP together.
+            bound = mu_lower_bound(finite, groups[t].present, share) / math.sqrt(runs)
+            found = max(found, (bound, f"{name}, canary in round {t}"))
+    return found
+
+
+def _scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str, tuple[Scores, int]]:
+    """Scores (n,), and of how many runs; the same names for every round of a canary."""
+    seen, rounds = trials.seen, trials.seen.shape[1]
+    scores = {"whole transcript": seen @ matched_filter(plan, canary_round)}
+    scores["sum of releases"] = seen[:, canary_round - 1 :].sum(1)
+    scores |= {f"release {t}": seen[:, t - 1] for t in range(1, rounds + 1)}
+    scores |= {
+        f"release {late} minus {early}": seen[:, late - 1] - seen[:, early - 1]
+        for early, late in itertools.combinations(range(1, rounds + 1), 2)
+    }
+    scores |= {f"release {t} minus silo 1's": trials.apart[:, t - 1] for t in range(1, trials.apart.shape[1] + 1)}
+    for place, dtype in enumerate(TYPES):
+        guessed = trials.guessed[..., place]
+        scores |= {
+            f"release {t} without {dtype} noise of the public seed": seen[:, t - 1] - guessed[:, t - 1]
+            for t in range(1, rounds + 1)
+        }
+    twice = {
+        f"release {t} minus that of another run": (trials.twice[:, t - 1], 2)
+        for t in range(1, trials.twice.shape[1] + 1)
+    }
+    return {name: (values, 1) for name, values in scores.items()} | twice
+
+
+def noise_factor(plan: Plan) -> Scores:
+    """B (T, T): what a mechanism with one fresh vector a round adds to release t is row t times those vectors."""
+    if plan.mechanism.draws(1) is not None:
+        raise InputError("the audit knows mechanisms with one fresh vector a round; this one draws several")
+    rounds, state, rows = plan.schedule.rounds, plan.mechanism.start(), []
+    for t in range(1, rounds + 1):
+        impulse = torch.zeros(rounds, dtype=torch.float64)
+        impulse[t - 1] = 1.0
+        row, state = plan.mechanism.noise(state, t, impulse)
+        rows.append(row.numpy().copy())
+    return np.array(rows)
+
+
+def matched_filter(plan: Plan, canary_round: int) -> Scores:
+    """Σ⁺ δ (T,): the best linear test against the noise covariance Σ = B Bᵀ of the signal δ."""
+    factor = noise_factor(plan)
+    weights: Scores = np.linalg.pinv(factor @ factor.T) @ _signal(plan, canary_round)
+    return weights
+
+
+def _signal(plan: Plan, canary_round: int) -> Scores:
+    """δ_t = keep^(t-k) for t ≥ k: how much of an increment of round k is in release t; (T,)."""
+    since = np.arange(1, plan.schedule.rounds + 1) - canary_round
+    return np.where(since >= 0, plan.estimator.keep ** np.maximum(since, 0.0), 0.0)
+
+
+def _batches(plan: Plan, t: int) -> int:
+    reads = getattr(plan.schedule, "reads", ())
+    return int(reads[t - 1]) if reads else 1

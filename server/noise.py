@@ -1,0 +1,91 @@
+"""What a server that is trusted to add noise does with the silos' exact mean, round by round."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedpriv.errors import RunError
+from fedpriv.plan import Plan
+from fedpriv.randomness import SERVER, KeyedNormal
+from fedpriv.release import released
+from fedpriv.rounds import Poisson
+from server.noise_chain import NoiseChain
+
+_ARITHMETIC = 1.01
+"""How far above the bound in real numbers a silo's own arithmetic may bring a sum."""
+
+
+class Released(NamedTuple):
+    """What a round released: q~_t, shape (d,), and the link of its noise, b"" where the server adds none."""
+
+    vector: Tensor
+    link: bytes = b""
+
+
+class ServerNoise:
+    """The server's row of the mechanism's noise in every round, in order; nothing where the silos add it all.
+
+    Guarantee: with a `NoiseChain`, what is released is `released` of a float64 sum, and its noise is keyed by
+    everything that was added up until then.  With a simulation's `KeyedNormal` it has the run's type.
+    """
+
+    def __init__(self, plan: Plan, initial: Tensor, source: KeyedNormal | NoiseChain) -> None:
+        """`initial` (d,) has the run's type."""
+        self.std = float(plan.noise.std_of(SERVER))
+        self._mechanism, self._initial, self._source = plan.mechanism, initial, source
+        self._state, self._link = plan.mechanism.start(), b""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether there is noise here that anybody can take away who knows the scenario's seed."""
+        return bool(self.std) and isinstance(self._source, KeyedNormal)
+
+    def released(self, mean: Tensor, t: int) -> Released:
+        """q~_t, of the run's type, from the silos' mean (d,)."""
+        dtype = self._initial.dtype
+        if not self.std:
+            return Released(mean.to(dtype))
+        if isinstance(self._source, KeyedNormal):
+            return Released((mean + self._row(t, self._source)).to(dtype))
+        self._link = self._source.link(self._link, t, mean)
+        noisy = mean + self._row(t, self._source.source(self._link))
+        return Released(released(noisy, self.std * (self._mechanism.innovation or 1.0), dtype), self._link)
+
+    def repeat(self, known: Released, t: int) -> None:
+        """Draw again the noise of a round that was released: its state is what later rounds need."""
+        if self.std:
+            self._link = known.link
+            self._row(
+                t, self._source if isinstance(self._source, KeyedNormal) else self._source.source(known.link)
+            )
+
+    def _row(self, t: int, source: KeyedNormal) -> Tensor:
+        size, count = len(self._initial), self._mechanism.draws(t)
+        drawn = source.vector(size, SERVER, t) if count is None else source.nodes(size, SERVER, t, count)
+        row, self._state = self._mechanism.noise(self._state, t, torch.from_numpy(drawn).mul_(self.std))
+        return row
+
+
+class SumBound:
+    """The largest norm that a silo's exact running sum can have, round by round, whatever its records are."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._largest = plan, 0.0
+
+    def check(self, total: Tensor, silo: int, t: int) -> None:
+        """RunError for a sum (d,) of round t that records clipped as the plan says cannot add up to."""
+        norm, largest = float(torch.linalg.vector_norm(total)), self._in(t)
+        if not norm <= largest * _ARITHMETIC:
+            raise RunError(
+                f"silo {silo}, round {t}: sum of norm {norm:.6g}; clipped records add up to {largest:.6g} or less"
+            )
+
+    def move(self, t: int) -> None:
+        """Round t is over."""
+        self._largest = self._in(t)
+
+    def _in(self, t: int) -> float:
+        current, schedule = self._plan.estimator.round(t), self._plan.schedule
+        batches = schedule.held if isinstance(schedule, Poisson) else 1
+        return current.keep * self._largest + batches * current.largest

@@ -1,0 +1,54 @@
+"""A malicious silo of a trusted server: it sends any vector it likes, and sees what is broadcast."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Message
+
+from clients.app import app as client_app
+from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.errors import RunError
+from fedpriv.run_config import run_config_of
+from fedpriv.scenario import Cell
+from fedpriv.wire import Counts, release_content, vector_in
+from tests.clients.guarded import CLIP
+from tests.server.deployed import plan_with, serve
+
+MakeCell = Callable[..., Cell]
+
+
+class Malicious(InProcessGrid):
+    """Silo 1 adds `sent` to every coordinate in round 3."""
+
+    sent = 0.0
+
+    def _call(self, message: Message) -> Message:
+        reply = super()._call(message)
+        if self.sent and message.metadata.dst_node_id == 1001 and "release" in reply.content:
+            vector = vector_in(reply.content, "release")
+            if message.content["config"]["t"] == 3:
+                return Message(release_content(vector + self.sent, Counts(1, 0)), reply_to=message)
+        return reply
+
+
+@pytest.mark.parametrize("sent", [3.1 * CLIP / 7850**0.5, 1e6, 2.0**60, 1e300])
+def test_a_sum_that_no_clipped_records_have_is_refused(small_cell: MakeCell, tmp_path: Path, sent: float) -> None:
+    """Added to a huge number, noise and the other silos' sums are rounded to a lattice that tells them apart."""
+    cell = small_cell(algorithm__trust="trusted")
+    grid = Malicious(client_app, 3, run_config_of(cell, Path()))
+    grid.sent = sent
+    with pytest.raises(RunError, match=r"silo 1, round 3: sum of norm .* add up to 35[0-9]"):
+        serve(plan_with(cell), tmp_path / "j", grid)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("algorithm", ["dp-mu2-fl", "dp-ftrl", "dp-sgd"])
+def test_honest_sums_pass(small_cell: MakeCell, tmp_path: Path, dtype: str, algorithm: str) -> None:
+    """Whoever is refused for nothing would switch the check off."""
+    keys = {"name": algorithm, "trust": "trusted"}
+    keys |= {"diameter": 0.1} if algorithm == "dp-mu2-fl" else {"clip": 1.0, "step": 0.1}
+    cell = small_cell(algorithm=keys, run__dtype=dtype, privacy__rho=None, privacy__mu=1.0)
+    grid = Malicious(client_app, 3, run_config_of(cell, Path()))
+    assert torch.isfinite(serve(plan_with(cell), tmp_path / "j", grid).model).all()

@@ -1,0 +1,83 @@
+"""A deployed server over silos of this process, whose rounds can be cut off anywhere."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from clients.app import app as client_app
+from clients.silo import SimulatedFederation
+from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.federation import task_of_cell
+from fedpriv.mechanisms import Mechanism
+from fedpriv.plan import Plan, plan_of
+from fedpriv.run_config import run_config_of
+from fedpriv.scenario import Cell
+from fedpriv.wire import one_array
+from server.app import deployed_strategy
+from server.journal import ServerJournal
+from server.noise import Released
+from server.strategy import Missed, ReleaseStrategy
+
+
+class KilledError(BaseException):
+    """The process is gone."""
+
+
+class MortalJournal(ServerJournal):
+    """Dies in round `dies_in`, before or after it has written."""
+
+    dies_in, after_writing = 0, False
+
+    def record(self, t: int, released: Released, missed: Missed, last: Tensor | None) -> None:
+        if t == self.dies_in and not self.after_writing:
+            raise KilledError
+        super().record(t, released, missed, last)
+        if t == self.dies_in:
+            raise KilledError
+
+
+def plan_with(cell: Cell, mechanism: Mechanism | None = None) -> Plan:
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    return plan if mechanism is None else dataclasses.replace(plan, mechanism=mechanism)
+
+
+def silos_of(cell: Cell) -> InProcessGrid:
+    return InProcessGrid(client_app, cell.federation.silos, run_config_of(cell, Path()))
+
+
+def serve(plan: Plan, folder: Path, grid: InProcessGrid, rounds: int = 0, dies_in: int = 0) -> ReleaseStrategy:
+    """A server from the journal in `folder` on; it dies in round |dies_in|, after its entry if negative."""
+    initial = plan.objective.initial()
+    with MortalJournal(folder, len(initial), initial.dtype) as journal:
+        journal.dies_in, journal.after_writing = abs(dies_in), dies_in < 0
+        strategy = deployed_strategy(plan, initial, journal)
+        with suppress(KilledError):
+            strategy.start(grid, one_array(initial), num_rounds=rounds)
+    return strategy
+
+
+def released_in(folder: Path, plan: Plan) -> Iterator[Tensor]:
+    """What every round in a journal released, each (d,)."""
+    initial = plan.objective.initial()
+    with ServerJournal(folder, len(initial), initial.dtype) as journal:
+        for t in range(1, plan.schedule.rounds + 1):
+            known = journal.released(t)
+            if known is None:
+                return
+            yield known.vector
+
+
+def exact_means(cell: Cell, queries: list[Tensor]) -> list[Tensor]:
+    """The silos' weighted means of such a run of queries, in float64, without any noise."""
+    silos = [SimulatedFederation.of(cell).silo(number) for number in range(cell.federation.silos)]
+    states, means = [silo.start() for silo in silos], []
+    for t, query in enumerate(queries, start=1):
+        answers = [silo.answer(state, t, query) for silo, state in zip(silos, states, strict=True)]
+        states = [state for _, state in answers]
+        weights = torch.tensor(silos[0].plan.weights, dtype=torch.float64)
+        means.append(weights @ torch.stack([release.vector.double() for release, _ in answers]))
+    return means

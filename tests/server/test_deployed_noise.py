@@ -1,0 +1,171 @@
+"""The noise of a deployed server that is trusted: whose key, which arithmetic, the same bytes after any kill."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+
+import server.app
+from clients.app import app as client_app
+from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.errors import RunError
+from fedpriv.files import OWN, write_bytes
+from fedpriv.mechanisms import (
+    AlignedDifferences,
+    BandedSquareRoot,
+    BinaryTree,
+    IndependentGaussian,
+    LeafGaussian,
+    SlidingDifferences,
+)
+from fedpriv.randomness import SERVER, simulation_noise
+from fedpriv.run_config import run_config_of
+from fedpriv.scenario import Cell
+from fedpriv.wire import one_array, release_content, vector_in
+from server.app import deploy_cell
+from server.strategy import ReleaseStrategy
+from tests.server.deployed import exact_means, plan_with, released_in, serve, silos_of
+
+MakeCell = Callable[..., Cell]
+STATEFUL = {
+    "tree": BinaryTree(),
+    "banded": BandedSquareRoot(bands=3),
+    "leaf": LeafGaussian(),
+    "aligned": AlignedDifferences(4, 0.5, 1.0, 1.0, None, keep=0.9),
+    "sliding": SlidingDifferences(4, 0.5, 1.0, 1.0, None, keep=0.9),
+}
+
+
+class Quiet:
+    def advanced(self, *_: object) -> None: ...
+
+    evaluated = finished = failed = advanced
+
+
+def test_the_noise_is_not_that_of_the_public_seed(small_cell: MakeCell, tmp_path: Path) -> None:
+    """An insider of a silo would remove all noise from every broadcast with the seed in the scenario."""
+    cell = small_cell(algorithm__trust="trusted")
+    plan = plan_with(cell)
+    std = float(plan.noise.std_of(SERVER))
+    deploy_cell(silos_of(cell), cell, Quiet(), tmp_path / "j")
+    (first, *_) = released_in(tmp_path / "j", plan)
+    (mean,) = exact_means(cell, [plan.optimizer.query(plan.optimizer.start(plan.objective.initial()))])
+    noise = (first - mean) / std
+    assert abs(float(noise.std()) - 1.0) < 0.05  # seven standard errors
+    for dtype in ("float32", "float64"):
+        guessed = torch.from_numpy(simulation_noise(cell.seed, dtype).vector(7850, SERVER, 1))
+        assert abs(float((noise * guessed).mean())) < 0.06  # five standard errors: 6e-7
+    deploy_cell(silos_of(cell), cell, Quiet(), tmp_path / "k")
+    (other, *_) = released_in(tmp_path / "k", plan)
+    assert float((other - first).std()) / std == pytest.approx(math.sqrt(2.0), abs=0.06)
+
+
+def test_the_key_is_overwritten_and_gone_after_the_last_round(small_cell: MakeCell, tmp_path: Path) -> None:
+    """Whoever finds the disk later would remove the noise of everything that was broadcast."""
+    cell = small_cell(algorithm__trust="trusted")
+    grid = silos_of(cell)
+    serve(plan_with(cell), tmp_path / "j", grid, rounds=1)
+    (tmp_path / "hard link").hardlink_to(tmp_path / "j" / "noise.key")
+    assert any((tmp_path / "hard link").read_bytes())
+    deploy_cell(grid, cell, Quiet(), tmp_path / "j")
+    assert not (tmp_path / "j" / "noise.key").exists()
+    assert (tmp_path / "hard link").read_bytes() == bytes(32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_leaves_is_rounded_far_below_the_noise_and_far_above_its_last_bits(
+    small_cell: MakeCell, tmp_path: Path, dtype: str
+) -> None:
+    """float noise has marks of its generator in the lowest bits, which tell two sums apart."""
+    cell = small_cell(algorithm__trust="trusted", run__dtype=dtype)
+    plan = plan_with(cell)
+    serve(plan, tmp_path / "j", silos_of(cell))
+    std = float(plan.noise.std_of(SERVER))
+    unit = 2.0 ** (math.floor(math.log2(std)) - 20)
+    for vector in released_in(tmp_path / "j", plan):
+        assert vector.dtype == getattr(torch, dtype)
+        multiples = vector.double() / unit
+        assert torch.equal(multiples, multiples.round())
+        assert len(vector.unique()) > 7000  # nothing coarser
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_server_killed_between_any_two_lines_releases_the_same_bytes(
+    small_cell: MakeCell, tmp_path: Path, name: str
+) -> None:
+    """Another row of noise over the same sums would cancel a tree's: it hangs together over rounds."""
+    cell = small_cell(algorithm__trust="trusted", run__dtype="float32")
+    plan = plan_with(cell, STATEFUL[name])
+    serve(plan, tmp_path / "whole", silos_of(cell))
+    key = (tmp_path / "whole" / "noise.key").read_bytes()
+    expected = list(released_in(tmp_path / "whole", plan))
+    assert len(expected) == 8
+    for after in (False, True):
+        folder = tmp_path / f"cut {after}"
+        write_bytes(folder / "noise.key", key, OWN)
+        grid = Repeating(client_app, cell.federation.silos, run_config_of(cell, Path()))
+        for t in range(1, 9):
+            serve(plan, folder, grid, dies_in=-t if after else t)
+        model = serve(plan, folder, grid).model
+        for one, other in zip(released_in(folder, plan), expected, strict=True):
+            assert torch.equal(one, other)
+        assert torch.isfinite(model).all()
+
+
+class Repeating(InProcessGrid):
+    """Silos that give the same bytes to the same question, as guards do."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.given: dict[tuple[int, int, bytes], Message] = {}
+
+    def _call(self, message: Message) -> Message:
+        if "query" not in message.content:
+            return super()._call(message)
+        query = vector_in(message.content, "query").numpy().tobytes()
+        asked = message.metadata.dst_node_id, message.content["config"]["t"], query
+        if asked not in self.given:
+            self.given[asked] = super()._call(message)
+        return Message(self.given[asked].content, reply_to=message)
+
+
+def test_a_flower_run_without_a_token_over_guarded_silos_is_refused(small_cell: MakeCell) -> None:
+    """`flwr run` against real silos would take the noise of a trusted server from the public seed."""
+    cell = small_cell(algorithm__trust="trusted")
+    plan = plan_with(cell)
+    initial = plan.objective.initial()
+    strategy = ReleaseStrategy(plan, initial, simulation_noise(cell.seed, "float64"))
+
+    class Guarded(InProcessGrid):
+        def _call(self, message: Message) -> Message:
+            reply = super()._call(message)
+            if "release" in reply.content:
+                return Message(release_content(vector_in(reply.content, "release"), None), reply_to=message)
+            return reply
+
+    grid = Guarded(client_app, 3, run_config_of(cell, Path()))
+    with pytest.raises(RunError, match=r"silo 0, round 1: .* use --engine deployment"):
+        strategy.start(grid, one_array(initial))
+    assert server.app.run_cell(silos_of(cell), cell, Quiet()).noise == "simulation"
+
+
+def test_a_deployment_that_is_not_private_adds_nothing(small_cell: MakeCell, tmp_path: Path) -> None:
+    cell = small_cell(privacy__mode="none", privacy__rho=None, algorithm__trust="trusted")
+    plan = plan_with(cell)
+    serve(plan, tmp_path / "a", silos_of(cell), rounds=2)
+    serve(plan, tmp_path / "b", silos_of(cell), rounds=2)
+    for one, other in zip(released_in(tmp_path / "a", plan), released_in(tmp_path / "b", plan), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_independent_noise_differs_between_rounds(small_cell: MakeCell, tmp_path: Path) -> None:
+    """The chain of equal sums still gives every round its own noise."""
+    cell = small_cell(algorithm__trust="trusted")
+    plan = plan_with(cell, IndependentGaussian())
+    serve(plan, tmp_path / "j", silos_of(cell))
+    one, two, *_ = released_in(tmp_path / "j", plan)
+    assert float((one - two).std()) > float(plan.noise.std_of(SERVER))
