@@ -155,7 +155,8 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     row, settings = cell.algorithm.row, cell.algorithm.settings
     schedule = cell.schedule
     batch_sizes = cell.batch_sizes
-    weights = tuple(size / sum(batch_sizes) for size in batch_sizes)
+    records = sum(batch_sizes)
+    weights = tuple(size / records for size in batch_sizes)
     problem = problem_of(cell, objective)
     estimator, mechanism = row.estimator(settings, problem), row.mechanism(settings, problem)
     if cell.deployment.missing == "continue" and not _survives_gaps(estimator, mechanism):

@@ -252,13 +252,13 @@ class ReleaseStrategy(Strategy):
                 self.counts = Counts(self.counts.drawn + told.drawn, self.counts.clipped + told.clipped)
         except ValueError as error:
             raise RunError(f"silo {silo}, round {t}: {error}") from None
-        shape, dtype = self._initial.shape, self._initial.dtype if self.plan.grid is None else torch.uint64
+        shape, dtype = self._initial.shape, self.plan.message_dtype
         if release.shape != shape or release.dtype != dtype:
             raise RunError(
                 f"silo {silo}, round {t}: a release of shape {tuple(release.shape)} and type {release.dtype}, "
                 f"expected {tuple(shape)} and {dtype}"
             )
-        return release
+        return release if self.plan.grid is not None else release.to(self._initial.dtype)
 
     def configure_evaluate(
         self,

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from clients.guard import Guard, Shard
+from clients.guard import Guard
 from clients.ledger import SiloLedger
 from clients.policy import Policy
+from clients.shard import Shard
 from clients.silo import simulated_silo
 from fedpriv.errors import RunError
 from fedpriv.federation import task_of_cell

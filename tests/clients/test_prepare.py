@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from clients.guard import Guard, load_shard
+from clients.guard import Guard
 from clients.ledger import SiloLedger
 from clients.policy import read_policy
 from clients.prepare import prepare_silos
+from clients.shard import load_shard
 from clients.silo import simulated_silo
 from fedpriv.errors import InputError, RunError
 from fedpriv.federation import task_of_cell

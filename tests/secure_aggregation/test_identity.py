@@ -7,13 +7,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from clients.guard import Guard, load_shard
-from clients.ledger import SiloLedger
-from clients.policy import read_policy
+from clients.guard import Guard
 from fedpriv.errors import InputError, RunError
 from fedpriv.secure_aggregation.identity import identity_of
 from fedpriv.secure_aggregation.masks import Masker
-from tests.clients.test_guard import ZERO, cell_json, write_silo
+from tests.clients.guarded import ZERO, cell_json, guard_of, write_silo
 
 CELL = cell_json(algorithm__trust="secure-aggregation")
 
@@ -35,8 +33,7 @@ def guards(folder: Path) -> list[Guard]:
     for silo, identity in enumerate(write_identities(folder)):
         path = write_silo(folder, silo, trust="secure-aggregation")
         path.write_text(f'identity = "{identity.name}"\npeers = "peers"\n' + path.read_text())
-        policy = read_policy(path)
-        found.append(Guard(policy, SiloLedger(policy.ledger), load_shard(policy.shard, policy.classes)))
+        found.append(guard_of(path))
     return found
 
 
