@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from clients.admission import LONGEST_SCENARIO
-from clients.frames import receive_frame, receive_json, send_frame
+from clients.frames import discard, receive_frame, receive_json, send_frame
 from clients.guard import Guard, open_guard
 from clients.ledger import LedgerError
 from clients.policy import Policy, read_policy
@@ -135,6 +135,7 @@ class Desk:
                 send_frame(connection, json.dumps(reply.header).encode())
                 if reply.content is not None:
                     send_frame(connection, reply.content)
+                discard(connection, _PATIENCE)  # closed with something unread, the reply would be lost
         except Exception:
             _log.exception("a conversation failed")
         finally:

@@ -37,6 +37,16 @@ def receive_json(connection: socket.socket, longest: int, seconds: float | None 
     return value
 
 
+def discard(connection: socket.socket, seconds: float) -> None:
+    """Say that nothing more comes, and read on until the other end has gone, for so many seconds at most."""
+    connection.shutdown(socket.SHUT_WR)
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0.0:
+        connection.settimeout(left)
+        if not connection.recv(_PIECE):
+            return
+
+
 def _receive(connection: socket.socket, size: int, deadline: float | None) -> bytearray:
     """Memory grows with what has come, not with what was announced."""
     received = bytearray()
