@@ -1,46 +1,88 @@
 """A silo's own process: it owns records, keys, ledger and policy, and answers its ClientApp on a Unix socket.
 
-The frames on the socket are described in clients/proxy.py.  Nothing is unpickled.
+The frames on the socket are described in clients/proxy.py.  Nothing is unpickled.  A thread for each connection
+reads and writes; the main thread alone has the guard, and answers one question at a time.
 """
 
 import json
+import logging
 import os
+import queue
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing.connection import Connection, Listener
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from clients.guard import Guard, load_shard
-from clients.ledger import LedgerError, SiloLedger
-from clients.policy import read_policy
-from clients.proxy import LONGEST
-from fedpriv.errors import InputError, RunError
+from clients.admission import LONGEST_SCENARIO
+from clients.frames import discard, receive_frame, receive_json, send_frame
+from clients.guard import Guard, open_guard
+from clients.ledger import LedgerError
+from clients.policy import Policy, read_policy
+from fedpriv.errors import FedprivError, InputError
 from fedpriv.federation import DTYPES
+from fedpriv.secure_aggregation.identity import CARD_BYTES
+
+_log = logging.getLogger("fedpriv.guard")
+_CONNECTIONS = 32
+"""At a time; whoever comes then is turned away."""
+_PATIENCE = 20.0
+"""Seconds for a request to be there once its connection is, and for a reply to be taken."""
+_PLANNING = 30.0
+"""Seconds for a scenario's plan."""
+_STUCK = 900.0
+"""Seconds of one answer after which the guard calls itself ill."""
+
+
+class Reply(NamedTuple):
+    """What goes back: a header, and the bytes of a release if there is one."""
+
+    header: dict[str, Any]
+    content: bytes | None = None
+
+
+class Asked(NamedTuple):
+    """A request as it came, and where its reply is waited for."""
+
+    header: dict[str, Any]
+    query: bytearray
+    reply: "Future[Reply]"
 
 
 def serve(policy_path: Path, ready: Callable[[Path], None] = lambda _: None) -> None:
     """Answer until the process is ended; InputError if policy, shard or ledger cannot be used."""
     torch.set_num_threads(1)
     policy = read_policy(policy_path)
-    shard = load_shard(policy.shard, policy.classes)
-    guard = Guard(policy, SiloLedger(policy.ledger), shard)
-    policy.socket.unlink(missing_ok=True)
-    previous = os.umask(0o177)  # the socket is the silo's own, like the ledger
-    try:
-        listener = Listener(str(policy.socket), "AF_UNIX")
-    finally:
-        os.umask(previous)
-    if policy.group is not None:
-        _open_to(policy.socket, policy.group)
-    with listener:
+    guard = open_guard(policy, _in_time)
+    desk = Desk(policy, guard)
+    with _listening(policy) as listener:
+        threading.Thread(target=desk.accept, args=(listener,), daemon=True).start()
         ready(policy.socket)
-        while True:
-            with suppress(OSError), listener.accept() as connection:  # a client may vanish at any time
-                _converse(connection, guard)
+        desk.work()
+
+
+@contextmanager
+def _listening(policy: Policy) -> Iterator[socket.socket]:
+    policy.socket.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        previous = os.umask(0o177)  # the socket is the silo's own, like the ledger
+        try:
+            listener.bind(str(policy.socket))
+        except OSError as error:
+            raise InputError(f"{policy.socket}: cannot be a socket: {error}") from None
+        finally:
+            os.umask(previous)
+        if policy.group is not None:
+            _open_to(policy.socket, policy.group)
+        listener.listen(_CONNECTIONS)
+        yield listener
 
 
 def _open_to(socket: Path, group: str) -> None:
@@ -51,28 +93,115 @@ def _open_to(socket: Path, group: str) -> None:
         raise InputError(f"group = {group!r}: cannot be given the socket {socket}: {error}") from None
 
 
-def _converse(connection: "Connection[Any, Any]", guard: Guard) -> None:
-    """One request and its reply; whatever is wrong with a request is refused, and the next one is served."""
-    try:
-        header = json.loads(connection.recv_bytes(LONGEST))
-        run, cell, t = str(header["run"]), str(header["cell"]), int(header["t"])
-        asked = bytearray(connection.recv_bytes(LONGEST))
+class Desk:
+    """Where requests wait for the guard."""
+
+    def __init__(self, policy: Policy, guard: Guard) -> None:
+        self._policy, self._guard = policy, guard
+        self._waiting: queue.Queue[Asked] = queue.Queue()
+        self._connections = threading.Semaphore(_CONNECTIONS)
+        self._began: float | None = None
+        cards = CARD_BYTES * (policy.allow.silos or guard.peers)
+        self._longest_header = 4 * LONGEST_SCENARIO + 2 * cards  # JSON in JSON, with every quote escaped
+        self._longest_query = 8 * policy.allow.dimension
+
+    def accept(self, listener: socket.socket) -> None:
+        """Take connections, each in a thread of its own; one that is silent costs nobody else anything."""
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                time.sleep(0.1)  # out of descriptors, for now
+                continue
+            if self._connections.acquire(blocking=False):
+                threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
+            else:
+                connection.close()
+
+    def work(self) -> None:
+        """Answer what is waiting, for ever."""
+        while True:
+            asked = self._waiting.get()
+            self._began = time.monotonic()
+            asked.reply.set_result(self._replied(asked))
+            self._began = None
+
+    def _converse(self, connection: socket.socket) -> None:
+        """One request and its reply; whoever is silent, gone or sends too much is left alone."""
+        try:
+            with connection, suppress(OSError):
+                reply = self._conversed(connection)
+                connection.settimeout(_PATIENCE)
+                send_frame(connection, json.dumps(reply.header).encode())
+                if reply.content is not None:
+                    send_frame(connection, reply.content)
+                discard(connection, _PATIENCE)  # closed with something unread, the reply would be lost
+        except Exception:
+            _log.exception("a conversation failed")
+        finally:
+            self._connections.release()
+
+    def _conversed(self, connection: socket.socket) -> Reply:
+        try:
+            header = receive_json(connection, self._longest_header, _PATIENCE)
+            if header.get("health"):
+                return Reply({"healthy": self._healthy()})
+            query = receive_frame(connection, self._longest_query, _PATIENCE)
+        except (ValueError, RecursionError):
+            return _refused("the request is malformed or too long", final=True)
+        asked = Asked(header, query, Future())
+        self._waiting.put(asked)
+        return asked.reply.result()
+
+    def _healthy(self) -> bool:
+        began = self._began
+        return began is None or time.monotonic() - began < _STUCK
+
+    def _replied(self, asked: Asked) -> Reply:
+        """Never an exception: what is wrong with a request is refused, what is wrong here is logged here."""
+        try:
+            return self._answer(asked.header, asked.query)
+        except LedgerError as error:  # a disk may be full now and not in a minute
+            return _refused(str(error), final=False)
+        except FedprivError as error:
+            return _refused(str(error), final=True)
+        except Exception:
+            _log.exception("a request failed")
+            return _refused(f"silo {self._policy.silo}: its guard failed, and its own log says why", final=True)
+
+    def _answer(self, header: dict[str, Any], query: bytearray) -> Reply:
+        malformed = _refused("the request is malformed", final=True)
+        run, cell, t, keys = (header.get(name) for name in ("run", "cell", "t", "keys"))
+        if not (isinstance(run, str) and isinstance(cell, str) and isinstance(keys, str) and type(t) is int):
+            return malformed
         if t == 0:
-            reply, dtype = guard.public_key(run, cell), "uint8"
-        else:
-            query = torch.frombuffer(asked, dtype=DTYPES[header["dtype"]])
-            release = guard.answer(run, cell, t, query, bytes.fromhex(header["keys"])).numpy()
-            reply, dtype = release.tobytes(), str(release.dtype)
-    except LedgerError as error:  # a disk may be full now and not in a minute
-        _refuse(connection, str(error), final=False)
-    except (RunError, InputError) as error:
-        _refuse(connection, str(error), final=True)
-    except (ValueError, KeyError, TypeError, EOFError, RuntimeError):
-        _refuse(connection, "the request is malformed", final=True)
-    else:
-        connection.send_bytes(json.dumps({"dtype": dtype}).encode())
-        connection.send_bytes(reply)
+            return Reply({"dtype": "uint8"}, self._guard.public_key(run, cell))
+        dtype = DTYPES.get(str(header.get("dtype")))
+        try:
+            cards = bytes.fromhex(keys)
+        except ValueError:
+            return malformed
+        if dtype is None or not query or len(query) % dtype.itemsize:
+            return malformed
+        release = self._guard.answer(run, cell, t, torch.frombuffer(query, dtype=dtype), cards).numpy()
+        return Reply({"dtype": str(release.dtype)}, release.tobytes())
 
 
-def _refuse(connection: "Connection[Any, Any]", reason: str, *, final: bool) -> None:
-    connection.send_bytes(json.dumps({"refused": reason, "final": final}).encode())
+def _refused(reason: str, *, final: bool) -> Reply:
+    return Reply({"refused": reason, "final": final})
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """TimeoutError in the main thread if what is inside takes longer than a plan may."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, _PLANNING)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)

@@ -6,39 +6,42 @@ replace any guard inside it.  Records, keys, ledger and policy never leave that 
 
 import hashlib
 import json
+import logging
 import math
-import zipfile
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from clients.ledger import Answer, Run, SiloLedger
-from clients.policy import Policy, unaccountable
-from clients.silo import Silo
+from clients.admission import ROUNDING, Admission, Admitted
+from clients.ledger import Answer, LedgerError, Run, SiloLedger, create_ledger
+from clients.policy import Policy
+from clients.releasing import ReleasingSilo
+from clients.shard import Shard, load_shard
+from clients.silo import SiloState
 from clients.state import pack, unpack
-from fedpriv.data.own import check_records
 from fedpriv.errors import InputError, RunError
 from fedpriv.federation import DTYPES
-from fedpriv.objectives import Objective, Records
-from fedpriv.plan import plan_of
-from fedpriv.randomness import KeyedNormal, system_key
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.objectives import Records
+from fedpriv.randomness import system_key
+from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.identity import identity_of
-from fedpriv.trust import trust_named
 
-_ROUNDING = 1 + 1e-9
-_MOST_SILOS = 1_000_000  # a plan holds a weight for each, and a server may claim any number
+_log = logging.getLogger("fedpriv.guard")
+_LONGEST_NAME = 128
+_KEPT = 4  # scenarios, silos and shards' features that are kept in memory: they can be built again
+Kept = TypeVar("Kept")
 
 
-@dataclass(frozen=True)
-class Shard:
-    """A silo's records as they lie on its disk, in the order in which they are read."""
+class _Question(NamedTuple):
+    """A round whose query is on file, and what it takes to answer it."""
 
-    images: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
-    labels: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+    silo: ReleasingSilo
+    state: SiloState
+    query: Tensor
+    keys: bytes
 
 
 class Guard:
@@ -46,166 +49,234 @@ class Guard:
 
     Guarantee: over the lifetime of the ledger, everything that leaves through `answer` is `allow.budget`-GDP for
     each record of the shard under `allow.relation`, against a server that may send anything: increments are
-    clipped here, every round is answered once (a repetition gets the same bytes), the noise is drawn here from
-    a key of the operating system, and a run whose price, composed with all runs before, exceeds the budget is
-    never opened.  Refusals depend on the query, the policy and the ledger, never on the records.
+    clipped here, every round is answered for one query (a repetition gets the same bytes), the noise is drawn here
+    from a key of the operating system, and a run whose price, composed with all runs before, exceeds the budget is
+    never opened.  It is a proof in real numbers; what floating point adds is in docs/privacy.md.
+    Records are read for a query only after it is on file as the one that its round is answered for, and nothing is
+    refused after that: refusals depend on what was sent, on the policy and on the ledger, never on the records.
     With `allow.trust = "trusted"` sums may leave without noise, and `budget` bounds what the server publishes if
     it adds the noise that the scenario says: the silo trusts the server for that, and for nothing else.
-    With `allow.trust = "secure-aggregation"` sums may leave masked and with this silo's share of the noise, and
-    `budget` bounds what their sum over silos gives away, if all other silos add their shares and the public keys
-    that the server relays are theirs, which is checked where the policy has `peers`.  Without that permission such
-    a run is charged for this silo's share alone.
-    With `allow.noise_free` nothing is guaranteed; a run without noise is entered at its price, which is infinite,
-    so that a policy which takes the permission back opens no further run.
+    With `allow.trust = "secure-aggregation"` sums may leave masked and with this silo's share of the noise, one of
+    `allow.silos`, and `budget` bounds what their sum over silos gives away, if all other silos add their shares
+    and the public keys that the server relays are theirs, which is checked where the policy has `peers`.  Without
+    that permission such a run is charged for this silo's share alone. With `allow.noise_free` nothing is
+    guaranteed; a run without noise is entered at its price, which is infinite, so that a policy which takes the
+    permission back answers no more.
     """
 
-    def __init__(self, policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: SiloLedger,
+        shard: Shard,
+        in_time: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """InputError if the ledger is another shard's; `in_time` bounds how long a scenario's plan may take."""
+        if ledger.shard != shard.fingerprint:
+            raise InputError(
+                f"{policy.shard}: these are not the records, in the order, that {policy.ledger} was begun for; "
+                "what was released of those is no account of these"
+            )
         self._policy, self._ledger, self._shard = policy, ledger, shard
+        self._admission = Admission(policy, shard, in_time)
         self._identity = identity_of(policy.silo, policy.identity, policy.peers)
-        self._open: dict[str, Silo] = {}
+        if self.peers and policy.allow.silos not in (None, self.peers):
+            raise InputError(f"allow.silos = {policy.allow.silos}, and {policy.peers} has {self.peers} silos")
+        self._open: dict[str, ReleasingSilo] = {}
+        self._admitted: dict[str, Admitted] = {}
+        self._records: dict[str, Records] = {}
+
+    @property
+    def peers(self) -> int:
+        """How many silos it knows by their keys."""
+        return len(self._identity.peers)
 
     def public_key(self, run_id: str, cell_json: str) -> bytes:
         """This silo's signed public key for the masks of a run, on record as its answer to round 0.
 
         RunError as below.
         """
-        with self._ledger.transaction():
-            run = self._opened(run_id, _sorted(cell_json))
-            if (known := self._ledger.answer(run_id, 0)) is not None:
+        with self._ledger.alone(), self._ledger.transaction():
+            run, admitted = self._opened(run_id, cell_json)
+            if (known := self._ledger.answer(run_id, 0)) is not None and known.reply is not None:
                 return known.reply
             if run.key is None:
                 raise self._refusal("a public key: this run is over")
-            silo = self._silo(run_id, run.cell, run.key)
-            if silo.plan.grid is None:
+            if admitted.plan.grid is None:
                 raise self._refusal("a public key: this run has no masks")
-            card = self._identity.card(run_id, silo.masker.public)
-            self._ledger.record(run_id, 0, Answer(b"", card), run.state or pack(silo.start()))
+            silo = self._silo(run_id, run, admitted)
+            card = self._identity.card(run_id, admitted.digest, silo.masker.public)
+            self._ledger.intend(run_id, 0, b"")
+            self._ledger.record(run_id, 0, card, run.state or pack(silo.start()))
         return card
 
     def answer(self, run_id: str, cell_json: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
         """What leaves in round t of a run; RunError, with the reason, for what is not allowed.
 
-        `keys` are the signed public keys of all silos, for a run whose messages are masked.
+        `keys` are the signed public keys of all silos, for a run whose messages are masked.  LedgerError where the
+        disk refuses: the same query may be asked again.
         """
-        with self._ledger.transaction():
-            run = self._opened(run_id, _sorted(cell_json))
-            digest = _digest(query, keys)
-            if (known := self._ledger.answer(run_id, t)) is not None:
-                if known.query != digest:
-                    raise self._refusal(f"round {t} was answered already, for another query")
-                masked = _cell(run.cell).algorithm.setting.masked
-                return _vector(known.reply, torch.uint64 if masked else query.dtype)
-            if run.key is None:
-                raise self._refusal(f"round {t}: this run is over")
-            silo = self._silo(run_id, run.cell, run.key)
-            state = silo.start() if run.state is None else unpack(run.state, silo)
-            release, after = silo.answer(state, t, query)
-            public = self._identity.keys(run_id, keys, len(silo.plan.weights)) if silo.plan.grid else b""
-            leaving = silo.message(release.vector, t, public)
-            self._ledger.record(run_id, t, Answer(digest, leaving.numpy().tobytes()), pack(after))
-            if t == silo.plan.schedule.rounds:
-                self._ledger.wipe_key(run_id)
+        with self._ledger.alone():
+            with self._ledger.transaction():
+                asked = self._asked(run_id, cell_json, t, query, keys)
+            return asked if isinstance(asked, Tensor) else self._answered(run_id, t, asked)
+
+    def _asked(self, run_id: str, cell_json: str, t: int, query: Tensor, keys: bytes) -> Tensor | _Question:
+        """The reply on file, or the question once it is on file: what can be refused is refused here."""
+        run, admitted = self._opened(run_id, cell_json)
+        plan, digest = admitted.plan, _digest(query, keys)
+        known = self._ledger.answer(run_id, t) if 0 < t <= plan.schedule.rounds else None
+        if known is not None and known.reply is not None:
+            self._check_same(known, digest, t)
+            return torch.frombuffer(bytearray(known.reply), dtype=plan.message_dtype)
+        if run.key is None:
+            raise self._refusal(f"round {t}: this run is over")
+        silo = self._silo(run_id, run, admitted)
+        state = silo.start() if run.state is None else unpack(run.state, silo)
+        silo.check(state, t, query)
+        if not float(query.abs().max()) <= self._policy.allow.query:
+            raise self._refusal(
+                f"round {t}: the query has values beyond {self._policy.allow.query:g}, the largest allowed"
+            )
+        if known is not None:
+            self._check_same(known, digest, t)
+        public, silos = b"", len(plan.weights)
+        if plan.grid is not None:
+            public = self._identity.keys(run_id, admitted.digest, keys, silos)
+            silo.masker.agree(public, silos)
+        if known is None:
+            self._ledger.intend(run_id, t, digest)
+        return _Question(silo, state, query, public)
+
+    def _answered(self, run_id: str, t: int, asked: _Question) -> Tensor:
+        """Read the records, and commit the reply before it is returned; the last round's wipes key and state."""
+        silo, last = asked.silo, t == asked.silo.plan.schedule.rounds
+        try:
+            release, after = silo.answer(asked.state, t, asked.query)
+            leaving = silo.message(release.vector, t, asked.keys, after.chain)
+            with self._ledger.transaction():
+                self._ledger.record(run_id, t, leaving.numpy().tobytes(), None if last else pack(after))
+                if last:
+                    self._ledger.finish(run_id)
+        except LedgerError:
+            raise
+        except Exception:
+            _log.exception("silo %d, run %r, round %d", self._policy.silo, run_id, t)
+            if last:
+                self.finish(run_id)
+            raise RunError(
+                f"silo {self._policy.silo}, round {t}: its guard failed, and its own log says why"
+            ) from None
+        if last:
+            self._open.pop(run_id, None)
         return leaving
 
-    def _opened(self, run_id: str, cell_json: str) -> Run:
-        run = self._ledger.run(run_id) or self._new_run(run_id, cell_json)
-        if run.cell != cell_json:
-            raise self._refusal("the scenario is not the one this run was opened with")
-        return run
+    def finish(self, run_id: str) -> None:
+        """End a run: its key and its state are forgotten, and nothing new is released in it."""
+        with self._ledger.transaction():
+            self._ledger.finish(run_id)
+        self._open.pop(run_id, None)
 
-    def _new_run(self, run_id: str, cell_json: str) -> Run:
+    def _opened(self, run_id: str, cell_json: str) -> tuple[Run, Admitted]:
+        """A run, opened if it is new, and its scenario by this policy: a narrowed one holds for open runs too."""
+        if not 0 < len(run_id) <= _LONGEST_NAME:
+            raise self._refusal(f"the run's name has {len(run_id)} characters, allowed are 1 to {_LONGEST_NAME}")
+        canonical = self._admission.canonical(cell_json)
+        run = self._ledger.run(run_id)
+        if run is not None and run.cell != canonical:
+            raise self._refusal("the scenario is not the one this run was opened with")
+        admitted = _kept(self._admitted, canonical, lambda: self._admission.admit(canonical))
+        masked = admitted.plan.grid is not None
+        if masked and self.peers not in (0, len(admitted.plan.weights)):
+            raise self._refusal(f"it knows {self.peers} silos, and the scenario has {len(admitted.plan.weights)}")
+        if run is None:
+            return self._new_run(run_id, canonical, admitted), admitted
+        if run.key is not None:
+            self._check_budget(admitted.price, math.hypot(*self._ledger.prices()))
+            if admitted.price > run.mu * ROUNDING:
+                raise self._refusal(
+                    f"by its policy this run costs mu = {admitted.price:.4g}, and it was charged {run.mu:.4g}"
+                )
+        return run, admitted
+
+    def _new_run(self, run_id: str, canonical: str, admitted: Admitted) -> Run:
         """Open a run: its whole price is charged before its first release."""
-        price = self._price(_cell(cell_json))
-        total, budget = math.hypot(*self._ledger.prices(), price), self._policy.allow.budget
-        if total > budget * _ROUNDING and not self._policy.allow.noise_free:
+        allow, prices = self._policy.allow, self._ledger.prices()
+        if len(prices) >= allow.runs:
+            raise self._refusal(f"{len(prices)} runs were opened, allowed are {allow.runs}")
+        if (underway := self._ledger.open_runs()) >= allow.open_runs:
+            raise self._refusal(f"{underway} runs are under way, allowed are {allow.open_runs}")
+        self._check_budget(admitted.price, math.hypot(*prices, admitted.price))
+        key = system_key()
+        self._ledger.open_run(run_id, canonical, admitted.price, key)
+        return Run(canonical, admitted.price, key, None)
+
+    def _check_budget(self, price: float, total: float) -> None:
+        budget = self._policy.allow.budget
+        if total > budget * ROUNDING and not self._policy.allow.noise_free:
             raise self._refusal(
                 f"the run costs mu = {price:.4g}, with all before {total:.4g}; the budget is {budget:g}"
             )
-        key = system_key()
-        self._ledger.open_run(run_id, cell_json, price, key)
-        return Run(cell_json, price, key, None)
 
-    def _price(self, cell: Cell) -> float:
-        """μ of this silo's whole stream, by this installation's accounting; RunError if the policy is exceeded."""
-        allow, number, federation = self._policy.allow, self._policy.silo, cell.federation
-        if not number < federation.silos <= _MOST_SILOS:
-            raise self._refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
-        if (reason := unaccountable(cell)) is not None:
-            raise self._refusal(reason)
-        asked, allowed = cell.algorithm.setting, trust_named(allow.trust)
-        rounds = cell.schedule.rounds
-        if rounds > allow.rounds:
-            raise self._refusal(f"the scenario has {rounds} rounds, allowed are {allow.rounds}")
-        needed = cell.schedule.held * cell.batch_sizes[number]
-        if needed > len(self._shard.labels):
-            raise self._refusal(f"the scenario needs {needed} records of this silo, here are fewer")
-        if cell.privacy.relation != allow.relation:
-            raise self._refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
-        plan = plan_of(cell, self._objective(cell))
-        stream = plan.stream_of(number, rounds)
-        if not asked.private_messages and asked.confides <= allowed.confides:
-            (stream,) = plan.releases(rounds)  # what is left of the silos' messages: noisy means, or their sums
-        if stream.std == 0.0 and not allow.noise_free:
-            nobody = allowed.noise_at_server
-            raise self._refusal(
-                f"the scenario has {'nobody add noise' if nobody else 'this silo release its sums without noise'}"
-            )
-        if max(stream.clips) > allow.clip * _ROUNDING:
-            raise self._refusal(f"the scenario clips at {max(stream.clips):.4g}, allowed is {allow.clip:g}")
-        return stream.mu
+    def _check_same(self, known: Answer, digest: bytes, t: int) -> None:
+        if known.query != digest:
+            done = "answered" if known.reply is not None else "asked"
+            raise self._refusal(f"round {t} was {done} already, for another query")
 
-    def _silo(self, run_id: str, cell_json: str, key: bytes) -> Silo:
-        """The silo of an open run: built from the ledger's cell and key, not from what was sent."""
-        if run_id not in self._open:
-            cell = _cell(cell_json)
-            objective = self._objective(cell)
-            dtype = DTYPES[cell.run.dtype]
-            features = cell.model.row.features(self._shard.images, dtype, cell.model.settings)
-            records = Records(features, torch.from_numpy(self._shard.labels))
-            noise, plan = KeyedNormal(key, cell.run.dtype), plan_of(cell, objective)
-            gaps = cell.deployment.missing == "continue"
-            self._open = {run_id: Silo(self._policy.silo, plan, plan.objective, records, noise, gaps)}
-        return self._open[run_id]
+    def _silo(self, run_id: str, run: Run, admitted: Admitted) -> ReleasingSilo:
+        """The silo of an open run, with the ledger's key."""
+        assert run.key is not None
+        key, cell = run.key, admitted.cell
+        if run_id in self._open and self._open[run_id].key != key:
+            del self._open[run_id]
+        return _kept(
+            self._open,
+            run_id,
+            lambda: ReleasingSilo.of(
+                self._policy.silo,
+                admitted.plan,
+                self._features(cell),
+                key,
+                admitted.digest,
+                gaps=cell.deployment.missing == "continue",
+            ),
+        )
 
-    def _objective(self, cell: Cell) -> Objective:
-        model, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
-        shape = tuple(model.features(self._shard.images[:1], dtype, settings).shape[1:])
-        return model.objective(shape, self._policy.classes, dtype, settings)
+    def _features(self, cell: Cell) -> Records:
+        """The shard as this model sees it, record by record, by public constants alone."""
+        dtype, model = DTYPES[cell.run.dtype], cell.model
+        name = json.dumps([cell.run.dtype, model.model_dump(mode="json")], sort_keys=True)
+
+        def seen() -> Records:
+            features = model.row.features(self._shard.images, dtype, model.settings)
+            return Records(features, torch.from_numpy(self._shard.labels))
+
+        return _kept(self._records, name, seen)
 
     def _refusal(self, reason: str) -> RunError:
-        return RunError(f"silo {self._policy.silo} refuses: {reason}")
+        return self._admission.refusal(reason)
 
 
-def load_shard(path: Path, classes: int) -> Shard:
-    """Read and check a silo's records; InputError if they are not what `data.own` takes."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            images, labels = arrays["images"], arrays["labels"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path}: expected an .npz file with `images` and `labels` ({error})") from None
-    check_records(images, labels, classes, str(path))
-    return Shard(images, labels.astype(np.int64 if classes else np.float64))
+def begin_ledger(policy: Policy) -> None:
+    """Begin the ledger of a policy's shard, once; InputError if there is one."""
+    create_ledger(policy.ledger, policy.marked, load_shard(policy.shard, policy.classes).fingerprint)
 
 
-def _sorted(cell_json: str) -> str:
-    """The same JSON in one spelling."""
-    try:
-        return json.dumps(json.loads(cell_json), sort_keys=True)
-    except json.JSONDecodeError as error:
-        raise RunError(f"the scenario that was sent cannot be used: {error}") from None
+def open_guard(policy: Policy, in_time: Callable[[], AbstractContextManager[None]] = nullcontext) -> Guard:
+    """The guard of a policy; InputError if shard or ledger cannot be used."""
+    shard = load_shard(policy.shard, policy.classes)
+    return Guard(policy, SiloLedger(policy.ledger, policy.marked), shard, in_time)
 
 
-def _cell(cell_json: str) -> Cell:
-    try:
-        return resolve_cell(json.loads(cell_json), "the server's scenario")
-    except InputError as error:
-        raise RunError(f"the scenario that was sent cannot be used: {error}") from None
+def _kept(kept: dict[str, Kept], name: str, build: Callable[[], Kept]) -> Kept:
+    """`kept[name]`, built if it is not there; the oldest of too many is let go."""
+    if name not in kept:
+        kept[name] = build()
+        while len(kept) > _KEPT:
+            del kept[next(iter(kept))]
+    return kept[name]
 
 
 def _digest(query: Tensor, keys: bytes) -> bytes:
     described = f"{query.dtype} {tuple(query.shape)} ".encode()
     return hashlib.sha256(described + query.contiguous().numpy().tobytes() + keys).digest()
-
-
-def _vector(reply: bytes, dtype: torch.dtype) -> Tensor:
-    return torch.frombuffer(bytearray(reply), dtype=dtype)

@@ -2,12 +2,14 @@
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedpriv.algorithms import Positive
+from fedpriv.arithmetic import LARGEST_CLIP, SMALLEST_CLIP
 from fedpriv.errors import InputError
+from fedpriv.plan import Plan
 from fedpriv.rounds import Poisson
 from fedpriv.scenario import Cell
 from fedpriv.scenario.messages import explain
@@ -25,9 +27,18 @@ class Allowed(BaseModel):
         'silos\' shares; "trusted" also where the server adds the noise',
     )
     relation: Literal["replace-one", "zero-out"] = Field(description="the neighbouring relation of `budget`")
-    clip: Positive = Field(description="the largest norm bound on one record's increment")
+    clip: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = Field(
+        description="the largest norm bound on one record's increment, and on each part that is clipped for itself"
+    )
     rounds: Annotated[int, Field(ge=1)] = Field(description="the most rounds of one run")
     budget: Positive = Field(description="mu (Gaussian DP) over the lifetime of the shard, all runs composed")
+    silos: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="how many silos share the noise of a masked run; needed unless `peers` says it"
+    )
+    query: Positive = Field(2.0**40, description="the largest absolute value of a query's coordinates")
+    dimension: Annotated[int, Field(ge=1)] = Field(2**20, description="the most parameters of a model")
+    open_runs: Annotated[int, Field(ge=1)] = Field(8, description="the most runs that are under way at a time")
+    runs: Annotated[int, Field(ge=1)] = Field(1000, description="the most runs over the lifetime of the ledger")
     noise_free: bool = Field(
         False, description="true gives up all protection: runs without noise are answered, `budget` bounds nothing"
     )
@@ -44,7 +55,12 @@ class Policy(BaseModel):
     silo: Annotated[int, Field(ge=0)] = Field(description="this silo's number, from 0")
     shard: Path = Field(description="an .npz file with `images` (n, ...) of bytes and `labels` (n,)")
     classes: Annotated[int, Field(ge=2)] = Field(description="how many classes labels can have")
-    ledger: Path = Field(description="where what was released is kept; made with mode 0600")
+    ledger: Path = Field(description="where what was released is kept; `fedpriv silo init` makes it, mode 0600")
+    mark: Path | None = Field(
+        None,
+        description="how far the ledger has come, by which an older copy is noticed: on another disk if you can; "
+        "by default beside the ledger, with .mark behind its name",
+    )
     socket: Path = Field(description="the Unix socket on which this silo's ClientApp asks")
     identity: Path | None = Field(
         None,
@@ -55,6 +71,21 @@ class Policy(BaseModel):
     )
     group: str | None = Field(None, description="the Unix group that may ask: the SuperNode's user is in it")
     allow: Allowed
+
+    @model_validator(mode="after")
+    def _shares_of_a_known_number(self) -> Self:
+        """A share of the noise is 1/√M of it: with a server's own M it could be next to nothing."""
+        if self.allow.trust == "secure-aggregation" and self.allow.silos is None and self.peers is None:
+            raise ValueError(
+                'allow.trust = "secure-aggregation" needs allow.silos, the number of silos that share the noise, '
+                "or peers: a server that names the number itself can make this silo's share as small as it likes"
+            )
+        return self
+
+    @property
+    def marked(self) -> Path:
+        """Where the ledger's mark is."""
+        return self.mark or self.ledger.with_name(self.ledger.name + ".mark")
 
 
 def read_policy(path: Path) -> Policy:
@@ -72,7 +103,7 @@ def read_policy(path: Path) -> Policy:
     except ValidationError as error:
         raise InputError(f"{path}: {explain(error, Policy)}") from None
     here = path.resolve().parent
-    files = ("shard", "ledger", "socket", "identity", "peers")
+    files = ("shard", "ledger", "mark", "socket", "identity", "peers")
     given = {name: here / getattr(policy, name) for name in files if getattr(policy, name) is not None}
     return policy.model_copy(update=given)
 
@@ -88,3 +119,14 @@ def unaccountable(cell: Cell) -> str | None:
             f"the constants of model {cell.model.name!r} are known for one data set, not for a silo's own records"
         )
     return None
+
+
+def presuming(plan: Plan) -> str | None:
+    """Why no policy allows a plan whose sensitivity presumes more of the loss than that increments are clipped."""
+    if plan.mechanism.assumption is None:
+        return None
+    assumed = plan.mechanism.assumption.rstrip(".")
+    return (
+        f"{assumed[0].lower()}{assumed[1:]}; floating point keeps to no such thing: use an algorithm that clips "
+        "every part, such as momentum-tree-aligned with difference_clip and residual_clip"
+    )

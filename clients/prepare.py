@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.policy import unaccountable
+from clients.policy import presuming, unaccountable
 from fedpriv.data.datasets import Dataset, load
 from fedpriv.errors import InputError
 from fedpriv.federation import spread, task_of_cell
@@ -38,6 +38,7 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
     allow = {
         **allowances[0],
         "clip": max(each["clip"] for each in allowances),
+        "dimension": max(each["dimension"] for each in allowances),
         "budget": math.sqrt(runs) * math.hypot(*(each["budget"] for each in allowances)),
     }
     folders = [folder / f"silo-{silo}" / "guard" for silo in range(first.federation.silos)]
@@ -60,15 +61,18 @@ def allowance_of(cell: Cell) -> dict[str, Any]:
     if (reason := unaccountable(cell)) is not None:
         raise InputError(f"a deployment's silos refuse this scenario: {reason}")
     plan = plan_of(cell, task_of_cell(cell).objective)
-    target, rounds = cell.privacy.target, cell.schedule.rounds
-    if target is None:
+    if (reason := presuming(plan)) is not None:
+        raise InputError(f"a deployment's silos refuse this scenario: {reason}")
+    if (target := cell.privacy.target) is None:
         raise InputError('privacy.mode = "none": silos of a deployment release nothing without noise')
     return {
         "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation,
-        "clip": max(float(plan.estimator.round(t).clip) for t in range(1, rounds + 1)),
-        "rounds": rounds,
+        "clip": plan.largest_clip,
+        "rounds": cell.schedule.rounds,
         "budget": target,
+        "dimension": plan.objective.dimension,
+        **({"silos": cell.federation.silos} if plan.grid is not None else {}),
     }
 
 

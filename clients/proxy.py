@@ -3,11 +3,12 @@
 A request is two frames, a JSON header {run, cell, t, dtype, keys} and the query's bytes; a reply is a frame
 {"dtype": the release's} and the release's bytes, or one frame {"refused": reason, "final": whether asking again
 cannot help}.  `keys` are the silos' public keys in hexadecimal digits, where messages are masked.  Round 0 asks
-for the silo's own public key, and has no query.
+for the silo's own public key, and has no query.  A frame {"health": true} alone is answered by {"healthy": whether
+the guard is at work or ready}; deploy/health.py sends it.
 """
 
 import json
-from multiprocessing.connection import Client
+import socket as sockets
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
+from clients.frames import receive_frame, receive_json, send_frame
 from fedpriv.records import Refusal, key_content, keys_in, number_in, refusal_content
 
 LONGEST = 2**31
@@ -50,14 +52,15 @@ def ask(
     """The guard's answer to round t, of the shape of `query`; a refusal that is not final if it is not there."""
     header = {"run": run, "cell": cell_json, "t": t, "dtype": str(query.dtype), "keys": keys.hex()}
     try:
-        with Client(str(socket), "AF_UNIX") as connection:
-            connection.send_bytes(json.dumps(header).encode())
-            connection.send_bytes(query.tobytes())
-            answer: dict[str, Any] = json.loads(connection.recv_bytes(LONGEST))
+        with sockets.socket(sockets.AF_UNIX) as connection:
+            connection.connect(str(socket))
+            send_frame(connection, json.dumps(header).encode())
+            send_frame(connection, query.tobytes())
+            answer = receive_json(connection, LONGEST)
             if "refused" in answer:
                 return Refusal(str(answer["refused"]), bool(answer["final"]))
-            return np.frombuffer(connection.recv_bytes(LONGEST), answer["dtype"])
-    except (OSError, EOFError) as error:
+            return np.frombuffer(receive_frame(connection, LONGEST), answer["dtype"])
+    except (OSError, ValueError) as error:
         reason = f"the silo's guard at {socket} does not answer ({error}); is `fedpriv silo` running?"
         return Refusal(reason, final=False)
 

@@ -5,6 +5,9 @@
 
 The noise is there only where the trust setting says that silos add it.  Where the server is to learn sums over
 silos only, the release leaves as p_i · release on the plan's grid, under the silo's mask.
+
+Sums, noise and the mechanism's state are float64.  A `Silo` is a simulation's: its noise is the seed's, in the
+run's own type, and what leaves is converted.  What a silo really releases is clients/releasing.py's.
 """
 
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from clients.increments import Bounded
 from fedpriv.errors import RunError
 from fedpriv.federation import spread, task_of_cell
 from fedpriv.mechanisms import MechanismState
@@ -22,7 +26,7 @@ from fedpriv.objectives import Objective, Records, Slots
 from fedpriv.plan import Plan, plan_of
 from fedpriv.randomness import DrawAhead, KeyedCoins, KeyedNormal, simulation_noise
 from fedpriv.rounds import Poisson, Round
-from fedpriv.running_sum import RunningSum, absorb, empty_sum
+from fedpriv.running_sum import RunningSum, absorb
 from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.masks import Masker
 from fedpriv.wire import Counts, is_finite
@@ -37,10 +41,12 @@ class SiloState(NamedTuple):
     answered: int
     sum: RunningSum
     hidden: MechanismState
+    chain: bytes = b""
+    """A digest of all queries until now, where the noise depends on them; see clients/releasing.py."""
 
 
 class Release(NamedTuple):
-    """A silo's release of one round: the vector (d,), float64 if masked, and what simulations tell with it."""
+    """A silo's release of one round: the vector (d,) in float64, and what simulations tell with it."""
 
     vector: Tensor
     counts: Counts
@@ -59,7 +65,8 @@ class Silo:
     """Whether rounds may be missing between two that are asked for."""
 
     def start(self) -> SiloState:
-        return SiloState(0, empty_sum(self.objective.initial()), self.plan.mechanism.start())
+        nothing = torch.zeros(self.objective.dimension, dtype=torch.float64)
+        return SiloState(0, RunningSum((), nothing), self.plan.mechanism.start())
 
     def answer(self, state: SiloState, t: int, query: Tensor) -> tuple[Release, SiloState]:
         """The release of round t and the next state.
@@ -74,43 +81,42 @@ class Silo:
         A round that is missing counts as one whose increment is zero, and its noise is drawn and not sent: what
         is released is a part of the stream that was accounted for.
         """
-        self._check(state, t, query)
+        self.check(state, t, query)
         state, current = self._after_gap(state, t)
+        chain = self._linked(state.chain, query)
         records = self._batch(t)
         rows = 0 if records is None else len(records.labels)
         total, clipped = absorb(
             state.sum,
             current,
             query,
-            self.objective.at(Slots(t, ((self.number, rows),))),
+            self._looked_at(Slots(t, ((self.number, rows),))),
             records,
             torch.full((rows,), self._weight(t), dtype=query.dtype),
             self.plan.estimator.memory,
         )
         vector, hidden = total.total, state.hidden
-        if self.plan.grid is not None:
-            vector = vector.double()  # rounding is for the grid alone: none on the way there
         if std := float(self.plan.noise.std_of(self.number)):
-            noise, hidden = self.plan.mechanism.noise(hidden, t, self._fresh(t) * std)
+            noise, hidden = self.plan.mechanism.noise(hidden, t, self._fresh(t, chain) * std)
             vector = vector + noise
-        return Release(vector, Counts(rows, int(clipped))), SiloState(t, total, hidden)
+        return Release(vector, Counts(rows, int(clipped))), SiloState(t, total, hidden, chain)
 
-    def message(self, release: Tensor, t: int, keys: bytes) -> Tensor:
-        """What leaves the silo in round t, (d,): the release itself, or its masked words (uint64).
+    def message(self, release: Tensor, t: int, keys: bytes, chain: bytes = b"") -> Tensor:
+        """What leaves the silo in round t, (d,) of `plan.message_dtype`: the release, or its masked words.
 
-        `keys` are the public keys of all silos that the query came with.
+        `keys` are the public keys of all silos that the query came with, `chain` the state's after this round.
 
         Guarantee: masked words are uniform for everybody but the silos themselves, and the sum of all silos'
         words is the sum of their rounded releases; see `Masker` and `Grid` for what this rests on.
         """
         grid = self.plan.grid
         if grid is None:
-            return release.to(self.plan.message_dtype)
+            return self._rounded(release)
         try:
             words = grid.encode(self.plan.weights[self.number] * release.numpy())
         except RunError as error:
             raise RunError(f"silo {self.number}, round {t}: {error}") from None
-        words += self.masker.mask(keys, len(self.plan.weights), t, len(words))
+        words += self.masker.mask(keys, len(self.plan.weights), t, len(words), chain)
         return torch.from_numpy(words)
 
     @cached_property
@@ -123,16 +129,17 @@ class Silo:
         current, estimator = self.plan.estimator.round(t), self.plan.estimator
         if t == state.answered + 1:
             return state, current
-        total, hidden = state.sum.total, state.hidden
+        total, hidden, chain = state.sum.total, state.hidden, state.chain
         for missed in range(state.answered + 1, t):
-            total = total * estimator.round(missed).keep
+            total, chain = total * estimator.round(missed).keep, self._linked(chain, None)
             if std := float(self.plan.noise.std_of(self.number)):
-                _, hidden = self.plan.mechanism.noise(hidden, missed, self._fresh(missed) * std)
+                _, hidden = self.plan.mechanism.noise(hidden, missed, self._fresh(missed, chain) * std)
         past = estimator.round(state.answered + 1).coefficients[1:]
         current = current._replace(coefficients=(current.coefficients[0], *past))
-        return SiloState(t - 1, RunningSum(state.sum.past, total), hidden), current
+        return SiloState(t - 1, RunningSum(state.sum.past, total), hidden, chain), current
 
-    def _check(self, state: SiloState, t: int, query: Tensor) -> None:
+    def check(self, state: SiloState, t: int, query: Tensor) -> None:
+        """RunError, in words that depend on public values alone, for a round or a query that is not answered."""
         in_order = t == state.answered + 1 or (self.gaps and t > state.answered)
         if not in_order or t > self.plan.schedule.rounds:
             raise RunError(
@@ -153,11 +160,22 @@ class Silo:
         if t > 1 and (bound := self.plan.mechanism.movement) is not None:
             check_movement(bound, state.sum.past[0], query, f"silo {self.number}, round {t}")
 
-    def _fresh(self, t: int) -> Tensor:
+    def _looked_at(self, slots: Slots) -> Objective:
+        return Bounded(self.objective.at(slots))
+
+    def _linked(self, chain: bytes, query: Tensor | None) -> bytes:
+        """The chain after this round's query, None for a round that was missed; a simulation has none."""
+        return chain
+
+    def _fresh(self, t: int, chain: bytes) -> Tensor:
+        """Round t's fresh vectors, of variance 1: (d,), or as many as the mechanism draws, (draws, d); float64."""
         count = self.plan.mechanism.draws(t)
         if count is None:
-            return torch.from_numpy(self._noise_ahead.vector(t))
-        return torch.from_numpy(self.noise.nodes(self.objective.dimension, self.number, t, count))
+            return torch.from_numpy(self._noise_ahead.vector(t)).double()
+        return torch.from_numpy(self.noise.nodes(self.objective.dimension, self.number, t, count)).double()
+
+    def _rounded(self, release: Tensor) -> Tensor:
+        return release.to(self.plan.message_dtype)
 
     def _batch(self, t: int) -> Records | None:
         """The records of round t, None if there are none."""

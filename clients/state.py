@@ -9,27 +9,55 @@ from typing import Protocol
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, RecordDict
+from torch import Tensor
 
 from clients.silo import Silo, SiloState
 from fedpriv.records import bytes_in
 from fedpriv.running_sum import RunningSum
 
 _RECORD, _KEY = "fedpriv-silo", "state"
-_HEADER = struct.Struct("<QQ")  # the last round answered, and how many past queries there are
+_HEADER = struct.Struct("<QIIQ")  # the last round answered, past vectors, the mechanism's, bytes of the chain
+_TYPES = (torch.float32, torch.float64)
+_ALIGNED = 8
 
 
 def pack(state: SiloState) -> bytes:
-    """The header, then the sum, the past queries and the mechanism's vectors, each as its bytes."""
+    """The header, the chain, every vector's type, then the vectors: the sum, the past, the mechanism's.
+
+    Each vector keeps its own type: past queries are the run's, sums and noise float64.
+    """
     vectors = (state.sum.total, *state.sum.past, *state.hidden)
-    return b"".join((_HEADER.pack(state.answered, len(state.sum.past)), *(v.numpy().data for v in vectors)))
+    header = _HEADER.pack(state.answered, len(state.sum.past), len(state.hidden), len(state.chain))
+    types = bytes(_TYPES.index(vector.dtype) for vector in vectors)
+    return b"".join(map(_padded, (header + state.chain + types, *(v.numpy().tobytes() for v in vectors))))
 
 
 def unpack(packed: bytes, silo: Silo) -> SiloState:
     """The state over the packed bytes, without copies: nobody writes into a state's vectors."""
-    answered, past = _HEADER.unpack_from(packed)
-    values = torch.from_numpy(np.frombuffer(packed, silo.noise.dtype, offset=_HEADER.size))
-    total, *rest = values.view(-1, silo.objective.dimension).unbind()
-    return SiloState(answered, RunningSum(tuple(rest[:past]), total), tuple(rest[past:]))
+    answered, past, hidden, chained = _HEADER.unpack_from(packed)
+    start, size = _HEADER.size + chained, silo.objective.dimension
+    types = packed[start : start + 1 + past + hidden]
+    offset = _aligned(start + len(types))
+    vectors: list[Tensor] = []
+    for code in types:
+        values = np.frombuffer(packed, _numpy(_TYPES[code]), size, offset)
+        vectors.append(torch.from_numpy(values))
+        offset += _aligned(values.nbytes)
+    total, *rest = vectors
+    chain = packed[_HEADER.size : start]
+    return SiloState(answered, RunningSum(tuple(rest[:past]), total), tuple(rest[past:]), chain)
+
+
+def _numpy(dtype: torch.dtype) -> type[np.floating]:
+    return np.float32 if dtype == torch.float32 else np.float64
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def _padded(part: bytes) -> bytes:
+    return part.ljust(_aligned(len(part)), b"\0")
 
 
 class SiloStore(Protocol):

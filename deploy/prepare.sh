@@ -54,5 +54,12 @@ own
 give_to_silos
 { grep -v '^FEDPRIV_USER=' .env 2> /dev/null || true; echo "FEDPRIV_USER=$user"; } > .env.new
 mv .env.new .env
-[ "$(grep -c '^  guard-[0-9]*:' docker-compose.yml)" -eq "$silos" ] || echo "first: deploy/silos.py $silos"
+[ "$(grep -c '^  guard-[0-9]*:' docker-compose.yml)" -eq "$silos" ] || deploy/silos.py "$silos"
+compose=docker-compose
+command -v docker-compose > /dev/null || compose="docker compose"
+silo=0
+while [ "$silo" -lt "$silos" ]; do  # a guard never begins a ledger by itself
+    $compose run --rm --no-deps "guard-$silo" fedpriv silo init /silo/policy.toml > /dev/null
+    silo=$((silo + 1))
+done
 echo "then: SCENARIO=$scenario deploy/up.sh"

@@ -20,8 +20,7 @@ def check_clips(rounds: Iterable[Round], largest_batch: int, private: bool) -> N
     `largest_batch` is the most records of one silo in a round.
     """
     for current in rounds:
-        parts = () if current.split is None else (current.split.difference_clip, current.split.residual_clip)
-        for clip in map(float, (current.clip, *parts)):
+        for clip in current.clips:
             if not SMALLEST_CLIP <= clip <= (LARGEST_CLIP if private else sys.float_info.max):
                 raise InputError(
                     f"algorithm: increments of round {current.t} would be clipped to norm {clip:.3g}; clips "
@@ -34,13 +33,14 @@ def check_clips(rounds: Iterable[Round], largest_batch: int, private: bool) -> N
                 )
 
 
-def check_noise(noise: Noise, largest_sum: float) -> None:
+def check_noise(noise: Noise, innovation: float, largest_sum: float) -> None:
     """InputError for noise that rounding could swallow or that is no finite number.
 
-    `largest_sum` bounds the norm of what it is added to.
+    `innovation` is the least share of a fresh vector that a release has; `largest_sum` bounds the norm of what it
+    is added to.
     """
     for source in noise.sources:
-        std = float(source.std)
+        std = innovation * float(source.std)
         if not _SMALLEST_STD <= std <= _LARGEST_STD:
             raise InputError(
                 f"privacy: noise of standard deviation {std:.3g} is nothing that floating point can add; between "

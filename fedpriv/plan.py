@@ -53,6 +53,11 @@ class Plan:
             return torch.uint64
         return torch.float64 if float(self.noise.std_of(SERVER)) else self.objective.initial().dtype
 
+    @property
+    def largest_clip(self) -> float:
+        """Of any round and part, as records meet it: not divided by the batches of a round."""
+        return max(max(self.estimator.round(t).clips) for t in range(1, self.schedule.rounds + 1))
+
     def releases(self, rounds: int) -> tuple[ReleaseStream, ...]:
         """What the noise owners of this plan have released after `rounds` rounds, for the ledger.
 
@@ -161,7 +166,8 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     row, settings = cell.algorithm.row, cell.algorithm.settings
     schedule = cell.schedule
     batch_sizes = cell.batch_sizes
-    weights = tuple(size / sum(batch_sizes) for size in batch_sizes)
+    records = sum(batch_sizes)
+    weights = tuple(size / records for size in batch_sizes)
     problem = problem_of(cell, objective)
     estimator, mechanism = row.estimator(settings, problem), row.mechanism(settings, problem)
     if cell.deployment.missing == "continue" and not _survives_gaps(estimator, mechanism):
@@ -172,7 +178,7 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     noise = _noise(cell, schedule, estimator, mechanism, weights)
     check_clips(map(estimator.round, range(1, schedule.rounds + 1)), max(batch_sizes), bool(noise.sources))
     if noise.sources:
-        check_noise(noise, _largest_sum(schedule, estimator))
+        check_noise(noise, mechanism.innovation or 1.0, _largest_sum(schedule, estimator))
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation = cell.privacy.relation
     looked_at = row.objective(settings, problem, objective)

@@ -54,6 +54,13 @@ class Round(NamedTuple):
         return 1 + (2 if epoch else 0) + (2 if place else 0)
 
     @property
+    def clips(self) -> tuple[float, ...]:
+        """The norm bounds of this round's parts, one where it is taken as a whole."""
+        if self.split is None:
+            return (float(self.clip),)
+        return float(self.clip), float(self.split.difference_clip), float(self.split.residual_clip)
+
+    @property
     def largest(self) -> float:
         """A bound on the norm of what one record of weight 1 adds to the running sum, whatever the queries are.
 

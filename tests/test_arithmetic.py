@@ -73,12 +73,12 @@ def test_a_clip_is_shared_by_a_batch() -> None:
 def test_every_source_is_looked_at(std: float) -> None:
     """Noise of standard deviation 0 in a trust setting that asks for noise would release the sums."""
     with pytest.raises(InputError, match="standard deviation"):
-        check_noise(Noise((NoiseSource(0, 1.0, 0.5), NoiseSource(1, std, 0.5))), 0.0)
+        check_noise(Noise((NoiseSource(0, 1.0, 0.5), NoiseSource(1, std, 0.5))), 1.0, 0.0)
 
 
 def test_sums_are_at_most_two_to_the_thirty_deviations() -> None:
     noise = Noise((NoiseSource(0, 0.5, 1.0),))
-    check_noise(noise, 2.0**29)
+    check_noise(noise, 1.0, 2.0**29)
     for largest in (2.0**29 * (1 + 1e-15), math.inf, math.nan):
         with pytest.raises(InputError, match="sums of up to"):
-            check_noise(noise, largest)
+            check_noise(noise, 1.0, largest)

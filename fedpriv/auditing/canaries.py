@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.guard import Shard
+from clients.shard import Shard
 from fedpriv.errors import InputError
 from fedpriv.federation import DTYPES
 from fedpriv.objectives import Objective

@@ -8,9 +8,10 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from clients.guard import Guard, Shard
-from clients.ledger import SiloLedger
+from clients.guard import Guard
+from clients.ledger import SiloLedger, create_ledger
 from clients.policy import Allowed, Policy
+from clients.shard import Shard
 from fedpriv.auditing.canaries import CLASSES
 from fedpriv.plan import Plan
 from fedpriv.records import key_content, keys_in, number_in, roster_content
@@ -34,6 +35,7 @@ class GuardedSilo:
             socket=folder / f"{number}.sock",
             allow=_allowed(cell, plan),
         )
+        create_ledger(self._policy.ledger, self._policy.marked, shard.fingerprint)
         self._ledger, self._guard = self._opened()
 
     def restart(self) -> None:
@@ -97,6 +99,7 @@ def _allowed(cell: Cell, plan: Plan) -> Allowed:
             "relation": cell.privacy.relation,
             "clip": largest,
             "rounds": rounds,
+            "silos": len(plan.weights) if len(plan.weights) > 1 else None,
             "budget": target * _RUNS,
         }
     )

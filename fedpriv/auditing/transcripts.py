@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clients.guard import Shard
+from clients.shard import Shard
 from fedpriv.auditing.canaries import FAR, Layout, nothing, objective_for
 from fedpriv.auditing.guarded import GuardedSilo, client_app, guarded
 from fedpriv.engines.inprocess import flower_quiet

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fedpriv.cli.privacy import app as privacy_app
+from fedpriv.cli.silo import app as silo_app
 from fedpriv.errors import InputError
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
 data_app = typer.Typer(help="Data sets: download, verify, cache.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
+app.add_typer(silo_app, name="silo")
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")]
 
@@ -168,19 +170,6 @@ def audit(
     from fedpriv.cli.audit import audit_scenario
 
     audit_scenario(scenario, overrides or [], mu, trials, confidence, seed, as_json=as_json)
-
-
-@app.command()
-def silo(
-    policy: Annotated[Path, typer.Argument(metavar="POLICY", help="The silo's policy file (TOML).")],
-) -> None:
-    """Run a silo's guard: the process that has its records and answers what its policy allows, until ended.
-
-    Example: fedpriv silo /etc/fedpriv/silo-0.toml
-    """
-    from clients.daemon import serve
-
-    serve(policy, ready=lambda socket: typer.echo(f"answering on {socket}"))
 
 
 @app.command()

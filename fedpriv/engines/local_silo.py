@@ -11,6 +11,8 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clients.guard import begin_ledger
+from clients.policy import read_policy
 from clients.prepare import allowance_of, policy_text, write_shard
 from fedpriv.data.datasets import load
 from fedpriv.engines import supernode_process
@@ -42,7 +44,8 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
         kept, own = folder / f"silo-{silo}", home / f"silo-{silo}"
         for path in (kept, own):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not (kept / "shard.npz").exists():
+        begun = (kept / "ledger.sqlite").exists() or (kept / "shard.npz").exists()
+        if not begun:
             write_shard(kept / "shard.npz", dataset, order[silo].numpy())
         keys = {
             "silo": silo,
@@ -53,6 +56,8 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
         }
         policies.append(own / "policy.toml")
         policies[-1].write_text(policy_text(keys, allow), encoding="utf-8")
+        if not begun:
+            begin_ledger(read_policy(policies[-1]))
     return policies
 
 
@@ -79,7 +84,7 @@ class LocalSilo:
         self.start_supernode()
 
     def start_guard(self) -> None:
-        self._start("guard", [script("fedpriv"), "silo", str(self.policy)])
+        self._start("guard", [script("fedpriv"), "silo", "run", str(self.policy)])
 
     def start_supernode(self) -> None:
         guard = self.home / SOCKET

@@ -1,8 +1,9 @@
 """Signed public keys: silos that know each other need not believe what the server relays.
 
 A silo signs the key it made for a run with its long-lived Ed25519 key (RFC 8032); whoever has the public halves of
-all silos on file takes no key that its silo did not sign for this very run.  What travels is a *card*: the public
-key, 32 bytes, and the signature, 64 bytes, zeros from a silo that has no identity.
+all silos on file takes no key that its silo did not sign for this very run of this very scenario.  What travels is
+a
+*card*: the public key, 32 bytes, and the signature, 64 bytes, zeros from a silo that has no identity.
 
 Source: Bonawitz et al. 2017, which assumes such a public-key infrastructure where the server may deviate.
 """
@@ -28,15 +29,15 @@ class Identity:
     own: Ed25519PrivateKey | None
     peers: tuple[Ed25519PublicKey, ...]
 
-    def card(self, run: str, public: bytes) -> bytes:
-        """This silo's public key for a run, signed."""
-        signature = bytes(64) if self.own is None else self.own.sign(_statement(run, self.number, public))
-        return public + signature
+    def card(self, run: str, scenario: bytes, public: bytes) -> bytes:
+        """This silo's public key for a run of the scenario with this digest, signed."""
+        signed = bytes(64) if self.own is None else self.own.sign(_statement(run, scenario, self.number, public))
+        return public + signed
 
-    def keys(self, run: str, cards: bytes, silos: int) -> bytes:
+    def keys(self, run: str, scenario: bytes, cards: bytes, silos: int) -> bytes:
         """The public keys of silo 0, 1, … in a row, from their cards in a row.
 
-        Guarantee: with `peers`, every key was signed by its silo for this run; RunError otherwise.
+        Guarantee: with `peers`, every key was signed by its silo for this run and scenario; RunError otherwise.
         """
         if len(cards) != silos * CARD_BYTES:
             raise RunError(f"silo {self.number}: expected {silos} signed public keys of {CARD_BYTES} bytes")
@@ -45,10 +46,11 @@ class Identity:
         split = [cards[start : start + CARD_BYTES] for start in range(0, len(cards), CARD_BYTES)]
         for silo, (peer, card) in enumerate(zip(self.peers, split, strict=bool(self.peers))):
             try:
-                peer.verify(card[KEY_BYTES:], _statement(run, silo, card[:KEY_BYTES]))
+                peer.verify(card[KEY_BYTES:], _statement(run, scenario, silo, card[:KEY_BYTES]))
             except InvalidSignature:
                 raise RunError(
-                    f"silo {self.number}: the public key relayed as silo {silo}'s is not signed by it for this run"
+                    f"silo {self.number}: the public key relayed as silo {silo}'s is not signed by it for "
+                    "this run and scenario"
                 ) from None
         return b"".join(card[:KEY_BYTES] for card in split)
 
@@ -95,6 +97,6 @@ def _bytes_of(path: Path) -> bytes:
         raise InputError(f"{path}: cannot be read: {error}") from None
 
 
-def _statement(run: str, silo: int, public: bytes) -> bytes:
-    name = run.encode()
-    return b"fedpriv masks" + len(name).to_bytes(8, "big") + name + silo.to_bytes(8, "big") + public
+def _statement(run: str, scenario: bytes, silo: int, public: bytes) -> bytes:
+    parts = b"fedpriv masks", run.encode(), scenario, silo.to_bytes(8, "big"), public
+    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)

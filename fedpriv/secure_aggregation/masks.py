@@ -2,14 +2,16 @@
 
 Source: Bonawitz et al. 2017, "Masking with one-time pads": silo i sends
 
-    x_i + Σ_{j > i} PRG(s_ij, t) - Σ_{j < i} PRG(s_ij, t)   (mod 2^64),
+    x_i + Σ_{j > i} PRG(s_ij, t, c_t) - Σ_{j < i} PRG(s_ij, t, c_t)   (mod 2^64),
 
-so that the masks cancel in the sum of all M messages, and in no sum of fewer.
+so that the masks cancel in the sum of all M messages, and in no sum of fewer.  c_t stands for what the silos were
+asked until round t: a mask is good for one message, and a silo that is put back to an earlier state and asked
+something else takes another one.
 
 | symbol | here |
 |---|---|
-| s_ij | X25519 (RFC 7748) between keys made for one run, through HKDF-SHA256 (RFC 5869) with both public keys |
-| PRG(s, t) | AES-256 in counter mode; round t reads the blocks whose counter has t as its upper half |
+| s_ij | X25519 (RFC 7748) between keys made for one run, by HKDF-SHA256 (RFC 5869) with both and the scenario |
+| PRG(s, t, c) | AES-256 in counter mode, under a key derived from s, t and c |
 
 All of it from `cryptography`.
 """
@@ -21,6 +23,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedpriv.errors import RunError
+from fedpriv.randomness import derive_key
 from fedpriv.secure_aggregation.grid import Words
 
 KEY_BYTES = 32
@@ -34,31 +37,37 @@ class Masker:
     independent words (X25519 and AES are assumed to be what they are taken for), so that of the messages of
     silos that follow the protocol, between which this silo's is one of two or more, only the sum is learned.
     It rests on every public key being the one that its silo made: a server that relays others learns messages.
-    A round's mask is good for one message; who releases two for a round gives their difference away.
+    Silos that hold different scenarios, or were asked different things, have masks that do not cancel: the sum of
+    their messages is uniform too.  A mask is good for one message of its round and chain.
     """
 
-    def __init__(self, secret: bytes, number: int) -> None:
-        """`secret`: 32 bytes that nobody else has, for this run and silo alone."""
+    def __init__(self, secret: bytes, number: int, scenario: bytes = b"") -> None:
+        """`secret`: 32 bytes that nobody else has, for this run and silo alone; `scenario`: its digest."""
         self._private, self._number = X25519PrivateKey.from_private_bytes(secret), number
+        self._scenario = scenario
         self._agreed: tuple[bytes, list[bytes | None]] | None = None
 
     @property
     def public(self) -> bytes:
         return self._private.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 
-    def mask(self, keys: bytes, silos: int, t: int, size: int) -> Words:
-        """What is added to this silo's words (size,) of round t, given the public keys of silo 0, 1, … in a row.
+    def agree(self, keys: bytes, silos: int) -> list[bytes | None]:
+        """The key shared with each silo, None in the own place, given the public keys of silo 0, 1, … in a row.
 
         RunError unless they are `silos` different ones and this silo's own is in its place.
         """
         if self._agreed is None or self._agreed[0] != keys:
             self._agreed = (keys, self._agree(keys, silos))
+        return self._agreed[1]
+
+    def mask(self, keys: bytes, silos: int, t: int, size: int, chain: bytes = b"") -> Words:
+        """What is added to this silo's words (size,) of round t after the queries in `chain`; see `agree`."""
         total, nothing = np.zeros(size, np.uint64), bytes(8 * size)
-        counter = t.to_bytes(8, "big") + bytes(8)
-        for other, key in enumerate(self._agreed[1]):
+        for other, key in enumerate(self.agree(keys, silos)):
             if key is None:
                 continue
-            stream = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor().update(nothing)
+            once = derive_key(key, "mask of a round", str(t), chain.hex())
+            stream = Cipher(algorithms.AES(once), modes.CTR(bytes(16))).encryptor().update(nothing)
             words = np.frombuffer(stream, "<u8")
             if other > self._number:
                 total += words
@@ -67,7 +76,6 @@ class Masker:
         return total
 
     def _agree(self, keys: bytes, silos: int) -> list[bytes | None]:
-        """The key shared with each silo, None in the own place."""
         public = [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
         if len(keys) != silos * KEY_BYTES or len(set(public)) != silos:
             raise RunError(f"silo {self._number}: expected {silos} different public keys of {KEY_BYTES} bytes")
@@ -81,4 +89,6 @@ class Masker:
         except ValueError:  # a point of low order
             raise RunError(f"silo {self._number}: a public key that was relayed is none") from None
         pair = b"".join(sorted((self.public, other)))
-        return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=b"fedpriv pairwise mask" + pair).derive(secret)
+        return HKDF(
+            hashes.SHA256(), KEY_BYTES, salt=None, info=b"fedpriv pairwise mask" + pair + self._scenario
+        ).derive(secret)

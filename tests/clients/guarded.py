@@ -2,14 +2,16 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from clients.guard import Guard, load_shard
-from clients.ledger import SiloLedger
+from clients.guard import Guard, begin_ledger, open_guard
 from clients.policy import read_policy
 from fedpriv.scenario import resolve_cell
 from tests.conftest import small_tree
@@ -49,6 +51,9 @@ def write_silo(folder: Path, number: int = 0, **allow: Any) -> Path:
         labels=generator.integers(0, 10, 20),
     )
     allowed = {"relation": "replace-one", "clip": CLIP, "rounds": 10, "budget": 4.0, **allow}
+    if allowed.get("trust") == "secure-aggregation":
+        allowed.setdefault("silos", 3)
+    allowed = {key: value for key, value in allowed.items() if value is not None}
     path = folder / f"silo-{number}.toml"
     path.write_text(
         f'silo = {number}\nclasses = 10\nshard = "shard-{number}.npz"\nledger = "ledger-{number}.sqlite"\n'
@@ -59,8 +64,29 @@ def write_silo(folder: Path, number: int = 0, **allow: Any) -> Path:
 
 
 def guard_of(policy_path: Path) -> Guard:
+    """The policy's guard; its ledger is begun if there is none, as an administrator does once."""
     policy = read_policy(policy_path)
-    return Guard(policy, SiloLedger(policy.ledger), load_shard(policy.shard, policy.classes))
+    if not policy.ledger.exists():
+        begin_ledger(policy)
+    return open_guard(policy)
+
+
+def start_daemon(policy_path: Path) -> "subprocess.Popen[str]":
+    """A real guard process, at the point where it answers; its ledger is begun if there is none."""
+    policy = read_policy(policy_path)
+    if not policy.ledger.exists():
+        begin_ledger(policy)
+    process = subprocess.Popen(
+        [str(Path(sys.executable).with_name("fedpriv")), "silo", "run", str(policy_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("answering on"), (line, process.communicate()[1])
+    return process
 
 
 def cell_json(**overrides: Any) -> str:

@@ -29,21 +29,8 @@ from fedpriv.run_config import run_config_of
 from fedpriv.scenario import resolve_cell
 from fedpriv.wire import one_array
 from server.strategy import ReleaseStrategy
-from tests.clients.guarded import CELL, ZERO, write_silo
+from tests.clients.guarded import CELL, ZERO, start_daemon, write_silo
 from tests.conftest import small_tree
-
-
-def start_daemon(policy: Path) -> "subprocess.Popen[str]":
-    process = subprocess.Popen(
-        [str(Path(sys.executable).with_name("fedpriv")), "silo", str(policy)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("answering on")
-    return process
 
 
 @pytest.fixture

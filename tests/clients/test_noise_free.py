@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from clients.guard import Guard, Shard
-from clients.ledger import SiloLedger
+from clients.guard import Guard
+from clients.ledger import SiloLedger, create_ledger
 from clients.policy import Policy
+from clients.shard import Shard
 from clients.silo import simulated_silo
 from fedpriv.errors import RunError
 from fedpriv.federation import task_of_cell
@@ -31,7 +32,10 @@ def guard(folder: Path, *, noise_free: bool, trust: str = "untrusted") -> Guard:
     )
     records = simulated_silo(NOISY, 0).records
     images = (records.features.numpy()[:, :784].reshape(-1, 28, 28) * 255.0).round().astype(np.uint8)
-    return Guard(policy, SiloLedger(folder / "ledger.sqlite"), Shard(images, records.labels.numpy()))
+    shard = Shard(images, records.labels.numpy())
+    if not (folder / "ledger.sqlite").exists():
+        create_ledger(folder / "ledger.sqlite", folder / "ledger.sqlite.mark", shard.fingerprint)
+    return Guard(policy, SiloLedger(folder / "ledger.sqlite"), shard)
 
 
 def ask(of: Guard, run: str, cell: Cell) -> torch.Tensor:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from clients.guard import load_shard
-from clients.ledger import SiloLedger
+from clients.ledger import SiloLedger, create_ledger
 from clients.policy import read_policy
+from clients.shard import load_shard
 from fedpriv.errors import InputError, RunError
 from tests.clients.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_of, write_silo
 
@@ -86,7 +86,8 @@ def test_files_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"allow\.budget = -1\.0: expected a number above 0"):
         read_policy(path)
     ledger = tmp_path / "open.sqlite"
-    ledger.touch(mode=0o644)
+    create_ledger(ledger, tmp_path / "open.sqlite.mark", b"")
+    ledger.chmod(0o644)
     with pytest.raises(InputError, match="chmod 600"):
         SiloLedger(ledger)
     ledger.chmod(0o600)

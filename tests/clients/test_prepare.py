@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from clients.guard import Guard, load_shard
-from clients.ledger import SiloLedger
+from clients.guard import begin_ledger, open_guard
 from clients.policy import read_policy
 from clients.prepare import prepare_silos
+from clients.shard import load_shard
 from clients.silo import simulated_silo
 from fedpriv.errors import InputError, RunError
 from fedpriv.federation import task_of_cell
@@ -48,7 +48,8 @@ def test_a_policy_allows_the_runs_it_was_made_for_and_no_more(tmp_path: Path) ->
     policy = read_policy(prepare_silos(small, tmp_path, runs=2)[1] / "policy.toml")
     assert (policy.silo, policy.classes, policy.allow.rounds) == (1, 10, 8)
     cell = small.points[0].cell
-    guard = Guard(policy, SiloLedger(tmp_path / "ledger.sqlite"), load_shard(policy.shard, policy.classes))
+    begin_ledger(policy)
+    guard = open_guard(policy)
     query = task_of_cell(cell).objective.initial()
     cell_json = json.dumps(cell.canonical(), sort_keys=True)
     for run in ("first", "second"):

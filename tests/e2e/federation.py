@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from clients.releasing import ReleasingSilo
 from clients.silo import Silo
 from clients.state import ContextStore
 from fedpriv.engines.inprocess_grid import InProcessGrid
@@ -27,7 +29,6 @@ from fedpriv.engines.superlink import SuperLink, federation_superlink, node_keys
 from fedpriv.federation import spread, task_of_cell
 from fedpriv.objectives import Records
 from fedpriv.plan import plan_of
-from fedpriv.randomness import KeyedNormal
 from fedpriv.records import key_content, keys_in, number_in, roster_content
 from fedpriv.run_config import run_config_of
 from fedpriv.scenario import Cell, load_scenario
@@ -157,13 +158,14 @@ class Federation:
         """The model of the same run in one process, uninterrupted, with the keys that the federation used."""
         cell, task, order = self.cell, task_of_cell(self.cell), spread(self.cell)
         plan = plan_of(cell, task.objective)
+        scenario = sha256(json.dumps(cell.canonical(), sort_keys=True).encode()).digest()
         app = ClientApp()
 
         def silo_of(context: Context) -> Silo:
             number = int(context.node_config["partition-id"])
             shard = order[number]
             records = Records(task.train.features[shard], task.train.labels[shard])
-            return Silo(number, plan, task.objective, records, KeyedNormal(silo_keys[number], cell.run.dtype))
+            return ReleasingSilo.of(number, plan, records, silo_keys[number], scenario)
 
         @app.query("roster")
         def roster(message: Message, context: Context) -> Message:
@@ -180,7 +182,7 @@ class Federation:
             t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
             release, state = silo.answer(store.load(silo), t, query)
             store.save(state)
-            leaving = silo.message(release.vector, t, keys_in(message.content))
+            leaving = silo.message(release.vector, t, keys_in(message.content), state.chain)
             return Message(release_content(leaving, None), reply_to=message)
 
         grid = InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path()))

@@ -1,5 +1,6 @@
 """Silos that have each other's keys on file take no key from the server that its silo did not sign."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -7,13 +8,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from clients.guard import Guard, load_shard
-from clients.ledger import SiloLedger
-from clients.policy import read_policy
+from clients.guard import Guard
 from fedpriv.errors import InputError, RunError
 from fedpriv.secure_aggregation.identity import identity_of
 from fedpriv.secure_aggregation.masks import Masker
-from tests.clients.test_guard import ZERO, cell_json, write_silo
+from tests.clients.guarded import ZERO, cell_json, guard_of, write_silo
 
 CELL = cell_json(algorithm__trust="secure-aggregation")
 
@@ -33,10 +32,9 @@ def write_identities(folder: Path, silos: int = 3) -> list[Path]:
 def guards(folder: Path) -> list[Guard]:
     found = []
     for silo, identity in enumerate(write_identities(folder)):
-        path = write_silo(folder, silo, trust="secure-aggregation")
+        path = write_silo(folder, silo, trust="secure-aggregation", silos=None)
         path.write_text(f'identity = "{identity.name}"\npeers = "peers"\n' + path.read_text())
-        policy = read_policy(path)
-        found.append(Guard(policy, SiloLedger(policy.ledger), load_shard(policy.shard, policy.classes)))
+        found.append(guard_of(path))
     return found
 
 
@@ -51,11 +49,14 @@ def test_a_key_that_the_server_puts_in_is_refused(tmp_path: Path) -> None:
     of = guards(tmp_path)
     cards = [guard.public_key("run", CELL) for guard in of]
     own = Masker(bytes(range(32)), 1).public
-    elsewhere = identity_of(1, tmp_path / "identity-1", None).card("another run", cards[1][:32])
-    by_another = identity_of(1, tmp_path / "identity-2", None).card("run", own)
-    as_another = identity_of(2, tmp_path / "identity-1", None).card("run", cards[1][:32])
-    for forged in (own + bytes(64), own + cards[1][32:], elsewhere, by_another, as_another):
-        with pytest.raises(RunError, match="relayed as silo 1's is not signed by it for this run"):
+    scenario = hashlib.sha256(CELL.encode()).digest()
+    assert identity_of(1, tmp_path / "identity-1", None).card("run", scenario, cards[1][:32]) == cards[1]
+    elsewhere = identity_of(1, tmp_path / "identity-1", None).card("another run", scenario, cards[1][:32])
+    otherwise = identity_of(1, tmp_path / "identity-1", None).card("run", bytes(32), cards[1][:32])
+    by_another = identity_of(1, tmp_path / "identity-2", None).card("run", scenario, own)
+    as_another = identity_of(2, tmp_path / "identity-1", None).card("run", scenario, cards[1][:32])
+    for forged in (own + bytes(64), own + cards[1][32:], elsewhere, otherwise, by_another, as_another):
+        with pytest.raises(RunError, match="relayed as silo 1's is not signed by it for this run and scenario"):
             of[0].answer("run", CELL, 1, ZERO, b"".join([cards[0], forged, cards[2]]))
     assert of[0].answer("run", CELL, 1, ZERO, b"".join(cards)).shape == ZERO.shape
 
@@ -63,9 +64,9 @@ def test_a_key_that_the_server_puts_in_is_refused(tmp_path: Path) -> None:
 def test_silos_that_are_not_on_file_are_refused(tmp_path: Path) -> None:
     of = guards(tmp_path)
     more = cell_json(algorithm__trust="secure-aggregation", federation__silos=4)
-    card = of[0].public_key("run", more)
-    with pytest.raises(RunError, match="silo 0 knows 3 silos, and the scenario has 4"):
-        of[0].answer("run", more, 1, ZERO, card * 4)
+    with pytest.raises(RunError, match="knows 3 silos, and the scenario has 4"):
+        of[0].public_key("run", more)
+    assert of[0]._ledger.prices() == []
 
 
 @pytest.mark.parametrize("name", ["identity", "peers"])

@@ -140,9 +140,8 @@ def test_sum_and_noise_are_not_rounded_before_the_grid() -> None:
     assert float((release.vector - release.vector.float()).abs().max()) > 0.0
     trusted = cell.model_copy(update={"algorithm": cell.algorithm.model_copy(update={"trust": "trusted"})})
     exact, _ = simulated_silo(trusted, 0).answer(silo.start(), 1, objective_of(cell).initial())
-    std = np.float32(plan.noise.std_of(0))
-    noise = silo.noise.vector(7850, 0, 1) * std
-    assert np.array_equal(release.vector.numpy(), exact.vector.double().numpy() + noise.astype(np.float64))
+    noise = silo.noise.vector(7850, 0, 1).astype(np.float64) * float(plan.noise.std_of(0))
+    assert np.array_equal(release.vector.numpy(), exact.vector.numpy() + noise)
 
 
 @pytest.mark.parametrize("federation", [{"silos": 4, "rounds": 8}, UNEQUAL])

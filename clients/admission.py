@@ -1,0 +1,183 @@
+"""Whether a policy allows what a server's scenario asks, and at which price: decided without a look at a record.
+
+A scenario is text from a stranger.  It is bounded before it is parsed, its numbers before they are used, and
+building its plan in memory and, where the process can, in time.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from clients.policy import Policy, presuming, unaccountable
+from clients.shard import Shard
+from fedpriv.errors import FedprivError, InputError, RunError
+from fedpriv.federation import DTYPES
+from fedpriv.objectives import Objective
+from fedpriv.plan import Plan, plan_of
+from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.trust import trust_named
+
+ROUNDING = 1 + 1e-9
+LONGEST_SCENARIO = 2**16
+"""Bytes of a scenario as JSON."""
+_MOST_SILOS = 100_000  # a plan holds a weight for each, and a server may claim any number
+_LARGEST_NUMBER = 2.0**53
+_LARGEST_PRIVACY = 1e6
+"""Of mu, zcdp and epsilon: far beyond what protects anything, and within what their conversions can do."""
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A scenario that the policy allows, with its plan and what it costs."""
+
+    cell: Cell
+    plan: Plan
+    price: float
+    """μ of this silo's whole stream, by this installation's accounting."""
+    digest: bytes
+    """Of the canonical scenario: what silos of one run have in common."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A policy, applied to scenarios for one shard; `in_time` bounds how long a plan may take."""
+
+    policy: Policy
+    shard: Shard
+    in_time: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def admit(self, canonical: str) -> Admitted:
+        """RunError, in words that depend on scenario and policy alone, if the policy does not allow it."""
+        with self._refusing():
+            cell = resolve_cell(json.loads(canonical), "the server's scenario")
+            self._check_cell(cell)
+            objective = self._objective(cell)
+            plan = plan_of(cell, objective)
+            return Admitted(cell, plan, self._price(cell, plan), hashlib.sha256(canonical.encode()).digest())
+
+    def canonical(self, cell_json: str) -> str:
+        """The scenario in one spelling, whoever wrote it; RunError if it is none."""
+        if len(cell_json) > LONGEST_SCENARIO:
+            raise self.refusal(f"the scenario has {len(cell_json)} characters, allowed are {LONGEST_SCENARIO}")
+        try:
+            with self._refusing():
+                tree = json.loads(cell_json, parse_constant=_no_number, parse_int=_bounded_int)
+                for section, name, number in _numbers(tree):
+                    self._check_number(section, name, number)
+                cell = resolve_cell(tree, "the server's scenario")
+                return json.dumps(cell.canonical(), sort_keys=True)
+        except RunError as error:
+            raise RunError(f"the scenario that was sent cannot be used: {error}") from None
+
+    def refusal(self, reason: str) -> RunError:
+        return RunError(f"silo {self.policy.silo} refuses: {reason}")
+
+    def _refusing(self) -> "_Refusing":
+        return _Refusing(self.policy.silo, self.in_time())
+
+    def _check_number(self, section: str, name: str, number: float) -> None:
+        if not abs(number) <= _LARGEST_NUMBER:
+            raise InputError(f"{name} = {number:g}: no number of a scenario is that large")
+        if section == "privacy" and not number <= _LARGEST_PRIVACY:
+            raise InputError(f"{name} = {number:g}: protects nothing")
+        if section == "algorithm" and isinstance(number, int) and number > max(2**12, self.policy.allow.rounds):
+            raise InputError(f"{name} = {number}: more than any run that is allowed needs")
+
+    def _check_cell(self, cell: Cell) -> None:
+        """What can be seen of a scenario before anything is built for it."""
+        allow, number, federation = self.policy.allow, self.policy.silo, cell.federation
+        if not number < federation.silos <= _MOST_SILOS:
+            raise self.refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
+        if federation.total_rounds > allow.rounds:
+            raise self.refusal(f"the scenario has {federation.total_rounds} rounds, allowed are {allow.rounds}")
+        if (reason := unaccountable(cell)) is not None:
+            raise self.refusal(reason)
+        if cell.algorithm.setting.masked and allow.silos is not None and federation.silos != allow.silos:
+            raise self.refusal(
+                f"the scenario shares the noise among {federation.silos} silos, and by allow.silos they are "
+                f"{allow.silos}"
+            )
+        if cell.schedule.rounds > allow.rounds:  # an algorithm may add rounds of its own
+            raise self.refusal(f"the scenario has {cell.schedule.rounds} rounds, allowed are {allow.rounds}")
+        needed = cell.schedule.held * cell.batch_sizes[number]
+        if needed > len(self.shard.labels):
+            raise self.refusal(f"the scenario needs {needed} records of this silo, here are fewer")
+        if cell.privacy.relation != allow.relation:
+            raise self.refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
+
+    def _objective(self, cell: Cell) -> Objective:
+        """The model's loss, built once without memory to see how large it is."""
+        model, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
+        shape = tuple(model.features(self.shard.images[:1], dtype, settings).shape[1:])
+        with torch.device("meta"):
+            dimension = model.objective(shape, self.policy.classes, dtype, settings).dimension
+        if dimension > self.policy.allow.dimension:
+            raise self.refusal(
+                f"the scenario's model has {dimension} parameters, allowed are {self.policy.allow.dimension}"
+            )
+        return model.objective(shape, self.policy.classes, dtype, settings)
+
+    def _price(self, cell: Cell, plan: Plan) -> float:
+        """μ; RunError if the policy is exceeded."""
+        allow, number, rounds = self.policy.allow, self.policy.silo, plan.schedule.rounds
+        if (reason := presuming(plan)) is not None:
+            raise self.refusal(reason)
+        asked, allowed = cell.algorithm.setting, trust_named(allow.trust)
+        stream = plan.stream_of(number, rounds)
+        if not asked.private_messages and asked.confides <= allowed.confides:
+            (stream,) = plan.releases(rounds)  # what is left of the silos' messages: noisy means, or their sums
+        if stream.std == 0.0 and not allow.noise_free:
+            nobody = allowed.noise_at_server
+            raise self.refusal(
+                f"the scenario has {'nobody add noise' if nobody else 'this silo release its sums without noise'}"
+            )
+        if (clip := plan.largest_clip) > allow.clip * ROUNDING:
+            raise self.refusal(f"the scenario clips at {clip:.4g}, allowed is {allow.clip:g}")
+        return stream.mu
+
+
+@dataclass(frozen=True)
+class _Refusing:
+    """Whatever goes wrong with a stranger's scenario is a refusal, in one line."""
+
+    silo: int
+    in_time: AbstractContextManager[None]
+
+    def __enter__(self) -> None:
+        self.in_time.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self.in_time.__exit__(kind, error, trace)
+        if isinstance(error, InputError):
+            raise RunError(str(error)) from None
+        if isinstance(error, Exception) and not isinstance(error, FedprivError):
+            raise RunError(
+                f"silo {self.silo} refuses: the scenario cannot be planned ({type(error).__name__})"
+            ) from None
+
+
+def _numbers(tree: Any, section: str = "", name: str = "") -> Iterable[tuple[str, str, float]]:
+    """Every number of a scenario: its section, its dotted name, and itself."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _numbers(value, section or str(key)[:40], f"{name}.{str(key)[:40]}".lstrip("."))
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _numbers(value, section, name)
+    elif isinstance(tree, int | float) and not isinstance(tree, bool):
+        yield section, name, tree
+
+
+def _no_number(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")
+
+
+def _bounded_int(digits: str) -> int:
+    if len(digits) > 20:
+        raise ValueError("a whole number of more than 20 digits")
+    return int(digits)

@@ -1,0 +1,40 @@
+"""What a silo adds to its sum, checked where it enters: float64, and no longer than its records' clips."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedpriv.objectives import Increment, Records
+from fedpriv.objectives.view import View
+from fedpriv.rounds import Scalar
+
+_ROUNDING = 1.0 + 1e-6
+"""Of a sum over a batch in the run's own arithmetic."""
+
+
+@dataclass(frozen=True)
+class Bounded(View):
+    """Increments of `base` in float64, held to what their records can add up to.
+
+    Guarantee: a total is finite and at most (1 + 1e-6) Σ |weight| · clip long, whatever `base` computes.  A longer
+    one is shortened to that length, which moves no two totals apart; one that is not finite counts as zero.
+    Neither is refused: a refusal would tell something about the records.
+    """
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        found = self.base.increment(points, coefficients, records, weights, clip)
+        total = found.total.double()
+        most = float(weights.double().abs().sum()) * float(clip) * _ROUNDING
+        length = float(torch.linalg.vector_norm(total))
+        if not length <= most:
+            total = total * (most / length) if length < torch.inf else torch.zeros_like(total)
+        return Increment(total, found.clipped)

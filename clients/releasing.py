@@ -1,0 +1,105 @@
+"""A silo whose releases are meant: noise from a secret key, and nothing of it used twice.
+
+    chain_t = H(chain_{t-1}, query of round t, or "missed")
+    fresh noise of round t = KeyedNormal(H(key, silo, t, chain_t))
+
+A silo that is put back to an earlier state (a restored disk) and asked something else draws other noise, in that
+round and in all that follow; asked the same, it gives the same bytes.  Masks are bound to the chain likewise, so
+that no two messages share one: silos that are asked the same agree on them, and a server that asks silos different
+things gets a sum of masks.
+"""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clients.increments import Bounded
+from clients.silo import Silo, SiloState
+from fedpriv.objectives import Increment, Objective, Records, Slots
+from fedpriv.plan import Plan
+from fedpriv.randomness import KeyedNormal, derive_key
+from fedpriv.release import released
+from fedpriv.rounds import Scalar
+from fedpriv.secure_aggregation.masks import Masker
+
+_log = logging.getLogger("fedpriv.guard")
+
+
+@dataclass(frozen=True)
+class Forgiving(Bounded):
+    """Increments that count as zero where they cannot be computed: giving up then would tell of the records.
+
+    The reason goes to the silo's own log.
+    """
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        try:
+            return super().increment(points, coefficients, records, weights, clip)
+        except Exception:
+            _log.exception("an evaluation failed; its records count as absent in this round")
+            return Increment(torch.zeros(self.dimension, dtype=torch.float64), torch.zeros((), dtype=torch.int64))
+
+
+@dataclass(frozen=True)
+class ReleasingSilo(Silo):
+    """`Silo` with a key of its own for noise and masks, for one run.
+
+    Guarantee: what leaves is a function of exact sums plus float64 noise, rounded once (`released`, `Grid`); its
+    noise is a function of the key and of all queries until now, never drawn ahead, and unrelated for two different
+    sequences of queries; no evaluation of records ends in an exception.
+    """
+
+    key: bytes = field(default=b"", repr=False)
+    """32 bytes that nobody else has."""
+    scenario: bytes = b""
+    """A digest of the scenario: silos with different ones do not agree on masks."""
+
+    @staticmethod
+    def of(
+        number: int, plan: Plan, records: Records, key: bytes, scenario: bytes, *, gaps: bool = False
+    ) -> "ReleasingSilo":
+        noise = KeyedNormal(key, np.float64)
+        return ReleasingSilo(number, plan, plan.objective, records, noise, gaps, key, scenario)
+
+    def start(self) -> SiloState:
+        return super().start()._replace(chain=bytes(hashlib.sha256().digest_size))
+
+    @cached_property
+    def masker(self) -> Masker:
+        return Masker(self.noise.secret(self.number), self.number, self.scenario)
+
+    def _looked_at(self, slots: Slots) -> Objective:
+        return Forgiving(self.objective.at(slots))
+
+    def _linked(self, chain: bytes, query: Tensor | None) -> bytes:
+        asked = b"missed" if query is None else b"asked" + query.contiguous().numpy().tobytes()
+        return hashlib.sha256(b"fedpriv queries" + chain + asked).digest()
+
+    def _fresh(self, t: int, chain: bytes) -> Tensor:
+        size, count = self.objective.dimension, self.plan.mechanism.draws(t)
+        key = derive_key(self.key, "noise of a round", str(self.number), str(t), chain.hex())
+        source = KeyedNormal(key, np.float64)
+        if count is None:
+            return torch.from_numpy(source.vector(size, self.number, t))
+        return torch.from_numpy(source.nodes(size, self.number, t, count))
+
+    def _rounded(self, release: Tensor) -> Tensor:
+        """Rounded far below the least noise that this mechanism's rounds have."""
+        std = float(self.plan.noise.std_of(self.number))
+        if not std:
+            return super()._rounded(release)
+        least = self.plan.mechanism.innovation
+        return released(release, std * least if least > 0.0 else std, self.plan.message_dtype)

@@ -1,0 +1,272 @@
+"""Somebody who can copy a silo's disk, or put an older copy back, and a server that asks again."""
+
+import math
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from clients.ledger import SiloLedger
+from clients.policy import read_policy
+from clients.releasing import ReleasingSilo
+from clients.state import unpack
+from clients.status import end_run, status_lines
+from fedpriv.errors import InputError, RunError
+from tests.attacks.guards import KEPT_STATE, guard_for, random_records, scenario, zeros
+from tests.attacks.test_hostile_server import cards
+from tests.clients.guarded import guard_of
+from tests.secure_aggregation.test_masks import p_value
+
+LEDGER = "ledger-0.sqlite"
+
+
+def copied(folder: Path) -> Callable[[], None]:
+    """A copy of all that is on the silo's disk; what puts it back."""
+    kept = folder.with_name(folder.name + ".copy")
+    shutil.copytree(folder, kept)
+
+    def put_back() -> None:
+        shutil.rmtree(folder)
+        shutil.copytree(kept, folder)
+
+    return put_back
+
+
+@pytest.mark.parametrize("name", KEPT_STATE)
+def test_after_a_rollback_neither_this_round_nor_the_next_has_the_same_noise(tmp_path: Path, name: str) -> None:
+    """Gains: the exact difference of two sums, at no price (finding 26); the disk is put back, mark included.
+
+    What two answers differ by has the noise of both: its standard deviation is off by a quarter with probability
+    below 1e-100.  The records' part of it is far below.
+    """
+    folder, cell = tmp_path / "silo", scenario(**KEPT_STATE[name])
+    guard = guard_for(folder, *random_records(), budget=100.0)
+    guard.answer("run", cell, 1, zeros())
+    put_back = copied(folder)
+    once = [guard.answer("run", cell, t, zeros()) for t in (2, 3)]
+    put_back()
+    again = guard_of(folder / "silo-0.toml")
+    twice = [again.answer("run", cell, 2, zeros() + 1e-3), again.answer("run", cell, 3, zeros())]
+    admitted = again._admission.admit(again._admission.canonical(cell))
+    fresh = float(admitted.plan.noise.std_of(0)) * admitted.plan.mechanism.innovation
+    for first, second in zip(once, twice, strict=True):
+        assert float((first - second).std()) > 0.75 * math.sqrt(2.0) * fresh
+    put_back()
+    same = guard_of(folder / "silo-0.toml")
+    assert torch.equal(same.answer("run", cell, 2, zeros()), once[0])  # asked the same, it says the same
+
+
+def test_after_a_rollback_another_query_has_another_mask(tmp_path: Path) -> None:
+    """Gains: the difference of two messages under one mask.  χ² of bytes at level 1e-6; 0 without the chain."""
+    folder, cell = tmp_path / "silo", scenario("secure-aggregation")
+    guard = guard_for(folder, *random_records(), trust="secure-aggregation", silos=3)
+    keys = cards(guard.public_key("run", cell))
+    put_back = copied(folder)
+    once = [guard.answer("run", cell, t, zeros(), keys).numpy() for t in (1, 2)]
+    put_back()
+    again = guard_of(folder / "silo-0.toml")
+    twice = [again.answer("run", cell, t, zeros() + (t == 1), keys).numpy() for t in (1, 2)]
+    for first, second in zip(once, twice, strict=True):
+        assert p_value(first - second) > 1e-6
+
+
+@pytest.mark.parametrize("what", ["the ledger", "the mark"])
+def test_an_older_copy_of_one_of_the_two_is_noticed(tmp_path: Path, what: str) -> None:
+    """Gains: a budget that is whole again, and runs that start anew (finding 26)."""
+    folder = tmp_path / "silo"
+    guard = guard_for(folder, *random_records())
+    name = LEDGER if what == "the ledger" else LEDGER + ".mark"
+    for t in (1, 2):
+        shutil.copy(folder / name, tmp_path / "older")
+        guard.answer("run", scenario(), t, zeros())
+    shutil.copy(tmp_path / "older", folder / name)
+    with pytest.raises(InputError, match="one of them is an older copy that was put back"):
+        guard_of(folder / "silo-0.toml")
+    with pytest.raises(InputError, match="older copy"):
+        guard.answer("run", scenario(), 3, zeros())
+
+
+def test_a_crash_between_mark_and_commit_is_no_older_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gains: silence for good from a power cut.  Each of the moments at which the disk can stop is tried."""
+    from clients.mark import Mark, Reading
+
+    path = tmp_path / "silo" / "silo-0.toml"
+    guard_for(tmp_path / "silo", *random_records())
+    honest = Mark.write
+    for stop in range(6):
+        calls = [0]
+
+        def cut(self: Mark, reading: Reading, calls: list[int] = calls, stop: int = stop) -> None:
+            calls[0] += 1
+            if calls[0] == stop:
+                raise OSError("power cut")
+            honest(self, reading)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Mark, "write", cut)
+            with pytest.raises(RunError, match="nothing is released") if stop in range(1, 5) else nullcontext():
+                guard_of(path).answer("run", scenario(), stop + 1, zeros())
+        assert torch.isfinite(guard_of(path).answer("run", scenario(), stop + 1, zeros())).all()
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied", "another silo's", "mark deleted", "begun again"])
+def test_a_ledger_that_is_gone_is_not_begun_anew(tmp_path: Path, how: str) -> None:
+    """Gains: a fresh budget, by `rm ledger.sqlite` (finding 32)."""
+    folder = tmp_path / "silo"
+    guard_for(folder, *random_records()).answer("run", scenario(), 1, zeros())
+    policy, ledger = read_policy(folder / "silo-0.toml"), folder / LEDGER
+    if how == "deleted":
+        ledger.unlink()
+    elif how == "emptied":
+        ledger.write_bytes(b"")
+    elif how == "another silo's":
+        guard_for(tmp_path / "other", *random_records())
+        shutil.copy(tmp_path / "other" / LEDGER, ledger)
+    elif how == "mark deleted":
+        policy.marked.unlink()
+    else:
+        from clients.guard import begin_ledger
+
+        with pytest.raises(InputError, match="a ledger is begun once"):
+            begin_ledger(policy)
+        ledger.unlink()
+        with pytest.raises(InputError, match="a ledger is begun once"):
+            begin_ledger(policy)
+    with pytest.raises(InputError, match=r"no ledger is there|is not the ledger that|no such mark"):
+        SiloLedger(policy.ledger, policy.marked)
+
+
+@pytest.mark.parametrize("how", ["swapped", "cut", "reordered", "one label"])
+def test_a_shard_that_is_not_the_one_the_ledger_is_for_is_noticed(tmp_path: Path, how: str) -> None:
+    """Gains: records in rounds that others were charged for, or one record in many rounds (finding 32)."""
+    images, labels = random_records()
+    guard_for(tmp_path, images, labels).answer("run", scenario(), 1, zeros())
+    changed = {
+        "swapped": random_records(seed=5),
+        "cut": (images[1:], labels[1:]),
+        "reordered": (images[::-1], labels[::-1]),
+        "one label": (images, np.concatenate([labels[:-1], [(labels[-1] + 1) % 10]])),
+    }[how]
+    with pytest.raises(InputError, match="these are not the records, in the order"):
+        guard_for(tmp_path, *changed)
+
+
+def pieces(vector: torch.Tensor) -> list[bytes]:
+    """Parts of a vector that would be found in a file that has it on pages of any size."""
+    content = vector.numpy().tobytes()
+    return [content[start : start + 48] for start in range(480, len(content) - 48, 4800)]
+
+
+@pytest.mark.parametrize("how", ["its last round", "an administrator", "a last round that fails"])
+@pytest.mark.parametrize("name", ["tree", "fresh noise", "aligned differences, clipped in parts"])
+def test_what_is_wiped_is_gone_from_the_file(
+    tmp_path: Path, name: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gains: the noise of every reply, from its key or from the exact sum that the state has (finding 33)."""
+    cell = scenario(**KEPT_STATE[name])
+    guard = guard_for(tmp_path, *random_records(), budget=100.0)
+    guard.answer("run", cell, 1, zeros())
+    opened = guard._ledger.run("run")
+    assert opened is not None
+    assert opened.key is not None
+    secret: list[bytes] = [opened.key]
+    for t in range(2, 8):
+        guard.answer("run", cell, t, zeros())
+        now = guard._ledger.run("run")
+        assert now is not None
+        assert now.state is not None
+        state = unpack(now.state, guard._open["run"])
+        for vector in (state.sum.total, *state.hidden):
+            secret += pieces(vector)
+    _, final = guard._open["run"].answer(state, 8, zeros())
+    raw = (tmp_path / LEDGER).read_bytes()
+    assert opened.key in raw
+    assert sum(piece in raw for piece in secret) > 10  # they can be found while they are there
+    secret += pieces(final.sum.total)
+    if how == "its last round":
+        guard.answer("run", cell, 8, zeros())
+    elif how == "an administrator":
+        end_run(tmp_path / "silo-0.toml", "run")
+    else:
+        monkeypatch.setattr(ReleasingSilo, "message", _fails)
+        with pytest.raises(RunError, match="its guard failed"):
+            guard.answer("run", cell, 8, zeros())
+    for path in tmp_path.iterdir():
+        raw = path.read_bytes()
+        assert not [piece for piece in secret if piece in raw], path
+    with pytest.raises(RunError, match="this run is over"):
+        guard.answer("run", cell, 8 if how != "its last round" else 9, zeros() + 1.0)
+
+
+def test_only_the_silos_own_user_can_read_what_has_keys(tmp_path: Path) -> None:
+    """Gains: keys, for another user of the machine."""
+    previous = os.umask(0)
+    try:
+        guard_for(tmp_path, *random_records()).answer("run", scenario(), 1, zeros())
+    finally:
+        os.umask(previous)
+    for name in (LEDGER, LEDGER + ".mark", LEDGER + ".lock"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600, name
+
+
+def test_a_local_runs_folders_are_the_users_own(tmp_path: Path) -> None:
+    """Gains: shards, ledgers and sockets of a run on one machine, for its other users (finding 52)."""
+    from fedpriv.engines.local_silo import write_silos
+    from fedpriv.scenario import resolve_cell
+    from tests.conftest import small_tree
+
+    previous = os.umask(0)
+    try:
+        policies = write_silos(resolve_cell(small_tree(), "test"), tmp_path / "kept", tmp_path / "home")
+    finally:
+        os.umask(previous)
+    for folder in (*(tmp_path / "kept").iterdir(), *(tmp_path / "home").iterdir()):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+    assert len(policies) == 3
+    for policy in policies:
+        assert torch.isfinite(guard_of(policy).answer("run", scenario(), 1, zeros())).all()
+
+
+def test_what_is_committed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gains: a second answer to a round, after a power cut that the ledger did not survive (finding 52)."""
+    guard = guard_for(tmp_path, *random_records())
+    pragma = {
+        name: guard._ledger._database.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("synchronous", "secure_delete", "journal_mode")
+    }
+    assert pragma == {"synchronous": 2, "secure_delete": 1, "journal_mode": "delete"}
+    synced: list[str] = []
+    honest = os.fsync
+
+    def seen(file: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{file}"))
+        honest(file)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    guard.answer("run", scenario(), 1, zeros())
+    drafts = [Path(name).name for name in synced]
+    assert drafts == [LEDGER + ".mark.new", tmp_path.name] * 4  # two commits, each marked before and after
+
+
+def test_the_administrator_sees_what_was_spent(tmp_path: Path) -> None:
+    """And what servers call their runs cannot write to the terminal."""
+    guard = guard_for(tmp_path, *random_records(), budget=5.0)
+    guard.answer("a\x1b[2J", scenario(privacy__rho=3.0), 1, zeros())
+    lines = status_lines(tmp_path / "silo-0.toml")  # while the guard has the ledger
+    assert lines[1] == "budget mu = 5, spent 3 by 1 runs, left for one more 4"
+    assert lines[2].startswith(r"'a\x1b[2J': mu = 3, 1 rounds answered, under way, dp-mu2-fl (untrusted)")
+    with pytest.raises(InputError, match="has no run 'b'"):
+        end_run(tmp_path / "silo-0.toml", "b")
+    end_run(tmp_path / "silo-0.toml", "a\x1b[2J")
+    assert "1 rounds answered, over" in status_lines(tmp_path / "silo-0.toml")[2]
+
+
+def _fails(*_: object, **__: object) -> NDArray[np.float64]:
+    raise ZeroDivisionError
