@@ -33,9 +33,9 @@ _log = logging.getLogger("fedpriv.guard")
 
 @dataclass(frozen=True)
 class Forgiving(Bounded):
-    """Increments that count as zero where they cannot be computed: giving up then would tell of the records.
+    """A record whose increment cannot be computed counts as zero: giving up then would tell of it.
 
-    The reason goes to the silo's own log.
+    Guarantee: what the other records add does not depend on it.  The reason goes to the silo's own log.
     """
 
     def increment(
@@ -49,8 +49,26 @@ class Forgiving(Bounded):
         try:
             return super().increment(points, coefficients, records, weights, clip)
         except Exception:
-            _log.exception("an evaluation failed; its records count as absent in this round")
-            return Increment(torch.zeros(self.dimension, dtype=torch.float64), torch.zeros((), dtype=torch.int64))
+            _log.exception("an evaluation failed; it is done again for each record among dummies")
+        total = torch.zeros(self.dimension, dtype=torch.float64)
+        clipped = torch.zeros((), dtype=torch.int64)
+        for row in range(len(records.labels)):
+            only = torch.arange(len(records.labels)) == row
+            try:
+                alone = super().increment(
+                    points, coefficients, _among_dummies(records, only), weights.where(only, 0.0), clip
+                )
+            except Exception:
+                clipped += 1
+            else:
+                total, clipped = total + alone.total, clipped + alone.clipped
+        return Increment(total, clipped)
+
+
+def _among_dummies(records: Records, kept: Tensor) -> Records:
+    """The kept rows in their places, zeros in the others: a batch of another shape would have other last bits."""
+    features = records.features.where(kept.view(-1, *[1] * (records.features.dim() - 1)), 0)
+    return Records(features, records.labels.where(kept, 0))
 
 
 @dataclass(frozen=True)

@@ -175,8 +175,9 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
             f'deployment.missing = "continue": {row.name} cannot go on without a silo: its sums restart, or are '
             "taken apart, or its privacy rests on how far queries move between rounds"
         )
+    private = cell.privacy.target is not None
+    check_clips(map(estimator.round, range(1, schedule.rounds + 1)), max(batch_sizes), private)
     noise = _noise(cell, schedule, estimator, mechanism, weights)
-    check_clips(map(estimator.round, range(1, schedule.rounds + 1)), max(batch_sizes), bool(noise.sources))
     if noise.sources:
         check_noise(noise, mechanism.innovation or 1.0, _largest_sum(schedule, estimator))
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)

@@ -43,7 +43,7 @@ class Noise:
     @property
     def std_in_mean(self) -> float:
         """The standard deviation of one coordinate of one fresh vector, as it enters the silos' mean."""
-        return math.sqrt(math.fsum((source.weight * float(source.std)) ** 2 for source in self.sources))
+        return math.hypot(*(source.weight * float(source.std) for source in self.sources))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Bugs planted into the code that the audit looks at, each a function that plants it."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 import clients.guard
 import server.noise
+from clients.releasing import ReleasingSilo
 from fedpriv.auditing.guarded import GuardedSilo
 from fedpriv.errors import RunError
 from fedpriv.mechanisms import IndependentGaussian
@@ -86,12 +88,12 @@ def one_round_without(patch: pytest.MonkeyPatch) -> None:
 
 
 def same_noise_at_two_silos(patch: pytest.MonkeyPatch) -> None:
-    honest = KeyedNormal.vectors
+    honest = ReleasingSilo._fresh
     patch.setattr("clients.guard.system_key", lambda: bytes(32))
     patch.setattr(
-        KeyedNormal,
-        "vectors",
-        lambda self, size, owners, rounds, node=0: honest(self, size, [0 for _ in owners], rounds, node),
+        ReleasingSilo,
+        "_fresh",
+        lambda self, t, chain: honest(dataclasses.replace(self, number=0), t, chain),
     )
 
 
