@@ -9,6 +9,7 @@ every norm here is an upper bound of the exact norm of what is added up, roundin
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,8 +25,8 @@ _ALIKE = {torch.float32: 1e-4, torch.float64: 1e-9}
 class Size(NamedTuple):
     """How large the increments of a batch can be, each (..., B) in float64."""
 
-    squared: Tensor
-    """At least the squared norm of each increment."""
+    norm: Tensor
+    """At least the norm of each increment."""
     rounded: Tensor
     """Times the relative rounding of the type they are summed in: at least what rounding adds to the norm."""
     largest: Tensor
@@ -37,12 +38,14 @@ class Clipping(NamedTuple):
 
     factor: Tensor
     held: Tensor
+    whole: bool
+    """Whether all records are held, as they are in any honest run."""
     clipped: Tensor
     """How many records of weight above 0 were clipped, or not held: (...)."""
 
     def only(self, *parts: Tensor) -> list[Tensor]:
         """The parts (..., B, size) with zeros for the records that are not held."""
-        if bool(self.held.all()):
+        if self.whole:
             return list(parts)
         return [part.where(self.held.unsqueeze(-1), 0.0) for part in parts]
 
@@ -64,12 +67,19 @@ def upper_norm(vectors: Tensor) -> Tensor:
 def rank_one(slope: Tensor, seen: Tensor) -> Size:
     """Of an outer product of two vectors with these upper norms (..., B)."""
     norm = slope * seen
-    return Size(norm.square(), 4.0 * norm, norm + slope + seen)
+    return Size(norm, 4.0 * norm, norm + slope + seen)
 
 
 def formed(norm: Tensor) -> Size:
     """Of a vector that is there as such, with this upper norm (..., B)."""
-    return Size(norm.square(), 4.0 * norm, norm)
+    return Size(norm, 4.0 * norm, norm)
+
+
+def together(sizes: Sequence[Size]) -> Size:
+    """Of increments that have several parts, each of its own size."""
+    norms, *others = zip(*sizes, strict=True)
+    rounded, largest = (torch.stack(parts).sum(0) for parts in others)
+    return Size(torch.linalg.vector_norm(torch.stack(norms), dim=0), rounded, largest)
 
 
 def clipping(size: Size, weights: Tensor, clip: Scalar) -> Clipping:
@@ -80,9 +90,11 @@ def clipping(size: Size, weights: Tensor, clip: Scalar) -> Clipping:
     to hold, are not held and have factor 0.
     """
     held = size.largest <= _LARGEST[weights.dtype]  # false for NaN
-    norm = size.squared.sqrt() + torch.finfo(weights.dtype).eps * size.rounded
+    whole = bool(held.all())
+    norm = size.norm.add(size.rounded, alpha=torch.finfo(weights.dtype).eps)
     limit = clip.double() if isinstance(clip, Tensor) else clip
-    share = limit / norm.clamp(min=limit)
-    factor = (weights.double() * share).where(held, 0.0).to(weights.dtype)
-    over = ~(held & (norm <= limit * (1.0 + _ALIKE[weights.dtype])))
-    return Clipping(factor, held, (over & (weights != 0.0)).sum(-1))
+    factor = limit / norm.clamp(min=limit) * weights
+    over = norm > limit * (1.0 + _ALIKE[weights.dtype])
+    if not whole:
+        factor, over = factor.where(held, 0.0), over | ~held
+    return Clipping(factor.to(weights.dtype), held, whole, (over & (weights != 0.0)).sum(-1))

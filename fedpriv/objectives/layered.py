@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
-from fedpriv.objectives.clipping import Size, clipping
+from fedpriv.objectives.clipping import clipping, together
 from fedpriv.objectives.layers import Linked, Stateless, Terms, linked_of, stateless_of, sum_of
 from fedpriv.objectives.losses import Loss
 from fedpriv.objectives.module import check_module, initial_point, parameters_of
@@ -122,9 +122,8 @@ class LayeredObjective(Deterministic):
             terms = [
                 term.to(weights.dtype) for term in self._terms(named, coefficients, Records(features, labels))
             ]
-            sizes = zip(*(term.size() for term in terms), strict=True)
-            chunk = clipping(Size(*(sum_of(parts) for parts in sizes)), weight, clip)
-            if not chunk.held.all():
+            chunk = clipping(together([term.size() for term in terms]), weight, clip)
+            if not chunk.whole:
                 terms = [term.only(chunk.held) for term in terms]
             part = torch.cat([piece for term in terms for piece in term.weighted_sum(chunk.factor)], dim=-1)
             total = part if total is None else total.add_(part)

@@ -33,6 +33,8 @@ from fedpriv.objectives import (
     View,
     objective_of,
 )
+from fedpriv.objectives.clipping import clipping
+from fedpriv.objectives.layers import DenseTerms
 
 F32, F64 = torch.float32, torch.float64
 BATCH, CLASSES = 4, 3
@@ -280,3 +282,27 @@ def test_points_whose_weights_cancel_keep_the_biases_norm() -> None:
         found = objective.increment([point, other], [1.0, -1.0], records, weights, 0.01)
         assert 0.0 < float(found.total.double().norm()) <= 0.01 * SLACK
         assert int(found.clipped) == 1
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
+@given(
+    apart=st.floats(-16.0, 0.0).map(lambda exponent: 10.0**exponent),
+    scale=st.floats(-3.0, 9.0).map(lambda exponent: 10.0**exponent),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_terms_that_cancel_stay_below_the_clip_with_their_rounding(
+    dtype: torch.dtype, apart: float, scale: float, seed: int
+) -> None:
+    """u ⊗ v - u' ⊗ v' with u' near u and v' near v: what is added has rounding of the size of u ⊗ v in it.
+
+    A server that lets large terms cancel would have the rounding of its choice, unclipped.
+    """
+    generator = np.random.default_rng(seed)
+    u, v, du, dv = (torch.from_numpy(generator.standard_normal((1, size))) for size in (6, 9, 6, 9))
+    slopes = [(scale * u).to(dtype), (-scale * (u + apart * du)).to(dtype)]
+    terms = DenseTerms(slopes, [v.to(dtype), (v + apart * dv).to(dtype)], bias=True)
+    clip, one = 1e-3, torch.ones(1, dtype=dtype)
+    factor = clipping(terms.size(), one, clip).factor
+    added = torch.cat(terms.weighted_sum(factor), dim=-1)
+    assert float(added.double().norm()) <= clip
