@@ -55,10 +55,8 @@ class ServerNoise:
     def repeat(self, known: Released, t: int) -> None:
         """Draw again the noise of a round that was released: its state is what later rounds need."""
         if self.std:
-            self._link = known.link
-            self._row(
-                t, self._source if isinstance(self._source, KeyedNormal) else self._source.source(known.link)
-            )
+            self._link, source = known.link, self._source
+            self._row(t, source if isinstance(source, KeyedNormal) else source.source(known.link))
 
     def _row(self, t: int, source: KeyedNormal) -> Tensor:
         size, count = len(self._initial), self._mechanism.draws(t)

@@ -12,14 +12,16 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from fedpriv.auditing.bounds import Scores, mu_lower_bound
+from fedpriv.auditing.bounds import Scores, bound_at, mu_lower_bound
 from fedpriv.auditing.transcripts import Trials
 from fedpriv.errors import InputError
 from fedpriv.plan import Plan
+from fedpriv.randomness import SERVER
 
 TYPES = ("float32", "float64")
 _ON_THE_BEST = 0.5
-"""The share of the failure for the whole transcript of canaries in the round where they weigh most."""
+"""The share of the failure for the best test of code that is right: the whole transcript of canaries in the round
+where they weigh most, half-way between what it expects in both worlds."""
 
 
 def heaviest_round(plan: Plan) -> int:
@@ -38,18 +40,35 @@ def best_bound(plan: Plan, trials: Trials, failure: float) -> tuple[float, str]:
     Guarantee: code that keeps its claim gets a bound above it with a probability of at most `failure`: the shares
     add up to it (Bonferroni), whatever the dependence between tests.
     """
-    heaviest, found = heaviest_round(plan), (0.0, "none")
+    heaviest = heaviest_round(plan)
     groups = {t: trials.of_round(t) for t in sorted(set(trials.round.tolist()))}
     families = {t: _scores(plan, t, group) for t, group in groups.items()}
     least = failure * (1.0 - _ON_THE_BEST) / sum(map(len, families.values()))
+    best, _ = families[heaviest]["whole transcript"]
+    bound = bound_at(_half_way(plan, heaviest), _finite(best), groups[heaviest].present, failure * _ON_THE_BEST)
+    found = bound, f"whole transcript, canary in round {heaviest}"
     for t, family in families.items():
         for name, (scores, runs) in family.items():
-            share = failure * _ON_THE_BEST if (t, name) == (heaviest, "whole transcript") else least
-            finite = np.nan_to_num(scores, nan=math.inf, posinf=math.inf, neginf=-math.inf).clip(-1e300, 1e300)
             # Several runs are √(their number)·μ-GDP together.
-            bound = mu_lower_bound(finite, groups[t].present, share) / math.sqrt(runs)
+            bound = mu_lower_bound(_finite(scores), groups[t].present, least) / math.sqrt(runs)
             found = max(found, (bound, f"{name}, canary in round {t}"))
     return found
+
+
+def _finite(scores: Scores) -> Scores:
+    """Scores that can be ordered; what is no number counts as very large."""
+    numbers: Scores = np.nan_to_num(scores, nan=math.inf).clip(-1e300, 1e300)
+    return numbers
+
+
+def _half_way(plan: Plan, canary_round: int) -> float:
+    """Between the matched filter's scores of both worlds, if records are clipped and weighted as the plan says."""
+    if plan.relation == "replace-one":
+        return 0.0  # increments that point in opposite directions
+    clip = float(plan.estimator.round(canary_round).clip) / _batches(plan, canary_round)
+    in_mean = plan.grid is not None or float(plan.noise.std_of(SERVER)) > 0.0
+    weight = (plan.weights[0] if in_mean else 1.0) / plan.batch_sizes[0]
+    return weight * clip * float(_signal(plan, canary_round) @ matched_filter(plan, canary_round)) / 2.0
 
 
 def _scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str, tuple[Scores, int]]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Message
@@ -27,6 +28,7 @@ from fedpriv.run_config import run_config_of
 from fedpriv.scenario import Cell
 from fedpriv.wire import one_array, release_content, vector_in
 from server.app import deploy_cell
+from server.noise_chain import NoiseChain
 from server.strategy import ReleaseStrategy
 from tests.server.deployed import exact_means, plan_with, released_in, serve, silos_of
 
@@ -160,6 +162,13 @@ def test_a_deployment_that_is_not_private_adds_nothing(small_cell: MakeCell, tmp
     serve(plan, tmp_path / "b", silos_of(cell), rounds=2)
     for one, other in zip(released_in(tmp_path / "a", plan), released_in(tmp_path / "b", plan), strict=True):
         assert torch.equal(one, other)
+
+
+def test_noise_is_drawn_in_float64() -> None:
+    """float32 draws have radii of 31 bits, a lattice that tells two sums apart."""
+    drawn = NoiseChain(bytes(range(32))).source(b"link").vector(1000, SERVER, 1)
+    assert drawn.dtype == np.float64
+    assert not np.array_equal(drawn, drawn.astype(np.float32))
 
 
 def test_independent_noise_differs_between_rounds(small_cell: MakeCell, tmp_path: Path) -> None:
