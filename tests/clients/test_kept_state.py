@@ -86,6 +86,21 @@ def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(tmp_path: P
         assert noise.var() == pytest.approx(wanted[t - 1], rel=6 * np.sqrt(2 / 7850)), t
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", KEPT_STATE)
+def test_what_leaves_is_rounded_once_to_a_public_unit(tmp_path: Path, name: str, dtype: str) -> None:
+    """Multiples of 2^-20 of the noise's least standard deviation, no coarser than it; noise and sum are finer."""
+    cell = scenario(**KEPT_STATE[name], run__dtype=dtype)
+    guard = guard_for(tmp_path, *random_records())
+    for t in range(1, 8):
+        found = guard.answer("run", cell, t, zeros(getattr(torch, dtype)))
+        plan = guard._open["run"].plan
+        least = float(plan.noise.std_of(0)) * plan.mechanism.innovation
+        units = found.double().numpy() / 2.0 ** (np.floor(np.log2(least)) - 20)
+        assert np.array_equal(units, np.round(units)), t
+        assert float(found.std()) > 0.5 * least
+
+
 def test_two_runs_at_once_have_keys_states_and_noise_of_their_own(tmp_path: Path) -> None:
     """Interleaved rounds through one guard; a run that were answered as another would share its noise."""
     cell = scenario(**KEPT_STATE["tree"])
