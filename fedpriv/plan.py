@@ -160,7 +160,7 @@ def problem_of(cell: Cell, objective: Objective) -> Problem:
 def plan_of(cell: Cell, objective: Objective) -> Plan:
     """Calibrate the noise to the cell's privacy target and derive the optimizer from it.
 
-    Guarantee: clips, noise and sums of a plan are numbers that floating point holds (`fedpriv.arithmetic`);
+    Guarantee: clips, noise and sums of a plan are numbers that floating point holds (see `arithmetic`);
     InputError otherwise, for a silo's guard and for a simulation alike.
     """
     row, settings = cell.algorithm.row, cell.algorithm.settings
