@@ -23,10 +23,11 @@ e2e: $(READY)  ## real federations: processes that are killed, slow, wrong or fu
 e2e-tools:  ## what containers need, on Debian, as root
 	apt-get install --yes --no-install-recommends docker.io docker-compose debootstrap
 
-lint: $(READY)  ## style and types
+lint: $(READY)  ## style, types, who imports whom
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 lock: $(READY)  ## deploy/requirements.txt: what the image installs, by hash, for every platform; torch and torchvision not
 	$(BIN)/python deploy/lock.py

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 
 from fedpriv.engines.table import engine_named
-from fedpriv.federation import task_of_cell
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
 
 

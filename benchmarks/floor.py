@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from fedpriv.federation import spread, task_of_cell
-from fedpriv.plan import plan_of
 from fedpriv.randomness import simulation_noise
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell
 
 _SAMPLE_ROUNDS = 300

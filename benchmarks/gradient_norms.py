@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedpriv.federation import task_of_cell
 from fedpriv.objectives import Records
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
 
 _ROWS = 2_000

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from benchmarks.clock import rounds_per_second
-from fedpriv.federation import task_of_cell
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
 from fedpriv.scenario.load import scenario_of
 

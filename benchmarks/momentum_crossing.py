@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedpriv.accounting.claim import RELATION_FACTOR
+from fedpriv.accounting.relation import RELATION_FACTOR
 from fedpriv.mechanisms import AlignedDifferences, BinaryTree, Mechanism, SlidingDifferences, Workload
 from fedpriv.mechanisms.differences import DifferenceTrees, calibrated
-from fedpriv.rounds import Schedule
+from fedpriv.participation.schedules import Schedule
 
 _EPOCHS = {50: (5, 10, 20, 40, 80, 100, 400), 200: (10, 20, 40, 80, 160)}
 

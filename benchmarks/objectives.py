@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.noise import nanoseconds
-from fedpriv.models import convolutional_net
+from fedpriv.models.table import convolutional_net
 from fedpriv.objectives import (
     CrossEntropy,
     LayeredObjective,

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks import floor
-from fedpriv.engines.vectorized import run_vectorized
-from fedpriv.federation import task_of_cell
+from fedpriv.engines.vectorized.engine import run_vectorized
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import load_scenario
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"

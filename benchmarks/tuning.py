@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import Silent
-from fedpriv.engines.vectorized import run_vectorized
+from fedpriv.engines.vectorized.engine import run_vectorized
 from fedpriv.scenario import Cell, load_scenario
 
 

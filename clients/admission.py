@@ -16,11 +16,11 @@ import torch
 from clients.policy import Policy, presuming, unaccountable
 from clients.shard import Shard
 from fedpriv.errors import FedprivError, InputError, RunError
-from fedpriv.federation import DTYPES
 from fedpriv.objectives import Objective
-from fedpriv.plan import Plan, plan_of
+from fedpriv.privacy.trust import trust_named
+from fedpriv.running.plan import Plan, plan_of
+from fedpriv.running.task import DTYPES
 from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.trust import trust_named
 
 ROUNDING = 1 + 1e-9
 LONGEST_SCENARIO = 2**16

@@ -11,7 +11,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from clients.proxy import forward, forward_key
-from fedpriv.records import roster_content
+from fedpriv.protocol.messages import roster_content
 
 app = ClientApp()
 

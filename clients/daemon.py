@@ -27,7 +27,7 @@ from clients.guard import Guard, open_guard
 from clients.ledger import LedgerError
 from clients.policy import Policy, read_policy
 from fedpriv.errors import FedprivError, InputError
-from fedpriv.federation import DTYPES
+from fedpriv.running.task import DTYPES
 from fedpriv.secure_aggregation.identity import CARD_BYTES
 
 _log = logging.getLogger("fedpriv.guard")

@@ -23,9 +23,9 @@ from clients.shard import Shard, load_shard
 from clients.silo import SiloState
 from clients.state import pack, unpack
 from fedpriv.errors import InputError, RunError
-from fedpriv.federation import DTYPES
 from fedpriv.objectives import Records
 from fedpriv.randomness import system_key
+from fedpriv.running.task import DTYPES
 from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.identity import identity_of
 

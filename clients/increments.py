@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedpriv.objectives import Increment, Records
 from fedpriv.objectives.view import View
-from fedpriv.rounds import Scalar
+from fedpriv.replicates.columns import Scalar
 
 _ROUNDING = 1.0 + 1e-6
 """Of a sum over a batch in the run's own arithmetic."""

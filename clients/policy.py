@@ -7,13 +7,13 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedpriv.algorithms import Positive
-from fedpriv.arithmetic import LARGEST_CLIP, SMALLEST_CLIP
 from fedpriv.errors import InputError
-from fedpriv.plan import Plan
-from fedpriv.rounds import Poisson
+from fedpriv.participation.schedules import Poisson
+from fedpriv.privacy.trust import TRUSTED
+from fedpriv.running.arithmetic import LARGEST_CLIP, SMALLEST_CLIP
+from fedpriv.running.plan import Plan
 from fedpriv.scenario import Cell
 from fedpriv.scenario.messages import explain
-from fedpriv.trust import TRUSTED
 
 
 class Allowed(BaseModel):

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from clients.policy import presuming, unaccountable
 from fedpriv.data.datasets import Dataset, load
 from fedpriv.errors import InputError
-from fedpriv.federation import spread, task_of_cell
-from fedpriv.plan import plan_of
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell, Scenario
 
 

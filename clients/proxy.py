@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from clients.frames import receive_frame, receive_json, send_frame
-from fedpriv.records import Refusal, key_content, keys_in, number_in, refusal_content
+from fedpriv.protocol.messages import Refusal, key_content, keys_in, number_in, refusal_content
 
 LONGEST = 2**31
 """The most bytes of one frame."""
@@ -68,6 +68,6 @@ def ask(
 def _cell_json(context: Context) -> str:
     if given := context.run_config["cell-json"]:
         return str(given)
-    from fedpriv.run_config import cell_of  # reads the scenario's file, which takes torch
+    from fedpriv.protocol.run_config import cell_of  # reads the scenario's file, which takes torch
 
     return json.dumps(cell_of(context.run_config).canonical())

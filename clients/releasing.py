@@ -22,10 +22,10 @@ from torch import Tensor
 from clients.increments import Bounded
 from clients.silo import Silo, SiloState
 from fedpriv.objectives import Increment, Objective, Records, Slots
-from fedpriv.plan import Plan
 from fedpriv.randomness import KeyedNormal, derive_key
-from fedpriv.release import released
-from fedpriv.rounds import Scalar
+from fedpriv.replicates.columns import Scalar
+from fedpriv.running.plan import Plan
+from fedpriv.running.release import released
 from fedpriv.secure_aggregation.masks import Masker
 
 _log = logging.getLogger("fedpriv.guard")

@@ -19,17 +19,18 @@ from torch import Tensor
 
 from clients.increments import Bounded
 from fedpriv.errors import RunError
-from fedpriv.federation import spread, task_of_cell
+from fedpriv.estimators.round import Round
+from fedpriv.estimators.running_sum import RunningSum, absorb
 from fedpriv.mechanisms import MechanismState
 from fedpriv.mechanisms.movement import check_movement
 from fedpriv.objectives import Objective, Records, Slots
-from fedpriv.plan import Plan, plan_of
+from fedpriv.participation.schedules import Poisson
+from fedpriv.protocol.arrays import Counts, is_finite
 from fedpriv.randomness import DrawAhead, KeyedCoins, KeyedNormal, simulation_noise
-from fedpriv.rounds import Poisson, Round
-from fedpriv.running_sum import RunningSum, absorb
+from fedpriv.running.plan import Plan, plan_of
+from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.masks import Masker
-from fedpriv.wire import Counts, is_finite
 
 _ROUNDS_AHEAD = 16
 _VALUES_AHEAD = 2**26  # of noise that all silos together hold ahead, when one process simulates them

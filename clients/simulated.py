@@ -10,9 +10,9 @@ from flwr.app import Context, Message
 from clients.silo import Silo, SimulatedFederation
 from clients.state import ContextStore
 from fedpriv.errors import RunError
-from fedpriv.records import key_content, keys_in, number_in
-from fedpriv.run_config import cell_of
-from fedpriv.wire import release_content, vector_in
+from fedpriv.protocol.arrays import release_content, vector_in
+from fedpriv.protocol.messages import key_content, keys_in, number_in
+from fedpriv.protocol.run_config import cell_of
 
 torch.set_num_threads(1)  # the order of sums, and with it the last bit, must not depend on the machine's cores
 

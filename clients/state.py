@@ -12,8 +12,8 @@ from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
 from clients.silo import Silo, SiloState
-from fedpriv.records import bytes_in
-from fedpriv.running_sum import RunningSum
+from fedpriv.estimators.running_sum import RunningSum
+from fedpriv.protocol.messages import bytes_in
 
 _RECORD, _KEY = "fedpriv-silo", "state"
 _HEADER = struct.Struct("<QIIQ")  # the last round answered, past vectors, the mechanism's, bytes of the chain

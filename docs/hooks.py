@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from fedpriv.reports.reference import algorithms_reference, commands_reference, scenario_reference
+from fedpriv.cli.reference import algorithms_reference, commands_reference, scenario_reference
 
 GENERATED: dict[str, Callable[[], str]] = {
     "scenario keys": scenario_reference,

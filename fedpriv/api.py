@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.errors import InputError
-from fedpriv.reports.observers import RunObserver
 from fedpriv.reports.page import write_report
 from fedpriv.reports.plots import plot_run
-from fedpriv.reports.results import read_history, read_results
 from fedpriv.reports.summary import metrics_in
-from fedpriv.reports.sweep import rerun_command, run_sweep
-from fedpriv.reports.table import STYLES, Style, render
+from fedpriv.reports.table import STYLES, Style, render, write_table
 from fedpriv.scenario.load import load_scenario, scenario_of
+from fedpriv.sweep.observers import RunObserver
+from fedpriv.sweep.results import read_history, read_results
+from fedpriv.sweep.runner import rerun_command, run_sweep
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,9 @@ def run(
         loaded = load_scenario(Path(scenario), overrides)
         rerun = rerun_command(str(scenario), engine, overrides)
     target = None if out is None else Path(out)
-    return load(run_sweep(loaded, engine, target, resume=resume, rerun=rerun, observers=observers))
+    folder = run_sweep(loaded, engine, target, resume=resume, rerun=rerun, observers=observers)
+    write_table(folder)
+    return load(folder)
 
 
 def load(folder: str | Path) -> RunResults:

@@ -14,15 +14,15 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from fedpriv.errors import FedprivError, RunError
-from fedpriv.federation import PublicTask, public_task_of_cell, task_of_cell
-from fedpriv.outcome import Finished, evaluation_rounds
-from fedpriv.plan import Plan, plan_of
+from fedpriv.protocol.arrays import one_array, tensor_of
+from fedpriv.protocol.cell_folder import FolderReporter
+from fedpriv.protocol.messages import REGISTERED
+from fedpriv.protocol.run_config import cell_of
 from fedpriv.randomness import simulation_noise
-from fedpriv.records import REGISTERED
-from fedpriv.run_config import cell_of
-from fedpriv.run_folder import FolderReporter
+from fedpriv.running.outcome import Finished, evaluation_rounds
+from fedpriv.running.plan import Plan, plan_of
+from fedpriv.running.task import PublicTask, public_task_of_cell, task_of_cell
 from fedpriv.scenario import Cell
-from fedpriv.wire import one_array, tensor_of
 from server.journal import ServerJournal
 from server.noise_chain import NoiseChain
 from server.patient_grid import PatientGrid

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from fedpriv.errors import RunError
-from fedpriv.plan import Plan
+from fedpriv.participation.schedules import Poisson
 from fedpriv.randomness import SERVER, KeyedNormal
-from fedpriv.release import released
-from fedpriv.rounds import Poisson
+from fedpriv.running.plan import Plan
+from fedpriv.running.release import released
 from server.noise_chain import NoiseChain
 
 _ARITHMETIC = 1.01

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedpriv.errors import RunError
-from fedpriv.records import ROSTER, Refusal, number_in, refusal_content, refusal_in
+from fedpriv.protocol.messages import ROSTER, Refusal, number_in, refusal_content, refusal_in
 from server.roster import enter
 
 _POLL_SECONDS = 0.1

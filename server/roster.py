@@ -6,7 +6,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedpriv.errors import RunError, printable
-from fedpriv.records import ROSTER, number_in
+from fedpriv.protocol.messages import ROSTER, number_in
 
 _POLL_SECONDS = 0.1  # between looks for nodes that have not connected yet
 

@@ -10,7 +10,7 @@ non-finite reply ends the run with the silo's number and the round, never with a
 late may, where the scenario says so, count with its last release: its weight stays, and the round is on record.
 
 What a deployed server releases with noise of its own is float64 until one rounding at the end
-(fedpriv/release.py); a simulation's noise has the run's type, and protects nobody.
+(fedpriv/running/release.py); a simulation's noise has the run's type, and protects nobody.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,12 +25,12 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedpriv.errors import RunError, printable
-from fedpriv.plan import Plan
+from fedpriv.protocol.arrays import Counts, counts_in, is_finite, one_array, query_content, vector_in
+from fedpriv.protocol.messages import KEY, TRAIN, bytes_in, refusal_in
 from fedpriv.randomness import KeyedNormal
-from fedpriv.records import KEY, TRAIN, bytes_in, refusal_in
+from fedpriv.running.plan import Plan
 from fedpriv.secure_aggregation.identity import CARD_BYTES
 from fedpriv.secure_aggregation.masks import KEY_BYTES
-from fedpriv.wire import Counts, counts_in, is_finite, one_array, query_content, vector_in
 from server.noise import Released, ServerNoise, SumBound
 from server.noise_chain import NoiseChain
 from server.roster import learn_roster

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedpriv
-from fedpriv.outcome import Finished
+from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Scenario
 from tests.conftest import small_tree
 

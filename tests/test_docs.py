@@ -23,8 +23,8 @@ from clients.policy import Policy
 from fedpriv.algorithms import ALGORITHMS
 from fedpriv.cli.app import app
 from fedpriv.engines.table import engine_named
-from fedpriv.federation import check_records
-from fedpriv.models import MODELS
+from fedpriv.models.table import MODELS
+from fedpriv.running.task import check_records
 from fedpriv.scenario import Cell
 from fedpriv.scenario.load import load_scenario, scenario_of
 from tests.conftest import small_tree

@@ -7,8 +7,8 @@ import pytest
 from fedpriv.algorithms import algorithm_named
 from fedpriv.data.fetch import check_name
 from fedpriv.errors import InputError, printable
-from fedpriv.models import model_named
-from fedpriv.records import Refusal, refusal_content, refusal_in
+from fedpriv.models.table import model_named
+from fedpriv.protocol.messages import Refusal, refusal_content, refusal_in
 
 
 @pytest.mark.parametrize(

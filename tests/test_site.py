@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedpriv.algorithms import ALGORITHMS
-from fedpriv.reports import reference
+from fedpriv.cli import reference
 from fedpriv.scenario import Cell
 from tests.doc_pages import ROOT
 

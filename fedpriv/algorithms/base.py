@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedpriv.accounting.claim import Relation
-from fedpriv.estimators import Estimator
+from fedpriv.accounting.relation import Relation
+from fedpriv.estimators.gradients import Estimator
 from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism
 from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
-from fedpriv.parameters.prescription import Prescription
-from fedpriv.rounds import AnySchedule, Schedule
+from fedpriv.participation.schedules import AnySchedule, Schedule
+from fedpriv.theory.prescription import Prescription
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]

@@ -16,14 +16,14 @@ from fedpriv.algorithms.base import (
     chosen_mechanism,
 )
 from fedpriv.errors import InputError
-from fedpriv.estimators import PlainGradient, RecursiveGradient
+from fedpriv.estimators.gradients import PlainGradient, RecursiveGradient
+from fedpriv.estimators.weights import PowerWeights
 from fedpriv.mechanisms import IndependentGaussian, PhaseEnds
 from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, PhasedSGD, ProjectedSGD
-from fedpriv.parameters.noisy_minibatch import NoisyMinibatch, by_advanced_composition, by_moments
-from fedpriv.parameters.phased import phases_of, shrink_of_phase
-from fedpriv.parameters.prescription import Prescription
-from fedpriv.rounds import Phases, Schedule
-from fedpriv.weights import PowerWeights
+from fedpriv.participation.schedules import Phases, Schedule
+from fedpriv.theory.noisy_minibatch import NoisyMinibatch, by_advanced_composition, by_moments
+from fedpriv.theory.phased import phases_of, shrink_of_phase
+from fedpriv.theory.prescription import Prescription
 
 
 class SgdSettings(Settings):

@@ -10,13 +10,13 @@ from pydantic import Field, model_validator
 
 from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, Settings, chosen_mechanism
 from fedpriv.errors import InputError
-from fedpriv.estimators import PlainGradient, RecursiveGradient
+from fedpriv.estimators.gradients import PlainGradient, RecursiveGradient
 from fedpriv.mechanisms import IndependentGaussian
-from fedpriv.mechanisms.nodes import levels
+from fedpriv.mechanisms.sensitivity.nodes import levels
 from fedpriv.optimizers import NesterovCoupling, ProjectedSGD
-from fedpriv.parameters.accelerated import Asked, non_realizable, realizable
-from fedpriv.parameters.accelerated import Problem as TheoremProblem
-from fedpriv.parameters.prescription import Prescription
+from fedpriv.theory.accelerated import Asked, non_realizable, realizable
+from fedpriv.theory.accelerated import Problem as TheoremProblem
+from fedpriv.theory.prescription import Prescription
 
 _PAPER = "Choquette-Choo, Ganesh & Thakurta, Near-Optimal Rates for O(1)-Smooth DP-SCO (ALT 2025)"
 

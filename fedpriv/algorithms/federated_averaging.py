@@ -7,7 +7,7 @@ from pydantic import Field
 
 from fedpriv.algorithms.base import Algorithm, Positive, Problem, Settings
 from fedpriv.errors import InputError
-from fedpriv.estimators import PlainGradient
+from fedpriv.estimators.gradients import PlainGradient
 from fedpriv.mechanisms import IndependentGaussian
 from fedpriv.objectives.local_training import UNCLIPPED, LocalTraining
 from fedpriv.optimizers import ProjectedSGD

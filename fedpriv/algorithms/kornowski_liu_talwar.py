@@ -14,12 +14,13 @@ from pydantic import Field
 
 from fedpriv.algorithms.base import Algorithm, Positive, Problem, Settings
 from fedpriv.errors import InputError
-from fedpriv.estimators import VarianceReducedGradient
+from fedpriv.estimators.gradients import VarianceReducedGradient
 from fedpriv.mechanisms import BinaryTree, LeafGaussian
 from fedpriv.objectives import Objective, SeededDirections, Smoothed
 from fedpriv.optimizers import O2NC
 from fedpriv.optimizers.o2nc import PublicChoices
-from fedpriv.parameters.goldstein import (
+from fedpriv.participation.schedules import Schedule
+from fedpriv.theory.goldstein import (
     Nonsmooth,
     leaf_noise_ratio,
     longest_window,
@@ -27,7 +28,6 @@ from fedpriv.parameters.goldstein import (
     paper_window,
     single_pass_error,
 )
-from fedpriv.rounds import Schedule
 
 _PAPER = "Kornowski, Liu & Talwar, Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization"
 Count = Annotated[int, Field(ge=1)]

@@ -9,12 +9,12 @@ from pydantic import Field, model_validator
 from fedpriv.accounting.gdp import mu_of
 from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, chosen_mechanism
 from fedpriv.errors import InputError
-from fedpriv.estimators import RecursiveGradient
+from fedpriv.estimators.gradients import RecursiveGradient
 from fedpriv.mechanisms import Workload
 from fedpriv.optimizers import AnytimeSGD
-from fedpriv.parameters.mu2 import Mu2Problem, mu2_parameters
-from fedpriv.parameters.prescription import Prescription
-from fedpriv.rounds import Schedule
+from fedpriv.participation.schedules import Schedule
+from fedpriv.theory.mu2 import Mu2Problem, mu2_parameters
+from fedpriv.theory.prescription import Prescription
 
 
 class Mu2Settings(NoiseSettings):

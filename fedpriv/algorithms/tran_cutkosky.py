@@ -18,27 +18,27 @@ from pydantic import Field, field_validator, model_validator
 from fedpriv.accounting.gdp import mu_of
 from fedpriv.algorithms.base import Algorithm, Positive, Problem, Settings
 from fedpriv.errors import InputError
-from fedpriv.estimators import PlainGradient, SplitGradient
+from fedpriv.estimators.gradients import PlainGradient, SplitGradient
 from fedpriv.mechanisms import AlignedDifferences, BinaryTree, PaperTree, SlidingDifferences, Workload
 from fedpriv.mechanisms.differences import Trees, calibrated, sized_by_the_paper
 from fedpriv.optimizers import NormalizedSGD
 from fedpriv.optimizers.normalized_sgd import movement_bound
-from fedpriv.parameters.momentum import (
+from fedpriv.participation.schedules import Poisson
+from fedpriv.randomness import public_generator
+from fedpriv.theory.momentum import (
     TheoremParameters,
     paper_node_count,
     reduced_parameters,
     simple_noise_multiplier,
     tree_parameters,
 )
-from fedpriv.parameters.prescription import Prescription
-from fedpriv.randomness import public_generator
-from fedpriv.rounds import Poisson
+from fedpriv.theory.prescription import Prescription
 
 _PAPER = "Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022)"
 
 
 class MomentumSettings(Settings):
-    """Theorems 6 and 9 both come to α = 1/N and η = 1/√(NT); `fedpriv.parameters.momentum` has their T."""
+    """Theorems 6 and 9 both come to α = 1/N and η = 1/√(NT); `fedpriv.theory.momentum` has their T."""
 
     clip: Literal["lipschitz"] | Positive = Field(
         "lipschitz", description="G: norm bound on one record's gradient; 'lipschitz' is the model's own bound"

@@ -26,7 +26,7 @@ from fedpriv.auditing.canaries import Layout, auditable, misread, objective_for,
 from fedpriv.auditing.statistics import best_bound, heaviest_round
 from fedpriv.auditing.transcripts import Trials, run_trials
 from fedpriv.errors import FedprivError, InputError
-from fedpriv.plan import plan_of
+from fedpriv.running.plan import plan_of
 from fedpriv.scenario import Cell
 
 MOST_ROUNDS = 12

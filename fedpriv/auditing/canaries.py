@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from clients.shard import Shard
 from fedpriv.errors import InputError
-from fedpriv.federation import DTYPES
 from fedpriv.objectives import Objective
-from fedpriv.rounds import Schedule
+from fedpriv.participation.schedules import Schedule
+from fedpriv.running.task import DTYPES
 from fedpriv.scenario import Cell
 from fedpriv.scenario.schema import ModelSection
 

@@ -4,8 +4,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from clients.guard import Guard
@@ -13,10 +11,8 @@ from clients.ledger import SiloLedger, create_ledger
 from clients.policy import Allowed, Policy
 from clients.shard import Shard
 from fedpriv.auditing.canaries import CLASSES
-from fedpriv.plan import Plan
-from fedpriv.records import key_content, keys_in, number_in, roster_content
+from fedpriv.running.plan import Plan
 from fedpriv.scenario import Cell
-from fedpriv.wire import release_content, vector_in
 
 _RUNS = 8  # that a policy of the audit pays for
 
@@ -61,30 +57,6 @@ class GuardedSilo:
 def guarded(folder: Path, cell: Cell, plan: Plan, shards: Sequence[Shard]) -> list[GuardedSilo]:
     """The guards of silos 0, 1, … with these shards."""
     return [GuardedSilo(folder, number, cell, plan, shard) for number, shard in enumerate(shards)]
-
-
-def client_app(silos: Sequence[GuardedSilo]) -> ClientApp:
-    """A ClientApp that passes messages on to guards, as the deployed one does."""
-    app = ClientApp()
-
-    def silo_of(context: Context) -> GuardedSilo:
-        return silos[int(context.node_config["partition-id"])]
-
-    @app.query("roster")
-    def roster(message: Message, context: Context) -> Message:
-        return Message(roster_content(int(context.node_config["partition-id"])), reply_to=message)
-
-    @app.query("key")
-    def key(message: Message, context: Context) -> Message:
-        return Message(key_content(silo_of(context).public_key("run")), reply_to=message)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
-        leaving = silo_of(context).answer("run", t, query, keys_in(message.content))
-        return Message(release_content(leaving, None), reply_to=message)
-
-    return app
 
 
 def _allowed(cell: Cell, plan: Plan) -> Allowed:

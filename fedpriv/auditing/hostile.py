@@ -16,8 +16,8 @@ from fedpriv.auditing.guarded import GuardedSilo
 from fedpriv.auditing.transcripts import folder_of_silos
 from fedpriv.errors import RunError
 from fedpriv.objectives import Objective
-from fedpriv.plan import Plan, plan_of
 from fedpriv.randomness import public_generator
+from fedpriv.running.plan import Plan, plan_of
 from fedpriv.scenario import Cell
 
 TRIALS = 32

@@ -14,8 +14,8 @@ from fedpriv.auditing.bounds import Scores, bound_at
 from fedpriv.auditing.canaries import FAR, auditable, nothing, objective_for
 from fedpriv.auditing.statistics import noise_factor
 from fedpriv.auditing.transcripts import broadcasts, folder_of_silos, replies
-from fedpriv.plan import Plan, plan_of
 from fedpriv.randomness import public_generator
+from fedpriv.running.plan import Plan, plan_of
 from fedpriv.scenario import Cell
 
 WIDTHS = (31, 23, 15)

@@ -15,8 +15,8 @@ import torch
 from fedpriv.auditing.bounds import Scores, bound_at, mu_lower_bound
 from fedpriv.auditing.transcripts import Trials
 from fedpriv.errors import InputError
-from fedpriv.plan import Plan
 from fedpriv.randomness import SERVER
+from fedpriv.running.plan import Plan
 
 TYPES = ("float32", "float64")
 _ON_THE_BEST = 0.5

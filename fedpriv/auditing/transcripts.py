@@ -21,17 +21,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clients.answering import client_app_of
 from clients.shard import Shard
 from fedpriv.auditing.canaries import FAR, Layout, nothing, objective_for
-from fedpriv.auditing.guarded import GuardedSilo, client_app, guarded
+from fedpriv.auditing.guarded import GuardedSilo, guarded
 from fedpriv.engines.inprocess import flower_quiet
 from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.estimators.round import Round
 from fedpriv.objectives import Objective
-from fedpriv.plan import Plan, plan_of
+from fedpriv.protocol.arrays import one_array
 from fedpriv.randomness import KeyedNormal, public_generator, simulation_noise
-from fedpriv.rounds import Round
+from fedpriv.running.plan import Plan, plan_of
 from fedpriv.scenario import Cell
-from fedpriv.wire import one_array
 from server.app import deployed_strategy
 from server.journal import ServerJournal
 
@@ -151,7 +152,7 @@ def replies(plan: Plan, objective: Objective, silo: GuardedSilo) -> list[Tensor]
 
 def broadcasts(plan: Plan, objective: Objective, folder: Path, silos: Sequence[GuardedSilo]) -> list[Tensor]:
     """What a deployed server with noise of its own releases; it is killed half-way and goes on."""
-    grid, initial = InProcessGrid(client_app(silos), len(silos), {}), objective.initial()
+    grid, initial = InProcessGrid(client_app_of(silos, "run"), len(silos), {}), objective.initial()
     broadcast: list[Tensor] = []
     for rounds in (plan.schedule.rounds // 2, plan.schedule.rounds):
         broadcast.clear()

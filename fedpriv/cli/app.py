@@ -88,7 +88,7 @@ def run(
         fedpriv run scenarios/deployment.toml --engine deployment
     """
     from fedpriv.cli.run import run_scenario
-    from fedpriv.reports.sweep import Connection
+    from fedpriv.sweep.runner import Connection
 
     run_scenario(
         scenario,
@@ -113,8 +113,8 @@ def table(
 
     Example: fedpriv table runs/quickstart --format csv
     """
-    from fedpriv.reports.results import read_results
     from fedpriv.reports.table import STYLES, render
+    from fedpriv.sweep.results import read_results
 
     if style not in STYLES:
         raise InputError(f"--format {style}: known formats are {', '.join(STYLES)}")

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fedpriv.auditing.audit import Audit, AuditRefutedError, audit
+from fedpriv.privacy.trust import trust_named
 from fedpriv.scenario import load_scenario
-from fedpriv.trust import trust_named
 
 _LINE_EVERY = 5.0  # seconds, where there is no terminal to draw a bar on
 

@@ -10,7 +10,7 @@ from fedpriv.cli.text import print_table
 from fedpriv.errors import RunError
 
 if TYPE_CHECKING:
-    from fedpriv.accounting.ledger import LedgerEntry, ReleaseStream
+    from fedpriv.privacy.ledger import LedgerEntry, ReleaseStream
 
 
 def ledger(
@@ -23,7 +23,7 @@ def ledger(
 
         fedpriv privacy ledger runs/quickstart
     """
-    from fedpriv.accounting.ledger import as_data, read_ledger
+    from fedpriv.privacy.ledger import as_data, read_ledger
 
     entries = read_ledger(run_dir)
     if as_json:

@@ -10,9 +10,10 @@ from fedpriv.cli.text import print_table
 from fedpriv.cli.theorem import theorem
 
 if TYPE_CHECKING:
-    from fedpriv.accounting import GaussianDP, PrivacyClaim
-    from fedpriv.mechanisms.cost import Cost
-    from fedpriv.mechanisms.setting import Setting
+    from fedpriv.accounting import GaussianDP
+    from fedpriv.privacy.claim import PrivacyClaim
+    from fedpriv.privacy.cost import Cost
+    from fedpriv.privacy.setting import Setting
 
 app = typer.Typer(
     help="Accounting without a run: convert guarantees, calibrate noise, compare mechanisms.",
@@ -105,7 +106,7 @@ def noise(
         fedpriv privacy noise --rounds 1000 --epochs 10 --epsilon 2 --delta 1e-6 --mechanism tree
     """
     from fedpriv.accounting.target import target_mu
-    from fedpriv.mechanisms.setting import Setting
+    from fedpriv.privacy.setting import Setting
 
     setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
     claim = _claim(target_mu(mu, zcdp, epsilon, delta), relation)
@@ -137,7 +138,7 @@ def spent(
 
         fedpriv privacy spent --rounds 600 --std 1446.4 --clip 118.1
     """
-    from fedpriv.mechanisms.setting import Setting
+    from fedpriv.privacy.setting import Setting
 
     setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
     chosen = setting.mechanism(mechanism, bands)
@@ -177,7 +178,7 @@ def compare(
         fedpriv privacy compare --rounds 2000 --epochs 20 --decay 0.9 --epsilon 2 --delta 1e-6 --silos 10
     """
     from fedpriv.accounting.target import target_mu
-    from fedpriv.mechanisms.setting import Setting
+    from fedpriv.privacy.setting import Setting
 
     setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
     claim = _claim(target_mu(mu, zcdp, epsilon, delta), relation)
@@ -202,7 +203,9 @@ def compare(
 
 
 def _claim(mu: float, relation: str) -> "PrivacyClaim[GaussianDP]":
-    from fedpriv.accounting import GaussianDP, PrivacyClaim, relation_named
+    from fedpriv.accounting import GaussianDP
+    from fedpriv.accounting.relation import relation_named
+    from fedpriv.privacy.claim import PrivacyClaim
 
     return PrivacyClaim(GaussianDP(mu), relation_named(relation))
 

@@ -8,12 +8,11 @@ from types import FrameType
 
 from fedpriv.cli.progress import JsonLines, Progress
 from fedpriv.errors import InputError, RunError
-from fedpriv.reports.observers import RunObserver
-from fedpriv.reports.results import read_results
-from fedpriv.reports.sweep import Connection, rerun_command, run_sweep
-from fedpriv.reports.table import render
-from fedpriv.reports.trackers import MLflow, TensorBoard
+from fedpriv.reports.table import write_table
 from fedpriv.scenario import load_scenario
+from fedpriv.sweep.observers import RunObserver
+from fedpriv.sweep.runner import Connection, rerun_command, run_sweep
+from fedpriv.sweep.trackers import MLflow, TensorBoard
 
 INTERRUPTED = 130
 
@@ -59,8 +58,9 @@ def run_scenario(
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+    table = write_table(folder)
     if not (quiet or as_json):
-        sys.stdout.write(f"\n{render(read_results(folder), 'markdown')}\nresults: {folder}\n")
+        sys.stdout.write(f"\n{table}\nresults: {folder}\n")
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -15,8 +15,8 @@ from fedpriv.errors import InputError
 if TYPE_CHECKING:
     from fedpriv.algorithms import Problem
     from fedpriv.objectives import Objective
-    from fedpriv.parameters.prescription import Prescription
     from fedpriv.scenario import Cell, Point
+    from fedpriv.theory.prescription import Prescription
 
 
 def theorem(
@@ -64,8 +64,8 @@ def _first_seeds(points: "list[Point]") -> "list[Point]":
 
 def _compared(point: "Point") -> dict[str, Any]:
     """The numbers of one point, its own and each theorem's; a theorem that cannot be run says why."""
-    from fedpriv.federation import task_of_cell
-    from fedpriv.plan import problem_of
+    from fedpriv.running.plan import problem_of
+    from fedpriv.running.task import task_of_cell
 
     cell = point.cell
     objective = task_of_cell(cell).objective
@@ -92,7 +92,7 @@ def _compared(point: "Point") -> dict[str, Any]:
 
 def _used(cell: "Cell", objective: "Objective") -> dict[str, Any]:
     """What a run of the cell computes with; only the reason where it cannot be run."""
-    from fedpriv.plan import plan_of
+    from fedpriv.running.plan import plan_of
 
     try:
         plan = plan_of(cell, objective)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedpriv.outcome import Finished
+from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell
 
 

@@ -20,9 +20,9 @@ from fedpriv.engines.local_silo import LocalSilo, remove_silos, state_folder, wr
 from fedpriv.engines.processes import refuse_root
 from fedpriv.engines.superlink import SuperLink, federation_superlink, node_keys, remote_superlink
 from fedpriv.files import write_text
-from fedpriv.outcome import Finished
-from fedpriv.run_config import run_config_of
-from fedpriv.run_folder import FolderReader, clear
+from fedpriv.protocol.cell_folder import FolderReader, clear
+from fedpriv.protocol.run_config import run_config_of
+from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell
 
 

@@ -5,8 +5,8 @@ import time
 from fedpriv.engines.base import Observer
 from fedpriv.engines.superlink import SubmittedRun
 from fedpriv.errors import RunError
-from fedpriv.outcome import Finished
-from fedpriv.run_folder import FolderReader
+from fedpriv.protocol.cell_folder import FolderReader
+from fedpriv.running.outcome import Finished
 
 _POLL_SECONDS = 0.2
 _STATUS_SECONDS = 5.0

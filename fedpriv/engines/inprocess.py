@@ -12,8 +12,8 @@ from clients.app import app as client_app
 from fedpriv.engines.base import Observer, Outcome
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import FedprivError, InputError
-from fedpriv.outcome import Finished
-from fedpriv.run_config import run_config_of
+from fedpriv.protocol.run_config import run_config_of
+from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell
 from server.app import server_app
 

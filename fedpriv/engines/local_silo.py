@@ -17,7 +17,7 @@ from clients.prepare import allowance_of, policy_text, write_shard
 from fedpriv.data.datasets import load
 from fedpriv.engines import supernode_process
 from fedpriv.engines.processes import POLL_INTERVAL, environment, script
-from fedpriv.federation import spread
+from fedpriv.running.task import spread
 from fedpriv.scenario import Cell
 
 SOCKET = "guard.sock"

@@ -12,9 +12,9 @@ from fedpriv.engines.inprocess import refuse_vectorized_options
 from fedpriv.engines.processes import refuse_root
 from fedpriv.engines.superlink import SuperLink, simulating_superlink
 from fedpriv.errors import InputError
-from fedpriv.outcome import Finished
-from fedpriv.run_config import run_config_of
-from fedpriv.run_folder import FolderReader
+from fedpriv.protocol.cell_folder import FolderReader
+from fedpriv.protocol.run_config import run_config_of
+from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell
 
 

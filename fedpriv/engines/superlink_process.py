@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fedpriv.engines import certificates
 from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME, superexec_command, superlink_app
 from fedpriv.errors import InputError
-from fedpriv.records import REGISTERED
+from fedpriv.protocol.messages import REGISTERED
 
 
 @dataclass(frozen=True)

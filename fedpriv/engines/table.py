@@ -7,7 +7,7 @@ from fedpriv.engines.base import Engine
 from fedpriv.errors import InputError
 
 ENGINES = {
-    "vectorized": ("fedpriv.engines.vectorized", "run_vectorized"),
+    "vectorized": ("fedpriv.engines.vectorized.engine", "run_vectorized"),
     "inprocess": ("fedpriv.engines.inprocess", "run_inprocess"),
     "ray": ("fedpriv.engines.ray", "run_ray"),
     "deployment": ("fedpriv.engines.deployment", "run_deployment"),

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpriv.mechanisms import nodes
 from fedpriv.mechanisms.base import MechanismState
 from fedpriv.mechanisms.differences import DifferenceTrees, Groups
+from fedpriv.mechanisms.sensitivity import nodes
+from fedpriv.mechanisms.sensitivity.windows import cover
 from fedpriv.mechanisms.tree import BinaryTree
-from fedpriv.mechanisms.windows import cover
 from fedpriv.mechanisms.workload import Floats, Workload
 
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 
 from fedpriv.errors import InputError
-from fedpriv.mechanisms import nodes
 from fedpriv.mechanisms.base import Mechanism, Sensitivity, check_matches
+from fedpriv.mechanisms.sensitivity import nodes
 from fedpriv.mechanisms.workload import Floats, Workload
-from fedpriv.parameters.momentum import paper_window_counts
-from fedpriv.rounds import SHARED, Schedule
+from fedpriv.participation.schedules import Schedule
+from fedpriv.replicates.columns import SHARED
 
 
 class Groups(NamedTuple):
@@ -171,6 +171,19 @@ def sized_by_the_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Tre
     difference = trees.difference / (2.0 * float(np.max(workload.clips))) * late
     sized = with_stds(trees, np.array([early, late, difference, difference]))
     return dataclasses.replace(sized, least=2.0 * sigma_mu)
+
+
+def paper_window_counts(rounds: int, places: int) -> tuple[float, float]:
+    """V_{≤2N} = 3 log2 N and V_{>2N} = 4 (T/N) log2 N of Algorithm 2.
+
+    InputError for N < 6: the first is too small there, at N = 1 both are 0, no noise at all.
+    """
+    if places < 6:
+        raise InputError(
+            f"{places} rounds an epoch: the paper's constants of Algorithm 2 hold from 6 on; "
+            'use calibration = "exact"'
+        )
+    return 3.0 * math.log2(places), 4.0 * rounds / places * math.log2(places)
 
 
 def with_stds(trees: Trees, stds: Floats) -> Trees:

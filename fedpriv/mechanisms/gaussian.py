@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpriv.mechanisms import falling
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
+from fedpriv.mechanisms.sensitivity import falling
 from fedpriv.mechanisms.workload import Floats, Workload, geometric_sums, powers
 
 if TYPE_CHECKING:

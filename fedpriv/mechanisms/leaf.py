@@ -12,9 +12,9 @@ import numpy as np
 
 from fedpriv.errors import InputError
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
-from fedpriv.mechanisms.participation import heaviest_pattern
+from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern
 from fedpriv.mechanisms.workload import Floats, Separated, Workload
-from fedpriv.rounds import SHARED
+from fedpriv.replicates.columns import SHARED
 
 if TYPE_CHECKING:
     from torch import Tensor

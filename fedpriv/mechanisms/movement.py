@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.errors import RunError
-from fedpriv.rounds import Scalar
+from fedpriv.replicates.columns import Scalar
 
 
 def check_movement(bound: Scalar, before: Tensor, query: Tensor, where: str) -> None:

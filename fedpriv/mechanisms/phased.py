@@ -12,7 +12,7 @@ import numpy as np
 from fedpriv.errors import InputError
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
 from fedpriv.mechanisms.workload import Floats, Workload
-from fedpriv.rounds import Phases
+from fedpriv.participation.schedules import Phases
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from fedpriv.mechanisms import nodes, windows
 from fedpriv.mechanisms.base import MechanismState
 from fedpriv.mechanisms.differences import DifferenceTrees, Groups
+from fedpriv.mechanisms.sensitivity import nodes, windows
+from fedpriv.mechanisms.sensitivity.windows import Node
 from fedpriv.mechanisms.tree import BinaryTree
-from fedpriv.mechanisms.windows import Node
 from fedpriv.mechanisms.workload import Floats, Workload
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedpriv.errors import InputError
-from fedpriv.mechanisms import falling, series
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.mechanisms.sensitivity import falling, series
 from fedpriv.mechanisms.workload import Floats, Workload
-from fedpriv.rounds import SHARED
+from fedpriv.replicates.columns import SHARED
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.errors import InputError
-from fedpriv.rounds import Phases, Schedule
+from fedpriv.participation.schedules import Phases, Schedule
 
 Floats = NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, Self
 from torch import Tensor
 
 from fedpriv.errors import InputError
-from fedpriv.rounds import Scalar
+from fedpriv.replicates.columns import Scalar
 
 
 class Slots(NamedTuple):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedpriv.rounds import Scalar
+from fedpriv.replicates.columns import Scalar
 
 _LONGEST = 1024
 _LARGEST = {torch.float32: 2.0**50, torch.float64: 2.0**400}

@@ -24,7 +24,7 @@ from fedpriv.objectives.clipping import clipping, together
 from fedpriv.objectives.layers import Linked, Stateless, Terms, linked_of, stateless_of, sum_of
 from fedpriv.objectives.losses import Loss
 from fedpriv.objectives.module import check_module, initial_point, parameters_of
-from fedpriv.rounds import Scalar
+from fedpriv.replicates.columns import Scalar
 
 _CHUNK_VALUES = 2**20
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
 from fedpriv.objectives.clipping import clipping, rank_one, upper_norm
 from fedpriv.objectives.population import Population
-from fedpriv.rounds import Scalar
+from fedpriv.replicates.columns import Scalar
 
 
 @dataclass(frozen=True)

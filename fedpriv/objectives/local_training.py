@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedpriv.objectives.base import Increment, Records, Slots
 from fedpriv.objectives.view import View
-from fedpriv.rounds import Scalar
+from fedpriv.replicates.columns import Scalar
 
 UNCLIPPED = 1e30
 """A norm bound that no gradient reaches, and that floating-point numbers of 32 bits can hold."""

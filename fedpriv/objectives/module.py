@@ -18,7 +18,7 @@ from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Record
 from fedpriv.objectives.clipping import clipping, formed, upper_norm
 from fedpriv.objectives.losses import Loss
 from fedpriv.randomness import public_generator
-from fedpriv.rounds import Scalar
+from fedpriv.replicates.columns import Scalar
 
 _CHUNK_VALUES = 2**20
 """Gradient values held at a time: what lies in a cache is summed faster than what does not."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
 from fedpriv.objectives.linear import slope_sum
-from fedpriv.rounds import Scalar
+from fedpriv.replicates.columns import Scalar
 
 _EXPLAINED = 0.1
 

@@ -24,7 +24,7 @@ from fedpriv.objectives.base import Increment, Records, Slots
 from fedpriv.objectives.clipping import clipping, formed, upper_norm
 from fedpriv.objectives.view import View
 from fedpriv.randomness import KeyedNormal, seed_key
-from fedpriv.rounds import PER_REPLICATE, Scalar
+from fedpriv.replicates.columns import PER_REPLICATE, Scalar
 
 
 class Directions(Protocol):

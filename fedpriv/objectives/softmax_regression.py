@@ -16,7 +16,7 @@ from torch import Tensor
 from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
 from fedpriv.objectives.clipping import clipping, rank_one, upper_norm
 from fedpriv.objectives.losses import CrossEntropy
-from fedpriv.rounds import Scalar
+from fedpriv.replicates.columns import Scalar
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedpriv.objectives.base import Evaluation, Increment, Objective, Records, Slots
-from fedpriv.rounds import Scalar
+from fedpriv.replicates.columns import Scalar
 
 
 @dataclass(frozen=True)

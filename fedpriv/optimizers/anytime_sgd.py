@@ -21,9 +21,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fedpriv.estimators.round import Round
+from fedpriv.estimators.weights import LinearWeights, Weights
 from fedpriv.optimizers.base import project_to_ball
-from fedpriv.rounds import Round, Scalar
-from fedpriv.weights import LinearWeights, Weights
+from fedpriv.replicates.columns import Scalar
 
 
 class AnytimeState(NamedTuple):

@@ -5,7 +5,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedpriv.rounds import Round, Scalar
+from fedpriv.estimators.round import Round
+from fedpriv.replicates.columns import Scalar
 
 
 class Optimizer(Protocol):

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedpriv.rounds import Round, Scalar
+from fedpriv.estimators.round import Round
+from fedpriv.replicates.columns import Scalar
 
 _ROUNDING = 1.0 + 1e-6
 _OWN_ROUNDING = 1.0 + 5e-7  # half of it: the rest is for whoever measures in another order of sums

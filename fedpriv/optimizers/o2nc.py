@@ -26,9 +26,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.estimators.round import Round
 from fedpriv.optimizers.base import project_to_ball
 from fedpriv.randomness import public_generator
-from fedpriv.rounds import PER_REPLICATE, Round, Scalar
+from fedpriv.replicates.columns import PER_REPLICATE, Scalar
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedpriv.estimators.round import Round
 from fedpriv.optimizers.base import project_to_ball
-from fedpriv.parameters.phased import shrink_of_phase
-from fedpriv.rounds import Phases, Round, Scalar
+from fedpriv.participation.schedules import Phases
+from fedpriv.replicates.columns import Scalar
+from fedpriv.theory.phased import shrink_of_phase
 
 
 class PhasedState(NamedTuple):

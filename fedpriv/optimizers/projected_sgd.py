@@ -21,8 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedpriv.estimators.round import Round
 from fedpriv.optimizers.base import project_to_ball
-from fedpriv.rounds import Round, Scalar
+from fedpriv.replicates.columns import Scalar
 
 
 class SgdState(NamedTuple):

@@ -13,10 +13,10 @@ from fedpriv.algorithms import algorithm_named
 from fedpriv.errors import InputError
 from fedpriv.files import write_text
 from fedpriv.reports.plots import svgs_of
-from fedpriv.reports.results import Results, read_results
 from fedpriv.reports.statement import ASSUMPTIONS, NOT_PROTECTED, statements
 from fedpriv.reports.summary import METRICS, incomplete, value_text
 from fedpriv.reports.table import how_measured, tables_of, what_is_missing
+from fedpriv.sweep.results import Results, read_results
 
 _CAPTIONS = {
     "curves": "On the test set, round by round",

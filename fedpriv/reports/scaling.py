@@ -17,9 +17,9 @@ import numpy as np
 from scipy import stats
 
 from fedpriv.errors import InputError
-from fedpriv.reports.results import Results
 from fedpriv.reports.summary import cells_at, points, value_text
 from fedpriv.scenario.load import Scaling
+from fedpriv.sweep.results import Results
 
 _CONFIDENCE = 0.95
 

@@ -6,10 +6,10 @@ from statistics import NormalDist
 from typing import Any
 
 from fedpriv.accounting import GaussianDP
-from fedpriv.accounting.ledger import ReleaseStream, claim_of, from_data
-from fedpriv.reports.results import Results
-from fedpriv.rounds import AnySchedule, Poisson
-from fedpriv.trust import Trust, trust_named
+from fedpriv.participation.schedules import AnySchedule, Poisson
+from fedpriv.privacy.ledger import ReleaseStream, claim_of, from_data
+from fedpriv.privacy.trust import Trust, trust_named
+from fedpriv.sweep.results import Results
 
 _HIDDEN = {
     "replace-one": "which record was used: any one may be exchanged for any other, the rest staying the same",

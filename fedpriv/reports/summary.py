@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedpriv.reports.results import Results
+from fedpriv.sweep.results import Results
 
 
 @dataclass(frozen=True)

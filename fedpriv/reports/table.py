@@ -6,9 +6,11 @@ import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from fedpriv.reports.results import Results
+from fedpriv.files import write_text
+from fedpriv.privacy.trust import trust_named
 from fedpriv.reports.scaling import scaling_lines
 from fedpriv.reports.summary import (
     Metric,
@@ -24,7 +26,7 @@ from fedpriv.reports.summary import (
     value_text,
 )
 from fedpriv.scenario.load import Paper, Scaling
-from fedpriv.trust import trust_named
+from fedpriv.sweep.results import Results, read_results
 
 Style = Literal["markdown", "csv", "latex"]
 
@@ -49,6 +51,13 @@ class Table:
 def render(results: Results, style: Style) -> str:
     """All tables of a run, ending with a newline."""
     return STYLES[style](results)
+
+
+def write_table(folder: Path) -> str:
+    """Write RUN_DIR/table.md, the Markdown of a run that is complete; what was written."""
+    text = render(read_results(folder), "markdown")
+    write_text(folder / "table.md", text)
+    return text
 
 
 def tables_of(results: Results) -> list[Table]:

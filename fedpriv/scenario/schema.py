@@ -9,9 +9,9 @@ from fedpriv.accounting.zcdp import mu_of_rho
 from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
 from fedpriv.data.partition import silo_sizes
 from fedpriv.errors import InputError
-from fedpriv.models import Model, ModelSettings, model_named
-from fedpriv.rounds import AnySchedule, Poisson, Schedule
-from fedpriv.trust import Trust, trust_named
+from fedpriv.models.table import Model, ModelSettings, model_named
+from fedpriv.participation.schedules import AnySchedule, Poisson, Schedule
+from fedpriv.privacy.trust import Trust, trust_named
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from fedpriv.accounting.claim import GaussianDP
 from fedpriv.accounting.gdp import epsilon_of, mu_of
-from fedpriv.accounting.ledger import claim_of
+from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.subsampled import SubsampledGaussian, calibrated
-from fedpriv.federation import task_of_cell
-from fedpriv.plan import plan_of
+from fedpriv.privacy.ledger import claim_of
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import resolve_cell
 from tests.conftest import small_tree
 

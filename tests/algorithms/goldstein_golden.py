@@ -12,13 +12,13 @@ import torch
 from scipy.special import betainc
 from torch import Tensor
 
-from fedpriv.estimators import VarianceReducedGradient
+from fedpriv.estimators.gradients import VarianceReducedGradient
+from fedpriv.estimators.running_sum import absorb, empty_sum
 from fedpriv.mechanisms import Mechanism
 from fedpriv.objectives import Objective, PhaseRetrieval, Records, Slots
 from fedpriv.optimizers import O2NC
 from fedpriv.optimizers.o2nc import O2NCState
-from fedpriv.rounds import Scalar
-from fedpriv.running_sum import absorb, empty_sum
+from fedpriv.replicates.columns import Scalar
 
 ALPHA, ROUNDS, PERIOD, WINDOW = 0.4, 11, 4, 3
 LOSS = PhaseRetrieval(2, 1, feature_norm=1.0, dtype=torch.float64)

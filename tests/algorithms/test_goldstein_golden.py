@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from fedpriv.estimators import VarianceReducedGradient
+from fedpriv.estimators.gradients import VarianceReducedGradient
 from fedpriv.mechanisms import BinaryTree, LeafGaussian
-from fedpriv.mechanisms.nodes import column_energies
+from fedpriv.mechanisms.sensitivity.nodes import column_energies
 from fedpriv.objectives import Objective, Smoothed
 from tests.algorithms.goldstein_golden import (
     ALPHA,

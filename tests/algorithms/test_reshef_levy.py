@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.engines.vectorized import run_vectorized
+from fedpriv.engines.vectorized.engine import run_vectorized
 from fedpriv.errors import InputError
-from fedpriv.estimators import RecursiveGradient
-from fedpriv.federation import task_of_cell
+from fedpriv.estimators.gradients import RecursiveGradient
+from fedpriv.estimators.running_sum import absorb, empty_sum
 from fedpriv.mechanisms import IndependentGaussian, Workload
 from fedpriv.objectives import Records, SoftmaxRegression
 from fedpriv.optimizers import AnytimeSGD
-from fedpriv.plan import Plan, plan_of
-from fedpriv.rounds import Schedule
-from fedpriv.running_sum import absorb, empty_sum
+from fedpriv.participation.schedules import Schedule
+from fedpriv.running.plan import Plan, plan_of
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
 
 ROUNDS, CLIP, MU = 8, 5.0, 4.0

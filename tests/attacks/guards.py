@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from clients.guard import Guard
 from clients.proxy import ask
-from fedpriv.records import Refusal
+from fedpriv.protocol.messages import Refusal
 from fedpriv.scenario import resolve_cell
 from tests.clients.guarded import guard_of, start_daemon
 from tests.conftest import small_tree

@@ -20,7 +20,7 @@ from clients.policy import read_policy
 from clients.releasing import Forgiving
 from fedpriv.errors import InputError, RunError
 from fedpriv.objectives import Records, SoftmaxRegression
-from fedpriv.records import Refusal
+from fedpriv.protocol.messages import Refusal
 from tests.attacks.guards import (
     Socket,
     guard_for,

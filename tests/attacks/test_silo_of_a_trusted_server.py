@@ -10,9 +10,9 @@ from flwr.app import Message
 from clients.app import app as client_app
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
-from fedpriv.run_config import run_config_of
+from fedpriv.protocol.arrays import Counts, release_content, vector_in
+from fedpriv.protocol.run_config import run_config_of
 from fedpriv.scenario import Cell
-from fedpriv.wire import Counts, release_content, vector_in
 from tests.clients.guarded import CLIP
 from tests.server.deployed import plan_with, serve
 

@@ -13,10 +13,10 @@ from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
 from fedpriv.files import OWN, write_bytes
 from fedpriv.mechanisms import BinaryTree, IndependentGaussian, Mechanism
+from fedpriv.protocol.arrays import Counts, release_content, vector_in
+from fedpriv.protocol.run_config import run_config_of
 from fedpriv.randomness import SERVER
-from fedpriv.run_config import run_config_of
 from fedpriv.scenario import Cell
-from fedpriv.wire import Counts, release_content, vector_in
 from server.journal import ServerJournal
 from server.noise import Released
 from tests.server.deployed import plan_with, released_in, serve, silos_of

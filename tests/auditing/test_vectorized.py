@@ -18,12 +18,13 @@ from fedpriv.auditing.canaries import Layout, auditable, objective_for, single_p
 from fedpriv.auditing.statistics import best_bound, heaviest_round
 from fedpriv.auditing.transcripts import Trials
 from fedpriv.data.partition import iid
-from fedpriv.engines import noise_feed, vectorized
-from fedpriv.plan import Plan, plan_of
+from fedpriv.engines.vectorized import engine as vectorized
+from fedpriv.engines.vectorized import noise_feed
+from fedpriv.estimators.round import Round
+from fedpriv.privacy.trust import Noise
 from fedpriv.randomness import public_generator
-from fedpriv.rounds import Round
+from fedpriv.running.plan import Plan, plan_of
 from fedpriv.scenario import Cell
-from fedpriv.trust import Noise
 from tests.engines.test_engines import Recorder
 
 MakeCell = Callable[..., Cell]

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.reports.results import read_results
 from fedpriv.reports.table import render
+from fedpriv.sweep.results import read_results
 
 FEDPRIV = Path(sys.executable).with_name("fedpriv")
 SCENARIO = """

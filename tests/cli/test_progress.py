@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from fedpriv.cli.progress import JsonLines, Progress
-from fedpriv.outcome import Finished
-from fedpriv.reports.observers import Fanout, RunObserver
-from fedpriv.reports.sweep import rerun_command
+from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Scenario
 from fedpriv.scenario.load import scenario_of
+from fedpriv.sweep.observers import Fanout, RunObserver
+from fedpriv.sweep.runner import rerun_command
 from tests.conftest import small_tree
 
 

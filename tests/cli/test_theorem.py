@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpriv.cli.app import app
-from fedpriv.federation import task_of_cell
-from fedpriv.parameters.accelerated import Problem, non_realizable, realizable
-from fedpriv.parameters.noisy_minibatch import by_moments
-from fedpriv.plan import plan_of
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import load_scenario
+from fedpriv.theory.accelerated import Problem, non_realizable, realizable
+from fedpriv.theory.noisy_minibatch import by_moments
 
 SCENARIO = """
 name = "small"

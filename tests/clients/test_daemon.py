@@ -21,13 +21,13 @@ from clients.ledger import SiloLedger
 from clients.proxy import ask
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
-from fedpriv.federation import task_of_cell
-from fedpriv.plan import plan_of
+from fedpriv.protocol.arrays import one_array
+from fedpriv.protocol.messages import Refusal
+from fedpriv.protocol.run_config import run_config_of
 from fedpriv.randomness import simulation_noise
-from fedpriv.records import Refusal
-from fedpriv.run_config import run_config_of
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import resolve_cell
-from fedpriv.wire import one_array
 from server.strategy import ReleaseStrategy
 from tests.clients.guarded import CELL, ZERO, start_daemon, write_silo
 from tests.conftest import small_tree

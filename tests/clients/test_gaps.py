@@ -7,9 +7,9 @@ import torch
 
 from clients.silo import Silo, SimulatedFederation
 from fedpriv.errors import InputError, RunError
-from fedpriv.federation import task_of_cell
 from fedpriv.mechanisms import BinaryTree
-from fedpriv.plan import plan_of
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
 from tests.conftest import small_tree
 

@@ -14,7 +14,7 @@ from clients.policy import Policy
 from clients.shard import Shard
 from clients.silo import simulated_silo
 from fedpriv.errors import RunError
-from fedpriv.federation import task_of_cell
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
 from tests.conftest import small_tree
 

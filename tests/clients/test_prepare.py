@@ -13,7 +13,7 @@ from clients.prepare import prepare_silos
 from clients.shard import load_shard
 from clients.silo import simulated_silo
 from fedpriv.errors import InputError, RunError
-from fedpriv.federation import task_of_cell
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Scenario
 from fedpriv.scenario.load import scenario_of
 from tests.clients.guarded import UNACCOUNTABLE

@@ -13,9 +13,9 @@ from scipy import stats
 from clients.silo import Silo, simulated_silo
 from clients.state import ContextStore
 from fedpriv.errors import RunError
-from fedpriv.federation import spread, task_of_cell
-from fedpriv.plan import plan_of
 from fedpriv.randomness import KeyedNormal
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell
 
 MakeCell = Callable[..., Cell]

@@ -10,8 +10,8 @@ import torch
 
 from fedpriv.data.datasets import load, load_test
 from fedpriv.errors import InputError
-from fedpriv.federation import task_of
-from fedpriv.models import model_named
+from fedpriv.models.table import model_named
+from fedpriv.running.task import task_of
 from fedpriv.scenario import resolve_cell
 from fedpriv.scenario.schema import ModelSection
 from tests.engines.test_engines import run

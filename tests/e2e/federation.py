@@ -26,13 +26,13 @@ from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.engines.local_silo import LocalSilo, write_silos
 from fedpriv.engines.processes import environment, script
 from fedpriv.engines.superlink import SuperLink, federation_superlink, node_keys
-from fedpriv.federation import spread, task_of_cell
 from fedpriv.objectives import Records
-from fedpriv.plan import plan_of
-from fedpriv.records import key_content, keys_in, number_in, roster_content
-from fedpriv.run_config import run_config_of
+from fedpriv.protocol.arrays import one_array, release_content, vector_in
+from fedpriv.protocol.messages import key_content, keys_in, number_in, roster_content
+from fedpriv.protocol.run_config import run_config_of
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell, load_scenario
-from fedpriv.wire import one_array, release_content, vector_in
 from server.noise_chain import NoiseChain
 from server.strategy import ReleaseStrategy
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from fedpriv.engines.processes import script
-from fedpriv.reports.results import read_results
+from fedpriv.sweep.results import read_results
 from tests.e2e.federation import SCENARIO, wait_until
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.engines.vectorized import run_vectorized
+from fedpriv.engines.vectorized.engine import run_vectorized
 from fedpriv.reports.summary import METRICS
 from fedpriv.scenario import load_scenario
 

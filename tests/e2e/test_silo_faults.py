@@ -15,7 +15,7 @@ from clients.proxy import ask
 from fedpriv.engines.certificates import make_node_key
 from fedpriv.engines.local_silo import SOCKET
 from fedpriv.engines.supernode_process import NODE_KEY
-from fedpriv.records import Refusal
+from fedpriv.protocol.messages import Refusal
 from tests.e2e.federation import federation, finish, say
 
 pytestmark = pytest.mark.deployment

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from fedpriv.algorithms import ALGORITHMS
 from fedpriv.engines.table import engine_named
-from fedpriv.federation import spread, task_of_cell
 from fedpriv.randomness import SERVER, simulation_noise
+from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell
 from tests import oracle_single_epoch as oracle
 

@@ -15,10 +15,10 @@ import pytest
 
 from fedpriv.algorithms import ALGORITHMS
 from fedpriv.errors import InputError
-from fedpriv.federation import task_of_cell
-from fedpriv.plan import plan_of
+from fedpriv.privacy.trust import TRUSTS
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.trust import TRUSTS
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
 

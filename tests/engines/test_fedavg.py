@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedpriv.errors import InputError
-from fedpriv.federation import spread, task_of_cell
-from fedpriv.plan import plan_of
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell
 from tests.engines.test_engines import run
 

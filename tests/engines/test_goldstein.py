@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.accounting.ledger import claim_of
 from fedpriv.engines.base import Outcome
 from fedpriv.engines.table import engine_named
 from fedpriv.errors import InputError
-from fedpriv.federation import check_records, spread, task_of_cell
-from fedpriv.mechanisms.nodes import levels
+from fedpriv.mechanisms.sensitivity.nodes import levels
 from fedpriv.metrics.goldstein import goldstein_of
 from fedpriv.objectives import Smoothed
-from fedpriv.plan import Plan, plan_of
+from fedpriv.privacy.ledger import claim_of
+from fedpriv.running.plan import Plan, plan_of
+from fedpriv.running.task import check_records, spread, task_of_cell
 from fedpriv.scenario import Cell
 
 MakeCell = Callable[..., Cell]

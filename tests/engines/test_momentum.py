@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 
 from clients.silo import simulated_silo
-from fedpriv.accounting.ledger import as_data, from_data
 from fedpriv.errors import InputError, RunError
-from fedpriv.estimators import Estimator, PlainGradient, SplitGradient
-from fedpriv.federation import task_of_cell
+from fedpriv.estimators.gradients import Estimator, PlainGradient, SplitGradient
+from fedpriv.estimators.running_sum import absorb, empty_sum
 from fedpriv.mechanisms import AlignedDifferences, BinaryTree, Mechanism, SlidingDifferences, Workload
 from fedpriv.objectives import Evaluation, Increment, Records
 from fedpriv.optimizers import NormalizedSGD
 from fedpriv.optimizers.normalized_sgd import movement_bound
-from fedpriv.plan import Plan, plan_of
+from fedpriv.participation.schedules import Schedule
+from fedpriv.privacy.ledger import as_data, from_data
+from fedpriv.replicates.columns import Scalar
 from fedpriv.reports.statement import about_the_loss
-from fedpriv.rounds import Scalar, Schedule
-from fedpriv.running_sum import absorb, empty_sum
+from fedpriv.running.plan import Plan, plan_of
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
 from tests.engines.test_engines import run
 from tests.oracle_momentum import (

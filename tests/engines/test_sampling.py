@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from clients.silo import SimulatedFederation, simulated_silo
 from fedpriv.accounting.gdp import epsilon_of
-from fedpriv.accounting.ledger import as_data, claim_of, from_data
 from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
-from fedpriv.federation import spread, task_of_cell
-from fedpriv.plan import plan_of
+from fedpriv.participation.schedules import Poisson
+from fedpriv.privacy.ledger import as_data, claim_of, from_data
 from fedpriv.randomness import SERVER, simulation_noise
-from fedpriv.reports.results import privacy_of
-from fedpriv.rounds import Poisson
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell
+from fedpriv.sweep.results import privacy_of
 from tests.engines.test_engines import run
 
 MakeCell = Callable[..., Cell]

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.accounting.ledger import as_data, from_data
 from fedpriv.algorithms import ALGORITHMS
 from fedpriv.errors import InputError
-from fedpriv.federation import task_of_cell
-from fedpriv.plan import plan_of
-from fedpriv.rounds import Phases
+from fedpriv.participation.schedules import Phases
+from fedpriv.privacy.ledger import as_data, from_data
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
 from fedpriv.scenario.schema import FederationSection
 from tests.engines.test_engines import run
@@ -79,7 +79,7 @@ def test_who_holds_a_record_does_not_matter_without_noise(
             np.concatenate(parts) for parts in zip(*(np.split(numbers, cuts) for numbers in of_round), strict=True)
         ]
 
-    monkeypatch.setattr("fedpriv.federation.iid", in_rounds)
+    monkeypatch.setattr("fedpriv.running.task.iid", in_rounds)
     models = []
     for batches in ((20,), (5, 5, 5, 5), (2, 3, 5, 10)):
         monkeypatch.setattr(FederationSection, "batch_sizes", lambda _self, _seed, batches=batches: batches)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from fedpriv.errors import InputError
-from fedpriv.federation import task_of_cell
-from fedpriv.parameters.accelerated import Problem, non_realizable
-from fedpriv.plan import plan_of
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
+from fedpriv.theory.accelerated import Problem, non_realizable
 
 
 def asking(theorem: str, rounds: int, **algorithm: Any) -> dict[str, Any]:

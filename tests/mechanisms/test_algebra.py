@@ -16,7 +16,7 @@ from fedpriv.mechanisms import (
     Mechanism,
     Workload,
 )
-from fedpriv.rounds import Schedule
+from fedpriv.participation.schedules import Schedule
 
 Matrix = NDArray[np.float64]
 

@@ -10,8 +10,8 @@ import torch
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import AlignedDifferences, Separated, SlidingDifferences, Workload
 from fedpriv.mechanisms.differences import DifferenceTrees, calibrated, sized_by_the_paper
-from fedpriv.mechanisms.windows import cover, used_ends
-from fedpriv.rounds import Schedule
+from fedpriv.mechanisms.sensitivity.windows import cover, used_ends
+from fedpriv.participation.schedules import Schedule
 from tests.oracle_momentum import (
     GOLDEN_STDS,
     Interval,

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fedpriv.mechanisms import BinaryTree, Workload
-from fedpriv.mechanisms.nodes import record_counts, record_energies
-from fedpriv.parameters.momentum import paper_node_count
-from fedpriv.rounds import Schedule
+from fedpriv.mechanisms.sensitivity.nodes import record_counts, record_energies
+from fedpriv.participation.schedules import Schedule
+from fedpriv.theory.momentum import paper_node_count
 from tests.oracle_momentum import compose, energies, prefix_nodes
 
 

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.mechanisms import BinaryTree, Workload, nodes
-from fedpriv.rounds import Schedule
+from fedpriv.mechanisms import BinaryTree, Workload
+from fedpriv.mechanisms.sensitivity import nodes
+from fedpriv.participation.schedules import Schedule
 
 
 def compose(first: int, last: int) -> list[tuple[int, int]]:

@@ -10,8 +10,8 @@ import torch
 from scipy.stats import chi2, norm
 
 from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, LeafGaussian, Mechanism, Workload
+from fedpriv.participation.schedules import Schedule
 from fedpriv.randomness import simulation_noise
-from fedpriv.rounds import Schedule
 
 ROUNDS, SIZE, FALSE_ALARM = 24, 20_000, 1e-6
 

@@ -20,8 +20,8 @@ from fedpriv.mechanisms import (
     Separated,
     Workload,
 )
-from fedpriv.mechanisms.participation import heaviest_pattern
-from fedpriv.rounds import Schedule
+from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern
+from fedpriv.participation.schedules import Schedule
 
 Matrix = NDArray[np.float64]
 

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Workload, series
-from fedpriv.rounds import Schedule
+from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Workload
+from fedpriv.mechanisms.sensitivity import series
+from fedpriv.participation.schedules import Schedule
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.9, 0.9999, 1.0])

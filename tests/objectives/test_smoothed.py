@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedpriv.errors import InputError
-from fedpriv.estimators import VarianceReducedGradient
+from fedpriv.estimators.gradients import VarianceReducedGradient
+from fedpriv.estimators.running_sum import absorb, empty_sum
 from fedpriv.objectives import (
     ModuleObjective,
     Objective,
@@ -20,7 +21,6 @@ from fedpriv.objectives import (
     Smoothed,
     SoftmaxRegression,
 )
-from fedpriv.running_sum import absorb, empty_sum
 from tests.algorithms.goldstein_golden import ExactlySmoothed
 
 DTYPE, DIMENSION, ALPHA = torch.float64, 5, 0.3

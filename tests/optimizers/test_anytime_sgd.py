@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.estimators import RecursiveGradient
+from fedpriv.estimators.gradients import RecursiveGradient
 from fedpriv.optimizers import AnytimeSGD
 from fedpriv.optimizers.base import project_to_ball
 

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpriv.algorithms import Problem, algorithm_named
+from fedpriv.estimators.round import Round
 from fedpriv.optimizers import NormalizedSGD
 from fedpriv.optimizers.normalized_sgd import movement_bound
-from fedpriv.rounds import Round, Schedule
+from fedpriv.participation.schedules import Schedule
 
 
 def current(t: int) -> Round:

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedpriv.estimators.round import Round
 from fedpriv.optimizers import O2NC
 from fedpriv.optimizers.o2nc import O2NCState, PublicChoices
-from fedpriv.rounds import Round
-from fedpriv.stacking import signature, stack
+from fedpriv.replicates.stacking import signature, stack
 
 
 def plain_round(t: int) -> Round:

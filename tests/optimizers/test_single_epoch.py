@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedpriv.estimators import Estimator, PlainGradient, RecursiveGradient
+from fedpriv.estimators.gradients import Estimator, PlainGradient, RecursiveGradient
+from fedpriv.estimators.running_sum import absorb, empty_sum
+from fedpriv.estimators.weights import LinearWeights, PowerWeights
 from fedpriv.objectives import Records, SoftmaxRegression
 from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, NesterovCoupling, ProjectedSGD
-from fedpriv.running_sum import absorb, empty_sum
-from fedpriv.weights import LinearWeights, PowerWeights
 
 LOOSE = 1e9
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedpriv.reports.results import Results
 from fedpriv.scenario import Published
+from fedpriv.sweep.results import Results
 
 Figures = tuple[float, float] | None
 """Test loss and test accuracy (a share) of a cell; None for a cell that is not finished."""

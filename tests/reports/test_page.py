@@ -10,11 +10,11 @@ import pytest
 
 import fedpriv
 from fedpriv.errors import InputError
+from fedpriv.privacy.trust import TRUSTED, UNTRUSTED
 from fedpriv.reports.page import _CAPTIONS, write_report
-from fedpriv.reports.results import read_results
 from fedpriv.reports.statement import best_guess, statements
 from fedpriv.reports.summary import METRICS
-from fedpriv.trust import TRUSTED, UNTRUSTED
+from fedpriv.sweep.results import read_results
 from tests.conftest import small_tree
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}

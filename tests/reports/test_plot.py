@@ -19,7 +19,7 @@ from fedpriv.reports.plots.curves import draw_curves
 from fedpriv.reports.plots.layout import layout_of
 from fedpriv.reports.plots.noise import draw_noise
 from fedpriv.reports.plots.tradeoff import draw_tradeoff
-from fedpriv.reports.results import Results
+from fedpriv.sweep.results import Results
 
 Make = Callable[..., Results]
 EVALUATED = (150, 300, 450, 600)

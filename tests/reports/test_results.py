@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fedpriv.errors import InputError
-from fedpriv.outcome import Finished
-from fedpriv.reports.results import RunFolder, read_history, read_results
+from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Scenario
 from fedpriv.scenario.load import scenario_of
+from fedpriv.sweep.results import RunFolder, read_history, read_results
 from tests.conftest import small_tree
 
 PAPER = {"rows": "privacy.rho", "columns": "federation.silos", "test_loss": [[2.5, 2.25]]}

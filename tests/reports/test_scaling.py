@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.accounting.ledger import ReleaseStream
 from fedpriv.errors import InputError
-from fedpriv.outcome import Finished
-from fedpriv.reports.results import RunFolder, read_results
+from fedpriv.privacy.ledger import ReleaseStream
 from fedpriv.reports.scaling import fit, needed
 from fedpriv.reports.table import render
+from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Scenario
 from fedpriv.scenario.load import scenario_of
+from fedpriv.sweep.results import RunFolder, read_results
 from tests.conftest import small_tree
 
 SIZES, ROUNDS = [256, 1024, 4096], [1, 2, 4, 8, 16, 32, 64, 128]

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from fedpriv.accounting import ledger
-from fedpriv.accounting.ledger import as_data
-from fedpriv.federation import task_of_cell
-from fedpriv.plan import plan_of
+from fedpriv.privacy import ledger
+from fedpriv.privacy.ledger import as_data
 from fedpriv.reports import statement
-from fedpriv.reports.results import Results, message_bytes, privacy_of
 from fedpriv.reports.statement import statements
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.sweep.results import Results, message_bytes, privacy_of
 from tests.conftest import small_tree
 
 PHASED = {"name": "phased-sgd", "trust": "curator", "step": 0.001, "radius": 1.0}

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fedpriv.reports.results import Results
 from fedpriv.reports.summary import (
     METRICS,
     compare,
@@ -19,6 +18,7 @@ from fedpriv.reports.summary import (
     value_text,
 )
 from fedpriv.reports.table import render
+from fedpriv.sweep.results import Results
 
 Make = Callable[..., Results]
 LOSS, ACCURACY, *_ = METRICS

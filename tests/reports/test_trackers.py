@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fedpriv.errors import InputError, RunError
-from fedpriv.outcome import Finished
-from fedpriv.reports.trackers import MLflow, TensorBoard
+from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Scenario
 from fedpriv.scenario.load import scenario_of
+from fedpriv.sweep.trackers import MLflow, TensorBoard
 from tests.conftest import small_tree
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedpriv.errors import InputError
-from fedpriv.federation import check_records
+from fedpriv.running.task import check_records
 from fedpriv.scenario import load_scenario, resolve_cell
 from fedpriv.scenario.load import scenario_of
 from tests.conftest import small_tree

@@ -17,18 +17,18 @@ from torch import Tensor
 
 from clients.app import app as honest
 from clients.silo import simulated_silo
-from fedpriv.accounting.ledger import claim_of
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import InputError, RunError
-from fedpriv.federation import task_of_cell
 from fedpriv.objectives import Objective
-from fedpriv.plan import Plan, plan_of
+from fedpriv.privacy.ledger import claim_of
+from fedpriv.privacy.trust import Noise
+from fedpriv.protocol.arrays import one_array, vector_in
+from fedpriv.protocol.messages import KEY, keys_in, number_in
+from fedpriv.protocol.run_config import run_config_of
 from fedpriv.randomness import simulation_noise
-from fedpriv.records import KEY, keys_in, number_in
-from fedpriv.run_config import run_config_of
+from fedpriv.running.plan import Plan, plan_of
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.trust import Noise
-from fedpriv.wire import one_array, vector_in
 from server.strategy import ReleaseStrategy
 from tests.conftest import small_tree
 
@@ -234,7 +234,7 @@ def test_a_reply_that_is_lost_is_never_summed_around() -> None:
 
 def test_a_message_that_is_not_masked_words_is_refused() -> None:
     def answer(message: Message, context: Context) -> Message:
-        from fedpriv.wire import release_content
+        from fedpriv.protocol.arrays import release_content
 
         if message.metadata.message_type == KEY or context.node_config["partition-id"] != 1:
             return honest(message, context)
@@ -273,7 +273,7 @@ def test_a_sum_without_room_is_refused() -> None:
 
 
 def test_ledgers_of_masked_runs_are_read_back(tmp_path: Path) -> None:
-    from fedpriv.accounting.ledger import as_data, from_data
+    from fedpriv.privacy.ledger import as_data, from_data
 
     (stream,) = plan_with(masked_cell()).releases(8)
     assert from_data(json.loads(json.dumps(as_data(stream)))) == stream

@@ -11,12 +11,12 @@ from torch import Tensor
 from clients.app import app as client_app
 from clients.silo import SimulatedFederation
 from fedpriv.engines.inprocess_grid import InProcessGrid
-from fedpriv.federation import task_of_cell
 from fedpriv.mechanisms import Mechanism
-from fedpriv.plan import Plan, plan_of
-from fedpriv.run_config import run_config_of
+from fedpriv.protocol.arrays import one_array
+from fedpriv.protocol.run_config import run_config_of
+from fedpriv.running.plan import Plan, plan_of
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
-from fedpriv.wire import one_array
 from server.app import deployed_strategy
 from server.journal import ServerJournal
 from server.noise import Released

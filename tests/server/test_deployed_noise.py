@@ -23,10 +23,10 @@ from fedpriv.mechanisms import (
     LeafGaussian,
     SlidingDifferences,
 )
+from fedpriv.protocol.arrays import one_array, release_content, vector_in
+from fedpriv.protocol.run_config import run_config_of
 from fedpriv.randomness import SERVER, simulation_noise
-from fedpriv.run_config import run_config_of
 from fedpriv.scenario import Cell
-from fedpriv.wire import one_array, release_content, vector_in
 from server.app import deploy_cell
 from server.noise_chain import NoiseChain
 from server.strategy import ReleaseStrategy

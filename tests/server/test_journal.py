@@ -10,13 +10,13 @@ import torch
 from clients.app import app
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import InputError, RunError
-from fedpriv.federation import task_of_cell
 from fedpriv.files import OWN, write_bytes
 from fedpriv.mechanisms import BinaryTree
-from fedpriv.plan import plan_of
-from fedpriv.run_config import run_config_of
+from fedpriv.protocol.arrays import one_array
+from fedpriv.protocol.run_config import run_config_of
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.wire import one_array
 from server.journal import ServerJournal
 from server.noise import Released
 from server.noise_chain import NoiseChain

@@ -11,12 +11,12 @@ from flwr.clientapp import ClientApp
 from clients.app import app as honest
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
-from fedpriv.federation import task_of_cell
-from fedpriv.plan import plan_of
+from fedpriv.protocol.arrays import Counts, one_array, release_content
+from fedpriv.protocol.run_config import run_config_of
 from fedpriv.randomness import simulation_noise
-from fedpriv.run_config import run_config_of
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
-from fedpriv.wire import Counts, one_array, release_content
 from server.strategy import ReleaseStrategy
 
 MakeCell = Callable[..., Cell]

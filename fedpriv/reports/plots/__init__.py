@@ -13,7 +13,7 @@ from fedpriv.reports.plots.curves import draw_curves
 from fedpriv.reports.plots.noise import draw_noise
 from fedpriv.reports.plots.style import SETTINGS
 from fedpriv.reports.plots.tradeoff import draw_tradeoff, levels
-from fedpriv.reports.results import Results, read_history, read_results
+from fedpriv.sweep.results import Results, read_history, read_results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

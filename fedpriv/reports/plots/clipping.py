@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedpriv.reports.plots.layout import Layout, layout_of
 from fedpriv.reports.plots.style import colour, entitle, explain, panels
-from fedpriv.reports.results import Results
 from fedpriv.reports.summary import Metric, cells_at, point_text, points, summarize
+from fedpriv.sweep.results import Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedpriv.reports.plots.layout import layout_of
 from fedpriv.reports.plots.style import entitle, explain, look_of, name_panels, panels
-from fedpriv.reports.results import Results
 from fedpriv.reports.summary import Metric, cells_at, metrics_of, points, summarize
+from fedpriv.sweep.results import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

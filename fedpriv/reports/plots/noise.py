@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpriv.accounting.ledger import ReleaseStream, from_data
 from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian
-from fedpriv.mechanisms.cost import Cost
-from fedpriv.mechanisms.setting import Setting
+from fedpriv.privacy.cost import Cost
+from fedpriv.privacy.ledger import ReleaseStream, from_data
+from fedpriv.privacy.setting import Setting
 from fedpriv.reports.plots.style import colour, panels
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.reports.plots.layout import Layout
-from fedpriv.reports.results import Results
 from fedpriv.reports.summary import incomplete, point_text, short_names, value_text
+from fedpriv.sweep.results import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedpriv.privacy.trust import trust_named
 from fedpriv.reports.plots.layout import layout_of
 from fedpriv.reports.plots.style import HOLLOW, entitle, explain, look_of, name_panels, panels
-from fedpriv.reports.results import Results
 from fedpriv.reports.summary import METRICS, product, summarize
-from fedpriv.trust import trust_named
+from fedpriv.sweep.results import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,76 @@
+"""What a stream of releases promises: an exact μ, or a curve of (ε, δ)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+from fedpriv.accounting import gdp, rdp, zcdp
+from fedpriv.accounting.checks import check_mu
+from fedpriv.accounting.subsampled import SubsampledGaussian
+from fedpriv.errors import InputError
+
+
+@dataclass(frozen=True)
+class EpsilonDelta:
+    """(ε, δ)-DP by the two named routes, and between them what a Rényi accountant would say."""
+
+    delta: float
+    exact: float
+    """The smallest ε, from the Gaussian trade-off curve."""
+    rdp: float
+    paper: float
+    """ε = ρ + 2√(ρ ln(1/δ)), the formula the papers print."""
+
+
+@dataclass(frozen=True)
+class GaussianDP:
+    """Exact μ-GDP: the whole transcript is as hard to tell apart as N(0, 1) from N(μ, 1)."""
+
+    mu: float
+
+    kind: ClassVar[str] = "gaussian-dp"
+
+    def __post_init__(self) -> None:
+        check_mu(self.mu)
+
+    @property
+    def zcdp(self) -> float:
+        """ρ = μ²/2 of zero-concentrated DP."""
+        return zcdp.rho_of(self.mu)
+
+    def epsilon_delta(self, delta: float) -> EpsilonDelta:
+        return EpsilonDelta(
+            delta=delta,
+            exact=gdp.epsilon_of(self.mu, delta),
+            rdp=rdp.epsilon_of(self.mu, delta),
+            paper=zcdp.paper_epsilon(self.mu, delta),
+        )
+
+    def epsilon_of(self, delta: float) -> float:
+        """The smallest ε for which (ε, `delta`)-DP holds."""
+        return gdp.epsilon_of(self.mu, delta)
+
+    def statement(self, delta: float) -> str:
+        """The guarantee as a person reads it."""
+        pair = self.epsilon_delta(delta)
+        return (
+            f"{self.mu:.6g}-GDP ({self.zcdp:.6g}-zCDP), hence epsilon = {pair.exact:.6g} exactly "
+            f"({pair.paper:.6g} by the papers' formula) at delta = {delta:g}"
+        )
+
+
+Guarantee = GaussianDP | SubsampledGaussian
+"""What a stream of releases promises: an exact μ, or a curve of (ε, δ) that no μ describes."""
+
+Promise = TypeVar("Promise", bound=Guarantee, covariant=True)
+
+
+def weakest(guarantees: Sequence[Guarantee]) -> Guarantee:
+    """The guarantee that all of them give, of one or more; InputError where they cannot be compared."""
+    gaussian = [each for each in guarantees if isinstance(each, GaussianDP)]
+    sampled = [each for each in guarantees if isinstance(each, SubsampledGaussian)]
+    if gaussian and not sampled:
+        return max(gaussian, key=lambda each: each.mu)
+    if gaussian or len({(each.sampling_rate, each.rounds) for each in sampled}) > 1:
+        raise InputError("a run is sampled throughout, at one rate for all rounds, or not at all")
+    return min(sampled, key=lambda each: each.noise_multiplier)

@@ -1,0 +1,1 @@
+"""Every seed and noise level of a sweep in one program."""

@@ -1,0 +1,251 @@
+"""Every seed and every noise level of a sweep in one program, all silos at once.
+
+The parts are the ones a silo and a server run; here their leading axis is the replicate.  Because the running sum
+and every mechanism are linear, the engine keeps the weighted mean over silos of both: the increments of all
+silos' records in one batched call, and the mean of the silos' noise vectors (`noise_feed`).
+"""
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedpriv.engines.base import Observer, Outcome
+from fedpriv.engines.vectorized.noise_feed import NoiseFeed, aggregate
+from fedpriv.engines.vectorized.sampled_batches import SampledBatches
+from fedpriv.errors import RunError
+from fedpriv.estimators.gradients import Estimator
+from fedpriv.estimators.running_sum import absorb, empty_sum
+from fedpriv.mechanisms import Mechanism
+from fedpriv.mechanisms.movement import check_movement
+from fedpriv.objectives import Objective, Records, Slots
+from fedpriv.optimizers import Optimizer
+from fedpriv.participation.schedules import FixedOrder, Poisson
+from fedpriv.replicates.stacking import Part, signature, stack
+from fedpriv.running.outcome import Finished, evaluation_rounds
+from fedpriv.running.plan import Plan, plan_of
+from fedpriv.running.task import Task, spread, task_of_cell
+from fedpriv.scenario import Cell
+
+_PROGRESS_EVERY = 0.1  # seconds
+_GATHER_VALUES = 2**20
+_ROUND_VALUES = 2**26
+
+
+def run_vectorized(cells: Sequence[Cell], observer: Observer) -> Iterator[Outcome]:
+    """Run cells in groups that differ only in seeds and numbers; see `Engine`."""
+    plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
+    groups: dict[object, list[int]] = {}
+    for index, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
+        groups.setdefault(_group_key(cell, plan), []).append(index)
+    with _one_torch_thread():
+        for members in itertools.chain.from_iterable(
+            _pieces(members, cells[members[0]], plans[members[0]]) for members in groups.values()
+        ):
+            yield from _Group(members, [cells[i] for i in members], [plans[i] for i in members], observer).run()
+
+
+def _pieces(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
+    """A group cut so that one round's records of all its replicates fit comfortably into memory."""
+    record = task_of_cell(cell).train.features[0].numel()
+    size = max(1, _ROUND_VALUES // (sum(plan.batch_sizes) * record))
+    return (members[start : start + size] for start in range(0, len(members), size))
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """The cores draw noise meanwhile; torch's threads, waiting for each other in a busy loop, would stop both."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _group_key(cell: Cell, plan: Plan) -> object:
+    parts = tuple(signature(part) for part in (plan.estimator, plan.mechanism, plan.optimizer, plan.objective))
+    shape = (plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources))
+    return shape, parts, cell.data, cell.model, cell.run
+
+
+class _Read(NamedTuple):
+    """What a round reads of all silos together."""
+
+    records: Records | None
+    """(replicates, records, ...); None in a round without any."""
+    weights: Tensor
+    """Of every record, (records,) or (replicates, records)."""
+    rows: tuple[tuple[int, int], ...]
+    """The silos in the order of their records, as in `Slots`."""
+    drawn: Tensor
+    """How many records that is, () or (replicates,)."""
+
+
+class _Group:
+    """Replicates that run in step: tensors have shape (replicates, d)."""
+
+    def __init__(
+        self, indices: Sequence[int], cells: Sequence[Cell], plans: Sequence[Plan], observer: Observer
+    ) -> None:
+        first = plans[0]
+        self._indices, self._cells, self._plans, self._observer = indices, cells, plans, observer
+        self._schedule, self._run = first.schedule, cells[0].run
+        self._task: Task = task_of_cell(cells[0])
+        self._device = _device(self._run.device)
+        self._dtype = self._task.train.features.dtype
+        self._estimator: Estimator = self._stacked([plan.estimator for plan in plans])
+        self._mechanism: Mechanism = self._stacked([plan.mechanism for plan in plans])
+        self._optimizer: Optimizer = self._stacked([plan.optimizer for plan in plans])
+        self._objective: Objective = self._stacked([plan.objective for plan in plans])
+        noises = [aggregate(plan.noise) if self._run.noise == "aggregate" else plan.noise for plan in plans]
+        dimension, rounds = self._task.objective.dimension, self._schedule.rounds
+        draws = first.mechanism.draws
+        self._fresh: Iterator[Tensor] = (
+            iter(NoiseFeed(noises, [cell.seed for cell in cells], rounds, dimension, self._dtype, draws))
+            if first.noise.sources
+            else (torch.zeros(draws(t) or 1, 1, dtype=self._dtype) for t in range(1, rounds + 1))
+        )
+        self._sizes, self._silo_weights = first.batch_sizes, first.weights
+
+    def _read(self, count: int) -> "_Read":
+        """A round that reads `count` batches of every silo: a record weighs p_i over the records of its silo."""
+        rows = tuple((silo, count * size) for silo, size in enumerate(self._sizes))
+        weights = [
+            weight / held for weight, (_, held) in zip(self._silo_weights, rows, strict=True) for _ in range(held)
+        ]
+        drawn = torch.tensor(len(weights), device=self._device)
+        return _Read(None, torch.tensor(weights, dtype=self._dtype, device=self._device), rows, drawn)
+
+    def _stacked(self, parts: Sequence[Part]) -> Part:
+        return stack(parts, self._dtype, self._device)
+
+    @torch.inference_mode()
+    def run(self) -> list[Outcome]:
+        started = last = time.perf_counter()
+        evaluated_at = evaluation_rounds(self._schedule.rounds, self._run.evaluations)
+        objective, optimizer, count = self._objective, self._optimizer, len(self._cells)
+        state = optimizer.start(objective.initial().to(self._device).expand(count, -1))
+        total = empty_sum(optimizer.query(state))
+        hidden = self._mechanism.start()
+        clipped, drawn = torch.zeros(2, count, dtype=torch.float64, device=self._device)
+        unreported = 0
+        for t, read in enumerate(self._batches(), start=1):
+            current, query = self._estimator.round(t), optimizer.query(state)
+            if t > 1 and (bound := self._mechanism.movement) is not None:
+                check_movement(bound, total.past[0], query, f"round {t}")
+            total, clips = absorb(
+                total,
+                current,
+                query,
+                objective.at(Slots(t, read.rows)),
+                read.records,
+                read.weights,
+                self._estimator.memory,
+            )
+            noise, hidden = self._mechanism.noise(hidden, t, next(self._fresh).to(self._device))
+            state = optimizer.update(state, total.total + noise, current)
+            clipped += clips
+            drawn += read.drawn
+            unreported += count
+            if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == self._schedule.rounds:
+                self._observer.advanced(unreported)
+                unreported, last = 0, now
+            if t in evaluated_at:
+                metrics = self._evaluate(t, optimizer.output(state))
+        wall = (time.perf_counter() - started) / count
+        models = optimizer.output(state).cpu().numpy()
+        evaluations = self._plans[0].gradient_evaluations(self._schedule.rounds)
+        return [
+            Outcome(
+                index,
+                Finished(
+                    metrics[place],
+                    float(clipped[place]) / max(1.0, float(drawn[place])),
+                    wall,
+                    self._plans[place].releases(self._schedule.rounds),
+                    evaluations,
+                    models[place].copy(),
+                ),
+            )
+            for place, index in enumerate(self._indices)
+        ]
+
+    def _batches(self) -> Iterator["_Read"]:
+        train = self._task.train
+        on_device = Records(train.features.to(self._device), train.labels.to(self._device))
+        shares = {cell.seed: spread(cell) for cell in self._cells}
+        if isinstance(self._schedule, Poisson):
+            return self._sampled(self._schedule, on_device, shares)
+        return self._in_order(self._schedule, on_device, shares)
+
+    def _sampled(self, schedule: Poisson, train: Records, shares: dict[int, list[Tensor]]) -> Iterator["_Read"]:
+        """Whose a record is, is told only to an objective that asks; it must not key anything by how many."""
+        seeds = [cell.seed for cell in self._cells]
+        per_record = [weight / size for weight, size in zip(self._silo_weights, self._sizes, strict=True)]
+        asks = self._objective.at(Slots(1, ())) is not self._objective
+        for index, weights, rows in SampledBatches(schedule, seeds, shares, per_record, by_silo=asks):
+            on_device = index.to(self._device)
+            records = Records(train.features[on_device], train.labels[on_device]) if index.numel() else None
+            here = weights.to(self._device, self._dtype)
+            yield _Read(records, here, rows, here.count_nonzero(-1))
+
+    def _in_order(
+        self, schedule: FixedOrder, train: Records, shares: dict[int, list[Tensor]]
+    ) -> Iterator["_Read"]:
+        """Gathered block by block."""
+        features, labels = train
+        orders = {seed: _by_place(of_silos, schedule.held) for seed, of_silos in shares.items()}
+        places = torch.stack([orders[cell.seed] for cell in self._cells], dim=1).to(self._device)
+        block = max(1, _GATHER_VALUES // (places[0].numel() * features[0].numel()))
+        spans = [list(schedule.batches(t)) for t in range(1, schedule.rounds + 1)]
+        alike = {count: self._read(count) for count in set(map(len, spans))}
+        for count, members in itertools.groupby(spans, key=len):
+            equal = list(members)
+            if count == 0:
+                yield from itertools.repeat(alike[0], len(equal))
+                continue
+            read, column = torch.tensor(equal), self._silo_by_silo(count)
+            for start in range(0, len(read), block):
+                index = places[read[start : start + block]]  # (rounds, count, replicates, records)
+                index = index.movedim(1, 2).flatten(2)[..., column]
+                for records in map(Records, features[index], labels[index]):
+                    yield alike[count]._replace(records=records)
+
+    def _silo_by_silo(self, count: int) -> Tensor:
+        """Where to find the records of `count` batches, one batch after another, silo after silo."""
+        silos = torch.arange(len(self._sizes)).repeat_interleave(torch.tensor(self._sizes)).repeat(count)
+        return silos.argsort(stable=True)
+
+    def _evaluate(self, t: int, model: Tensor) -> list[dict[str, float]]:
+        test = self._task.test
+        evaluation = self._task.objective.evaluate(
+            model, Records(test.features.to(self._device), test.labels.to(self._device))
+        )
+        columns = {name: values.tolist() for name, values in evaluation.named().items()}
+        metrics = [{name: values[place] for name, values in columns.items()} for place in range(len(self._cells))]
+        for place, index in enumerate(self._indices):
+            if not torch.isfinite(evaluation.loss[place]):
+                cell = self._cells[place]
+                raise RunError(f"{cell.name} (seed {cell.seed}): the test loss is not finite at round {t}")
+            self._observer.evaluated(index, t, metrics[place])
+        return metrics
+
+
+def _by_place(shares: Sequence[Tensor], places: int) -> Tensor:
+    """The records of all silos that are one batch of their orders: (places, records of all silos)."""
+    return torch.cat([share.view(places, -1) for share in shares], dim=1)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f'run.device = {name!r} cannot be used here: {reason}; try "cpu"') from None
+    return device

@@ -1,0 +1,124 @@
+"""The mean of the silos' noise for many replicates, drawn ahead of time on another core.
+
+Noise does not depend on the trajectory, so blocks of rounds are drawn in a thread (NumPy and OpenSSL release the
+interpreter lock) while the current block is consumed.  Replicates that differ only in how much noise they add
+share their draws, since a stream is keyed by the seed: the same vectors, scaled.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.privacy.trust import Noise, NoiseSource
+from fedpriv.randomness import simulation_noise
+
+_AGGREGATE = 0xFFFF_FFFE  # an owner number of its own: never the stream of a silo or of the server
+_BLOCK_VALUES = 2**21
+_LONGEST_BLOCK = 256
+_AHEAD = 2  # blocks; one thread draws them, since a second one would fight the first for the interpreter
+
+_Block = list[Tensor]
+
+
+def aggregate(noise: Noise) -> Noise:
+    """One source in place of all, equal in distribution in the mean only.
+
+    Valid while no silo is missing and nobody looks at one silo's messages: variance Σ p_i² σ_i².
+    """
+    return Noise((NoiseSource(_AGGREGATE, noise.std_in_mean, 1.0),)) if noise.sources else noise
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """A seed and the owners whose vectors are summed with relative weights (the first has weight 1)."""
+
+    seed: int
+    owners: tuple[int, ...]
+    relative: tuple[float, ...]
+
+
+class NoiseFeed:
+    """Iterates over rounds 1 … T: for each the fresh vectors (replicates, d), summed over owners.
+
+    Where `draws(t)`, of the mechanism, is a number, there are as many: (draws, replicates, d).
+    """
+
+    def __init__(
+        self,
+        noises: Sequence[Noise],
+        seeds: Sequence[int],
+        rounds: int,
+        size: int,
+        dtype: torch.dtype,
+        draws: Callable[[int], int | None],
+    ) -> None:
+        if not all(noise.sources for noise in noises):
+            raise ValueError("every replicate of a feed must have a noise source")
+        streams = [_stream(noise, seed) for noise, seed in zip(noises, seeds, strict=True)]
+        self._streams = list(dict.fromkeys(streams))
+        self._pick = torch.tensor([self._streams.index(stream) for stream in streams])
+        self._amplitude = torch.tensor([[_amplitude(noise)] for noise in noises], dtype=dtype)
+        self._numpy_dtype = np.dtype(np.float32 if dtype == torch.float32 else np.float64)
+        self._rounds, self._size, self._draws = rounds, size, draws
+        most = max(draws(t) or 1 for t in range(1, rounds + 1))
+        longest = min(_LONGEST_BLOCK, _BLOCK_VALUES // (size * len(streams) * most))
+        self._block = max(1, min(longest, rounds // (2 * _AHEAD)))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            ahead: deque[Future[_Block]] = deque()
+            for start in range(1, self._rounds + 1, self._block):
+                ahead.append(pool.submit(self._draw, start))
+                if len(ahead) > _AHEAD:
+                    yield from ahead.popleft().result()
+            while ahead:
+                yield from ahead.popleft().result()
+
+    def _draw(self, start: int) -> _Block:
+        """Rounds start, start+1, … of one block, for each the vectors of all replicates."""
+        rounds = range(start, min(start + self._block, self._rounds + 1))
+        if self._draws(start) is None:
+            return list(self._scaled(self._vectors(rounds, node=0)))
+        counts = {t: self._draws(t) or 0 for t in rounds}
+        drawn: dict[int, list[NDArray[np.floating]]] = {t: [] for t in rounds}
+        for node in range(max(counts.values())):
+            needed = [t for t in rounds if counts[t] > node]
+            for t, vectors in zip(needed, self._vectors(needed, node), strict=True):
+                drawn[t].append(vectors)
+        return [self._scaled(np.stack(nodes)) for nodes in drawn.values()]
+
+    def _scaled(self, drawn: NDArray[np.floating]) -> Tensor:
+        """(…, streams, d) as every replicate adds it, (…, replicates, d)."""
+        return torch.from_numpy(drawn).index_select(-2, self._pick).mul_(self._amplitude)
+
+    def _vectors(self, rounds: Sequence[int], node: int) -> NDArray[np.floating]:
+        """One vector a round and stream: (rounds, streams, d)."""
+        out = np.empty((len(rounds), len(self._streams), self._size), self._numpy_dtype)
+        for place, stream in enumerate(self._streams):
+            source = simulation_noise(stream.seed, self._numpy_dtype)
+            if len(stream.owners) == 1:
+                out[:, place] = source.vectors(self._size, stream.owners * len(rounds), rounds, node)
+            else:
+                for row, t in enumerate(rounds):
+                    out[row, place] = source.weighted_sum(self._size, stream.owners, stream.relative, t, node)
+        return out
+
+
+def _amplitude(noise: Noise) -> float:
+    first = noise.sources[0]
+    return first.weight * float(first.std)
+
+
+def _stream(noise: Noise, seed: int) -> _Stream:
+    unit = _amplitude(noise)
+    return _Stream(
+        seed,
+        tuple(source.owner for source in noise.sources),
+        tuple(source.weight * float(source.std) / unit for source in noise.sources),
+    )

@@ -1,0 +1,1 @@
+"""What a record contributes to a round, and how contributions are summed."""

@@ -1,0 +1,150 @@
+"""What a record contributes in round t, and how contributions are summed: a pure function of t.
+
+| here | paper | shape |
+|---|---|---|
+| `weights.at(t)` | α_t (Reshef & Levy), η_{t-1} (Choquette-Choo et al., counted from 0) | scalar |
+| increment | s_t = α_t ∇f(x_t; z) - α_{t-1} ∇f(x_{t-1}; z) | (d,) |
+| running sum | q_t = q_{t-1} + s_t | (d,) |
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fedpriv.estimators.round import Round, Split
+from fedpriv.estimators.weights import LinearWeights, Weights
+from fedpriv.replicates.columns import SHARED, Scalar
+
+
+class Estimator(Protocol):
+    """Coefficients, decay, clip and scale of every round, all public and fixed before the first."""
+
+    @property
+    def keep(self) -> float:
+        """The decay of the running sum: 1 a prefix sum, 0 none, 1 - α momentum."""
+        ...
+
+    @property
+    def period(self) -> int | None:
+        """The sums restart from 0 in rounds 1, 1 + period, 1 + 2 period, …; None if they never do."""
+        ...
+
+    @property
+    def memory(self) -> int:
+        """How many queries, this round's included, a silo must remember."""
+        ...
+
+    def round(self, t: int) -> Round: ...
+
+
+@dataclass(frozen=True)
+class RecursiveGradient:
+    """The corrected momentum of DP-μ²-FL and the recursive gradient of Accelerated-DP-SRGD.
+
+    s_t = α_t g_t - α_{t-1} g~_{t-1}, two gradients of one record, and q_t = q_{t-1} + s_t, so that q_t is an
+    estimate of α_t ∇f(x_t).  Reshef & Levy 2024, Algorithm 1 and equation for q_{t,i}.
+
+    Guarantee: the increment of round t is clipped to norm `round(t).clip`; with equal clips, replacing one record
+    moves every later prefix sum of a silo's sums by at most 2·clip, whatever the loss and the queries are.
+    """
+
+    clip: Scalar
+    first_clip: Scalar | None = None
+    """Of round 1, whose increment is a plain gradient; `clip` if left out."""
+    weights: Weights = field(default_factory=LinearWeights)
+    growth: int = 0
+    """The clip of round t is `clip` · t^growth: increments of the weights t^k grow like t^(k-1)."""
+    balanced_over: int | None = None
+    """T, if the clip of round t is to be multiplied by √(T / (T - t + 1)): see `clip_of`."""
+    keep: float = 1.0
+    period: int | None = None
+    memory: int = 2
+
+    def round(self, t: int) -> Round:
+        now, before = self.weights.at(t), self.weights.at(t - 1)
+        coefficients = (now, -before) if before else (now,)
+        return Round(t, coefficients, self.keep, self.clip_of(t), scale=now)
+
+    def clip_of(self, t: int) -> Scalar:
+        """The norm bound of round t's increments, public and fixed before round 1.
+
+        An increment of round t is in T - t + 1 of the T sums.  With independent noise of one size on each, clips
+        S_t = S √(T / (T - t + 1)) let every record cost what the first one does, S √T in all, so that the later
+        clips are raised for free.
+        """
+        if t == 1 and self.first_clip is not None:
+            return self.first_clip
+        clip = self.clip * float(t**self.growth)
+        if self.balanced_over is None:
+            return clip
+        return clip * math.sqrt(self.balanced_over / (self.balanced_over - t + 1))
+
+
+@dataclass(frozen=True)
+class PlainGradient:
+    """One gradient a record: s_t = coefficient · g_t, and q_t = keep · q_{t-1} + s_t.
+
+    keep = 0 is SGD's batch gradient, keep = 1 the sum of all gradients (DP-FTRL), and coefficient = α with
+    keep = 1 - α momentum.
+
+    Guarantee: each increment, coefficient included, is clipped to norm `clip`.
+    """
+
+    clip: Scalar
+    coefficient: float = field(default=1.0, metadata=SHARED)
+    keep: float = field(default=0.0, metadata=SHARED)
+    period: int | None = None
+    memory: int = 1
+
+    def round(self, t: int) -> Round:
+        return Round(t, (self.coefficient,), self.keep, self.clip, scale=1.0)
+
+
+@dataclass(frozen=True)
+class VarianceReducedGradient:
+    """A gradient at an anchor, and from then on differences of gradients, summed: SPIDER's estimate of ∇f(z_t).
+
+    In the first round of every period s_t = ∇f(z_t) and the sum starts anew; in the others
+    s_t = ∇f(z_t) - ∇f(z_{t-1}), two gradients of one record, and q_t = q_{t-1} + s_t.
+    Kornowski, Liu & Talwar, Algorithms 3, 4 and 5, with their indices repaired: an anchor is where t - 1 is a
+    multiple of the period, so that a period of 1 has anchors only.
+
+    Guarantee: an anchor's increments are clipped to norm `anchor_clip`, the others to `clip`, whatever the loss,
+    its smoothing and the queries are; which rounds are anchors is public and follows from t alone.
+    """
+
+    anchor_clip: Scalar
+    clip: Scalar
+    period: int
+    keep: float = field(default=1.0, metadata=SHARED)
+    memory: int = 2
+
+    def round(self, t: int) -> Round:
+        if (t - 1) % self.period == 0:
+            return Round(t, (1.0,), 0.0, self.anchor_clip, scale=1.0)
+        return Round(t, (1.0, -1.0), self.keep, self.clip, scale=1.0)
+
+
+@dataclass(frozen=True)
+class SplitGradient:
+    """Momentum of gradients that are taken apart at the start of every epoch of `places` rounds; see `split_sum`.
+
+    `mixing` is γ, `coefficient` α with keep = 1 - α.
+
+    Guarantee: gradients, their changes between epochs and since the epoch's start are clipped to norms `clip`,
+    `difference_clip` and `residual_clip`, coefficient included.
+    """
+
+    clip: Scalar
+    difference_clip: Scalar
+    residual_clip: Scalar
+    mixing: Scalar
+    places: int
+    coefficient: float = field(default=1.0, metadata=SHARED)
+    keep: float = field(default=0.0, metadata=SHARED)
+    period: int | None = None
+    memory: int = 1
+
+    def round(self, t: int) -> Round:
+        split = Split(self.places, self.mixing, self.difference_clip, self.residual_clip)
+        return Round(t, (self.coefficient,), self.keep, self.clip, scale=1.0, split=split)

@@ -1,0 +1,1 @@
+"""How far a record can move what a mechanism releases: the certificates."""

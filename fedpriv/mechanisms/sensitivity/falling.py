@@ -1,0 +1,72 @@
+"""Sensitivity for Toeplitz C with coefficients c_0 ≥ c_1 ≥ … ≥ 0, exact wherever that is known.
+
+Sources: Kalinin & Lampert 2024, Theorem 2: for equal clips and any separated participation the earliest pattern,
+rounds 1, 1 + separation, …, is the worst (in a fixed order it is so because a later start only cuts columns off).
+Choquette-Choo et al. 2023: columns that do not overlap add their squares.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from fedpriv.mechanisms.base import Sensitivity
+from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern, record_energies
+from fedpriv.mechanisms.workload import Floats, Separated, Workload
+
+
+def certified(
+    workload: Workload,
+    coefficients: Callable[[], Floats],
+    columns: Floats,
+    within: Callable[[Floats, int], Floats],
+) -> Sensitivity:
+    """The exact worst case where one is known, else the smaller of two bounds.
+
+    `coefficients()`: c_0 … up to the last that matters, at most T; `columns`: squared column norms of C (T,);
+    `within(clips, places)`: energies of the records of a fixed order in one period.
+    """
+    energies = workload.clips**2 * columns
+    if workload.schedule.single_pass:
+        return Sensitivity(math.sqrt(float(np.max(energies))), True, "one participation: largest column norm")
+    if isinstance(workload.schedule, Separated):
+        return _separated(workload, workload.schedule, coefficients(), columns)
+    if workload.period is None and _equal(workload.clips):
+        return _earliest(workload, coefficients(), columns, workload.schedule.places, workload.rounds)
+    worst = float(np.max(record_energies(workload, columns, within)))
+    return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
+
+
+def _separated(workload: Workload, pattern: Separated, coefficients: Floats, columns: Floats) -> Sensitivity:
+    energies = workload.clips**2 * columns
+    if workload.period is None:
+        earliest = _earliest(workload, coefficients, columns, pattern.separation, pattern.most)
+        if _equal(workload.clips):
+            return earliest
+        if len(coefficients) <= pattern.separation:
+            worst = heaviest_pattern(energies, pattern)
+            return Sensitivity(math.sqrt(worst), True, "no two participations overlap: squares add up")
+    triangle = heaviest_pattern(np.sqrt(energies), pattern)
+    if workload.period is None and earliest.value < triangle:
+        return Sensitivity(earliest.value, False, "unequal clips, as if all were the largest")
+    return Sensitivity(triangle, False, "triangle inequality over the heaviest pattern")
+
+
+def _equal(clips: Floats) -> bool:
+    return bool(np.all(clips == clips[0]))
+
+
+def _earliest(workload: Workload, coefficients: Floats, columns: Floats, gap: int, times: int) -> Sensitivity:
+    """The largest clip in rounds 1, 1 + gap, …, at most `times` of them: clip · ‖Σ_k C_{1 + k gap}‖.  O(T)."""
+    rounds = workload.rounds
+    if len(coefficients) <= gap:
+        norm = math.sqrt(float(np.sum(columns[::gap][:times])))
+    else:
+        participations = -(-rounds // gap)
+        shifted = np.zeros((participations, gap))
+        shifted.ravel()[: len(coefficients)] = coefficients
+        moved = np.cumsum(shifted, axis=0)
+        if times < participations:
+            moved[times:] -= moved[:-times].copy()
+        norm = float(np.linalg.norm(moved.ravel()[:rounds]))
+    return Sensitivity(float(np.max(workload.clips)) * norm, True, "equal clips: the earliest pattern")

@@ -1,0 +1,1 @@
+"""Which records take part in which round, and who may know it."""

@@ -1,0 +1,1 @@
+"""What a run promises, to whom, and what that costs."""

@@ -1,0 +1,98 @@
+"""A federation with equal silos and one clip norm, as `fedpriv privacy` is asked about it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fedpriv.accounting.checks import check_positive
+from fedpriv.accounting.relation import relation_named
+from fedpriv.errors import InputError
+from fedpriv.mechanisms.base import Mechanism
+from fedpriv.mechanisms.gaussian import IndependentGaussian
+from fedpriv.mechanisms.toeplitz import BandedSquareRoot
+from fedpriv.mechanisms.tree import BinaryTree
+from fedpriv.mechanisms.workload import Separated, Workload
+from fedpriv.participation.schedules import Schedule
+from fedpriv.privacy.cost import Cost, cost_of
+from fedpriv.privacy.trust import Noise, Trust, trust_named
+
+MECHANISMS = ("independent", "tree", "banded")
+
+_MOST_VECTORS = 1_000_000  # beyond, a state of T vectors is no choice for anyone
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Who releases which running sums, and in which rounds a record takes part in them."""
+
+    rounds: int
+    keep: float = 1.0
+    clip: float = 1.0
+    batch: int = 1
+    silos: int = 1
+    trust: str = "untrusted"
+    relation: str = "replace-one"
+    epochs: int = 1
+    """Passes in the same order every time."""
+    times: int | None = None
+    """If given, not `epochs` but any at most `times` rounds count, at least `separation` apart."""
+    separation: int = 1
+
+    def __post_init__(self) -> None:
+        check_positive("clip", self.clip)
+        if self.times is not None and self.epochs != 1:
+            raise InputError(f"epochs = {self.epochs} and times = {self.times}: give only one of them")
+        if self.times is None and self.separation != 1:
+            raise InputError(f"separation = {self.separation} has a meaning only together with times")
+        if self.rounds % self.epochs:
+            raise InputError(f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}")
+
+    @cached_property
+    def workload(self) -> Workload:
+        participation: Schedule | Separated = Schedule(self.rounds, self.rounds // self.epochs)
+        if self.times is not None:
+            participation = Separated(self.rounds, self.times, self.separation)
+        return Workload(participation, self.keep, np.full(self.rounds, self.clip))
+
+    @property
+    def protection(self) -> Trust:
+        return trust_named(self.trust)
+
+    def mechanism(self, name: str, bands: int) -> Mechanism:
+        """The mechanism called `name` for this decay; `bands` matters to the banded one only."""
+        if name not in MECHANISMS:
+            raise InputError(f"mechanism = {name!r}: accepted are {', '.join(map(repr, MECHANISMS))}")
+        if name == "independent":
+            return IndependentGaussian()
+        return BinaryTree(self.keep) if name == "tree" else BandedSquareRoot(self.keep, bands)
+
+    def cost(self, mechanism: Mechanism, mu: float) -> Cost:
+        """The cost of `mechanism` at μ > 0."""
+        check_positive("mu", mu)
+        return cost_of(mechanism, self.workload, lambda sensitivity: self._noise(sensitivity, mu))
+
+    def mu_spent(self, mechanism: Mechanism, std: float) -> float:
+        """The μ that noise of standard deviation `std` gives: noise is inversely proportional to μ."""
+        check_positive("std", std)
+        at_one = self._noise(mechanism.sensitivity(self.workload), 1.0)
+        return float(at_one.sources[0].std) / std
+
+    def compare(self, mu: float) -> dict[str, Cost]:
+        """The cost of every mechanism at μ, by a name that says its parameters.
+
+        "banded (b)" has b bands; "square root" is its limit, which would store T vectors: what memory can buy.
+        """
+        candidates = {"independent": self.mechanism("independent", 1), "tree": self.mechanism("tree", 1)}
+        for bands in (1, 8, 64):
+            if bands < self.rounds:
+                candidates[f"banded ({bands})"] = BandedSquareRoot(self.keep, bands)
+        if self.rounds <= _MOST_VECTORS:
+            candidates["square root"] = BandedSquareRoot(self.keep, self.rounds)
+        return {name: self.cost(mechanism, mu) for name, mechanism in candidates.items()}
+
+    def _noise(self, sensitivity: float, mu: float) -> Noise:
+        share = 1.0 / self.silos
+        return self.protection.noise(
+            sensitivity, (self.batch,) * self.silos, (share,) * self.silos, relation_named(self.relation), mu
+        )

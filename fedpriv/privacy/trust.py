@@ -1,0 +1,153 @@
+"""Who adds the noise, and how much: the trust setting as data.
+
+A setting turns one number, the mechanism's sensitivity for records clipped as the estimator says, into the
+noise that each owner adds to what it releases.  Silos, server and engines only ever ask for `Noise.std_of`;
+none of them knows the name of the setting.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from fedpriv.accounting.gdp import noise_for
+from fedpriv.accounting.relation import Relation, moved_by
+from fedpriv.errors import InputError
+from fedpriv.randomness import SERVER
+from fedpriv.replicates.columns import Scalar
+
+
+class NoiseSource(NamedTuple):
+    """One owner's noise: node vectors of standard deviation `std`, entering the mean with weight `weight`."""
+
+    owner: int
+    std: Scalar
+    weight: float
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Every noise source of a run; empty when a run is not private."""
+
+    sources: tuple[NoiseSource, ...] = ()
+
+    def std_of(self, owner: int) -> Scalar:
+        """The standard deviation `owner` draws its node vectors with, 0 if it adds none."""
+        return self._stds.get(owner, 0.0)
+
+    @cached_property
+    def _stds(self) -> dict[int, Scalar]:
+        return {source.owner: source.std for source in self.sources}
+
+    @property
+    def std_in_mean(self) -> float:
+        """The standard deviation of one coordinate of one fresh vector, as it enters the silos' mean."""
+        return math.hypot(*(source.weight * float(source.std) for source in self.sources))
+
+
+@dataclass(frozen=True)
+class Trust:
+    """A trust setting: what it protects against whom, and who adds the noise."""
+
+    name: str
+    title: str
+    """The server and what silos do about it, in a few words."""
+    protects: str
+    confides: int
+    """How much a silo takes on trust, from 0, nothing: a silo that allows a setting allows those that ask less."""
+    noise_at_server: bool = False
+    masked: bool = False
+    """Whether silos mask what they send, so that the server learns its sum only."""
+
+    @property
+    def private_messages(self) -> bool:
+        """Whether each silo's messages keep the claim by themselves, whatever all others do."""
+        return not (self.noise_at_server or self.masked)
+
+    def noise(
+        self,
+        sensitivity: float,
+        batch_sizes: Sequence[int],
+        weights: Sequence[float],
+        relation: Relation,
+        mu: float,
+    ) -> Noise:
+        """The noise that makes every silo's records `mu`-GDP.
+
+        `sensitivity` is `Mechanism.sensitivity` of the summed clipped increments of one record; a silo's mean
+        over its batch of B_i records divides it by B_i, the weighted mean over silos multiplies by p_i.
+
+        Guarantee: neighbours differ in one record of one silo under `relation`.
+        Untrusted: silo i's whole message stream is mu-GDP, σ_i = factor · sensitivity / (B_i μ).
+        Trusted: the whole stream of noisy means is mu-GDP for each silo,
+        σ = factor · sensitivity · max_i (p_i / B_i) / μ; the server sees the silos' sums in the clear.
+        Masked: the same σ, of which every silo adds an equal share, so that its message, times p_i, has standard
+        deviation σ/√M: the stream of sums over all M silos, which is what the server learns, is mu-GDP for each.
+        Whoever knows the shares of c silos is left with (M-c)/M of the variance: mu · √(M/(M-c)).
+        Rounding is to the safe side: what the ledger computes from these deviations is never above mu.
+        """
+        largest = max(weight / batch for weight, batch in zip(weights, batch_sizes, strict=True))
+        of_mean = noise_for(mu, moved_by(relation, largest, sensitivity))
+        if self.noise_at_server:
+            return Noise((NoiseSource(SERVER, of_mean, 1.0),))
+        if self.masked:
+            return _equal_shares(of_mean, weights)
+        return Noise(
+            tuple(
+                NoiseSource(silo, noise_for(mu, moved_by(relation, 1.0 / batch, sensitivity)), weight)
+                for silo, (batch, weight) in enumerate(zip(batch_sizes, weights, strict=True))
+            )
+        )
+
+
+def _equal_shares(of_mean: float, weights: Sequence[float]) -> Noise:
+    """A source a silo, alike in the mean, whose standard deviations there make up `of_mean`, never less."""
+    share = of_mean / math.sqrt(len(weights))
+    while True:
+        noise = Noise(tuple(NoiseSource(silo, share / weight, weight) for silo, weight in enumerate(weights)))
+        if noise.std_in_mean >= of_mean:
+            return noise
+        share = math.nextafter(share, math.inf)
+
+
+UNTRUSTED = Trust(
+    name="untrusted",
+    title="untrusted server",
+    protects="each silo's records against the server, the other silos and everyone else",
+    confides=0,
+)
+SECURE_AGGREGATION = Trust(
+    name="secure-aggregation",
+    title="untrusted server, secure aggregation",
+    protects="each silo's records against the server, which learns nothing but the sum over silos, and everyone "
+    "who sees a query, as long as all silos add their share of the noise, relayed public keys are genuine, and "
+    "X25519 and AES hold; whoever knows the noise of c of M silos, as each silo knows its own and as c silos do "
+    "that join with the server, is left with mu times √(M/(M-c))",
+    confides=1,
+    masked=True,
+)
+TRUSTED = Trust(
+    name="trusted",
+    title="trusted server",
+    protects="each silo's records against the other silos and everyone who sees a query; not the server",
+    confides=2,
+    noise_at_server=True,
+)
+
+CURATOR = Trust(
+    name="curator",
+    title="curator",
+    protects="each silo's records against everyone who sees the published model; not the curator, who is server "
+    "and silos in one: nothing is broadcast to anyone else",
+    confides=3,
+    noise_at_server=True,
+)
+
+TRUSTS = {setting.name: setting for setting in (UNTRUSTED, TRUSTED, SECURE_AGGREGATION, CURATOR)}
+
+
+def trust_named(name: str) -> Trust:
+    if name not in TRUSTS:
+        raise InputError(f"algorithm.trust = {name!r}: accepted are {', '.join(map(repr, TRUSTS))}")
+    return TRUSTS[name]

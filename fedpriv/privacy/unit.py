@@ -1,0 +1,3 @@
+"""Whose contribution is clipped and counted."""
+
+UNIT = "one record of a silo"

@@ -1,0 +1,1 @@
+"""What silos and server say to each other over Flower."""

@@ -1,0 +1,134 @@
+"""One cell's progress and result as files: how a server in another process talks to the engine that started it.
+
+`progress` holds the last finished round, `history.jsonl` a line an evaluated round; a run ends with `model.npy`
+and then `outcome.json`, or with `failure.json`.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedpriv.errors import FedprivError, InputError, RunError
+from fedpriv.files import write_json, write_text, write_vector
+from fedpriv.privacy.ledger import as_data, from_data
+from fedpriv.running.outcome import Finished
+
+_PROGRESS_EVERY = 0.5  # seconds
+_PLAIN = ("metrics", "fraction_clipped", "wall_seconds", "gradient_evaluations", "noise")
+_FILES = ("progress", "history.jsonl", "failure.json", "outcome.json")
+
+
+def clear(folder: Path) -> None:
+    """Remove what an earlier attempt at the same run reported; RunError if that cannot be."""
+    with _written_to(folder):
+        for name in _FILES:
+            (folder / name).unlink(missing_ok=True)
+
+
+class FolderReporter:
+    """The writing side, in the server's process; RunError, with one line, if the disk refuses."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._last = 0.0
+        with _written_to(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        clear(folder)
+
+    def advanced(self, t: int) -> None:
+        if (now := time.monotonic()) - self._last > _PROGRESS_EVERY:
+            with _written_to(self._folder):
+                write_text(self._folder / "progress", str(t))
+            self._last = now
+
+    def evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
+        line = {"round": t, **metrics}
+        with _written_to(self._folder), (self._folder / "history.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def finished(self, finished: Finished) -> None:
+        plain = {name: getattr(finished, name) for name in _PLAIN}
+        releases = [as_data(stream) for stream in finished.releases]
+        with _written_to(self._folder):
+            write_vector(self._folder / "model.npy", finished.model)
+            write_json(self._folder / "outcome.json", {**plain, "releases": releases, "missed": finished.missed})
+
+    def failed(self, error: FedprivError) -> None:
+        with _written_to(self._folder):
+            write_json(self._folder / "failure.json", {"message": str(error), "exit_code": error.exit_code})
+
+
+class FolderReader:
+    """The reading side, in the engine's process; RunError, with one line, for a file that is damaged."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lines = 0
+
+    def round(self) -> int:
+        """The last round known to be finished."""
+        try:
+            return int((self._folder / "progress").read_text())
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def new_evaluations(self) -> Iterator[dict[str, Any]]:
+        """Lines of the history that were not read before."""
+        path = self._folder / "history.jsonl"
+        try:
+            lines = path.read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return
+        complete = [line for line in lines if line.endswith(b"\n")]
+        for line in complete[self._lines :]:
+            self._lines += 1
+            with _read_from(path, f", line {self._lines}"):
+                evaluation = dict(json.loads(line))
+                evaluation["round"] = int(evaluation["round"])
+            yield evaluation
+
+    def result(self) -> Finished | None:
+        """The outcome once there is one; the server's own error if it failed."""
+        failure = self._json("failure.json")
+        if failure is not None:
+            with _read_from(self._folder / "failure.json"):
+                message, exit_code = str(failure["message"]), int(failure["exit_code"])
+            raise (InputError if exit_code == InputError.exit_code else RunError)(message)
+        outcome = self._json("outcome.json")
+        if outcome is None:
+            return None
+        with _read_from(self._folder / "outcome.json"):
+            plain = {name: outcome[name] for name in _PLAIN}
+            missed = {int(silo): rounds for silo, rounds in outcome["missed"].items()}
+            releases = tuple(map(from_data, outcome["releases"]))
+        with _read_from(self._folder / "model.npy"):
+            model = np.load(self._folder / "model.npy", allow_pickle=False)
+        return Finished(**plain, releases=releases, model=model, missed=missed)
+
+    def _json(self, name: str) -> Any:
+        path = self._folder / name
+        with _read_from(path):
+            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+@contextmanager
+def _written_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{folder}: the run's progress and result cannot be written there: {error}") from None
+
+
+@contextmanager
+def _read_from(path: Path, place: str = "") -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise RunError(f"{path}: missing, though the run ended; run it again with another --out") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+        raise RunError(f"{path}{place}: damaged ({error}); run it again with another --out") from None

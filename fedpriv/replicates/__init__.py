@@ -1,0 +1,1 @@
+"""Many runs computed as one: numbers with an entry for each."""

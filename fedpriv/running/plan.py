@@ -1,0 +1,233 @@
+"""From a scenario's cell to everything that is fixed and public before round 1.
+
+Silo, server, accountant and every engine build the same plan from the same cell; no number is sent around.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedpriv.accounting.gdp import epsilon_of
+from fedpriv.accounting.relation import Relation
+from fedpriv.accounting.subsampled import calibrated
+from fedpriv.algorithms import Problem
+from fedpriv.errors import InputError
+from fedpriv.estimators.gradients import Estimator
+from fedpriv.mechanisms import Mechanism, Workload
+from fedpriv.objectives import Objective
+from fedpriv.optimizers import Optimizer
+from fedpriv.participation.schedules import AnySchedule, Poisson
+from fedpriv.privacy.ledger import ReleaseStream, sampled_clip
+from fedpriv.privacy.trust import Noise, NoiseSource
+from fedpriv.randomness import SERVER
+from fedpriv.running.arithmetic import check_clips, check_noise
+from fedpriv.scenario import Cell
+from fedpriv.secure_aggregation.grid import Grid, grid_for
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The parts of one run, calibrated."""
+
+    schedule: AnySchedule
+    batch_sizes: tuple[int, ...]
+    """Records of each silo in a round, expected if sampled; means have these fixed denominators."""
+    weights: tuple[float, ...]
+    """p_i: the weight of each silo's mean in the server's; they sum to 1."""
+    estimator: Estimator
+    mechanism: Mechanism
+    noise: Noise
+    optimizer: Optimizer
+    relation: Relation
+    objective: Objective
+    """What silos take increments of; evaluations are of the model's own loss."""
+    grid: Grid | None = None
+    """Where silos' masked messages are added; None: the server gets their releases as they are."""
+
+    @property
+    def message_dtype(self) -> torch.dtype:
+        """Of a silo's vector on its way: words where masked, float64 where the noise is still to come."""
+        if self.grid is not None:
+            return torch.uint64
+        return torch.float64 if float(self.noise.std_of(SERVER)) else self.objective.initial().dtype
+
+    @property
+    def largest_clip(self) -> float:
+        """Of any round and part, as records meet it: not divided by the batches of a round."""
+        return max(max(self.estimator.round(t).clips) for t in range(1, self.schedule.rounds + 1))
+
+    def releases(self, rounds: int) -> tuple[ReleaseStream, ...]:
+        """What the noise owners of this plan have released after `rounds` rounds, for the ledger.
+
+        Read off the parts that compute, not off the target they were calibrated for.  Silos that are alike are
+        one entry; a plan without noise has one entry, with standard deviation 0.  Masked messages are one entry:
+        their sums, with the noise that all sources together put there.
+        """
+        if not self.noise.sources:
+            return (self._stream("everyone", 1.0 / min(self.batch_sizes), 0.0, rounds),)
+        if self.grid is not None:
+            owners = _owners([source.owner for source in self.noise.sources])
+            std = self.noise.std_in_mean
+            return (self._stream(f"sum of {owners}", self._per_record_in_mean, std, rounds),)
+        alike = itertools.groupby(self.noise.sources, key=lambda source: (self._per_record(source), source.std))
+        return tuple(
+            self._stream(_owners([source.owner for source in sources]), per_record, float(std), rounds)
+            for (per_record, std), sources in alike
+        )
+
+    def gradient_evaluations(self, rounds: int) -> int:
+        """Gradients (or values) of single records that all silos take in the first rounds, expected if sampled."""
+        return sum(self.batch_sizes) * sum(
+            self._batches(t) * self.objective.evaluations(self.estimator.round(t).gradients)
+            for t in range(1, rounds + 1)
+        )
+
+    def records_read(self, rounds: int) -> int:
+        """Records that all silos read in the first `rounds` rounds, each time counted, expected if sampled."""
+        return sum(self.batch_sizes) * sum(map(self._batches, range(1, rounds + 1)))
+
+    def _batches(self, t: int) -> int:
+        """How many batches a silo reads in round t, expected if sampled."""
+        return 1 if isinstance(self.schedule, Poisson) else len(self.schedule.batches(t))
+
+    def stream_of(self, silo: int, rounds: int) -> ReleaseStream:
+        """What one silo itself releases; standard deviation 0 where it adds no noise."""
+        std = float(self.noise.std_of(silo))
+        return self._stream(f"silo {silo}", 1.0 / self.batch_sizes[silo], std, rounds)
+
+    def _stream(self, owner: str, per_record: float, std: float, rounds: int) -> ReleaseStream:
+        clips = _batch_clips(self.estimator, self.schedule)[:rounds]
+        return ReleaseStream(
+            owner,
+            self.mechanism,
+            self.schedule.first(rounds),
+            self.estimator.keep,
+            clips,
+            per_record,
+            self.relation,
+            std,
+            self.estimator.period,
+        )
+
+    def _per_record(self, source: NoiseSource) -> float:
+        """The weight of one record's increment in what this owner releases."""
+        return self._per_record_in_mean if source.owner == SERVER else 1.0 / self.batch_sizes[source.owner]
+
+    @property
+    def _per_record_in_mean(self) -> float:
+        return max(weight / batch for weight, batch in zip(self.weights, self.batch_sizes, strict=True))
+
+
+def _survives_gaps(estimator: Estimator, mechanism: Mechanism) -> bool:
+    """Whether a silo may skip rounds: its next increment then starts at the query that it answered last."""
+    plain = estimator.period is None and estimator.round(1).split is None
+    return plain and mechanism.movement is None and mechanism.draws(1) is None
+
+
+def _batch_clips(estimator: Estimator, schedule: AnySchedule) -> tuple[float, ...]:
+    """The norm bound of every round's increments, for a mean over one batch: where a round reads k, 1/k of it."""
+    rounds = range(1, schedule.rounds + 1)
+    if isinstance(schedule, Poisson):
+        return tuple(float(estimator.round(t).clip) for t in rounds)
+    return tuple(float(estimator.round(t).clip) / max(1, len(schedule.batches(t))) for t in rounds)
+
+
+def _owners(numbers: list[int]) -> str:
+    if numbers == [SERVER]:
+        return "server"
+    return f"silo {numbers[0]}" if len(numbers) == 1 else f"silos {numbers[0]}-{numbers[-1]}"
+
+
+def problem_of(cell: Cell, objective: Objective) -> Problem:
+    """The public numbers of a cell, from which its parameters follow."""
+    return Problem(
+        dimension=objective.dimension,
+        lipschitz=objective.lipschitz,
+        smoothness=objective.smoothness,
+        convex=objective.convex,
+        batch=sum(cell.batch_sizes),
+        schedule=cell.schedule,
+        epsilon=None if cell.privacy.target is None else epsilon_of(cell.privacy.target, cell.privacy.delta),
+        delta=cell.privacy.delta,
+        seed=cell.seed,
+        silos=len(cell.batch_sizes),
+        relation=cell.privacy.relation,
+    )
+
+
+def plan_of(cell: Cell, objective: Objective) -> Plan:
+    """Calibrate the noise to the cell's privacy target and derive the optimizer from it.
+
+    Guarantee: clips, noise and sums of a plan are numbers that floating point holds (see `arithmetic`);
+    InputError otherwise, for a silo's guard and for a simulation alike.
+    """
+    row, settings = cell.algorithm.row, cell.algorithm.settings
+    schedule = cell.schedule
+    batch_sizes = cell.batch_sizes
+    records = sum(batch_sizes)
+    weights = tuple(size / records for size in batch_sizes)
+    problem = problem_of(cell, objective)
+    estimator, mechanism = row.estimator(settings, problem), row.mechanism(settings, problem)
+    if cell.deployment.missing == "continue" and not _survives_gaps(estimator, mechanism):
+        raise InputError(
+            f'deployment.missing = "continue": {row.name} cannot go on without a silo: its sums restart, or are '
+            "taken apart, or its privacy rests on how far queries move between rounds"
+        )
+    private = cell.privacy.target is not None
+    check_clips(map(estimator.round, range(1, schedule.rounds + 1)), max(batch_sizes), private)
+    noise = _noise(cell, schedule, estimator, mechanism, weights)
+    if noise.sources:
+        check_noise(noise, mechanism.innovation or 1.0, _largest_sum(schedule, estimator))
+    optimizer = row.optimizer(settings, problem, noise.std_in_mean)
+    relation = cell.privacy.relation
+    looked_at = row.objective(settings, problem, objective)
+    grid = _grid(cell, schedule, estimator, mechanism, noise) if cell.algorithm.setting.masked else None
+    return Plan(schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation, looked_at, grid)
+
+
+def _grid(cell: Cell, schedule: AnySchedule, estimator: Estimator, mechanism: Mechanism, noise: Noise) -> Grid:
+    """The grid for sums of masked messages; InputError for a run whose sums cannot be added so."""
+    if not mechanism.innovation > 0.0:
+        raise InputError(
+            f"{cell.algorithm.row.name}: rounding before the sum is not known to be private with this mechanism's "
+            'noise (some rounds may add nothing fresh); use trust = "untrusted" or "trusted"'
+        )
+    share = min(source.weight * float(source.std) for source in noise.sources)
+    digits = np.finfo(cell.run.dtype).nmant + 1
+    return grid_for(share * mechanism.innovation, len(noise.sources), digits, _largest_sum(schedule, estimator))
+
+
+def _largest_sum(schedule: AnySchedule, estimator: Estimator) -> float:
+    """A bound on the norm of the silos' mean running sum in every round, whatever the records are."""
+    batches = schedule.held if isinstance(schedule, Poisson) else 1
+    largest = total = 0.0
+    for t in range(1, schedule.rounds + 1):
+        current = estimator.round(t)
+        total = current.keep * total + batches * current.largest
+        largest = max(largest, total)
+    return largest
+
+
+def _noise(
+    cell: Cell, schedule: AnySchedule, estimator: Estimator, mechanism: Mechanism, weights: tuple[float, ...]
+) -> Noise:
+    """The noise of every owner that reaches the cell's target; none if it has none.
+
+    Guarantee: a fixed order gets its μ exactly; Poisson sampling gets the (ε, δ) of that μ at the cell's δ.
+    InputError for sampling that cannot be accounted for.
+    """
+    target, relation, delta = cell.privacy.target, cell.privacy.relation, cell.privacy.delta
+    if target is None:
+        return Noise()
+    clips = _batch_clips(estimator, schedule)
+    if isinstance(schedule, Poisson):
+        sensitivity = sampled_clip(mechanism, estimator.keep, clips, relation)
+        sampled = calibrated(epsilon_of(target, delta), delta, schedule.rate, schedule.rounds)
+        # of one round for a record that is known to take part; the ledger's multiplier is never a rounding below
+        target = (1.0 - 1e-12) / sampled.noise_multiplier
+    else:
+        workload = Workload(schedule, estimator.keep, np.array(clips), estimator.period)
+        sensitivity = mechanism.sensitivity(workload)
+    return cell.algorithm.setting.noise(sensitivity, cell.batch_sizes, weights, relation, target)

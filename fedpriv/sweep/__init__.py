@@ -1,0 +1,1 @@
+"""Running the cells of a scenario, and the folder it leaves."""

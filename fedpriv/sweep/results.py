@@ -1,0 +1,276 @@
+"""RUN_DIR: what a sweep writes as it goes, and reads back to go on or to report.
+
+results.json     every finished cell; rewritten whole, at most once a second; `complete` only when all are there
+cells.jsonl      cells that results.json does not have yet
+history.jsonl    a line an evaluated round
+models/NNNN.npy  the published model of cell NNNN
+table.md         measured beside published
+"""
+
+import json
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedpriv.accounting.gdp import epsilon_of
+from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.accounting.subsampled import SubsampledGaussian
+from fedpriv.errors import InputError
+from fedpriv.files import write_json, write_vector
+from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
+from fedpriv.privacy.unit import UNIT
+from fedpriv.running.outcome import Finished
+from fedpriv.scenario import Cell, Point, Published, Scenario
+from fedpriv.scenario.load import Scaling
+from fedpriv.sweep.observers import RunObserver
+
+FORMAT = 1
+_JOURNAL = "cells.jsonl"
+_REWRITE_SECONDS = 1.0  # a sweep of thousands of cells would else spend its time on writing them again and again
+
+
+@dataclass(frozen=True)
+class Results:
+    """A results.json, read."""
+
+    name: str
+    title: str
+    engine: str
+    complete: bool
+    axes: Mapping[str, list[Any]]
+    seeds: list[int]
+    published: Published | None
+    cells: list[Mapping[str, Any]]
+    versions: Mapping[str, str]
+    rerun: str | None
+    """The command that runs the same again; None where it was not recorded."""
+    scaling: Scaling | None = None
+
+
+class RunFolder(RunObserver):
+    """The writing side of a RUN_DIR."""
+
+    def __init__(
+        self, path: Path, scenario: Scenario, engine: str, *, resume: bool, rerun: str | None = None
+    ) -> None:
+        """InputError if the folder holds results of another run, or of any run without `resume`."""
+        self.path = path
+        self._scenario, self._engine, self._rerun = scenario, engine, rerun
+        self._cells: dict[int, dict[str, Any]] = {}
+        if (path / "results.json").exists():
+            if not resume:
+                raise InputError(f"{path} holds results already; give another --out, or --resume to go on there")
+            self._cells = self._finished_before()
+        path.mkdir(parents=True, exist_ok=True)
+        self._drop_unfinished_history()
+        self._write()
+
+    @property
+    def missing(self) -> list[int]:
+        """The places of the scenario's points that are not finished yet."""
+        return [place for place in range(len(self._scenario.points)) if place not in self._cells]
+
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
+        point = self._scenario.points[place]
+        line = {
+            "cell": place,
+            **point.swept,
+            "seed": point.cell.seed,
+            "round": t,
+            **metrics,
+        }
+        with (self.path / "history.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def finished(self, place: int, finished: Finished) -> None:
+        """Add a cell; a run that is killed right after this has lost nothing of it."""
+        model = f"models/{place:04d}.npy"
+        write_vector(self.path / model, finished.model)
+        record = {**_record(place, self._scenario.points[place], finished, self._engine), "model": model}
+        with (self.path / _JOURNAL).open("a", encoding="utf-8") as journal:
+            journal.write(json.dumps(record, allow_nan=False) + "\n")
+        self._cells[place] = record
+        if not self.missing or time.monotonic() - self._written > _REWRITE_SECONDS:
+            self._write()
+
+    def ended(self) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        """Rewrite results.json, after which the journal has nothing of its own."""
+        scenario = self._scenario
+        write_json(
+            self.path / "results.json",
+            {
+                "format": FORMAT,
+                "scenario": {"name": scenario.name, "title": scenario.title},
+                "axes": dict(scenario.axes),
+                "seeds": scenario.seeds,
+                "published": scenario.published and scenario.published.as_data(),
+                "scaling": scenario.scaling and scenario.scaling.model_dump(),
+                "engine": self._engine,
+                "versions": versions(),
+                "rerun": self._rerun,
+                "complete": not self.missing,
+                "cells": [self._cells[place] for place in sorted(self._cells)],
+            },
+        )
+        (self.path / _JOURNAL).unlink(missing_ok=True)
+        self._written = time.monotonic()
+
+    def _finished_before(self) -> dict[int, dict[str, Any]]:
+        before = read_results(self.path)
+        self._rerun = before.rerun or self._rerun
+        found = {cell["cell"]: dict(cell) for cell in before.cells}
+        for place, record in found.items():
+            points = self._scenario.points
+            if place >= len(points) or points[place].cell.canonical() != record["scenario"]:
+                raise InputError(
+                    f"{self.path} holds another run: its cell {place} differs from this scenario's; "
+                    "give another --out, or the scenario and --set options it was started with"
+                )
+        return found
+
+    def _drop_unfinished_history(self) -> None:
+        """A cell that is run again must not appear twice in the history."""
+        path = self.path / "history.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["cell"] in self._cells]
+        path.write_text("".join(kept), encoding="utf-8")
+
+
+def _with_journal(cells: list[Mapping[str, Any]], journal: Path) -> list[Mapping[str, Any]]:
+    """The cells with those that were finished after results.json was last written; no line cut short."""
+    found = {cell["cell"]: cell for cell in cells}
+    if journal.exists():
+        lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+        found |= {cell["cell"]: cell for cell in map(json.loads, (line for line in lines if line.endswith("\n")))}
+    return [found[place] for place in sorted(found)]
+
+
+def read_results(folder: Path) -> Results:
+    """Read RUN_DIR/results.json; InputError if it is not one."""
+    path = folder / "results.json"
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if tree["format"] != FORMAT:
+            raise InputError(f"{path}: format {tree['format']}, this version of fedpriv reads format {FORMAT}")
+        return Results(
+            name=tree["scenario"]["name"],
+            title=tree["scenario"]["title"],
+            engine=tree["engine"],
+            complete=tree["complete"],
+            axes=tree["axes"],
+            seeds=tree["seeds"],
+            published=Published.from_data(tree["published"]) if tree["published"] else None,
+            cells=_with_journal(tree["cells"], folder / _JOURNAL),
+            scaling=Scaling.model_validate(tree["scaling"]) if tree.get("scaling") else None,
+            versions=tree.get("versions", {}),
+            rerun=tree.get("rerun"),
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
+
+
+def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """The lines of RUN_DIR/history.jsonl; a last line cut short by a kill is left out."""
+    path = folder / "history.jsonl"
+    if not path.exists():
+        raise InputError(f"{folder}: no history.jsonl there; give a folder that `fedpriv run` wrote")
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield json.loads(line)
+
+
+def versions() -> dict[str, str]:
+    """What computed the results."""
+    packages = {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "flwr", "cryptography")}
+    return {
+        "python": platform.python_version(),
+        **packages,
+        "platform": sys.platform,
+    }
+
+
+def privacy_of(
+    cell: Cell, releases: Sequence[ReleaseStream], noise: Literal["simulation", "release"] = "simulation"
+) -> dict[str, Any]:
+    """The privacy statement of a cell as data: computed from its ledger, not from what the scenario asked for."""
+    claim, delta = claim_of(releases), cell.privacy.delta
+    guarantee = None if claim is None else claim.guarantee
+    statement: dict[str, Any] = {
+        "guarantee": "none" if guarantee is None else guarantee.kind,
+        "trust": cell.algorithm.trust,
+        "relation": cell.privacy.relation if claim is None else claim.relation,
+        "unit": UNIT,
+        "noise": "none" if claim is None else noise,
+        "delta": delta,
+        "releases": [as_data(stream) for stream in releases],
+    }
+    figures: dict[str, float | None] = dict.fromkeys(("mu", "rho", "zcdp", "epsilon", "epsilon_paper"))
+    match guarantee:
+        case GaussianDP(mu):
+            pair = guarantee.epsilon_delta(delta)
+            figures = {
+                "mu": mu,
+                "rho": mu if cell.algorithm.row.name_of_mu == "rho" else None,
+                "zcdp": guarantee.zcdp,
+                "epsilon": pair.exact,
+                "epsilon_paper": pair.paper,
+            }
+        case SubsampledGaussian():  # a target in mu was met as the (ε, δ) that it gives
+            figures["epsilon"] = guarantee.epsilon_of(delta)
+    return {**statement, "target": _target(cell), **figures}
+
+
+def _target(cell: Cell) -> str:
+    """What the noise was calibrated to, and from which key of the scenario it follows."""
+    asked, target = cell.privacy, cell.privacy.target
+    if target is None:
+        return "none"
+    if cell.federation.sampling == "fixed":
+        return f"mu = {target:.6g}"
+    given = "" if asked.epsilon is not None else f", what mu = {target:.6g} gives"
+    return f"epsilon = {epsilon_of(target, asked.delta):.6g} at delta = {asked.delta:g}{given}"
+
+
+def message_bytes(cell: Cell, dimension: int) -> int:
+    """What one silo sends in one round, headers apart: `dimension` numbers of the plan's `message_dtype`.
+
+    8 bytes each where messages are masked words, or float64 since the server is to add the noise.
+    """
+    setting = cell.algorithm.setting
+    wide = setting.masked or (setting.noise_at_server and cell.privacy.target is not None)
+    return dimension * np.dtype("float64" if wide else cell.run.dtype).itemsize
+
+
+def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:
+    federation, rounds = point.cell.federation, point.cell.schedule.rounds
+    return {
+        "cell": place,
+        "point": dict(point.swept),
+        "seed": point.cell.seed,
+        **finished.metrics,
+        **privacy_of(point.cell, finished.releases, finished.noise),
+        "silos": federation.silos,
+        "rounds": rounds,
+        "records": sum(point.cell.batch_sizes) * point.cell.schedule.held,
+        "unread": point.cell.unread,
+        "dimension": finished.model.size,
+        "gradient_evaluations": finished.gradient_evaluations,
+        "bytes_sent": rounds * message_bytes(point.cell, finished.model.size),
+        "fraction_clipped": finished.fraction_clipped,
+        "missed": {str(silo): list(rounds) for silo, rounds in finished.missed.items()},
+        "wall_seconds": finished.wall_seconds,
+        "engine": engine,
+        "scenario": point.cell.canonical(),
+    }

@@ -1,0 +1,135 @@
+"""The prefix-sum identity of DP-μ²-FL, and what one record can do to a silo's sums."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedpriv.estimators.gradients import RecursiveGradient, SplitGradient
+from fedpriv.estimators.running_sum import absorb, empty_sum
+from fedpriv.objectives import Records, SoftmaxRegression
+
+FEATURES, CLASSES = 4, 3
+OBJECTIVE = SoftmaxRegression(FEATURES, CLASSES, feature_norm=2.0, dtype=torch.float64)
+
+
+def gradient(point: Tensor, feature: Tensor, label: int) -> Tensor:
+    """The gradient of one record by automatic differentiation: an oracle that shares no code."""
+    leaf = point.clone().requires_grad_()
+    logits = leaf.view(CLASSES, FEATURES) @ feature
+    loss = torch.nn.functional.cross_entropy(logits.unsqueeze(0), torch.tensor([label]))
+    (result,) = torch.autograd.grad(loss, leaf)
+    return result
+
+
+def path_and_records(rounds: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = np.random.default_rng(seed)
+    queries = torch.from_numpy(generator.standard_normal((rounds, FEATURES * CLASSES)))
+    features = torch.from_numpy(generator.standard_normal((rounds, FEATURES)))
+    return queries, features, torch.from_numpy(generator.integers(0, CLASSES, rounds))
+
+
+def sums(queries: Tensor, features: Tensor, labels: Tensor, clip: float) -> Tensor:
+    """q_1 … q_T of one silo with one record a round: (T, d)."""
+    estimator = RecursiveGradient(clip=clip)
+    state = empty_sum(queries[0])
+    rows = []
+    for t, query in enumerate(queries, start=1):
+        records = Records(features[t - 1 : t], labels[t - 1 : t])
+        weights = torch.ones(1, dtype=torch.float64)
+        state, _ = absorb(state, estimator.round(t), query, OBJECTIVE, records, weights, estimator.memory)
+        rows.append(state.total)
+    return torch.stack(rows)
+
+
+@given(rounds=st.integers(1, 12), seed=st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None)
+def test_sum_is_weight_times_corrected_momentum(rounds: int, seed: int) -> None:
+    """q_t = α_t d_t with d_t = g_t + (1 - β_t)(d_{t-1} - g~_{t-1}), β_t = 1/t (Reshef & Levy, section 4)."""
+    queries, features, labels = path_and_records(rounds, seed)
+    measured = sums(queries, features, labels, clip=1e9)
+    momentum = torch.zeros(FEATURES * CLASSES, dtype=torch.float64)
+    for t in range(1, rounds + 1):
+        feature, label = features[t - 1], int(labels[t - 1])
+        before = gradient(queries[t - 2], feature, label) if t > 1 else torch.zeros_like(momentum)
+        momentum = gradient(queries[t - 1], feature, label) + (1 - 1 / t) * (momentum - before)
+        torch.testing.assert_close(measured[t - 1], t * momentum, rtol=1e-10, atol=1e-10)
+
+
+@given(rounds=st.integers(1, 8), seed=st.integers(0, 10**6), clip=st.floats(0.05, 5.0))
+@settings(max_examples=60, deadline=None)
+def test_replacing_one_record_moves_every_later_sum_by_at_most_twice_the_clip(
+    rounds: int, seed: int, clip: float
+) -> None:
+    """Brute force on neighbours: 0 before the record's round, the same vector of norm ≤ 2C from it on."""
+    queries, features, labels = path_and_records(rounds, seed)
+    changed = seed % rounds
+    other_features, other_labels = features.clone(), labels.clone()
+    other_features[changed] = -3.0 * features[changed]
+    other_labels[changed] = (labels[changed] + 1) % CLASSES
+    difference = sums(queries, features, labels, clip) - sums(queries, other_features, other_labels, clip)
+    norms = difference.norm(dim=1)
+    assert torch.all(norms[:changed] == 0.0)
+    assert torch.all(norms[changed:] <= 2.0 * clip * (1 + 1e-12))
+    torch.testing.assert_close(difference[changed:], difference[changed].expand(rounds - changed, -1))
+
+
+def test_the_bound_of_twice_the_clip_is_attained() -> None:
+    """Two records with opposite gradients of norm above the clip: the distance is exactly 2C."""
+    queries = torch.zeros(1, FEATURES * CLASSES, dtype=torch.float64)
+    feature = torch.tensor([[10.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    label = torch.tensor([0])
+    difference = sums(queries, feature, label, 0.5) - sums(queries, -feature, label, 0.5)
+    assert float(difference.norm()) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_increment_uses_the_previous_query_not_the_present_one() -> None:
+    queries, features, labels = path_and_records(2, 3)
+    measured = sums(queries, features, labels, clip=1e9)
+    feature, label = features[1], int(labels[1])
+    expected = 2 * gradient(queries[1], feature, label) - gradient(queries[0], feature, label)
+    torch.testing.assert_close(measured[1] - measured[0], expected)
+
+
+def neighbours(rounds: int, dtype: torch.dtype) -> list[float]:
+    """‖q_t - q'_t‖ for float32 queries, of silos that differ in the record of round 1, in units of the clip."""
+    objective = SoftmaxRegression(FEATURES, CLASSES, feature_norm=2.0)
+    generator = np.random.default_rng(0)
+    queries = torch.from_numpy(generator.standard_normal((rounds, FEATURES * CLASSES))).float()
+    features = torch.from_numpy(generator.standard_normal((rounds, 1, FEATURES))).float()
+    estimator, one = RecursiveGradient(clip=0.1), torch.ones(1)
+    states = [empty_sum(queries[0].to(dtype)) for _ in range(2)]
+    distances = []
+    for t in range(1, rounds + 1):
+        for side, feature in enumerate((features[t - 1], -features[t - 1] if t == 1 else features[t - 1])):
+            records = Records(feature, torch.tensor([0]))
+            states[side], _ = absorb(
+                states[side], estimator.round(t), queries[t - 1], objective, records, one, estimator.memory
+            )
+        distances.append(float((states[0].total.double() - states[1].total.double()).norm()) / 0.1)
+    assert states[0].total.dtype == dtype
+    return distances
+
+
+def test_a_records_distance_does_not_grow_with_the_sum() -> None:
+    """A server that runs long would see a neighbour drift away: float64 sums of float32 queries do not let it."""
+    distances = neighbours(2000, torch.float64)
+    assert 1.0 < distances[0] <= 2.0
+    assert max(distances) - min(distances) < 1e-9
+    drifted = neighbours(2000, torch.float32)
+    assert max(drifted) - min(drifted) > 1e-6  # what this test would see
+
+
+def test_parts_are_summed_in_the_sums_own_type() -> None:
+    estimator = SplitGradient(1.0, 0.5, 0.2, 0.1, places=3, coefficient=0.5, keep=0.5)
+    objective = SoftmaxRegression(FEATURES, CLASSES, feature_norm=2.0)
+    queries, features, labels = path_and_records(9, 2)
+    state = empty_sum(queries[0])
+    for t in range(1, 10):
+        records = Records(features[(t - 1) % 3 : (t - 1) % 3 + 1].float(), labels[(t - 1) % 3 : (t - 1) % 3 + 1])
+        query = queries[t - 1].float()
+        state, _ = absorb(state, estimator.round(t), query, objective, records, torch.ones(1), estimator.memory)
+        assert state.total.dtype == torch.float64
+    assert [vector.dtype for vector in state.past] == [torch.float32] * 2 + [torch.float64] * 3

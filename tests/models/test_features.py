@@ -1,0 +1,66 @@
+"""Features of one image: known values, invariances, and that no image changes another's."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.errors import InputError
+from fedpriv.models.features import orientation_histograms, pixels, scaled
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (30, 28, 28)).astype(np.uint8)
+
+
+def histogram(image: np.ndarray) -> torch.Tensor:
+    """(8, h/4, w/4)."""
+    height, width = image.shape
+    return orientation_histograms(image[None], torch.float64).view(8, height // 4, width // 4)
+
+
+def test_an_upright_edge_counts_in_one_direction_of_its_cells() -> None:
+    image = np.zeros((12, 12), dtype=np.uint8)
+    image[:, 6:] = 255
+    edges = histogram(image)
+    # Half the step from 0 to 255 in columns 5 and 6: 2 of a cell's 4 columns, and 0.5 each.
+    torch.testing.assert_close(edges[0, 1, 1], torch.tensor(0.25, dtype=torch.float64))
+    assert float(edges[1:, 1, 1].abs().sum()) == 0.0
+    assert float(edges[:, 1, 0].abs().sum()) == 0.0
+
+
+def test_a_quarter_turn_of_the_image_turns_the_directions() -> None:
+    image = IMAGES[1]
+    turned = histogram(np.rot90(image).copy())  # counterclockwise: to the right becomes up, against the rows
+    expected = torch.rot90(histogram(image), dims=(1, 2)).roll(-2, dims=0)
+    torch.testing.assert_close(turned, expected)
+
+
+def test_all_of_an_edges_length_is_counted_and_no_feature_is_above_its_bound() -> None:
+    values = orientation_histograms(IMAGES, torch.float64)
+    assert values.shape == (30, 392)
+    assert float(values.min()) >= 0.0
+    assert float(values.max()) <= math.sqrt(0.5)
+    gray = np.pad(IMAGES / 255.0, ((0, 0), (1, 1), (1, 1)))
+    length = np.hypot(gray[:, 1:-1, 2:] - gray[:, 1:-1, :-2], gray[:, 2:, 1:-1] - gray[:, :-2, 1:-1]) / 2.0
+    np.testing.assert_allclose(values.sum(1).numpy(), length.sum((1, 2)) / 16.0)
+
+
+@pytest.mark.parametrize("of", [pixels, orientation_histograms])
+def test_an_images_features_do_not_depend_on_the_others(of) -> None:  # type: ignore[no-untyped-def]
+    together = of(IMAGES, torch.float64)
+    for index in (0, 7, 29):
+        torch.testing.assert_close(of(IMAGES[index : index + 1], torch.float64)[0], together[index])
+
+
+def test_scaled_to_at_most_a_norm_or_exactly() -> None:
+    rows = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.3, 0.4]], dtype=torch.float64)
+    at_most = torch.tensor([[0.0, 0.0], [1.2, 1.6], [0.3, 0.4]], dtype=torch.float64)
+    exactly = torch.tensor([[0.0, 0.0], [1.2, 1.6], [1.2, 1.6]], dtype=torch.float64)
+    torch.testing.assert_close(scaled(rows, 2.0, exactly=False), at_most)
+    torch.testing.assert_close(scaled(rows, 2.0, exactly=True), exactly)
+
+
+@pytest.mark.parametrize("shape", [(2, 30, 28), (2, 32, 32, 3)])
+def test_images_without_whole_cells_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="gray images whose sides are multiples of 4"):
+        orientation_histograms(np.zeros(shape, dtype=np.uint8), torch.float32)

@@ -1,0 +1,118 @@
+"""The table of models: features, constants, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fedpriv.data.datasets import load
+from fedpriv.errors import InputError
+from fedpriv.models.table import MODELS, ModuleSettings, PerceptronSettings, SoftmaxSettings, model_named
+from fedpriv.objectives import LayeredObjective, Records, SoftmaxRegression
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (50, 28, 28)).astype(np.uint8)
+IMAGES[0] = 0
+IMAGES[1] //= 20
+
+
+def test_feature_norm_scales_down_what_is_larger_and_nothing_else() -> None:
+    row, settings = model_named("softmax-regression"), SoftmaxSettings(feature_norm=2.0)
+    plain = row.features(IMAGES, torch.float64, SoftmaxSettings())
+    scaled = row.features(IMAGES, torch.float64, settings)
+    norms, before = scaled[:, :-1].norm(dim=1), plain[:, :-1].norm(dim=1)
+    assert float(before[1]) < 2.0 < float(before[2])
+    torch.testing.assert_close(scaled[:2], plain[:2])
+    torch.testing.assert_close(norms[2:], torch.full((48,), 2.0, dtype=torch.float64))
+    torch.testing.assert_close(scaled[2, :-1] / norms[2], plain[2, :-1] / before[2])
+    assert torch.equal(scaled[:, -1], torch.ones(50, dtype=torch.float64))
+    objective = row.objective(tuple(scaled.shape[1:]), 10, torch.float64, settings)
+    assert objective.lipschitz == pytest.approx(math.sqrt(2.0) * math.sqrt(5.0))
+    assert objective.smoothness == pytest.approx(2.5)
+
+
+def test_softmax_without_scaling_has_the_constants_of_the_pixels() -> None:
+    objective = model_named("softmax-regression").objective((785,), 10, torch.float32, SoftmaxSettings())
+    assert objective == SoftmaxRegression(785, 10, feature_norm=math.sqrt(785.0))
+
+
+def test_centred_pixels_have_a_constant_subtracted_before_they_are_scaled() -> None:
+    row = model_named("softmax-regression")
+    settings = SoftmaxSettings(centre=0.25, feature_norm=2.0, scaling="exactly")
+    features = row.features(IMAGES, torch.float64, settings)
+    plain = row.features(IMAGES, torch.float64, SoftmaxSettings())[:, :-1] - 0.25
+    torch.testing.assert_close(features[:, :-1], 2.0 * plain / plain.norm(dim=1, keepdim=True))
+    objective = row.objective((785,), 10, torch.float64, SoftmaxSettings(centre=0.25))
+    assert objective.lipschitz == pytest.approx(math.sqrt(2.0 * (784 * 0.75**2 + 1.0)))
+
+
+def test_orientation_histograms_as_features() -> None:
+    row, settings = model_named("softmax-regression"), SoftmaxSettings(features="orientations", feature_norm=3.0)
+    features = row.features(IMAGES, torch.float64, settings)
+    assert features.shape == (50, 393)
+    assert float(features[:, :-1].norm(dim=1).max()) <= 3.0 + 1e-12
+    assert torch.equal(features[:, -1], torch.ones(50, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"features": "orientations"},
+        {"scaling": "exactly"},
+        {"features": "orientations", "feature_norm": 1.0, "centre": 0.1},
+    ],
+)
+def test_keys_of_features_that_do_not_fit_are_refused(keys: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match=r"feature_norm is needed|centre is for"):
+        SoftmaxSettings.model_validate(keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "dimension"),
+    [
+        ("mlp", PerceptronSettings(), 50_890),
+        ("mlp-relu", PerceptronSettings(hidden=8), 6_370),
+        ("cnn", ModuleSettings(), 26_010),
+    ],
+)
+def test_networks_take_the_fast_route_and_learn_with_clipped_gradients(
+    name: str, settings: ModuleSettings, dimension: int
+) -> None:
+    row = model_named(name)
+    features = row.features(IMAGES, torch.float32, settings)
+    objective = row.objective(tuple(features.shape[1:]), 10, torch.float32, settings)
+    assert isinstance(objective, LayeredObjective)
+    assert objective.dimension == dimension
+    records = Records(features, torch.arange(50) % 10)
+    point, weights = objective.initial(), torch.full((50,), 1 / 50)
+    before = objective.evaluate(point, records).loss
+    for _ in range(10):
+        point = point - 0.2 * objective.increment([point], [1.0], records, weights, 1.0).total
+    assert objective.evaluate(point, records).loss < before
+
+
+def test_a_network_of_rectifiers_learns_to_retrieve_phases() -> None:
+    """|⟨x*, z⟩| is within reach of its hidden layer: much less is left than of the best constant, the median."""
+    row, data = model_named("relu-regression"), load("phase-retrieval")
+    settings = PerceptronSettings(hidden=8)
+    sizes = torch.from_numpy(data.train_labels[:1000])
+    records = Records(row.features(data.train_images[:1000], torch.float64, settings), sizes)
+    objective = row.objective((8,), 0, torch.float64, settings)
+    point, weights = objective.initial(), torch.full((1000,), 1e-3, dtype=torch.float64)
+    for _ in range(800):
+        point = point - 0.1 * objective.increment([point], [1.0], records, weights, 5.0).total
+    assert float(objective.evaluate(point, records).loss) < 0.6 * float((sizes - sizes.median()).abs().mean())
+
+
+def test_the_convolutional_net_refuses_other_images() -> None:
+    with pytest.raises(InputError, match="28 x 28 = 784 pixels, not 3072"):
+        model_named("cnn").objective((3072,), 10, torch.float32, ModuleSettings())
+
+
+def test_settings_of_another_model_are_refused() -> None:
+    for name in ("mlp", "mlp-relu", "cnn"):
+        with pytest.raises(ValidationError, match="feature_norm"):
+            MODELS[name].settings.model_validate({"feature_norm": 2.0})
+    with pytest.raises(ValidationError, match="greater than 0"):
+        SoftmaxSettings(feature_norm=0.0)

@@ -1,0 +1,181 @@
+"""The claim of a run is recomputed from what it released, and from nothing else."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedpriv.cli.app import app
+from fedpriv.engines.table import engine_named
+from fedpriv.errors import InputError, RunError
+from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian
+from fedpriv.participation.schedules import Schedule
+from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of, from_data, read_ledger
+from fedpriv.privacy.trust import Noise, Trust
+from fedpriv.running.outcome import Finished
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import task_of_cell
+from fedpriv.scenario import Cell
+from fedpriv.scenario.load import scenario_of
+from fedpriv.sweep.results import RunFolder, privacy_of
+from tests.conftest import small_tree
+
+MakeCell = Callable[..., Cell]
+
+STREAM = ReleaseStream(
+    "silo 0", IndependentGaussian(), Schedule(16, 16), 1.0, (2.0,) * 16, 0.5, "replace-one", std=4.0
+)
+
+
+class Silent:
+    def advanced(self, client_rounds: int) -> None: ...
+
+    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
+
+
+def finish(cell: Cell, engine: str) -> Finished:
+    (outcome,) = engine_named(engine)([cell], Silent())
+    return outcome.finished
+
+
+def test_price_of_one_stream_by_hand() -> None:
+    """μ = 2 · (1/2) · 2 · √16 / 4 = 2; zero-out is half of replace-one; no noise has no price but infinity."""
+    assert STREAM.mu == pytest.approx(2.0)
+    assert dataclasses.replace(STREAM, relation="zero-out").mu == pytest.approx(1.0)
+    assert dataclasses.replace(STREAM, std=0.0).mu == math.inf
+
+
+def test_the_worst_stream_is_charged_and_none_without_noise() -> None:
+    quieter = dataclasses.replace(STREAM, owner="silo 1", std=1.0)
+    claim = claim_of([STREAM, quieter])
+    assert claim is not None
+    assert claim.guarantee.mu == pytest.approx(8.0)
+    assert claim_of([]) is None
+    assert claim_of([STREAM, dataclasses.replace(STREAM, std=0.0)]) is None
+    with pytest.raises(InputError, match="one neighbouring relation"):
+        claim_of([STREAM, dataclasses.replace(STREAM, relation="zero-out")])
+
+
+@pytest.mark.parametrize("mechanism", [IndependentGaussian(), BinaryTree(0.5, period=4), BandedSquareRoot(0.9, 3)])
+def test_streams_survive_json(mechanism: object) -> None:
+    varied = dataclasses.replace(STREAM, mechanism=mechanism, clips=(1.0, *(2.0,) * 14, 3.0))
+    assert from_data(json.loads(json.dumps(as_data(varied)))) == varied
+
+
+def test_an_unknown_mechanism_is_refused() -> None:
+    data = as_data(STREAM)
+    data["mechanism"] = {"name": "Homemade"}
+    with pytest.raises(InputError, match="mechanism 'Homemade' is none of"):
+        from_data(data)
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+def test_the_ledger_gives_what_the_scenario_asked_for(small_cell: MakeCell, engine: str, trust: str) -> None:
+    cell = small_cell(algorithm__trust=trust, federation__silos=4, federation__batch=2, privacy__rho=3.0)
+    finished = finish(cell, engine)
+    assert [stream.owner for stream in finished.releases] == ["server" if trust == "trusted" else "silos 0-3"]
+    claim = claim_of(finished.releases)
+    assert claim is not None
+    assert claim.guarantee.mu == pytest.approx(3.0, rel=1e-12)
+    statement = privacy_of(cell, finished.releases)
+    assert statement["rho"] == statement["mu"] == claim.guarantee.mu
+    assert statement["epsilon"] < statement["epsilon_paper"]
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+def test_halved_noise_doubles_the_claim(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
+    """A bug in the calibration shows in results.json, because the ledger holds the noise that was used."""
+    honest = Trust.noise
+
+    def halved(self: Trust, *arguments: object) -> Noise:
+        sources = honest(self, *arguments).sources  # type: ignore[arg-type]
+        return Noise(tuple(source._replace(std=source.std / 2) for source in sources))
+
+    monkeypatch.setattr(Trust, "noise", halved)
+    finished = finish(small_cell(algorithm__trust=trust, privacy__rho=3.0), "vectorized")
+    claim = claim_of(finished.releases)
+    assert claim is not None
+    assert claim.guarantee.mu == pytest.approx(6.0)
+
+
+def test_a_run_without_noise_claims_nothing(small_cell: MakeCell) -> None:
+    cell = small_cell(privacy__mode="none", privacy__rho=None)
+    statement = privacy_of(cell, finish(cell, "vectorized").releases)
+    assert statement["mu"] is None
+    assert statement["epsilon"] is None
+    assert statement["noise"] == "none"
+
+
+def test_fewer_rounds_cost_less(small_cell: MakeCell) -> None:
+    """A run that was cut after 2 of 8 rounds is charged √2/√8 of its plan."""
+    cell = small_cell(privacy__rho=4.0)
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    assert claim_of(plan.releases(2)).guarantee.mu == pytest.approx(2.0)  # type: ignore[union-attr]
+
+
+def test_a_doctored_claim_is_seen(tmp_path: Path, small_cell: MakeCell) -> None:
+    scenario = scenario_of(small_tree(), "test")
+    folder = RunFolder(tmp_path / "run", scenario, "vectorized", resume=False)
+    folder.finished(0, finish(scenario.points[0].cell, "vectorized"))
+    (entry,) = read_ledger(tmp_path / "run")
+    assert entry.agrees
+    path = tmp_path / "run" / "results.json"
+    path.write_text(path.read_text().replace('"mu": 4.0', '"mu": 2.0'))
+    (entry,) = read_ledger(tmp_path / "run")
+    assert not entry.agrees
+    assert entry.claim is not None
+    assert entry.claim.guarantee.mu == pytest.approx(4.0)
+    with pytest.raises(InputError, match=r"no results\.json"):
+        read_ledger(tmp_path)
+
+
+def doctored(folder: Path, **changes: float) -> Path:
+    """A run's results with other figures in its first cell."""
+    path = folder / "results.json"
+    tree = json.loads(path.read_text())
+    tree["cells"][0].update(changes)
+    path.write_text(json.dumps(tree))
+    return folder
+
+
+def written(folder: Path, tree: dict[str, Any]) -> Path:
+    scenario = scenario_of(tree, "test")
+    run = RunFolder(folder, scenario, "vectorized", resume=False)
+    run.finished(0, finish(scenario.points[0].cell, "vectorized"))
+    return folder
+
+
+@pytest.mark.parametrize("key", ["mu", "epsilon"])
+def test_the_command_fails_where_a_claim_differs(tmp_path: Path, key: str) -> None:
+    """Exit code 1 and the cell's number: a doctored figure that a script would take for checked."""
+    folder = written(tmp_path / "run", small_tree())
+    assert CliRunner().invoke(app, ["privacy", "ledger", str(folder)]).exit_code == 0
+    doctored(folder, **{key: 0.5})
+    for options in ([], ["--json"]):
+        found = CliRunner().invoke(app, ["privacy", "ledger", str(folder), *options])
+        assert isinstance(found.exception, RunError)
+        assert "the claim of cell 0 is not what the ledger gives" in str(found.exception)
+    assert "DIFFERS" in CliRunner().invoke(app, ["privacy", "ledger", str(folder)]).output
+
+
+def test_a_doctored_epsilon_of_a_sampled_run_is_seen(tmp_path: Path) -> None:
+    """It has no μ: ε is all there is to check."""
+    tree = small_tree(
+        federation__epochs=2,
+        federation__sampling="poisson",
+        algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1},
+        privacy={"relation": "zero-out", "epsilon": 2.0},
+    )
+    folder = written(tmp_path / "run", tree)
+    (entry,) = read_ledger(folder)
+    assert entry.agrees
+    assert entry.claimed_mu is None
+    assert entry.claimed_epsilon is not None
+    (entry,) = read_ledger(doctored(folder, epsilon=entry.claimed_epsilon / 2.0))
+    assert not entry.agrees

@@ -1,0 +1,139 @@
+"""The folder between server and engine when the disk is full or a file is damaged: one line, and no litter."""
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Context
+
+from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.errors import InputError, RunError
+from fedpriv.files import write_bytes, write_json, write_vector
+from fedpriv.protocol.cell_folder import FolderReader, FolderReporter
+from fedpriv.protocol.run_config import run_config_of
+from fedpriv.running.outcome import Finished
+from fedpriv.scenario import Cell
+from server.app import server_app
+
+MakeCell = Callable[..., Cell]
+DONE = Finished({"test_loss": 1.0}, None, 1.0, (), 1, np.zeros(3, np.float32))
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return lambda: monkeypatch.setattr(os, "fsync", fail)
+
+
+def test_a_full_disk_leaves_the_file_as_it_was_and_no_draft(tmp_path: Path, full_disk: Callable[[], None]) -> None:
+    write_json(tmp_path / "results.json", {"a": 1})
+    full_disk()
+    writes: list[Callable[[], None]] = [
+        lambda: write_json(tmp_path / "results.json", {"a": 2}),
+        lambda: write_bytes(tmp_path / "new", b"x"),
+        lambda: write_vector(tmp_path / "model.npy", np.zeros(3)),
+    ]
+    for write in writes:
+        with pytest.raises(OSError, match="No space left"):
+            write()
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    assert json.loads((tmp_path / "results.json").read_text()) == {"a": 1}
+
+
+def test_a_draft_of_a_killed_process_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / f".results.json.{os.getpid()}").write_text("half")
+    write_json(tmp_path / "results.json", {"a": 1}, 0o600)
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    assert (tmp_path / "results.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_reporter_on_a_full_disk_says_so_in_one_line(tmp_path: Path, full_disk: Callable[[], None]) -> None:
+    reporter = FolderReporter(tmp_path)
+    full_disk()
+    says: list[Callable[[], None]] = [
+        lambda: reporter.advanced(1),
+        lambda: reporter.finished(DONE),
+        lambda: reporter.failed(RunError("broken")),
+    ]
+    for say in says:
+        with pytest.raises(RunError, match=r"cannot be written there: .*No space left on device"):
+            say()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_says_so_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written there"):
+        FolderReporter(tmp_path / "file" / "below")
+
+
+def test_the_servers_own_error_comes_through_where_no_report_of_it_can_be_written(
+    small_cell: MakeCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_disk: Callable[[], None]
+) -> None:
+    cell = small_cell()
+    grid = InProcessGrid(None, 3, {})  # its nodes fail at the first message
+    context = grid.server_context(run_config_of(cell, tmp_path))
+
+    def reporter(_: Context) -> FolderReporter:
+        made = FolderReporter(tmp_path)
+        full_disk()
+        return made
+
+    with pytest.raises(RunError, match=r"silo|roster|node"):
+        server_app(reporter)(grid, context)
+
+
+@pytest.mark.parametrize("line", [b"garbage\n", b"[1, 2]\n", b"\xff\xfe\n", b'{"test_loss": 1.0}\n', b'"x"\n'])
+def test_a_garbage_line_of_the_history_is_named(tmp_path: Path, line: bytes) -> None:
+    good = b'{"round": 1, "test_loss": 1.0}\n'
+    (tmp_path / "history.jsonl").write_bytes(good + line + b'{"round": 3')
+    reader = FolderReader(tmp_path)
+    lines = reader.new_evaluations()
+    assert next(lines)["round"] == 1
+    with pytest.raises(RunError, match=r"history\.jsonl, line 2: damaged"):
+        next(lines)
+
+
+def test_the_history_is_read_once_and_a_line_that_is_being_written_waits(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text('{"round": 1}\n{"round": ')
+    reader = FolderReader(tmp_path)
+    assert list(reader.new_evaluations()) == [{"round": 1}]
+    path.write_text('{"round": 1}\n{"round": 2}\n')
+    assert list(reader.new_evaluations()) == [{"round": 2}]
+
+
+DAMAGES: list[tuple[str, bytes | None]] = [
+    ("model.npy", b"garbage"),
+    ("model.npy", b""),
+    ("model.npy", None),
+    ("outcome.json", b"{"),
+    ("outcome.json", b"[]"),
+    ("outcome.json", b"{}"),
+    ("failure.json", b"garbage"),
+    ("failure.json", b"{}"),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGES)
+def test_a_damaged_result_is_named(tmp_path: Path, name: str, content: bytes | None) -> None:
+    FolderReporter(tmp_path).finished(DONE)
+    assert FolderReader(tmp_path).result() is not None
+    if content is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(RunError, match=f"{name}: (damaged|missing)"):
+        FolderReader(tmp_path).result()
+
+
+def test_the_servers_error_keeps_its_kind(tmp_path: Path) -> None:
+    FolderReporter(tmp_path).failed(InputError("bad key"))
+    with pytest.raises(InputError, match="bad key"):
+        FolderReader(tmp_path).result()

@@ -1,0 +1,84 @@
+"""Numbers that floating point cannot hold are refused before a plan exists, in simulations and by guards alike."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fedpriv.errors import InputError
+from fedpriv.estimators.round import Round, Split
+from fedpriv.privacy.trust import Noise, NoiseSource
+from fedpriv.running.arithmetic import check_clips, check_noise
+from fedpriv.running.plan import Plan, plan_of
+from fedpriv.running.task import task_of_cell
+from fedpriv.scenario import Cell
+
+MakeCell = Callable[..., Cell]
+
+
+def planned(make: MakeCell, **overrides: Any) -> Plan:
+    cell = make(**overrides)
+    return plan_of(cell, task_of_cell(cell).objective)
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ({"algorithm__clip": 1.6e-44}, "clipped to norm 1.6e-44"),
+        ({"algorithm__clip": 2.0**-41}, "clips between"),
+        ({"algorithm__clip": 2.0**41}, "clips between"),
+        ({"privacy__rho": 1e12}, "sums of up to"),
+        ({"privacy__rho": 1e-300}, "standard deviation"),
+    ],
+)
+def test_what_rounds_away_is_refused(
+    small_cell: MakeCell, trust: str, dtype: str, overrides: dict[str, Any], line: str
+) -> None:
+    """A clip of 1.6e-44 once gave contributions of 3.5 clips, and noise below it was rounded to zero."""
+    with pytest.raises(InputError, match=line) as refused:
+        planned(small_cell, algorithm__trust=trust, run__dtype=dtype, **overrides)
+    assert "\n" not in str(refused.value)
+
+
+def test_ordinary_numbers_pass(small_cell: MakeCell) -> None:
+    for clip in (2.0**-40, 1.0, 2.0**40):
+        assert planned(small_cell, algorithm__clip=clip).noise.sources
+
+
+def test_federated_averaging_needs_no_clip_that_is_ever_met(small_cell: MakeCell) -> None:
+    tree = {"name": "fedavg", "step": 0.1, "local_batch": 2, "trust": "untrusted"}
+    plan = planned(small_cell, algorithm=tree, privacy={"relation": "replace-one", "mode": "none"})
+    assert not plan.noise.sources
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, 1e-320, 2.0**-41, 2.0**41, math.inf, math.nan])
+def test_every_clip_of_a_round_is_looked_at(clip: float) -> None:
+    with pytest.raises(InputError, match="round 7"):
+        check_clips([Round(7, (1.0,), 0.0, clip, 1.0)], 1, private=True)
+    for split in (Split(2, 0.5, clip, 1.0), Split(2, 0.5, 1.0, clip)):
+        with pytest.raises(InputError, match="round 7"):
+            check_clips([Round(7, (1.0,), 0.0, 1.0, 1.0, split)], 1, private=True)
+
+
+def test_a_clip_is_shared_by_a_batch() -> None:
+    check_clips([Round(1, (1.0,), 0.0, 2.0**-40, 1.0)], 10**6, private=True)
+    with pytest.raises(InputError, match="batch of 10000000000 records"):
+        check_clips([Round(1, (1.0,), 0.0, 2.0**-40, 1.0)], 10**10, private=True)
+
+
+@pytest.mark.parametrize("std", [0.0, 1e-320, 1e-45, 2.0**-101, 2.0**101, math.inf, math.nan])
+def test_every_source_is_looked_at(std: float) -> None:
+    """Noise of standard deviation 0 in a trust setting that asks for noise would release the sums."""
+    with pytest.raises(InputError, match="standard deviation"):
+        check_noise(Noise((NoiseSource(0, 1.0, 0.5), NoiseSource(1, std, 0.5))), 1.0, 0.0)
+
+
+def test_sums_are_at_most_two_to_the_thirty_deviations() -> None:
+    noise = Noise((NoiseSource(0, 0.5, 1.0),))
+    check_noise(noise, 1.0, 2.0**29)
+    for largest in (2.0**29 * (1 + 1e-15), math.inf, math.nan):
+        with pytest.raises(InputError, match="sums of up to"):
+            check_noise(noise, 1.0, largest)

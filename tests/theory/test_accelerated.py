@@ -1,0 +1,133 @@
+"""The theorems of Accelerated-DP-SRGD against their formulas evaluated apart, in mpmath with 50 digits."""
+
+import math
+from dataclasses import replace
+
+import mpmath
+import pytest
+
+from fedpriv.accounting import gdp
+from fedpriv.errors import InputError
+from fedpriv.theory.accelerated import Asked, Problem, non_realizable, realizable, realizable_factor
+from fedpriv.theory.conditions import failing
+
+MNIST = Problem(
+    examples=60_000, dimension=7850, epsilon=1.0, delta=1e-5, lipschitz=2.0, smoothness=3.0, radius=10.0
+)
+
+
+def holds(asked: Asked) -> dict[str, bool]:
+    return {condition.text: condition.holds for condition in asked.conditions}
+
+
+def factor_in_mpmath(n: int, delta: str) -> mpmath.mpf:
+    with mpmath.workdps(50):
+        d = mpmath.mpf(delta)
+        return mpmath.sqrt(32) * mpmath.log(n) ** 1.5 * mpmath.sqrt(mpmath.log(2 * n / d)) * mpmath.log(2.5 / d)
+
+
+@pytest.mark.parametrize("n", [1000, 60_000, 10**9])
+def test_the_factor(n: int) -> None:
+    assert realizable_factor(n, 1e-5) == pytest.approx(float(factor_in_mpmath(n, "1e-5")), rel=1e-13)
+
+
+def test_the_factor_is_about_twelve_thousand_for_mnist() -> None:
+    assert realizable_factor(60_000, 1e-5) == pytest.approx(12_361, abs=0.5)
+
+
+def test_realizable_numbers_by_hand() -> None:
+    """n = 10^8, p = 10^10, ε = 2: √p/(ε√n) = 5, n^{1/4} = 100, n^{3/4} = 10^6."""
+    problem = Problem(10**8, 10**10, 2.0, 1e-9, lipschitz=3.0, smoothness=0.5, radius=4.0)
+    factor = float(factor_in_mpmath(10**8, "1e-9"))
+    asked = realizable(problem)
+    assert asked.rounds == pytest.approx(100 * factor, rel=1e-12)
+    assert asked.batch == pytest.approx(1e6 / factor, rel=1e-12)
+    assert asked.beta == pytest.approx(5 * factor**2 * 3 / 4, rel=1e-12)
+    assert asked.clip == pytest.approx(3 * factor, rel=1e-12)
+    nodes = math.floor(math.log2(100 * factor)) + 1
+    mu = gdp.mu_of(2.0, 1e-9)
+    assert asked.sigma == pytest.approx(asked.clip / asked.batch * math.sqrt(nodes) / mu, rel=1e-12)
+    assert asked.refusal is None
+    assert failing(asked.conditions) == ()
+    assert asked.whole_batch == math.floor(1e6 / factor)
+    assert asked.whole_rounds * asked.whole_batch <= 10**8 < (asked.whole_rounds + 1) * asked.whole_batch
+
+
+def test_noise_matters_less_than_one_in_beta() -> None:
+    asked = realizable(replace(MNIST, dimension=1))
+    assert asked.beta == pytest.approx(float(factor_in_mpmath(60_000, "1e-5")) ** 2 * 2.0 / 10.0, rel=1e-12)
+
+
+def test_realizable_at_mnist_is_refused_in_words() -> None:
+    asked = realizable(MNIST)
+    assert asked.refusal is not None
+    assert "193,460 rounds of B = 0.31 examples" in asked.refusal
+    assert "n = 60,000" in asked.refusal
+    assert not holds(asked)["1 ≤ B"]
+    with pytest.raises(InputError, match="B must be 1 or more"):
+        _ = asked.whole_batch
+
+
+def test_the_realizable_formula_can_be_run_from_417161_examples_on() -> None:
+    """n^{3/4} = c_DP at δ = 1e-5, solved in mpmath."""
+    with mpmath.workdps(30):
+        root = mpmath.findroot(lambda n: n**0.75 - factor_in_mpmath(n, "1e-5"), 4e5)
+    assert 417_160 < float(root) < 417_161
+    assert realizable(replace(MNIST, examples=417_160)).refusal is not None
+    assert realizable(replace(MNIST, examples=417_161)).refusal is None
+
+
+def test_non_realizable_numbers_by_hand() -> None:
+    """c = M R / L = 15: β = (240 + 8) L n^{3/2} / (R n) = 248 · 2 · √n / 10, clip = 124 · 2."""
+    asked = non_realizable(replace(MNIST, examples=40_000))
+    assert (asked.rounds, asked.batch) == (pytest.approx(200.0), pytest.approx(200.0))
+    assert asked.beta == pytest.approx(248 * 2 * 200 / 10, rel=1e-13)
+    assert asked.clip == pytest.approx(248.0, rel=1e-13)
+    assert asked.sigma == pytest.approx(248 / 200 * math.sqrt(8) / gdp.mu_of(1.0, 1e-5), rel=1e-12)
+    assert (asked.whole_batch, asked.whole_rounds) == (200, 200)
+    assert failing(asked.conditions) == ()
+    assert asked.refusal is None
+
+
+def test_the_two_bounds_on_the_batch_meet_where_the_theorem_ends() -> None:
+    n, epsilon = 10_000, 0.01
+    limit = round((epsilon * n) ** 2)
+    problem = replace(MNIST, examples=n, epsilon=epsilon)
+    at = non_realizable(replace(problem, dimension=limit))
+    beyond = non_realizable(replace(problem, dimension=4 * limit))
+    assert at.batch == pytest.approx(100.0)
+    assert holds(at)["p ≤ ε² n²"]
+    assert beyond.batch == pytest.approx(50.0)
+    assert not holds(beyond)["p ≤ ε² n²"]
+    assert beyond.beta == pytest.approx(4 * at.beta)
+    assert non_realizable(replace(problem, dimension=limit), polylog=10.0).batch == pytest.approx(10.0)
+
+
+def test_beta_is_at_least_twice_smoothness_times_rounds_whatever_the_batch() -> None:
+    for polylog in (1.0, 20.0, 200.0):
+        for smoothness in (1e-3, 1.0, 1e3):
+            asked = non_realizable(replace(MNIST, smoothness=smoothness), polylog)
+            assert holds(asked)["2 M T ≤ β"]
+
+
+def test_a_batch_below_one_is_refused_here_too() -> None:
+    asked = non_realizable(replace(MNIST, epsilon=1e-6))
+    assert asked.batch == pytest.approx(1e-6 * 60_000**1.5 / math.sqrt(7850))
+    assert asked.batch < 1.0
+    assert asked.refusal is not None
+
+
+def test_delta_above_one_over_n_breaks_a_condition() -> None:
+    assert not holds(realizable(replace(MNIST, delta=1e-4)))["δ ≤ 1/n"]
+    assert holds(realizable(replace(MNIST, delta=1 / 60_000)))["δ ≤ 1/n"]
+
+
+def test_too_rough_a_loss_breaks_a_condition() -> None:
+    asked = realizable(MNIST)
+    assert not holds(realizable(replace(MNIST, smoothness=asked.beta * 1.01)))["M ≤ β"]
+
+
+@pytest.mark.parametrize("key", ["epsilon", "delta", "lipschitz", "smoothness", "radius"])
+def test_what_means_nothing_is_refused(key: str) -> None:
+    with pytest.raises(InputError, match=key):
+        replace(MNIST, **{key: 0.0})

@@ -1,0 +1,106 @@
+"""The parameters of the baselines, by hand and against brute force."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedpriv.errors import InputError
+from fedpriv.theory import noisy_minibatch, phased
+from fedpriv.theory.conditions import Condition, failing
+from fedpriv.theory.online_to_batch import increment_bound
+
+
+def test_phases_halve() -> None:
+    assert phased.phases_of(64).lengths == (32, 16, 8, 4, 2, 1)
+    assert phased.phases_of(60_000, batch=250).lengths == (120, 60, 30, 15, 7, 3, 1)
+
+
+@pytest.mark.parametrize(("examples", "batch"), [(100, 1), (1000, 7), (60_000, 600)])
+def test_phases_never_read_more_than_there_is(examples: int, batch: int) -> None:
+    assert phased.phases_of(examples, batch).places * batch < examples
+
+
+@pytest.mark.parametrize(("examples", "batch"), [(1, 1), (10, 6), (10, 0)])
+def test_too_few_examples_for_a_phase_are_refused(examples: int, batch: int) -> None:
+    with pytest.raises(InputError, match="two batches"):
+        phased.phases_of(examples, batch)
+
+
+def test_steps_quarter_and_noise_with_them() -> None:
+    assert [phased.shrink_of_phase(i) for i in (1, 2, 3)] == [0.25, 0.0625, 0.015625]
+    assert phased.noise_std_of_phase(step=8.0, phase=2, clip=3.0, batch=5, mu=0.5) == pytest.approx(0.6)
+
+
+def test_the_suggested_step_by_hand() -> None:
+    """(D/L) min{4/100, μ/(2·10)} = 2·min{0.04, μ/20}."""
+    assert phased.suggested_step(10_000, 100, lipschitz=3.0, diameter=6.0, mu=4.0) == pytest.approx(0.08)
+    assert phased.suggested_step(10_000, 100, lipschitz=3.0, diameter=6.0, mu=0.2) == pytest.approx(0.02)
+
+
+def test_the_contraction_condition_is_two_over_smoothness_for_the_first_phase() -> None:
+    assert failing(phased.step_conditions(step=8.0, smoothness=1.0)) == ()
+    assert failing(phased.step_conditions(step=8.1, smoothness=1.0)) == phased.step_conditions(8.1, 1.0)
+
+
+def test_noisy_minibatch_by_hand() -> None:
+    """n = 100, R = 25, ε = 4, δ = e^-2, L = 3: σ² = 8·9·25·2/(10⁴·16), K = 100·√(4/100)."""
+    setting = noisy_minibatch.by_moments(100, 25, 4.0, math.exp(-2.0), 3.0)
+    assert setting.sigma**2 == pytest.approx(8 * 9 * 25 * 2 / 160_000)
+    assert setting.batch == 20
+    assert failing(setting.conditions) == ()
+    larger = noisy_minibatch.by_moments(100, 25, 4.1, math.exp(-2.0), 3.0)
+    assert [condition.text for condition in failing(larger.conditions)] == ["ε ≤ 2 ln(1/δ)"]
+
+
+def test_noisy_minibatch_by_advanced_composition_by_hand() -> None:
+    """δ = 2 e^-8: K = 1000·2/(4·√(2·36·8)) = 20.8, σ² = 256·36·ln(2.5·36·20/(1000 δ))·8/(10⁶·4)."""
+    delta = 2.0 * math.exp(-8.0)
+    setting = noisy_minibatch.by_advanced_composition(1000, 36, 2.0, delta, 1.0)
+    assert setting.batch == 20
+    assert setting.sigma**2 == pytest.approx(256 * 36 * (math.log(1.8 / 2) + 8) * 8 / 4e6)
+    assert failing(setting.conditions) == ()
+
+
+def test_few_rounds_ask_for_more_records_than_there_are() -> None:
+    setting = noisy_minibatch.by_moments(100, 1, 5.0, 1e-5, 1.0)
+    assert setting.batch == 111
+    assert [condition.text for condition in failing(setting.conditions)] == ["K ≤ n"]
+
+
+def test_a_small_epsilon_still_has_a_batch_of_one() -> None:
+    assert noisy_minibatch.by_moments(100, 1000, 1e-9, 1e-5, 1.0).batch == 1
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, 3.5])
+def test_increments_of_online_to_batch_stay_below_their_bound(power: float) -> None:
+    """Random Huber losses, G-Lipschitz and H-smooth; queries are averages of points on a ball of diameter D."""
+    generator = np.random.default_rng(5)
+    lipschitz, smoothness, diameter, rounds, dimension = 2.0, 3.0, 1.5, 60, 4
+    largest = 0.0
+    for _ in range(50):
+        average, before = np.zeros(dimension), np.zeros(dimension)
+        weights = np.arange(rounds + 1, dtype=np.float64) ** power
+        for t in range(1, rounds + 1):
+            point = generator.normal(size=dimension)
+            point *= diameter / 2 / np.linalg.norm(point)
+            before, average = average, average + weights[t] / weights[1 : t + 1].sum() * (point - average)
+            direction = generator.normal(size=dimension)
+            direction /= np.linalg.norm(direction)
+
+            def gradient(x: np.ndarray, along: np.ndarray = direction) -> np.ndarray:
+                return np.clip(smoothness * (x @ along), -lipschitz, lipschitz) * along
+
+            increment = weights[t] * gradient(average) - weights[t - 1] * gradient(before)
+            bound = increment_bound(t, power, lipschitz, smoothness, diameter)
+            largest = max(largest, float(np.linalg.norm(increment)) / bound)
+    assert 0.1 < largest <= 1.0
+
+
+def test_the_linear_bound_is_that_of_dp_mu2_fl() -> None:
+    assert increment_bound(17, 1.0, 39.6, 392.5, 0.1) == pytest.approx(39.6 + 2 * 392.5 * 0.1)
+
+
+def test_a_condition_that_is_an_equality_holds_in_spite_of_rounding() -> None:
+    assert Condition("", 0.1 + 0.2, 0.3).holds
+    assert not Condition("", 0.3 + 1e-9, 0.3).holds

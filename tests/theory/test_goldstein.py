@@ -1,0 +1,193 @@
+"""The plan functions against their golden numbers, units and limits."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedpriv.errors import InputError
+from fedpriv.mechanisms.workload import Floats
+from fedpriv.theory.goldstein import (
+    Nonsmooth,
+    certified,
+    direction_energy,
+    explicit_bound,
+    leaf_noise_ratio,
+    longest_window,
+    multi_pass_error,
+    paper_node_std,
+    paper_window,
+    plan_multi,
+    plan_single,
+    smoothness_constant,
+)
+
+PROBLEM = Nonsmooth(dimension=20, lipschitz=1.0, gap=1.0, smoothing=0.2)
+
+
+@pytest.mark.parametrize(
+    ("dimension", "constant"),
+    [(1, 1.0), (2, 4 / math.pi), (3, 1.5), (10, 2.586899392478), (100, 7.998817343488)],
+)
+def test_smoothness_constant(dimension: int, constant: float) -> None:
+    assert smoothness_constant(dimension) == pytest.approx(constant, rel=1e-12)
+    assert smoothness_constant(dimension) <= math.sqrt(dimension)
+
+
+@pytest.mark.parametrize(("dimension", "energy"), [(1, 1.0), (2, 4.0), (3, 4.5), (10, 100 / 9)])
+def test_direction_energy(dimension: int, energy: float) -> None:
+    assert direction_energy(dimension) == pytest.approx(energy, rel=1e-14)
+
+
+def test_golden_single_pass() -> None:
+    plan = plan_single(PROBLEM, 60_000, mu=1.0)
+    assert (plan.rounds, plan.window, plan.windows, plan.period) == (30_000, 136, 220, 188)
+    assert (plan.anchor_batch, plan.batch, plan.records) == (188, 1, 59_920)
+    assert plan.radius == pytest.approx(3.67641190e-4, rel=1e-8)
+    assert 2 * plan.anchor_clip / plan.anchor_batch == pytest.approx(0.0106382979, rel=1e-8)
+    assert 2 * plan.clip / plan.batch == pytest.approx(0.0265665796, rel=1e-8)
+    assert plan.anchor_std == plan.difference_std == pytest.approx(0.0702885628, rel=1e-8)
+    assert plan.error == pytest.approx(0.854389841, rel=1e-8)
+    assert plan.step == pytest.approx(1.70001858e-5, rel=1e-8)
+    assert plan.bound == pytest.approx(2.21540388, rel=1e-8)
+
+
+def test_golden_single_pass_without_privacy() -> None:
+    plan = plan_single(PROBLEM, 60_000, mu=math.inf)
+    assert (plan.period, plan.records, plan.anchor_std) == (122, 59_766, 0.0)
+    assert plan.error == pytest.approx(0.171891424, rel=1e-8)
+    assert plan.bound == pytest.approx(0.704097650, rel=1e-8)
+
+
+def test_golden_single_pass_of_a_million_records() -> None:
+    plan = plan_single(PROBLEM, 10**6, mu=1.0)
+    assert (plan.rounds, plan.window, plan.period) == (499_800, 887, 1026)
+    assert plan.radius == pytest.approx(5.63453823e-5, rel=1e-8)
+    assert plan.anchor_std == pytest.approx(0.0128756692, rel=1e-8)
+    assert plan.bound == pytest.approx(0.534847079, rel=1e-8)
+
+
+def test_the_guarantee_is_vacuous_at_the_size_of_mnist() -> None:
+    assert plan_single(Nonsmooth(7850, 1.0, 2.3, 0.1), 60_000, mu=1.0).bound == pytest.approx(117, rel=0.01)
+
+
+def test_golden_multi_pass() -> None:
+    plan = plan_multi(PROBLEM, 60_000, target=0.3, mu=1.0)
+    assert (plan.rounds, plan.window, plan.windows, plan.period) == (1482, 11, 134, 10)
+    assert plan.radius == pytest.approx(0.0045, rel=1e-12)
+    assert plan.anchor_std == pytest.approx(6.38036869e-4, rel=1e-8)
+    assert plan.difference_std == pytest.approx(2.56887586e-4, rel=1e-8)
+    assert plan.error == pytest.approx(0.00447439858, rel=1e-8)
+    assert plan.step == pytest.approx(0.00135075722, rel=1e-8)
+    assert plan.bound == pytest.approx(0.947013477, rel=1e-8)
+
+
+def test_golden_multi_pass_in_many_dimensions() -> None:
+    plan = plan_multi(Nonsmooth(7850, 1.0, 2.3, 0.1), 60_000, target=0.3, mu=1.0)
+    assert (plan.rounds, plan.period) == (6815, 1)
+    assert plan.error == pytest.approx(0.2438, abs=1e-4)
+    assert plan.bound == pytest.approx(1.58, abs=0.005)
+
+
+@pytest.mark.parametrize(("length", "loss"), [(7.0, 1.0), (1.0, 5.0), (0.1, 0.3)])
+def test_units(length: float, loss: float) -> None:
+    """x → length · x and f → loss · f scale D by `length` and change no count: the printed D and T do not."""
+    scaled = Nonsmooth(20, loss / length, loss, 0.2 * length)
+    for plan, same in (
+        (plan_single(PROBLEM, 5000, 1.0), plan_single(scaled, 5000, 1.0)),
+        (plan_multi(PROBLEM, 5000, 0.3, 1.0), plan_multi(scaled, 5000, 0.3 * loss / length, 1.0)),
+    ):
+        assert same.radius == pytest.approx(plan.radius * length, rel=1e-9)
+        assert (same.rounds, same.window, same.period, same.windows) == (
+            plan.rounds,
+            plan.window,
+            plan.period,
+            plan.windows,
+        )
+        assert same.bound == pytest.approx(plan.bound * loss / length, rel=1e-9)
+
+
+@pytest.mark.parametrize(("radius", "smoothing"), [(0.01, 0.4), (0.3, 0.4), (0.05, 0.05), (1e-4, 0.7)])
+def test_windows(radius: float, smoothing: float) -> None:
+    def spread(window: int) -> float:
+        return ((window + 1) / 2 - 1 / window) * radius
+
+    longest = longest_window(radius, smoothing)
+    assert spread(longest) <= smoothing * (1 + 1e-6) < spread(longest + 1)
+    assert 1 <= paper_window(radius, smoothing) <= longest
+
+
+@pytest.mark.parametrize(("rounds", "period"), [(100, 10), (37, 5), (12, 12)])
+def test_the_leaf_noise_ratio_is_the_best(rounds: int, period: int) -> None:
+    clips = 1.0, 0.3
+    anchors = -(-rounds // period)
+
+    def variance(ratio: float) -> float:
+        price = anchors * clips[0] ** 2 / ratio**2 + (rounds - anchors) * clips[1] ** 2
+        return price * (ratio**2 + period - 1)
+
+    best = leaf_noise_ratio(*clips, rounds, period)
+    grid = best * np.exp(np.linspace(-1.0, 1.0, 201))
+    assert variance(best) <= min(variance(float(ratio)) for ratio in grid) * (1 + 1e-12)
+    assert leaf_noise_ratio(*clips, rounds, 1) == 1.0
+
+
+def test_certified_recipe() -> None:
+    plan = certified(Nonsmooth(20, 1.0, 1.0, 0.2), target=0.3)
+    assert (plan.window, plan.rounds) == (690, 41_400)
+    bound = explicit_bound(PROBLEM, plan.radius, plan.window, plan.windows, 1.0 + plan.error, plan.error)
+    assert 0.29 < bound <= 0.3
+
+
+def test_the_papers_calibration_is_refused_where_it_is_not_private() -> None:
+    assert paper_node_std(0.1, 30, 1.0, 1e-6) == pytest.approx(
+        0.4 * math.sqrt(math.log2(30) * math.log(1e6)), rel=1e-12
+    )
+    with pytest.raises(InputError, match="no noise"):
+        paper_node_std(0.1, 1, 1.0, 1e-6)
+    with pytest.raises(InputError, match="epsilon <= 8"):
+        paper_node_std(0.1, 30, 112.0, 1e-6)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_multi_pass_error_is_a_bound_where_every_direction_turns(shared: bool) -> None:
+    """A saw of slope ±1 whose queries move by one tooth: a difference is ±2 along every shared direction.
+
+    One record, 12 rounds from the anchor, 4 directions a difference and one at the anchor, 20,000 draws.  The root
+    mean square has a standard error below half a percent, and is to be within 2 percent of a bound that is tight.
+    """
+    draw, period, directions, draws = np.random.default_rng(14), 12, 4, 20_000
+    smoothing, tooth = 1.0, 1.0 / 64.0
+
+    def gradient(x: Floats) -> Floats:
+        return np.where(np.floor(x / tooth) % 2 == 0, 1.0, -1.0)
+
+    def along(count: int) -> Floats:
+        return np.asarray(draw.uniform(-smoothing, smoothing, (draws, count)))
+
+    estimate = gradient(along(1)).mean(1)
+    for t in range(2, period + 1):
+        now, before = tooth * (t % 2), tooth * (1 - t % 2)
+        first = along(directions)
+        second = first if shared else along(directions)
+        estimate = estimate + (gradient(now + first) - gradient(before + second)).mean(1)
+    measured = math.sqrt(float(np.mean(estimate**2)))  # the smoothed gradient is 0 everywhere
+    problem = Nonsmooth(1, 1.0, 1.0, smoothing, "first", directions, shared)
+    bound = multi_pass_error(problem, period, 1, 0.0, 0.0, tooth)
+    assert 0.98 * bound < measured < 1.02 * bound
+    assert bound == pytest.approx(math.sqrt(1 + (4 if shared else 2) * (period - 1) / directions), rel=1e-12)
+
+
+def test_the_multi_pass_error_of_values() -> None:
+    """c_d/J at the anchor; in a difference min(4 d² D²/α², 4 c_d)/J along shared directions, else 2 c_d/J."""
+    d, lipschitz, period, records, directions, smoothing = 6, 2.0, 5, 10, 8, 0.5
+    energy = d**2 / (d - 1)
+    for shared, radius, of_difference in (
+        (True, 0.01, (2 * d * 0.01 / smoothing) ** 2),
+        (True, math.inf, 4 * energy),
+        (False, 0.01, 2 * energy),
+    ):
+        problem = Nonsmooth(d, lipschitz, 1.0, smoothing, "zeroth", directions, shared)
+        squares = lipschitz**2 * (energy + (period - 1) * of_difference) / (directions * records)
+        squares += d * (0.3**2 + (period - 1) * 0.2**2)
+        assert multi_pass_error(problem, period, records, 0.3, 0.2, radius) == pytest.approx(math.sqrt(squares))
