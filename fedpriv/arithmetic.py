@@ -34,10 +34,10 @@ def check_clips(rounds: Iterable[Round], largest_batch: int, private: bool) -> N
                 )
 
 
-def check_noise(noise: Noise, largest_sum: float) -> None:
+def check_noise(noise: Noise, largest_sum: float, innovation: float = 1.0) -> None:
     """InputError for noise that rounding could swallow or that is no finite number.
 
-    `largest_sum` bounds the norm of what it is added to.
+    `largest_sum` bounds the norm of what it is added to; `innovation` is how much of it is fresh in every release.
     """
     for source in noise.sources:
         std = float(source.std)
@@ -46,8 +46,9 @@ def check_noise(noise: Noise, largest_sum: float) -> None:
                 f"privacy: noise of standard deviation {std:.3g} is nothing that floating point can add; between "
                 f"{_SMALLEST_STD:.2g} and {_LARGEST_STD:.2g} it can"
             )
-        if not largest_sum <= MOST_DEVIATIONS * std:
+        fresh = std * innovation
+        if not largest_sum <= MOST_DEVIATIONS * fresh:
             raise InputError(
-                f"privacy: sums of up to {largest_sum:.3g} would hide noise of standard deviation {std:.3g} in "
+                f"privacy: sums of up to {largest_sum:.3g} would hide noise of standard deviation {fresh:.3g} in "
                 f"their rounding; at most {MOST_DEVIATIONS:.2g} standard deviations, so ask for more privacy"
             )

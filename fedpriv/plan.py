@@ -171,7 +171,7 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     noise = _noise(cell, schedule, estimator, mechanism, weights)
     check_clips(map(estimator.round, range(1, schedule.rounds + 1)), max(batch_sizes), bool(noise.sources))
     if noise.sources:
-        check_noise(noise, _largest_sum(schedule, estimator))
+        check_noise(noise, _largest_sum(schedule, estimator), mechanism.innovation or 1.0)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation = cell.privacy.relation
     looked_at = row.objective(settings, problem, objective)

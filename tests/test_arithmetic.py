@@ -79,6 +79,22 @@ def test_every_source_is_looked_at(std: float) -> None:
 def test_sums_are_at_most_two_to_the_thirty_deviations() -> None:
     noise = Noise((NoiseSource(0, 0.5, 1.0),))
     check_noise(noise, 2.0**29)
+    with pytest.raises(InputError, match="sums of up to"):
+        check_noise(noise, 2.0**29, innovation=0.5)
     for largest in (2.0**29 * (1 + 1e-15), math.inf, math.nan):
         with pytest.raises(InputError, match="sums of up to"):
             check_noise(noise, largest)
+
+
+def test_the_least_of_several_noises_counts(small_cell: MakeCell) -> None:
+    """Parts clipped to 1e-12 beside others of 1e12: the noise of the small ones would be lost in the sum."""
+    parts = {"name": "momentum-tree-aligned", "trust": "untrusted", "alpha": 0.5, "step": 0.1, "clip": 1e12}
+    rest = {
+        "federation": {"silos": 3, "rounds": 20, "epochs": 4, "samples": 75},
+        "privacy": {"relation": "replace-one", "mu": 4.0},
+    }
+    alike = {**parts, "difference_clip": 1.0, "residual_clip": 1.0}
+    assert planned(small_cell, algorithm=alike, **rest).noise.sources
+    apart = {**alike, "residual_clip": 1e-11}
+    with pytest.raises(InputError, match="sums of up to"):
+        planned(small_cell, algorithm=apart, **rest)
