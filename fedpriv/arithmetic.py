@@ -34,11 +34,8 @@ def check_clips(rounds: Iterable[Round], largest_batch: int, private: bool) -> N
                 )
 
 
-def check_noise(noise: Noise, largest_sum: float, innovation: float = 1.0) -> None:
-    """InputError for noise that rounding could swallow or that is no finite number.
-
-    `largest_sum` bounds the norm of what it is added to; `innovation` is how much of it is fresh in every release.
-    """
+def check_noise(noise: Noise) -> None:
+    """InputError for noise that floating point cannot draw or add."""
     for source in noise.sources:
         std = float(source.std)
         if not _SMALLEST_STD <= std <= _LARGEST_STD:
@@ -46,7 +43,15 @@ def check_noise(noise: Noise, largest_sum: float, innovation: float = 1.0) -> No
                 f"privacy: noise of standard deviation {std:.3g} is nothing that floating point can add; between "
                 f"{_SMALLEST_STD:.2g} and {_LARGEST_STD:.2g} it can"
             )
-        fresh = std * innovation
+
+
+def check_sums(noise: Noise, largest_sum: float, innovation: float) -> None:
+    """InputError for noise that would be lost in the rounding of what it is added to.
+
+    `largest_sum` bounds the norm of that; `innovation` is how much of the noise is fresh in every release.
+    """
+    for source in noise.sources:
+        fresh = float(source.std) * innovation
         if not largest_sum <= MOST_DEVIATIONS * fresh:
             raise InputError(
                 f"privacy: sums of up to {largest_sum:.3g} would hide noise of standard deviation {fresh:.3g} in "
