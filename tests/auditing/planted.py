@@ -86,8 +86,8 @@ def one_round_without(patch: pytest.MonkeyPatch) -> None:
 
 
 def same_noise_at_two_silos(patch: pytest.MonkeyPatch) -> None:
+    one_key_for_all_runs(patch)
     honest = KeyedNormal.vectors
-    patch.setattr("clients.guard.system_key", lambda: bytes(32))
     patch.setattr(
         KeyedNormal,
         "vectors",
