@@ -33,21 +33,26 @@ def check_clips(rounds: Iterable[Round], largest_batch: int, private: bool) -> N
                 )
 
 
-def check_noise(noise: Noise, innovation: float, largest_sum: float) -> None:
-    """InputError for noise that rounding could swallow or that is no finite number.
-
-    `innovation` is the least share of a fresh vector that a release has; `largest_sum` bounds the norm of what it
-    is added to.
-    """
+def check_noise(noise: Noise) -> None:
+    """InputError for noise that floating point cannot draw or add."""
     for source in noise.sources:
-        std = innovation * float(source.std)
+        std = float(source.std)
         if not _SMALLEST_STD <= std <= _LARGEST_STD:
             raise InputError(
                 f"privacy: noise of standard deviation {std:.3g} is nothing that floating point can add; between "
                 f"{_SMALLEST_STD:.2g} and {_LARGEST_STD:.2g} it can"
             )
-        if not largest_sum <= MOST_DEVIATIONS * std:
+
+
+def check_sums(noise: Noise, largest_sum: float, innovation: float) -> None:
+    """InputError for noise that would be lost in the rounding of what it is added to.
+
+    `largest_sum` bounds the norm of that; `innovation` is how much of the noise is fresh in every release.
+    """
+    for source in noise.sources:
+        fresh = float(source.std) * innovation
+        if not largest_sum <= MOST_DEVIATIONS * fresh:
             raise InputError(
-                f"privacy: sums of up to {largest_sum:.3g} would hide noise of standard deviation {std:.3g} in "
+                f"privacy: sums of up to {largest_sum:.3g} would hide noise of standard deviation {fresh:.3g} in "
                 f"their rounding; at most {MOST_DEVIATIONS:.2g} standard deviations, so ask for more privacy"
             )

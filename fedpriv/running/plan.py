@@ -22,7 +22,7 @@ from fedpriv.participation.schedules import AnySchedule, Poisson
 from fedpriv.privacy.ledger import ReleaseStream, sampled_clip
 from fedpriv.privacy.trust import Noise, NoiseSource
 from fedpriv.randomness import SERVER
-from fedpriv.running.arithmetic import check_clips, check_noise
+from fedpriv.running.arithmetic import check_clips, check_noise, check_sums
 from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.grid import Grid, grid_for
 
@@ -178,12 +178,13 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     private = cell.privacy.target is not None
     check_clips(map(estimator.round, range(1, schedule.rounds + 1)), max(batch_sizes), private)
     noise = _noise(cell, schedule, estimator, mechanism, weights)
-    if noise.sources:
-        check_noise(noise, mechanism.innovation or 1.0, _largest_sum(schedule, estimator))
+    check_noise(noise)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation = cell.privacy.relation
     looked_at = row.objective(settings, problem, objective)
     grid = _grid(cell, schedule, estimator, mechanism, noise) if cell.algorithm.setting.masked else None
+    if noise.sources:
+        check_sums(noise, _largest_sum(schedule, estimator), mechanism.innovation or 1.0)
     return Plan(schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation, looked_at, grid)
 
 

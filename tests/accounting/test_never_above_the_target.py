@@ -70,11 +70,11 @@ def test_no_sampled_claim_is_above_its_target() -> None:
                 federation__batch=batch,
                 federation__epochs=2,
                 federation__sampling="poisson",
-                privacy={"relation": "zero-out", "epsilon": 2.0},
+                privacy={"relation": "zero-out", "epsilon": 1.0},
                 algorithm={"name": "dp-sgd", "trust": trust, "clip": float(draw.uniform(0.1, 9.0)), "step": 1.0},
             )
             cell = resolve_cell(tree, "test")
-            found = calibrated(epsilon_of(mu_of(2.0, 1e-5), 1e-5), 1e-5, 0.25, 8)
+            found = calibrated(epsilon_of(mu_of(1.0, 1e-5), 1e-5), 1e-5, 0.25, 8)
             for stream in plan_of(cell, task_of_cell(cell).objective).releases(8):
                 assert isinstance(stream.guarantee, SubsampledGaussian)
                 assert found.noise_multiplier <= stream.guarantee.noise_multiplier < 1.001 * found.noise_multiplier

@@ -21,7 +21,6 @@ from tests.conftest import small_tree
 
 MakeCell = Callable[..., Cell]
 TRUSTS = ["untrusted", "trusted", "secure-aggregation"]
-UNMENDED = pytest.mark.xfail(strict=False, reason="guards draw noise of the run's type and let NaN through")
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +53,7 @@ def test_mechanisms_with_state_stand(small_cell: MakeCell, trust: str, mechanism
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "trust",
-    ["trusted", pytest.param("untrusted", marks=UNMENDED), pytest.param("secure-aggregation", marks=UNMENDED)],
+    ["trusted", "untrusted", "secure-aggregation"],
 )
 @pytest.mark.parametrize("family", ["lattice", "hostile queries"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

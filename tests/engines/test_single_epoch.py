@@ -51,10 +51,11 @@ def test_every_row_is_tried() -> None:
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_engines_agree_on_every_row(small_cell: MakeCell, name: str, trust: str) -> None:
-    """Unequal silos with skewed labels, two epochs: the same model to 1e-9."""
+    """Unequal silos with skewed labels, two epochs where a row has them: the same model to 1e-9."""
     trust = trust if trust in ALGORITHMS[name].trusts else ALGORITHMS[name].trusts[0]
+    epochs = 1 if name == "phased-sgd" else 2
     cell = small_cell(
-        **single_epoch(name, trust, rounds=12, epochs=2), data__partition="dirichlet", data__concentration=0.3
+        **single_epoch(name, trust, rounds=12, epochs=epochs), data__partition="dirichlet", data__concentration=0.3
     )
     (vectorized,), heard = run("vectorized", cell)
     (inprocess,), also_heard = run("inprocess", cell)

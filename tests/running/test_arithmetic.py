@@ -9,7 +9,7 @@ import pytest
 from fedpriv.errors import InputError
 from fedpriv.estimators.round import Round, Split
 from fedpriv.privacy.trust import Noise, NoiseSource
-from fedpriv.running.arithmetic import check_clips, check_noise
+from fedpriv.running.arithmetic import check_clips, check_noise, check_sums
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
@@ -30,7 +30,7 @@ def planned(make: MakeCell, **overrides: Any) -> Plan:
         ({"algorithm__clip": 1.6e-44}, "clipped to norm 1.6e-44"),
         ({"algorithm__clip": 2.0**-41}, "clips between"),
         ({"algorithm__clip": 2.0**41}, "clips between"),
-        ({"privacy__rho": 1e12}, "sums of up to"),
+        ({"privacy__rho": 1e12}, "sums of up to|do not fit on a grid|too many"),
         ({"privacy__rho": 1e-300}, "standard deviation"),
     ],
 )
@@ -73,12 +73,28 @@ def test_a_clip_is_shared_by_a_batch() -> None:
 def test_every_source_is_looked_at(std: float) -> None:
     """Noise of standard deviation 0 in a trust setting that asks for noise would release the sums."""
     with pytest.raises(InputError, match="standard deviation"):
-        check_noise(Noise((NoiseSource(0, 1.0, 0.5), NoiseSource(1, std, 0.5))), 1.0, 0.0)
+        check_noise(Noise((NoiseSource(0, 1.0, 0.5), NoiseSource(1, std, 0.5))))
 
 
 def test_sums_are_at_most_two_to_the_thirty_deviations() -> None:
     noise = Noise((NoiseSource(0, 0.5, 1.0),))
-    check_noise(noise, 1.0, 2.0**29)
+    check_sums(noise, 2.0**29, 1.0)
+    with pytest.raises(InputError, match="sums of up to"):
+        check_sums(noise, 2.0**29, 0.5)
     for largest in (2.0**29 * (1 + 1e-15), math.inf, math.nan):
         with pytest.raises(InputError, match="sums of up to"):
-            check_noise(noise, 1.0, largest)
+            check_sums(noise, largest, 1.0)
+
+
+def test_the_least_of_several_noises_counts(small_cell: MakeCell) -> None:
+    """Parts clipped to 1e-12 beside others of 1e12: the noise of the small ones would be lost in the sum."""
+    parts = {"name": "momentum-tree-aligned", "trust": "untrusted", "alpha": 0.5, "step": 0.1, "clip": 1e12}
+    rest = {
+        "federation": {"silos": 3, "rounds": 20, "epochs": 4, "samples": 75},
+        "privacy": {"relation": "replace-one", "mu": 4.0},
+    }
+    alike = {**parts, "difference_clip": 1.0, "residual_clip": 1.0}
+    assert planned(small_cell, algorithm=alike, **rest).noise.sources
+    apart = {**alike, "residual_clip": 1e-11}
+    with pytest.raises(InputError, match="sums of up to"):
+        planned(small_cell, algorithm=apart, **rest)

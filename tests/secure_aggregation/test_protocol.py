@@ -35,7 +35,7 @@ from tests.conftest import small_tree
 MakeCell = Callable[..., Cell]
 Answer = Callable[[Message, Context], Message]
 MASKED = "secure-aggregation"
-UNEQUAL = {"silos": 3, "rounds": 8, "samples": 150, "size_skew": 0.3}
+UNEQUAL = {"silos": 3, "rounds": 8, "samples": 150, "size_skew": 0.5}
 
 
 def masked_cell(**overrides: Any) -> Cell:
