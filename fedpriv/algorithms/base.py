@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedpriv.accounting.relation import Relation
 from fedpriv.estimators.gradients import Estimator
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism
+from fedpriv.mechanisms import IndependentGaussian, Mechanism, Workload
+from fedpriv.mechanisms.registry import ChosenName, MechanismOptions, chosen_mechanism
 from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
 from fedpriv.participation.schedules import AnySchedule, Schedule
@@ -68,7 +69,8 @@ class Algorithm:
     source: str
     settings: type[Settings]
     estimator: Callable[[Any, Problem], Estimator]
-    mechanism: Callable[[Any, Problem], Mechanism]
+    mechanism: Callable[[Any, Problem, Workload], Mechanism]
+    """For the running sums that the estimator gives under the run's schedule."""
     optimizer: Callable[[Any, Problem, float], Optimizer]
     """From settings, problem and the standard deviation of a fresh noise vector's coordinates in the mean."""
     objective: Callable[[Any, Problem, Objective], Objective] = lambda _settings, _problem, objective: objective
@@ -83,23 +85,19 @@ class Algorithm:
     """What the paper calls the GDP parameter; accepted as a key of [privacy] beside `mu`."""
 
 
-class NoiseSettings(Settings):
+class NoiseSettings(Settings, MechanismOptions):
     """Which noise is added to the running sums; every algorithm can be run with every mechanism."""
 
-    mechanism: Literal["tree", "independent", "banded"] = Field(
+    mechanism: ChosenName = Field(
         "tree", description="binary tree, fresh noise in every round, or banded square root"
     )
-    bands: Annotated[int, Field(ge=1, le=1024)] = Field(
-        16, description='diagonals of C, for mechanism = "banded"; a round takes as many vector additions'
-    )
 
 
-def chosen_mechanism(settings: NoiseSettings, keep: float) -> Mechanism:
-    """The mechanism that a scenario names, for running sums with decay `keep`."""
-    match settings.mechanism:
-        case "tree":
-            return BinaryTree(keep)
-        case "banded":
-            return BandedSquareRoot(keep, settings.bands)
-        case "independent":
-            return IndependentGaussian()
+def chosen(settings: NoiseSettings, _problem: Problem, workload: Workload) -> Mechanism:
+    """The mechanism that a scenario names."""
+    return chosen_mechanism(settings.mechanism, workload, settings)
+
+
+def independent(_settings: Settings, _problem: Problem, _workload: Workload) -> Mechanism:
+    """Fresh noise in every round, whatever the scenario."""
+    return IndependentGaussian()

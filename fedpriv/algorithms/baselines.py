@@ -13,12 +13,13 @@ from fedpriv.algorithms.base import (
     Positive,
     Problem,
     Settings,
-    chosen_mechanism,
+    chosen,
+    independent,
 )
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import PlainGradient, RecursiveGradient
 from fedpriv.estimators.weights import PowerWeights
-from fedpriv.mechanisms import IndependentGaussian, PhaseEnds
+from fedpriv.mechanisms import PhaseEnds, Workload
 from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, PhasedSGD, ProjectedSGD
 from fedpriv.participation.schedules import Phases, Schedule
 from fedpriv.theory.noisy_minibatch import NoisyMinibatch, by_advanced_composition, by_moments
@@ -40,7 +41,7 @@ DP_SGD = Algorithm(
     source="Abadi et al., Deep Learning with Differential Privacy (CCS 2016), Algorithm 1; fixed batches",
     settings=SgdSettings,
     estimator=lambda settings, _problem: PlainGradient(settings.clip),
-    mechanism=lambda _settings, _problem: IndependentGaussian(),
+    mechanism=independent,
     optimizer=lambda settings, _problem, _noise_std: ProjectedSGD(
         settings.step, settings.radius, settings.momentum, averaged=settings.output == "average"
     ),
@@ -94,7 +95,7 @@ NOISY_MINIBATCH = Algorithm(
     source="after Lowy & Razaviyayn, Private Federated Learning Without a Trusted Server (ICLR 2023)",
     settings=MinibatchSettings,
     estimator=lambda settings, _problem: PlainGradient(settings.clip),
-    mechanism=lambda _settings, _problem: IndependentGaussian(),
+    mechanism=independent,
     # w_{r+1} = Π_K(w_r - η (1/M) Σ_i g~_{r,i}), output the mean of the iterates
     optimizer=lambda settings, _problem, _noise_std: ProjectedSGD(settings.step, settings.radius, averaged=True),
     theorems=_authors_numbers,
@@ -114,7 +115,7 @@ DP_FTRL = Algorithm(
     source="Kairouz et al., Practical and Private (Deep) Learning Without Sampling or Shuffling (ICML 2021)",
     settings=FtrlSettings,
     estimator=lambda settings, _problem: PlainGradient(settings.clip, keep=1.0),
-    mechanism=lambda settings, _problem: chosen_mechanism(settings, keep=1.0),
+    mechanism=chosen,
     optimizer=lambda settings, _problem, _noise_std: FollowTheRegularizedLeader(
         settings.step, settings.radius, settings.momentum
     ),
@@ -127,19 +128,6 @@ class PhasedSettings(Settings):
     )
     step: Positive = Field(description="η: phase i takes steps η/4^i")
     radius: Positive = Field(description="radius of the ball the model stays in")
-
-
-PHASED_SGD = Algorithm(
-    name="phased-sgd",
-    title="Phased SGD",
-    source="after Feldman, Koren & Talwar, Private Stochastic Convex Optimization (STOC 2020), section 4",
-    settings=PhasedSettings,
-    schedule=lambda _settings, declared: _one_pass_in_phases(declared),
-    trusts=("curator",),
-    estimator=lambda settings, problem: PlainGradient(_phased_clip(settings, problem)),
-    mechanism=lambda settings, problem: _phase_ends(settings, problem),
-    optimizer=lambda settings, problem, _noise_std: PhasedSGD(_phases(problem), settings.step, settings.radius),
-)
 
 
 def _one_pass_in_phases(declared: Schedule) -> Phases:
@@ -155,7 +143,7 @@ def _phases(problem: Problem) -> Phases:
     return problem.schedule
 
 
-def _phase_ends(settings: PhasedSettings, problem: Problem) -> PhaseEnds:
+def _phase_ends(settings: PhasedSettings, problem: Problem, _workload: Workload) -> PhaseEnds:
     """Noise in the empty round that ends a phase, by contraction; InputError where that does not apply."""
     if not problem.convex:
         raise InputError(
@@ -168,6 +156,19 @@ def _phase_ends(settings: PhasedSettings, problem: Problem) -> PhaseEnds:
 
 def _phased_clip(settings: PhasedSettings, problem: Problem) -> float:
     return problem.lipschitz if settings.clip == "lipschitz" else settings.clip
+
+
+PHASED_SGD = Algorithm(
+    name="phased-sgd",
+    title="Phased SGD",
+    source="after Feldman, Koren & Talwar, Private Stochastic Convex Optimization (STOC 2020), section 4",
+    settings=PhasedSettings,
+    schedule=lambda _settings, declared: _one_pass_in_phases(declared),
+    trusts=("curator",),
+    estimator=lambda settings, problem: PlainGradient(_phased_clip(settings, problem)),
+    mechanism=_phase_ends,
+    optimizer=lambda settings, problem, _noise_std: PhasedSGD(_phases(problem), settings.step, settings.radius),
+)
 
 
 class OnlineToBatchSettings(NoiseSettings):
@@ -186,7 +187,7 @@ ONLINE_TO_BATCH = Algorithm(
     estimator=lambda settings, _problem: RecursiveGradient(
         settings.clip, weights=PowerWeights(settings.power), growth=settings.power - 1
     ),
-    mechanism=lambda settings, _problem: chosen_mechanism(settings, keep=1.0),
+    mechanism=chosen,
     # online gradient descent on the sums, x_t the weighted average of its iterates
     optimizer=lambda settings, _problem, _noise_std: AnytimeSGD(
         settings.step, settings.radius, PowerWeights(settings.power)

@@ -8,10 +8,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, Settings, chosen_mechanism
+from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, Settings, chosen, independent
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import PlainGradient, RecursiveGradient
-from fedpriv.mechanisms import IndependentGaussian
 from fedpriv.mechanisms.sensitivity.nodes import levels
 from fedpriv.optimizers import NesterovCoupling, ProjectedSGD
 from fedpriv.theory.accelerated import Asked, non_realizable, realizable
@@ -121,7 +120,7 @@ ACCELERATED_DP_SRGD = Algorithm(
     # Δ_t = t ∇f(x_t) - (t-1) ∇f(x_{t-1}), summed: S_t = S_{t-1} + Δ_t
     estimator=_recursive,
     # the binary tree on every S_t
-    mechanism=lambda settings, _problem: chosen_mechanism(settings, keep=1.0),
+    mechanism=chosen,
     # z, y and x: Nesterov's three sequences
     optimizer=lambda settings, problem, _noise_std: NesterovCoupling(
         settings.numbers(problem)[1], settings.radius
@@ -143,7 +142,7 @@ UNACCELERATED_DP_SRGD = Algorithm(
     source=f"{_PAPER}, section 4.3",
     settings=UnacceleratedSettings,
     estimator=_recursive,
-    mechanism=lambda settings, _problem: chosen_mechanism(settings, keep=1.0),
+    mechanism=chosen,
     # x_{t+1} = Π(x_t - S~_t / (t β))
     optimizer=lambda settings, problem, _noise_std: ProjectedSGD(
         step=1.0 / settings.numbers(problem)[1], radius=settings.radius, averaged=settings.output == "average"
@@ -164,6 +163,6 @@ ACCELERATED_INDEPENDENT = Algorithm(
     settings=IndependentSettings,
     # ∇_t alone is released; the optimizer weights it by α_t, so the noise grows with the weight by itself
     estimator=lambda settings, _problem: PlainGradient(settings.clip),
-    mechanism=lambda _settings, _problem: IndependentGaussian(),
+    mechanism=independent,
     optimizer=lambda settings, _problem, _noise_std: NesterovCoupling(settings.beta, settings.radius),
 )

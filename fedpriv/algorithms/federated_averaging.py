@@ -5,10 +5,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedpriv.algorithms.base import Algorithm, Positive, Problem, Settings
+from fedpriv.algorithms.base import Algorithm, Positive, Problem, Settings, independent
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import PlainGradient
-from fedpriv.mechanisms import IndependentGaussian
 from fedpriv.objectives.local_training import UNCLIPPED, LocalTraining
 from fedpriv.optimizers import ProjectedSGD
 
@@ -36,7 +35,7 @@ FEDERATED_AVERAGING = Algorithm(
     source="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data (2017)",
     settings=AveragingSettings,
     estimator=lambda _settings, problem: _displacement(problem),
-    mechanism=lambda _settings, _problem: IndependentGaussian(),
+    mechanism=independent,
     # a silo's increment is query - its trained model
     objective=lambda settings, _problem, objective: LocalTraining(
         objective, settings.step, settings.local_batch, settings.local_epochs

@@ -166,7 +166,7 @@ GOLDSTEIN_SINGLE_PASS = Algorithm(
     # an anchor: g = mean E(z_t);  else g = g + mean [E(z_t) - E(z_{t-1})], E the estimate of ∇f_α of one record
     estimator=_estimator,
     # one fresh tree a period on every g
-    mechanism=lambda settings, _problem: BinaryTree(period=settings.period),
+    mechanism=lambda _settings, _problem, workload: BinaryTree(workload.keep, workload.period),
     optimizer=lambda settings, problem, noise_std: _o2nc(
         settings, problem, _single_pass_error(settings, problem, noise_std)
     ),
@@ -182,8 +182,8 @@ GOLDSTEIN_ERM = Algorithm(
     # as above, over all records in every round
     estimator=_estimator,
     # Gaussian noise on every leaf: the noisy leaf is what is added to g
-    mechanism=lambda settings, problem: LeafGaussian(
-        period=settings.period, first=_anchor_noise(settings, problem)
+    mechanism=lambda settings, problem, workload: LeafGaussian(
+        workload.keep, workload.period, _anchor_noise(settings, problem)
     ),
     optimizer=lambda settings, problem, noise_std: _o2nc(
         settings, problem, _erm_error(settings, problem, noise_std)

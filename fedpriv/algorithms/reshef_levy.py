@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedpriv.accounting.gdp import mu_of
-from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, chosen_mechanism
+from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, chosen
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import RecursiveGradient
 from fedpriv.mechanisms import Workload
@@ -82,7 +82,7 @@ def _step(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
     if noise_std == 0.0:
         return smooth
     rounds = Workload(Schedule(problem.rounds, problem.rounds), 1.0, np.ones(problem.rounds))
-    released_std = noise_std * math.sqrt(chosen_mechanism(settings, keep=1.0).mean_variance(rounds))
+    released_std = noise_std * math.sqrt(chosen(settings, problem, rounds).mean_variance(rounds))
     return min(settings.diameter / (released_std * math.sqrt(problem.rounds * problem.dimension)), smooth)
 
 
@@ -137,7 +137,7 @@ DP_MU2_FL = Algorithm(
         clip=_clip(settings, problem), balanced_over=_balanced_over(settings, problem)
     ),
     # fresh noise on every q_t, unless the scenario asks for another mechanism
-    mechanism=lambda settings, _problem: chosen_mechanism(settings, keep=1.0),
+    mechanism=chosen,
     # w_{t+1} = P_K(w_t - eta q~_t), x_{t+1} the weighted average of the w
     optimizer=lambda settings, problem, noise_std: AnytimeSGD(
         step=_step(settings, problem, noise_std), radius=settings.diameter / 2.0

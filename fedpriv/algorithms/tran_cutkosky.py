@@ -10,9 +10,9 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Literal, Self
 
-import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from fedpriv.accounting.gdp import mu_of
@@ -87,8 +87,8 @@ def _sigma_mu(problem: Problem, reduced: bool) -> float:
     return sigma * mu_of(problem.epsilon, problem.delta)
 
 
-def _tree(settings: MomentumSettings, problem: Problem) -> BinaryTree:
-    keep, places = 1.0 - settings.alpha_for(problem), problem.schedule.places
+def _tree(settings: MomentumSettings, problem: Problem, workload: Workload) -> BinaryTree:
+    keep, places = workload.keep, problem.schedule.places
     if settings.calibration == "exact":
         return BinaryTree(keep)
     if keep > 1.0 - 1.0 / places + 1e-12:
@@ -179,9 +179,9 @@ class ReducedSettings(MomentumSettings):
         return self.gamma
 
 
-def _trees(kind: type[Trees], settings: ReducedSettings, problem: Problem) -> Trees:
+def _trees(kind: type[Trees], settings: ReducedSettings, problem: Problem, workload: Workload) -> Trees:
     """Sized for T rounds: by exact counting, or as Algorithm 2 has it."""
-    alpha, schedule = settings.alpha_for(problem), problem.schedule
+    schedule = problem.schedule
     if isinstance(schedule, Poisson):
         raise InputError('the reduced variant rests on a fixed order of records: federation.sampling = "fixed"')
     trees = kind(
@@ -189,10 +189,8 @@ def _trees(kind: type[Trees], settings: ReducedSettings, problem: Problem) -> Tr
         settings.gamma_for(problem),
         *settings.differences_for(problem),
         settings.movement_for(problem),
-        keep=1.0 - alpha,
+        keep=workload.keep,
     )
-    clips = np.full(problem.rounds, alpha * settings.clip_for(problem))
-    workload = Workload(schedule, 1.0 - alpha, clips)
     if settings.calibration == "exact":
         return calibrated(trees, workload, settings.shares)
     return sized_by_the_paper(trees, workload, _sigma_mu(problem, reduced=True))
@@ -206,7 +204,7 @@ MOMENTUM_TREE_REDUCED = Algorithm(
     # α G_[1,t] + α r_[1,t], which in a fixed order is m_t = (1-α) m_{t-1} + α g_t
     estimator=_momentum,
     # three trees, on G, Δ and r, and the reconstruction of their noise over windows of N rounds
-    mechanism=lambda settings, problem: _trees(SlidingDifferences, settings, problem),
+    mechanism=partial(_trees, SlidingDifferences),
     # w_{t+1} = w_t - η m^_t / ‖m^_t‖, so that queries move by η a round at most: what the noise rests on
     optimizer=lambda settings, problem, _noise_std: _normalized(settings, problem),
     theorems=_theorem_9,
@@ -261,6 +259,6 @@ MOMENTUM_TREE_ALIGNED = Algorithm(
     # as above, or u_t = (1-γ) (u_{t-N} + Δ_t) + γ G_t and q_t = (1-α) q_{t-1} + u_t + r_t with each part clipped
     estimator=_clipped_in_parts,
     # three trees, those of G and Δ over the places of an epoch
-    mechanism=lambda settings, problem: _trees(AlignedDifferences, settings, problem),
+    mechanism=partial(_trees, AlignedDifferences),
     optimizer=lambda settings, problem, _noise_std: _normalized(settings, problem),
 )

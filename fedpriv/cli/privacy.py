@@ -8,9 +8,11 @@ import typer
 from fedpriv.cli.ledger import ledger
 from fedpriv.cli.text import print_table
 from fedpriv.cli.theorem import theorem
+from fedpriv.errors import InputError
 
 if TYPE_CHECKING:
     from fedpriv.accounting import GaussianDP
+    from fedpriv.mechanisms.registry import MechanismOptions
     from fedpriv.privacy.claim import PrivacyClaim
     from fedpriv.privacy.cost import Cost
     from fedpriv.privacy.setting import Setting
@@ -49,8 +51,11 @@ Times = Annotated[
     int | None, typer.Option(min=1, help="Instead of --epochs: a record takes part at most so often…")
 ]
 Separation = Annotated[int, typer.Option(min=1, help="… in any rounds at least so far apart.")]
-Bands = Annotated[int, typer.Option(min=1, help="Diagonals of the banded mechanism.")]
-MechanismName = Annotated[str, typer.Option("--mechanism", help="independent, tree or banded.")]
+MechanismName = Annotated[str, typer.Option("--mechanism", help="Such as independent, tree or banded.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="An option of the mechanism, such as bands=32. Repeatable."),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 
 
@@ -94,7 +99,7 @@ def noise(
     epochs: Epochs = 1,
     times: Times = None,
     separation: Separation = 1,
-    bands: Bands = 16,
+    options: Options = None,
     as_json: Json = False,
 ) -> None:
     """How much noise a mechanism needs for a target: --mu, --zcdp, or --epsilon with --delta.
@@ -110,7 +115,7 @@ def noise(
 
     setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
     claim = _claim(target_mu(mu, zcdp, epsilon, delta), relation)
-    cost = setting.cost(setting.mechanism(mechanism, bands), claim.guarantee.mu)
+    cost = setting.cost(setting.mechanism(mechanism, _options(options or [])), claim.guarantee.mu)
     _print({"mechanism": mechanism, **_setting(setting), **_cost(cost)}, claim, delta, as_json)
 
 
@@ -129,7 +134,7 @@ def spent(
     epochs: Epochs = 1,
     times: Times = None,
     separation: Separation = 1,
-    bands: Bands = 16,
+    options: Options = None,
     as_json: Json = False,
 ) -> None:
     """Which guarantee a given noise buys: the inverse of `noise`.
@@ -141,7 +146,7 @@ def spent(
     from fedpriv.privacy.setting import Setting
 
     setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
-    chosen = setting.mechanism(mechanism, bands)
+    chosen = setting.mechanism(mechanism, _options(options or []))
     mu = setting.mu_spent(chosen, std)
     cost = setting.cost(chosen, mu)
     _print({"mechanism": mechanism, **_setting(setting), **_cost(cost)}, _claim(mu, relation), delta, as_json)
@@ -200,6 +205,19 @@ def compare(
     print_table([header, *lines])
     typer.echo()
     _print(_setting(setting), claim, delta, as_json=False)
+
+
+def _options(assignments: list[str]) -> "MechanismOptions":
+    from pydantic import ValidationError
+
+    from fedpriv.mechanisms.registry import MechanismOptions
+    from fedpriv.scenario.messages import explain
+    from fedpriv.scenario.tree import parsed_assignment
+
+    try:
+        return MechanismOptions.model_validate(dict(map(parsed_assignment, assignments)))
+    except ValidationError as error:
+        raise InputError(f"--set {explain(error, MechanismOptions)}") from None
 
 
 def _claim(mu: float, relation: str) -> "PrivacyClaim[GaussianDP]":

@@ -11,12 +11,12 @@ record is in fewer nodes, the state is one ring of N vectors, and the noise is 1
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from fedpriv.mechanisms.base import MechanismState
-from fedpriv.mechanisms.differences import DifferenceTrees, Groups
+from fedpriv.mechanisms.differences import THREE_TREES, DifferenceTrees, Groups
 from fedpriv.mechanisms.sensitivity import nodes
 from fedpriv.mechanisms.sensitivity.windows import cover
 from fedpriv.mechanisms.tree import BinaryTree
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class AlignedDifferences(DifferenceTrees):
     """Fresh vectors of a round: of the r tree (if N > 1), of G, and from the second epoch on of Δ."""
+
+    name: ClassVar[str] = "aligned-differences"
+    words: ClassVar[str] = f"{THREE_TREES}, aligned with epochs"
 
     def energies(self, workload: Workload) -> Groups:
         early, late, changed = np.zeros((3, self.places))

@@ -6,8 +6,9 @@ z_t, which is post-processing of C s + z.  Streaming, one fresh vector z_t comes
 goes out.
 """
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -31,8 +32,14 @@ class Sensitivity(NamedTuple):
 
 
 class Mechanism(Protocol):
-    """A streaming factorization of the workload."""
+    """A streaming factorization of the workload: a frozen dataclass, of which `registry` has a line."""
 
+    name: ClassVar[str]
+    """In scenarios, ledgers and reports."""
+    words: ClassVar[str]
+    """What it adds, as a report says it."""
+    fresh: ClassVar[bool] = False
+    """Whether every release has noise of its own, independent of all others': what sampling can amplify."""
     movement: float | None = None
     """The sensitivity holds if queries move by at most this a round, which silos check; None: for any queries."""
 
@@ -52,6 +59,32 @@ class Mechanism(Protocol):
         0 where a mechanism does not say better: then nothing is known of what is new in a release.
         """
         return 0.0
+
+    @classmethod
+    def of(cls, workload: Workload, options: Any) -> Self:
+        """The mechanism for a workload, with the `MechanismOptions` of a scenario; InputError if it takes more."""
+        raise InputError(f"mechanism = {cls.name!r}: it belongs to one algorithm and cannot be chosen")
+
+    @classmethod
+    def comparisons(cls, workload: Workload, options: Any) -> dict[str, Self]:
+        """Those worth a line in a comparison, by `label`; `options` are the defaults."""
+        one = cls.of(workload, options)
+        return {one.label: one}
+
+    @property
+    def label(self) -> str:
+        """The name with what tells two of a kind apart."""
+        return self.name
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, from which `registry.mechanism_from` makes it again."""
+        data: Any = self
+        return {"name": self.name, **dataclasses.asdict(data)}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `as_data`, whose name is left out."""
+        return cls(**data)
 
     def certified(self, workload: Workload) -> Sensitivity:
         """`sensitivity` together with its certificate."""

@@ -31,6 +31,10 @@ from fedpriv.mechanisms.workload import Floats, Workload
 from fedpriv.participation.schedules import Schedule
 from fedpriv.replicates.columns import SHARED
 
+THREE_TREES = (
+    "Gaussian noise on three trees: of gradients, of their changes between epochs, and of those within one"
+)
+
 
 class Groups(NamedTuple):
     """One value for every group of nodes."""
@@ -108,7 +112,7 @@ class DifferenceTrees(Mechanism):
     def check(self, workload: Workload) -> None:
         """InputError for a workload that the trees would not factor, or numbers that bound nothing."""
         check_matches(workload, self.keep, None)
-        if not isinstance(workload.schedule, Schedule) or workload.schedule.places != self.places:
+        if not isinstance(workload.order, Schedule) or workload.order.places != self.places:
             raise InputError(
                 f"differences between epochs need the same order of {self.places} batches in every epoch: with "
                 "fresh permutations they are differences between records"

@@ -4,7 +4,7 @@ Reshef & Levy 2024, Algorithms 1 and 2 (single pass); any declared participation
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -25,6 +25,14 @@ class IndependentGaussian(Mechanism):
     For a single pass with clip S and keep 1 this is S√T: σ = 2S√T/ρ under replace-one, the paper's
     σ² = 4S²T/ρ².
     """
+
+    name: ClassVar[str] = "independent"
+    words: ClassVar[str] = "independent Gaussian noise in every round"
+    fresh: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, workload: Workload, options: Any) -> Self:
+        return cls()
 
     def certified(self, workload: Workload) -> Sensitivity:
         def within(clips: Floats, places: int) -> Floats:

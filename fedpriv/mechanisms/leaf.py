@@ -6,7 +6,7 @@ the running sum, so the noise accumulates over a period.
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -28,6 +28,9 @@ class LeafGaussian(Mechanism):
     up, exactly, for any participation.
     """
 
+    name: ClassVar[str] = "leaf"
+    words: ClassVar[str] = "Gaussian noise on every change of the running sum, which adds up from anchor to anchor"
+
     keep: float = field(default=1.0, metadata=SHARED)
     period: int | None = None
     first: float = field(default=1.0, metadata=SHARED)
@@ -43,10 +46,10 @@ class LeafGaussian(Mechanism):
     def certified(self, workload: Workload) -> Sensitivity:
         check_matches(workload, self.keep, self.period)
         energies = (workload.clips / self._scales(workload)) ** 2
-        if isinstance(workload.schedule, Separated):
-            worst = heaviest_pattern(energies, workload.schedule)
+        if isinstance(workload.order, Separated):
+            worst = heaviest_pattern(energies, workload.order)
         else:
-            places = min(workload.schedule.places, workload.rounds)
+            places = min(workload.order.places, workload.rounds)
             worst = float(np.max(np.bincount(np.arange(workload.rounds) % places, energies, places)))
         return Sensitivity(math.sqrt(worst), True, "increments are independent: squares add up")
 

@@ -1,6 +1,7 @@
 """The binary tree with more noise than exact counting asks for: as much as a paper's theorem."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,6 +13,11 @@ from fedpriv.mechanisms.workload import Workload
 @dataclass(frozen=True)
 class PaperTree(BinaryTree):
     """A tree whose sensitivity is charged as at least `least` times the largest clip."""
+
+    name: ClassVar[str] = "paper-tree"
+    words: ClassVar[str] = (
+        "Gaussian noise on the nodes of a binary tree over the rounds, sized by the paper's constants"
+    )
 
     least: float = 0.0
 

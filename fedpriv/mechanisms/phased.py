@@ -4,8 +4,9 @@ Source: Feldman, Koren & Talwar 2020, section 4; the contraction is Hardt, Recht
 convex loss of smoothness L, the gradient step w ↦ Π_K(w - η ∇f(w)) with η ≤ 2/L moves no two points apart.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -32,6 +33,9 @@ class PhaseEnds(Mechanism):
     contraction), and for the phase starts and the output only: the queries inside a phase are not private.
     """
 
+    name: ClassVar[str] = "phase-ends"
+    words: ClassVar[str] = "Gaussian noise on the point that ends a phase, the only one that is published"
+
     phases: Phases
     largest_step: float
     smoothness: float
@@ -44,9 +48,13 @@ class PhaseEnds(Mechanism):
             "happens within a phase is bounded by contraction, not by clipping."
         )
 
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**{**data, "phases": Phases(tuple(data["phases"]["lengths"]))})
+
     def certified(self, workload: Workload) -> Sensitivity:
         """InputError unless the contraction argument applies to this workload, step and clip."""
-        if workload.schedule != self.phases:
+        if workload.order != self.phases:
             raise InputError("noise at the ends of phases: the schedule must be the mechanism's own phases")
         if workload.keep != 0.0:
             raise InputError(f"noise at the ends of phases needs plain gradients, keep = 0; got {workload.keep}")

@@ -6,12 +6,12 @@ two recursions with a lag of N rounds.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from fedpriv.mechanisms.base import MechanismState
-from fedpriv.mechanisms.differences import DifferenceTrees, Groups
+from fedpriv.mechanisms.differences import THREE_TREES, DifferenceTrees, Groups
 from fedpriv.mechanisms.sensitivity import nodes, windows
 from fedpriv.mechanisms.sensitivity.windows import Node
 from fedpriv.mechanisms.tree import BinaryTree
@@ -39,6 +39,9 @@ class SlidingDifferences(DifferenceTrees):
 
     Memory: at most 2N running noises and the nodes of the last N rounds.
     """
+
+    name: ClassVar[str] = "sliding-differences"
+    words: ClassVar[str] = f"{THREE_TREES}, over sliding windows"
 
     def energies(self, workload: Workload) -> Groups:
         ends_of = [

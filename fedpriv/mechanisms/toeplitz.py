@@ -9,9 +9,10 @@ Sources: see `series`; Choquette-Choo et al. 2023, "(Amplified) banded matrix fa
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from fedpriv.errors import InputError
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_COMPARED = (1, 8, 64)
+_MOST_VECTORS = 1_000_000  # beyond, a state of T vectors is no choice for anyone
+
+
+class BandedOptions(BaseModel):
+    """What a scenario can say of it."""
+
+    bands: Annotated[int, Field(ge=1, le=1024)] = Field(
+        16, description='diagonals of C, for mechanism = "banded"; a round takes as many vector additions'
+    )
+
+
 @dataclass(frozen=True)
 class BandedSquareRoot(Mechanism):
     """Noise C^-1 z on the increments, summed like them; C has `bands` diagonals.
@@ -30,6 +43,9 @@ class BandedSquareRoot(Mechanism):
     Guarantee: C ≥ 0 with falling coefficients, so the worst record of a fixed order, and of separated
     participations with equal clips or a separation of at least `bands`, is charged exactly.
     """
+
+    name: ClassVar[str] = "banded"
+    words: ClassVar[str] = "Gaussian noise correlated over the rounds (banded matrix factorization)"
 
     keep: float = field(default=1.0, metadata=SHARED)
     bands: int = 16
@@ -39,6 +55,23 @@ class BandedSquareRoot(Mechanism):
             raise InputError(f"keep = {self.keep}: the decay of a running sum lies between 0 and 1")
         if self.bands < 1:
             raise InputError(f"bands = {self.bands}: C has at least one band, its diagonal")
+
+    @classmethod
+    def of(cls, workload: Workload, options: BandedOptions) -> Self:
+        return cls(workload.keep, options.bands)
+
+    @classmethod
+    def comparisons(cls, workload: Workload, options: BandedOptions) -> dict[str, Self]:
+        """A few widths, and the square root itself, which would store T vectors: what memory can buy."""
+        several = [cls(workload.keep, bands) for bands in _COMPARED if bands < workload.rounds]
+        found = {one.label: one for one in several}
+        if workload.rounds <= _MOST_VECTORS:
+            found["square root"] = cls(workload.keep, workload.rounds)
+        return found
+
+    @property
+    def label(self) -> str:
+        return f"banded ({self.bands})"
 
     def certified(self, workload: Workload) -> Sensitivity:
         check_matches(workload, self.keep, None)

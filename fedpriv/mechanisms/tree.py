@@ -6,7 +6,7 @@ Tran & Cutkosky 2022 (Algorithm 1) and Kornowski, Liu & Talwar (Algorithm 1), wi
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -28,6 +28,9 @@ class BinaryTree(Mechanism):
     invertible, so counting those nodes with their decays is the exact price of everything released.
     """
 
+    name: ClassVar[str] = "tree"
+    words: ClassVar[str] = "Gaussian noise on the nodes of a binary tree over the rounds"
+
     keep: float = field(default=1.0, metadata=SHARED)
     period: int | None = None
 
@@ -37,11 +40,15 @@ class BinaryTree(Mechanism):
         if self.period is not None and self.period < 1:
             raise InputError(f"period = {self.period}: a tree restarts after 1 or more rounds, or never (None)")
 
+    @classmethod
+    def of(cls, workload: Workload, options: Any) -> Self:
+        return cls(workload.keep, workload.period)
+
     def certified(self, workload: Workload) -> Sensitivity:
         check_matches(workload, self.keep, self.period)
         columns = self._over_periods(workload, nodes.column_energies)
-        if isinstance(workload.schedule, Separated):
-            return self._separated(workload, workload.schedule, columns)
+        if isinstance(workload.order, Separated):
+            return self._separated(workload, workload.order, columns)
 
         def within(clips: Floats, places: int) -> Floats:
             return nodes.record_energies(clips, places, self.keep)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.errors import InputError
-from fedpriv.participation.schedules import Phases, Schedule
+from fedpriv.participation.schedules import AnySchedule, FixedOrder, Poisson
 
 Floats = NDArray[np.float64]
 
@@ -54,7 +54,7 @@ class Workload:
     `period` the sums restart from 0 in rounds 1, 1 + period, 1 + 2 period, ….
     """
 
-    schedule: Schedule | Phases | Separated
+    schedule: AnySchedule | Separated
     keep: float
     clips: Floats
     period: int | None = None
@@ -72,6 +72,13 @@ class Workload:
     @property
     def rounds(self) -> int:
         return self.schedule.rounds
+
+    @property
+    def order(self) -> FixedOrder | Separated:
+        """The participation, which certificates have to know; InputError if it is secret."""
+        if isinstance(self.schedule, Poisson):
+            raise InputError("a certificate needs to know in which rounds a record takes part: sampling hides it")
+        return self.schedule
 
     @property
     def block(self) -> int:

@@ -4,7 +4,6 @@ A `ReleaseStream` says what one owner of noise (a silo, several alike, or the se
 guarantee of the run is recomputed from the streams alone.
 """
 
-import dataclasses
 import itertools
 import json
 import math
@@ -19,34 +18,10 @@ from fedpriv.accounting.guarantees import GaussianDP, Guarantee, weakest
 from fedpriv.accounting.relation import Relation, moved_by, relation_named
 from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
-from fedpriv.mechanisms import (
-    AlignedDifferences,
-    BandedSquareRoot,
-    BinaryTree,
-    IndependentGaussian,
-    LeafGaussian,
-    Mechanism,
-    PaperTree,
-    PhaseEnds,
-    SlidingDifferences,
-    Workload,
-)
+from fedpriv.mechanisms import Mechanism, Workload
+from fedpriv.mechanisms.registry import mechanism_from
 from fedpriv.participation.schedules import AnySchedule, FixedOrder, Phases, Poisson, Schedule
 from fedpriv.privacy.claim import PrivacyClaim
-
-_MECHANISMS = {
-    kind.__name__: kind
-    for kind in (
-        IndependentGaussian,
-        BinaryTree,
-        BandedSquareRoot,
-        LeafGaussian,
-        PaperTree,
-        PhaseEnds,
-        SlidingDifferences,
-        AlignedDifferences,
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -117,9 +92,9 @@ def sampled_clip(mechanism: Mechanism, keep: float, clips: Sequence[float], rela
             f"{refused} under {relation}: amplification by sampling is known for zero-out, where a record is "
             "there or not; a factor of 2 in the noise does not give replace-one"
         )
-    if keep != 0.0 or not isinstance(mechanism, IndependentGaussian):
+    if keep != 0.0 or not mechanism.fresh:
         raise InputError(
-            f"{refused} for running sums (keep = {keep:g}) or correlated noise ({type(mechanism).__name__}): the "
+            f"{refused} for running sums (keep = {keep:g}) or correlated noise ({mechanism.name}): the "
             "algebra of participations knows fixed orders only; take an algorithm that releases each round's "
             "gradient with independent noise, such as dp-sgd"
         )
@@ -146,10 +121,9 @@ def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None
 
 def as_data(stream: ReleaseStream) -> dict[str, Any]:
     """Plain data, with equal clips of consecutive rounds written as [clip, rounds]."""
-    mechanism: Any = stream.mechanism
     return {
         "owner": stream.owner,
-        "mechanism": {"name": type(mechanism).__name__, **dataclasses.asdict(mechanism)},
+        "mechanism": stream.mechanism.as_data(),
         "rounds": stream.schedule.rounds,
         "places": stream.schedule.places,
         "phases": stream.schedule.lengths if isinstance(stream.schedule, Phases) else None,
@@ -165,15 +139,9 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
 
 def from_data(data: Mapping[str, Any]) -> ReleaseStream:
     """The inverse of `as_data`; InputError for what cannot be accounted for."""
-    settings = dict(data["mechanism"])
-    name = settings.pop("name")
-    if "phases" in settings:
-        settings["phases"] = Phases(tuple(settings["phases"]["lengths"]))
-    if name not in _MECHANISMS:
-        raise InputError(f"ledger: mechanism {name!r} is none of {', '.join(_MECHANISMS)}")
     return ReleaseStream(
         owner=data["owner"],
-        mechanism=_MECHANISMS[name](**settings),
+        mechanism=mechanism_from(data["mechanism"]),
         schedule=_schedule_from(data),
         keep=data["keep"],
         clips=tuple(clip for clip, rounds in data["clips"] for _ in range(rounds)),

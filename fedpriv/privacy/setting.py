@@ -9,17 +9,11 @@ from fedpriv.accounting.checks import check_positive
 from fedpriv.accounting.relation import relation_named
 from fedpriv.errors import InputError
 from fedpriv.mechanisms.base import Mechanism
-from fedpriv.mechanisms.gaussian import IndependentGaussian
-from fedpriv.mechanisms.toeplitz import BandedSquareRoot
-from fedpriv.mechanisms.tree import BinaryTree
+from fedpriv.mechanisms.registry import CHOSEN, MechanismOptions, chosen_mechanism
 from fedpriv.mechanisms.workload import Separated, Workload
 from fedpriv.participation.schedules import Schedule
 from fedpriv.privacy.cost import Cost, cost_of
 from fedpriv.privacy.trust import Noise, Trust, trust_named
-
-MECHANISMS = ("independent", "tree", "banded")
-
-_MOST_VECTORS = 1_000_000  # beyond, a state of T vectors is no choice for anyone
 
 
 @dataclass(frozen=True)
@@ -59,13 +53,9 @@ class Setting:
     def protection(self) -> Trust:
         return trust_named(self.trust)
 
-    def mechanism(self, name: str, bands: int) -> Mechanism:
-        """The mechanism called `name` for this decay; `bands` matters to the banded one only."""
-        if name not in MECHANISMS:
-            raise InputError(f"mechanism = {name!r}: accepted are {', '.join(map(repr, MECHANISMS))}")
-        if name == "independent":
-            return IndependentGaussian()
-        return BinaryTree(self.keep) if name == "tree" else BandedSquareRoot(self.keep, bands)
+    def mechanism(self, name: str, options: MechanismOptions) -> Mechanism:
+        """The mechanism called `name` for these sums."""
+        return chosen_mechanism(name, self.workload, options)
 
     def cost(self, mechanism: Mechanism, mu: float) -> Cost:
         """The cost of `mechanism` at μ > 0."""
@@ -79,16 +69,10 @@ class Setting:
         return float(at_one.sources[0].std) / std
 
     def compare(self, mu: float) -> dict[str, Cost]:
-        """The cost of every mechanism at μ, by a name that says its parameters.
-
-        "banded (b)" has b bands; "square root" is its limit, which would store T vectors: what memory can buy.
-        """
-        candidates = {"independent": self.mechanism("independent", 1), "tree": self.mechanism("tree", 1)}
-        for bands in (1, 8, 64):
-            if bands < self.rounds:
-                candidates[f"banded ({bands})"] = BandedSquareRoot(self.keep, bands)
-        if self.rounds <= _MOST_VECTORS:
-            candidates["square root"] = BandedSquareRoot(self.keep, self.rounds)
+        """The cost of every mechanism at μ, by a name that says its parameters."""
+        candidates: dict[str, Mechanism] = {}
+        for kind in CHOSEN:
+            candidates |= kind.comparisons(self.workload, MechanismOptions())
         return {name: self.cost(mechanism, mu) for name, mechanism in candidates.items()}
 
     def _noise(self, sensitivity: float, mu: float) -> Noise:

@@ -27,17 +27,6 @@ _BY_THE_SERVER = (
     "The server drew the noise, with a key from its operating system. It sees what silos send without noise: all "
     "that is said here rests on the server keeping both to itself."
 )
-_TREES = "Gaussian noise on three trees: of gradients, of their changes between epochs, and of those within one"
-_MECHANISMS = {
-    "IndependentGaussian": "independent Gaussian noise in every round",
-    "BinaryTree": "Gaussian noise on the nodes of a binary tree over the rounds",
-    "PaperTree": "Gaussian noise on the nodes of a binary tree over the rounds, sized by the paper's constants",
-    "BandedSquareRoot": "Gaussian noise correlated over the rounds (banded matrix factorization)",
-    "LeafGaussian": "Gaussian noise on every change of the running sum, which adds up from anchor to anchor",
-    "PhaseEnds": "Gaussian noise on the point that ends a phase, the only one that is published",
-    "SlidingDifferences": f"{_TREES}, over sliding windows",
-    "AlignedDifferences": f"{_TREES}, aligned with epochs",
-}
 _ANY_LOSS = "Nothing about the loss or the model: what is released is clipped, record by record."
 
 
@@ -169,11 +158,10 @@ def _described_noise(stream: ReleaseStream) -> str:
     """Who releases what, how often, with which noise."""
     if stream.std == 0.0:
         return f"{stream.owner}: {stream.schedule.rounds} releases without noise"
-    name = type(stream.mechanism).__name__
     low, high = min(stream.clips), max(stream.clips)
     clip = f"{high:.5g}" if low == high else f"{low:.5g} to {high:.5g}"
     return (
-        f"{stream.owner}: {_MECHANISMS.get(name, name)}, fresh vectors of standard deviation {stream.std:.5g} a "
+        f"{stream.owner}: {stream.mechanism.words}, fresh vectors of standard deviation {stream.std:.5g} a "
         f"coordinate; {stream.schedule.rounds} releases; each record {_reads(stream.schedule)}, its increment "
         f"clipped to norm {clip}"
     )

@@ -169,7 +169,9 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     records = sum(batch_sizes)
     weights = tuple(size / records for size in batch_sizes)
     problem = problem_of(cell, objective)
-    estimator, mechanism = row.estimator(settings, problem), row.mechanism(settings, problem)
+    estimator = row.estimator(settings, problem)
+    workload = Workload(schedule, estimator.keep, np.array(_batch_clips(estimator, schedule)), estimator.period)
+    mechanism = row.mechanism(settings, problem, workload)
     if cell.deployment.missing == "continue" and not _survives_gaps(estimator, mechanism):
         raise InputError(
             f'deployment.missing = "continue": {row.name} cannot go on without a silo: its sums restart, or are '

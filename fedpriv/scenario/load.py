@@ -16,7 +16,7 @@ from fedpriv.errors import InputError
 from fedpriv.scenario.messages import explain
 from fedpriv.scenario.rules import Rule, rules_of
 from fedpriv.scenario.schema import PARTITION_KEYS, Cell
-from fedpriv.scenario.tree import assign, look_up
+from fedpriv.scenario.tree import assign, look_up, parsed_assignment
 
 
 class Paper(BaseModel):
@@ -165,7 +165,7 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
     rules = rules_of(base.pop("where", []), printed_axes, source)
     axes, fixed = dict(sweep), dict[str, Any]()
     for assignment in overrides:
-        key, value = _parse_override(assignment)
+        key, value = parsed_assignment(assignment)
         key = "seeds" if key == "sweep.seeds" else key  # as it stands in the file
         if key in axes or key == "seeds":
             axes[key] = value if isinstance(value, list) or key == "seeds" else [value]
@@ -330,14 +330,3 @@ def _changed_axes(
         for key, values in printed.items()
         if key not in own and any(value not in values for value in axes[key])
     ]
-
-
-def _parse_override(assignment: str) -> tuple[str, Any]:
-    key, equals, text = assignment.partition("=")
-    key = key.strip()
-    if not equals or not key:
-        raise InputError(f"--set {assignment!r}: expected KEY=VALUE, such as --set federation.silos=10")
-    try:
-        return key, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, text.strip()  # a bare word is taken as text, so that quotes need no quoting in a shell

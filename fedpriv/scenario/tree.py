@@ -1,5 +1,6 @@
 """Dotted keys in a parsed TOML tree."""
 
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,3 +24,15 @@ def look_up(tree: Mapping[str, Any], dotted: str) -> Any:
     for part in dotted.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None
     return node
+
+
+def parsed_assignment(assignment: str) -> tuple[str, Any]:
+    """A "KEY=VALUE" of a command line, its value as TOML reads it; InputError if it is none."""
+    key, equals, text = assignment.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise InputError(f"--set {assignment!r}: expected KEY=VALUE, such as --set federation.silos=10")
+    try:
+        return key, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, text.strip()  # a bare word is taken as text, so that quotes need no quoting in a shell

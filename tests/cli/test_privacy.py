@@ -81,7 +81,7 @@ def test_zero_out_needs_half_the_noise_and_a_batch_shares_it() -> None:
     assert asked("noise --rounds 50 --mu 1 --batch 5")["noise_std"] == pytest.approx(plain / 5)
 
 
-@pytest.mark.parametrize("mechanism", ["independent", "tree", "banded --bands 7"])
+@pytest.mark.parametrize("mechanism", ["independent", "tree", "banded --set bands=7"])
 @pytest.mark.parametrize("participation", ["", "--epochs 5", "--times 3 --separation 4"])
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
 def test_spent_inverts_noise(mechanism: str, participation: str, trust: str) -> None:

@@ -27,12 +27,12 @@ def certified(
     `within(clips, places)`: energies of the records of a fixed order in one period.
     """
     energies = workload.clips**2 * columns
-    if workload.schedule.single_pass:
+    if workload.order.single_pass:
         return Sensitivity(math.sqrt(float(np.max(energies))), True, "one participation: largest column norm")
-    if isinstance(workload.schedule, Separated):
-        return _separated(workload, workload.schedule, coefficients(), columns)
+    if isinstance(workload.order, Separated):
+        return _separated(workload, workload.order, coefficients(), columns)
     if workload.period is None and _equal(workload.clips):
-        return _earliest(workload, coefficients(), columns, workload.schedule.places, workload.rounds)
+        return _earliest(workload, coefficients(), columns, workload.order.places, workload.rounds)
     worst = float(np.max(record_energies(workload, columns, within)))
     return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
 

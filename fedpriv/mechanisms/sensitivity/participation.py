@@ -22,12 +22,12 @@ def record_energies(workload: Workload, columns: Floats, within: Callable[[Float
     of the first min(places, len(clips)) records of one period that starts with place 0; it is asked only where a
     record takes part more than once in a period.  Different periods have no column of C in common.
     """
-    if isinstance(workload.schedule, Separated):
+    if isinstance(workload.order, Separated):
         raise TypeError("a separated participation has no places")
     single = workload.clips**2 * columns
-    if workload.schedule.single_pass:  # in phases too, whose empty rounds only add places nobody is in
+    if workload.order.single_pass:  # in phases too, whose empty rounds only add places nobody is in
         return single
-    places = min(workload.schedule.places, workload.rounds)
+    places = min(workload.order.places, workload.rounds)
     if places >= workload.block:
         by_place = np.bincount(np.arange(workload.rounds) % places, single, places)
         return np.asarray(by_place, np.float64)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian
+from fedpriv.mechanisms.registry import CHOSEN
 from fedpriv.privacy.cost import Cost
-from fedpriv.privacy.ledger import ReleaseStream, from_data
+from fedpriv.privacy.ledger import from_data
 from fedpriv.privacy.setting import Setting
 from fedpriv.reports.plots.style import colour, panels
 
@@ -55,8 +55,7 @@ def draw_noise(cells: Sequence[Mapping[str, Any]]) -> "Figure | None":
 
 def _question(cell: Mapping[str, Any]) -> _Question | None:
     stream = from_data(cell["releases"][0])
-    used = _name(stream)
-    if used is None:
+    if not isinstance(stream.mechanism, CHOSEN):
         return None
     once = stream.period is not None or stream.schedule.single_pass
     rounds = stream.period or stream.schedule.rounds
@@ -68,19 +67,7 @@ def _question(cell: Mapping[str, Any]) -> _Question | None:
         relation=stream.relation,
         epochs=1 if once else rounds // stream.schedule.places,
     )
-    return _Question(setting, cell["mu"], used)
-
-
-def _name(stream: ReleaseStream) -> str | None:
-    """What `Setting.compare` calls the mechanism of a stream; None if it is not among those."""
-    match stream.mechanism:
-        case IndependentGaussian():
-            return "independent"
-        case BinaryTree():
-            return "tree"
-        case BandedSquareRoot(bands=bands):
-            return f"banded ({bands})"
-    return None
+    return _Question(setting, cell["mu"], stream.mechanism.label)
 
 
 def _against_rounds(axes: "Axes", question: _Question, names: Sequence[str]) -> None:

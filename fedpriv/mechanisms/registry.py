@@ -1,0 +1,59 @@
+"""The table of mechanisms: a line each.  Name, words, options, JSON form and certificate are in its own file."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ConfigDict
+
+from fedpriv.errors import InputError
+from fedpriv.mechanisms.aligned_differences import AlignedDifferences
+from fedpriv.mechanisms.base import Mechanism
+from fedpriv.mechanisms.gaussian import IndependentGaussian
+from fedpriv.mechanisms.leaf import LeafGaussian
+from fedpriv.mechanisms.paper_tree import PaperTree
+from fedpriv.mechanisms.phased import PhaseEnds
+from fedpriv.mechanisms.sliding_differences import SlidingDifferences
+from fedpriv.mechanisms.toeplitz import BandedOptions, BandedSquareRoot
+from fedpriv.mechanisms.tree import BinaryTree
+from fedpriv.mechanisms.workload import Workload
+
+CHOSEN: tuple[type[Mechanism], ...] = (IndependentGaussian, BinaryTree, BandedSquareRoot)
+"""Those that a scenario can name: `of` builds them from any workload."""
+
+_OF_ONE_ALGORITHM: tuple[type[Mechanism], ...] = (
+    LeafGaussian,
+    PaperTree,
+    PhaseEnds,
+    SlidingDifferences,
+    AlignedDifferences,
+)
+MECHANISMS = {kind.name: kind for kind in (*CHOSEN, *_OF_ONE_ALGORITHM)}
+
+
+class MechanismOptions(BandedOptions):
+    """What scenarios can say of the mechanisms they name, all in one; each reads its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+if TYPE_CHECKING:
+    ChosenName = str
+else:
+    ChosenName = Literal[tuple(kind.name for kind in CHOSEN)]
+
+
+def chosen_mechanism(name: str, workload: Workload, options: MechanismOptions) -> Mechanism:
+    """The mechanism that a person named; InputError if there is none, or it cannot be chosen."""
+    if name not in MECHANISMS:
+        raise InputError(f"mechanism = {name!r}: accepted are {', '.join(repr(kind.name) for kind in CHOSEN)}")
+    return MECHANISMS[name].of(workload, options)
+
+
+def mechanism_from(data: Mapping[str, Any]) -> Mechanism:
+    """The mechanism that `Mechanism.as_data` wrote; InputError if there is none of that name."""
+    settings = dict(data)
+    name = settings.pop("name")
+    known = {**MECHANISMS, **{kind.__name__: kind for kind in MECHANISMS.values()}}  # fedpriv 0.1 wrote classes
+    if name not in known:
+        raise InputError(f"ledger: mechanism {name!r} is none of {', '.join(MECHANISMS)}")
+    return known[name].from_data(settings)
