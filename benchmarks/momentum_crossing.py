@@ -12,7 +12,7 @@ import numpy as np
 from fedpriv.accounting.relation import RELATION_FACTOR
 from fedpriv.mechanisms import AlignedDifferences, BinaryTree, Mechanism, SlidingDifferences, Workload
 from fedpriv.mechanisms.differences import DifferenceTrees, calibrated
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 
 _EPOCHS = {50: (5, 10, 20, 40, 80, 100, 400), 200: (10, 20, 40, 80, 160)}
 

@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedpriv.algorithms import Positive
 from fedpriv.errors import InputError
-from fedpriv.participation.schedules import Poisson
 from fedpriv.privacy.trust import TRUSTED
 from fedpriv.running.arithmetic import LARGEST_CLIP, SMALLEST_CLIP
 from fedpriv.running.plan import Plan
@@ -110,8 +109,8 @@ def read_policy(path: Path) -> Policy:
 
 def unaccountable(cell: Cell) -> str | None:
     """Why no policy allows any run of `cell`, whatever its budget; None if some policy can."""
-    if isinstance(cell.schedule, Poisson):
-        return "the budget is in mu, and a run with Poisson sampling has none"
+    if cell.schedule.secret:
+        return f"the budget is in mu, and a run with {cell.schedule.name} sampling has none"
     if cell.algorithm.setting.confides > TRUSTED.confides:
         return f"trust = {cell.algorithm.trust!r} broadcasts what is not private"
     if cell.model.row.only_for is not None:

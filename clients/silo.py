@@ -24,7 +24,6 @@ from fedpriv.estimators.running_sum import RunningSum, absorb
 from fedpriv.mechanisms import MechanismState
 from fedpriv.mechanisms.movement import check_movement
 from fedpriv.objectives import Objective, Records, Slots
-from fedpriv.participation.schedules import Poisson
 from fedpriv.protocol.arrays import Counts, is_finite
 from fedpriv.randomness import DrawAhead, KeyedCoins, KeyedNormal, simulation_noise
 from fedpriv.running.plan import Plan, plan_of
@@ -180,21 +179,14 @@ class Silo:
 
     def _batch(self, t: int) -> Records | None:
         """The records of round t, None if there are none."""
-        size, schedule = self.plan.batch_sizes[self.number], self.plan.schedule
-        if isinstance(schedule, Poisson):
-            heads = self._coins.heads(schedule.held * size, schedule.rate, self.number, t)
-            rows = torch.from_numpy(heads).nonzero().squeeze(-1)
-            return Records(*(column[rows] for column in self.records)) if len(rows) else None
-        batches = schedule.batches(t)
-        if not batches:
-            return None
-        return Records(*(column[batches.start * size : batches.stop * size] for column in self.records))
+        size = self.plan.batch_sizes[self.number]
+        rows = self.plan.schedule.rows(t, size, self.number, lambda: self._coins)
+        records = Records(*(column[rows] for column in self.records))
+        return records if len(records.labels) else None
 
     def _weight(self, t: int) -> float:
         """Of one record in the silo's mean: the denominator is public, however many records take part."""
-        size, schedule = self.plan.batch_sizes[self.number], self.plan.schedule
-        batches = 1 if isinstance(schedule, Poisson) else len(schedule.batches(t))
-        return 1.0 / (size * max(1, batches))
+        return 1.0 / (self.plan.batch_sizes[self.number] * max(1, self.plan.schedule.expected_batches(t)))
 
     @cached_property
     def _coins(self) -> KeyedCoins:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fedpriv.errors import RunError
-from fedpriv.participation.schedules import Poisson
 from fedpriv.randomness import SERVER, KeyedNormal
 from fedpriv.running.plan import Plan
 from fedpriv.running.release import released
@@ -84,6 +83,4 @@ class SumBound:
         self._largest = self._in(t)
 
     def _in(self, t: int) -> float:
-        current, schedule = self._plan.estimator.round(t), self._plan.schedule
-        batches = schedule.held if isinstance(schedule, Poisson) else 1
-        return current.keep * self._largest + batches * current.largest
+        return self._plan.largest_sum_after(self._largest, t)

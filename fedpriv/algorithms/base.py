@@ -12,7 +12,8 @@ from fedpriv.mechanisms import IndependentGaussian, Mechanism, Workload
 from fedpriv.mechanisms.registry import ChosenName, MechanismOptions, chosen_mechanism
 from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
-from fedpriv.participation.schedules import AnySchedule, Schedule
+from fedpriv.participation.base import Participation
+from fedpriv.participation.fixed_order import Schedule
 from fedpriv.theory.prescription import Prescription
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -38,7 +39,7 @@ class Problem:
     """Whether the loss is known to be convex, with these constants valid everywhere."""
     batch: int
     """B: records of all silos in one round."""
-    schedule: AnySchedule
+    schedule: Participation
     """Which records are read in which round."""
     epsilon: float | None = None
     """ε of the guarantee at `delta`; None for a run that is not private."""
@@ -75,7 +76,7 @@ class Algorithm:
     """From settings, problem and the standard deviation of a fresh noise vector's coordinates in the mean."""
     objective: Callable[[Any, Problem, Objective], Objective] = lambda _settings, _problem, objective: objective
     """How the algorithm looks at the model's loss: as it is, unless the row says otherwise."""
-    schedule: Callable[[Any, Schedule], AnySchedule] = lambda _settings, declared: declared
+    schedule: Callable[[Any, Schedule], Participation] = lambda _settings, declared: declared
     """What the row makes of the scenario's rounds and places; the declared schedule itself if left out."""
     trusts: tuple[str, ...] = ("untrusted", "trusted", "secure-aggregation")
     """The trust settings under which the row's releases are all that anyone outside learns."""

@@ -21,7 +21,8 @@ from fedpriv.estimators.gradients import PlainGradient, RecursiveGradient
 from fedpriv.estimators.weights import PowerWeights
 from fedpriv.mechanisms import PhaseEnds, Workload
 from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, PhasedSGD, ProjectedSGD
-from fedpriv.participation.schedules import Phases, Schedule
+from fedpriv.participation.fixed_order import Schedule
+from fedpriv.participation.phases import Phases
 from fedpriv.theory.noisy_minibatch import NoisyMinibatch, by_advanced_composition, by_moments
 from fedpriv.theory.phased import phases_of, shrink_of_phase
 from fedpriv.theory.prescription import Prescription

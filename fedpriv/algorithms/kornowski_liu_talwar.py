@@ -19,7 +19,7 @@ from fedpriv.mechanisms import BinaryTree, LeafGaussian
 from fedpriv.objectives import Objective, SeededDirections, Smoothed
 from fedpriv.optimizers import O2NC
 from fedpriv.optimizers.o2nc import PublicChoices
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 from fedpriv.theory.goldstein import (
     Nonsmooth,
     leaf_noise_ratio,

@@ -12,7 +12,7 @@ from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import RecursiveGradient
 from fedpriv.mechanisms import Workload
 from fedpriv.optimizers import AnytimeSGD
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 from fedpriv.theory.mu2 import Mu2Problem, mu2_parameters
 from fedpriv.theory.prescription import Prescription
 

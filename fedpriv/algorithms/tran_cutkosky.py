@@ -23,7 +23,6 @@ from fedpriv.mechanisms import AlignedDifferences, BinaryTree, PaperTree, Slidin
 from fedpriv.mechanisms.differences import Trees, calibrated, sized_by_the_paper
 from fedpriv.optimizers import NormalizedSGD
 from fedpriv.optimizers.normalized_sgd import movement_bound
-from fedpriv.participation.schedules import Poisson
 from fedpriv.randomness import public_generator
 from fedpriv.theory.momentum import (
     TheoremParameters,
@@ -182,7 +181,7 @@ class ReducedSettings(MomentumSettings):
 def _trees(kind: type[Trees], settings: ReducedSettings, problem: Problem, workload: Workload) -> Trees:
     """Sized for T rounds: by exact counting, or as Algorithm 2 has it."""
     schedule = problem.schedule
-    if isinstance(schedule, Poisson):
+    if schedule.secret:
         raise InputError('the reduced variant rests on a fixed order of records: federation.sampling = "fixed"')
     trees = kind(
         schedule.places,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from clients.shard import Shard
 from fedpriv.errors import InputError
 from fedpriv.objectives import Objective
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 from fedpriv.running.task import DTYPES
 from fedpriv.scenario import Cell
 from fedpriv.scenario.schema import ModelSection

@@ -28,7 +28,7 @@ from fedpriv.errors import InputError
 from fedpriv.mechanisms.base import Mechanism, Sensitivity, check_matches
 from fedpriv.mechanisms.sensitivity import nodes
 from fedpriv.mechanisms.workload import Floats, Workload
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 from fedpriv.replicates.columns import SHARED
 
 THREE_TREES = (

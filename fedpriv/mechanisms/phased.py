@@ -13,7 +13,7 @@ import numpy as np
 from fedpriv.errors import InputError
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
 from fedpriv.mechanisms.workload import Floats, Workload
-from fedpriv.participation.schedules import Phases
+from fedpriv.participation.phases import Phases
 
 if TYPE_CHECKING:
     from torch import Tensor

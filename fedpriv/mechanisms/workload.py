@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.errors import InputError
-from fedpriv.participation.schedules import AnySchedule, FixedOrder, Poisson
+from fedpriv.participation.base import Participation
+from fedpriv.participation.public_order import PublicOrder
 
 Floats = NDArray[np.float64]
 
@@ -54,7 +55,7 @@ class Workload:
     `period` the sums restart from 0 in rounds 1, 1 + period, 1 + 2 period, ….
     """
 
-    schedule: AnySchedule | Separated
+    schedule: Participation | Separated
     keep: float
     clips: Floats
     period: int | None = None
@@ -74,11 +75,11 @@ class Workload:
         return self.schedule.rounds
 
     @property
-    def order(self) -> FixedOrder | Separated:
+    def order(self) -> PublicOrder | Separated:
         """The participation, which certificates have to know; InputError if it is secret."""
-        if isinstance(self.schedule, Poisson):
-            raise InputError("a certificate needs to know in which rounds a record takes part: sampling hides it")
-        return self.schedule
+        if isinstance(self.schedule, PublicOrder | Separated):
+            return self.schedule
+        raise InputError("a certificate needs to know in which rounds a record takes part: that is secret")
 
     @property
     def block(self) -> int:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedpriv.estimators.round import Round
 from fedpriv.optimizers.base import project_to_ball
-from fedpriv.participation.schedules import Phases
+from fedpriv.participation.phases import Phases
 from fedpriv.replicates.columns import Scalar
 from fedpriv.theory.phased import shrink_of_phase
 

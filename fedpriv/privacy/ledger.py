@@ -20,7 +20,8 @@ from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.mechanisms.registry import mechanism_from
-from fedpriv.participation.schedules import AnySchedule, FixedOrder, Phases, Poisson, Schedule
+from fedpriv.participation.base import Participation
+from fedpriv.participation.registry import participation_from
 from fedpriv.privacy.claim import PrivacyClaim
 
 
@@ -41,7 +42,7 @@ class ReleaseStream:
 
     owner: str
     mechanism: Mechanism
-    schedule: AnySchedule
+    schedule: Participation
     keep: float
     clips: tuple[float, ...]
     per_record: float
@@ -56,51 +57,67 @@ class ReleaseStream:
         Guarantee: neighbours differ in one record of one silo under `relation`; the stream is what everybody
         outside the owner sees.  InputError for what cannot be accounted for.
         """
-        if self.std == 0.0:
-            return None
-        if isinstance(self.schedule, Poisson):
-            clip = sampled_clip(self.mechanism, self.keep, self.clips, self.relation)
-            multiplier = self.std / (self.per_record * clip)
-            return SubsampledGaussian(multiplier, self.schedule.rate, self.schedule.rounds)
-        return GaussianDP(self._mu(self.schedule))
+        return None if self.std == 0.0 else self.schedule.guarantee(self.sums, self.std)
 
     @property
     def mu(self) -> float:
-        """The exact Gaussian-DP parameter of a stream in fixed order; inf without noise."""
-        if self.std == 0.0:
+        """The exact Gaussian-DP parameter of a stream in public order; inf without noise."""
+        guarantee = self.guarantee
+        if guarantee is None:
             return math.inf
-        if isinstance(self.schedule, Poisson):
-            raise InputError("a stream with Poisson sampling has no mu: its guarantee is a curve of (ε, δ)")
-        return self._mu(self.schedule)
+        if not isinstance(guarantee, GaussianDP):
+            raise InputError(
+                f"a stream with {self.schedule.name} sampling has no mu: its guarantee is a curve of (ε, δ)"
+            )
+        return guarantee.mu
 
-    def _mu(self, schedule: FixedOrder) -> float:
-        workload = Workload(schedule, self.keep, np.array(self.clips), self.period)
-        sensitivity = self.mechanism.sensitivity(workload)
-        return moved_by(self.relation, self.per_record, sensitivity) / self.std
+    @property
+    def sums(self) -> "RunningSums":
+        """What is released, without the noise."""
+        workload = Workload(self.schedule, self.keep, np.array(self.clips), self.period)
+        return RunningSums(self.mechanism, workload, self.relation, self.per_record)
 
 
-def sampled_clip(mechanism: Mechanism, keep: float, clips: Sequence[float], relation: Relation) -> float:
-    """The norm bound of one record's contribution to each of the releases of a Poisson-sampled stream.
+@dataclass(frozen=True)
+class RunningSums:
+    """Released running sums as accounting asks about them; see `participation.base.Sums`."""
 
-    Guarantee: where this returns, every release is a sum of contributions of that norm at most, of the records
-    drawn in its own round, with fresh noise: the mechanism that `SubsampledGaussian` accounts for.  InputError
-    for anything else, with the reason.
-    """
-    refused = "Poisson sampling (federation.sampling) cannot be accounted for"
-    if relation not in SubsampledGaussian.relations:
-        raise InputError(
-            f"{refused} under {relation}: amplification by sampling is known for zero-out, where a record is "
-            "there or not; a factor of 2 in the noise does not give replace-one"
-        )
-    if keep != 0.0 or not mechanism.fresh:
-        raise InputError(
-            f"{refused} for running sums (keep = {keep:g}) or correlated noise ({mechanism.name}): the "
-            "algebra of participations knows fixed orders only; take an algorithm that releases each round's "
-            "gradient with independent noise, such as dp-sgd"
-        )
-    if len(set(clips)) != 1:
-        raise InputError(f"{refused} with clips that change from round to round: {min(clips):g} to {max(clips):g}")
-    return clips[0]
+    mechanism: Mechanism
+    workload: Workload
+    relation: Relation
+    per_record: float = 1.0
+
+    def sensitivity(self) -> float:
+        return self.mechanism.sensitivity(self.workload)
+
+    def clip_once(self) -> float:
+        """The norm bound of one record's contribution to each release.
+
+        Guarantee: where this returns, every release is a sum of contributions of that norm at most, of the records
+        drawn in its own round, with fresh noise: the mechanism that `SubsampledGaussian` accounts for.  InputError
+        for anything else, with the reason.
+        """
+        keep, clips = self.workload.keep, self.workload.clips
+        refused = "Poisson sampling (federation.sampling) cannot be accounted for"
+        if self.relation not in SubsampledGaussian.relations:
+            raise InputError(
+                f"{refused} under {self.relation}: amplification by sampling is known for zero-out, where a "
+                "record is there or not; a factor of 2 in the noise does not give replace-one"
+            )
+        if keep != 0.0 or not self.mechanism.fresh:
+            raise InputError(
+                f"{refused} for running sums (keep = {keep:g}) or correlated noise ({self.mechanism.name}): the "
+                "algebra of participations knows fixed orders only; take an algorithm that releases each round's "
+                "gradient with independent noise, such as dp-sgd"
+            )
+        if len(set(clips.tolist())) != 1:
+            raise InputError(
+                f"{refused} with clips that change from round to round: {min(clips):g} to {max(clips):g}"
+            )
+        return float(clips[0])
+
+    def moved(self, distance: float) -> float:
+        return moved_by(self.relation, self.per_record, distance)
 
 
 def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None:
@@ -124,10 +141,7 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
     return {
         "owner": stream.owner,
         "mechanism": stream.mechanism.as_data(),
-        "rounds": stream.schedule.rounds,
-        "places": stream.schedule.places,
-        "phases": stream.schedule.lengths if isinstance(stream.schedule, Phases) else None,
-        "sampling": "poisson" if isinstance(stream.schedule, Poisson) else "fixed",
+        "participation": stream.schedule.as_data(),
         "keep": stream.keep,
         "clips": [[clip, len(list(run))] for clip, run in itertools.groupby(stream.clips)],
         "per_record": stream.per_record,
@@ -142,7 +156,7 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
     return ReleaseStream(
         owner=data["owner"],
         mechanism=mechanism_from(data["mechanism"]),
-        schedule=_schedule_from(data),
+        schedule=participation_from(data.get("participation") or _participation_of_0_1(data)),
         keep=data["keep"],
         clips=tuple(clip for clip, rounds in data["clips"] for _ in range(rounds)),
         per_record=data["per_record"],
@@ -152,16 +166,11 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
     )
 
 
-def _schedule_from(data: Mapping[str, Any]) -> AnySchedule:
+def _participation_of_0_1(data: Mapping[str, Any]) -> dict[str, Any]:
+    """As fedpriv 0.1 wrote it, beside the other fields of a stream."""
     if data.get("phases"):
-        return Phases(tuple(data["phases"]))
-    match data.get("sampling", "fixed"):
-        case "fixed":
-            return Schedule(data["rounds"], data["places"])
-        case "poisson":
-            return Poisson(data["rounds"], data["places"])
-        case other:
-            raise InputError(f"ledger: sampling {other!r} is neither 'fixed' nor 'poisson'")
+        return {"name": "phases", "lengths": data["phases"]}
+    return {"name": data.get("sampling", "fixed"), "rounds": data["rounds"], "places": data["places"]}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from fedpriv.errors import InputError
 from fedpriv.mechanisms.base import Mechanism
 from fedpriv.mechanisms.registry import CHOSEN, MechanismOptions, chosen_mechanism
 from fedpriv.mechanisms.workload import Separated, Workload
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 from fedpriv.privacy.cost import Cost, cost_of
 from fedpriv.privacy.trust import Noise, Trust, trust_named
 

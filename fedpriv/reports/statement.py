@@ -6,7 +6,6 @@ from statistics import NormalDist
 from typing import Any
 
 from fedpriv.accounting import GaussianDP
-from fedpriv.participation.schedules import AnySchedule, Poisson
 from fedpriv.privacy.ledger import ReleaseStream, claim_of, from_data
 from fedpriv.privacy.trust import Trust, trust_named
 from fedpriv.sweep.results import Results
@@ -97,7 +96,7 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> Statement:
     known = [level for level in levels if level is not None]
     return Statement(
         private=bool(known) and None not in levels,
-        sampled=any(isinstance(stream.schedule, Poisson) for released in streams for stream in released),
+        sampled=any(stream.schedule.secret for released in streams for stream in released),
         trust=first["trust"],
         protects=trust_named(first["trust"]).protects,
         unit=first["unit"],
@@ -162,12 +161,6 @@ def _described_noise(stream: ReleaseStream) -> str:
     clip = f"{high:.5g}" if low == high else f"{low:.5g} to {high:.5g}"
     return (
         f"{stream.owner}: {stream.mechanism.words}, fresh vectors of standard deviation {stream.std:.5g} a "
-        f"coordinate; {stream.schedule.rounds} releases; each record {_reads(stream.schedule)}, its increment "
+        f"coordinate; {stream.schedule.rounds} releases; each record {stream.schedule.words}, its increment "
         f"clipped to norm {clip}"
     )
-
-
-def _reads(schedule: AnySchedule) -> str:
-    if isinstance(schedule, Poisson):
-        return f"takes part in each with probability {schedule.rate:.5g}, and in which ones stays secret"
-    return "is read once" if schedule.single_pass else f"is read {schedule.rounds // schedule.places} times"

@@ -11,15 +11,14 @@ import torch
 
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.relation import Relation
-from fedpriv.accounting.subsampled import calibrated
 from fedpriv.algorithms import Problem
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import Estimator
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
-from fedpriv.participation.schedules import AnySchedule, Poisson
-from fedpriv.privacy.ledger import ReleaseStream, sampled_clip
+from fedpriv.participation.base import Participation
+from fedpriv.privacy.ledger import ReleaseStream, RunningSums
 from fedpriv.privacy.trust import Noise, NoiseSource
 from fedpriv.randomness import SERVER
 from fedpriv.running.arithmetic import check_clips, check_noise, check_sums
@@ -31,7 +30,7 @@ from fedpriv.secure_aggregation.grid import Grid, grid_for
 class Plan:
     """The parts of one run, calibrated."""
 
-    schedule: AnySchedule
+    schedule: Participation
     batch_sizes: tuple[int, ...]
     """Records of each silo in a round, expected if sampled; means have these fixed denominators."""
     weights: tuple[float, ...]
@@ -52,6 +51,10 @@ class Plan:
         if self.grid is not None:
             return torch.uint64
         return torch.float64 if float(self.noise.std_of(SERVER)) else self.objective.initial().dtype
+
+    def largest_sum_after(self, before: float, t: int) -> float:
+        """A bound on the norm of a silo's running sum after round t, from the one before it."""
+        return _sum_after(before, t, self.schedule, self.estimator)
 
     @property
     def largest_clip(self) -> float:
@@ -90,7 +93,7 @@ class Plan:
 
     def _batches(self, t: int) -> int:
         """How many batches a silo reads in round t, expected if sampled."""
-        return 1 if isinstance(self.schedule, Poisson) else len(self.schedule.batches(t))
+        return self.schedule.expected_batches(t)
 
     def stream_of(self, silo: int, rounds: int) -> ReleaseStream:
         """What one silo itself releases; standard deviation 0 where it adds no noise."""
@@ -126,12 +129,10 @@ def _survives_gaps(estimator: Estimator, mechanism: Mechanism) -> bool:
     return plain and mechanism.movement is None and mechanism.draws(1) is None
 
 
-def _batch_clips(estimator: Estimator, schedule: AnySchedule) -> tuple[float, ...]:
+def _batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, ...]:
     """The norm bound of every round's increments, for a mean over one batch: where a round reads k, 1/k of it."""
     rounds = range(1, schedule.rounds + 1)
-    if isinstance(schedule, Poisson):
-        return tuple(float(estimator.round(t).clip) for t in rounds)
-    return tuple(float(estimator.round(t).clip) / max(1, len(schedule.batches(t))) for t in rounds)
+    return tuple(float(estimator.round(t).clip) / max(1, schedule.expected_batches(t)) for t in rounds)
 
 
 def _owners(numbers: list[int]) -> str:
@@ -179,7 +180,7 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
         )
     private = cell.privacy.target is not None
     check_clips(map(estimator.round, range(1, schedule.rounds + 1)), max(batch_sizes), private)
-    noise = _noise(cell, schedule, estimator, mechanism, weights)
+    noise = _noise(cell, schedule, workload, mechanism, weights)
     check_noise(noise)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation = cell.privacy.relation
@@ -190,7 +191,7 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     return Plan(schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation, looked_at, grid)
 
 
-def _grid(cell: Cell, schedule: AnySchedule, estimator: Estimator, mechanism: Mechanism, noise: Noise) -> Grid:
+def _grid(cell: Cell, schedule: Participation, estimator: Estimator, mechanism: Mechanism, noise: Noise) -> Grid:
     """The grid for sums of masked messages; InputError for a run whose sums cannot be added so."""
     if not mechanism.innovation > 0.0:
         raise InputError(
@@ -202,35 +203,33 @@ def _grid(cell: Cell, schedule: AnySchedule, estimator: Estimator, mechanism: Me
     return grid_for(share * mechanism.innovation, len(noise.sources), digits, _largest_sum(schedule, estimator))
 
 
-def _largest_sum(schedule: AnySchedule, estimator: Estimator) -> float:
+def _largest_sum(schedule: Participation, estimator: Estimator) -> float:
     """A bound on the norm of the silos' mean running sum in every round, whatever the records are."""
-    batches = schedule.held if isinstance(schedule, Poisson) else 1
     largest = total = 0.0
     for t in range(1, schedule.rounds + 1):
-        current = estimator.round(t)
-        total = current.keep * total + batches * current.largest
+        total = _sum_after(total, t, schedule, estimator)
         largest = max(largest, total)
     return largest
 
 
+def _sum_after(before: float, t: int, schedule: Participation, estimator: Estimator) -> float:
+    """The bound after round t, from the one before it; a round that reads k batches divides by k."""
+    current = estimator.round(t)
+    most = schedule.most_batches(t) / max(1, schedule.expected_batches(t))
+    return float(current.keep) * before + most * current.largest
+
+
 def _noise(
-    cell: Cell, schedule: AnySchedule, estimator: Estimator, mechanism: Mechanism, weights: tuple[float, ...]
+    cell: Cell, schedule: Participation, workload: Workload, mechanism: Mechanism, weights: tuple[float, ...]
 ) -> Noise:
     """The noise of every owner that reaches the cell's target; none if it has none.
 
-    Guarantee: a fixed order gets its μ exactly; Poisson sampling gets the (ε, δ) of that μ at the cell's δ.
-    InputError for sampling that cannot be accounted for.
+    Guarantee: a public order gets its μ exactly; sampling gets the (ε, δ) of that μ at the cell's δ.  InputError
+    for sampling that cannot be accounted for.
     """
     target, relation, delta = cell.privacy.target, cell.privacy.relation, cell.privacy.delta
     if target is None:
         return Noise()
-    clips = _batch_clips(estimator, schedule)
-    if isinstance(schedule, Poisson):
-        sensitivity = sampled_clip(mechanism, estimator.keep, clips, relation)
-        sampled = calibrated(epsilon_of(target, delta), delta, schedule.rate, schedule.rounds)
-        # of one round for a record that is known to take part; the ledger's multiplier is never a rounding below
-        target = (1.0 - 1e-12) / sampled.noise_multiplier
-    else:
-        workload = Workload(schedule, estimator.keep, np.array(clips), estimator.period)
-        sensitivity = mechanism.sensitivity(workload)
-    return cell.algorithm.setting.noise(sensitivity, cell.batch_sizes, weights, relation, target)
+    sums = RunningSums(mechanism, workload, relation)
+    distance, mu = schedule.charged(sums, target, delta)
+    return cell.algorithm.setting.noise(distance, cell.batch_sizes, weights, relation, mu)

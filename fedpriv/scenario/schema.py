@@ -10,7 +10,9 @@ from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
 from fedpriv.data.partition import silo_sizes
 from fedpriv.errors import InputError
 from fedpriv.models.table import Model, ModelSettings, model_named
-from fedpriv.participation.schedules import AnySchedule, Poisson, Schedule
+from fedpriv.participation.base import Participation
+from fedpriv.participation.fixed_order import Schedule
+from fedpriv.participation.registry import CHOSEN, SamplingName
 from fedpriv.privacy.trust import Trust, trust_named
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -91,7 +93,7 @@ class FederationSection(Section):
     epochs: Count = Field(
         1, description="passes over the records, always in the same order; expected ones with Poisson sampling"
     )
-    sampling: Literal["fixed", "poisson"] = Field(
+    sampling: SamplingName = Field(
         "fixed",
         description='"fixed": every record once an epoch, in the same order; "poisson": in every round each '
         "record takes part by a coin of its own, and `batch` is what is expected",
@@ -262,7 +264,7 @@ class Cell(Section):
         return self
 
     @property
-    def schedule(self) -> AnySchedule:
+    def schedule(self) -> Participation:
         """Which records are read in which round, as the algorithm arranges them; InputError if it cannot."""
         federation = self.federation
         declared = Schedule(federation.total_rounds, federation.places)
@@ -272,14 +274,12 @@ class Cell(Section):
                 f"federation.samples: {self.algorithm.name} reads {arranged.held} batches of every silo in "
                 f"{declared.held} rounds, so samples does not say how many rounds there are: give rounds and batch"
             )
-        if federation.sampling == "fixed":
-            return arranged
-        if arranged != declared:
+        if arranged != declared and CHOSEN[federation.sampling].secret:
             raise InputError(
-                f'federation.sampling = "poisson": {self.algorithm.name} reads records in an order of its own; '
-                'use "fixed"'
+                f'federation.sampling = "{federation.sampling}": {self.algorithm.name} reads records in an order '
+                'of its own; use "fixed"'
             )
-        return Poisson(declared.rounds, declared.places)
+        return CHOSEN[federation.sampling].instead_of(arranged)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

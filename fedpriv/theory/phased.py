@@ -10,7 +10,7 @@ checked against its text: `noise_std_of_phase` therefore follows from the sensit
 import math
 
 from fedpriv.errors import InputError
-from fedpriv.participation.schedules import Phases
+from fedpriv.participation.phases import Phases
 from fedpriv.theory.conditions import Condition
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedpriv.algorithms import Problem, algorithm_named
 from fedpriv.mechanisms import BinaryTree, Workload
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 
 
 @pytest.mark.parametrize(("rounds", "saved"), [(16, 0.106), (60, 0.087), (240, 0.065)])

@@ -15,7 +15,7 @@ from fedpriv.estimators.running_sum import absorb, empty_sum
 from fedpriv.mechanisms import IndependentGaussian, Workload
 from fedpriv.objectives import Records, SoftmaxRegression
 from fedpriv.optimizers import AnytimeSGD
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell

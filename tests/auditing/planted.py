@@ -15,7 +15,7 @@ from fedpriv.auditing.guarded import GuardedSilo
 from fedpriv.errors import RunError
 from fedpriv.mechanisms import IndependentGaussian
 from fedpriv.objectives import SoftmaxRegression
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 from fedpriv.privacy.trust import Noise, Trust
 from fedpriv.randomness import KeyedNormal, derive_key, seed_key, simulation_noise
 from server.noise_chain import NoiseChain

@@ -13,7 +13,7 @@ from fedpriv.accounting import gdp, rdp, zcdp
 from fedpriv.cli.privacy import app
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Workload
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 
 
 def ask(line: str) -> str:

@@ -17,7 +17,7 @@ from fedpriv.mechanisms import AlignedDifferences, BinaryTree, Mechanism, Slidin
 from fedpriv.objectives import Evaluation, Increment, Records
 from fedpriv.optimizers import NormalizedSGD
 from fedpriv.optimizers.normalized_sgd import movement_bound
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 from fedpriv.privacy.ledger import as_data, from_data
 from fedpriv.replicates.columns import Scalar
 from fedpriv.reports.statement import about_the_loss

@@ -14,7 +14,7 @@ from clients.silo import SimulatedFederation, simulated_silo
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
-from fedpriv.participation.schedules import Poisson
+from fedpriv.participation.poisson import Poisson
 from fedpriv.privacy.ledger import as_data, claim_of, from_data
 from fedpriv.randomness import SERVER, simulation_noise
 from fedpriv.running.plan import plan_of
@@ -260,9 +260,9 @@ def test_replace_one_is_refused_in_a_ledger_too(small_cell: MakeCell) -> None:
     with pytest.raises(InputError, match="cannot be accounted for under replace-one"):
         _ = dataclasses.replace(stream, relation="replace-one").guarantee
     with pytest.raises(InputError, match="clips that change from round to round"):
-        _ = dataclasses.replace(stream, clips=(1.0, 2.0)).guarantee
-    with pytest.raises(InputError, match="'shuffled' is neither"):
-        from_data({**as_data(stream), "sampling": "shuffled"})
+        _ = dataclasses.replace(stream, clips=(1.0, 2.0) * 4).guarantee
+    with pytest.raises(InputError, match="'shuffled' is none of fixed, poisson, phases"):
+        from_data({**as_data(stream), "participation": {"name": "shuffled"}})
 
 
 def test_a_silo_tells_nobody_whom_it_drew(small_cell: MakeCell) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from fedpriv.algorithms import ALGORITHMS
 from fedpriv.errors import InputError
-from fedpriv.participation.schedules import Phases
+from fedpriv.participation.phases import Phases
 from fedpriv.privacy.ledger import as_data, from_data
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell

@@ -16,7 +16,7 @@ from fedpriv.mechanisms import (
     Mechanism,
     Workload,
 )
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 
 Matrix = NDArray[np.float64]
 

@@ -11,7 +11,7 @@ from fedpriv.errors import InputError
 from fedpriv.mechanisms import AlignedDifferences, Separated, SlidingDifferences, Workload
 from fedpriv.mechanisms.differences import DifferenceTrees, calibrated, sized_by_the_paper
 from fedpriv.mechanisms.sensitivity.windows import cover, used_ends
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 from tests.oracle_momentum import (
     GOLDEN_STDS,
     Interval,

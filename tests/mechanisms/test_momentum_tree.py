@@ -8,7 +8,7 @@ import torch
 
 from fedpriv.mechanisms import BinaryTree, Workload
 from fedpriv.mechanisms.sensitivity.nodes import record_counts, record_energies
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 from fedpriv.theory.momentum import paper_node_count
 from tests.oracle_momentum import compose, energies, prefix_nodes
 

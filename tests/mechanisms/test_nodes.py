@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedpriv.mechanisms import BinaryTree, Workload
 from fedpriv.mechanisms.sensitivity import nodes
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 
 
 def compose(first: int, last: int) -> list[tuple[int, int]]:

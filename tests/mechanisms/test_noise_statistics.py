@@ -10,7 +10,7 @@ import torch
 from scipy.stats import chi2, norm
 
 from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, LeafGaussian, Mechanism, Workload
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 from fedpriv.randomness import simulation_noise
 
 ROUNDS, SIZE, FALSE_ALARM = 24, 20_000, 1e-6

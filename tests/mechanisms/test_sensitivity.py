@@ -21,7 +21,7 @@ from fedpriv.mechanisms import (
     Workload,
 )
 from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 
 Matrix = NDArray[np.float64]
 

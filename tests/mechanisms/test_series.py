@@ -7,7 +7,7 @@ import pytest
 
 from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Workload
 from fedpriv.mechanisms.sensitivity import series
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.9, 0.9999, 1.0])

@@ -11,7 +11,7 @@ from fedpriv.algorithms import Problem, algorithm_named
 from fedpriv.estimators.round import Round
 from fedpriv.optimizers import NormalizedSGD
 from fedpriv.optimizers.normalized_sgd import movement_bound
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 
 
 def current(t: int) -> Round:

@@ -13,7 +13,7 @@ from fedpriv.errors import InputError
 from fedpriv.estimators.round import Round
 from fedpriv.mechanisms import BinaryTree, IndependentGaussian, PhaseEnds, Workload
 from fedpriv.optimizers import PhasedSGD
-from fedpriv.participation.schedules import Phases
+from fedpriv.participation.phases import Phases
 
 PHASES = Phases((3, 2, 1))
 MECHANISM = PhaseEnds(PHASES, largest_step=0.5, smoothness=4.0, lipschitz=2.0)

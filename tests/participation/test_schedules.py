@@ -2,7 +2,8 @@
 
 import pytest
 
-from fedpriv.participation.schedules import Phases, Schedule
+from fedpriv.participation.fixed_order import Schedule
+from fedpriv.participation.phases import Phases
 
 
 @pytest.mark.parametrize(("rounds", "places"), [(1, 1), (7, 7), (12, 4), (10, 4), (3, 5)])

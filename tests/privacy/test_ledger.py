@@ -14,7 +14,7 @@ from fedpriv.cli.app import app
 from fedpriv.engines.table import engine_named
 from fedpriv.errors import InputError, RunError
 from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian
-from fedpriv.participation.schedules import Schedule
+from fedpriv.participation.fixed_order import Schedule
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of, from_data, read_ledger
 from fedpriv.privacy.trust import Noise, Trust
 from fedpriv.running.outcome import Finished

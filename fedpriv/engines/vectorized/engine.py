@@ -24,7 +24,8 @@ from fedpriv.mechanisms import Mechanism
 from fedpriv.mechanisms.movement import check_movement
 from fedpriv.objectives import Objective, Records, Slots
 from fedpriv.optimizers import Optimizer
-from fedpriv.participation.schedules import FixedOrder, Poisson
+from fedpriv.participation.base import Participation
+from fedpriv.participation.public_order import PublicOrder
 from fedpriv.replicates.stacking import Part, signature, stack
 from fedpriv.running.outcome import Finished, evaluation_rounds
 from fedpriv.running.plan import Plan, plan_of
@@ -179,11 +180,13 @@ class _Group:
         train = self._task.train
         on_device = Records(train.features.to(self._device), train.labels.to(self._device))
         shares = {cell.seed: spread(cell) for cell in self._cells}
-        if isinstance(self._schedule, Poisson):
-            return self._sampled(self._schedule, on_device, shares)
-        return self._in_order(self._schedule, on_device, shares)
+        if isinstance(self._schedule, PublicOrder):
+            return self._in_order(self._schedule, on_device, shares)
+        return self._sampled(self._schedule, on_device, shares)
 
-    def _sampled(self, schedule: Poisson, train: Records, shares: dict[int, list[Tensor]]) -> Iterator["_Read"]:
+    def _sampled(
+        self, schedule: Participation, train: Records, shares: dict[int, list[Tensor]]
+    ) -> Iterator["_Read"]:
         """Whose a record is, is told only to an objective that asks; it must not key anything by how many."""
         seeds = [cell.seed for cell in self._cells]
         per_record = [weight / size for weight, size in zip(self._silo_weights, self._sizes, strict=True)]
@@ -195,7 +198,7 @@ class _Group:
             yield _Read(records, here, rows, here.count_nonzero(-1))
 
     def _in_order(
-        self, schedule: FixedOrder, train: Records, shares: dict[int, list[Tensor]]
+        self, schedule: PublicOrder, train: Records, shares: dict[int, list[Tensor]]
     ) -> Iterator["_Read"]:
         """Gathered block by block."""
         features, labels = train

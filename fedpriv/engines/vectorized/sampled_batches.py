@@ -1,4 +1,4 @@
-"""Poisson-sampled batches for many replicates at once: padded to one width, with weight 0 where nothing is."""
+"""Batches in a secret order for many replicates at once: padded to one width, with weight 0 where nothing is."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedpriv.participation.schedules import Poisson
+from fedpriv.participation.base import Participation
 from fedpriv.randomness import KeyedCoins, simulation_noise
 
 
@@ -28,7 +28,7 @@ class SampledBatches:
 
     def __init__(
         self,
-        schedule: Poisson,
+        schedule: Participation,
         seeds: Sequence[int],
         shares: Mapping[int, Sequence[Tensor]],
         weights: Sequence[float],
@@ -68,7 +68,8 @@ class SampledBatches:
 
     def _drawn(self, coins: KeyedCoins, shares: Sequence[Tensor], t: int) -> list[Tensor]:
         """The records of every silo that take part in round t."""
+        held = self._schedule.held
         return [
-            share[torch.from_numpy(coins.heads(len(share), self._schedule.rate, silo, t))]
+            share[self._schedule.rows(t, len(share) // held, silo, lambda: coins)]
             for silo, share in enumerate(shares)
         ]

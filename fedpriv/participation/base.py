@@ -1,0 +1,105 @@
+"""What a participation is: which of a silo's records take part in which round, and who may know it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.accounting.guarantees import Guarantee
+from fedpriv.randomness import KeyedCoins
+
+Rows = slice | NDArray[np.int64]
+"""Which rows of a silo's order; a slice reads without a copy."""
+
+
+class Sums(Protocol):
+    """The running sums that are released with noise, as accounting asks about them."""
+
+    def sensitivity(self) -> float:
+        """How far one record can move all that is released, where it is public in which rounds it takes part."""
+        ...
+
+    def clip_once(self) -> float:
+        """How far one record can move each release by itself; InputError where one moves several."""
+        ...
+
+    def moved(self, distance: float) -> float:
+        """Such a distance with the record's weight and the neighbouring relation in it."""
+        ...
+
+
+class Participation(Protocol):
+    """A frozen dataclass, of which `registry` has a line."""
+
+    name: ClassVar[str]
+    """In scenarios and ledgers."""
+    secret: ClassVar[bool]
+    """Whether only the silo that holds a record may know in which rounds it takes part."""
+
+    @classmethod
+    def instead_of(cls, order: "Participation") -> "Participation":
+        """What a scenario that names this sampling gets in place of the public `order` that it declares."""
+        ...
+
+    @property
+    def rounds(self) -> int: ...
+
+    @property
+    def places(self) -> int:
+        """Rounds of one pass, expected if sampled."""
+        ...
+
+    @property
+    def held(self) -> int:
+        """How many batches a silo holds."""
+        ...
+
+    @property
+    def single_pass(self) -> bool:
+        """Whether no record takes part twice."""
+        ...
+
+    def first(self, rounds: int) -> Self:
+        """What a run that stopped after so many rounds has done, for its accountant."""
+        ...
+
+    def expected_batches(self, t: int) -> int:
+        """How many batches of a silo round t reads, expected if sampled; 0 in a round without records."""
+        ...
+
+    def most_batches(self, t: int) -> int:
+        """How many it can read at most."""
+        ...
+
+    def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> Rows:
+        """The rows that round t reads of a silo's order, with `batch` records a batch; the silo's own `coins`."""
+        ...
+
+    def guarantee(self, sums: Sums, std: float) -> Guarantee:
+        """What `sums` with noise of standard deviation `std` > 0 on their fresh vectors promise to every record.
+
+        InputError for sums that cannot be accounted for.
+        """
+        ...
+
+    def charged(self, sums: Sums, mu: float, delta: float) -> tuple[float, float]:
+        """(distance, μ') so that noise of `sums.moved(distance)` / μ' gives what μ-GDP gives at δ.
+
+        InputError for sums that cannot be accounted for.
+        """
+        ...
+
+    @property
+    def words(self) -> str:
+        """What a record does, as a report says it."""
+        ...
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, from which `registry.participation_from` makes it again."""
+        ...
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `as_data`, whose name is left out."""
+        ...

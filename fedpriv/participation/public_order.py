@@ -1,0 +1,62 @@
+"""What participations have in common whose rounds everyone may know."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
+from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.participation.base import Sums
+from fedpriv.randomness import KeyedCoins
+
+if TYPE_CHECKING:
+    from fedpriv.participation.base import Participation
+
+
+class PublicOrder:
+    """Round t reads `batches(t)` of a silo's order, whoever asks.
+
+    Guarantee: all that is released is exactly μ-GDP for every record, by how far one can move the whole stream.
+    """
+
+    if TYPE_CHECKING:  # fields of dataclasses, or properties: a dataclass would take these for defaults
+
+        @property
+        def rounds(self) -> int: ...
+
+        @property
+        def places(self) -> int: ...
+
+        @property
+        def held(self) -> int: ...
+
+        @property
+        def single_pass(self) -> bool: ...
+
+    secret: ClassVar[bool] = False
+
+    @classmethod
+    def instead_of(cls, order: "Participation") -> "Participation":
+        return order
+
+    def batches(self, t: int) -> range:
+        """Which batches of the silo's order, counted from 0, round t (from 1) uses; they follow one another."""
+        raise NotImplementedError
+
+    def expected_batches(self, t: int) -> int:
+        return len(self.batches(t))
+
+    def most_batches(self, t: int) -> int:
+        return len(self.batches(t))
+
+    def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> slice:
+        batches = self.batches(t)
+        return slice(batches.start * batch, batches.stop * batch)
+
+    def guarantee(self, sums: Sums, std: float) -> GaussianDP:
+        return GaussianDP(sums.moved(sums.sensitivity()) / std)
+
+    def charged(self, sums: Sums, mu: float, delta: float) -> tuple[float, float]:
+        return sums.sensitivity(), mu
+
+    @property
+    def words(self) -> str:
+        return "is read once" if self.single_pass else f"is read {self.rounds // self.places} times"
