@@ -38,7 +38,7 @@ from fedpriv.mechanisms import (
     SlidingDifferences,
     Workload,
 )
-from fedpriv.rounds import AnySchedule, FixedOrder, Phases, Poisson, Schedule
+from fedpriv.rounds import AnySchedule, Phases, Poisson, Schedule
 
 _MECHANISMS = {
     kind.__name__: kind
@@ -93,7 +93,7 @@ class ReleaseStream:
             clip = sampled_clip(self.mechanism, self.keep, self.clips, self.relation)
             multiplier = self.std / (self.per_record * clip)
             return SubsampledGaussian(multiplier, self.schedule.rate, self.schedule.rounds)
-        return GaussianDP(self._mu(self.schedule))
+        return GaussianDP(self._mu())
 
     @property
     def mu(self) -> float:
@@ -102,11 +102,17 @@ class ReleaseStream:
             return math.inf
         if isinstance(self.schedule, Poisson):
             raise InputError("a stream with Poisson sampling has no mu: its guarantee is a curve of (ε, δ)")
-        return self._mu(self.schedule)
+        return self._mu()
 
-    def _mu(self, schedule: FixedOrder) -> float:
-        workload = Workload(schedule, self.keep, np.array(self.clips), self.period)
-        sensitivity = self.mechanism.sensitivity(workload)
+    @property
+    def workload(self) -> Workload:
+        """The running sums of a fixed order; InputError for Poisson sampling."""
+        if isinstance(self.schedule, Poisson):
+            raise InputError("a stream with Poisson sampling has no workload: its participation is random")
+        return Workload(self.schedule, self.keep, np.array(self.clips), self.period)
+
+    def _mu(self) -> float:
+        sensitivity = self.mechanism.sensitivity(self.workload)
         return moved_by(self.relation, self.per_record, sensitivity) / self.std
 
 
