@@ -6,11 +6,9 @@ guarantee of the run is recomputed from the streams alone.
 
 import dataclasses
 import itertools
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +36,7 @@ from fedpriv.mechanisms import (
     SlidingDifferences,
     Workload,
 )
-from fedpriv.rounds import AnySchedule, FixedOrder, Phases, Poisson, Schedule
+from fedpriv.rounds import AnySchedule, Phases, Poisson, Schedule
 
 _MECHANISMS = {
     kind.__name__: kind
@@ -93,7 +91,7 @@ class ReleaseStream:
             clip = sampled_clip(self.mechanism, self.keep, self.clips, self.relation)
             multiplier = self.std / (self.per_record * clip)
             return SubsampledGaussian(multiplier, self.schedule.rate, self.schedule.rounds)
-        return GaussianDP(self._mu(self.schedule))
+        return GaussianDP(self._mu())
 
     @property
     def mu(self) -> float:
@@ -102,11 +100,17 @@ class ReleaseStream:
             return math.inf
         if isinstance(self.schedule, Poisson):
             raise InputError("a stream with Poisson sampling has no mu: its guarantee is a curve of (ε, δ)")
-        return self._mu(self.schedule)
+        return self._mu()
 
-    def _mu(self, schedule: FixedOrder) -> float:
-        workload = Workload(schedule, self.keep, np.array(self.clips), self.period)
-        sensitivity = self.mechanism.sensitivity(workload)
+    @property
+    def workload(self) -> Workload:
+        """The running sums of a fixed order; InputError for Poisson sampling."""
+        if isinstance(self.schedule, Poisson):
+            raise InputError("a stream with Poisson sampling has no workload: its participation is random")
+        return Workload(self.schedule, self.keep, np.array(self.clips), self.period)
+
+    def _mu(self) -> float:
+        sensitivity = self.mechanism.sensitivity(self.workload)
         return moved_by(self.relation, self.per_record, sensitivity) / self.std
 
 
@@ -177,6 +181,8 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
         settings["phases"] = Phases(tuple(settings["phases"]["lengths"]))
     if name not in _MECHANISMS:
         raise InputError(f"ledger: mechanism {name!r} is none of {', '.join(_MECHANISMS)}")
+    if not 0.0 <= data["std"] < math.inf:
+        raise InputError(f"ledger: noise of standard deviation {data['std']} is none that a run can have")
     return ReleaseStream(
         owner=data["owner"],
         mechanism=_MECHANISMS[name](**settings),
@@ -200,65 +206,3 @@ def _schedule_from(data: Mapping[str, Any]) -> AnySchedule:
             return Poisson(data["rounds"], data["places"])
         case other:
             raise InputError(f"ledger: sampling {other!r} is neither 'fixed' nor 'poisson'")
-
-
-@dataclass(frozen=True)
-class LedgerEntry:
-    """One cell of a run: where it stands in the sweep, what it claims, and what it released."""
-
-    cell: int
-    point: Mapping[str, Any]
-    seed: int
-    trust: str
-    claimed_mu: float | None
-    claimed_epsilon: float | None
-    """At `delta`."""
-    delta: float
-    streams: tuple[ReleaseStream, ...]
-
-    @property
-    def claim(self) -> PrivacyClaim[Guarantee] | None:
-        """Recomputed from the streams."""
-        return claim_of(self.streams)
-
-    @property
-    def agrees(self) -> bool:
-        """Whether what is claimed is what the streams give."""
-        recomputed = self.claim
-        given: tuple[float | None, float | None] = (None, None)
-        if recomputed is not None:
-            guarantee = recomputed.guarantee
-            mu = guarantee.mu if isinstance(guarantee, GaussianDP) else None
-            given = mu, guarantee.epsilon_of(self.delta)
-        return _same(self.claimed_mu, given[0]) and _same(self.claimed_epsilon, given[1])
-
-
-def _same(claimed: float | None, recomputed: float | None) -> bool:
-    """Up to rounding: a privacy loss distribution comes of a Fourier transform."""
-    if claimed is None or recomputed is None:
-        return claimed is recomputed
-    return math.isclose(claimed, recomputed, rel_tol=1e-8)
-
-
-def read_ledger(folder: Path) -> list[LedgerEntry]:
-    """The entries of RUN_DIR/results.json; InputError if it has none that can be read."""
-    path = folder / "results.json"
-    try:
-        cells: Iterable[Mapping[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        return [
-            LedgerEntry(
-                cell["cell"],
-                cell["point"],
-                cell["seed"],
-                cell["trust"],
-                cell["mu"],
-                cell["epsilon"],
-                cell["delta"],
-                tuple(map(from_data, cell["releases"])),
-            )
-            for cell in cells
-        ]
-    except FileNotFoundError:
-        raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None

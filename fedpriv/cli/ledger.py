@@ -10,7 +10,8 @@ from fedpriv.cli.text import print_table
 from fedpriv.errors import RunError
 
 if TYPE_CHECKING:
-    from fedpriv.accounting.ledger import LedgerEntry, ReleaseStream
+    from fedpriv.accounting.entries import LedgerEntry
+    from fedpriv.accounting.ledger import ReleaseStream
 
 
 def ledger(
@@ -23,7 +24,8 @@ def ledger(
 
         fedpriv privacy ledger runs/quickstart
     """
-    from fedpriv.accounting.ledger import as_data, read_ledger
+    from fedpriv.accounting.entries import read_ledger
+    from fedpriv.accounting.ledger import as_data
 
     entries = read_ledger(run_dir)
     if as_json:
