@@ -16,7 +16,8 @@ import torch
 from clients.policy import Policy, presuming, unaccountable
 from clients.shard import Shard
 from fedpriv.errors import FedprivError, InputError, RunError
-from fedpriv.objectives import Objective
+from fedpriv.objectives import Objective, Smoothed
+from fedpriv.privacy.ledger import ReleaseStream
 from fedpriv.privacy.trust import trust_named
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import DTYPES
@@ -26,6 +27,8 @@ ROUNDING = 1 + 1e-9
 LONGEST_SCENARIO = 2**16
 """Bytes of a scenario as JSON."""
 _MOST_SILOS = 100_000  # a plan holds a weight for each, and a server may claim any number
+_MOST_KEPT = 2**26  # numbers of a state: half of what a row of the ledger can hold
+_MOST_SMOOTHED = 2**27  # numbers of one round's random directions, of which about four copies exist at a time
 _LARGEST_NUMBER = 2.0**53
 _LARGEST_PRIVACY = 1e6
 """Of mu, zcdp and epsilon: far beyond what protects anything, and within what their conversions can do."""
@@ -138,7 +141,21 @@ class Admission:
             )
         if (clip := plan.largest_clip) > allow.clip * ROUNDING:
             raise self.refusal(f"the scenario clips at {clip:.4g}, allowed is {allow.clip:g}")
+        self._check_size(plan, stream)
         return stream.mu
+
+    def _check_size(self, plan: Plan, stream: ReleaseStream) -> None:
+        """What a run keeps from round to round, and what one round takes: memory of the guard, and its ledger."""
+        first, dimension = plan.estimator.round(1), plan.objective.dimension
+        past = plan.estimator.memory if first.split is None else 2 + first.split.places
+        kept = dimension * (1 + past + plan.mechanism.memory_vectors(stream.workload))
+        if kept > _MOST_KEPT:
+            raise self.refusal(f"the run keeps {kept} values from round to round, allowed are {_MOST_KEPT}")
+        if not isinstance(plan.objective, Smoothed):
+            return  # others take records a few at a time
+        taken = dimension * plan.most_evaluations_of(self.policy.silo)
+        if taken > _MOST_SMOOTHED:
+            raise self.refusal(f"a round takes {taken} values of directions, allowed are {_MOST_SMOOTHED}")
 
 
 @dataclass(frozen=True)

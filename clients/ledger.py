@@ -8,7 +8,8 @@
 
 Guarantee: a reply exists outside the silo only if its row was committed to the disk before (synchronous = FULL),
 and records are read for a round only if its query was, so that a restarted silo neither uses a record for two
-queries nor draws other noise for an old one.  Bytes that are wiped are overwritten in the file (secure_delete).
+queries nor draws other noise for an old one.  What is wiped is overwritten in the file (secure_delete), and
+in SQLite's journal, which is one file for good: unlinked, its blocks would keep keys and sums on the disk.
 An older copy of the file, or another one, is refused by the mark beside it (clients/mark.py).
 """
 
@@ -19,7 +20,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +44,8 @@ CREATE TABLE answers (
     PRIMARY KEY (run_id, t)
 );
 """
+_HOT = bytes.fromhex("d9d505f920a163d7")
+"""What a journal begins with that SQLite has not done with: of a commit that is being made, or was cut short."""
 _SECONDS = 10.0
 """To wait for another process that has the ledger."""
 
@@ -116,6 +119,8 @@ class SiloLedger:
         except (OSError, sqlite3.Error, TypeError) as error:
             raise InputError(f"{path}: cannot be used as a ledger: {error}") from None
         self._check_age()
+        self._wiped = False  # by a process that was killed: nobody knows
+        self._wipe_if_idle()
 
     def close(self) -> None:
         self._database.close()
@@ -157,6 +162,8 @@ class SiloLedger:
                 raise
             if changed:
                 self._mark.write(Reading(self._name, commits + 1, commits + 1))
+            if not self._wiped:
+                self._wipe_journal()
         except (OSError, sqlite3.Error) as error:
             raise LedgerError(f"the silo's ledger could not be written, so nothing is released: {error}") from None
 
@@ -211,7 +218,35 @@ class SiloLedger:
 
     def finish(self, run_id: str) -> None:
         """Forget the key and the state of a run that is over; repeats are served from the replies."""
+        self._wiped = False
         self._database.execute("UPDATE runs SET key = NULL, state = NULL WHERE run_id = ?", (run_id,))
+
+    def _wipe_if_idle(self) -> None:
+        """Wipe what another process has left, unless one is at work: then that one does."""
+        with suppress(BlockingIOError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                self._about()  # SQLite uses a journal that it needs when it reads
+                self._wipe_journal()
+            finally:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _wipe_journal(self) -> None:
+        """Overwrite the pages that the journal has of before the last commit; for `alone`, between transactions.
+
+        Guarantee: a journal that SQLite still needs is left as it is.
+        """
+        journal = self._path.with_name(self._path.name + "-journal")
+        if journal.exists():
+            with journal.open("r+b") as file:
+                if file.read(len(_HOT)) == _HOT:
+                    return
+                size = os.fstat(file.fileno()).st_size
+                file.seek(0)
+                file.write(bytes(size))
+                file.flush()
+                os.fsync(file.fileno())
+        self._wiped = True
 
     def _about(self) -> tuple[str, int, bytes]:
         name, commits, shard = self._database.execute("SELECT name, commits, shard FROM about").fetchone()
@@ -233,6 +268,6 @@ class SiloLedger:
 
 def _connected(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(path, isolation_level=None)
-    for setting in ("synchronous = FULL", "secure_delete = ON", "journal_mode = DELETE"):
+    for setting in ("synchronous = FULL", "secure_delete = ON", "journal_mode = PERSIST"):
         database.execute(f"PRAGMA {setting}")
     return database

@@ -45,7 +45,8 @@ class Mark:
     def write(self, reading: Reading) -> None:
         """On the disk, whole or not at all, when this returns."""
         draft = self.path.with_name(self.path.name + ".new")
-        with os.fdopen(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+        draft.unlink(missing_ok=True)  # whoever made it: a link would lead elsewhere
+        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write("\n".join((_TITLE, reading.ledger, str(reading.done), str(reading.begun), "")))
             file.flush()
             os.fsync(file.fileno())

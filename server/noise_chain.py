@@ -5,8 +5,9 @@
 
 A journal can be put back to an earlier copy with its key, by accident or not.  Were the noise of round t a
 function of the key and of t alone, another sum in round t would meet the same noise, and the difference of what
-was released would be exact.  So a round whose sum is another one, or follows other ones, draws other noise; a
-round that is the same draws the same, and a resumed server releases the same bytes.
+was released would be exact.  So a round whose sum is another one, or follows other ones, draws other
+fresh vectors; a round that is the same draws the same, and a resumed server releases the same bytes.  What a
+tree keeps of earlier rounds is common to both, and a second release is one that nobody has charged.
 """
 
 import hashlib

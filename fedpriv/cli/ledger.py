@@ -10,7 +10,8 @@ from fedpriv.cli.text import print_table
 from fedpriv.errors import RunError
 
 if TYPE_CHECKING:
-    from fedpriv.privacy.ledger import LedgerEntry, ReleaseStream
+    from fedpriv.privacy.entries import LedgerEntry
+    from fedpriv.privacy.ledger import ReleaseStream
 
 
 def ledger(
@@ -23,7 +24,8 @@ def ledger(
 
         fedpriv privacy ledger runs/quickstart
     """
-    from fedpriv.privacy.ledger import as_data, read_ledger
+    from fedpriv.privacy.entries import read_ledger
+    from fedpriv.privacy.ledger import as_data
 
     entries = read_ledger(run_dir)
     if as_json:

@@ -5,11 +5,9 @@ guarantee of the run is recomputed from the streams alone.
 """
 
 import itertools
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,10 +70,14 @@ class ReleaseStream:
         return guarantee.mu
 
     @property
+    def workload(self) -> Workload:
+        """The running sums, and who takes part in them."""
+        return Workload(self.schedule, self.keep, np.array(self.clips), self.period)
+
+    @property
     def sums(self) -> "RunningSums":
         """What is released, without the noise."""
-        workload = Workload(self.schedule, self.keep, np.array(self.clips), self.period)
-        return RunningSums(self.mechanism, workload, self.relation, self.per_record)
+        return RunningSums(self.mechanism, self.workload, self.relation, self.per_record)
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,8 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
 
 def from_data(data: Mapping[str, Any]) -> ReleaseStream:
     """The inverse of `as_data`; InputError for what cannot be accounted for."""
+    if not 0.0 <= data["std"] < math.inf:
+        raise InputError(f"ledger: noise of standard deviation {data['std']} is none that a run can have")
     return ReleaseStream(
         owner=data["owner"],
         mechanism=mechanism_from(data["mechanism"]),
@@ -171,65 +175,3 @@ def _participation_of_0_1(data: Mapping[str, Any]) -> dict[str, Any]:
     if data.get("phases"):
         return {"name": "phases", "lengths": data["phases"]}
     return {"name": data.get("sampling", "fixed"), "rounds": data["rounds"], "places": data["places"]}
-
-
-@dataclass(frozen=True)
-class LedgerEntry:
-    """One cell of a run: where it stands in the sweep, what it claims, and what it released."""
-
-    cell: int
-    point: Mapping[str, Any]
-    seed: int
-    trust: str
-    claimed_mu: float | None
-    claimed_epsilon: float | None
-    """At `delta`."""
-    delta: float
-    streams: tuple[ReleaseStream, ...]
-
-    @property
-    def claim(self) -> PrivacyClaim[Guarantee] | None:
-        """Recomputed from the streams."""
-        return claim_of(self.streams)
-
-    @property
-    def agrees(self) -> bool:
-        """Whether what is claimed is what the streams give."""
-        recomputed = self.claim
-        given: tuple[float | None, float | None] = (None, None)
-        if recomputed is not None:
-            guarantee = recomputed.guarantee
-            mu = guarantee.mu if isinstance(guarantee, GaussianDP) else None
-            given = mu, guarantee.epsilon_of(self.delta)
-        return _same(self.claimed_mu, given[0]) and _same(self.claimed_epsilon, given[1])
-
-
-def _same(claimed: float | None, recomputed: float | None) -> bool:
-    """Up to rounding: a privacy loss distribution comes of a Fourier transform."""
-    if claimed is None or recomputed is None:
-        return claimed is recomputed
-    return math.isclose(claimed, recomputed, rel_tol=1e-8)
-
-
-def read_ledger(folder: Path) -> list[LedgerEntry]:
-    """The entries of RUN_DIR/results.json; InputError if it has none that can be read."""
-    path = folder / "results.json"
-    try:
-        cells: Iterable[Mapping[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        return [
-            LedgerEntry(
-                cell["cell"],
-                cell["point"],
-                cell["seed"],
-                cell["trust"],
-                cell["mu"],
-                cell["epsilon"],
-                cell["delta"],
-                tuple(map(from_data, cell["releases"])),
-            )
-            for cell in cells
-        ]
-    except FileNotFoundError:
-        raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None

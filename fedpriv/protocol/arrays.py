@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,9 +32,13 @@ def array_of(vector: Tensor | NDArray[Any]) -> Array:
 def tensor_of(array: Array) -> Tensor:
     """A tensor over the bytes of a Flower Array, without a copy; ValueError if the array is malformed.
 
-    The bytes are immutable, so nobody may write into the tensor.
+    The bytes are immutable, so nobody may write into the tensor.  Who sent it may have announced anything: memory
+    grows with what has come.
     """
-    return torch.from_numpy(_ndarray_of(array))
+    try:
+        return torch.from_numpy(_ndarray_of(array))
+    except (TypeError, EOFError, MemoryError) as error:
+        raise ValueError(f"an array that cannot be read: {error}") from None
 
 
 def one_array(vector: Tensor) -> ArrayRecord:
@@ -90,12 +95,12 @@ with warnings.catch_warnings():
 
 @lru_cache(maxsize=256)
 def _layout(dtype: str, shape: tuple[int, ...]) -> tuple[str, bytes, int]:
-    """Of an array's .npy form: the name of its type, its header, and its length in bytes."""
-    buffer = io.BytesIO()
-    np.save(buffer, np.empty(shape, dtype), allow_pickle=False)
-    whole = buffer.getvalue()
-    payload = math.prod(shape) * np.dtype(dtype).itemsize
-    return np.dtype(dtype).name, whole[: len(whole) - payload], len(whole)
+    """Of an array's .npy form: the name of its type, its header, and its length in bytes; no array is made."""
+    kind, buffer = np.dtype(dtype), io.BytesIO()
+    described = {"descr": npy.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+    npy.write_array_header_1_0(buffer, described)
+    header = buffer.getvalue()
+    return kind.name, header, len(header) + math.prod(shape) * kind.itemsize
 
 
 def _ndarray_of(array: Array) -> NDArray[Any]:

@@ -6,6 +6,7 @@ from statistics import NormalDist
 from typing import Any
 
 from fedpriv.accounting import GaussianDP
+from fedpriv.accounting.gdp import compose
 from fedpriv.privacy.ledger import ReleaseStream, claim_of, from_data
 from fedpriv.privacy.trust import Trust, trust_named
 from fedpriv.sweep.results import Results
@@ -86,10 +87,26 @@ def statements(results: Results) -> list[Statement]:
     for cell in results.cells:
         kind = (cell["trust"], cell["relation"], cell["noise"], cell["delta"], cell["unit"], cell["mu"] is None)
         groups.setdefault(kind, []).append(cell)
-    return [_statement(cells) for cells in groups.values()]
+    return [_statement(cells, _together(results.cells, cells[0]["relation"])) for cells in groups.values()]
 
 
-def _statement(cells: Sequence[Mapping[str, Any]]) -> Statement:
+def _together(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
+    """What all real releases under one relation cost a record that takes part in each; nothing for one or none."""
+    claims = [
+        claim_of(list(map(from_data, cell["releases"])))
+        for cell in cells
+        if cell["noise"] == "release" and cell["relation"] == relation
+    ]
+    mus = [claim.guarantee.mu for claim in claims if claim and isinstance(claim.guarantee, GaussianDP)]
+    if len(mus) < 2:
+        return ""
+    return (
+        f" Every figure is of one run. A record that takes part in these {len(mus)} runs is protected by all of "
+        f"them together only: mu = {compose(mus):.4g}, and runs elsewhere come on top."
+    )
+
+
+def _statement(cells: Sequence[Mapping[str, Any]], together: str) -> Statement:
     first = cells[0]
     streams = [list(map(from_data, cell["releases"])) for cell in cells]
     levels = {_level(released, first["delta"]) for released in streams}
@@ -102,7 +119,8 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> Statement:
         unit=first["unit"],
         hidden=_HIDDEN[first["relation"]],
         relation=first["relation"],
-        noise=_noise(first["noise"], trust_named(first["trust"])),
+        noise=_noise(first["noise"], trust_named(first["trust"]))
+        + (together if first["noise"] == "release" else ""),
         mechanisms=sorted({_described_noise(stream) for released in streams for stream in released}),
         levels=sorted(known, key=lambda level: float(level.epsilon)),
         about_the_loss=sorted({about_the_loss(stream) for released in streams for stream in released}),

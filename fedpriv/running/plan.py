@@ -87,6 +87,13 @@ class Plan:
             for t in range(1, rounds + 1)
         )
 
+    def most_evaluations_of(self, silo: int) -> int:
+        """Gradients (or values) of single records that one silo takes in the round in which it takes the most."""
+        return self.batch_sizes[silo] * max(
+            self._batches(t) * self.objective.evaluations(self.estimator.round(t).gradients)
+            for t in range(1, self.schedule.rounds + 1)
+        )
+
     def records_read(self, rounds: int) -> int:
         """Records that all silos read in the first `rounds` rounds, each time counted, expected if sampled."""
         return sum(self.batch_sizes) * sum(map(self._batches, range(1, rounds + 1)))

@@ -8,6 +8,7 @@ a
 Source: Bonawitz et al. 2017, which assumes such a public-key infrastructure where the server may deviate.
 """
 
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,21 +59,30 @@ class Identity:
 def identity_of(number: int, own: Path | None, peers: Path | None) -> Identity:
     """The identity in files as `ssh-keygen -t ed25519` writes them; InputError if one cannot be used.
 
-    `own` is the private key, without a passphrase; `peers` has one public key a line, silo 0 first.
+    `own` is the private key, without a passphrase, mode 0600; `peers` has one public key a line, silo 0 first.
+
+    Guarantee: no silo stands for two, and `own` is what the others know this silo by.
     """
     lines = [] if peers is None else [line for line in _bytes_of(peers).splitlines() if line.strip()]
     if peers is not None and not lines:
         raise InputError(f"{peers}: expected a public key for each silo, silo 0 first")
-    return Identity(
-        number,
-        None if own is None else _private(own),
-        tuple(_public(line, f"{peers}, line {place}") for place, line in enumerate(lines, start=1)),
-    )
+    key = None if own is None else _private(own)
+    known = [_public(line, f"{peers}, line {place}") for place, line in enumerate(lines, start=1)]
+    raw = [each.public_bytes_raw() for each in known]
+    for silo, content in enumerate(raw):
+        if (first := raw.index(content)) < silo:
+            raise InputError(f"{peers}: silos {first} and {silo} have one key; each has its own")
+    if key is not None and known and raw[number : number + 1] != [key.public_key().public_bytes_raw()]:
+        raise InputError(f"{own}: its public half is not the one that {peers} has for silo {number}")
+    return Identity(number, key, tuple(known))
 
 
 def _private(path: Path) -> Ed25519PrivateKey:
+    content = _bytes_of(path)
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise InputError(f"{path}: others can read this key; chmod 600 it")
     try:
-        key = load_ssh_private_key(_bytes_of(path), password=None)
+        key = load_ssh_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InputError(f"{path}: cannot be used as an Ed25519 private key: {error}") from None
     if not isinstance(key, Ed25519PrivateKey):

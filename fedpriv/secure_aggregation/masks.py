@@ -28,6 +28,7 @@ from fedpriv.secure_aggregation.grid import Words
 
 KEY_BYTES = 32
 """Of a public key."""
+_PRIME = 2**255 - 19
 
 
 class Masker:
@@ -85,6 +86,10 @@ class Masker:
 
     def _shared(self, other: bytes) -> bytes:
         try:
+            if (
+                int.from_bytes(other, "little") >= _PRIME
+            ):  # X25519 takes it for a smaller one: the same point twice
+                raise ValueError
             secret = self._private.exchange(X25519PublicKey.from_public_bytes(other))
         except ValueError:  # a point of low order
             raise RunError(f"silo {self._number}: a public key that was relayed is none") from None

@@ -22,6 +22,7 @@ from fedpriv.errors import InputError, RunError
 from fedpriv.objectives import Records, SoftmaxRegression
 from fedpriv.protocol.messages import Refusal
 from tests.attacks.guards import (
+    KEPT_STATE,
     Socket,
     guard_for,
     guard_process,
@@ -453,6 +454,41 @@ def poisoned() -> dict[str, str]:
         "a number of a million digits": scenario().replace('"seed": 1', '"seed": ' + "1" * 50_000),
         "no scenario": "null",
     }
+
+
+LARGE: dict[str, dict[str, Any]] = {
+    "directions": {
+        "algorithm": {**KEPT_STATE["leaves"]["algorithm"], "directions": 1024},
+        "federation": {"silos": 3, "rounds": 8, "epochs": 8, "batch": 40},
+    },
+    "batches of an anchor": {
+        "algorithm": {
+            **KEPT_STATE["trees that restart"]["algorithm"], "oracle": "zeroth-order", "directions": 1000,
+            "anchor_batches": 30, "period": 8,
+        },
+        "run__dtype": "float64",
+    },
+    "bands": {
+        "algorithm": {"name": "dp-ftrl", "mechanism": "banded", "bands": 200, "clip": 1.0, "step": 0.1},
+        "federation": {"silos": 3, "rounds": 200, "epochs": 10},
+        "model": {"name": "mlp", "hidden": 1000},
+    },
+    "parts of an epoch": {
+        "algorithm": KEPT_STATE["aligned differences, clipped in parts"]["algorithm"],
+        "federation": {"silos": 3, "rounds": 100, "epochs": 2},
+        "model": {"name": "mlp", "hidden": 1000},
+    },
+}  # fmt: skip
+"""What each takes: 10 GB and more in one round, 1.6 and 0.8 GB of state."""
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_a_round_takes_and_a_run_keeps_is_bounded(tmp_path: Path, name: str) -> None:
+    """Gains: a guard that is killed for its memory, again and again, since the query is on file by then."""
+    guard = guard_for(tmp_path, *random_records(50), budget=100.0)
+    canonical = guard._admission.canonical(scenario(**LARGE[name]))
+    with pytest.raises(RunError, match=r"silo 0 refuses: .* values .*, allowed are"):
+        guard._admission.admit(canonical)
 
 
 def test_real_no_scenario_ends_the_guard_or_keeps_it(tmp_path: Path) -> None:

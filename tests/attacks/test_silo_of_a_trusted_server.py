@@ -1,11 +1,12 @@
 """A malicious silo of a trusted server: it sends any vector it likes, and sees what is broadcast."""
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from clients.app import app as client_app
 from fedpriv.engines.inprocess_grid import InProcessGrid
@@ -41,6 +42,52 @@ def test_a_sum_that_no_clipped_records_have_is_refused(small_cell: MakeCell, tmp
     grid.sent = sent
     with pytest.raises(RunError, match=r"silo 1, round 3: sum of norm .* add up to 35[0-9]"):
         serve(plan_with(cell), tmp_path / "j", grid)
+
+
+class Announcing(InProcessGrid):
+    """Silo 1 sends arrays whose heads announce what their bytes are not."""
+
+    announced: Array
+
+    def _call(self, message: Message) -> Message:
+        reply = super()._call(message)
+        if message.metadata.dst_node_id == 1001 and "release" in reply.content:
+            arrays = ArrayRecord()
+            arrays["vector"] = self.announced
+            return Message(RecordDict({"release": arrays}), reply_to=message)
+        return reply
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "stype"),
+    [
+        ("float64", (2**27,), "numpy.ndarray"),
+        ("float64", (2**40,), "numpy.ndarray"),
+        ("float64", (2**62,), "numpy.ndarray"),
+        ("float64", (-5,), "numpy.ndarray"),
+        ("float64", (1,) * 70, "numpy.ndarray"),
+        ("U100000000", (1,), "numpy.ndarray"),
+        ("O", (5,), "numpy.ndarray"),
+        ("bogus", (5,), "numpy.ndarray"),
+        ("", (5,), "numpy.ndarray"),
+        ("float64", (5,), "pickle"),
+    ],
+)
+def test_an_array_that_announces_more_than_it_has_costs_nothing(
+    small_cell: MakeCell, tmp_path: Path, dtype: str, shape: tuple[int, ...], stype: str
+) -> None:
+    """Gains: the server's memory, killed by 100 bytes that announce 10^10 numbers; nothing says by whom."""
+    cell = small_cell(algorithm__trust="trusted")
+    grid = Announcing(client_app, 3, run_config_of(cell, Path()))
+    grid.announced = Array(dtype, shape, stype, b"")
+    tracemalloc.start()
+    try:
+        with pytest.raises(RunError, match=r"silo 1, round 1: "):
+            serve(plan_with(cell), tmp_path / "j", grid)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 2**28, most
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

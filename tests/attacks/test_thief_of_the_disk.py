@@ -4,6 +4,8 @@ import math
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from clients.ledger import SiloLedger
+from clients.mark import Mark, Reading
 from clients.policy import read_policy
 from clients.releasing import ReleasingSilo
 from clients.state import unpack
@@ -205,6 +208,79 @@ def test_what_is_wiped_is_gone_from_the_file(
         guard.answer("run", cell, 8 if how != "its last round" else 9, zeros() + 1.0)
 
 
+@pytest.mark.parametrize("how", ["its last round", "an administrator", "a guard that is killed before it wipes"])
+def test_what_is_wiped_is_gone_from_every_block_the_ledger_ever_had(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gains: the key and the exact sums, from blocks of SQLite's journals, which were unlinked with them in it.
+
+    A link to every journal stands for a thief who reads the disk below the file system.
+    """
+    cell, carved, honest = scenario(), tmp_path / "carved", Mark.write
+    guard = guard_for(tmp_path / "silo", *random_records(), budget=100.0)
+    ledger, journal = tmp_path / "silo" / LEDGER, tmp_path / "silo" / (LEDGER + "-journal")
+    carved.mkdir()
+
+    def linking(mark: Mark, reading: Reading) -> None:
+        if journal.exists():
+            os.link(journal, carved / str(len(list(carved.iterdir()))))
+        honest(mark, reading)
+
+    monkeypatch.setattr(Mark, "write", linking)
+    guard.answer("run", cell, 1, zeros())
+    opened = guard._ledger.run("run")
+    assert opened is not None
+    assert opened.key is not None
+    for t in range(2, 8):
+        guard.answer("run", cell, t, zeros())
+    assert any(opened.key in path.read_bytes() for path in carved.iterdir())  # while it lasts
+    if how == "an administrator":
+        end_run(tmp_path / "silo" / "silo-0.toml", "run")
+    else:
+        if how != "its last round":
+            monkeypatch.setattr(SiloLedger, "_wipe_journal", lambda _: None, raising=False)
+        guard.answer("run", cell, 8, zeros())
+        monkeypatch.undo()
+    guard._ledger.close()
+    if how == "a guard that is killed before it wipes":
+        SiloLedger(ledger).close()
+    for path in (ledger, *carved.iterdir()):
+        assert opened.key not in path.read_bytes(), path
+
+
+def test_a_crash_in_a_commit_is_undone_from_the_journal_that_is_kept(tmp_path: Path) -> None:
+    """Gains: a ledger of half a commit, were the journal wiped before SQLite has used it."""
+    guard = guard_for(tmp_path, *random_records())
+    first = guard.answer("run", scenario(), 1, zeros())
+    guard._ledger.close()
+    crash = (
+        "import os, sqlite3, sys\n"
+        "d = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "for p in ('synchronous = FULL', 'journal_mode = PERSIST', 'cache_size = 1', 'cache_spill = 1'):\n"
+        "    d.execute('PRAGMA ' + p)\n"
+        "d.execute('BEGIN IMMEDIATE')\n"
+        'd.execute("UPDATE runs SET state = randomblob(500000), mu = 0")\n'
+        'd.execute("DELETE FROM answers")\n'
+        "os._exit(1)\n"
+    )
+    before = (tmp_path / LEDGER).read_bytes()
+    subprocess.run([sys.executable, "-c", crash, str(tmp_path / LEDGER)], check=False)
+    assert (tmp_path / LEDGER).read_bytes() != before  # some pages were written already
+    again = guard_of(tmp_path / "silo-0.toml")
+    assert torch.equal(again.answer("run", scenario(), 1, zeros()), first)
+    assert [row.mu for row in again._ledger.overview()] == [4.0]
+
+
+def test_a_link_in_the_marks_place_writes_nowhere_else(tmp_path: Path) -> None:
+    """Gains: another file of the guard's user, overwritten through a link in a folder that others can write to."""
+    guard = guard_for(tmp_path, *random_records())
+    (tmp_path / "other").write_text("precious")
+    (tmp_path / (LEDGER + ".mark.new")).symlink_to(tmp_path / "other")
+    guard.answer("run", scenario(), 1, zeros())
+    assert (tmp_path / "other").read_text() == "precious"
+    assert not (tmp_path / (LEDGER + ".mark")).is_symlink()
+
+
 def test_only_the_silos_own_user_can_read_what_has_keys(tmp_path: Path) -> None:
     """Gains: keys, for another user of the machine."""
     previous = os.umask(0)
@@ -241,7 +317,7 @@ def test_what_is_committed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         name: guard._ledger._database.execute(f"PRAGMA {name}").fetchone()[0]
         for name in ("synchronous", "secure_delete", "journal_mode")
     }
-    assert pragma == {"synchronous": 2, "secure_delete": 1, "journal_mode": "delete"}
+    assert pragma == {"synchronous": 2, "secure_delete": 1, "journal_mode": "persist"}
     synced: list[str] = []
     honest = os.fsync
 

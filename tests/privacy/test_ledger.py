@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fedpriv.accounting import GaussianDP
 from fedpriv.cli.app import app
 from fedpriv.engines.table import engine_named
 from fedpriv.errors import InputError, RunError
 from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian
 from fedpriv.participation.fixed_order import Schedule
-from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of, from_data, read_ledger
+from fedpriv.privacy.entries import read_ledger
+from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of, from_data
 from fedpriv.privacy.trust import Noise, Trust
 from fedpriv.running.outcome import Finished
 from fedpriv.running.plan import plan_of
@@ -179,3 +181,67 @@ def test_a_doctored_epsilon_of_a_sampled_run_is_seen(tmp_path: Path) -> None:
     assert entry.claimed_epsilon is not None
     (entry,) = read_ledger(doctored(folder, epsilon=entry.claimed_epsilon / 2.0))
     assert not entry.agrees
+
+
+def _edited(tmp_path: Path, edit: Callable[[dict[str, Any]], None], *, consistent: bool) -> int:
+    """The exit code of the command for a real run's results after `edit`; with a claim of what is left."""
+    scenario = scenario_of(small_tree(), "test")
+    folder = RunFolder(tmp_path / "run", scenario, "inprocess", resume=False)
+    (outcome,) = engine_named("inprocess")([scenario.points[0].cell], Silent())
+    folder.finished(0, outcome.finished)
+    path = tmp_path / "run" / "results.json"
+    tree = json.loads(path.read_text())
+    edit(cell := tree["cells"][0])
+    if consistent:
+        claim = claim_of(list(map(from_data, cell["releases"])))
+        assert claim is not None
+        guarantee = claim.guarantee
+        assert isinstance(guarantee, GaussianDP)
+        pair = guarantee.epsilon_delta(cell["delta"])
+        figures = {"mu": guarantee.mu, "zcdp": guarantee.zcdp, "epsilon": pair.exact, "epsilon_paper": pair.paper}
+        cell.update(figures)
+    path.write_text(json.dumps(tree))
+    return CliRunner().invoke(app, ["privacy", "ledger", str(tmp_path / "run")]).exit_code
+
+
+def _fewer_rounds(cell: dict[str, Any]) -> None:
+    (stream,) = cell["releases"]
+    stream |= {"rounds": 4, "places": 4, "clips": [[stream["clips"][0][0], 4]]}
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "fewer rounds": _fewer_rounds,
+    "one silo of three": lambda cell: cell["releases"][0].update(owner="silo 0"),
+    "a silo nobody has": lambda cell: cell["releases"][0].update(owner="silos 1-3"),
+    "the server's noise, said of silos": lambda cell: cell.update(trust="trusted"),
+    "a relation that halves mu": lambda cell: cell["releases"][0].update(relation="zero-out"),
+    "a relation in the heading": lambda cell: cell.update(relation="zero-out"),
+    "a simulation that is called a release": lambda cell: cell.update(noise="release"),
+    "noise beyond all numbers": lambda cell: cell["releases"][0].update(std=1e308 * 10),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_releases_that_are_not_those_of_the_run_are_seen(tmp_path: Path, edit: str) -> None:
+    """Gains: "ok" for a smaller mu, recomputed from releases that leave out rounds, silos or half of a change."""
+    assert _edited(tmp_path, EDITS[edit], consistent=edit != "noise beyond all numbers") != 0
+
+
+@pytest.mark.parametrize("key", ["zcdp", "epsilon_paper"])
+def test_every_figure_that_is_shown_is_recomputed(tmp_path: Path, key: str) -> None:
+    """Gains: "ok" beside a figure that is a hundredth of what was spent."""
+    assert _edited(tmp_path, lambda cell: cell.update({key: cell[key] / 100.0}), consistent=False) == 1
+
+
+def test_an_honest_run_agrees(tmp_path: Path) -> None:
+    assert _edited(tmp_path, lambda _: None, consistent=False) == 0
+
+
+def test_cells_that_results_json_does_not_have_yet_are_checked(tmp_path: Path) -> None:
+    """Gains: tables and reports read cells.jsonl, the ledger did not: any claim in it passed."""
+    assert _edited(tmp_path, lambda _: None, consistent=False) == 0
+    (cell,) = json.loads((tmp_path / "run" / "results.json").read_text())["cells"]
+    (tmp_path / "run" / "cells.jsonl").write_text(json.dumps({**cell, "cell": 1, "mu": 0.5}) + "\n{cut short")
+    shown = CliRunner().invoke(app, ["privacy", "ledger", str(tmp_path / "run")])
+    assert shown.exit_code == 1
+    assert [entry.cell for entry in read_ledger(tmp_path / "run")] == [0, 1]

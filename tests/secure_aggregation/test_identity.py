@@ -24,6 +24,7 @@ def write_identities(folder: Path, silos: int = 3) -> list[Path]:
     for silo, key in enumerate(keys):
         paths.append(folder / f"identity-{silo}")
         paths[-1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        paths[-1].chmod(0o600)
     lines = [key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) for key in keys]
     (folder / "peers").write_bytes(b"".join(line + b" silo\n" for line in lines))
     return paths
@@ -74,7 +75,33 @@ def test_silos_that_are_not_on_file_are_refused(tmp_path: Path) -> None:
 def test_files_that_are_no_keys_are_refused(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
+    path.chmod(0o600)
     with pytest.raises(InputError, match=r"/file.*(cannot be used|expected)"):
         identity_of(0, path if name == "identity" else None, path if name == "peers" else None)
     with pytest.raises(InputError, match=r"none: cannot be read"):
         identity_of(0, tmp_path / "none", None)
+
+
+def test_one_silo_cannot_stand_for_two(tmp_path: Path) -> None:
+    """Gains: two shares of the noise, one of them another silo's, for a key that is in `peers` twice."""
+    write_identities(tmp_path)
+    lines = (tmp_path / "peers").read_bytes().splitlines(keepends=True)
+    (tmp_path / "peers").write_bytes(b"".join([lines[0], lines[1], lines[1].replace(b" silo", b" other")]))
+    with pytest.raises(InputError, match=r"peers: silos 1 and 2 have one key; each has its own"):
+        identity_of(0, None, tmp_path / "peers")
+
+
+def test_a_key_that_is_not_on_file_for_its_silo_is_named_at_once(tmp_path: Path) -> None:
+    """Another's number in the policy: every other silo would refuse, in the middle of a run."""
+    first, *_ = write_identities(tmp_path)
+    with pytest.raises(InputError, match=r"identity-0: its public half is not the one .*peers has for silo 1"):
+        identity_of(1, first, tmp_path / "peers")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_signing_key_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    """Gains: the name of a silo, for any user of its machine: keys of his own under the other silos' masks."""
+    first, *_ = write_identities(tmp_path)
+    first.chmod(mode)
+    with pytest.raises(InputError, match=r"identity-0: others can read this key; chmod 600 it"):
+        identity_of(0, first, None)

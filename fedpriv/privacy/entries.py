@@ -1,0 +1,127 @@
+"""What a run's folder says that it released and claims, and whether the two agree."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedpriv.accounting.guarantees import GaussianDP, Guarantee
+from fedpriv.errors import InputError
+from fedpriv.privacy.claim import PrivacyClaim
+from fedpriv.privacy.ledger import ReleaseStream, claim_of, from_data
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """One cell of a run: where it stands in the sweep, what it claims, and what it released."""
+
+    cell: int
+    point: Mapping[str, Any]
+    seed: int
+    trust: str
+    claimed_mu: float | None
+    claimed_epsilon: float | None
+    """At `delta`."""
+    delta: float
+    streams: tuple[ReleaseStream, ...]
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """The whole record of the cell: what tables and reports show of it."""
+
+    @property
+    def claim(self) -> PrivacyClaim[Guarantee] | None:
+        """Recomputed from the streams."""
+        return claim_of(self.streams)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether what is claimed is what the streams give."""
+        recomputed = self.claim
+        given: tuple[float | None, float | None] = (None, None)
+        if recomputed is not None:
+            guarantee = recomputed.guarantee
+            mu = guarantee.mu if isinstance(guarantee, GaussianDP) else None
+            given = mu, guarantee.epsilon_of(self.delta)
+        mine = _same(self.claimed_mu, given[0]) and _same(self.claimed_epsilon, given[1])
+        return mine and self._shows_the_same(recomputed) and self._are_of_the_run()
+
+    def _shows_the_same(self, recomputed: PrivacyClaim[Guarantee] | None) -> bool:
+        """Whether the other figures of the record, where it has them, are those of the claim."""
+        figures: dict[str, Any] = {}
+        if recomputed is not None:
+            figures["relation"] = recomputed.relation
+            if isinstance(recomputed.guarantee, GaussianDP):
+                paper = recomputed.guarantee.epsilon_delta(self.delta).paper
+                figures |= {"zcdp": recomputed.guarantee.zcdp, "epsilon_paper": paper}
+        told = {name: self.told[name] for name in figures if name in self.told}
+        if told.pop("relation", recomputed and recomputed.relation) != (recomputed and recomputed.relation):
+            return False
+        return all(_same(value, figures[name]) for name, value in told.items())
+
+    def _are_of_the_run(self) -> bool:
+        """Whether the streams are of all rounds and all silos, and of whom the trust setting has add noise.
+
+        What a record does not have, as one of an older version, is not compared.
+        """
+        told, noisy = self.told, [stream for stream in self.streams if stream.std]
+        if "rounds" in told and any(stream.schedule.rounds != told["rounds"] for stream in self.streams):
+            return False
+        if "silos" in told and noisy and not _from_all(noisy, self.trust, told["silos"]):
+            return False
+        asked = told.get("scenario", {}).get("privacy", {}).get("relation")
+        if asked is not None and any(stream.relation != asked for stream in noisy):
+            return False
+        return told.get("noise") != "release" or told.get("engine") == "deployment"
+
+
+def _from_all(streams: Sequence[ReleaseStream], trust: str, silos: int) -> bool:
+    """Whether streams are what all silos of a run release under this trust setting, each silo once."""
+    if trust == "secure-aggregation":
+        return [stream.owner for stream in streams] == [f"sum of silos 0-{silos - 1}"]
+    if trust != "untrusted":
+        return [stream.owner for stream in streams] == ["server"]
+    found: list[int] = []
+    for stream in streams:
+        numbers = [int(number) for number in re.findall("[0-9]+", stream.owner)]
+        if numbers and numbers[-1] >= silos:
+            return False
+        found += range(numbers[0], numbers[-1] + 1) if numbers else ()
+    return sorted(found) == list(range(silos))
+
+
+def _same(claimed: float | None, recomputed: float | None) -> bool:
+    """Up to rounding: a privacy loss distribution comes of a Fourier transform."""
+    if claimed is None or recomputed is None:
+        return claimed is recomputed
+    return math.isclose(claimed, recomputed, rel_tol=1e-8)
+
+
+def read_ledger(folder: Path) -> list[LedgerEntry]:
+    """The entries of RUN_DIR/results.json, and of cells.jsonl beside it; InputError if one cannot be read."""
+    path, newer = folder / "results.json", folder / "cells.jsonl"
+    try:
+        cells: dict[int, Mapping[str, Any]] = {}
+        text = newer.read_text(encoding="utf-8") if newer.exists() else ""
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        for cell in (*json.loads(path.read_text(encoding="utf-8"))["cells"], *map(json.loads, lines)):
+            cells[cell["cell"]] = cell
+        return [
+            LedgerEntry(
+                cell["cell"],
+                cell["point"],
+                cell["seed"],
+                cell["trust"],
+                cell["mu"],
+                cell["epsilon"],
+                cell["delta"],
+                tuple(map(from_data, cell["releases"])),
+                cell,
+            )
+            for _, cell in sorted(cells.items())
+        ]
+    except FileNotFoundError:
+        raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None
