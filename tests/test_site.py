@@ -55,7 +55,17 @@ def test_the_reference_lists_every_algorithm_with_its_keys() -> None:
 
 def test_the_reference_lists_commands_with_options_and_arguments() -> None:
     text = reference.commands_reference()
-    for name in ("run", "table", "plot", "report", "audit", "silo run", "silo init", "privacy compare", "data fetch"):
+    for name in (
+        "run",
+        "table",
+        "plot",
+        "report",
+        "audit",
+        "silo run",
+        "silo init",
+        "privacy compare",
+        "data fetch",
+    ):
         assert f"### fedpriv {name}\n" in text
     assert "| `--set` | Override a key; a swept key is narrowed. Repeatable. |" in text
     assert "| `RUN_DIR` | A folder that `fedpriv run` wrote. |" in text
