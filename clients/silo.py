@@ -92,7 +92,7 @@ class Silo:
             query,
             self._looked_at(Slots(t, ((self.number, rows),))),
             records,
-            torch.full((rows,), self._weight(t), dtype=query.dtype),
+            torch.full((rows,), self._weight(t), dtype=state.sum.total.dtype),
             self.plan.estimator.memory,
         )
         vector, hidden = total.total, state.hidden

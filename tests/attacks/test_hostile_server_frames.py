@@ -1,0 +1,155 @@
+"""A server that sends what no guard expects: frames, headers, scenarios.  "Real" tests talk to a guard process."""
+
+import json
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpriv.protocol.messages import Refusal
+from tests.attacks.guards import (
+    Socket,
+    guard_process,
+    random_records,
+    scenario,
+)
+
+
+def poisoned() -> dict[str, str]:
+    """Scenarios that no plan can be made of."""
+
+    def changed(section: str, key: str, value: Any, **overrides: Any) -> str:
+        tree = json.loads(scenario(**overrides))
+        tree[section].pop("rho", None)
+        tree[section][key] = value
+        return json.dumps(tree)
+
+    deep = "[" * 30_000 + "]" * 30_000
+    return {
+        "mu = 1e-300": changed("privacy", "mu", 1e-300),
+        "mu = 1e300": changed("privacy", "mu", 1e300),
+        "mu = Infinity": changed("privacy", "mu", float("inf")),
+        "mu = NaN": changed("privacy", "mu", float("nan")),
+        "mu = 1e400": changed("privacy", "mu", 1.0).replace('"mu": 1.0', '"mu": 1e400'),
+        "epsilon = 1e-300": changed("privacy", "epsilon", 1e-300),
+        "epsilon = 1e308": changed("privacy", "epsilon", 1e308),
+        "zcdp = 1e308": changed("privacy", "zcdp", 1e308),
+        "delta = 1e-320": changed("privacy", "delta", 1e-320),
+        "feature_norm = 1e308": changed("model", "feature_norm", 1e308),
+        "feature_norm = 1e-320": changed("model", "feature_norm", 1e-320),
+        "diameter = 1e308": changed("algorithm", "diameter", 1e308),
+        "diameter = 1e-320": changed("algorithm", "diameter", 1e-320),
+        "rounds = 2^62": changed("federation", "rounds", 2**62),
+        "rounds = 10^30": changed("federation", "rounds", 10**30),
+        "silos = 10^9": changed("federation", "silos", 10**9),
+        "silos = 10^5": changed("federation", "silos", 10**5),
+        "batch = 2^62": changed("federation", "batch", 2**62),
+        "samples = 2^62": changed("federation", "samples", 2**62),
+        "size_skew = 1e-300": changed("federation", "size_skew", 1e-300),
+        "hidden = 10^9": changed("model", "hidden", 10**9).replace("softmax-regression", "mlp"),
+        "a deep scenario": deep,
+        "a deep title": json.dumps({**json.loads(scenario()), "title": deep[:60_000]}),
+        "a scenario of 300 kB": json.dumps({**json.loads(scenario()), "title": "x" * 300_000}),
+        "a number of a million digits": scenario().replace('"seed": 1', '"seed": ' + "1" * 50_000),
+        "no scenario": "null",
+    }
+
+
+def test_real_no_scenario_ends_the_guard_or_keeps_it(tmp_path: Path) -> None:
+    """Gains: silence of a silo for good, with one line of run configuration (finding 31)."""
+    with guard_process(tmp_path, *random_records(), budget=100.0, open_runs=50) as guard:
+        for name, cell in poisoned().items():
+            started = time.monotonic()
+            answer = guard.ask(cell, 1, np.zeros(7850), run=name)
+            assert isinstance(answer, Refusal) or np.isfinite(answer).all(), name
+            assert time.monotonic() - started < 100.0, name  # a plan that hangs is given up after 30 s
+            assert guard.process.poll() is None, name
+        answer = guard.ask(scenario(privacy__rho=0.1), 1, np.zeros(7850), run="honest")
+        assert not isinstance(answer, Refusal), answer
+
+
+def test_real_no_round_number_run_or_frame_ends_the_guard(tmp_path: Path) -> None:
+    """Gains: the same, from the header: t = 2^70, names of 50 MB, frames of 2 GiB, frames that never come."""
+    with guard_process(tmp_path, *random_records()) as guard:
+        header = {"run": "run", "cell": scenario(), "t": 1, "dtype": "float64", "keys": ""}
+        query = bytes(8 * 7850)
+        for changes in (
+            {"t": 2**70}, {"t": -(2**70)}, {"t": 1e308}, {"t": float("inf")}, {"t": float("nan")}, {"t": True},
+            {"t": None}, {"t": "1"}, {"t": [1]}, {"run": 3}, {"run": ""}, {"run": "x" * 10_000}, {"run": "\ud800"},
+            {"run": "a\0b", "t": 10**9}, {"cell": {}}, {"cell": None}, {"dtype": "object"}, {"dtype": ["float64"]},
+            {"keys": "zz"}, {"keys": "é"}, {"keys": 0},
+        ):  # fmt: skip
+            assert "refused" in said(guard, json.dumps({**header, **changes}).encode(), query), changes
+        for content in (
+            b"",
+            b"{",
+            b"[]",
+            b"null",
+            b"[" * 100_000,
+            b'{"t": ' + b"9" * 100_000 + b"}",
+            b"\xff" * 99,
+        ):
+            assert "refused" in said(guard, content, query), content[:20]
+        for query in (b"", b"x", bytes(7), bytes(8 * 7851), bytes(8 * 2**20)):
+            assert "refused" in said(guard, json.dumps(header).encode(), query), len(query)
+        with connected(guard) as announced:
+            announced.sendall(struct.pack("!I", 2**31 - 1) + b"{")
+            assert "too long" in received(announced)
+        with connected(guard) as announced:
+            whole = json.dumps(header).encode()
+            announced.sendall(struct.pack("!I", len(whole)) + whole + struct.pack("!I", 2**32 - 1))
+            assert "too long" in received(announced)
+        assert np.isfinite(guard.answered(scenario(), 1, np.zeros(7850))).all()
+
+
+def test_real_a_silent_client_keeps_nobody_waiting_and_health_makes_the_whole_way(tmp_path: Path) -> None:
+    """Gains: a silo that looks healthy and answers nobody, for as long as one connection is open (finding 31)."""
+    from deploy import health
+
+    with guard_process(tmp_path, *random_records()) as guard:
+        silent = [connected(guard) for _ in range(8)]
+        silent[0].sendall(b"\0")
+        silent[1].sendall(struct.pack("!I", 4000) + b"{")
+        assert np.isfinite(guard.answered(scenario(), 1, np.zeros(7850))).all()
+        health.check(f"unix:{guard.path}")
+        for each in silent:
+            each.close()
+    with socket.socket(socket.AF_UNIX) as deaf:  # a socket that is there, and nobody behind it
+        deaf.bind(str(tmp_path / "deaf.sock"))
+        deaf.listen()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(health, "SECONDS", 0.2)
+            with pytest.raises(OSError, match="timed out"):
+                health.check(f"unix:{tmp_path / 'deaf.sock'}")
+
+
+def connected(guard: Socket) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(60.0)
+    connection.connect(str(guard.path))
+    return connection
+
+
+def received(connection: socket.socket) -> str:
+    """The first frame that comes back, as text."""
+    content = b""
+    while piece := connection.recv(2**16):
+        content += piece
+    return content[4:].decode()
+
+
+def said(guard: Socket, header: bytes, query: bytes) -> str:
+    """What comes back for these two frames."""
+    with connected(guard) as connection:
+        try:
+            connection.sendall(struct.pack("!I", len(header)) + header + struct.pack("!I", len(query)) + query)
+        except BrokenPipeError:
+            return "refused: hung up"
+        try:
+            return received(connection)
+        except ConnectionResetError:
+            return "refused: hung up"
