@@ -8,8 +8,8 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -152,7 +152,8 @@ class Guard:
         """Read the records, and commit the reply before it is returned; the last round's wipes key and state."""
         silo, last = asked.silo, t == asked.silo.plan.schedule.rounds
         try:
-            release, after = silo.answer(asked.state, t, asked.query)
+            with _without_denormals():
+                release, after = silo.answer(asked.state, t, asked.query)
             leaving = silo.message(release.vector, t, asked.keys, after.chain)
             with self._ledger.transaction():
                 self._ledger.record(run_id, t, leaving.numpy().tobytes(), None if last else pack(after))
@@ -181,6 +182,8 @@ class Guard:
         """A run, opened if it is new, and its scenario by this policy: a narrowed one holds for open runs too."""
         if not 0 < len(run_id) <= _LONGEST_NAME:
             raise self._refusal(f"the run's name has {len(run_id)} characters, allowed are 1 to {_LONGEST_NAME}")
+        if run_id.encode(errors="replace").decode() != run_id:  # half of a pair of surrogates
+            raise self._refusal("the run's name is no text")
         canonical = self._admission.canonical(cell_json)
         run = self._ledger.run(run_id)
         if run is not None and run.cell != canonical:
@@ -275,6 +278,16 @@ def _kept(kept: dict[str, Kept], name: str, build: Callable[[], Kept]) -> Kept:
         while len(kept) > _KEPT:
             del kept[next(iter(kept))]
     return kept[name]
+
+
+@contextmanager
+def _without_denormals() -> Iterator[None]:
+    """Denormal numbers are 0: they take many times as long, and a query can make them of some records only."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def _digest(query: Tensor, keys: bytes) -> bytes:

@@ -101,8 +101,10 @@ class DifferenceTrees(Mechanism):
         self.check(workload)
         total = np.zeros(self.places)
         for energies, std in zip(self.energies(workload), self.stds, strict=True):
-            if not std > 0.0 and np.any(energies):
-                raise InputError(f"{type(self).__name__}: a released group of nodes has no noise")
+            if not 0.0 < std < math.inf and np.any(energies):
+                raise InputError(
+                    f"{type(self).__name__}: a released group of nodes has no noise, or more than any number holds"
+                )
             total += energies / std**2 if std > 0.0 else 0.0
         value = math.sqrt(float(np.max(total)))
         value = max(value, self.least * float(np.max(workload.clips)))
@@ -155,7 +157,8 @@ def calibrated(trees: Trees, workload: Workload, shares: Literal["best", "equal"
         wanted = np.sqrt(np.array(added) * worst)
     clip = float(np.max(workload.clips))
     split = wanted / np.sum(wanted)
-    return with_stds(trees, np.sqrt(np.divide(worst, split, out=np.zeros(4), where=worst > 0.0)) / clip)
+    with np.errstate(divide="ignore"):  # a share that underflowed to 0: refused with the workload
+        return with_stds(trees, np.sqrt(np.divide(worst, split, out=np.zeros(4), where=worst > 0.0)) / clip)
 
 
 def sized_by_the_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
