@@ -13,8 +13,9 @@ import torch
 from clients.admission import Admitted
 from clients.guard import Guard
 from fedpriv.errors import FedprivError
+from fedpriv.estimators.round import Round
+from fedpriv.participation.poisson import Poisson
 from fedpriv.randomness import SERVER
-from fedpriv.rounds import Poisson, Round
 from tests.attacks.guards import guard_for, random_records, scenario
 
 mpmath.mp.dps = 120
