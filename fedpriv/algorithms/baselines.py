@@ -145,17 +145,18 @@ def _phases(problem: Problem) -> Phases:
 
 
 def _phase_ends(settings: PhasedSettings, problem: Problem, _workload: Workload) -> PhaseEnds:
-    """Noise in the empty round that ends a phase, by contraction; InputError where that does not apply."""
-    if not problem.convex:
-        raise InputError(
-            "algorithm.name = 'phased-sgd': its privacy rests on a convex loss whose Lipschitz constant and "
-            "smoothness hold everywhere; take model.name = 'softmax-regression'"
-        )
+    """Noise in the empty round that ends a phase, by contraction."""
     first = settings.step * shrink_of_phase(1)
     return PhaseEnds(_phases(problem), first, problem.smoothness, problem.lipschitz)
 
 
 def _phased_clip(settings: PhasedSettings, problem: Problem) -> float:
+    """C; InputError where the contraction argument does not apply."""
+    if not problem.convex:
+        raise InputError(
+            "algorithm.name = 'phased-sgd': its privacy rests on a convex loss whose Lipschitz constant and "
+            "smoothness hold everywhere; take model.name = 'softmax-regression'"
+        )
     return problem.lipschitz if settings.clip == "lipschitz" else settings.clip
 
 

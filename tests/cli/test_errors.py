@@ -73,7 +73,7 @@ def refusal(
             "algorithm.momentum=0.9",
             [
                 "algorithm.momentum: unknown key",
-                "known keys here: mechanism, bands, diameter, clip, late_clip, step",
+                "known keys here: bands, mechanism, diameter, clip, late_clip, step",
             ],
         ),
         ("rho=2", ["rho: unknown key", "did you mean 'privacy.rho'?"]),
