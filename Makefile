@@ -18,7 +18,7 @@ scenarios: $(READY)  ## every scenario at reduced size: one seed, a few rounds
 	$(BIN)/python -m benchmarks.reduced
 
 e2e: $(READY)  ## real federations: processes that are killed, slow, wrong or full, and containers
-	$(BIN)/python -m pytest -m "deployment or containers" -s -rs tests/e2e
+	$(BIN)/python -m pytest -m "deployment or containers" -s -rs tests/e2e tests/attacks
 
 e2e-tools:  ## what containers need, on Debian, as root
 	apt-get install --yes --no-install-recommends docker.io docker-compose debootstrap
