@@ -18,6 +18,7 @@ from typing import Any
 
 import fedpriv
 from benchmarks.reduced import SCENARIOS, reduced
+from fedpriv.privacy.ledger import as_data, from_data
 
 RENAMED: dict[str, str] = {}
 """Keys of results.json and history.jsonl, wherever they stand: the name in A -> the name in B."""
@@ -50,7 +51,9 @@ def _without(value: Any) -> Any:
 
 
 def renamed(value: Any) -> Any:
-    """`value` with the keys of RENAMED under their new names."""
+    """`value` with the keys of RENAMED under their new names, and releases as this version writes them."""
+    if isinstance(value, Mapping) and "owner" in value:
+        value = json.loads(json.dumps(as_data(from_data(value))))
     if isinstance(value, Mapping):
         return {RENAMED.get(key, key): renamed(entry) for key, entry in value.items()}
     return [renamed(entry) for entry in value] if isinstance(value, list) else value
