@@ -1,0 +1,95 @@
+"""Fitted noise: what it leaves in a row's output, how long a fit takes, and what a round of it costs.
+
+python -m benchmarks.fitting [T[,PLACES] ...]      60, 240, 600 and 600,60 if left out
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedpriv.estimators.gradients import Estimator, PlainGradient, RecursiveGradient
+from fedpriv.fitting import candidates, compared, least, objective_of, response_of
+from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, Mechanism, Workload
+from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
+from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, NesterovCoupling, Optimizer, ProjectedSGD
+from fedpriv.participation.fixed_order import Schedule
+
+DIMENSION = 1_000_000
+MOST_VECTORS = 4
+
+_SUMMED, _PLAIN = RecursiveGradient(1.0), PlainGradient(1.0, keep=1.0)
+ROWS: dict[str, tuple[Optimizer, Estimator]] = {
+    "dp-mu2-fl": (AnytimeSGD(1.0, 1.0), _SUMMED),
+    "accelerated-dp-srgd": (NesterovCoupling(1.0, 1.0), _SUMMED),
+    "unaccelerated-dp-srgd": (ProjectedSGD(1.0, 1.0), _SUMMED),
+    "dp-ftrl, momentum 0": (FollowTheRegularizedLeader(1.0, 1.0), _PLAIN),
+    "dp-ftrl, momentum 0.9": (FollowTheRegularizedLeader(1.0, 1.0, 0.9), _PLAIN),
+}
+STREAMED: dict[str, Mechanism] = {
+    "tree": BinaryTree(),
+    "λ-CGD": BufferedToeplitz(1.0, (0.96,), (0.0,)),
+    "BLT 2, φ_2 = 0": BufferedToeplitz(1.0, (0.97, 0.6), (0.8, 0.0)),
+    "BLT 2": BufferedToeplitz(1.0, (0.97, 0.6), (0.8, 0.2)),
+    "BLT 3": BufferedToeplitz(1.0, (0.98, 0.8, 0.4), (0.9, 0.6, 0.2)),
+    "BLT 2, scaled": BufferedToeplitz(1.0, (0.97, 0.6), (0.8, 0.2), (1.0,) * 64),
+    "banded (4)": BandedSquareRoot(1.0, 4),
+    "banded (16)": BandedSquareRoot(1.0, 16),
+}
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """What `work` gives, and its seconds of processor time: a busy machine adds little to them."""
+    started = time.process_time()
+    result = work()
+    return result, time.process_time() - started
+
+
+def fits(rounds: int, places: int) -> None:
+    """Output noise and rms of queries over their lower bounds, and the seconds that each candidate takes."""
+    workload = Workload(Schedule(rounds, places), 1.0, np.ones(rounds))
+    for row, (optimizer, estimator) in ROWS.items():
+        response, seconds = timed(lambda o=optimizer, e=estimator: response_of(o, e.round, rounds))
+        objective, bound = objective_of(response, workload), least(response, workload)
+        print(f"{row}, T = {rounds}, places = {places}: its linear map in {seconds:.2f} s")
+        remaining = candidates(objective, MOST_VECTORS)
+        while True:
+            found, seconds = timed(lambda rest=remaining: next(rest, None))
+            if found is None:
+                break
+            published = compared(found.mechanism, response, workload).published
+            print(
+                f"    {found.name:14} {found.vectors} vectors, output {published.output / bound.output:.4f}, "
+                f"queries {published.queries / bound.queries:.4f}, √(J/2) {found.noise / 2**0.5:.6f}, "
+                f"{seconds:.2f} s"
+            )
+
+
+def rounds_of_noise() -> None:
+    """Milliseconds per round at d = 1e6, float32, one thread; best of three runs of 60 rounds."""
+    torch.set_num_threads(1)
+    fresh = torch.randn(DIMENSION)
+    for name, mechanism in STREAMED.items():
+        best = float("inf")
+        for _ in range(3):
+            state = mechanism.start()
+            started = time.perf_counter()
+            for t in range(1, 61):
+                _, state = mechanism.noise(state, t, fresh)
+            best = min(best, (time.perf_counter() - started) / 60)
+        print(f"    {name:16} {1e3 * best:6.2f} ms per round, {len(state)} vectors")
+
+
+def run(settings: list[str]) -> None:
+    for setting in settings or ["60", "240", "600", "600,60"]:
+        rounds, _, places = setting.partition(",")
+        fits(int(rounds), int(places or rounds))
+    print(f"streaming, d = {DIMENSION}:")
+    rounds_of_noise()
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])

@@ -1,0 +1,195 @@
+"""DP-SGD with random allocation: in every epoch each unit takes part in one round, drawn uniformly, kept secret.
+
+Sources: Feldman & Shenfeld 2025; Chua et al. 2024 (balls and bins); `allocation_law` for the bounds.
+
+In each of `epochs` epochs every unit draws one of `bins` rounds, independently of all others and anew every epoch.
+The sum of the clipped increments of those that drew a round, each of norm C at most, is released with Gaussian
+noise of standard deviation `noise_multiplier` · C per coordinate, and divided by a public number.
+
+Three things are *not* this, and must not be accounted for as this: equal-size batches of a shuffled order (from
+all other units' places a unit's place is known), one bin kept over all epochs, and a round that is known to
+somebody who sees the releases.
+
+With public classes of rounds ("groups") a unit draws among those of its class: `bins` is their number.  Correlated
+noise whose strategy C has b bands is covered where there are b classes or more, with clip max_t clip_t ‖C_t‖.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from fedpriv.accounting.allocation_law import end_of_grid, losses_when_added, losses_when_removed
+from fedpriv.accounting.calibration import smallest_noise
+from fedpriv.accounting.checks import check_epsilon, check_positive
+from fedpriv.accounting.curves import (
+    Curve,
+    chained,
+    check_resolved,
+    delta_at,
+    epsilon_at,
+    gaussian,
+    highest,
+    lowest,
+)
+from fedpriv.accounting.losses import Losses
+from fedpriv.accounting.relation import Relation, relation_named
+from fedpriv.errors import InputError
+
+_MOST_BINS, _MOST_EPOCHS = 100_000, 10_000
+_CAPS = (8.0, 1.0, 0.125)  # of the ratio when a unit is added: small ones resolve the ratios that large ε ask for
+_MOST_PLACES, _LEAST_STEP = 2**17, 1e-12  # of the lattice of one epoch's losses
+_MISSING = 1e-4  # what a grid made for one δ may leave out, in parts of this δ
+_TAILS = (1e-5, 1e-7, 1e-9, 1e-11, 1e-13)  # what grids made for all δ leave out, an epoch
+
+
+@dataclass(frozen=True)
+class _Fineness:
+    """How finely to compute; every choice gives an upper bound."""
+
+    size: int
+    """Points of the grid of Σ Y."""
+    size_of_many: int
+    """The same where epochs are composed."""
+    step: float
+    """The widest of the lattice on which losses of epochs are composed."""
+    steps: float
+    """So many of them, or more, are one standard deviation of an epoch's loss."""
+
+
+_FINE = _Fineness(2**15, 2**16, 1e-3, 30.0)
+_COARSE = _Fineness(2**12, 2**13, 4e-3, 10.0)
+
+
+@dataclass(frozen=True)
+class AllocatedGaussian:
+    """What a run with random allocation promises.
+
+    Guarantee: under zero-out neighbours differ by one unit whose increments are 0 in one of them; under
+    replace-one by a unit that is another one, in the same secret rounds.  Increments may depend on all earlier
+    releases. Everybody may see every release; who draws which round stays secret from them.
+    """
+
+    noise_multiplier: float
+    """σ/C; for correlated noise σ / max_t (clip_t ‖C_t‖)."""
+    bins: int
+    """The rounds of one epoch among which a unit draws one."""
+    epochs: int = 1
+    """Epochs begun; one that stopped early counts as whole."""
+    relation: Relation = "zero-out"
+
+    kind: ClassVar[str] = "allocated-gaussian"
+
+    def __post_init__(self) -> None:
+        check_positive("noise_multiplier", self.noise_multiplier)
+        relation_named(self.relation)
+        if not 1 <= self.bins <= _MOST_BINS:
+            raise InputError(f"bins = {self.bins}: a unit draws among 1 to {_MOST_BINS:,} rounds of an epoch")
+        if not 1 <= self.epochs <= _MOST_EPOCHS:
+            raise InputError(f"epochs = {self.epochs}: there are 1 to {_MOST_EPOCHS:,}")
+
+    @property
+    def curve(self) -> Curve:
+        """An upper bound of δ for every ε ≥ 0; a little loose far from δ = 1e-5 … 1e-13."""
+        return _cached_curve(self, _TAILS)
+
+    def epsilon_of(self, delta: float) -> float:
+        """An upper bound of the smallest ε for which (ε, `delta`)-DP holds; `delta` is 1e-10 or more."""
+        return epsilon_at(_cached_curve(self, _tails_for(check_resolved(delta), self.epochs)), delta)
+
+    def delta_of(self, epsilon: float) -> float:
+        """An upper bound of the smallest δ for which (`epsilon`, δ)-DP holds."""
+        return delta_at(self.curve, epsilon)
+
+    def statement(self, delta: float) -> str:
+        """The guarantee as a person reads it."""
+        return (
+            f"epsilon = {self.epsilon_of(delta):.6g} at delta = {delta:g}, an upper bound for random allocation "
+            f"to one of {self.bins} rounds in each of {self.epochs} epochs with noise multiplier "
+            f"{self.noise_multiplier:.6g}"
+        )
+
+
+def _tails_for(delta: float, epochs: int) -> tuple[float, ...]:
+    return (_MISSING * delta / epochs,)
+
+
+@lru_cache(maxsize=4)  # up to tens of megabytes each
+def _cached_curve(mechanism: AllocatedGaussian, tails: tuple[float, ...]) -> Curve:
+    return _curve(mechanism, _FINE, tails)
+
+
+def _curve(mechanism: AllocatedGaussian, fineness: _Fineness, tails: tuple[float, ...]) -> Curve:
+    """The smallest of all bounds for the relation: the grids', and that of a known round."""
+    known = mechanism.epochs**0.5 / mechanism.noise_multiplier * (1.0 + 1e-15)
+    remove, add = _directions(mechanism, fineness, tails)
+    if mechanism.relation == "zero-out":
+        return lowest([gaussian(known), highest([remove, add])])
+    return lowest([gaussian(2.0 * known), chained(remove, add)])
+
+
+def directions(mechanism: AllocatedGaussian) -> tuple[Curve, Curve]:
+    """The curves of a unit that is removed (P against Q) and of one that is added (Q against P), all epochs.
+
+    Guarantee: each bounds its direction under zero-out, whatever `mechanism.relation` says.
+    """
+    return _directions(mechanism, _FINE, _TAILS)
+
+
+def _directions(mechanism: AllocatedGaussian, fineness: _Fineness, tails: Sequence[float]) -> tuple[Curve, Curve]:
+    z, bins, epochs = mechanism.noise_multiplier, mechanism.bins, mechanism.epochs
+    size = fineness.size if epochs == 1 else fineness.size_of_many
+    caps = _CAPS if epochs == 1 else (min(_CAPS[0], end_of_grid(z, bins, _TAILS[-1], narrow=True) / bins),)
+    removed = [losses_when_removed(z, bins, size, end) for end in _ends(mechanism, tails)]
+    added = [losses_when_added(z, bins, size, cap) for cap in caps]
+    if epochs > 1:
+        removed = [_composed(law, epochs, fineness) for law in removed]
+        added = [_composed(law, epochs, fineness) for law in added]
+    return _lowest_of(removed), _lowest_of(added)
+
+
+def _composed(law: Losses, epochs: int, fineness: _Fineness) -> Losses:
+    step = max(min(fineness.step, law.spread / fineness.steps), law.extent / _MOST_PLACES, _LEAST_STEP)
+    return law.on_lattice(step).composed(epochs)
+
+
+def _ends(mechanism: AllocatedGaussian, tails: Sequence[float]) -> list[float]:
+    """Different ends of the grid, none within 10 % of another."""
+    z, bins = mechanism.noise_multiplier, mechanism.bins
+    tried = sorted({end_of_grid(z, bins, tail, narrow) for tail in tails for narrow in (False, True)})
+    ends: list[float] = []
+    for end in tried:
+        if not ends or end > 1.1 * ends[-1]:
+            ends.append(end)
+    return ends
+
+
+def _lowest_of(laws: Sequence[Losses]) -> Curve:
+    return lowest([law.deltas for law in laws])
+
+
+@lru_cache(maxsize=256)
+def calibrated(
+    epsilon: float, delta: float, bins: int, epochs: int = 1, relation: Relation = "zero-out"
+) -> AllocatedGaussian:
+    """The mechanism with about the smallest noise multiplier that is (`epsilon`, `delta`)-DP.
+
+    Guarantee: the one returned is (`epsilon`, `delta`)-DP by its own `epsilon_of`.  InputError where no multiplier
+    up to a million is, and for a δ below 1e-10.
+    """
+    check_positive("epsilon", epsilon)
+    check_resolved(delta)
+
+    at = np.array([check_epsilon(epsilon)])
+
+    def bound(fineness: _Fineness) -> Callable[[float], float]:
+        def of(multiplier: float) -> float:
+            mechanism = AllocatedGaussian(multiplier, bins, epochs, relation)
+            return float(_curve(mechanism, fineness, _tails_for(delta, epochs))(at)[0])
+
+        return of
+
+    multiplier = smallest_noise(bound(_COARSE), bound(_FINE), delta)
+    return AllocatedGaussian(multiplier, bins, epochs, relation)

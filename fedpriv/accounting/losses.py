@@ -1,0 +1,142 @@
+"""Laws of the privacy loss: of one release, of several, and the δ that they give.
+
+For distributions P and Q of what is released, the privacy loss is ln dP/dQ, drawn from P.  With its law,
+
+    H_ε(P‖Q) = E (1 - e^(ε - loss))+
+
+which rises with the loss: a law whose losses are larger, or which has moved mass to a loss of infinity, gives an
+upper bound, and so do sums of such laws for compositions, adaptive or not (Sommer, Meiser & Mohammadi 2019; Zhu,
+Dong & Wang 2022).
+
+Rounding: the sums here are Fourier transforms in float64.  Against extended precision no δ was seen to lose more
+than 1e-13 in one epoch, nor the masses of k releases together more than k · 1e-15 (tests/accounting/
+test_rounding.py).  So `deltas` adds 1e-12 and a relative 1e-9, and a composition k · 1e-15.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedpriv.accounting.curves import MOST_EPSILON, Floats
+from fedpriv.errors import InputError
+
+_ABSOLUTE, _RELATIVE = 1e-12, 1e-9  # what every δ is raised by
+_END = 1e-16  # of the mass that a lattice leaves out on either side
+_MOST_PLACES = 2**22
+_TAIL = 1e-15  # of the mass that a composition may cut off at both ends together
+_PER_RELEASE = 1e-15  # of the mass that the rounding of a composition may hide
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """A law of the privacy loss in one direction.
+
+    `losses` ascend, shape (n,); `masses` are their probabilities under P; `infinite` is the mass at infinity.
+    """
+
+    losses: Floats
+    masses: Floats
+    infinite: float
+
+    def deltas(self, epsilons: ArrayLike) -> Floats:
+        """An upper bound of H_ε(P‖Q) for every ε (any real number, any shape).
+
+        Guarantee: never below the δ of the atoms as they stand, in exact arithmetic.
+        """
+        given = np.minimum(np.asarray(epsilons, np.float64), MOST_EPSILON)  # δ falls: a smaller ε is safe
+        first = np.searchsorted(self.losses, given, side="right")
+        above, below = self._tails
+        exact = self.infinite + above[first] - np.exp(given) * below[first]
+        return np.clip(exact * (1.0 + _RELATIVE) + _ABSOLUTE, 0.0, 1.0)
+
+    @cached_property
+    def _tails(self) -> tuple[Floats, Floats]:
+        """Σ p and Σ p e^-loss over the losses from each on; 0 at the end."""
+        weighted = self.masses * np.exp(-np.maximum(self.losses, -MOST_EPSILON))
+        return _sums_from_each_on(self.masses), _sums_from_each_on(weighted)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the finite losses: what a lattice has to resolve."""
+        total = float(np.sum(self.masses))
+        if total <= 0.0:
+            return 0.0
+        mean = float(self.losses @ self.masses) / total
+        return math.sqrt(float((self.losses - mean) ** 2 @ self.masses) / total)
+
+    @property
+    def extent(self) -> float:
+        """From the smallest to the largest loss, without 1e-16 of the mass at either end."""
+        first, last = self._kept
+        return float(self.losses[last - 1] - self.losses[first]) if first < last else 0.0
+
+    @cached_property
+    def _kept(self) -> tuple[int, int]:
+        """The losses that a lattice keeps, first and one behind the last."""
+        behind = len(self.masses) - int(np.searchsorted(np.cumsum(self.masses[::-1]), _END))
+        return int(np.searchsorted(np.cumsum(self.masses), _END)), behind
+
+    def on_lattice(self, step: float) -> "LatticeLosses":
+        """The same law on the multiples of `step`, pessimistically.
+
+        Every atom goes to its two neighbours so that its mass under P and under Q are kept ("connect the dots",
+        Doroshenko et al. 2022).  Of both ends a mass of 1e-16 at most is moved: up to the first loss kept, and to
+        infinity.  Guarantee: no δ falls, for one release or in a composition.
+        """
+        first, last = self._kept
+        if first >= last:
+            return LatticeLosses(step, 0, np.zeros(1), 1.0)
+        kept = self.masses[first:last].copy()
+        kept[0] += float(np.sum(self.masses[:first]))
+        losses = self.losses[first:last]
+        if losses[-1] - losses[0] > _MOST_PLACES * step:
+            raise InputError(
+                f"losses from {losses[0]:.3g} to {losses[-1]:.3g} do not fit a lattice of step {step:.3g}: the "
+                "noise is too small or too large for this accountant"
+            )
+        places = np.floor(losses / step)
+        rest = np.clip(losses - places * step, 0.0, step)
+        upper = kept * (np.expm1(-rest) / math.expm1(-step))
+        low = int(places[0])
+        index = places.astype(np.int64) - low
+        size = int(index[-1]) + 2
+        masses = np.bincount(index, kept - upper, size) + np.bincount(index + 1, upper, size)
+        return LatticeLosses(step, low, np.maximum(masses, 0.0), self.infinite + float(np.sum(self.masses[last:])))
+
+
+@dataclass(frozen=True, eq=False)
+class LatticeLosses:
+    """A law of the privacy loss on (`low` + i) · `step`, i = 0 …, that can be composed."""
+
+    step: float
+    low: int
+    masses: Floats
+    infinite: float
+
+    def composed(self, times: int) -> Losses:
+        """The law of `times` releases together, each with this law, adaptive or not.
+
+        Guarantee: losses add up; what is cut off, and what rounding may hide, counts as infinite.
+        """
+        if times < 1:
+            raise InputError(f"times = {times}: a release happens 1 time or more")
+        if times == 1:
+            return self.atoms
+        from dp_accounting.pld import common  # slow to import: only who composes pays for it
+
+        cut, sums = common.self_convolve(self.masses, times, _TAIL)
+        infinite = 1.0 if self.infinite >= 1.0 else -math.expm1(times * math.log1p(-self.infinite))
+        infinite = min(1.0, infinite + _TAIL + times * _PER_RELEASE)
+        return LatticeLosses(self.step, times * self.low + cut, np.maximum(sums, 0.0), infinite).atoms
+
+    @property
+    def atoms(self) -> Losses:
+        places = self.low + np.arange(len(self.masses), dtype=np.float64)
+        return Losses(places * self.step, self.masses, self.infinite)
+
+
+def _sums_from_each_on(values: Floats) -> Floats:
+    return np.append(np.cumsum(values[::-1])[::-1], 0.0)

@@ -1,0 +1,145 @@
+"""From a mechanism to its exact form: C on integers, and B and the sensitivity of the same coefficients."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import singledispatch
+
+import numpy as np
+
+from fedpriv.errors import InputError
+from fedpriv.exact.fixed_point import coefficient, rounded
+from fedpriv.exact.lattice import Lattice
+from fedpriv.exact.rounded_banded import RoundedBanded
+from fedpriv.exact.strategies import (
+    IntegerAligned,
+    IntegerBanded,
+    IntegerLeaf,
+    IntegerPrefix,
+    IntegerStrategy,
+    IntegerTree,
+)
+from fedpriv.mechanisms.aligned_differences import AlignedDifferences
+from fedpriv.mechanisms.base import Mechanism
+from fedpriv.mechanisms.gaussian import IndependentGaussian
+from fedpriv.mechanisms.leaf import LeafGaussian
+from fedpriv.mechanisms.toeplitz import BandedSquareRoot
+from fedpriv.mechanisms.tree import BinaryTree
+from fedpriv.mechanisms.workload import Separated, Workload
+
+
+@dataclass(frozen=True)
+class Factored:
+    """A factorization A = B C with C on integers.
+
+    `workload` has the clips in real units, and the decay that `strategy` has; `mechanism` supplies B and the
+    sensitivity, for the coefficients that `strategy` has.
+    """
+
+    strategy: IntegerStrategy
+    mechanism: Mechanism
+    workload: Workload
+    spread: Fraction = Fraction(1)
+    """What the sensitivity is multiplied by where the strategy's coefficients are the mechanism's only nearly."""
+
+    def part_clips(self, t: int) -> tuple[float, ...]:
+        """The norm bound of one record in each vector of round t, in real units."""
+        return (float(self.workload.clips[t - 1]),)
+
+    def certified(self, lattice: Lattice) -> float:
+        """The sensitivity of C for integers of norm K_t under zero-out, in units."""
+        return self._in_units(self.mechanism, lattice)
+
+    @property
+    def participations(self) -> int:
+        """In how many rounds a record takes part at most."""
+        return participations_of(self.workload)
+
+    def _in_units(self, mechanism: Mechanism, lattice: Lattice) -> float:
+        norms = np.array([float(lattice.norm(clip)) for clip in self.workload.clips.tolist()])
+        return mechanism.sensitivity(dataclasses.replace(self.workload, clips=norms))
+
+
+@dataclass(frozen=True)
+class FactoredDifferences(Factored):
+    """Of increments whose parts are clipped apart: r, G and Δ, in the order of the fresh vectors."""
+
+    trees: AlignedDifferences = dataclasses.field(kw_only=True)
+
+    def part_clips(self, t: int) -> tuple[float, ...]:
+        residual = (self.trees.residual,) if self.trees.places > 1 else ()
+        changed = (self.trees.difference,) if t > self.trees.places else ()
+        return (*residual, float(self.workload.clips[t - 1]), *changed)
+
+    def certified(self, lattice: Lattice) -> float:
+        difference, residual = (float(lattice.norm(clip)) for clip in (self.trees.difference, self.trees.residual))
+        return self._in_units(dataclasses.replace(self.trees, difference=difference, residual=residual), lattice)
+
+
+def participations_of(workload: Workload) -> int:
+    """In how many rounds of the workload a record takes part at most."""
+    schedule = workload.schedule
+    if schedule.single_pass:
+        return 1
+    return schedule.most if isinstance(schedule, Separated) else -(-schedule.rounds // schedule.places)
+
+
+@singledispatch
+def factored(mechanism: Mechanism, workload: Workload) -> Factored:
+    """The exact form of a mechanism for a workload in real units; decays become multiples of 2^-31.
+
+    InputError for a mechanism whose claim is one about real-valued gradients: one that rests on how far queries
+    move, on contraction, or on windows of sums, which rounding takes apart.
+    """
+    raise InputError(f"{type(mechanism).__name__}: its noise cannot be added to integers; use another mechanism")
+
+
+@factored.register
+def _(mechanism: IndependentGaussian, workload: Workload) -> Factored:
+    workload = dataclasses.replace(workload, keep=rounded(workload.keep))
+    return Factored(IntegerPrefix(coefficient(workload.keep), workload.period), mechanism, workload)
+
+
+@factored.register
+def _(mechanism: BinaryTree, workload: Workload) -> Factored:
+    decay = rounded(mechanism.keep)
+    strategy = IntegerTree(coefficient(decay), mechanism.period)
+    workload = dataclasses.replace(workload, keep=decay)
+    return Factored(strategy, dataclasses.replace(mechanism, keep=decay), workload, _level_spread(decay, workload))
+
+
+@factored.register
+def _(mechanism: LeafGaussian, workload: Workload) -> Factored:
+    return Factored(IntegerLeaf(mechanism.first, mechanism.period), mechanism, workload)
+
+
+@factored.register
+def _(mechanism: BandedSquareRoot, workload: Workload) -> Factored:
+    exact = RoundedBanded(mechanism.keep, min(mechanism.bands, workload.rounds))
+    return Factored(IntegerBanded(exact.multiples[1:]), exact, workload)
+
+
+@factored.register
+def _(mechanism: AlignedDifferences, workload: Workload) -> Factored:
+    if mechanism.movement is not None:
+        raise InputError(
+            "AlignedDifferences: bounds that rest on how far queries move are no bounds of integers; use "
+            "algorithm.difference_clip and algorithm.residual_clip"
+        )
+    decay = rounded(mechanism.keep)
+    trees = dataclasses.replace(mechanism, keep=decay)
+    workload = dataclasses.replace(workload, keep=decay)
+    strategy = IntegerAligned(coefficient(decay), trees.places, *trees.stds)
+    return FactoredDifferences(strategy, trees, workload, _level_spread(decay, workload), trees=trees)
+
+
+def _level_spread(decay: float, workload: Workload) -> Fraction:
+    """1 + 2^-28 √T · participations, rounded up, where a tree's decays are rounded level by level.
+
+    With L = ⌊log2 T⌋ levels every entry of C is off by at most L 2^-32, in at most L + 1 nodes a participation,
+    and the sensitivity is at least the record's largest norm: L √(L+1) 2^-32 · participations would do.
+    """
+    if decay in (0.0, 1.0):
+        return Fraction(1)
+    return 1 + Fraction((math.isqrt(workload.rounds) + 1) * participations_of(workload), 2**28)

@@ -1,0 +1,114 @@
+"""Lattice, norms and noise of a run, fitted to each other: all of it public before round 1."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from fedpriv.accounting.relation import Relation
+from fedpriv.errors import InputError
+from fedpriv.exact.claim import MOST_SIGMA, Claim, claim_of, distance_of, whole_variance
+from fedpriv.exact.directed import sqrt_above
+from fedpriv.exact.factored import Factored
+from fedpriv.exact.fixed_point import LIMIT
+from fedpriv.exact.lattice import MOST_KAPPA, Lattice, lattice_for
+from fedpriv.exact.strategies import Load
+
+WORDS = {64: 24, 48: 24, 40: 15}
+"""Bits of a word that sums are formed in, and the fewest bits of a clip that are accepted with them.
+
+64 is for sums that are not masked; 48 the default where they are, and 40 on request."""
+
+
+@dataclass(frozen=True)
+class ExactRun:
+    """What an exact run is fitted from.
+
+    `records[t-1]` are the records that are *held* for round t by all silos whose sums are added, dummies not
+    counted; `owners` is M where every silo adds a share of the noise, 1 where one owner adds all of it.
+    """
+
+    factored: Factored
+    records: tuple[int, ...]
+    dimension: int
+    relation: Relation
+    mu: float
+    owners: int = 1
+    word: int = 64
+
+
+@dataclass(frozen=True)
+class ExactPlan:
+    """A run on its lattice."""
+
+    run: ExactRun
+    lattice: Lattice
+    claim: Claim
+    reach: int
+    """R: what sums of C s stay within, in units."""
+
+    def norms(self, t: int) -> tuple[int, ...]:
+        """K of every vector of round t."""
+        return tuple(self.lattice.norm(clip) for clip in self.run.factored.part_clips(t))
+
+
+def fitted(run: ExactRun) -> ExactPlan:
+    """The finest lattice, at most 2^37 units a clip, on which no integer can leave its word.
+
+    Guarantee: |(C s)_t| and every integer on the way to it stay below 2^61, sums with 16 σ of noise too, and in
+    words of w < 64 bits sums with 14 σ of noise below 2^(w-1): computed in integers, for any records.
+    InputError where a clip keeps too few bits, or the noise has no place between 2^16 and 2^48 units.
+    """
+    rounds = run.factored.workload.rounds
+    if run.word not in WORDS:
+        raise InputError(f"word = {run.word}: accepted are {', '.join(map(str, WORDS))} bits")
+    if len(run.records) != rounds or min(run.records) < 0 or run.owners < 1 or run.dimension < 1:
+        raise InputError(
+            f"an exact run needs a number of records for each of {rounds} rounds, owners and a dimension"
+        )
+    clips = [clip for t in range(1, rounds + 1) for clip in run.factored.part_clips(t)]
+    kappa = MOST_KAPPA
+    while True:
+        lattice = lattice_for(clips, kappa)
+        smallest = lattice.norm(min(clips))
+        if smallest < 1 << WORDS[run.word]:
+            raise InputError(
+                f"the smallest clip, {min(clips):g} of {max(clips):g}, keeps {max(smallest, 1).bit_length() - 1} "
+                f"bits in words of {run.word}, and {WORDS[run.word]} are needed: clips that grow with t fit for "
+                "8,191 rounds at most; choose clips that differ less, fewer records or rounds, or a longer word"
+            )
+        excess, plan = _on(run, lattice)
+        if plan is not None:
+            return plan
+        kappa -= excess
+
+
+def _on(run: ExactRun, lattice: Lattice) -> tuple[int, ExactPlan | None]:
+    """The plan on this lattice; or by how many bits at least it has to be coarser, 1 or more."""
+    factored, strategy = run.factored, run.factored.strategy
+    rounds = factored.workload.rounds
+    groups = strategy.groups(rounds, factored.participations)
+    norms = [[lattice.norm(clip) for clip in factored.part_clips(t)] for t in range(1, rounds + 1)]
+    loads: list[Load] = [
+        tuple(held * norm for norm in of_round) for held, of_round in zip(run.records, norms, strict=True)
+    ]
+    reach = strategy.reach(loads)
+    distance = distance_of(factored.certified(lattice), run.relation, groups, run.dimension, factored.spread)
+    largest = max(Fraction(group.scale) for group in groups)
+    whole = math.ceil(largest * Fraction(sqrt_above(whole_variance(distance, run.mu, groups))))
+    share = -(-whole // math.isqrt(run.owners))
+    excess = max(
+        _excess(reach.inside, LIMIT),
+        _excess(reach.outputs + 16 * whole, LIMIT),
+        _excess(share, int(MOST_SIGMA)),
+        _excess(reach.outputs + 14 * whole, 1 << (run.word - 1)),
+    )
+    if excess:
+        return excess, None
+    draws = [strategy.draws(t) or 1 for t in range(1, rounds + 1)]
+    claim = claim_of(distance, run.mu, groups, run.dimension, draws, run.owners)
+    return 0, ExactPlan(run, lattice, claim, reach.outputs)
+
+
+def _excess(value: int, limit: int) -> int:
+    """0 below `limit`, a power of 2; else 1 or more bits, never more than it takes to get there."""
+    return max(1, value.bit_length() - limit.bit_length()) if value >= limit else 0

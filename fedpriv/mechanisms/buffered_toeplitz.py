@@ -1,0 +1,180 @@
+"""Buffered linear Toeplitz noise: nearly optimal for a stream with a handful of vectors.
+
+C is the Toeplitz matrix of interlacing roots (see `roots`), B = A C^-1.  Members: no roots at all are noise on the
+increments (C = I); θ = (λ,), φ = (0,) is λ-CGD, C^-1 = I - λ · shift, with one vector of state; θ = (keep,),
+φ = (0,) is independent noise (C = A), with none.
+
+`column_scale` holds D_1 … D_T: the noise of increment t is divided by D_t, so that C diag(D) takes the place of C.
+Late columns of C are short, and a D that lengthens them costs no record more than the worst one costs anyway.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from fedpriv.errors import InputError
+from fedpriv.mechanisms import roots, row_bound
+from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.mechanisms.sensitivity import falling, series
+from fedpriv.mechanisms.workload import Floats, Separated, Workload, powers
+from fedpriv.replicates.columns import SHARED
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class BufferedToeplitz(Mechanism):
+    """Noise C^-1 z on the increments, summed like them, for the C of interlacing roots.
+
+    Guarantee: the roots are checked to interlace, so C ≥ 0 with falling coefficients, whoever fitted them: the
+    worst record of a fixed order, and of separated participations with equal clips, is charged exactly; of
+    separated participations with unequal clips it is bounded.
+    """
+
+    name: ClassVar[str] = "buffered"
+    words: ClassVar[str] = "Gaussian noise correlated over the rounds (a few decaying buffers)"
+
+    keep: float = field(default=1.0, metadata=SHARED)
+    theta: roots.Roots = field(default=(), metadata=SHARED)
+    """Poles of C, in falling order; each at most `keep`, or at most 1 for keep = 0."""
+    phi: roots.Roots = field(default=(), metadata=SHARED)
+    """Zeros of C, one below each pole."""
+    column_scale: tuple[float, ...] = field(default=(), metadata=SHARED)
+    """D_t of every planned round; none is 1 everywhere."""
+    period: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.keep <= 1.0:
+            raise InputError(f"keep = {self.keep}: the decay of a running sum lies between 0 and 1")
+        if self.period is not None and self.period < 1:
+            raise InputError(f"period = {self.period}: the sums restart after 1 or more rounds, or never (None)")
+        if not all(0.0 < factor < math.inf for factor in self.column_scale):
+            raise InputError("column_scale: every factor is a finite number above 0")
+        roots.check(self.theta, self.phi, self.keep)
+
+    def certified(self, workload: Workload) -> Sensitivity:
+        self._check(workload)
+        scaled = replace(workload, clips=workload.clips * self._scale(workload.rounds))
+        coefficients = self.strategy(workload.block)
+        columns = self._over_periods(workload, lambda rounds: series.column_energies(coefficients, rounds))
+
+        def within(clips: Floats, places: int) -> Floats:
+            return series.record_energies(coefficients[: len(clips)], clips, places)
+
+        found = falling.certified(scaled, lambda: coefficients, columns, within)
+        if found.exact or not isinstance(workload.schedule, Separated) or workload.rounds > row_bound.MOST_ROUNDS:
+            return found
+        by_rows = row_bound.row_bound(coefficients, scaled, workload.schedule)
+        if by_rows >= found.value:
+            return found
+        return Sensitivity(by_rows, False, "the heaviest pattern of every row, over the heaviest pattern")
+
+    @property
+    def innovation(self) -> float:
+        """B has ones on its diagonal, divided by D."""
+        return 1.0 / max(self.column_scale, default=1.0)
+
+    def variance(self, workload: Workload) -> Floats:
+        self._check(workload)
+        if self.column_scale:
+            return self._scaled_variance(workload.rounds)
+        return self._over_periods(workload, lambda rounds: np.cumsum(self._rows(rounds) ** 2))
+
+    def memory_vectors(self, workload: Workload) -> int:
+        return len(self.phi) + (self.keep > 0.0) if self.column_scale else len(self._modes)
+
+    def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
+        """The state holds a vector for each mode of B; with column_scale the last noise and one for each φ."""
+        if self.column_scale:
+            return self._scaled_noise(state, t, fresh)
+        if not self._modes:
+            return fresh, ()
+        if self._restarts(t):
+            return fresh, (fresh,) * len(self._modes)
+        noise = fresh.add(state[0], alpha=self._modes[0].gain)
+        for mode, kept in zip(self._modes[1:], state[1:], strict=True):
+            noise.add_(kept, alpha=mode.gain)
+        return noise, tuple(
+            _advanced(kept, mode.pole, fresh) for mode, kept in zip(self._modes, state, strict=True)
+        )
+
+    def strategy(self, count: int) -> Floats:
+        """The coefficients of C that are not 0, at most `count`; without `column_scale`."""
+        return roots.coefficients(self.theta, self.phi, count if self.theta else 1)
+
+    def _scaled_noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
+        if t > len(self.column_scale):
+            raise InputError(f"round {t}: column_scale is planned for {len(self.column_scale)} rounds")
+        share = 1.0 / self.column_scale[t - 1]
+        last = 1 if self.keep > 0.0 else 0
+        if self._restarts(t):
+            noise = fresh * share
+            return noise, ((noise,) * last) + (fresh,) * len(self.phi)
+        increment = fresh * share
+        after = []
+        for weight, pole, kept in zip(self._inverse_residues, self.phi, state[last:], strict=True):
+            increment.add_(kept, alpha=weight * share)
+            after.append(_advanced(kept, pole, fresh))
+        if not last:
+            return increment, tuple(after)
+        noise = increment.add_(state[0], alpha=self.keep)
+        return noise, (noise, *after)
+
+    def _scaled_variance(self, rounds: int) -> Floats:
+        """By the covariance of what streaming holds, one fresh vector of variance 1 a round."""
+        size = len(self.phi) + 1  # the last noise, and U of each φ
+        spread, variances = np.zeros((size, size)), np.empty(rounds)
+        advance, added = np.diag([self.keep, *self.phi]), np.ones(size)
+        weights, factors = np.array(self._inverse_residues), self._scale(rounds)
+        for t in range(1, rounds + 1):
+            if self._restarts(t):
+                spread = np.zeros((size, size))
+            advance[0, 1:] = weights / factors[t - 1]
+            added[0] = 1.0 / factors[t - 1]
+            spread = advance @ spread @ advance.T + np.outer(added, added)
+            variances[t - 1] = spread[0, 0]
+        return variances
+
+    def _check(self, workload: Workload) -> None:
+        check_matches(workload, self.keep, self.period)
+        if self.column_scale and workload.rounds > len(self.column_scale):
+            raise InputError(
+                f"column_scale is planned for {len(self.column_scale)} rounds, the workload has {workload.rounds}"
+            )
+
+    def _scale(self, rounds: int) -> Floats:
+        return np.array(self.column_scale[:rounds]) if self.column_scale else np.ones(rounds)
+
+    def _restarts(self, t: int) -> bool:
+        return t == 1 or (self.period is not None and (t - 1) % self.period == 0)
+
+    def _rows(self, count: int) -> Floats:
+        """The coefficients of B: every row of B z adds the same weights of the last fresh vectors."""
+        row = np.zeros(count)
+        for mode in self._modes:
+            row[1:] += mode.gain * powers(mode.pole, count - 1)
+        row[0] = 1.0
+        return row
+
+    def _over_periods(self, workload: Workload, energies: Callable[[int], Floats]) -> Floats:
+        """The energies of every round: full periods are alike, the last may be shorter."""
+        full, rest = divmod(workload.rounds, workload.block)
+        of_rest = [energies(rest)] if rest else []
+        return np.concatenate([np.tile(energies(workload.block), full), *of_rest])
+
+    @cached_property
+    def _modes(self) -> tuple[roots.Mode, ...]:
+        return roots.noise_modes(self.keep, self.theta, self.phi)
+
+    @cached_property
+    def _inverse_residues(self) -> tuple[float, ...]:
+        return tuple(roots.residues(self.phi, self.theta).tolist())
+
+
+def _advanced(kept: "Tensor", pole: float, fresh: "Tensor") -> "Tensor":
+    return fresh.add(kept, alpha=pole) if pole else fresh

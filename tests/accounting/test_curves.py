@@ -1,0 +1,251 @@
+"""Curves of (ε, δ), groups of units, laws of the loss, and the capacity of a round."""
+
+import math
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from fedpriv.accounting import gdp
+from fedpriv.accounting.allocation import AllocatedGaussian
+from fedpriv.accounting.calibration import smallest_noise
+from fedpriv.accounting.capacity import capacity, slack_of
+from fedpriv.accounting.curves import (
+    Floats,
+    chained,
+    delta_at,
+    epsilon_at,
+    gaussian,
+    gaussian_from_below,
+    highest,
+    lowest,
+    perturbed,
+)
+from fedpriv.accounting.groups import (
+    chain,
+    check_size,
+    mu_in_different_rounds,
+    mu_together,
+    multiplier_against_silos,
+)
+from fedpriv.accounting.losses import Losses
+from fedpriv.errors import InputError
+
+DELTA = 1e-5
+
+
+def gaussian_losses(mu: float, points: int = 4001) -> Losses:
+    """The loss of N(μ, 1) against N(0, 1) in bins, each at its upper end: above the truth."""
+    edges = np.linspace(-9.0, 9.0, points)
+    from scipy.special import ndtr
+
+    masses = np.diff(ndtr(edges))
+    masses[0] += float(ndtr(edges[0]))
+    return Losses(mu * edges[1:] + 0.5 * mu * mu, masses, float(ndtr(-edges[-1])))
+
+
+@settings(max_examples=200, deadline=None)
+@given(mu=st.floats(1e-4, 60.0), epsilon=st.floats(0.0, 600.0))
+def test_gaussian_curves_hold_the_exact_delta_between_them(mu: float, epsilon: float) -> None:
+    exact, at = gdp.delta_of(mu, epsilon), np.array([epsilon])
+    assert float(gaussian(mu)(at)[0]) >= exact * (1 - 1e-11)
+    assert float(gaussian_from_below(mu)(at)[0]) <= exact
+    if exact > 1e-12:
+        assert float(gaussian(mu)(at)[0]) <= exact * 1.01
+        assert float(gaussian_from_below(mu)(at)[0]) >= exact * 0.99
+
+
+@pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
+def test_epsilon_at_was_tried_and_is_the_smallest(mu: float) -> None:
+    epsilon = epsilon_at(gaussian(mu), DELTA)
+    assert delta_at(gaussian(mu), epsilon) <= DELTA
+    assert epsilon == pytest.approx(gdp.epsilon_of(mu, DELTA), rel=1e-9)
+    assert epsilon_at(lambda epsilons: np.ones_like(epsilons), DELTA) == math.inf
+    assert epsilon_at(gaussian(0.0), DELTA) == 0.0
+
+
+def test_lowest_and_highest() -> None:
+    at = np.array([0.0, 1.0, 3.0])
+    assert np.array_equal(lowest([gaussian(1.0), gaussian(2.0)])(at), gaussian(1.0)(at))
+    assert np.array_equal(highest([gaussian(1.0), gaussian(2.0)])(at), gaussian(2.0)(at))
+
+
+@settings(max_examples=50, deadline=None)
+@given(first=st.floats(0.05, 3.0), second=st.floats(0.05, 3.0), epsilon=st.floats(0.0, 20.0))
+def test_chained_is_above_the_sum_of_two_shifts(first: float, second: float, epsilon: float) -> None:
+    """N(μ₁ + μ₂, 1) against N(0, 1) through N(μ₂, 1): the chain is a bound of what is exactly known."""
+    bound = delta_at(chained(gaussian(first), gaussian(second)), epsilon)
+    assert bound >= min(1.0, gdp.delta_of(first + second, epsilon)) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 5.0])
+def test_perturbed_covers_noise_whose_every_probability_is_off_by_a_factor(epsilon: float) -> None:
+    """P' and Q' made as bad as the guarantee allows: e^η more where it helps, e^-η where not, and mass τ moved."""
+    mu, eta, tau = 1.0, 0.05, 1e-4
+    line = np.linspace(-9.0, 10.0, 20_001)
+    step = line[1] - line[0]
+    p = np.exp(-0.5 * (line - mu) ** 2) / math.sqrt(2 * math.pi) * step
+    q = np.exp(-0.5 * line**2) / math.sqrt(2 * math.pi) * step
+    event = mu * line - 0.5 * mu**2 > epsilon - 2 * eta
+    worst = float((math.exp(eta) * p[event]).sum() - math.exp(epsilon - eta) * q[event].sum()) + tau
+    assert worst <= delta_at(perturbed(gaussian(mu), eta, tau), epsilon)
+    assert delta_at(perturbed(gaussian(mu), 0.0, 0.0), epsilon) == pytest.approx(
+        gdp.delta_of(mu, epsilon), rel=1e-9
+    )
+    assert delta_at(perturbed(gaussian(mu), 1.0, 0.0), 0.5) == 1.0
+    with pytest.raises(InputError, match="a probability"):
+        perturbed(gaussian(mu), 0.1, 2.0)
+
+
+# Groups of units
+
+
+@pytest.mark.parametrize(("size", "together", "apart"), [(2, 9.997, 6.573), (8, 65.32, 15.46)])
+def test_golden_group_privacy_of_fixed_orders(size: int, together: float, apart: float) -> None:
+    assert gdp.epsilon_of(mu_together(1.0, size), DELTA) == pytest.approx(together, abs=5e-3)
+    assert gdp.epsilon_of(mu_in_different_rounds(1.0, size), DELTA) == pytest.approx(apart, abs=5e-3)
+    assert mu_together(1.0, 1) == mu_in_different_rounds(1.0, 1) == 1.0
+
+
+@pytest.mark.slow
+def test_the_root_rule_is_false_for_sampled_runs_and_the_chain_holds() -> None:
+    """Two units with secret rounds of their own, by sampling; 4.5 standard errors: one false alarm in 1.5e5 seeds.
+
+    W is the mean over i, j of the ratio of N(e_i + e_j, z²): Y_i Y_j, or Y_i² e^(-1/z²) where i = j.
+    """
+    z, bins, samples = 0.9205, 60, 1_000_000
+    epsilon = gdp.epsilon_of(math.sqrt(2.0) * 0.3, DELTA)
+    draw, values = np.random.default_rng(2), []
+    for _ in range(samples // 20_000):
+        normal = draw.standard_normal((20_000, bins))
+        rows = np.arange(20_000)
+        for _unit in range(2):
+            normal[rows, draw.integers(0, bins, 20_000)] += 1.0 / z
+        y = np.exp(normal / z - 0.5 / z**2)
+        squares = (y**2).sum(1)
+        ratio = (y.sum(1) ** 2 - squares + math.exp(-(z**-2)) * squares) / bins**2
+        values.append(np.maximum(1.0 - math.exp(epsilon) / ratio, 0.0))
+    deltas = np.concatenate(values)
+    error = float(deltas.std()) / math.sqrt(samples)
+    assert float(deltas.mean()) - 4.5 * error > 3.0 * DELTA
+    assert float(deltas.mean()) < delta_at(chain(AllocatedGaussian(z, bins).curve, 2), epsilon)
+
+
+@settings(max_examples=50, deadline=None)
+@given(mu=st.floats(0.05, 2.0), size=st.integers(1, 8), epsilon=st.floats(0.0, 20.0))
+def test_the_chain_is_above_exact_group_privacy(mu: float, size: int, epsilon: float) -> None:
+    bound = delta_at(chain(gaussian(mu), size), epsilon)
+    assert bound >= gdp.delta_of(size * mu, epsilon) * (1 - 1e-9)
+    with pytest.raises(InputError, match="group of 0"):
+        check_size(0)
+
+
+def test_silos_that_collude_know_their_share_of_the_noise() -> None:
+    assert multiplier_against_silos(2.0, 4, 0) == pytest.approx(2.0)
+    assert multiplier_against_silos(2.0, 4, 3) == pytest.approx(1.0)
+    assert multiplier_against_silos(2.0, 4, 3) <= 1.0
+    with pytest.raises(InputError, match="honest"):
+        multiplier_against_silos(2.0, 4, 4)
+
+
+# Laws of the loss
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0])
+@pytest.mark.parametrize("step", [0.2, 0.05, 1e-3])
+@pytest.mark.parametrize("times", [1, 4, 20])
+def test_a_lattice_raises_delta_and_a_fine_one_hardly(mu: float, step: float, times: int) -> None:
+    law = gaussian_losses(mu).on_lattice(step).composed(times)
+    for epsilon in (0.0, 0.7, 2.0):
+        exact = gdp.delta_of(math.sqrt(times) * mu, epsilon)
+        computed = float(law.deltas(epsilon))
+        assert computed >= exact * (1 - 1e-9)
+        if step <= 1e-3:
+            assert computed <= exact * (1.0 + 0.05 * math.sqrt(times)) + 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    masses=st.lists(st.floats(0.001, 1.0), min_size=2, max_size=12),
+    losses=st.lists(st.floats(-6.0, 6.0), min_size=12, max_size=12, unique=True),
+    step=st.floats(0.01, 1.0),
+    epsilon=st.floats(0.0, 8.0),
+)
+def test_on_lattice_raises_every_delta(
+    masses: list[float], losses: list[float], step: float, epsilon: float
+) -> None:
+    """The guarantee of on_lattice, against the atoms, for one release and for two."""
+    share = np.array(masses) / (sum(masses) + 0.01)
+    law = Losses(np.sort(np.array(losses[: len(share)])), share, 1.0 - float(share.sum()))
+    lattice = law.on_lattice(step)
+
+    def exact(at: Floats, of: Floats, infinite: float) -> float:
+        return infinite + float(np.maximum(-np.expm1(epsilon - at), 0.0) @ of)
+
+    twice = np.add.outer(law.losses, law.losses).ravel(), np.multiply.outer(law.masses, law.masses).ravel()
+    assert float(lattice.atoms.deltas(epsilon)) >= exact(law.losses, law.masses, law.infinite)
+    assert float(lattice.composed(2).deltas(epsilon)) >= exact(*twice, 1.0 - (1.0 - law.infinite) ** 2) - 1e-13
+
+
+def test_a_lattice_that_would_not_fit_is_refused() -> None:
+    with pytest.raises(InputError, match="do not fit"):
+        gaussian_losses(1.0).on_lattice(1e-9)
+    with pytest.raises(InputError, match="1 time or more"):
+        gaussian_losses(1.0).on_lattice(0.1).composed(0)
+
+
+# Calibration, capacity, imports
+
+
+def test_smallest_noise_was_computed_by_the_fine_bound() -> None:
+    """The guarantee of smallest_noise, with a coarse bound that is 40 % off and one that is not a bound at all."""
+    tried: dict[float, float] = {}
+
+    def fine(z: float) -> float:
+        tried[z] = gdp.delta_of(1.0 / z, 1.0)
+        return tried[z]
+
+    def scaled(factor: float, z: float) -> float:
+        return gdp.delta_of(factor / z, 1.0)
+
+    for factor in (1.0, 1.4, 0.7):
+        z = smallest_noise(partial(scaled, factor), fine, DELTA)
+        assert tried[z] <= DELTA
+        assert z == pytest.approx(1.0 / gdp.mu_of(1.0, DELTA), rel=3e-4)
+    with pytest.raises(InputError, match="no noise multiplier"):
+        smallest_noise(lambda z: 1.0, lambda z: 1.0, DELTA)
+    assert smallest_noise(lambda z: 0.0, lambda z: 0.0, DELTA) == pytest.approx(0.1, rel=2e-4)
+
+
+@pytest.mark.parametrize(("units", "rate"), [(1000, 1 / 60), (60_000, 1 / 60), (50, 0.5), (1, 0.3), (10**7, 1e-4)])
+def test_capacity_is_the_smallest_that_is_exceeded_rarely(units: int, rate: float) -> None:
+    round_capacity = capacity(units, rate)
+    exact = float(binom.sf(round_capacity.rows, units, rate))
+    assert exact <= round_capacity.overflow <= 2.0**-40
+    assert round_capacity.rows == 0 or float(binom.sf(round_capacity.rows - 1, units, rate)) > 2.0**-40 * (
+        1 - 1e-5
+    )
+    assert slack_of(round_capacity, 60) >= 60 * exact
+    assert round_capacity.rows <= units
+
+
+def test_capacity_of_nothing_is_refused() -> None:
+    for units, rate in ((0, 0.1), (10, 0.0), (10, 1.5)):
+        with pytest.raises(InputError, match="capacity"):
+            capacity(units, rate)
+    with pytest.raises(InputError, match="rounds"):
+        slack_of(capacity(10, 0.5), 0)
+
+
+def test_the_accountants_import_no_torch_and_dp_accounting_only_when_asked() -> None:
+    modules = ("allocation", "allocation_law", "calibration", "capacity", "curves", "groups", "lifetime", "losses",
+               "poisson", "slack")  # fmt: skip
+    lines = [f"import fedpriv.accounting.{name}" for name in modules]
+    lines.append("import sys; print('torch' in sys.modules, 'dp_accounting' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

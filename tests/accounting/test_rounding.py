@@ -1,0 +1,67 @@
+"""What the Fourier transforms of the accountants lose to rounding, against 80-bit floats."""
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import fft
+
+from fedpriv.accounting.allocation_law import end_of_grid, grid_masses, losses_when_removed
+from fedpriv.accounting.losses import LatticeLosses
+
+pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="no extended precision here")
+
+Extended = NDArray[np.longdouble]
+EPSILONS = (0.0, 0.5, 1.1318, 4.3772, 8.0)
+
+
+def extended_sum(first: Extended, second: Extended) -> Extended:
+    size = len(first)
+    product = fft.rfft(first, 2 * size) * fft.rfft(second, 2 * size)
+    return np.maximum(fft.irfft(product, 2 * size)[:size], 0.0)
+
+
+def extended_power(masses: Extended, times: int) -> Extended:
+    result = masses
+    for bit in bin(times)[3:]:
+        result = extended_sum(result, result)
+        if bit == "1":
+            result = extended_sum(result, masses)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("z", "bins", "tail"), [(0.9205, 60, 1e-9), (0.5732, 60, 1e-13), (0.66, 600, 1e-13), (0.374, 600, 1e-9)]
+)
+def test_no_delta_of_one_epoch_is_below_its_value_in_extended_precision(z: float, bins: int, tail: float) -> None:
+    size, end = 2**14, end_of_grid(z, bins, tail)
+    masses, sums = grid_masses(z, end / size, size), end / size * np.arange(size)
+    law = extended_sum(
+        extended_power(masses.astype(np.longdouble), bins - 1), (sums * masses).astype(np.longdouble)
+    )
+    computed = losses_when_removed(z, bins, size, end)
+    missing = max(np.longdouble(0.0), 1 - law.sum())
+    for epsilon in EPSILONS:
+        exact = missing + np.maximum(1 - math.exp(epsilon) * bins / sums[1:].astype(np.longdouble), 0) @ law[1:]
+        plain = computed.infinite + float(np.maximum(1 - math.exp(epsilon) * bins / sums[1:], 0) @ computed.masses)
+        assert plain >= exact - 1e-13
+        assert float(computed.deltas(epsilon)) >= exact
+
+
+@pytest.mark.parametrize(("times", "length"), [(2, 2**16), (10, 2**19), (1000, 2**20)])
+def test_no_composition_hides_more_than_it_counts_as_infinite(times: int, length: int) -> None:
+    """The masses of `times` epochs, all errors added up in size, against those of extended precision."""
+    losses = losses_when_removed(1.5, 60, 2**14, end_of_grid(1.5, 60, 1e-12))
+    lattice = losses.on_lattice(2e-3)
+    composed = lattice.composed(times)
+    assert len(composed.masses) < length  # what lies beyond is next to nothing, and wraps around
+    whole = fft.ifft(fft.fft(lattice.masses.astype(np.longdouble), length) ** times).real
+    offset = round(composed.losses[0] / lattice.step) - times * lattice.low
+    exact = np.roll(whole, -(offset % length))[: len(composed.masses)]
+    assert float(np.abs(exact - composed.masses).sum()) < times * 1e-15
+    assert composed.infinite >= times * 1e-15
+
+
+def test_a_lattice_of_nothing_is_infinite() -> None:
+    assert LatticeLosses(1e-3, 0, np.zeros(1), 1.0).composed(3).infinite == 1.0

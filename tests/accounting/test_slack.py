@@ -1,0 +1,238 @@
+"""(μ, δ₀)-GDP: the table, what it implies, composition and the lifetime budget."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpriv.accounting import gdp
+from fedpriv.accounting.allocation import AllocatedGaussian
+from fedpriv.accounting.allocation_law import end_of_grid, losses_when_added, losses_when_removed
+from fedpriv.accounting.curves import gaussian
+from fedpriv.accounting.lifetime import Budget, price
+from fedpriv.accounting.poisson import PoissonGaussian
+from fedpriv.accounting.slack import (
+    ApproximateGDP,
+    HasCurve,
+    charge_of,
+    composed,
+    decimal,
+    shared,
+    slacks,
+    smallest_mu,
+    squares,
+)
+from fedpriv.errors import InputError
+
+DELTA = 1e-5
+FIRST, FIFTH = AllocatedGaussian(0.9205, 60), PoissonGaussian(1.0, 0.01, 1000)
+SLACKS = (1e-6, 1e-7, 1e-8, 1e-10)
+
+charges = st.builds(ApproximateGDP, mu=st.floats(0.0, 3.0), slack=st.floats(0.0, 1e-3))
+
+
+@pytest.mark.parametrize(
+    ("run", "mus"),
+    [
+        (FIRST, (0.325, 0.373, 0.416, 0.4865)),
+        (AllocatedGaussian(0.5732, 60), (1.0199, 1.077, 1.1222, 1.190)),
+        (AllocatedGaussian(1.546, 60, 10), (0.2957, 0.2963, 0.2968, 0.298)),
+        (PoissonGaussian(0.9639, 1 / 60, 60), (0.317, 0.358, 0.396, 0.463)),
+        (FIFTH, (0.461, 0.473, 0.486, 0.516)),
+    ],
+)
+def test_golden_mus(run: HasCurve, mus: tuple[float, ...]) -> None:
+    """Computed twice before, by dp-accounting and by own laws; the entries have three digits."""
+    for slack, golden in zip(SLACKS, mus, strict=True):
+        assert charge_of(run, slack).mu == pytest.approx(golden, rel=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slack", [1e-6, 1e-8])
+def test_the_inequality_holds_between_and_beyond_the_points_it_was_certified_at(slack: float) -> None:
+    """The guarantee of smallest_mu, at four thousand ε that are none of its points."""
+    for run in (FIRST, FIFTH, AllocatedGaussian(0.9205, 60, relation="replace-one")):
+        mu = smallest_mu(run.curve, slack)
+        epsilons = np.random.default_rng(1).uniform(0.0, 30.0, 4_000)
+        allowed = (1.0 - slack) * gaussian(mu)(epsilons) + slack
+        assert np.all(run.curve(epsilons) <= allowed * (1 + 1e-12))
+
+
+def test_the_inequality_holds_just_before_a_curve_falls() -> None:
+    """A staircase keeps its δ up to the next of the points: to certify each point alone would be too little."""
+    slack = 1e-6
+    mu = smallest_mu(lambda epsilons: np.where(epsilons < 1.0, 0.3, 0.0), slack)
+    assert (1.0 - slack) * gdp.delta_of(mu, 1.0 - 1e-9) + slack >= 0.3
+    assert gdp.delta_of(mu * (1 - 1e-4), 1.0 - 1e-9) < 0.3
+
+
+def test_the_inequality_holds_below_zero_in_both_directions() -> None:
+    """δ(ε) for ε < 0 follows from the other direction, by the law of the loss itself."""
+    slack, z, bins = 1e-7, 0.9205, 60
+    mu = smallest_mu(FIRST.curve, slack)
+    epsilons = np.linspace(-6.0, 0.0, 601)
+    mirrored = 1.0 - np.exp(epsilons) * (1.0 - gaussian(mu)(-epsilons))
+    ends = (end_of_grid(z, bins, 1e-7), end_of_grid(z, bins, 1e-10))
+    removed = np.min([losses_when_removed(z, bins, 2**15, end).deltas(epsilons) for end in ends], axis=0)
+    added = losses_when_added(z, bins, 2**15, 64.0).deltas(epsilons)
+    for deltas in (removed, added):
+        assert np.all(deltas <= ((1.0 - slack) * mirrored + slack) * (1 + 1e-4))
+
+
+def test_the_mu_with_the_same_epsilon_is_no_mu_of_the_run() -> None:
+    """One pass at z = 0.9205 has the ε of 0.3-GDP at 1e-5; at 1e-8 it has far more, and no small μ at all."""
+    assert FIRST.epsilon_of(DELTA) == pytest.approx(gdp.epsilon_of(0.3, DELTA), rel=1e-3)
+    assert FIRST.epsilon_of(1e-8) == pytest.approx(2.341, abs=2e-3)
+    assert gdp.epsilon_of(0.3, 1e-8) == pytest.approx(1.568, abs=1e-3)
+    for slack in SLACKS:
+        assert charge_of(FIRST, slack).mu > 0.32
+
+
+def test_epsilon_follows_from_mu_and_slack() -> None:
+    """Never below what the run's own curve gives at the same δ."""
+    for run in (FIRST, FIFTH):
+        for slack in (1e-7, 1e-8):
+            charge = charge_of(run, slack)
+            for delta in (1e-4, 1e-5, 1e-6):
+                assert charge.epsilon_of(delta) >= run.epsilon_of(delta) * (1 - 1e-3)
+    assert charge_of(FIRST, 1e-6).epsilon_of(1e-6) == math.inf
+    assert "(0.373" in charge_of(FIRST, 1e-7).statement(DELTA)
+    assert ApproximateGDP(0.3).statement(DELTA).startswith("0.3-GDP, hence epsilon = 1.13177")
+
+
+def test_golden_compositions() -> None:
+    first, fifth = charge_of(FIRST, 1e-7), charge_of(FIFTH, 1e-7)
+    assert composed([ApproximateGDP(0.5), first, fifth]).epsilon_of(DELTA) == pytest.approx(3.307, abs=3e-3)
+    assert composed([first] * 10).epsilon_of(DELTA) == pytest.approx(5.33, abs=1e-2)
+    assert AllocatedGaussian(0.9205, 60, 10).epsilon_of(DELTA) == pytest.approx(2.724, abs=2e-3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(mu=st.floats(1e-6, 10.0), slack=st.floats(0.0, 1e-2), epsilon=st.floats(0.0, 20.0))
+def test_delta_and_epsilon_are_inverse_and_safe(mu: float, slack: float, epsilon: float) -> None:
+    charge = ApproximateGDP(mu, slack)
+    delta = charge.delta_of(epsilon)
+    assert delta >= slack
+    if slack < delta < 1.0 and delta > 1e-300:
+        back = charge.epsilon_of(delta)
+        assert math.isinf(back) or charge.delta_of(back) <= delta * (1 + 1e-9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(several=st.lists(charges, max_size=8), silos=st.integers(1, 9))
+def test_composed_and_shared_are_rounded_up(several: list[ApproximateGDP], silos: int) -> None:
+    together = composed(several)
+    assert decimal(together.mu) ** 2 >= squares(several)
+    assert decimal(together.slack) >= slacks(several)
+    assert together.mu <= math.hypot(*(each.mu for each in several)) * (1 + 1e-14) + 1e-300
+    some = shared(several, silos)
+    for start in range(len(several)):
+        window = composed(several[start : start + silos])
+        assert some.mu >= window.mu
+        assert some.slack >= window.slack
+    if silos >= len(several):
+        assert some == together
+
+
+def test_shared_streams_that_are_alike_cost_the_root_of_their_number() -> None:
+    assert shared([ApproximateGDP(0.4, 1e-8)] * 10, 4) == ApproximateGDP(0.8, 4e-8)
+    with pytest.raises(InputError, match="1 silo or more"):
+        shared([], 0)
+
+
+def test_a_curve_that_never_comes_down_has_no_mu() -> None:
+    with pytest.raises(InputError, match="never comes down"):
+        smallest_mu(lambda epsilons: np.full_like(epsilons, 0.01), 1e-6)
+    with pytest.raises(InputError, match="1e-10"):
+        smallest_mu(FIRST.curve, 1e-12)
+    assert smallest_mu(lambda epsilons: np.full_like(epsilons, 1e-9), 1e-6) == 0.0
+
+
+@pytest.mark.parametrize(("mu", "slack", "named"), [(-1.0, 0.0, "mu"), (1.0, 1.0, "slack"), (1.0, -0.1, "slack")])
+def test_what_means_nothing_is_refused(mu: float, slack: float, named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        ApproximateGDP(mu, slack)
+
+
+# The lifetime budget
+
+
+def test_a_budget_is_used_up_exactly() -> None:
+    budget = Budget(1.0, 3e-8)
+    half = ApproximateGDP(0.5, 1e-8)
+    assert budget.refusal([half, half], half) is None
+    assert "slack" in (budget.refusal([half] * 3, half) or "")
+    exact = ApproximateGDP(0.5)
+    assert budget.refusal([half, half, half], exact) is None
+    assert "mu = 1.11803" in (budget.refusal([half, half, half, exact], exact) or "")
+
+
+def test_a_budget_without_slack_refuses_every_sampled_run() -> None:
+    assert "secret participation" in (Budget(100.0).refusal([], charge_of(FIRST, 1e-8)) or "")
+    assert Budget(100.0).refusal([], ApproximateGDP(1.0)) is None
+
+
+def test_what_cannot_be_priced_is_never_covered() -> None:
+    """A row of another unit or relation: k·μ for an exact run, nothing known for a sampled one."""
+    old = price(charge_of(FIRST, 1e-8), distance=2)
+    assert old is None
+    doubled = price(ApproximateGDP(0.25), distance=2)
+    assert doubled is not None
+    assert 0.5 <= doubled.mu <= 0.5 * (1 + 1e-14)
+    assert price(charge_of(FIRST, 1e-8)) == charge_of(FIRST, 1e-8)
+    assert "earlier run" in (Budget(10.0, 1e-6).refusal([old], ApproximateGDP(0.1)) or "")
+    assert "nothing is known" in (Budget(10.0, 1e-6).refusal([], old) or "")
+    assert Budget(10.0, 1e-6).left([old]) is None
+    with pytest.raises(InputError, match="distance"):
+        price(ApproximateGDP(0.25), distance=0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(several=st.lists(charges, max_size=6), mu=st.floats(0.1, 5.0), slack=st.floats(0.0, 1e-2))
+def test_what_is_left_fits_and_more_does_not(several: list[ApproximateGDP], mu: float, slack: float) -> None:
+    budget = Budget(mu, slack)
+    left = budget.left(several)
+    if left is None:
+        assert budget.refusal(several, ApproximateGDP(0.0)) is not None
+        return
+    assert budget.refusal(several, left) is None
+    more = ApproximateGDP(left.mu * (1 + 1e-9) + 1e-6, left.slack)
+    assert budget.refusal(several, more) is not None
+
+
+def test_a_run_picked_after_seeing_the_first_stays_within_the_budget() -> None:
+    """The guarantee of Budget.  The attacker would gain a δ above the promised one.
+
+    After a first exact run he picks, by its loss x, the second of two runs that are both admitted: an exact one or
+    a sampled one.  For his best pick at ε, δ = E max(δ_A(ε - x), δ_B(ε - x)): more than each fixed pick gives, and
+    never more than the budget.
+    """
+    slack, z, bins = 1e-6, 0.9205, 60
+    first, sampled = 0.4, charge_of(FIRST, slack)
+    exact = ApproximateGDP(sampled.mu)
+    budget = Budget(composed([ApproximateGDP(first), sampled]).mu, slack)
+    for second in (exact, sampled):
+        assert budget.refusal([ApproximateGDP(first)], second) is None
+    grid = np.linspace(-9.0, 9.0, 3001)
+    weights = np.exp(-0.5 * grid**2) / math.sqrt(2.0 * math.pi) * (grid[1] - grid[0])
+    losses = first * grid + 0.5 * first**2
+    law = losses_when_removed(z, bins, 2**14, end_of_grid(z, bins, 1e-9))
+    gained = 0
+    for epsilon in np.linspace(0.5, 3.0, 11):
+        rest = epsilon - losses
+        of_exact = gaussian(exact.mu)(np.abs(rest))
+        of_exact = np.where(rest < 0.0, 1.0 - np.exp(rest) * (1.0 - of_exact), of_exact)
+        of_sampled = law.deltas(rest)
+        adaptive = float(weights @ np.maximum(of_exact, of_sampled))
+        fixed = max(float(weights @ of_exact), float(weights @ of_sampled))
+        gained += adaptive > fixed * 1.001
+        assert adaptive <= ApproximateGDP(budget.mu, budget.slack).delta_of(float(epsilon)) * (1 + 1e-6)
+    assert gained >= 3
+
+
+@pytest.mark.parametrize(("mu", "slack"), [(0.0, 0.0), (math.inf, 0.0), (1.0, 1.0)])
+def test_a_budget_that_means_nothing_is_refused(mu: float, slack: float) -> None:
+    with pytest.raises(InputError):
+        Budget(mu, slack)

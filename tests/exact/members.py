@@ -1,0 +1,152 @@
+"""Mechanisms in their exact form, and their matrices built from the definitions, in rationals."""
+
+import itertools
+from fractions import Fraction
+
+import numpy as np
+
+from fedpriv.exact.factored import Factored, factored
+from fedpriv.exact.fixed_point import ONE, Ints, coefficient
+from fedpriv.exact.lattice import Lattice
+from fedpriv.exact.rounded_banded import toeplitz_certified
+from fedpriv.exact.state import pack, unpack
+from fedpriv.exact.strategies import IntegerBuffered, IntegerStrategy
+from fedpriv.exact.strategies.buffered import buffered, series_of
+from fedpriv.mechanisms import (
+    AlignedDifferences,
+    BandedSquareRoot,
+    BinaryTree,
+    IndependentGaussian,
+    LeafGaussian,
+    Mechanism,
+    Workload,
+)
+from fedpriv.participation.fixed_order import Schedule
+
+UNITS = Lattice(0)
+"""Clips that are already norms in units."""
+
+Matrix = list[list[Fraction]]
+
+
+def workload_of(
+    rounds: int, decay: float, passes: int = 1, clips: np.ndarray | None = None, period: int | None = None
+) -> Workload:
+    return Workload(
+        Schedule(rounds, -(-rounds // passes)), decay, np.ones(rounds) if clips is None else clips, period
+    )
+
+
+def simple(name: str, decay: float, period: int | None = None) -> Mechanism:
+    return {
+        "independent": IndependentGaussian(),
+        "tree": BinaryTree(decay, period),
+        "leaf": LeafGaussian(decay, period, first=0.5),
+        "banded 1": BandedSquareRoot(decay, 1),
+        "banded 4": BandedSquareRoot(decay, 4),
+        "banded all": BandedSquareRoot(decay, 100),
+    }[name]
+
+
+SIMPLE = ["independent", "tree", "leaf", "banded 1", "banded 4", "banded all"]
+PERIODIC = ["independent", "tree", "leaf"]
+
+
+def aligned(decay: float, places: int, clip: float = 1.0) -> AlignedDifferences:
+    return AlignedDifferences(
+        places,
+        mixing=0.3,
+        difference=2.0 * clip / 3.0,
+        residual=clip / 3.0,
+        movement=None,
+        keep=decay,
+        std_early=1.0,
+        std_late=0.8,
+        std_difference=0.5,
+        std_residual=0.6,
+    )
+
+
+def exact_form(name: str, decay: float, workload: Workload) -> Factored:
+    return factored(simple(name, decay, workload.period), workload)
+
+
+BUFFERED = {
+    "λ-CGD": ([0.96], [0.0]),
+    "two": ([0.98, 0.7], [0.9, 0.3]),
+    "slow": ([0.9999528893, 0.9857068673], [0.99, 0.85]),
+    "prefix": ([1.0], [0.0]),
+}
+
+
+def buffered_certified(strategy: IntegerBuffered, workload: Workload) -> float:
+    return toeplitz_certified(series_of(strategy, workload.rounds), workload).value
+
+
+def strategy_buffered(name: str, digits: int) -> IntegerBuffered:
+    return buffered(*BUFFERED[name], digits)
+
+
+def rows_of_c(name: str, decay: float, rounds: int, period: int | None = None) -> Matrix:
+    """C over its noises' scales, from the definitions; the decay is the multiple of 2^-31 that is meant."""
+    keep = Fraction(coefficient(decay), ONE)
+    rows = [[Fraction(0)] * rounds for _ in range(rounds)]
+    series = [Fraction(1)]
+    if name.startswith("banded"):
+        bands = {"banded 1": 1, "banded 4": 4, "banded all": 100}[name]
+        exact = [Fraction(1)]
+        for j in range(1, min(bands, rounds)):
+            exact.append(exact[-1] * Fraction(decay) * Fraction(2 * j - 1, 2 * j))
+        series = [Fraction(round(c * ONE), ONE) for c in exact]
+    for t in range(rounds):
+        place = t if period is None else t % period
+        for age in range(place + 1):
+            if name == "independent" or (name == "tree" and age < ((place + 1) & -(place + 1))):
+                rows[t][t - age] = keep**age
+            elif name == "leaf" and age == 0:
+                rows[t][t] = Fraction(2 if place == 0 else 1)
+            elif name.startswith("banded") and age < len(series):
+                rows[t][t - age] = series[age]
+    return rows
+
+
+def buffered_rows(strategy: IntegerBuffered, rounds: int) -> Matrix:
+    series = [Fraction(1)] + [
+        sum(
+            (
+                Fraction(w, ONE) * Fraction(q, ONE) ** j
+                for q, w in zip(strategy.theta, strategy.omega, strict=True)
+            ),
+            Fraction(0),
+        )
+        for j in range(rounds - 1)
+    ]
+    return [[series[t - i] if i <= t else Fraction(0) for i in range(rounds)] for t in range(rounds)]
+
+
+def largest_energy(rows: Matrix, workload: Workload) -> Fraction:
+    """The square of the sensitivity in rationals, for C ≥ 0 and a fixed order."""
+    rounds, places = workload.rounds, workload.schedule.places
+    clips = [Fraction(clip) for clip in workload.clips.tolist()]
+    energies = [
+        sum((sum(clips[i] * row[i] for i in range(place, rounds, places)) ** 2 for row in rows), Fraction(0))
+        for place in range(min(places, rounds))
+    ]
+    return max(energies)
+
+
+def disc(radius: int) -> np.ndarray:
+    """All integer points of the plane within `radius`, (n, 2)."""
+    points = itertools.product(range(-radius, radius + 1), repeat=2)
+    return np.array([point for point in points if point[0] ** 2 + point[1] ** 2 <= radius**2])
+
+
+def streamed(strategy: IntegerStrategy, sums: list[Ints]) -> list[Ints]:
+    """(C s)_t of every round; the state goes through its bytes where it can."""
+    state, outputs = strategy.start(), []
+    for t, of_round in enumerate(sums, start=1):
+        output, state = strategy.step(state, t, of_round)
+        if of_round.ndim == 1:
+            state = unpack(pack(state))
+        outputs.append(output.copy())
+    return outputs

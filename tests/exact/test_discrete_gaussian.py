@@ -1,0 +1,288 @@
+"""The discrete Gaussian: its law, the same bits everywhere, and nothing that depends on what is drawn together.
+
+Fixed keys: a false alarm can occur only when a key is chosen, with 1e-6 a test.
+"""
+
+import dataclasses
+import hashlib
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from scipy.stats import binom, chi2, norm
+
+from fedpriv.errors import InputError
+from fedpriv.exact import discrete_gaussian
+from fedpriv.exact.discrete_gaussian import BAND, KeyedIntegers
+from fedpriv.exact.subkeys import START, linked, linked_missed, round_noise
+from fedpriv.exact.tables import COLUMNS, Table, exp_fixed, table_of
+
+FALSE_ALARM = 1e-6
+KEY = bytes(range(32))
+
+
+def key_of(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
+
+
+def digest(values: np.ndarray) -> str:
+    return hashlib.sha256(values.astype("<i8").tobytes()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("sigma", "first", "sha"),
+    [
+        (16.0, [9, -1, -13, -3], "73d478655986e6cd"),
+        (1000.5, [491, -31, -762, -148], "3af913a73dbe662a"),
+        (2.0**40, [635223934123, -112209383647], "32fdee7e7e91f324"),
+    ],
+)
+def test_golden_vectors(sigma: float, first: list[int], sha: str) -> None:
+    values = KeyedIntegers(KEY, 3, 5).vector(10_000, sigma, node=1)
+    assert values[: len(first)].tolist() == first
+    assert digest(values) == sha
+
+
+def pmf(sigma: float) -> tuple[np.ndarray, np.ndarray]:
+    values = np.arange(-math.ceil(9 * sigma), math.ceil(9 * sigma) + 1)
+    weights = np.exp(-(values**2) / (2 * sigma**2))
+    return values, weights / weights.sum()
+
+
+@pytest.mark.parametrize("sigma", [16.0, 17.3, 31.99, 32.0, 40.0, 100.5, 1000.5])
+def test_the_law_is_the_discrete_gaussian(sigma: float) -> None:
+    count = 2**20
+    found = KeyedIntegers(key_of(f"law {sigma}"), 0, 1).vector(count, sigma)
+    values, probabilities = pmf(sigma)
+    seen = np.bincount(found - values[0], minlength=len(values))
+    enough = probabilities * count >= 20
+    observed = np.append(seen[enough], seen[~enough].sum())
+    expected = np.append(probabilities[enough], probabilities[~enough].sum()) * count
+    statistic = float(np.sum((observed - expected) ** 2 / expected))
+    assert chi2.sf(statistic, len(observed) - 1) > FALSE_ALARM
+    assert observed.sum() == count  # nothing beyond 9 σ
+
+
+@pytest.mark.parametrize("sigma", [2.0**18 + 0.25, 2.0**30 * 1.7, 2.0**42, 2.0**48 * (1 - 2**-53)])
+def test_large_noise_is_normal_with_uniform_low_bits_and_fair_signs(sigma: float) -> None:
+    count = 2**20
+    found = KeyedIntegers(key_of(f"large {sigma}"), 0, 1).vector(count, sigma)
+    bins = np.histogram(norm.cdf(found / sigma), 1024, (0.0, 1.0))[0]
+    low = np.bincount(found & 255, minlength=256)
+    signs = np.array([np.sum(found > 0), np.sum(found < 0)])
+    for seen in (bins, low, signs):
+        statistic = float(np.sum((seen - seen.sum() / len(seen)) ** 2) * len(seen) / seen.sum())
+        assert chi2.sf(statistic, len(seen) - 1) > FALSE_ALARM / 3
+
+
+@pytest.mark.parametrize("sigma", [16.0, 1000.5, 2.0**40])
+def test_the_tail_beyond_four_sigma(sigma: float) -> None:
+    count = 2**22
+    found = np.abs(KeyedIntegers(key_of(f"tail {sigma}"), 7, 9).vector(count, sigma)) / sigma
+    values, probabilities = pmf(min(sigma, 1000.5))
+    for bound in (4.0, 4.5, 5.0):
+        beyond = float(np.sum(probabilities[np.abs(values) > bound * min(sigma, 1000.5)]))
+        if sigma > 1000.5:
+            beyond = 2.0 * float(norm.sf(bound))
+        seen = int(np.sum(found > bound))
+        assert binom.sf(seen - 1, count, beyond) > FALSE_ALARM / 6
+        assert binom.cdf(seen, count, beyond) > FALSE_ALARM / 6
+    assert np.max(found) < 32.0
+
+
+@pytest.mark.parametrize("sigma", [33.7, 1000.5, 2.0**40])
+@pytest.mark.parametrize("band", [2.0**-9, 2.0**-3])
+def test_where_integers_decide_they_decide_as_predicted(sigma: float, band: float) -> None:
+    ordinary = KeyedIntegers(KEY, 3, 5).vector(3000, sigma)
+    forced = KeyedIntegers(KEY, 3, 5, band).vector(3000, sigma)
+    assert forced.tolist() == ordinary.tolist()
+
+
+def test_predictions_that_are_off_are_put_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another libm, with errors within the band, gives the same values: this is what the band is for."""
+    ordinary = KeyedIntegers(KEY, 3, 5).vector(5000, 2.0**40).tolist()
+    exact = np.exp
+    for error in (2.0**-8, -(2.0**-8)):
+        with monkeypatch.context() as patched:
+            patched.setattr(np, "exp", lambda g, out, error=error: np.add(exact(g), error, out=out))
+            assert KeyedIntegers(KEY, 3, 5, band=2.0**-7).vector(5000, 2.0**40).tolist() == ordinary
+            assert KeyedIntegers(KEY, 3, 5, band=2.0**-12).vector(5000, 2.0**40).tolist() != ordinary  # control
+
+
+def test_predictions_are_within_a_thirtieth_of_the_band() -> None:
+    """Columns, low parts and σ at random: the prediction of `_attempt` against 40 digits."""
+    generator = np.random.default_rng(9)
+    with mpmath.workdps(40):
+        for sigma in (33.7, 1000.5, 2.0**40, 2.0**48 * (1 - 2**-53)):
+            table = table_of(sigma)
+            columns, low_parts = generator.integers(0, 512, 200), generator.integers(0, table.step, 200)
+            base = columns << table.low_bits
+            predicted = np.exp(low_parts.astype(np.float64) * (2 * base + low_parts) * -table.quotient)
+            for m, j, found in zip(base.tolist(), low_parts.tolist(), predicted.tolist(), strict=True):
+                exact = mpmath.exp(-mpmath.mpf(j * (2 * m + j)) / (2 * mpmath.mpf(sigma) ** 2))
+                assert abs(exact - found) < 2.0**-49
+    assert BAND == 2.0**-44
+
+
+def words_at(place: int, attempt: int, node: int = 0, owner: int = 3, t: int = 5) -> list[int]:
+    """The four words of an attempt, from the definition of the counters."""
+    blocks = b"".join(
+        (owner << 32 | t).to_bytes(8, "little")
+        + (node << 48 | attempt << 40 | place << 1 | half).to_bytes(8, "little")
+        for half in (0, 1)
+    )
+    bits = Cipher(algorithms.AES(KEY), modes.ECB()).encryptor().update(blocks)
+    return [int.from_bytes(bits[8 * k : 8 * k + 8], "little") for k in range(4)]
+
+
+def test_ties_with_a_threshold_are_decided_by_64_more_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is changed so that the first word of ten places is exactly the upper word of its threshold."""
+    sigma, ties = 2.0**20, {}
+    high, low = table_of(sigma).high.copy(), table_of(sigma).low.copy()
+    for place in range(200):
+        word, picks, *_ = words_at(place, 0)
+        column = picks >> 55
+        if column not in ties and len(ties) < 10:
+            ties[column] = place
+            high[column] = word
+            low[column] = 2**64 - 1 if len(ties) % 2 else 0
+    crafted = dataclasses.replace(table_of(sigma), high=high, low=low)
+    monkeypatch.setattr(discrete_gaussian, "table_of", lambda _: crafted)
+    seen: list[tuple[int, int]] = []
+    ordinary = KeyedIntegers._untied
+
+    def watched(
+        self: KeyedIntegers, table: object, places: np.ndarray, columns: list[int], node: int
+    ) -> list[int]:
+        found = ordinary(self, crafted, places, columns, node)
+        seen.extend(zip(places.tolist(), found, strict=True))
+        return found
+
+    monkeypatch.setattr(KeyedIntegers, "_untied", watched)
+    values = KeyedIntegers(KEY, 3, 5).vector(200, sigma)
+    assert sorted(place for place, _ in seen) == sorted(ties.values())
+    for column, place in ties.items():
+        more = words_at(place, 255)[0]
+        expected = column if more < int(low[column]) else int(crafted.alias[column])
+        assert dict(seen)[place] == expected
+    alone = KeyedIntegers(KEY, 3, 5).vector(120, sigma)
+    assert alone.tolist() == values[:120].tolist()
+    uniforms: list[int] = []
+    monkeypatch.setattr(Table, "accepts", lambda self, m, j, uniform: uniforms.append(uniform) or True)
+    KeyedIntegers(KEY, 3, 5, band=2.0).vector(200, sigma)
+    first = [words_at(place, 0)[2:] for place in range(200)]
+    assert uniforms[:200] == [high << 64 | low for high, low in first]  # ties left the other words alone
+
+
+def test_values_do_not_depend_on_what_is_drawn_together() -> None:
+    source = KeyedIntegers(KEY, 3, 5)
+    whole = source.vector(20_000, 1000.5, 1)
+    assert source.vector(8191, 1000.5, 1).tolist() == whole[:8191].tolist()
+    assert KeyedIntegers(KEY, 3, 5).vector(8193, 1000.5, 1).tolist() == whole[:8193].tolist()
+    assert source.vector(1, 1000.5, 1).tolist() == whole[:1].tolist()
+    assert source.vector(0, 1000.5, 1).tolist() == []
+
+
+def test_every_coordinate_of_the_name_matters() -> None:
+    base = KeyedIntegers(KEY, 3, 5).vector(64, 1000.5, 1).tolist()
+    others = [
+        KeyedIntegers(bytes(32), 3, 5).vector(64, 1000.5, 1),
+        KeyedIntegers(KEY, 4, 5).vector(64, 1000.5, 1),
+        KeyedIntegers(KEY, 3, 6).vector(64, 1000.5, 1),
+        KeyedIntegers(KEY, 3, 5).vector(64, 1000.5, 2),
+    ]
+    assert all(np.mean(np.array(other) == base) < 0.2 for other in others)
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    for sigma in (15.99, 2.0**48, math.nan, math.inf, -16.0):
+        with pytest.raises(InputError, match="16 ≤ sigma"):
+            KeyedIntegers(KEY, 0, 1).vector(1, sigma)
+    for bad in (b"", bytes(16)):
+        with pytest.raises(ValueError, match="32 bytes"):
+            KeyedIntegers(bad, 0, 1)
+    with pytest.raises(ValueError, match="32 bits"):
+        KeyedIntegers(KEY, 2**32, 1)
+    with pytest.raises(ValueError, match="outside"):
+        KeyedIntegers(KEY, 0, 1).vector(1, 16.0, node=2**16)
+
+
+@pytest.mark.parametrize("exponent", [Fraction(0), Fraction(1, 3), Fraction(7), Fraction(1, 2**60), Fraction(130)])
+def test_exponentials_in_integers(exponent: Fraction) -> None:
+    with mpmath.workdps(120):
+        exact = mpmath.exp(-mpmath.mpf(exponent.numerator) / exponent.denominator) * mpmath.mpf(2) ** 192
+        assert -1e-15 <= exact - exp_fixed(exponent, 192) < 1 + 1e-15
+
+
+@pytest.mark.parametrize("sigma", [16.0, 1000.5, 2.0**40])
+def test_the_alias_table_has_the_right_masses(sigma: float) -> None:
+    """Σ over columns of what they give to m, against exp(-(m step)² / 2σ²) in high precision: 2^-124 in all."""
+    table = table_of(sigma)
+    masses = [Fraction(0)] * COLUMNS
+    for column in range(COLUMNS):
+        threshold = Fraction((int(table.high[column]) << 64) + int(table.low[column]), 2**128)
+        masses[column] += threshold / COLUMNS
+        masses[int(table.alias[column])] += (1 - threshold) / COLUMNS
+    with mpmath.workdps(80):
+        weights = [mpmath.exp(-((m * table.step) ** 2) / (2 * mpmath.mpf(sigma) ** 2)) for m in range(COLUMNS)]
+        total = mpmath.fsum(weights)
+        gaps = [
+            abs(weight / total - mpmath.mpf(mass.numerator) / mass.denominator)
+            for weight, mass in zip(weights, masses, strict=True)
+        ]
+        assert mpmath.fsum(gaps) / 2 < mpmath.mpf(2) ** -124
+
+
+@pytest.mark.parametrize("modulus", [2, 2**8, 2**12, 2**26])
+def test_residues_of_the_noisy_integer_tell_nothing(modulus: int) -> None:
+    """What the attacker would gain: the low bits of a sum, if noise did not reach them.  2^26 is the step 2^k."""
+    count, sigma = 2**20, 2.0**30
+    moved = KeyedIntegers(key_of(f"residues {modulus}"), 1, 1).vector(count, sigma) + 12_345
+    bins = min(modulus, 4096)
+    seen = np.bincount((moved % modulus) * bins // modulus, minlength=bins)
+    statistic = float(np.sum((seen - count / bins) ** 2) * bins / count)
+    assert chi2.sf(statistic, bins - 1) > FALSE_ALARM
+
+
+SUMS = np.arange(-3, 5)
+
+
+def test_golden_vectors_with_subkeys() -> None:
+    chain = linked(linked_missed(linked(START, b"first")), b"third")
+    assert chain.hex()[:16] == CHAIN
+    values = round_noise(KEY, 3, 3, chain, SUMS).vector(10_000, 2.0**40, node=1)
+    assert (values[:2].tolist(), digest(values)) == WITH_SUBKEYS
+
+
+def test_a_subkey_depends_on_everything_it_should() -> None:
+    """What the attacker would gain: noise that cancels, from a ledger that was rolled back with its key."""
+    chain = linked(START, b"query")
+    noises = [
+        round_noise(KEY, 3, 5, chain, SUMS),
+        round_noise(bytes(32), 3, 5, chain, SUMS),
+        round_noise(KEY, 4, 5, chain, SUMS),
+        round_noise(KEY, 3, 6, chain, SUMS),
+        round_noise(KEY, 3, 5, linked(START, b"other"), SUMS),
+        round_noise(KEY, 3, 5, linked(linked(START, b"other"), b"query"), SUMS),
+        round_noise(KEY, 3, 5, linked(linked_missed(START), b"query"), SUMS),
+        round_noise(KEY, 3, 5, chain, SUMS + 1),
+        round_noise(KEY, 3, 5, chain, SUMS.reshape(2, 4)),
+    ]
+    vectors = [noise.vector(64, 1000.5).tolist() for noise in noises]
+    assert vectors[0] == round_noise(KEY, 3, 5, chain, SUMS.copy()).vector(64, 1000.5).tolist()
+    for i, first in enumerate(vectors):
+        for second in vectors[:i]:
+            assert np.mean(np.array(first) == second) < 0.2
+
+
+def test_a_missed_round_is_no_query() -> None:
+    assert len({linked_missed(START), linked(START, b""), linked(START, b"missed"), START}) == 4
+    with pytest.raises(ValueError, match="32 bytes"):
+        linked(b"short", b"")
+
+
+CHAIN = "54e75fe69c83c4bd"
+WITH_SUBKEYS = ([470262187642, -414449396899], "438c8e3a3fca47ef")

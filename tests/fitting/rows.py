@@ -1,0 +1,43 @@
+"""The rows that noise is fitted to, with unit steps, and workloads of them."""
+
+import numpy as np
+
+from fedpriv.estimators.gradients import Estimator, PlainGradient, RecursiveGradient
+from fedpriv.estimators.weights import PowerWeights
+from fedpriv.fitting import Objective, Response, objective_of, response_of
+from fedpriv.mechanisms import Workload
+from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, NesterovCoupling, Optimizer, ProjectedSGD
+from fedpriv.participation.fixed_order import Schedule
+
+SUMMED, PLAIN = RecursiveGradient(1.0), PlainGradient(1.0, keep=1.0)
+
+ROWS: dict[str, tuple[Optimizer, Estimator]] = {
+    "dp-mu2-fl": (AnytimeSGD(1.0, 5.0), SUMMED),
+    "online-to-batch": (
+        AnytimeSGD(1.0, 5.0, PowerWeights(2)),
+        RecursiveGradient(1.0, weights=PowerWeights(2), growth=1),
+    ),
+    "accelerated": (NesterovCoupling(1.0, 5.0), SUMMED),
+    "unaccelerated": (ProjectedSGD(1.0, 5.0), SUMMED),
+    "unaccelerated, average": (ProjectedSGD(1.0, 5.0, averaged=True), SUMMED),
+    "dp-ftrl": (FollowTheRegularizedLeader(1.0, 5.0), PLAIN),
+    "dp-ftrl, momentum": (FollowTheRegularizedLeader(1.0, 5.0, 0.9), PLAIN),
+    "dp-sgd": (ProjectedSGD(1.0, 5.0), PlainGradient(1.0)),
+    "dp-sgd, momentum": (ProjectedSGD(1.0, 5.0, 0.8), PlainGradient(1.0)),
+    "dp-sgd, average": (ProjectedSGD(1.0, 5.0, 0.8, averaged=True), PlainGradient(1.0)),
+}
+
+
+def response(row: str, rounds: int, queries: int | None = None) -> Response:
+    optimizer, estimator = ROWS[row]
+    return response_of(optimizer, estimator.round, rounds, queries)
+
+
+def workload(row: str, rounds: int, places: int | None = None) -> Workload:
+    estimator = ROWS[row][1]
+    clips = np.array([float(estimator.round(t).clip) for t in range(1, rounds + 1)])
+    return Workload(Schedule(rounds, places or rounds), estimator.keep, clips)
+
+
+def objective(row: str, rounds: int, places: int | None = None) -> Objective:
+    return objective_of(response(row, rounds), workload(row, rounds, places))
