@@ -69,9 +69,9 @@ ASSUMPTIONS = (
     "A record belongs to one silo. A person with several records is protected less: k records multiply μ by at "
     "most k.",
     "Every record takes part only in the rounds that the schedule says, and its contribution is clipped there.",
-    "The noise is Gaussian in real arithmetic. What guards and deployed servers release is rounded once, far below "
-    "its noise, against the known attacks on the lowest bits of floating-point numbers, which is no proof; what a "
-    "simulation writes is not.",
+    "The noise is Gaussian in real arithmetic. What guards and deployed servers release is rounded once, far "
+    "below its noise, against the known attacks on the lowest bits of floating-point numbers, which is no proof; "
+    "what a simulation writes is not.",
     "Settings were chosen without a look at the data, or that look was accounted for elsewhere: choosing the best "
     "of several runs is not part of these figures.",
 )
