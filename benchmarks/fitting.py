@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from fedpriv.estimators.gradients import Estimator, PlainGradient, RecursiveGradient
-from fedpriv.fitting import candidates, compared, least, objective_of, response_of
+from fedpriv.fitting import candidates, compared, least, objective_of
+from fedpriv.fitting.published import response_of
 from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, Mechanism, Workload
 from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
 from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, NesterovCoupling, Optimizer, ProjectedSGD
@@ -62,7 +63,7 @@ def fits(rounds: int, places: int) -> None:
                 break
             published = compared(found.mechanism, response, workload).published
             print(
-                f"    {found.name:14} {found.vectors} vectors, output {published.output / bound.output:.4f}, "
+                f"    {found.name:22} {found.vectors} vectors, output {published.output / bound.output:.4f}, "
                 f"queries {published.queries / bound.queries:.4f}, √(J/2) {found.noise / 2**0.5:.6f}, "
                 f"{seconds:.2f} s"
             )

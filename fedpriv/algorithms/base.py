@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedpriv.accounting.relation import Relation
 from fedpriv.estimators.gradients import Estimator
-from fedpriv.mechanisms import IndependentGaussian, Mechanism, Workload
-from fedpriv.mechanisms.registry import ChosenName, MechanismOptions, chosen_mechanism
+from fedpriv.mechanisms import BufferedToeplitz, IndependentGaussian, LambdaCgd, Mechanism, Workload
+from fedpriv.mechanisms.registry import AUTO, ChosenName, MechanismOptions, chosen_mechanism
 from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
@@ -24,6 +24,11 @@ class Settings(BaseModel):
     """The algorithm's own keys of the scenario's [algorithm] section."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @property
+    def raises_late_clips(self) -> bool:
+        """Whether clips are multiplied by what the columns of the mechanism's C leave free."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -82,16 +87,55 @@ class Algorithm:
     """The trust settings under which the row's releases are all that anyone outside learns."""
     theorems: Callable[[Any, Problem], tuple[Prescription, ...]] = lambda _settings, _problem: ()
     """What theory asks for at these numbers; shown beside what a scenario uses, by `fedpriv privacy theorem`."""
+    published: Literal["points", "rows"] | None = None
+    """What noise is fitted to: the points that the optimizer asks at and its output, which are linear in the
+    released rows while no projection is active; the rows themselves, of which theorems ask the mean noise; None:
+    nothing can be fitted, since the optimizer is neither linear nor has such a theorem, or its sums restart."""
     name_of_mu: str = "mu"
     """What the paper calls the GDP parameter; accepted as a key of [privacy] beside `mu`."""
+
+
+_UNITS = ("clip", "step", "beta", "radius", "diameter")
+"""Settings that scale a run's numbers and leave its linear map alike."""
 
 
 class NoiseSettings(Settings, MechanismOptions):
     """Which noise is added to the running sums; every algorithm can be run with every mechanism."""
 
     mechanism: ChosenName = Field(
-        "tree", description="binary tree, fresh noise in every round, or banded square root"
+        "tree",
+        description="binary tree, fresh noise in every round, banded square root or its inverse, one or a few "
+        "buffers, or what serves the algorithm's output best (auto)",
     )
+    late_clip: Literal["same", "column"] = Field(
+        "same",
+        description='"column" raises the clips of rounds that the noise covers well, at the same noise; over '
+        "several epochs a record's clips are redistributed",
+    )
+
+    @model_validator(mode="after")
+    def _room_is_used_once(self) -> Self:
+        if self.scale and self.late_clip != "same":
+            raise ValueError("scale and late_clip use up the same room: give one of them")
+        return self
+
+    @property
+    def raises_late_clips(self) -> bool:
+        return self.late_clip != "same"
+
+    @property
+    def unfitted(self) -> bool:
+        """Whether numbers of the mechanism have to be fitted before a run."""
+        fitted = self.mechanism in (LambdaCgd.name, BufferedToeplitz.name)
+        return self.mechanism == AUTO or (fitted and not self.theta)
+
+    def in_units(self) -> Self:
+        """The same with clip, step and sizes of 1, and a mechanism that stands in for one yet to be fitted."""
+        ours = type(self).model_fields.keys()
+        units: dict[str, Any] = {name: 1.0 for name in _UNITS if name in ours}
+        if "parameters" in ours:
+            units["parameters"] = "explicit"
+        return self.model_copy(update=units | {"mechanism": IndependentGaussian.name, "late_clip": "same"})
 
 
 def chosen(settings: NoiseSettings, _problem: Problem, workload: Workload) -> Mechanism:

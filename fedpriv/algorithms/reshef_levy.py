@@ -11,6 +11,7 @@ from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem,
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import RecursiveGradient
 from fedpriv.mechanisms import Workload
+from fedpriv.mechanisms.registry import ChosenName
 from fedpriv.optimizers import AnytimeSGD
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.theory.mu2 import Mu2Problem, mu2_parameters
@@ -20,18 +21,18 @@ from fedpriv.theory.prescription import Prescription
 class Mu2Settings(NoiseSettings):
     """Reshef & Levy 2024: parameters of Theorems 5.2 and 6.2, each of which may be overridden."""
 
-    mechanism: Literal["tree", "independent", "banded"] = Field(
-        "independent", description="the paper's fresh noise in every round, binary tree, or banded square root"
+    mechanism: ChosenName = Field(
+        "independent", description="the paper's fresh noise in every round, or one of the others"
     )
 
     diameter: Positive = Field(description="D: diameter of the ball the model stays in")
     clip: Literal["lipschitz"] | Positive = Field(
         "lipschitz", description="norm bound S on one record's increment; 'lipschitz' is the paper's G + 2LD"
     )
-    late_clip: Literal["same", "balanced"] = Field(
+    late_clip: Literal["same", "balanced", "column"] = Field(
         "same",
-        description="round t's increment is in T - t + 1 sums: 'balanced' clips it to S √(T / (T - t + 1)), "
-        "at the same noise; for a single pass",
+        description="round t's increment is in T - t + 1 sums of independent noise: 'balanced' clips it to "
+        "S √(T / (T - t + 1)), at the same noise, in a single pass; 'column' is the same for any noise",
     )
     step: Literal["paper"] | Positive = Field(
         "paper",
@@ -52,16 +53,14 @@ def _clip(settings: Mu2Settings, problem: Problem) -> float:
     return problem.lipschitz + 2.0 * problem.smoothness * settings.diameter
 
 
-def _balanced_over(settings: Mu2Settings, problem: Problem) -> int | None:
-    """T where late clips are raised; in further epochs a record's raised increments would add up."""
-    if settings.late_clip == "same":
-        return None
-    if not problem.schedule.single_pass:
+def _estimator(settings: Mu2Settings, problem: Problem) -> RecursiveGradient:
+    """s_t = t g_t - (t-1) g~_{t-1}; clips that are raised late are the plan's."""
+    if settings.late_clip == "balanced" and not problem.schedule.single_pass:
         raise InputError(
             'algorithm.late_clip = "balanced" is free for a single pass in fixed order only: with epochs = 2 the '
-            'noise would grow by 17 %; use "same"'
+            'noise would grow by 17 %; use "same", or "column"'
         )
-    return problem.rounds
+    return RecursiveGradient(clip=_clip(settings, problem))
 
 
 def _step(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
@@ -133,9 +132,7 @@ DP_MU2_FL = Algorithm(
     source="Reshef & Levy, Private and Federated Stochastic Convex Optimization (ICML 2024), Algorithms 1 and 2",
     settings=Mu2Settings,
     # s_t = t g_t - (t-1) g~_{t-1}, summed: q_t = q_{t-1} + s_t
-    estimator=lambda settings, problem: RecursiveGradient(
-        clip=_clip(settings, problem), balanced_over=_balanced_over(settings, problem)
-    ),
+    estimator=_estimator,
     # fresh noise on every q_t, unless the scenario asks for another mechanism
     mechanism=chosen,
     # w_{t+1} = P_K(w_t - eta q~_t), x_{t+1} the weighted average of the w
@@ -143,5 +140,6 @@ DP_MU2_FL = Algorithm(
         step=_step(settings, problem, noise_std), radius=settings.diameter / 2.0
     ),
     theorems=_prescribed,
+    published="points",
     name_of_mu="rho",
 )

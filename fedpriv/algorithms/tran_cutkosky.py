@@ -16,10 +16,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedpriv.accounting.gdp import mu_of
-from fedpriv.algorithms.base import Algorithm, Positive, Problem, Settings
+from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, Settings, chosen
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import PlainGradient, SplitGradient
-from fedpriv.mechanisms import AlignedDifferences, BinaryTree, PaperTree, SlidingDifferences, Workload
+from fedpriv.mechanisms import AlignedDifferences, BinaryTree, Mechanism, PaperTree, SlidingDifferences, Workload
 from fedpriv.mechanisms.differences import Trees, calibrated, sized_by_the_paper
 from fedpriv.optimizers import NormalizedSGD
 from fedpriv.optimizers.normalized_sgd import movement_bound
@@ -86,10 +86,20 @@ def _sigma_mu(problem: Problem, reduced: bool) -> float:
     return sigma * mu_of(problem.epsilon, problem.delta)
 
 
-def _tree(settings: MomentumSettings, problem: Problem, workload: Workload) -> BinaryTree:
+class MomentumTreeSettings(MomentumSettings, NoiseSettings):
+    """Algorithm 1 is the row with a tree; other noise is sized by exact counting only."""
+
+    @model_validator(mode="after")
+    def _the_papers_constants_are_a_trees(self) -> Self:
+        if self.calibration == "paper" and (self.mechanism != BinaryTree.name or self.late_clip != "same"):
+            raise ValueError('calibration = "paper" is for the paper\'s tree with equal clips: use "exact"')
+        return self
+
+
+def _tree(settings: MomentumTreeSettings, problem: Problem, workload: Workload) -> Mechanism:
     keep, places = workload.keep, problem.schedule.places
     if settings.calibration == "exact":
-        return BinaryTree(keep)
+        return chosen(settings, problem, workload)
     if keep > 1.0 - 1.0 / places + 1e-12:
         raise InputError(f'algorithm.calibration = "paper" needs alpha of at least 1/N = 1/{places}')
     count = paper_node_count(problem.rounds, places)
@@ -132,7 +142,7 @@ MOMENTUM_TREE = Algorithm(
     name="momentum-tree",
     title="Momentum with tree noise",
     source=f"{_PAPER}, Algorithm 1",
-    settings=MomentumSettings,
+    settings=MomentumTreeSettings,
     # m_t = (1-α) m_{t-1} + α g_t
     estimator=_momentum,
     # the binary tree on every m_t, nodes decaying by 1-α a round
@@ -140,6 +150,7 @@ MOMENTUM_TREE = Algorithm(
     # w_{t+1} = w_t - η m^_t / ‖m^_t‖, on the mean over silos
     optimizer=lambda settings, problem, _noise_std: _normalized(settings, problem),
     theorems=_theorem_6,
+    published="rows",
 )
 
 

@@ -40,7 +40,9 @@ def theorem(
     """
     from fedpriv.scenario import load_scenario
 
-    loaded = load_scenario(scenario, overrides or [])
+    from fedpriv.running.fitted import fitted_scenario
+
+    loaded, _ = fitted_scenario(load_scenario(scenario, overrides or []), {})
     points = [_compared(point) for point in _first_seeds(loaded.points)]
     if not any(point["theorems"] for point in points):
         names = ", ".join(sorted({point["algorithm"] for point in points}))

@@ -1,12 +1,13 @@
 """Noise fitted to what a run publishes: from a row's optimizer to the mechanism that serves its output best.
 
-Optimizer -> `response_of` (its linear map, by adjoint) -> `objective_of` (noise against lower bounds) -> `auto`.
+Optimizer -> `published.response_of` (its linear map, by adjoint) -> `objective_of` (noise against lower bounds)
+-> `auto`.  Only what runs an optimizer or a stream imports torch.
 """
 
-from fedpriv.fitting.auto import Candidate, auto, candidates
+from fedpriv.fitting.auto import Candidate, auto, candidates, named
 from fedpriv.fitting.compare import Comparison, Published, compared, least
 from fedpriv.fitting.objective import Objective, objective_of
-from fedpriv.fitting.response import Response, response_of, rows_response
+from fedpriv.fitting.response import Response, rows_response
 
 __all__ = [
     "Candidate",
@@ -18,7 +19,7 @@ __all__ = [
     "candidates",
     "compared",
     "least",
+    "named",
     "objective_of",
-    "response_of",
     "rows_response",
 ]

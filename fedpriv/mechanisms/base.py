@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 
 from fedpriv.errors import InputError
+from fedpriv.mechanisms.columns import Columns
 from fedpriv.mechanisms.workload import Floats, Workload
 
 if TYPE_CHECKING:  # the algebra and the command line start without torch
@@ -70,6 +71,14 @@ class Mechanism(Protocol):
         """Those worth a line in a comparison, by `label`; `options` are the defaults."""
         one = cls.of(workload, options)
         return {one.label: one}
+
+    def options(self) -> dict[str, Any]:
+        """The keys of a scenario, beside the name, from which `of` makes it again; numbers as JSON has them."""
+        return {}
+
+    def columns(self, workload: Workload) -> Columns:
+        """What is known of the columns of C; InputError if nothing is."""
+        raise InputError(f"mechanism = {self.name!r}: the columns of its strategy matrix are not known")
 
     @property
     def label(self) -> str:

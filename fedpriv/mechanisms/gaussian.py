@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
+from fedpriv.mechanisms.columns import Columns, toeplitz_inner
 from fedpriv.mechanisms.sensitivity import falling
 from fedpriv.mechanisms.workload import Floats, Workload, geometric_sums, powers
 
@@ -41,7 +42,12 @@ class IndependentGaussian(Mechanism):
         def coefficients() -> Floats:
             return powers(workload.keep, workload.rounds)
 
-        return falling.certified(workload, coefficients, _column_energies(workload), within)
+        return falling.certified(workload, coefficients, self.columns(workload), within)
+
+    def columns(self, workload: Workload) -> Columns:
+        coefficients = powers(workload.keep, workload.block)
+        inner = toeplitz_inner(coefficients, workload.rounds, workload.period)
+        return Columns(_column_energies(workload), inner)
 
     @property
     def innovation(self) -> float:

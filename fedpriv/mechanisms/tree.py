@@ -12,7 +12,9 @@ import numpy as np
 
 from fedpriv.errors import InputError
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.mechanisms.columns import Columns
 from fedpriv.mechanisms.sensitivity import nodes, participation
+from fedpriv.mechanisms.sensitivity.row_bound import tightened
 from fedpriv.mechanisms.workload import Floats, Separated, Workload
 from fedpriv.replicates.columns import SHARED
 
@@ -46,15 +48,20 @@ class BinaryTree(Mechanism):
 
     def certified(self, workload: Workload) -> Sensitivity:
         check_matches(workload, self.keep, self.period)
-        columns = self._over_periods(workload, nodes.column_energies)
+        columns = self.columns(workload)
         if isinstance(workload.order, Separated):
-            return self._separated(workload, workload.order, columns)
+            found = self._separated(workload, workload.order, columns.energies)
+            return found if workload.equal_clips else tightened(found, columns.inner, workload)
 
         def within(clips: Floats, places: int) -> Floats:
             return nodes.record_energies(clips, places, self.keep)
 
-        energies = participation.record_energies(workload, columns, within)
+        energies = participation.record_energies(workload, columns.energies, within)
         return Sensitivity(math.sqrt(float(np.max(energies))), True, "released nodes that hold the record")
+
+    def columns(self, workload: Workload) -> Columns:
+        inner = nodes.inner(workload.rounds, workload.block, self.keep)
+        return Columns(self._over_periods(workload, nodes.column_energies), inner)
 
     @property
     def innovation(self) -> float:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.errors import InputError
+from fedpriv.running.fitted import fitted
 from fedpriv.scenario import Cell, load_scenario, resolve_cell
 
 _BUNDLE = Path(__file__).resolve().parents[1]
@@ -31,7 +32,8 @@ def cell_of(run_config: Mapping[str, Any]) -> Cell:
     """The cell that a run configuration names.
 
     `cell-json` holds a resolved cell; otherwise `scenario` is a path (taken from the app's own folder if it is
-    not found here), `set` overrides separated by spaces, `cell` the number of the sweep point, from 0.
+    not found here), `set` overrides separated by spaces, `cell` the number of the sweep point, from 0;
+    noise that is to be fitted is fitted here then, by server and clients alike.
     """
     if run_config["cell-json"]:
         return resolve_cell(json.loads(str(run_config["cell-json"])), "cell-json")
@@ -40,4 +42,4 @@ def cell_of(run_config: Mapping[str, Any]) -> Cell:
     chosen = int(run_config["cell"])
     if not 0 <= chosen < len(scenario.points):
         raise InputError(f"cell = {chosen}: {path} has cells 0 … {len(scenario.points) - 1}")
-    return scenario.points[chosen].cell
+    return fitted(scenario.points[chosen].cell)

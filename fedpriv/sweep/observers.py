@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedpriv.running.fitted import Fitted
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Scenario
 
@@ -12,6 +13,9 @@ class RunObserver:
 
     `place` is a cell's number in `Scenario.points`: 0 … len(points) - 1.
     """
+
+    def fitted(self, fit: Fitted) -> None:
+        """Noise was fitted to what some cells publish; called before `started`, once for each such fit."""
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         """The cells at `places` are about to be run, with results in `folder`; finished ones are left out."""

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from fedpriv.engines.table import engine_named
 from fedpriv.errors import InputError, RunError
+from fedpriv.running.fitted import Fitted, fitted_scenario
 from fedpriv.running.task import check_records
 from fedpriv.scenario import Scenario
 from fedpriv.sweep.observers import Fanout, RunObserver
-from fedpriv.sweep.results import RunFolder
+from fedpriv.sweep.results import RunFolder, fits_of
 
 _RUNS = Path("runs")
 
@@ -58,7 +59,13 @@ def run_sweep(
         for point in scenario.points:
             check_records(point.cell)
     path = out or _free_folder(scenario.name, resume=resume)
-    folder = RunFolder(path, scenario, engine_name, resume=resume, rerun=rerun)
+
+    def told(fit: Fitted) -> None:
+        for observer in observers:
+            observer.fitted(fit)
+
+    scenario, fits = fitted_scenario(scenario, fits_of(path) if resume else {}, told)
+    folder = RunFolder(path, scenario, engine_name, resume=resume, rerun=rerun, fits=fits)
     if engine_name == "deployment":
         from fedpriv.engines.deployment import run_deployment
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fedpriv.fitting import Objective, Response, compared, least, objective_of
-from fedpriv.fitting.auto import lengthened
 from fedpriv.fitting.fit import Fit, fit_lambda, fit_roots
 from fedpriv.fitting.loss import Loss, PlainLoss, ScaledLoss
 from fedpriv.mechanisms import BinaryTree, IndependentGaussian, Mechanism, Separated, Workload
@@ -210,7 +209,7 @@ def test_unaccelerated_comes_within_one_percent(rounds: int) -> None:
 def test_ftrl_with_two_buffers_and_a_scale(row: str, rounds: int, most: float) -> None:
     wanted = objective(row, rounds)
     found = fit_roots(ScaledLoss(wanted), 2, True, fit_lambda(wanted).theta)
-    mechanism = lengthened(BufferedToeplitz(1.0, found.theta, found.phi), wanted.workload)
+    mechanism = BufferedToeplitz(1.0, found.theta, found.phi).lengthened(wanted.workload)
     assert output_ratio(mechanism, row, rounds) <= most
     assert mechanism.sensitivity(wanted.workload) == pytest.approx(
         BufferedToeplitz(1.0, found.theta, found.phi).sensitivity(wanted.workload), rel=1e-12

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedpriv.errors import InputError
-from fedpriv.fitting.column import Inner, column_scale, fixed_order_scale, toeplitz_inner
+from fedpriv.mechanisms.columns import Inner, column_scale, fixed_order_scale, toeplitz_inner
 from fedpriv.mechanisms import BinaryTree, IndependentGaussian, Mechanism, Separated, Workload
 from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
 from fedpriv.mechanisms.sensitivity import series
