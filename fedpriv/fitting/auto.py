@@ -80,7 +80,7 @@ def named(objective: Objective, kind: type[BufferedToeplitz], max_vectors: int, 
     best = min(fitting, key=lambda candidate: candidate.noise)
     asked = best.mechanism
     assert isinstance(asked, BufferedToeplitz)
-    mechanism = kind(asked.keep, asked.theta, asked.phi, asked.column_scale)
+    mechanism = kind(asked.decay, asked.theta, asked.phi, asked.column_scale)
     return Candidate(mechanism, best.vectors, best.noise)
 
 
@@ -99,15 +99,15 @@ def candidates(objective: Objective, max_vectors: int) -> Iterator[Candidate]:
 
 def _all(objective: Objective, most: int) -> Iterator[Candidate]:
     yield _of(IndependentGaussian(), objective)
-    keep, rounds = objective.workload.keep, objective.workload.rounds
+    decay, rounds = objective.workload.decay, objective.workload.rounds
     if rounds <= _FEW_ROUNDS:
         return
-    if BinaryTree(keep).memory_vectors(objective.workload) <= most:
-        yield _of(BinaryTree(keep), objective)
+    if BinaryTree(decay).memory_vectors(objective.workload) <= most:
+        yield _of(BinaryTree(decay), objective)
     if not objective.workload.schedule.single_pass:
         # with few places a C that ends before a record comes back can be best
         for bands in range(2, most + 1):
-            yield _of(BandedSquareRoot(keep, bands), objective)
+            yield _of(BandedSquareRoot(decay, bands), objective)
     yield from _plain(objective, most)
     yield from _scaled(objective, most)
 
@@ -149,11 +149,11 @@ def _scaled(objective: Objective, most: int) -> Iterator[Candidate]:
 
 def _with_roots(workload: Workload, fit: Fit) -> BufferedToeplitz:
     kind = LambdaCgd if len(fit.theta) == 1 and fit.phi == (0.0,) else BufferedToeplitz
-    return kind(workload.keep, fit.theta, fit.phi)
+    return kind(workload.decay, fit.theta, fit.phi)
 
 
 def _vectors(workload: Workload, pairs: int, last_free: bool) -> int:
-    return pairs + (last_free and workload.keep > 0.0)
+    return pairs + (last_free and workload.decay > 0.0)
 
 
 def _frugal(found: list[Candidate]) -> Candidate:

@@ -26,7 +26,7 @@ Inner = Callable[[NDArray[np.int64]], Floats]
 class Columns(NamedTuple):
     """What the certificates ask of C: squared column norms (T,), and inner products of columns."""
 
-    energies: Floats
+    squared_norms: Floats
     inner: Inner
 
 
@@ -39,20 +39,20 @@ def raised(columns: Columns, workload: Workload) -> Floats:
     if workload.period is not None:
         raise InputError('late_clip = "column": the sums restart, and no factors are known for them')
     if workload.order.single_pass:
-        return column_scale(columns.energies, workload)
+        return column_scale(columns.squared_norms, workload)
     return fixed_order_scale(columns.inner, workload)
 
 
-def column_scale(energies: Floats, workload: Workload) -> Floats:
+def column_scale(squared_norms: Floats, workload: Workload) -> Floats:
     """D for one participation of every record: all columns, times their clips, become as long as the longest.
 
-    `energies` are the squared column norms of C, (T,).  Every D_t is at least 1.
+    `squared_norms` are the squared column norms of C, (T,).  Every D_t is at least 1.
 
     Guarantee: the worst record costs what it cost without D, whatever the clips are.
     """
     if not workload.order.single_pass:
         raise InputError("column scale: records take part more than once; their scale is fixed_order_scale")
-    squares = energies if workload.equal_clips else workload.clips**2 * energies
+    squares = squared_norms if workload.equal_clips else workload.clips**2 * squared_norms
     return np.asarray(np.sqrt(np.max(squares) / squares), np.float64)
 
 
@@ -66,24 +66,27 @@ def fixed_order_scale(inner: Inner, workload: Workload) -> Floats:
     schedule, rounds = workload.schedule, workload.rounds
     if not isinstance(schedule, Schedule) or not workload.equal_clips:
         raise InputError("column scale: several passes need a fixed order and the same clip in every round")
-    if rounds > _MOST_TIMES * schedule.places:
+    if rounds > _MOST_TIMES * schedule.rounds_per_epoch:
         raise InputError(f"column scale: records take part more than {_MOST_TIMES} times")
-    own = [np.arange(place, rounds, schedule.places) for place in range(min(schedule.places, rounds))]
+    own = [
+        np.arange(place, rounds, schedule.rounds_per_epoch)
+        for place in range(min(schedule.rounds_per_epoch, rounds))
+    ]
     products = [inner(held) for held in own]
-    energy = max(float(np.sum(product)) for product in products)
+    squared_norm = max(float(np.sum(product)) for product in products)
     scale = np.empty(rounds)
     for held, product in zip(own, products, strict=True):
-        scale[held] = _of_record(product, energy)
+        scale[held] = _of_record(product, squared_norm)
     return scale
 
 
 def toeplitz_columns(coefficients: Floats, workload: Workload) -> Columns:
     """Of a lower-triangular Toeplitz C with these coefficients, 0 beyond their end, restarted with the sums."""
     full, rest = divmod(workload.rounds, workload.block)
-    of_full = series.column_energies(coefficients[: workload.block], workload.block)
-    of_rest = [series.column_energies(coefficients[:rest], rest)] if rest else []
-    energies = np.concatenate([np.tile(of_full, full), *of_rest])
-    return Columns(energies, toeplitz_inner(coefficients, workload.rounds, workload.period))
+    of_full = series.column_squared_norms(coefficients[: workload.block], workload.block)
+    of_rest = [series.column_squared_norms(coefficients[:rest], rest)] if rest else []
+    squared_norms = np.concatenate([np.tile(of_full, full), *of_rest])
+    return Columns(squared_norms, toeplitz_inner(coefficients, workload.rounds, workload.period))
 
 
 def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) -> Inner:
@@ -111,8 +114,8 @@ def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) 
     return inner
 
 
-def _of_record(inner: Floats, energy: float) -> Floats:
-    """1/D_i is proportional to Σ_j ⟨C_i, C_j⟩ D_j where Σ log D is the largest at one energy."""
+def _of_record(inner: Floats, squared_norm: float) -> Floats:
+    """1/D_i is proportional to Σ_j ⟨C_i, C_j⟩ D_j where Σ log D is the largest at one squared norm."""
     scale = np.ones(len(inner))
     for _ in range(_STEPS):
         following = np.sqrt(scale / (inner @ scale))
@@ -120,4 +123,4 @@ def _of_record(inner: Floats, energy: float) -> Floats:
         scale = following
         if settled:
             break
-    return np.asarray(scale * np.sqrt(energy / (scale @ inner @ scale)), np.float64)
+    return np.asarray(scale * np.sqrt(squared_norm / (scale @ inner @ scale)), np.float64)

@@ -1,4 +1,4 @@
-"""The banded inverse square root: C^-1 has the first `bands` coefficients of (1 - keep·x)^(1/2).
+"""The banded inverse square root: C^-1 has the first `bands` coefficients of (1 - decay·x)^(1/2).
 
 It remembers as many vectors as the banded square root, and its C reaches over all rounds.  A baseline: with as
 many vectors `BufferedToeplitz` adds less noise.
@@ -17,7 +17,7 @@ from fedpriv.errors import InputError
 from fedpriv.mechanisms import band_stream
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
 from fedpriv.mechanisms.columns import Columns, toeplitz_columns
-from fedpriv.mechanisms.sensitivity import falling, series
+from fedpriv.mechanisms.sensitivity import nonincreasing, series
 from fedpriv.mechanisms.toeplitz import BandedOptions
 from fedpriv.mechanisms.workload import Floats, Workload, powers
 from fedpriv.replicates.columns import SHARED
@@ -40,22 +40,22 @@ class BandedInverseSquareRoot(Mechanism):
     name: ClassVar[str] = "bisr"
     words: ClassVar[str] = "Gaussian noise correlated over the rounds (banded inverse matrix factorization)"
 
-    keep: float = field(default=1.0, metadata=SHARED)
+    decay: float = field(default=1.0, metadata=SHARED)
     bands: int = 4
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.keep <= 1.0:
-            raise InputError(f"keep = {self.keep}: the decay of a running sum lies between 0 and 1")
+        if not 0.0 <= self.decay <= 1.0:
+            raise InputError(f"decay = {self.decay}: the decay of a running sum lies between 0 and 1")
         if self.bands < 1:
             raise InputError(f"bands = {self.bands}: C^-1 has at least one band, its diagonal")
 
     @classmethod
     def of(cls, workload: Workload, options: BandedOptions) -> Self:
-        return cls(workload.keep, options.bands)
+        return cls(workload.decay, options.bands)
 
     @classmethod
     def comparisons(cls, workload: Workload, options: BandedOptions) -> dict[str, Self]:
-        one = cls(workload.keep, min(_COMPARED, workload.rounds))
+        one = cls(workload.decay, min(_COMPARED, workload.rounds))
         return {one.label: one}
 
     def options(self) -> dict[str, Any]:
@@ -67,23 +67,23 @@ class BandedInverseSquareRoot(Mechanism):
 
     def certified(self, workload: Workload) -> Sensitivity:
         """InputError if the coefficients of C should ever increase: then the worst pattern is not known."""
-        check_matches(workload, self.keep, None)
-        return falling.of_series(workload, self._strategy(workload.rounds))
+        check_matches(workload, self.decay, None)
+        return nonincreasing.of_series(workload, self._strategy(workload.rounds))
 
     def columns(self, workload: Workload) -> Columns:
-        check_matches(workload, self.keep, None)
+        check_matches(workload, self.decay, None)
         return toeplitz_columns(self._strategy(workload.rounds), workload)
 
     @property
-    def innovation(self) -> float:
+    def fresh_std(self) -> float:
         """B has a diagonal of ones."""
         return 1.0
 
     def variance(self, workload: Workload) -> Floats:
-        check_matches(workload, self.keep, None)
+        check_matches(workload, self.decay, None)
         row = np.zeros(workload.rounds)
         for lag, weight in enumerate(self._inverse[: workload.rounds]):
-            row[lag:] += weight * powers(self.keep, workload.rounds - lag)
+            row[lag:] += weight * powers(self.decay, workload.rounds - lag)
         return np.cumsum(row**2)
 
     def memory_vectors(self, workload: Workload) -> int:
@@ -91,21 +91,21 @@ class BandedInverseSquareRoot(Mechanism):
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """The state holds the last noise and the last bands - 1 fresh vectors, latest first."""
-        return band_stream.noise(state, fresh, self.keep, self._inverse[1:], of_rows=False)
+        return band_stream.noise(state, fresh, self.decay, self._inverse[1:], of_rows=False)
 
     def _strategy(self, rounds: int) -> Floats:
         coefficients = series.inverse(np.array(self._inverse[:rounds]), rounds)
         highest = np.maximum.accumulate(np.abs(coefficients[::-1]))[::-1]  # the least series above it that falls
         if np.max(highest - coefficients) > _ROUNDING:
             raise InputError(
-                f"bands = {self.bands}, keep = {self.keep}: the coefficients of C increase over {rounds} rounds, "
-                "and its worst participation is not known; take another number of bands"
+                f"bands = {self.bands}, decay = {self.decay}: the coefficients of C increase over {rounds} "
+                "rounds, and its worst participation is not known; take another number of bands"
             )
         return highest
 
     @cached_property
     def _inverse(self) -> list[float]:
         """The coefficients of C^-1."""
-        places = np.arange(1, self.bands, dtype=np.float64)
-        coefficients: list[float] = [1.0, *np.cumprod(self.keep * (places - 1.5) / places).tolist()]
+        lags = np.arange(1, self.bands, dtype=np.float64)
+        coefficients: list[float] = [1.0, *np.cumprod(self.decay * (lags - 1.5) / lags).tolist()]
         return coefficients

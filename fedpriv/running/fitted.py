@@ -98,7 +98,7 @@ def response_and_workload(
     problem = Problem(dimension=1, lipschitz=1.0, smoothness=1.0, convex=True, batch=1, schedule=schedule)
     estimator, rounds = row.estimator(units, problem), schedule.rounds
     clips = np.array([float(estimator.round(t).clip) for t in range(1, rounds + 1)])
-    workload = Workload(schedule, estimator.keep, clips, estimator.period)
+    workload = Workload(schedule, estimator.decay, clips, estimator.period)
     if row.published == "rows":
         return rows_response(rounds), workload
     return response_of(row.optimizer(units, problem, 1.0), estimator.round, rounds), workload

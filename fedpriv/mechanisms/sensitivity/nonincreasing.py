@@ -13,7 +13,7 @@ import numpy as np
 from fedpriv.mechanisms.base import Sensitivity
 from fedpriv.mechanisms.columns import Columns, toeplitz_columns
 from fedpriv.mechanisms.sensitivity import series
-from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern, record_energies
+from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern, record_squared_norms
 from fedpriv.mechanisms.sensitivity.row_bound import tightened
 from fedpriv.mechanisms.workload import Floats, Separated, Workload
 
@@ -21,8 +21,8 @@ from fedpriv.mechanisms.workload import Floats, Separated, Workload
 def of_series(workload: Workload, coefficients: Floats) -> Sensitivity:
     """`certified` for c_0 … up to the last that matters, at most `workload.block` of them."""
 
-    def within(clips: Floats, places: int) -> Floats:
-        return series.record_energies(coefficients[: len(clips)], clips, places)
+    def within(clips: Floats, rounds_per_epoch: int) -> Floats:
+        return series.record_squared_norms(coefficients[: len(clips)], clips, rounds_per_epoch)
 
     return certified(workload, lambda: coefficients, toeplitz_columns(coefficients, workload), within)
 
@@ -35,47 +35,51 @@ def certified(
 ) -> Sensitivity:
     """The exact worst case where one is known, else the smallest of three bounds.
 
-    `coefficients()`: c_0 … up to the last that matters, at most T; `within(clips, places)`: energies of the
+    `coefficients()`: c_0 … up to the last that matters, at most T; `within(clips, rounds_per_epoch)`: squared norms of the
     records of a fixed order in one period.
     """
-    energies = workload.clips**2 * columns.energies
+    squared_norms = workload.clips**2 * columns.squared_norms
     if workload.order.single_pass:
-        return Sensitivity(math.sqrt(float(np.max(energies))), True, "one participation: largest column norm")
+        return Sensitivity(math.sqrt(float(np.max(squared_norms))), True, "one participation: largest column norm")
     if isinstance(workload.order, Separated):
-        found = _separated(workload, workload.order, coefficients(), columns.energies)
+        found = _separated(workload, workload.order, coefficients(), columns.squared_norms)
         return tightened(found, columns.inner, workload)
     if workload.period is None and workload.equal_clips:
-        return _earliest(workload, coefficients(), columns.energies, workload.order.places, workload.rounds)
-    worst = float(np.max(record_energies(workload, columns.energies, within)))
+        return _earliest(
+            workload, coefficients(), columns.squared_norms, workload.order.rounds_per_epoch, workload.rounds
+        )
+    worst = float(np.max(record_squared_norms(workload, columns.squared_norms, within)))
     return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
 
 
 def _separated(workload: Workload, pattern: Separated, coefficients: Floats, columns: Floats) -> Sensitivity:
-    energies = workload.clips**2 * columns
+    squared_norms = workload.clips**2 * columns
     if workload.period is None:
-        earliest = _earliest(workload, coefficients, columns, pattern.separation, pattern.most)
+        earliest = _earliest(workload, coefficients, columns, pattern.min_separation, pattern.most)
         if workload.equal_clips:
             return earliest
-        if len(coefficients) <= pattern.separation:
-            worst = heaviest_pattern(energies, pattern)
+        if len(coefficients) <= pattern.min_separation:
+            worst = heaviest_pattern(squared_norms, pattern)
             return Sensitivity(math.sqrt(worst), True, "no two participations overlap: squares add up")
-    triangle = heaviest_pattern(np.sqrt(energies), pattern)
+    triangle = heaviest_pattern(np.sqrt(squared_norms), pattern)
     if workload.period is None and earliest.value < triangle:
         return Sensitivity(earliest.value, False, "unequal clips, as if all were the largest")
     return Sensitivity(triangle, False, "triangle inequality over the heaviest pattern")
 
 
-def _earliest(workload: Workload, coefficients: Floats, columns: Floats, gap: int, times: int) -> Sensitivity:
-    """The largest clip in rounds 1, 1 + gap, …, at most `times` of them: clip · ‖Σ_k C_{1 + k gap}‖.  O(T)."""
+def _earliest(
+    workload: Workload, coefficients: Floats, columns: Floats, gap: int, max_participations: int
+) -> Sensitivity:
+    """The largest clip in rounds 1, 1 + gap, …, not more than may be: clip · ‖Σ_k C_{1 + k gap}‖.  O(T)."""
     rounds = workload.rounds
     if len(coefficients) <= gap:
-        norm = math.sqrt(float(np.sum(columns[::gap][:times])))
+        norm = math.sqrt(float(np.sum(columns[::gap][:max_participations])))
     else:
         participations = -(-rounds // gap)
         shifted = np.zeros((participations, gap))
         shifted.ravel()[: len(coefficients)] = coefficients
         moved = np.cumsum(shifted, axis=0)
-        if times < participations:
-            moved[times:] -= moved[:-times].copy()
+        if max_participations < participations:
+            moved[max_participations:] -= moved[:-max_participations].copy()
         norm = float(np.linalg.norm(moved.ravel()[:rounds]))
     return Sensitivity(float(np.max(workload.clips)) * norm, True, "equal clips: the earliest pattern")
