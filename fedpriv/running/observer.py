@@ -15,8 +15,8 @@ class RunObserver:
     of an engine, and 0 for that of a server, which runs one cell.
     """
 
-    def started(self, scenario: Scenario, rounds_per_epoch: Sequence[int], folder: Path) -> None:
-        """The cells at `rounds_per_epoch` are about to be run, with results in `folder`; finished ones are left out."""
+    def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
+        """The cells at `places` are about to be run, with results in `folder`; finished ones are left out."""
 
     def advanced(self, rounds: int) -> None:
         """So many more rounds, summed over cells, are done."""
@@ -35,10 +35,10 @@ class RunObserver:
 
 
 class Observers(RunObserver):
-    """Several as one; whoever speaks numbers the cells by their place in `rounds_per_epoch`, the observers hear those."""
+    """Several as one; whoever speaks numbers the cells by their place in `places`, the observers hear those."""
 
-    def __init__(self, rounds_per_epoch: Sequence[int], observers: Sequence[RunObserver]) -> None:
-        self._places, self._observers = rounds_per_epoch, observers
+    def __init__(self, places: Sequence[int], observers: Sequence[RunObserver]) -> None:
+        self._places, self._observers = places, observers
 
     def advanced(self, rounds: int) -> None:
         for observer in self._observers:
