@@ -1,10 +1,10 @@
 """DP-μ²-FL: Reshef & Levy 2024, Algorithms 1 (untrusted server) and 2 (trusted server)."""
 
 import math
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedpriv.accounting.gdp import mu_of
 from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, chosen
@@ -29,21 +29,10 @@ class Mu2Settings(NoiseSettings):
     clip: Literal["lipschitz"] | Positive = Field(
         "lipschitz", description="norm bound S on one record's increment; 'lipschitz' is the paper's G + 2LD"
     )
-    late_clip: Literal["same", "balanced", "column"] = Field(
-        "same",
-        description="round t's increment is in T - t + 1 sums of independent noise: 'balanced' clips it to "
-        "S √(T / (T - t + 1)), at the same noise, in a single pass; 'column' is the same for any noise",
-    )
     step: Literal["paper"] | Positive = Field(
         "paper",
         description="η; 'paper' is min(D / (std of the mean's noise · √(T d)), 1 / (4 L T)), L the smoothness",
     )
-
-    @model_validator(mode="after")
-    def _balanced_where_it_is_free(self) -> Self:
-        if self.late_clip == "balanced" and self.mechanism != "independent":
-            raise ValueError('late_clip = "balanced" is for mechanism = "independent": elsewhere it costs noise')
-        return self
 
 
 def _clip(settings: Mu2Settings, problem: Problem) -> float:
@@ -51,16 +40,6 @@ def _clip(settings: Mu2Settings, problem: Problem) -> float:
     if settings.clip != "lipschitz":
         return settings.clip
     return problem.lipschitz + 2.0 * problem.smoothness * settings.diameter
-
-
-def _estimator(settings: Mu2Settings, problem: Problem) -> RecursiveGradient:
-    """s_t = t g_t - (t-1) g~_{t-1}; clips that are raised late are the plan's."""
-    if settings.late_clip == "balanced" and not problem.schedule.single_pass:
-        raise InputError(
-            'algorithm.late_clip = "balanced" is free for a single pass in fixed order only: with epochs = 2 the '
-            'noise would grow by 17 %; use "same", or "column"'
-        )
-    return RecursiveGradient(clip=_clip(settings, problem))
 
 
 def _step(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
@@ -132,7 +111,7 @@ DP_MU2_FL = Algorithm(
     source="Reshef & Levy, Private and Federated Stochastic Convex Optimization (ICML 2024), Algorithms 1 and 2",
     settings=Mu2Settings,
     # s_t = t g_t - (t-1) g~_{t-1}, summed: q_t = q_{t-1} + s_t
-    estimator=_estimator,
+    estimator=lambda settings, problem: RecursiveGradient(_clip(settings, problem)),
     # fresh noise on every q_t, unless the scenario asks for another mechanism
     mechanism=chosen,
     # w_{t+1} = P_K(w_t - eta q~_t), x_{t+1} the weighted average of the w

@@ -4,7 +4,7 @@ Optimizer -> `published.response_of` (its linear map, by adjoint) -> `objective_
 -> `auto`.  Only what runs an optimizer or a stream imports torch.
 """
 
-from fedpriv.fitting.auto import Candidate, auto, candidates, named
+from fedpriv.fitting.auto import Candidate, auto, candidates, choice, named
 from fedpriv.fitting.compare import Comparison, Published, compared, least
 from fedpriv.fitting.objective import Objective, objective_of
 from fedpriv.fitting.response import Response, rows_response
@@ -17,6 +17,7 @@ __all__ = [
     "Response",
     "auto",
     "candidates",
+    "choice",
     "compared",
     "least",
     "named",

@@ -5,7 +5,7 @@ mechanism with its numbers: they are stored and certified, never fitted again.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fedpriv.errors import InputError
@@ -56,7 +56,11 @@ def auto(objective: Objective, max_vectors: int = 4, *, scalable: bool = True) -
     """
     if max_vectors < 0:
         raise InputError(f"max_vectors = {max_vectors}: a state has 0 or more vectors")
-    found = [each for each in candidates(objective, max_vectors) if scalable or not each.scaled]
+    return choice([each for each in candidates(objective, max_vectors) if scalable or not each.scaled])
+
+
+def choice(found: Sequence[Candidate]) -> Candidate:
+    """The one of `found` that `auto` takes."""
     plain = _frugal([candidate for candidate in found if not candidate.scaled])
     scaled = [candidate for candidate in found if candidate.scaled]
     if not scaled or _frugal(scaled).noise * _NEARLY >= plain.noise:
@@ -87,7 +91,7 @@ def named(objective: Objective, kind: type[BufferedToeplitz], max_vectors: int, 
 def candidates(objective: Objective, max_vectors: int) -> Iterator[Candidate]:
     """All that fit into `max_vectors`, but for those that an earlier one beats with as few vectors."""
     found: list[Candidate] = []
-    for candidate in _all(objective, max_vectors):
+    for candidate in fitted_of_all_kinds(objective, max_vectors):
         beaten = any(
             other.vectors <= candidate.vectors and other.noise <= candidate.noise * (1.0 + _SAME)
             for other in found
@@ -97,7 +101,8 @@ def candidates(objective: Objective, max_vectors: int) -> Iterator[Candidate]:
             yield candidate
 
 
-def _all(objective: Objective, most: int) -> Iterator[Candidate]:
+def fitted_of_all_kinds(objective: Objective, most: int) -> Iterator[Candidate]:
+    """One candidate of every kind and size that a state of `most` vectors may allow, beaten ones too."""
     yield _of(IndependentGaussian(), objective)
     decay, rounds = objective.workload.decay, objective.workload.rounds
     if rounds <= _FEW_ROUNDS:

@@ -111,6 +111,10 @@ class Mechanism(Protocol):
         """The noise variance of every release per coordinate, for fresh vectors of variance 1; shape (T,)."""
         ...
 
+    def noise_series(self, workload: Workload) -> Floats | None:
+        """b_0 … b_{T-1} if row t of B z is Σ_j b_j z_{t-j}, one fresh vector a round; None if it is not."""
+        return None
+
     def mean_variance(self, workload: Workload) -> float:
         """`variance` averaged over the rounds."""
         return float(np.mean(self.variance(workload)))

@@ -83,8 +83,8 @@ class BufferedToeplitz(Mechanism):
         """The mechanism of given roots; InputError for none: whoever builds a plan never fits."""
         if not options.theta:
             raise InputError(
-                f"mechanism = {cls.name!r}: its roots are fitted before a run starts and sent as numbers, and here "
-                "are none; give theta"
+                f"mechanism = {cls.name!r}: its roots are fitted before a run starts and sent as numbers, and "
+                "here are none; give theta"
             )
         plain = cls(workload.decay, options.theta, cls._zeros(options), period=workload.period)
         return plain.lengthened(workload) if options.scale else plain
@@ -96,7 +96,9 @@ class BufferedToeplitz(Mechanism):
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
-        numbers = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+        numbers: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
+        }
         return cls(**numbers)
 
     def options(self) -> dict[str, Any]:
@@ -141,6 +143,10 @@ class BufferedToeplitz(Mechanism):
         if self.column_scale:
             return self._scaled_variance(workload.rounds)
         return self._over_periods(workload, lambda rounds: np.cumsum(self._rows(rounds) ** 2))
+
+    def noise_series(self, workload: Workload) -> Floats | None:
+        self._check(workload)
+        return None if self.column_scale or self.period is not None else self._rows(workload.rounds)
 
     def memory_vectors(self, workload: Workload) -> int:
         return len(self.phi) + (self.decay > 0.0) if self.column_scale else len(self._modes)
@@ -251,7 +257,7 @@ class LambdaCgd(BufferedToeplitz):
         super().__post_init__()
         if len(self.theta) != 1 or self.phi != (0.0,):
             raise InputError(
-                f"lambda-cgd has one root λ and no zero above 0: theta = {list(self.theta)}, phi = {list(self.phi)}"
+                f"theta = {list(self.theta)}, phi = {list(self.phi)}: lambda-cgd has one root and no zero above 0"
             )
 
     @property

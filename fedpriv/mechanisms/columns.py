@@ -90,7 +90,7 @@ def toeplitz_columns(coefficients: Floats, workload: Workload) -> Columns:
 
 
 def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) -> Inner:
-    """Of a lower-triangular Toeplitz C with these coefficients, 0 beyond their end, restarted every `block` rounds."""
+    """Of a lower-triangular Toeplitz C with these coefficients, 0 beyond their end; `block` rounds per restart."""
     length = rounds if block is None else min(block, rounds)
     padded = np.zeros(length)
     padded[: len(coefficients)] = coefficients[:length]

@@ -56,6 +56,11 @@ class IndependentGaussian(Mechanism):
     def variance(self, workload: Workload) -> Floats:
         return np.ones(workload.rounds)
 
+    def noise_series(self, workload: Workload) -> Floats:
+        series = np.zeros(workload.rounds)
+        series[0] = 1.0
+        return series
+
     def memory_vectors(self, workload: Workload) -> int:
         return 0
 

@@ -80,11 +80,14 @@ class BandedInverseSquareRoot(Mechanism):
         return 1.0
 
     def variance(self, workload: Workload) -> Floats:
+        return np.cumsum(self.noise_series(workload) ** 2)
+
+    def noise_series(self, workload: Workload) -> Floats:
         check_matches(workload, self.decay, None)
         row = np.zeros(workload.rounds)
         for lag, weight in enumerate(self._inverse[: workload.rounds]):
             row[lag:] += weight * powers(self.decay, workload.rounds - lag)
-        return np.cumsum(row**2)
+        return row
 
     def memory_vectors(self, workload: Workload) -> int:
         return band_stream.memory_vectors(self.bands, workload.rounds)

@@ -95,7 +95,10 @@ class BandedSquareRoot(Mechanism):
 
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, self.decay, None)
-        return np.cumsum(self._noise_series(workload.rounds) ** 2)
+        return np.cumsum(self.noise_series(workload) ** 2)
+
+    def noise_series(self, workload: Workload) -> Floats:
+        return self._noise_series(workload.rounds)
 
     def memory_vectors(self, workload: Workload) -> int:
         return band_stream.memory_vectors(self.bands, workload.rounds)
@@ -131,14 +134,14 @@ class BandedSquareRoot(Mechanism):
     @cached_property
     def _block_answers(self) -> tuple[Floats, Floats]:
         """Rows of C^-1 z from the rows before the block, and from the block's fresh vectors."""
-        coefficients = series.square_root(self.decay, self.bands)
+        coefficients = self._strategy(self.bands)
         inverted = series.inverse(coefficients, self.bands)
         return series.history_response(coefficients, inverted), series.lower_toeplitz(inverted)
 
     @cached_property
     def _weights(self) -> list[float]:
         """Of the last rows of C^-1 z in the next one."""
-        weights: list[float] = (-series.square_root(self.decay, self.bands)[1:]).tolist()
+        weights: list[float] = (-self._strategy(self.bands)[1:]).tolist()
         return weights
 
     def _strategy(self, rounds: int) -> Floats:

@@ -16,6 +16,14 @@ from fedpriv.privacy.cost import Cost, cost_of
 from fedpriv.privacy.trust import Noise, Trust, trust_named
 
 
+def unfitted(workload: Workload) -> dict[str, Mechanism]:
+    """Every mechanism for these sums whose numbers are given and not fitted, by a name that says them."""
+    found: dict[str, Mechanism] = {}
+    for kind in CHOSEN:
+        found |= kind.comparisons(workload, MechanismOptions())
+    return found
+
+
 @dataclass(frozen=True)
 class Setting:
     """Who releases which running sums, and in which rounds a record takes part in them."""
@@ -63,8 +71,12 @@ class Setting:
 
     def cost(self, mechanism: Mechanism, mu: float) -> Cost:
         """The cost of `mechanism` at μ > 0."""
+        return self.cost_for(mechanism, self.workload, mu)
+
+    def cost_for(self, mechanism: Mechanism, workload: Workload, mu: float) -> Cost:
+        """The same for other sums, such as those of an algorithm."""
         check_positive("mu", mu)
-        return cost_of(mechanism, self.workload, lambda sensitivity: self._noise(sensitivity, mu))
+        return cost_of(mechanism, workload, lambda sensitivity: self._noise(sensitivity, mu))
 
     def mu_spent(self, mechanism: Mechanism, std: float) -> float:
         """The μ that noise of standard deviation `std` gives: noise is inversely proportional to μ."""
@@ -73,11 +85,8 @@ class Setting:
         return float(at_one.sources[0].std) / std
 
     def compare(self, mu: float) -> dict[str, Cost]:
-        """The cost of every mechanism at μ, by a name that says its parameters."""
-        candidates: dict[str, Mechanism] = {}
-        for kind in CHOSEN:
-            candidates |= kind.comparisons(self.workload, MechanismOptions())
-        return {name: self.cost(mechanism, mu) for name, mechanism in candidates.items()}
+        """The cost at μ of every mechanism that needs no fit, by a name that says its parameters."""
+        return {name: self.cost(mechanism, mu) for name, mechanism in unfitted(self.workload).items()}
 
     def _noise(self, sensitivity: float, mu: float) -> Noise:
         share = 1.0 / self.silos

@@ -15,7 +15,6 @@ from fedpriv.algorithms import Problem
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import Estimator, RaisedClips
 from fedpriv.mechanisms import Mechanism, Workload
-from fedpriv.mechanisms.columns import raised
 from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
@@ -185,8 +184,8 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     estimator = row.estimator(settings, problem)
     workload = _workload(estimator, schedule)
     mechanism = row.mechanism(settings, problem, workload)
-    if settings.raises_late_clips:
-        estimator = RaisedClips(estimator, tuple(raised(mechanism.columns(workload), workload).tolist()))
+    if (factors := settings.clip_factors(mechanism, workload)) is not None:
+        estimator = RaisedClips(estimator, factors)
         workload = _workload(estimator, schedule)
     if cell.deployment.missing == "continue" and not _survives_gaps(estimator, mechanism):
         raise InputError(

@@ -35,8 +35,8 @@ def certified(
 ) -> Sensitivity:
     """The exact worst case where one is known, else the smallest of three bounds.
 
-    `coefficients()`: c_0 … up to the last that matters, at most T; `within(clips, rounds_per_epoch)`: squared norms of the
-    records of a fixed order in one period.
+    `coefficients()`: c_0 … up to the last that matters, at most T; `within(clips, rounds_per_epoch)`: squared
+    norms of the records of a fixed order in one period.
     """
     squared_norms = workload.clips**2 * columns.squared_norms
     if workload.order.single_pass:
