@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedpriv.accounting.relation import Relation
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import Estimator
-from fedpriv.mechanisms import BufferedToeplitz, IndependentGaussian, LambdaCgd, Mechanism, Workload
+from fedpriv.mechanisms import IndependentGaussian, Mechanism, Workload
 from fedpriv.mechanisms.columns import raised
-from fedpriv.mechanisms.registry import AUTO, ChosenName, MechanismOptions, chosen_mechanism
+from fedpriv.mechanisms.registry import ChosenName, MechanismOptions, chosen_mechanism, unfitted
 from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
@@ -126,7 +126,7 @@ class NoiseSettings(Settings, MechanismOptions):
     def clip_factors(self, mechanism: Mechanism, workload: Workload) -> tuple[float, ...] | None:
         if self.late_clip == "same":
             return None
-        if self.late_clip == "balanced" and not workload.order.single_pass:
+        if self.late_clip == "balanced" and not workload.schedule.single_pass:
             raise InputError(
                 'algorithm.late_clip = "balanced" is free for a single pass in fixed order only: with epochs = 2 '
                 'the noise would grow by 17 %; use "same", or "column"'
@@ -136,8 +136,7 @@ class NoiseSettings(Settings, MechanismOptions):
     @property
     def unfitted(self) -> bool:
         """Whether numbers of the mechanism have to be fitted before a run."""
-        fitted = self.mechanism in (LambdaCgd.name, BufferedToeplitz.name)
-        return self.mechanism == AUTO or (fitted and not self.theta)
+        return unfitted(self.mechanism, self)
 
     def in_units(self) -> Self:
         """The same with clip, step and sizes of 1, and a mechanism that stands in for one yet to be fitted."""

@@ -80,9 +80,10 @@ def compare(
 
     Errors are standard deviations per coordinate of the noise in a released running sum: root mean square over
     the rounds, in the last round, and (rms) in the mean over silos.  With --algorithm also in its output and (rms)
-    in the points that it asks at, for steps of 1, in the mean over silos.  The last line is what no mechanism
-    falls below, and "/least" divides by it; "ms" is the time of a round of noise.  λ-CGD and BLT are fitted; "auto" marks what `mechanism = "auto"`
-    takes.  Memory counts vectors of the model's size; "square root" would store all T of them.
+    in the points that it asks at, for steps of 1, in the mean over silos; "ms" is the time of a round of noise.
+    The last line is what no mechanism falls below, and "/least" divides by it.  λ-CGD and BLT are fitted; "auto"
+    marks what `mechanism = "auto"` takes.  Memory counts vectors of the model's size; "square root" would store
+    all T of them.
 
     Examples:
 

@@ -4,7 +4,7 @@ Optimizer -> `published.response_of` (its linear map, by adjoint) -> `objective_
 -> `auto`.  Only what runs an optimizer or a stream imports torch.
 """
 
-from fedpriv.fitting.auto import Candidate, auto, candidates, choice, named
+from fedpriv.fitting.auto import Candidate, auto, candidates, choice, fitted, named
 from fedpriv.fitting.compare import Comparison, Published, compared, least
 from fedpriv.fitting.objective import Objective, objective_of
 from fedpriv.fitting.response import Response, rows_response
@@ -19,6 +19,7 @@ __all__ = [
     "candidates",
     "choice",
     "compared",
+    "fitted",
     "least",
     "named",
     "objective_of",

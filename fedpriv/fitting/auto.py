@@ -21,6 +21,7 @@ from fedpriv.mechanisms import (
     Mechanism,
     Workload,
 )
+from fedpriv.mechanisms.registry import AUTO, MechanismOptions
 
 _NEARLY = 1.01
 """How much more noise is accepted for less memory, and how much scaling must save to be worth it."""
@@ -46,6 +47,17 @@ class Candidate:
     @property
     def scaled(self) -> bool:
         return isinstance(self.mechanism, BufferedToeplitz) and bool(self.mechanism.column_scale)
+
+
+def fitted(objective: Objective, name: str, options: MechanismOptions, *, scalable: bool = True) -> Candidate:
+    """What a person who names "auto", "lambda-cgd" or "blt" without numbers gets.
+
+    `scalable` says whether "auto" may scale noise; the other two do if `options` ask for it.
+    """
+    if name == AUTO:
+        return auto(objective, options.max_vectors, scalable=scalable)
+    kind = LambdaCgd if name == LambdaCgd.name else BufferedToeplitz
+    return named(objective, kind, options.max_vectors, scaled=options.scale)
 
 
 def auto(objective: Objective, max_vectors: int = 4, *, scalable: bool = True) -> Candidate:

@@ -58,6 +58,11 @@ else:
     ChosenName = Literal[(*(kind.name for kind in CHOSEN), AUTO)]
 
 
+def unfitted(name: str, options: MechanismOptions) -> bool:
+    """Whether numbers have to be fitted before `chosen_mechanism` can make it."""
+    return name == AUTO or (name in (LambdaCgd.name, BufferedToeplitz.name) and not options.theta)
+
+
 def chosen_mechanism(name: str, workload: Workload, options: MechanismOptions) -> Mechanism:
     """The mechanism that a person named; InputError if there is none, or it cannot be chosen."""
     if name == AUTO:

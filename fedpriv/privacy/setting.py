@@ -10,6 +10,7 @@ from fedpriv.accounting.relation import relation_named
 from fedpriv.errors import InputError
 from fedpriv.mechanisms.base import Mechanism
 from fedpriv.mechanisms.registry import CHOSEN, MechanismOptions, chosen_mechanism
+from fedpriv.mechanisms.registry import unfitted as to_fit
 from fedpriv.mechanisms.workload import Separated, Workload
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.privacy.cost import Cost, cost_of
@@ -66,8 +67,12 @@ class Setting:
         return trust_named(self.trust)
 
     def mechanism(self, name: str, options: MechanismOptions) -> Mechanism:
-        """The mechanism called `name` for these sums."""
-        return chosen_mechanism(name, self.workload, options)
+        """The mechanism called `name` for these sums, fitted to their mean noise where it has no numbers yet."""
+        if not to_fit(name, options):
+            return chosen_mechanism(name, self.workload, options)
+        from fedpriv.fitting import fitted, objective_of, rows_response
+
+        return fitted(objective_of(rows_response(self.rounds), self.workload), name, options).mechanism
 
     def cost(self, mechanism: Mechanism, mu: float) -> Cost:
         """The cost of `mechanism` at μ > 0."""

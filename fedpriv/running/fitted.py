@@ -15,16 +15,15 @@ import numpy as np
 from fedpriv.algorithms import Algorithm, Problem
 from fedpriv.algorithms.base import NoiseSettings
 from fedpriv.errors import InputError
-from fedpriv.fitting import Candidate, Response, auto, named, objective_of, rows_response
+from fedpriv.fitting import Response, objective_of, rows_response
+from fedpriv.fitting import fitted as fit
 from fedpriv.fitting.published import response_of
-from fedpriv.mechanisms import BufferedToeplitz, LambdaCgd, Workload
-from fedpriv.mechanisms.registry import AUTO
+from fedpriv.mechanisms import Workload
 from fedpriv.participation.base import Participation
 from fedpriv.scenario import Cell, Scenario
 from fedpriv.scenario.schema import AlgorithmSection
 
 _REPLACED = ("mechanism", "theta", "phi", "scale", "max_vectors", "bands")
-_KINDS = {kind.name: kind for kind in (LambdaCgd, BufferedToeplitz)}
 
 
 @dataclass(frozen=True)
@@ -117,11 +116,7 @@ def _fit(asked: str, cell: Cell) -> Fitted:
     settings, started = cell.algorithm.settings, time.perf_counter()
     assert isinstance(settings, NoiseSettings)
     objective = objective_of(*response_and_workload(cell.algorithm.row, settings, cell.schedule))
-    best: Candidate
-    if settings.mechanism == AUTO:
-        best = auto(objective, settings.max_vectors, scalable=settings.late_clip == "same")
-    else:
-        best = named(objective, _KINDS[settings.mechanism], settings.max_vectors, scaled=settings.scale)
+    best = fit(objective, settings.mechanism, settings, scalable=settings.late_clip == "same")
     found = {"mechanism": best.mechanism.name, **best.mechanism.options()}
     return Fitted(asked, found, best.name, best.vectors, time.perf_counter() - started)
 

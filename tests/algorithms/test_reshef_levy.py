@@ -10,7 +10,7 @@ import torch
 
 from fedpriv.engines.vectorized.engine import run_vectorized
 from fedpriv.errors import InputError
-from fedpriv.estimators.gradients import RecursiveGradient
+from fedpriv.estimators.gradients import RaisedClips, RecursiveGradient
 from fedpriv.estimators.running_sum import absorb, empty_sum
 from fedpriv.mechanisms import IndependentGaussian, Workload
 from fedpriv.objectives import Records, SoftmaxRegression
@@ -55,7 +55,7 @@ def test_raised_late_clips_cost_no_noise_and_every_record_what_is_claimed(
 
 def test_increments_are_clipped_to_the_raised_bounds() -> None:
     """A record with a huge gradient moves the sum by its round's clip, from S at first to S √T."""
-    estimator = RecursiveGradient(CLIP, balanced_over=ROUNDS)
+    estimator = RaisedClips(RecursiveGradient(CLIP), tuple((ROUNDS / (ROUNDS - t)) ** 0.5 for t in range(ROUNDS)))
     objective = SoftmaxRegression(4, 3, feature_norm=1e9, dtype=torch.float64)
     records = Records(torch.full((1, 4), 1e6, dtype=torch.float64), torch.tensor([1]))
     total = empty_sum(objective.initial())

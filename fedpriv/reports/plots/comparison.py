@@ -10,15 +10,19 @@ from fedpriv.reports.plots.style import SETTINGS, colour, panels
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_KINDS = (".png", ".svg", ".pdf")
+
 
 def save_comparison(table: Table, path: Path, title: str) -> None:
     """Draw a table into a file; InputError if it cannot be written or its kind is not known."""
+    if path.suffix not in _KINDS:
+        raise InputError(f"--plot {path}: a figure is a file that ends with {', '.join(_KINDS)}")
     import matplotlib as mpl
 
     with mpl.rc_context(SETTINGS):
         try:
             draw_comparison(table, title).savefig(path, dpi=150)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise InputError(f"--plot {path}: the figure cannot be written there: {error}") from None
 
 
