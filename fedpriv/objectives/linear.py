@@ -1,7 +1,7 @@
 """Losses of one linear score ⟨x, z⟩, in closed form: a gradient is a number times the feature vector.
 
 An increment is that too, with the combination of the numbers at its points, so its norm is |number| · ‖z‖.  With
-a penalty every record's loss has penalty · ‖x‖²/2 beside it, inside the clip; increments are then formed as vectors.
+a penalty every record's loss has penalty · ‖x‖²/2 beside it, in the clip; increments are then formed as vectors.
 """
 
 import math

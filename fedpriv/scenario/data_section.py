@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedpriv.algorithms import Positive
 from fedpriv.data.datasets import schema_of
 from fedpriv.data.table_schema import TableSchema
+from fedpriv.errors import InputError
 
 Count = Annotated[int, Field(ge=1)]
 PARTITION_KEYS = {"dirichlet": "concentration", "shards": "shards"}
@@ -52,3 +53,27 @@ class DataSection(Section):
     def table_schema(self) -> TableSchema | None:
         """What is public about the table, given here or known for its name; None if the data are no table."""
         return schema_of(self.name, self.table)
+
+    def check_table(self, silos: int, *, private: bool, per_silo: bool) -> None:
+        """ValueError unless the table is described as a run needs it: with noise in public, by site for `silos`.
+
+        Guarantee: ranges and vocabularies that are said to come from the records enter no run with noise.
+        """
+        try:
+            schema = self.table_schema
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        if schema is not None and not schema.public and private:
+            raise ValueError(
+                "data.table.public = false: ranges and vocabularies that were read from the records give them away, "
+                "whatever the noise; replace them by what is known without them, and write public = true"
+            )
+        if self.partition != "site" and not per_silo:
+            return
+        key = 'data.partition = "site"' if self.partition == "site" else "run.per_silo"
+        if schema is None or schema.site is None:
+            raise ValueError(f"{key}: needs a table whose description says site and sites")
+        if self.partition == "site" and len(schema.sites) != silos:
+            raise ValueError(
+                f"{key}: the table has {len(schema.sites)} sites; give federation.silos = that number"
+            )

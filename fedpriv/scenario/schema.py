@@ -249,25 +249,9 @@ class Cell(Section):
         return self
 
     @model_validator(mode="after")
-    def _tables_are_described_in_public(self) -> Self:
-        """Ranges and vocabularies that were read from the records are not protected by any noise."""
-        try:
-            schema = self.data.table_schema
-        except InputError as error:
-            raise ValueError(str(error)) from None
-        if schema is not None and not schema.public and self.privacy.mode != "none":
-            raise ValueError(
-                "data.table.public = false: ranges and vocabularies that were read from the records give "
-                "them away, whatever the noise; replace them by what is known without the records, and write public = true"
-            )
-        if self.data.partition == "site" or self.run.per_silo:
-            key = 'data.partition = "site"' if self.data.partition == "site" else "run.per_silo"
-            if schema is None or schema.site is None:
-                raise ValueError(f"{key}: needs a table whose description says site and sites")
-            if len(schema.sites) != self.federation.silos and self.data.partition == "site":
-                raise ValueError(
-                    f"{key}: the table has {len(schema.sites)} sites; give federation.silos = {len(schema.sites)}"
-                )
+    def _tables_fit(self) -> Self:
+        private = self.privacy.mode != "none"
+        self.data.check_table(self.federation.silos, private=private, per_silo=self.run.per_silo)
         return self
 
     @property
