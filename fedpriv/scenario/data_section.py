@@ -65,8 +65,8 @@ class DataSection(Section):
             raise ValueError(str(error)) from None
         if schema is not None and not schema.public and private:
             raise ValueError(
-                "data.table.public = false: ranges and vocabularies that were read from the records give them away, "
-                "whatever the noise; replace them by what is known without them, and write public = true"
+                "data.table.public = false: ranges and vocabularies that were read from the records give them "
+                "away, whatever the noise; replace them by what is known without them, and write public = true"
             )
         if self.partition != "site" and not per_silo:
             return
@@ -75,5 +75,5 @@ class DataSection(Section):
             raise ValueError(f"{key}: needs a table whose description says site and sites")
         if self.partition == "site" and len(schema.sites) != silos:
             raise ValueError(
-                f"{key}: the table has {len(schema.sites)} sites; give federation.silos = that number"
+                f"{key}: the table has {len(schema.sites)} sites; federation.silos = that number"
             )

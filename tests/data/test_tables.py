@@ -284,7 +284,7 @@ def test_a_description_that_is_not_public_runs_without_noise_only(tmp_path: Path
     [
         (
             {"federation": {"silos": 3, "rounds": 8, "batches": [1, 2, 3]}},
-            r"has 2 sites; give federation\.silos =",
+            r"has 2 sites; federation\.silos =",
         ),
         (
             {"federation": {"silos": 2, "rounds": 8, "batches": [1]}},
