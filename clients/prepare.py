@@ -57,14 +57,16 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
     for silo, guard in enumerate(folders):
         for name in ("ledger", "socket"):
             (guard / name).mkdir(parents=True, exist_ok=True)
-        places = {"ledger": "ledger/ledger.sqlite", "socket": "socket/guard.sock"}
+        rounds_per_epoch = {"ledger": "ledger/ledger.sqlite", "socket": "socket/guard.sock"}
         if schema is not None and schema.split is not None:
             write_table_shard(guard / "shard.csv", first, dataset, silo, order[silo])
             keys, table = {"silo": silo, "shard": "shard.csv"}, schema
         else:
             write_shard(guard / "shard.npz", dataset, order[silo])
             keys, table = {"silo": silo, "classes": dataset.classes, "shard": "shard.npz"}, None
-        (guard / "policy.toml").write_text(policy_text({**keys, **places}, allow, table), encoding="utf-8")
+        (guard / "policy.toml").write_text(
+            policy_text({**keys, **rounds_per_epoch}, allow, table), encoding="utf-8"
+        )
     return folders
 
 
@@ -84,7 +86,7 @@ def allowance_of(cell: Cell) -> dict[str, Any]:
         "rounds": cell.schedule.rounds,
         "budget": target,
         "dimension": plan.objective.dimension,
-        **({"silos": cell.federation.silos} if plan.grid is not None else {}),
+        **({"silos": cell.federation.silos} if plan.lattice is not None else {}),
     }
 
 

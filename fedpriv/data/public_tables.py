@@ -127,8 +127,8 @@ def _shared_out(counts: NDArray[np.int64], total: int, draw: np.random.RandomSta
     for value in np.sort(np.unique(rest))[::-1]:
         if short <= 0:
             break
-        (places,) = np.where(rest == value)
-        up = draw.choice(places, size=min(len(places), short), replace=False)
+        (rounds_per_epoch,) = np.where(rest == value)
+        up = draw.choice(rounds_per_epoch, size=min(len(rounds_per_epoch), short), replace=False)
         whole[up] += 1
         short -= len(up)
     return np.asarray(whole, np.int64)
@@ -178,7 +178,10 @@ def read_adult(wheel: zipfile.ZipFile) -> Rows:
     return [
         {
             **{name: row[place] for name, place in numbers.items()},
-            **{name: next(word for place, word in places if row[place] == "1") for name, places in words.items()},
+            **{
+                name: next(word for place, word in rounds_per_epoch if row[place] == "1")
+                for name, rounds_per_epoch in words.items()
+            },
         }
         for row in reader
     ]

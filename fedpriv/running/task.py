@@ -137,7 +137,7 @@ def check_records(cell: Cell) -> None:
     if cell.data.partition == "site":
         _check_sites(cell, task)
         return
-    records, batches, batch = len(task.train.labels), cell.schedule.held, sum(cell.batch_sizes)
+    records, batches, batch = len(task.train.labels), cell.schedule.batches_held, sum(cell.batch_sizes)
     if batches * batch > records:
         raise InputError(
             f"federation: one pass is {batches} batches of {batch} records of all silos, {batches} * {batch} = "
@@ -148,7 +148,7 @@ def check_records(cell: Cell) -> None:
 
 def _check_sites(cell: Cell, task: Task) -> None:
     """InputError, naming the site, unless each has the training records that its silo reads."""
-    schema, batches = cell.data.table_schema, cell.schedule.held
+    schema, batches = cell.data.table_schema, cell.schedule.batches_held
     assert schema is not None
     assert task.sites is not None
     counts = np.bincount(task.sites, minlength=len(schema.sites))
@@ -169,7 +169,7 @@ def spread(cell: Cell) -> list[Tensor]:
     check_records(cell)
     task = task_of_cell(cell)
     labels = task.train.labels.numpy()
-    batches = cell.schedule.held
+    batches = cell.schedule.batches_held
     sizes = [batches * batch for batch in cell.batch_sizes]
     data = cell.data
     match data.partition:

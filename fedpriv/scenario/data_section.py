@@ -74,6 +74,4 @@ class DataSection(Section):
         if schema is None or schema.site is None:
             raise ValueError(f"{key}: needs a table whose description says site and sites")
         if self.partition == "site" and len(schema.sites) != silos:
-            raise ValueError(
-                f"{key}: the table has {len(schema.sites)} sites; federation.silos = that number"
-            )
+            raise ValueError(f"{key}: the table has {len(schema.sites)} sites; federation.silos = that number")

@@ -74,8 +74,8 @@ def test_a_record_never_enters_the_features_of_another(
         )
         for each in (records, changed)
     )
-    keep = np.arange(len(records)) != place
-    np.testing.assert_array_equal(before.features[keep], after.features[keep])
+    decay = np.arange(len(records)) != place
+    np.testing.assert_array_equal(before.features[decay], after.features[decay])
     np.testing.assert_array_equal(before.test, after.test)
     assert np.linalg.norm(after.features, axis=1).max() <= given_schema.norm * (1 + 1e-12)
 
