@@ -1,5 +1,6 @@
 """What a row of the table of algorithms is, and the settings that rows share."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
@@ -53,6 +54,8 @@ class Problem:
     seed: int = 0
     """Of public random choices an optimizer makes before round 1."""
     silos: int = 1
+    gap: float = math.inf
+    """Φ: a bound on F(x_1) - inf F; inf if none is known.  Bounds are printed with it, nothing runs on it."""
     relation: Relation = "replace-one"
     """Which data sets are neighbours: theorems ask for twice as much noise where records are exchanged."""
 

@@ -26,8 +26,13 @@ class Mu2Settings(NoiseSettings):
     )
 
     diameter: Positive = Field(description="D: diameter of the ball the model stays in")
-    clip: Literal["lipschitz"] | Positive = Field(
-        "lipschitz", description="norm bound S on one record's increment; 'lipschitz' is the paper's G + 2LD"
+    clip: Literal["lipschitz", "growing"] | Positive = Field(
+        "lipschitz",
+        description="norm bound S on one record's increment; 'lipschitz' is the paper's G + 2LD, 'growing' is "
+        "G + 2LD (t-1)/(t+1) in round t, which clips no more and costs less noise",
+    )
+    output: Literal["last", "next"] = Field(
+        "last", description="what is published: the paper's x_T, or x_{T+1}, in which the last batch counts, too"
     )
     step: Literal["paper"] | Positive = Field(
         "paper",
@@ -36,10 +41,18 @@ class Mu2Settings(NoiseSettings):
 
 
 def _clip(settings: Mu2Settings, problem: Problem) -> float:
-    """S = G + 2LD."""
+    """S = G + 2LD, or the G that rounds add to."""
+    if settings.clip == "growing":
+        return problem.lipschitz
     if settings.clip != "lipschitz":
         return settings.clip
     return problem.lipschitz + 2.0 * problem.smoothness * settings.diameter
+
+
+def _estimator(settings: Mu2Settings, problem: Problem) -> RecursiveGradient:
+    """The increment of round t is g_t + (t-1)(g_t - g~_{t-1}), and (t-1) ‖x_t - x_{t-1}‖ ≤ 2D (t-1)/(t+1)."""
+    moved = 2.0 * problem.smoothness * settings.diameter if settings.clip == "growing" else 0.0
+    return RecursiveGradient(_clip(settings, problem), moved=moved)
 
 
 def _step(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
@@ -111,12 +124,14 @@ DP_MU2_FL = Algorithm(
     source="Reshef & Levy, Private and Federated Stochastic Convex Optimization (ICML 2024), Algorithms 1 and 2",
     settings=Mu2Settings,
     # s_t = t g_t - (t-1) g~_{t-1}, summed: q_t = q_{t-1} + s_t
-    estimator=lambda settings, problem: RecursiveGradient(_clip(settings, problem)),
+    estimator=_estimator,
     # fresh noise on every q_t, unless the scenario asks for another mechanism
     mechanism=chosen,
     # w_{t+1} = P_K(w_t - eta q~_t), x_{t+1} the weighted average of the w
     optimizer=lambda settings, problem, noise_std: AnytimeSGD(
-        step=_step(settings, problem, noise_std), radius=settings.diameter / 2.0
+        step=_step(settings, problem, noise_std),
+        radius=settings.diameter / 2.0,
+        following=settings.output == "next",
     ),
     theorems=_prescribed,
     published="points",

@@ -29,6 +29,7 @@ from fedpriv.theory.momentum import (
     paper_node_count,
     reduced_parameters,
     simple_noise_multiplier,
+    tree_gradient_bound,
     tree_parameters,
 )
 from fedpriv.theory.prescription import Prescription
@@ -110,14 +111,19 @@ def _tree(settings: MomentumTreeSettings, problem: Problem, workload: Workload) 
     return PaperTree(decay, least=2.0 * math.sqrt(count) * _sigma_mu(problem, reduced=False))
 
 
-def _theorem_6(_settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
-    return (
-        _prescription(
-            "Theorem 6",
-            problem,
-            lambda epsilon: tree_parameters(problem.records, problem.dimension, epsilon, problem.delta),
-        ),
+def _theorem_6(settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
+    """With its bound on E‖∇F(w_U)‖ where G, L and what the loss can fall by are known."""
+    asked = _prescription(
+        "Theorem 6",
+        problem,
+        lambda epsilon: tree_parameters(problem.records, problem.dimension, epsilon, problem.delta),
     )
+    known = (problem.gap, settings.clip_for(problem), problem.smoothness)
+    if asked.refusal is not None or problem.epsilon is None or not all(map(math.isfinite, known)):
+        return (asked,)
+    bound = tree_gradient_bound(*known, problem.records, problem.dimension, problem.epsilon, problem.delta)
+    assumption = "the bound is for an order that is drawn anew in every epoch, and runs here keep one"
+    return (asked._replace(numbers={**asked.numbers, "bound": bound}, assumption=assumption),)
 
 
 def _theorem_9(_settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
@@ -177,9 +183,12 @@ class ReducedSettings(MomentumSettings):
         return order
 
     def differences_for(self, problem: Problem) -> tuple[float, float]:
-        """How far α g_t moves from anchor to anchor, and in one round: α L η N and α L η."""
-        moved = movement_bound(self.step_for(problem)) * self.alpha_for(problem) * problem.smoothness
-        return moved * problem.schedule.rounds_per_epoch, moved
+        """How far α g_t moves from anchor to anchor, and in one round: α L η N, and no more than 2αG; α L η."""
+        alpha = self.alpha_for(problem)
+        moved = movement_bound(self.step_for(problem)) * alpha * problem.smoothness
+        if not math.isfinite(moved):
+            return moved, moved  # refused: residuals have no bound then
+        return min(moved * problem.schedule.rounds_per_epoch, 2.0 * alpha * self.clip_for(problem)), moved
 
     def movement_for(self, problem: Problem) -> float | None:
         return movement_bound(self.step_for(problem))

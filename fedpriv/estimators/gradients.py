@@ -51,6 +51,9 @@ class RecursiveGradient:
     first_clip: Scalar | None = None
     """Of round 1, whose increment is a plain gradient; `clip` if left out."""
     weights: Weights = field(default_factory=LinearWeights)
+    moved: Scalar = 0.0
+    """2LD, which the clip of round t has (t-1)/(t+1) of in addition: as far as the change of a gradient, weighted
+    by t - 1, can go where x_t is the anytime average of iterates in a ball of diameter D."""
     growth: int = 0
     """The clip of round t is `clip` · t^growth: increments of the weights t^k grow like t^(k-1)."""
     decay: float = 1.0
@@ -66,7 +69,7 @@ class RecursiveGradient:
         """The norm bound of round t's increments, public and fixed before round 1."""
         if t == 1 and self.first_clip is not None:
             return self.first_clip
-        return self.clip * float(t**self.growth)
+        return self.clip * float(t**self.growth) + self.moved * ((t - 1.0) / (t + 1.0))
 
 
 @dataclass(frozen=True)
