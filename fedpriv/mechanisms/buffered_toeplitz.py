@@ -262,7 +262,7 @@ class LambdaCgd(BufferedToeplitz):
 
     @property
     def label(self) -> str:
-        return f"{self.name} ({self.theta[0]:.4g}{', scaled' if self.column_scale else ''})"
+        return f"{self.name} ({self.theta[0]:.6g}{', scaled' if self.column_scale else ''})"
 
     @classmethod
     def _zeros(cls, options: BufferedOptions) -> roots.Roots:
