@@ -64,6 +64,7 @@ def test_engines_agree_and_the_claim_is_the_target(row: str, name: str, variant:
         )
         for stream in vectorized.finished.releases:
             assert stream.mu == pytest.approx(1.5, rel=1e-9)
+            assert stream.mu <= 1.5
             assert from_data(json.loads(json.dumps(as_data(stream)))) == stream
 
 
