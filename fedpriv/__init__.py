@@ -17,6 +17,7 @@ Each is imported when it is first asked for, so that `fedpriv privacy` does not 
 """
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
     from fedpriv.errors import FedprivError, InputError, RunError
     from fedpriv.sweep.observers import RunObserver
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
+
+# fedpriv/server and fedpriv/clients are links to the two folders at the top of a checkout, and folders in a wheel.
+# Flower leaves links out of its bundles: there the folders are found beside this package.
+if not Path(__path__[0], "server").exists():
+    __path__.append(str(Path(__path__[0]).parent))
 
 __all__ = [
     "CellResults",

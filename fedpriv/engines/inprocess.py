@@ -8,14 +8,14 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from clients.app import app as client_app
+from fedpriv.clients.app import app as client_app
 from fedpriv.engines.base import Observer, Outcome
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import FedprivError, InputError
 from fedpriv.protocol.run_config import run_config_of
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell
-from server.app import server_app
+from fedpriv.server.app import server_app
 
 
 class _Relay:
