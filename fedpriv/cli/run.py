@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from fedpriv.cli.explore import show_run
 from fedpriv.cli.progress import JsonLines, Progress
 from fedpriv.errors import InputError, RunError
+from fedpriv.extensions import import_files
 from fedpriv.reports.table import write_table
 from fedpriv.scenario import load_scenario
 from fedpriv.sweep.observers import RunObserver
@@ -29,6 +31,7 @@ def run_scenario(
     as_json: bool,
     tensorboard: Path | None,
     mlflow: str | None,
+    imports: Sequence[Path] = (),
 ) -> None:
     """Run a scenario's missing cells; exits with code 130 when interrupted, leaving what is finished.
 
@@ -42,8 +45,9 @@ def run_scenario(
         observers.append(TensorBoard(tensorboard))
     if mlflow is not None:
         observers.append(MLflow(mlflow))
+    import_files(imports)
     scenario = load_scenario(path, overrides)
-    rerun = rerun_command(str(path), engine, overrides, connection)
+    rerun = rerun_command(str(path), engine, overrides, connection, imports)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         folder = run_sweep(
@@ -58,9 +62,9 @@ def run_scenario(
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
-    table = write_table(folder)
+    write_table(folder)
     if not (quiet or as_json):
-        sys.stdout.write(f"\n{table}\nresults: {folder}\n")
+        show_run(folder)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

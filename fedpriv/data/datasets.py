@@ -21,6 +21,7 @@ from fedpriv.data.fetch import (
 )
 from fedpriv.data.idx import parse_idx, read_idx
 from fedpriv.data.own import is_own, load_own, load_own_test
+from fedpriv.data.registered import is_added, load_added
 from fedpriv.data.synthetic import blobs, phase_retrieval, power_law_regression
 from fedpriv.data.unpickle import unpickle_arrays
 from fedpriv.errors import InputError
@@ -34,10 +35,12 @@ def load(name: str, root: Path | None = None) -> Dataset:
     Names: mnist, fashion-mnist, emnist (its split "balanced", 47 classes, images transposed as it is published),
     cifar10, and three that need no file: synthetic, phase-retrieval (8 dimensions, 10 % outliers) and
     linear-regression (256 dimensions of falling curvature, a known minimizer of norm 1, noise 0.1).  A name
-    that ends in .npz is the path of a file of one's own, see `own`.
+    that ends in .npz is the path of a file of one's own, see `own`; others may have been added, see `add_data`.
     """
     if is_own(name):
         return load_own(name)
+    if is_added(name):
+        return load_added(name)
     check_name(name)
     if name == SYNTHETIC:
         return Dataset(name, *blobs(train=6000, test=1000), classes=10)
@@ -56,6 +59,9 @@ def load_test(name: str, root: Path | None = None) -> HeldOut:
     """The test records only: for a server, which has no training record; otherwise as `load`."""
     if is_own(name):
         return load_own_test(name)
+    if is_added(name):
+        whole = load_added(name)
+        return HeldOut(whole.test_images, whole.test_labels, whole.classes)
     check_name(name)
     if name in COMPUTED:
         whole = load(name)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedpriv.data.datasets import load, load_test
 from fedpriv.data.partition import dirichlet, iid, shards
 from fedpriv.errors import InputError
+from fedpriv.extensions import revision
 from fedpriv.metrics.measured import Measured
 from fedpriv.objectives import Objective, Records
 from fedpriv.scenario import Cell
@@ -36,8 +37,8 @@ class Task(PublicTask):
 
 
 @lru_cache(maxsize=2)
-def public_task_of(data: str, model: ModelSection, dtype: str) -> PublicTask:
-    """The public part of a task, loaded on first use."""
+def public_task_of(data: str, model: ModelSection, dtype: str, revision: int = 0) -> PublicTask:
+    """The public part of a task, loaded on first use; again where a table got a row of somebody's own."""
     model.row.check_data(model.name, data)
     part, row, settings, torch_dtype = load_test(data), model.row, model.settings, DTYPES[dtype]
     test = Records(row.features(part.images, torch_dtype, settings), _labels(part.labels, torch_dtype))
@@ -48,12 +49,12 @@ def public_task_of_cell(cell: Cell) -> PublicTask:
     """InputError if the scenario holds out training records, of which a deployment's server has none."""
     if cell.data.validation is not None:
         raise InputError("data.validation: the server of a deployment has no training records to hold out")
-    task = public_task_of(cell.data.name, cell.model, cell.run.dtype)
+    task = public_task_of(cell.data.name, cell.model, cell.run.dtype, revision())
     return dataclasses.replace(task, objective=_measured(task.objective, cell))
 
 
 @lru_cache(maxsize=2)
-def task_of(data: str, model: ModelSection, dtype: str, validation: int | None = None) -> Task:
+def task_of(data: str, model: ModelSection, dtype: str, validation: int | None = None, revision: int = 0) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
     dataset, row, settings, torch_dtype = load(data), model.row, model.settings, DTYPES[dtype]
     if row.regression != (dataset.classes == 0):
@@ -86,7 +87,7 @@ def _labels(labels: NDArray[Any], dtype: torch.dtype) -> Tensor:
 
 
 def task_of_cell(cell: Cell) -> Task:
-    task = task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.validation)
+    task = task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.validation, revision())
     return dataclasses.replace(task, objective=_measured(task.objective, cell))
 
 

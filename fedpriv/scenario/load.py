@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
+from fedpriv.scenario.find import scenario_file
 from fedpriv.scenario.messages import explain
 from fedpriv.scenario.rules import Rule, rules_of
 from fedpriv.scenario.schema import PARTITION_KEYS, Cell
@@ -125,17 +126,16 @@ class Scenario:
 
 
 def load_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
-    """Read, override ("KEY=VALUE", dotted keys, TOML values), sweep and validate a scenario file."""
-    return scenario_of(read_toml(path), str(path), overrides)
+    """Read, override ("KEY=VALUE", dotted keys, TOML values), sweep and validate a scenario.
+
+    `path` is a file or the name of a shipped scenario, as `scenario_file` finds it.
+    """
+    return scenario_of(read_toml(scenario_file(path)), str(path), overrides)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            f"{path}: no such file; a scenario is a TOML file such as scenarios/quickstart.toml"
-        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as a text file: {error}") from None
     except tomllib.TOMLDecodeError as error:
