@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from fedpriv.data.registered import Part, add_data, dataset_of
@@ -79,8 +79,7 @@ def _pair(given: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _array(values: ArrayLike) -> NDArray[Any]:
-    detached = values.detach().cpu() if hasattr(values, "detach") else values
-    return np.array(detached)
+    return np.array(values.detach().cpu().numpy() if isinstance(values, Tensor) else values)
 
 
 def _digest(*arrays: NDArray[Any], text: str = "") -> str:

@@ -65,7 +65,8 @@ def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequenc
     for row in rows:
         for column, text in zip(columns, row, strict=True):
             if text:
-                console.print(Text(f"  {column.name:{width}}  {text}"))
+                apart = "\n    " if width + len(text) + 4 > console.width else "  "
+                console.print(Text(f"  {column.name:{width}}{apart}{text}"))
         console.print()
 
 
