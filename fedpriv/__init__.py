@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedpriv.data.registered import add_data
     from fedpriv.errors import FedprivError, InputError, RunError
     from fedpriv.models.own import add_module as add_model
-    from fedpriv.sweep.observers import RunObserver
+    from fedpriv.running.observer import RunObserver
 
 __version__ = "0.2.0"
 
@@ -61,7 +61,7 @@ _HOMES = {
     ),
     **dict.fromkeys(("load", "run"), ("fedpriv.api.run", None)),
     **dict.fromkeys(("FedprivError", "InputError", "RunError"), ("fedpriv.errors", None)),
-    "RunObserver": ("fedpriv.sweep.observers", None),
+    "RunObserver": ("fedpriv.running.observer", None),
     "add_algorithm": ("fedpriv.algorithms", None),
     "add_data": ("fedpriv.data.registered", None),
     "add_model": ("fedpriv.models.own", "add_module"),

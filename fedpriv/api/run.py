@@ -14,9 +14,9 @@ from fedpriv.api.results import RunResults, results_of
 from fedpriv.cli.progress import Progress
 from fedpriv.errors import InputError
 from fedpriv.reports.table import write_table
+from fedpriv.running.observer import RunObserver
 from fedpriv.scenario.find import scenario_file
 from fedpriv.scenario.load import load_scenario, read_toml, scenario_of
-from fedpriv.sweep.observers import RunObserver
 from fedpriv.sweep.runner import rerun_command, run_sweep
 
 

@@ -8,12 +8,14 @@ from types import FrameType
 
 from fedpriv.cli.explore import show_run
 from fedpriv.cli.progress import JsonLines, Progress
+from fedpriv.engines.base import Connection
+from fedpriv.engines.table import engine_row
 from fedpriv.errors import InputError, RunError
 from fedpriv.extensions import import_files
 from fedpriv.reports.table import write_table
+from fedpriv.running.observer import RunObserver
 from fedpriv.scenario import load_scenario
-from fedpriv.sweep.observers import RunObserver
-from fedpriv.sweep.runner import Connection, rerun_command, run_sweep
+from fedpriv.sweep.runner import rerun_command, run_sweep
 from fedpriv.sweep.trackers import MLflow, TensorBoard
 
 INTERRUPTED = 130
@@ -35,7 +37,7 @@ def run_scenario(
 ) -> None:
     """Run a scenario's missing cells; exits with code 130 when interrupted, leaving what is finished.
 
-    A deployment that fails says how to go on, too.
+    An engine that can go on with the cell that failed says how, too.
     """
     if quiet and as_json:
         raise InputError("--quiet and --json: give only one of them")
@@ -57,7 +59,7 @@ def run_scenario(
         display.stopped(rerun)
         sys.exit(INTERRUPTED)
     except RunError:
-        if engine == "deployment":  # its silos and server go on from what they released
+        if engine_row(engine).resumes_cells:
             display.stopped(rerun)
         raise
     finally:
