@@ -180,7 +180,7 @@ def _markdown(results: Results) -> str:
     for table in tables_of(results):
         blocks += [f"**{table.caption}**", _aligned(table)] if table.caption else [_aligned(table)]
     blocks += [line for line in (what_is_missing(results), how_measured(results)) if line]
-    return "\n\n".join([*blocks, *_privacy(results)]) + "\n"
+    return "\n\n".join([*blocks, *privacy_lines(results)]) + "\n"
 
 
 def _aligned(table: Table) -> str:
@@ -247,7 +247,7 @@ def _unread(results: Results) -> str:
     return f"Of the samples asked for {numbers} are never read: they do not fill a round of every silo."
 
 
-def _privacy(results: Results) -> list[str]:
+def privacy_lines(results: Results) -> list[str]:
     """A line for each distinct statement; those that differ only in μ share one."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for cell in results.cells:

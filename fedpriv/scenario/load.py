@@ -13,11 +13,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
-from fedpriv.scenario.data_section import PARTITION_KEYS
+from fedpriv.scenario.find import scenario_file
 from fedpriv.scenario.messages import explain
+from fedpriv.scenario.overrides import Sorted, forget_what_gave_way, once, sort_out
 from fedpriv.scenario.rules import Rule, rules_of
 from fedpriv.scenario.schema import Cell
-from fedpriv.scenario.tree import assign, look_up, parsed_assignment
+from fedpriv.scenario.tree import assign, look_up
 
 PUBLISHED = ("test_loss", "test_accuracy", "test_accuracy_mean_of_silos")
 """The metrics that tables beside the measured ones can be given for."""
@@ -130,17 +131,16 @@ class Scenario:
 
 
 def load_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
-    """Read, override ("KEY=VALUE", dotted keys, TOML values), sweep and validate a scenario file."""
-    return scenario_of(read_toml(path), str(path), overrides)
+    """Read, override ("KEY=VALUE", dotted keys, TOML values), sweep and validate a scenario.
+
+    `path` is a file or the name of a shipped scenario, as `scenario_file` finds it.
+    """
+    return scenario_of(read_toml(scenario_file(path)), str(path), overrides)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            f"{path}: no such file; a scenario is a TOML file such as scenarios/quickstart.toml"
-        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as a text file: {error}") from None
     except tomllib.TOMLDecodeError as error:
@@ -168,22 +168,20 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
     printed, published = copy.deepcopy(base), _published(paper, printed_axes, source)
     scaling = _scaling(base.pop("scaling", None), printed_axes, source)
     rules = rules_of(base.pop("where", []), printed_axes, source)
-    axes, fixed = dict(sweep), dict[str, Any]()
-    for assignment in overrides:
-        key, value = parsed_assignment(assignment)
-        key = "seeds" if key == "sweep.seeds" else key  # as it stands in the file
-        if key in axes or key == "seeds":
-            axes[key] = value if isinstance(value, list) or key == "seeds" else [value]
-        else:
-            fixed[key] = value
-            assign(base, key, value)
+    given = sort_out(
+        overrides, {key: once(values) if isinstance(values, list) else values for key, values in sweep.items()}
+    )
+    axes = dict(given.axes)
+    for key, value in given.fixed.items():
+        assign(base, key, value)
+    if published is not None and not {published.table.rows, published.table.columns} <= axes.keys():
+        published = None  # another privacy target took an axis away
     if published is not None:
-        published = published.without_values(
-            _changed(printed, fixed) + _changed_axes(printed_axes, axes, published)
-        )
+        changed = _changed(printed, {**given.fixed, **_new_axes(printed_axes, axes)})
+        published = published.without_values(changed + _changed_axes(printed_axes, axes, published))
     seeds = _seeds(axes.pop("seeds", None), base.pop("seed", 0), source)
     points = [
-        Point(dict(zip(axes, values, strict=True)), _cell(base, axes, values, rules, fixed, seed, source))
+        Point(dict(zip(axes, values, strict=True)), _cell(base, axes, values, rules, given, seed, source))
         for values in itertools.product(*axes.values())
         for seed in seeds
     ]
@@ -237,7 +235,7 @@ def _cell(
     axes: Mapping[str, Any],
     values: tuple[Any, ...],
     rules: Iterable[Rule],
-    fixed: Mapping[str, Any],
+    given: Sorted,
     seed: int,
     source: str,
 ) -> Cell:
@@ -247,19 +245,20 @@ def _cell(
         assign(tree, key, value)
     for rule in rules:
         rule.apply(tree)
-    for key, value in fixed.items():
+    for key, value in given.fixed.items():
         assign(tree, key, value)
-    if "data.partition" in fixed:
-        _forget_other_partitions(tree, fixed)
+    forget_what_gave_way(tree, given)
     tree["seed"] = seed
     return resolve_cell(tree, source)
 
 
-def _forget_other_partitions(tree: dict[str, Any], fixed: Mapping[str, Any]) -> None:
-    """An override of the partition takes the file's settings of the others with it; those given beside it stay."""
-    for partition, key in PARTITION_KEYS.items():
-        if fixed["data.partition"] != partition and f"data.{key}" not in fixed:
-            tree["data"].pop(key, None)
+def _new_axes(printed: Mapping[str, list[Any]], axes: Mapping[str, Any]) -> dict[str, Any]:
+    """Axes that an override added, with their only value, or with the list that no setting equals."""
+    return {
+        key: values[0] if len(values) == 1 else values
+        for key, values in axes.items()
+        if key != "seeds" and key not in printed
+    }
 
 
 def _seeds(swept: Any, single: Any, source: str) -> list[int]:
@@ -333,5 +332,5 @@ def _changed_axes(
     return [
         key
         for key, values in printed.items()
-        if key not in own and any(value not in values for value in axes[key])
+        if key not in own and (key not in axes or any(value not in values for value in axes[key]))
     ]
