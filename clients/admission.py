@@ -112,6 +112,8 @@ class Admission:
             raise self.refusal(f"the scenario needs {needed} records of this silo, here are fewer")
         if cell.privacy.relation != allow.relation:
             raise self.refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
+        if cell.privacy.unit != allow.unit:
+            raise self.refusal(f"the scenario protects by the {cell.privacy.unit}, allowed is by the {allow.unit}")
 
     def _objective(self, cell: Cell) -> Objective:
         """The model's loss, built once without memory to see how large it is."""
