@@ -19,6 +19,7 @@ from typing import Any
 import fedpriv
 from benchmarks.reduced import SCENARIOS, reduced
 from fedpriv.privacy.ledger import as_data, from_data
+from fedpriv.scenario import resolve_cell
 
 RENAMED: dict[str, str] = {}
 """Keys of results.json and history.jsonl, wherever they stand: the name in A -> the name in B."""
@@ -51,9 +52,11 @@ def _without(value: Any) -> Any:
 
 
 def renamed(value: Any) -> Any:
-    """`value` with the keys of RENAMED under their new names, and releases as this version writes them."""
+    """`value` with the keys of RENAMED under their new names; releases and scenarios as this version writes them."""
     if isinstance(value, Mapping) and "owner" in value:
         value = json.loads(json.dumps(as_data(from_data(value))))
+    if isinstance(value, Mapping) and "scenario" in value:
+        value = {**value, "scenario": resolve_cell(value["scenario"], "recorded").canonical()}
     if isinstance(value, Mapping):
         return {RENAMED.get(key, key): renamed(entry) for key, entry in value.items()}
     return [renamed(entry) for entry in value] if isinstance(value, list) else value

@@ -12,10 +12,11 @@ from markupsafe import Markup
 from fedpriv.algorithms import algorithm_named
 from fedpriv.errors import InputError
 from fedpriv.files import write_text
+from fedpriv.reports.notes import how_measured, what_is_missing
 from fedpriv.reports.plots import svgs_of
 from fedpriv.reports.statement import NOT_PROTECTED, statements
 from fedpriv.reports.summary import METRICS, incomplete, value_text
-from fedpriv.reports.table import how_measured, tables_of, what_is_missing
+from fedpriv.reports.table import tables_of
 from fedpriv.sweep.results import Results, read_results
 
 _CAPTIONS = {
