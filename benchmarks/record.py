@@ -52,7 +52,7 @@ def _without(value: Any) -> Any:
 
 
 def renamed(value: Any) -> Any:
-    """`value` with the keys of RENAMED under their new names; releases and scenarios as this version writes them."""
+    """`value` with new names for the keys of RENAMED; releases and scenarios as this version writes them."""
     if isinstance(value, Mapping) and "owner" in value:
         value = json.loads(json.dumps(as_data(from_data(value))))
     if isinstance(value, Mapping) and "scenario" in value:
