@@ -1,4 +1,4 @@
-"""docs/architecture.md: its walk-through names what a run calls, in the order of the calls; its files are there."""
+"""docs/architecture.md: its walk-through names what a run calls, in the order of the calls; its files exist."""
 
 import re
 import sys
