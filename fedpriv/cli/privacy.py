@@ -39,6 +39,79 @@ app = typer.Typer(
 app.command()(theorem)
 app.command()(ledger)
 
+<<<<<<< /tmp/tmp23kqz_v4/ours
+||||||| /tmp/tmp23kqz_v4/base
+Mu = Annotated[float | None, typer.Option(help="Gaussian DP, the ρ of the DP-μ²-FL paper.")]
+Zcdp = Annotated[float | None, typer.Option(help="Zero-concentrated DP, μ²/2.")]
+Epsilon = Annotated[float | None, typer.Option(help="ε of (ε, δ)-DP, converted exactly; needs --delta.")]
+Delta = Annotated[float | None, typer.Option(help="δ, at which ε is given and printed.  [default: 1e-5]")]
+Relation = Annotated[
+    str, typer.Option(help="Neighbouring data sets: replace-one (a record is exchanged) or zero-out.")
+]
+Rounds = Annotated[int, typer.Option(min=1, help="T, how many noisy running sums are released.")]
+Decay = Annotated[
+    float, typer.Option(help="What a running sum keeps per round: 1 prefix sums, 0 none, 1 - α momentum.")
+]
+Clip = Annotated[float, typer.Option(help="Norm to which every record's increment is clipped.")]
+Batch = Annotated[int, typer.Option(min=1, help="Records of one silo in one round; releases are their mean.")]
+Silos = Annotated[int, typer.Option(min=1, help="M; the server takes the mean of equally many records each.")]
+TrustName = Annotated[
+    str,
+    typer.Option(
+        help="untrusted: each silo adds noise; trusted: the server does; secure-aggregation: each silo a share."
+    ),
+]
+Epochs = Annotated[int, typer.Option(min=1, help="Passes over the records, in the same order every time.")]
+Times = Annotated[
+    int | None, typer.Option(min=1, help="Instead of --epochs: a record takes part at most so often…")
+]
+Separation = Annotated[int, typer.Option(min=1, help="… in any rounds at least so far apart.")]
+MechanismName = Annotated[str, typer.Option("--mechanism", help="Such as independent, tree or banded.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="An option of the mechanism, such as bands=32. Repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+
+=======
+Mu = Annotated[float | None, typer.Option(help="Gaussian DP, the ρ of the DP-μ²-FL paper.")]
+Zcdp = Annotated[float | None, typer.Option(help="Zero-concentrated DP, μ²/2.")]
+Epsilon = Annotated[float | None, typer.Option(help="ε of (ε, δ)-DP, converted exactly; needs --delta.")]
+Delta = Annotated[float | None, typer.Option(help="δ, at which ε is given and printed.  [default: 1e-5]")]
+Relation = Annotated[
+    str, typer.Option(help="Neighbouring data sets: replace-one (a record is exchanged) or zero-out.")
+]
+Rounds = Annotated[int, typer.Option(min=1, help="T, how many noisy running sums are released.")]
+Decay = Annotated[
+    float, typer.Option(help="What a running sum keeps per round: 1 prefix sums, 0 none, 1 - α momentum.")
+]
+Clip = Annotated[float, typer.Option(help="Norm to which every record's increment is clipped.")]
+Batch = Annotated[int, typer.Option(min=1, help="Records of one silo in one round; releases are their mean.")]
+Silos = Annotated[int, typer.Option(min=1, help="M; the server takes the mean of equally many records each.")]
+TrustName = Annotated[
+    str,
+    typer.Option(
+        help="untrusted: each silo adds noise; trusted: the server does; secure-aggregation: each silo a share."
+    ),
+]
+Epochs = Annotated[int, typer.Option(min=1, help="Passes over the records, in the same order every time.")]
+Times = Annotated[
+    int | None,
+    typer.Option(
+        "--max-participations", "--times", min=1, help="Instead of --epochs: a record takes part at most so often…"
+    ),
+]
+Separation = Annotated[
+    int, typer.Option("--min-separation", "--separation", min=1, help="… in any rounds at least so far apart.")
+]
+MechanismName = Annotated[str, typer.Option("--mechanism", help="Such as independent, tree or banded.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="An option of the mechanism, such as bands=32. Repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+
+>>>>>>> /tmp/tmp23kqz_v4/theirs
 
 @app.command()
 def convert(
@@ -78,8 +151,8 @@ def noise(
     trust: TrustName = "untrusted",
     relation: Relation = "replace-one",
     epochs: Epochs = 1,
-    times: Times = None,
-    separation: Separation = 1,
+    max_participations: Times = None,
+    min_separation: Separation = 1,
     options: Options = None,
     as_json: Json = False,
 ) -> None:
@@ -94,7 +167,9 @@ def noise(
     from fedpriv.accounting.target import target_mu
     from fedpriv.privacy.setting import Setting
 
-    setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
+    setting = Setting(
+        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
+    )
     claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
     cost = setting.cost(setting.mechanism(mechanism, mechanism_options(options or [])), claim.guarantee.mu)
     show({"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost)}, claim, delta, as_json)
@@ -113,8 +188,8 @@ def spent(
     trust: TrustName = "untrusted",
     relation: Relation = "replace-one",
     epochs: Epochs = 1,
-    times: Times = None,
-    separation: Separation = 1,
+    max_participations: Times = None,
+    min_separation: Separation = 1,
     options: Options = None,
     as_json: Json = False,
 ) -> None:
@@ -126,7 +201,9 @@ def spent(
     """
     from fedpriv.privacy.setting import Setting
 
-    setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
+    setting = Setting(
+        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
+    )
     chosen = setting.mechanism(mechanism, mechanism_options(options or []))
     mu = setting.mu_spent(chosen, std)
     cost = setting.cost(chosen, mu)
@@ -152,8 +229,8 @@ def compare(
     trust: TrustName = "untrusted",
     relation: Relation = "replace-one",
     epochs: Epochs = 1,
-    times: Times = None,
-    separation: Separation = 1,
+    max_participations: Times = None,
+    min_separation: Separation = 1,
     as_json: Json = False,
 ) -> None:
     """Print noise, error and memory of every mechanism at the same guarantee, so that you can choose one.
@@ -171,7 +248,9 @@ def compare(
     from fedpriv.accounting.target import target_mu
     from fedpriv.privacy.setting import Setting
 
-    setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
+    setting = Setting(
+        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
+    )
     claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
     costs = setting.compare(claim.guarantee.mu)
     if as_json:

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from fedpriv.accounting.gdp import mu_of
-from fedpriv.accounting.zcdp import mu_of_rho
+from fedpriv.accounting.zcdp import mu_of_zcdp
 from fedpriv.algorithms import Positive
 from fedpriv.privacy.unit import Unit, UnitName, unit_named
 from fedpriv.scenario.section import Probability, Section
@@ -47,5 +47,5 @@ class PrivacySection(Section):
         if self.epsilon is not None:
             return mu_of(self.epsilon, self.delta)
         if self.zcdp is not None:
-            return mu_of_rho(self.zcdp)
+            return mu_of_zcdp(self.zcdp)
         return self.mu if self.mu is not None else self.rho
