@@ -19,18 +19,8 @@ from typing import Any
 import fedpriv
 from benchmarks.reduced import SCENARIOS, reduced
 from fedpriv.privacy.ledger import as_data, from_data
-<<<<<<< /tmp/tmpqha_bem3/ours
-from fedpriv.scenario import resolve_cell
-
-RENAMED: dict[str, str] = {}
-"""Keys of results.json and history.jsonl, wherever they stand: the name in A -> the name in B."""
-||||||| /tmp/tmpqha_bem3/base
-
-RENAMED: dict[str, str] = {}
-"""Keys of results.json and history.jsonl, wherever they stand: the name in A -> the name in B."""
-=======
 from fedpriv.privacy.renamed import RENAMED
->>>>>>> /tmp/tmpqha_bem3/theirs
+from fedpriv.scenario import resolve_cell
 
 _LEFT_OUT = frozenset({"wall_seconds", "versions", "rerun"})
 _TINY = {

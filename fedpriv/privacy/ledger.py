@@ -21,12 +21,8 @@ from fedpriv.mechanisms.registry import mechanism_from
 from fedpriv.participation.base import Participation
 from fedpriv.participation.registry import participation_from
 from fedpriv.privacy.claim import PrivacyClaim
-<<<<<<< /tmp/tmpz7y2mai7/ours
-from fedpriv.privacy.unit import RECORD, Unit, unit_named
-||||||| /tmp/tmpz7y2mai7/base
-=======
 from fedpriv.privacy.renamed import current
->>>>>>> /tmp/tmpz7y2mai7/theirs
+from fedpriv.privacy.unit import RECORD, Unit, unit_named
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     if noise.sources:
         check_sums(noise, _largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
     return Plan(
-        schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation, looked_at, grid, unit
+        schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation, looked_at, lattice, unit
     )
 
 
