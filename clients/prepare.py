@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.policy import presuming, unaccountable
+from fedpriv.clients.policy import presuming, unaccountable
 from fedpriv.data.datasets import Dataset, load
 from fedpriv.errors import InputError
 from fedpriv.running.plan import plan_of

@@ -19,7 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from clients.policy import Policy
+from fedpriv.clients.policy import Policy
 from fedpriv.algorithms import ALGORITHMS
 from fedpriv.cli.app import app
 from fedpriv.engines.table import engine_named

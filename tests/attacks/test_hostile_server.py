@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from clients.ledger import SiloLedger
-from clients.policy import read_policy
+from fedpriv.clients.ledger import SiloLedger
+from fedpriv.clients.policy import read_policy
 from fedpriv.errors import InputError, RunError
 from tests.attacks.guards import (
     KEPT_STATE,
@@ -197,7 +197,7 @@ def test_a_bug_of_the_guard_is_one_constant_line_and_its_own_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Gains: records, from the text of an exception."""
-    from clients.releasing import ReleasingSilo
+    from fedpriv.clients.releasing import ReleasingSilo
 
     guard = guard_for(tmp_path, *random_records())
     monkeypatch.setattr(ReleasingSilo, "message", never)
@@ -209,7 +209,7 @@ def test_a_bug_of_the_guard_is_one_constant_line_and_its_own_log(
 
 def test_runs_are_bounded_in_number_and_an_ended_one_makes_room(tmp_path: Path) -> None:
     """Gains: a disk that is full of runs at μ = 1e-9."""
-    from clients.status import end_run
+    from fedpriv.clients.status import end_run
 
     guard = guard_for(tmp_path, *random_records(), open_runs=2, runs=3)
     cell = scenario(privacy__rho=0.001)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from clients.ledger import LedgerError, SiloLedger
-from clients.releasing import Forgiving
+from fedpriv.clients.ledger import LedgerError, SiloLedger
+from fedpriv.clients.releasing import Forgiving
 from fedpriv.errors import RunError
 from fedpriv.objectives import Records, SoftmaxRegression
 from tests.attacks.guards import (
@@ -80,7 +80,7 @@ def test_such_a_query_is_answered_once_under_every_trust_and_moves_the_sum_by_it
         assert run is not None
         assert run.state is not None
         silo = guard._open["run"]
-        from clients.state import unpack
+        from fedpriv.clients.state import unpack
 
         total = unpack(run.state, silo).sum.total
         assert float(total.norm()) <= float(silo.plan.estimator.round(1).clip) * (1 + 1e-5)

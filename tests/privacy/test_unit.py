@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clients.guard import begin_ledger, open_guard
-from clients.policy import read_policy
+from fedpriv.clients.guard import begin_ledger, open_guard
+from fedpriv.clients.policy import read_policy
 from fedpriv.accounting import GaussianDP
 from fedpriv.errors import InputError, RunError
 from fedpriv.mechanisms import IndependentGaussian

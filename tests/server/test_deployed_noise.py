@@ -10,8 +10,8 @@ import pytest
 import torch
 from flwr.app import Message
 
-import server.app
-from clients.app import app as client_app
+import fedpriv.server.app
+from fedpriv.clients.app import app as client_app
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
 from fedpriv.files import OWN, write_bytes
@@ -27,9 +27,9 @@ from fedpriv.protocol.arrays import one_array, release_content, vector_in
 from fedpriv.protocol.run_config import run_config_of
 from fedpriv.randomness import SERVER, simulation_noise
 from fedpriv.scenario import Cell
-from server.app import deploy_cell
-from server.noise_chain import NoiseChain
-from server.strategy import ReleaseStrategy
+from fedpriv.server.app import deploy_cell
+from fedpriv.server.noise_chain import NoiseChain
+from fedpriv.server.strategy import ReleaseStrategy
 from tests.server.deployed import exact_means, plan_with, released_in, serve, silos_of
 
 MakeCell = Callable[..., Cell]
