@@ -2,8 +2,8 @@
 
 from jinja2 import Environment, StrictUndefined
 
+from fedpriv.reports.notes import how_measured, tables_of
 from fedpriv.reports.summary import incomplete
-from fedpriv.reports.table import how_measured, tables_of
 from fedpriv.sweep.results import Results
 
 _PIECE = """\

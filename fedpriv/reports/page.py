@@ -11,10 +11,11 @@ from fedpriv.algorithms import algorithm_named
 from fedpriv.errors import InputError
 from fedpriv.files import write_text
 from fedpriv.reports.comparison import dotted
+from fedpriv.reports.notes import how_measured, what_is_missing
 from fedpriv.reports.plots import svgs_of
-from fedpriv.reports.statement import ASSUMPTIONS, NOT_PROTECTED, statements
+from fedpriv.reports.statement import NOT_PROTECTED, statements
 from fedpriv.reports.summary import incomplete, metric_named, value_text
-from fedpriv.reports.table import how_measured, tables_of, what_is_missing
+from fedpriv.reports.table import tables_of
 from fedpriv.sweep.results import Results, read_results
 
 _CAPTIONS = {
@@ -53,7 +54,7 @@ def page_of(folder: Path, results: Results) -> str:
         facts=_facts(results),
         statements=said,
         notes=list(dict.fromkeys(each.noise for each in said if each.noise)),
-        assumptions=ASSUMPTIONS,
+        assumptions=list(dict.fromkeys(line for each in said for line in each.assumptions)),
         about_the_loss=list(dict.fromkeys(line for each in said if each.private for line in each.about_the_loss)),
         not_protected=NOT_PROTECTED,
         tables=tables_of(results),
