@@ -16,7 +16,7 @@ from scipy import stats
 from torch import Tensor
 
 from clients.app import app as honest
-from clients.silo import simulated_silo
+from clients.federation import simulated_silo
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import InputError, RunError
 from fedpriv.objectives import Objective

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clients.app import app as client_app
-from clients.silo import SimulatedFederation
+from clients.federation import SimulatedFederation
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.mechanisms import Mechanism
 from fedpriv.protocol.arrays import one_array
@@ -52,7 +52,7 @@ def silos_of(cell: Cell) -> InProcessGrid:
 def serve(plan: Plan, folder: Path, grid: InProcessGrid, rounds: int = 0, dies_in: int = 0) -> ReleaseStrategy:
     """A server from the journal in `folder` on; it dies in round |dies_in|, after its entry if negative."""
     initial = plan.objective.initial()
-    with MortalJournal(folder, len(initial), initial.dtype) as journal:
+    with MortalJournal(folder, plan) as journal:
         journal.dies_in, journal.after_writing = abs(dies_in), dies_in < 0
         strategy = deployed_strategy(plan, initial, journal)
         with suppress(KilledError):
@@ -62,8 +62,7 @@ def serve(plan: Plan, folder: Path, grid: InProcessGrid, rounds: int = 0, dies_i
 
 def released_in(folder: Path, plan: Plan) -> Iterator[Tensor]:
     """What every round in a journal released, each (d,)."""
-    initial = plan.objective.initial()
-    with ServerJournal(folder, len(initial), initial.dtype) as journal:
+    with ServerJournal(folder, plan) as journal:
         for t in range(1, plan.schedule.rounds + 1):
             known = journal.released(t)
             if known is None:
