@@ -23,9 +23,8 @@ from fedpriv.running.outcome import Finished, evaluation_rounds, finished_after,
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import PublicTask, public_task_of_cell, task_of_cell
 from fedpriv.scenario import Cell
-from server.integer_sums import IntegerSums
-from server.journal import ServerJournal
-from server.noise import FloatSums, ServerSums
+from server.integer_sums import sums_of
+from server.journal import Entries, ServerJournal
 from server.patient_grid import PatientGrid
 from server.roster import learn_roster
 from server.strategy import ReleaseStrategy, Roster
@@ -82,7 +81,7 @@ def deploy_cell(grid: Grid, cell: Cell, reporter: Reporter, folder: Path) -> Non
     task = public_task_of_cell(cell)
     plan, initial = plan_of(cell, task.objective, released=True), task.objective.initial()
     patient = PatientGrid(grid, registered=os.environ.get(REGISTERED) == "1")
-    with ServerJournal(folder, plan) as journal:
+    with ServerJournal(folder, Entries.of(plan)) as journal:
         strategy = deployed_strategy(
             plan,
             initial,
@@ -104,22 +103,14 @@ def deployed_strategy(
     without_missing: bool = False,
 ) -> ReleaseStrategy:
     """The strategy of a server whose releases are real: its noise is keyed by the journal, and by nothing else."""
-    key = journal.key()
-    if plan.exact is None or plan.trust.private_messages:
-        sums: ServerSums = FloatSums(plan, initial, None)
-    else:
-        sums = IntegerSums(plan, plan.exact, initial, key, journal.secret, simulated=False)
+    sums = sums_of(plan, initial, journal.key(), journal.secret)
     return ReleaseStrategy(plan, initial, sums, journal, roster, without_missing=without_missing)
 
 
 def simulated_strategy(plan: Plan, initial: Tensor, cell: Cell) -> ReleaseStrategy:
     """The strategy of a simulation's server, whose noise is the seed's."""
-    if plan.exact is None or plan.trust.private_messages:
-        sums: ServerSums = FloatSums(plan, initial, simulation_noise(cell.seed, cell.run.dtype))
-    else:
-        noise = plan.trust.noise_at_server
-        sums = IntegerSums(plan, plan.exact, initial, integers_key(cell.seed), simulated=noise)
-    return ReleaseStrategy(plan, initial, sums)
+    noise = simulation_noise(cell.seed, cell.run.dtype)
+    return ReleaseStrategy(plan, initial, sums_of(plan, initial, integers_key(cell.seed), simulated=noise))
 
 
 def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, reporter: Reporter) -> Finished:

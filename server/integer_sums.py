@@ -15,10 +15,10 @@ from fedpriv.exact.plan import ExactPlan
 from fedpriv.exact.state import pack, unpack
 from fedpriv.exact.subkeys import START, linked
 from fedpriv.exact.words import sum_of
-from fedpriv.randomness import SERVER
+from fedpriv.randomness import SERVER, KeyedNormal
 from fedpriv.running.integers import IntegerStep
 from fedpriv.running.plan import Plan
-from server.noise import Kept, Released
+from server.noise import FloatSums, Kept, Released, ServerSums
 
 
 class IntegerSums:
@@ -71,3 +71,22 @@ class IntegerSums:
     def _vector(self, noisy: Ints, t: int) -> Tensor:
         vector, self._hidden = self._step.leaving(self._hidden, t, noisy, sum(self._plan.batch_sizes))
         return vector.to(self._initial.dtype)
+
+
+def sums_of(
+    plan: Plan,
+    initial: Tensor,
+    key: bytes,
+    secret: Callable[[], bytes] = bytes,
+    *,
+    simulated: KeyedNormal | None = None,
+) -> ServerSums:
+    """A server's side of the plan's rounds.
+
+    `key` is of the noise that is added to integers, `secret` as in `IntegerSums`, and `simulated` a simulation's
+    source of noise in floating point; None where releases are meant.
+    """
+    if plan.exact is None or plan.trust.private_messages:
+        return FloatSums(plan, initial, simulated)
+    noise = simulated is not None and plan.trust.noise_at_server
+    return IntegerSums(plan, plan.exact, initial, key, secret, simulated=noise)

@@ -21,6 +21,7 @@ import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,24 +32,36 @@ from fedpriv.exact.subkeys import CHAIN_BYTES
 from fedpriv.files import OWN, sync_folder, write_bytes, write_json, write_vector
 from fedpriv.randomness import system_key
 from fedpriv.running.plan import Plan
-from server.noise import Kept, Released
+from server.noise import Kept
 from server.strategy import Missed
 
 _KEY_BYTES = 32
 _CHECK_BYTES = 16
 
 
-class ServerJournal(AbstractContextManager["ServerJournal"]):
-    """The journal of one run of a plan; one server at a time."""
+class Entries(NamedTuple):
+    """What a run's rounds leave in its journal."""
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
+    dtype: torch.dtype
+    lengths: tuple[int, ...]
+    """How many numbers every round has."""
+    secret: bool = False
+    """Whether the server keeps something of the silos' sums from round to round."""
+
+    @staticmethod
+    def of(plan: Plan) -> "Entries":
+        lengths = tuple(map(plan.kept_length, range(1, plan.schedule.rounds + 1)))
+        return Entries(plan.kept_dtype, lengths, plan.exact is not None and plan.trust.noise_at_server)
+
+
+class ServerJournal(AbstractContextManager["ServerJournal"]):
+    """The journal of one run; one server at a time."""
+
+    def __init__(self, folder: Path, entries: Entries) -> None:
         """RunError if another server has it, or the folder cannot be used."""
-        self._folder, self._dtype, self._last_round = folder, plan.kept_dtype, plan.schedule.rounds
-        self._secret = plan.exact is not None and plan.trust.noise_at_server
-        sizes = (
-            plan.kept_length(t) * self._dtype.itemsize + CHAIN_BYTES + _CHECK_BYTES
-            for t in range(1, self._last_round + 1)
-        )
+        self._folder, self._dtype, self._secret = folder, entries.dtype, entries.secret
+        self._last_round = len(entries.lengths)
+        sizes = (count * self._dtype.itemsize + CHAIN_BYTES + _CHECK_BYTES for count in entries.lengths)
         self._ends = [0, *itertools.accumulate(sizes)]
         """Where the entry of round t ends."""
         try:
@@ -149,19 +162,18 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         except (OSError, ValueError, EOFError) as error:
             raise RunError(f"{path}: damaged, so the run cannot go on: {error}") from None
 
-    def record(self, t: int, released: Released, missed: Missed, last: Tensor | None) -> None:
-        """RunError if the disk refuses: then nothing that depends on `released` may leave."""
+    def record(self, t: int, kept: Kept, missed: Missed, last: Tensor | None, secret: bytes = b"") -> None:
+        """RunError if the disk refuses: then nothing that depends on `kept` may leave."""
         if t != self._rounds + 1:
             raise RunError(f"round {t} follows round {self._rounds} in the server's journal: rounds come in order")
-        values = released.kept.values.contiguous().numpy().tobytes()
-        body = values + released.kept.link.ljust(CHAIN_BYTES, b"\0")
+        body = kept.values.contiguous().numpy().tobytes() + kept.link.ljust(CHAIN_BYTES, b"\0")
         try:
             if last is not None:
                 write_vector(self._folder / "last.npy", last.numpy(), OWN)
                 by_silo = {str(silo): rounds for silo, rounds in missed.items()}
                 write_json(self._folder / "missed.json", by_silo, OWN)
             if self._secret:  # first: an entry without what it was added to could not be gone on from
-                write_bytes(self._sums(t), _check(t, released.secret) + released.secret, OWN)
+                write_bytes(self._sums(t), _check(t, secret) + secret, OWN)
                 sync_folder(self._folder)
             written = os.pwrite(self._file, body + _check(t, body), self._ends[t - 1])
             if written != self._ends[t] - self._ends[t - 1]:

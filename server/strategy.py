@@ -26,7 +26,7 @@ from fedpriv.protocol.messages import KEY, TRAIN, bytes_in, refusal_in
 from fedpriv.running.plan import Plan
 from fedpriv.secure_aggregation.identity import CARD_BYTES
 from fedpriv.secure_aggregation.masks import KEY_BYTES
-from server.noise import Kept, Released, ServerSums
+from server.noise import Kept, ServerSums
 from server.roster import learn_roster
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -45,10 +45,11 @@ class Journal(Protocol):
         """What round t released, if it is over."""
         ...
 
-    def record(self, t: int, released: Released, missed: Missed, last: Tensor | None) -> None:
-        """Keep it for good, before anything that depends on it leaves the server.
+    def record(self, t: int, kept: Kept, missed: Missed, last: Tensor | None, secret: bytes = b"") -> None:
+        """Keep what round t released for good, before anything that depends on it leaves the server.
 
-        With it the rounds that silos missed, and every silo's last release, (silos, d), if that can be needed.
+        `secret` is what the next round needs and nobody else may see.  With it the rounds that silos missed, and
+        every silo's last release, (silos, d), if that can be needed.
         """
         ...
 
@@ -170,7 +171,7 @@ class ReleaseStrategy(Strategy):
             self._last = torch.stack(messages)
         if self._journal:
             last = self._last if self._without_missing else None
-            self._journal.record(server_round, released, self.missed, last)
+            self._journal.record(server_round, released.kept, self.missed, last, released.secret)
         self._move(server_round, released.vector)
         return one_array(self.plan.optimizer.query(self._optimizer_state)), None
 

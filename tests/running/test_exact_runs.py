@@ -29,6 +29,7 @@ from fedpriv.running.plan import plan_of
 from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
 from server.app import deployed_strategy
+from server.journal import Entries
 from server.strategy import ReleaseStrategy
 from tests.attacks.guards import KEPT_STATE, scenario
 from tests.engines.test_engines import run
@@ -99,7 +100,7 @@ def deployed(folder: Path, cell: Cell, *, dies_in: int) -> ReleaseStrategy:
 
     def served(dies_in: int) -> ReleaseStrategy:
         grid = InProcessGrid(client_app_of(silos, "run"), len(silos), run_config_of(cell, Path()))
-        with MortalJournal(folder / "journal", plan) as journal, torch.inference_mode():
+        with MortalJournal(folder / "journal", Entries.of(plan)) as journal, torch.inference_mode():
             journal.dies_in, journal.after_writing = abs(dies_in), dies_in < 0
             strategy = deployed_strategy(plan, initial, journal)
             with suppress(KilledError):
