@@ -12,6 +12,7 @@ from functools import cached_property, partial
 import numpy as np
 from torch import Tensor
 
+from fedpriv.errors import RunError
 from fedpriv.estimators.parts import Part, parts_of
 from fedpriv.estimators.round import Round
 from fedpriv.exact.fixed_point import Ints
@@ -64,9 +65,12 @@ class IntegerStep:
         """Σ s_t over silos, at a server that is trusted with them; RunError for what records cannot add up to."""
         norms, most = self.exact.norms(t), self.plan.schedule.most_batches(t)
         bounds = [[size * most * norm for size in self.plan.batch_sizes] for norm in norms]
-        if self.strategy.draws(t) is None:
-            return added(sums, bounds[0])
-        return np.stack([added([of[place] for of in sums], bound) for place, bound in enumerate(bounds)])
+        try:
+            if self.strategy.draws(t) is None:
+                return added(sums, bounds[0])
+            return np.stack([added([of[place] for of in sums], bound) for place, bound in enumerate(bounds)])
+        except RunError as error:
+            raise RunError(f"round {t}, {error}") from None
 
     def noisy(
         self, state: IntState, t: int, sums: Ints, key: bytes, owner: int, chain: bytes
