@@ -1,10 +1,10 @@
 """One silo's side of the protocol, without Flower: it turns a query into a release.
 
-    q_t = keep · q_{t-1} + mean over its batch of clipped increments
+    q_t = decay · q_{t-1} + mean over its batch of clipped increments
     release = q_t + row t of the mechanism's noise, with the silo's own standard deviation
 
 The noise is there only where the trust setting says that silos add it.  Where the server is to learn sums over
-silos only, the release leaves as p_i · release on the plan's grid, under the silo's mask.
+silos only, the release leaves as p_i · release on the plan's lattice, under the silo's mask.
 
 Sums, noise and the mechanism's state are float64.  A `Silo` is a simulation's: its noise is the seed's, in the
 run's own type, and what leaves is converted.  What a silo really releases is clients/releasing.py's.
@@ -106,11 +106,21 @@ class Silo:
         Guarantee: masked words are uniform for everybody but the silos themselves, and the sum of all silos'
         words is the sum of their releases; see `Masker` for what this rests on.
         """
-        grid = self.plan.grid
+<<<<<<< /tmp/tmp5kgq0a3l/ours
+        grid = self.plan.lattice
         if grid is None:
             return release.to(self.plan.message_dtype)
+||||||| /tmp/tmp5kgq0a3l/base
+        grid = self.plan.lattice
+        if grid is None:
+            return self._rounded(release)
+=======
+        lattice = self.plan.lattice
+        if lattice is None:
+            return self._rounded(release)
+>>>>>>> /tmp/tmp5kgq0a3l/theirs
         try:
-            words = grid.encode(self.plan.weights[self.number] * release.numpy())
+            words = lattice.encode(self.plan.weights[self.number] * release.numpy())
         except RunError as error:
             raise RunError(f"silo {self.number}, round {t}: {error}") from None
         words += self.masker.mask(keys, len(self.plan.weights), t, len(words), chain)
@@ -133,7 +143,7 @@ class Silo:
 
     def _missed(self, state: SiloState, t: int) -> SiloState:
         """The state after a round that nobody asked for."""
-        total = state.sum.total * self.plan.estimator.round(t).keep
+        total = state.sum.total * self.plan.estimator.round(t).decay
         _, hidden = self._step.noisy(total, state.hidden, t, self._noise(t))
         return SiloState(t, state.past, (total,), hidden)
 

@@ -83,8 +83,8 @@ class FloatSums:
 
     def _mean(self, messages: list[Tensor]) -> Tensor:
         """Σ_i p_i · release_i (d,)."""
-        if self._plan.grid is not None:
-            total = self._plan.grid.decode_sum([message.numpy() for message in messages])
+        if self._plan.lattice is not None:
+            total = self._plan.lattice.decode_sum([message.numpy() for message in messages])
             return torch.from_numpy(total).to(self._initial.dtype)
         together = torch.stack(messages)
         return torch.tensor(self._plan.weights, dtype=together.dtype) @ together

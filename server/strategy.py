@@ -3,8 +3,18 @@
     q~_t = Σ_i p_i · release_i  (+ row t of the mechanism's noise, where the trust setting puts it at the server)
     x_{t+1} from the optimizer
 
+<<<<<<< /tmp/tmpm2yoboqn/ours
 One strategy serves every trust setting and algorithm: `ServerSums` says what the messages of a round come to.
 The mean has fixed weights; a missing, failed, malformed or
+||||||| /tmp/tmpm2yoboqn/base
+One strategy serves every trust setting and algorithm: a trusted server's plan gives the server a standard
+deviation, an untrusted one's gives it none; a plan with a grid has the mean decoded from the sum of masked
+messages, which say nothing else.  The mean has fixed weights; a missing, failed, malformed or
+=======
+One strategy serves every trust setting and algorithm: a trusted server's plan gives the server a standard
+deviation, an untrusted one's gives it none; a plan with a lattice has the mean decoded from the sum of masked
+messages, which say nothing else.  The mean has fixed weights; a missing, failed, malformed or
+>>>>>>> /tmp/tmpm2yoboqn/theirs
 non-finite reply ends the run with the silo's number and the round, never with a mean over fewer.  A silo that is
 late may, where the scenario says so, count with its last release: its weight stays, and the round is on record.
 """
@@ -162,7 +172,7 @@ class ReleaseStrategy(Strategy):
             raise RunError(f"round {server_round}: no reply from silo {_listed(missing)}{reasons}")
         for silo in missing:
             self.missed.setdefault(silo, []).append(server_round)
-            releases[silo] = self._last[silo] * self.plan.estimator.round(server_round).keep
+            releases[silo] = self._last[silo] * self.plan.estimator.round(server_round).decay
         # Sorted by silo before any sum, so that the order of arrival cannot change the last bit.
         messages = [releases[silo] for silo in range(len(self._nodes))]
         query = self.plan.optimizer.query(self._optimizer_state)

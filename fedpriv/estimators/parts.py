@@ -38,7 +38,7 @@ def parts_of(
         queries = (query, *past)
         part = Part(queries[: len(current.coefficients)], current.coefficients, current.clip)
         return Parts(part), queries[: memory - 1]
-    epoch, place = divmod(current.t - 1, current.split.places)
+    epoch, place = divmod(current.t - 1, current.split.rounds_per_epoch)
     anchors = past if place else (query, *past)[:2]
     (weight,) = current.coefficients
     apart = (weight, -weight)

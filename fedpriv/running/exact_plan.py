@@ -27,7 +27,7 @@ def exact_plan_of(
     name, schedule, trust, target = (
         cell.algorithm.row.name,
         cell.schedule,
-        cell.algorithm.setting,
+        cell.algorithm.trust_setting,
         cell.privacy.target,
     )
     assert target is not None  # of a run without noise nothing is exact

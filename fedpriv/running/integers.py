@@ -51,7 +51,7 @@ class IntegerStep:
         batches = max(1, self.plan.schedule.expected_batches(current.t))
         objective = self.plan.objective.at(Slots(current.t, read.rows))
         wanted: list[Part | None] = [parts.gradient]
-        if current.split is not None and current.split.places > 1:
+        if current.split is not None and current.split.rounds_per_epoch > 1:
             wanted.insert(0, parts.residual)
         if parts.change is not None:
             wanted.append(parts.change)

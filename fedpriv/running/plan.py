@@ -45,7 +45,7 @@ class Plan:
     objective: Objective
     """What silos take increments of; evaluations are of the model's own loss."""
     trust: Trust
-    grid: Grid | None = None
+    lattice: Grid | None = None
     """Where masked messages of floating-point noise are added; None: there are none."""
     exact: ExactPlan | None = None
     """Lattice, sums and noise of a run whose releases are integers; None: a simulation's floating point."""
@@ -141,7 +141,7 @@ class Plan:
             owner,
             self.mechanism,
             self.schedule.first(rounds),
-            self.estimator.keep if self.exact is None else self.exact.run.factored.workload.keep,
+            self.estimator.decay if self.exact is None else self.exact.run.factored.workload.decay,
             clips,
             per_record,
             self.relation,
@@ -203,14 +203,14 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     Guarantee: clips, noise and sums of a plan are numbers that floating point holds (see `arithmetic`);
     InputError otherwise, for a silo's guard and for a simulation alike.
     """
-    row, settings, trust = cell.algorithm.row, cell.algorithm.settings, cell.algorithm.setting
+    row, settings, trust = cell.algorithm.row, cell.algorithm.settings, cell.algorithm.trust_setting
     schedule = cell.schedule
     batch_sizes = cell.batch_sizes
     records = sum(batch_sizes)
     weights = tuple(size / records for size in batch_sizes)
     problem = problem_of(cell, objective)
     estimator = row.estimator(settings, problem)
-    workload = Workload(schedule, estimator.keep, np.array(_batch_clips(estimator, schedule)), estimator.period)
+    workload = Workload(schedule, estimator.decay, np.array(_batch_clips(estimator, schedule)), estimator.period)
     mechanism = row.mechanism(settings, problem, workload)
     if cell.deployment.missing == "continue" and not _survives_gaps(estimator, mechanism):
         raise InputError(
@@ -230,8 +230,8 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     looked_at = row.objective(settings, problem, objective)
     grid = None
     if exact is None and noise.sources:
-        check_sums(noise, _largest_sum(schedule, estimator), mechanism.innovation or 1.0)
-        grid = _grid(cell, schedule, estimator, mechanism, noise) if trust.masked else None
+        check_sums(noise, _largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
+        lattice = _lattice(cell, schedule, estimator, mechanism, noise) if trust.masked else None
     return Plan(
         schedule,
         batch_sizes,
@@ -259,16 +259,18 @@ def _exactly(cell: Cell, released: bool) -> bool:
     return private and (released or cell.run.arithmetic == "integers")
 
 
-def _grid(cell: Cell, schedule: Participation, estimator: Estimator, mechanism: Mechanism, noise: Noise) -> Grid:
-    """The grid for sums of masked messages; InputError for a run whose sums cannot be added so."""
-    if not mechanism.innovation > 0.0:
+def _lattice(
+    cell: Cell, schedule: Participation, estimator: Estimator, mechanism: Mechanism, noise: Noise
+) -> Grid:
+    """The lattice for sums of masked messages; InputError for a run whose sums cannot be added so."""
+    if not mechanism.fresh_std > 0.0:
         raise InputError(
             f"{cell.algorithm.row.name}: rounding before the sum is not known to be private with this mechanism's "
             'noise (some rounds may add nothing fresh); use trust = "untrusted" or "trusted"'
         )
     share = min(source.weight * float(source.std) for source in noise.sources)
     digits = np.finfo(cell.run.dtype).nmant + 1
-    return grid_for(share * mechanism.innovation, len(noise.sources), digits, _largest_sum(schedule, estimator))
+    return grid_for(share * mechanism.fresh_std, len(noise.sources), digits, _largest_sum(schedule, estimator))
 
 
 def _largest_sum(schedule: Participation, estimator: Estimator) -> float:
@@ -284,7 +286,7 @@ def _sum_after(before: float, t: int, schedule: Participation, estimator: Estima
     """The bound after round t, from the one before it; a round that reads k batches divides by k."""
     current = estimator.round(t)
     most = schedule.most_batches(t) / max(1, schedule.expected_batches(t))
-    return float(current.keep) * before + most * current.largest
+    return float(current.decay) * before + most * current.largest
 
 
 def _noise(
@@ -300,4 +302,4 @@ def _noise(
         return Noise()
     sums = RunningSums(mechanism, workload, relation)
     distance, mu = schedule.charged(sums, target, delta)
-    return cell.algorithm.setting.noise(distance, cell.batch_sizes, weights, relation, mu)
+    return cell.algorithm.trust_setting.noise(distance, cell.batch_sizes, weights, relation, mu)

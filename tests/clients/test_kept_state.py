@@ -79,7 +79,7 @@ def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(
     stream = silo.plan.stream_of(0, 8)
     from fedpriv.mechanisms import Workload
 
-    workload = Workload(silo.plan.schedule, stream.keep, np.array(stream.clips), stream.period)  # type: ignore[arg-type]
+    workload = Workload(silo.plan.schedule, stream.decay, np.array(stream.clips), stream.period)  # type: ignore[arg-type]
     wanted = stream.std**2 * silo.plan.mechanism.variance(workload)
     state = silo.start()
     monkeypatch.setattr("fedpriv.exact.release.drawn", lambda *_: np.int64(0))
