@@ -126,7 +126,7 @@ class _Group:
         unreported = 0
         for t, read in enumerate(self._batches(), start=1):
             current, query = self._estimator.round(t), optimizer.query(state)
-            step.check_moved(total, t, query, f"round {t}")
+            step.check_moved(total.past, t, query, f"round {t}")
             total, clips = step.summed(total, current, query, read)
             noisy, hidden = step.noisy(total.total, hidden, t, next(self._fresh).to(self._device))
             state = optimizer.update(state, noisy, current)
@@ -140,11 +140,11 @@ class _Group:
                 metrics = self._evaluate(t, optimizer.output(state))
         wall = (time.perf_counter() - started) / count
         models = optimizer.output(state).cpu().numpy()
-        counts = torch.stack([drawn, clipped], 1).tolist()
+        shares = (clipped / drawn.clamp(min=1.0)).tolist()
         return [
-            Outcome(index, finished_after(plan, self._schedule.rounds, model.copy(), of_cell, (every, cut), wall))
-            for index, plan, model, of_cell, (every, cut) in zip(
-                self._indices, self._plans, models, metrics, counts, strict=True
+            Outcome(index, finished_after(plan, self._schedule.rounds, model.copy(), of_cell, share, wall))
+            for index, plan, model, of_cell, share in zip(
+                self._indices, self._plans, models, metrics, shares, strict=True
             )
         ]
 
