@@ -1,4 +1,4 @@
-"""The noise of a simulation in floating point, and where it is masked the lattice that its messages are added on."""
+"""The noise of a simulation in floating point, and the lattice that masked messages are added on."""
 
 import numpy as np
 
