@@ -54,7 +54,7 @@ def page_of(folder: Path, results: Results) -> str:
         facts=_facts(results),
         statements=said,
         notes=list(dict.fromkeys(each.noise for each in said if each.noise)),
-        assumptions=ASSUMPTIONS,
+        assumptions=[*ASSUMPTIONS, *dict.fromkeys(each.arithmetic for each in said if each.arithmetic)],
         about_the_loss=list(dict.fromkeys(line for each in said if each.private for line in each.about_the_loss)),
         not_protected=NOT_PROTECTED,
         tables=tables_of(results),

@@ -1,4 +1,4 @@
-"""The noise of a simulation in floating point, and where it is masked the lattice that its messages are added on."""
+"""The noise of a simulation in floating point, and the lattice on which masked messages of it are added."""
 
 import numpy as np
 
