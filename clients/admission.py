@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from clients.policy import Policy, presuming, unaccountable
-from clients.shard import Shard
+from fedpriv.clients.policy import Policy, presuming, unaccountable
+from fedpriv.clients.shard import Shard
 from fedpriv.errors import FedprivError, InputError, RunError
 from fedpriv.objectives import Objective, Smoothed
 from fedpriv.privacy.ledger import ReleaseStream

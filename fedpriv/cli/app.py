@@ -278,7 +278,7 @@ def data_split(
 
     Example: fedpriv data split scenarios/containers.toml --out deploy/run
     """
-    from clients.prepare import prepare_silos
+    from fedpriv.clients.prepare import prepare_silos
     from fedpriv.scenario import load_scenario
 
     for folder in prepare_silos(load_scenario(scenario, overrides or []), out, runs):

@@ -34,7 +34,7 @@ publisher = "fedpriv"
 
 [tool.flwr.app.components]
 serverapp = "server.app:app"
-clientapp = "clients.app:app"
+clientapp = "fedpriv.clients.app:app"
 
 [tool.flwr.app.config]
 """

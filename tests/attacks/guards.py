@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clients.guard import Guard
-from clients.proxy import ask
+from fedpriv.clients.guard import Guard
+from fedpriv.clients.proxy import ask
 from fedpriv.protocol.messages import Refusal
 from fedpriv.scenario import resolve_cell
 from tests.clients.guarded import guard_of, start_daemon

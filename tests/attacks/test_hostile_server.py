@@ -11,8 +11,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from clients.ledger import LedgerError, SiloLedger
-from clients.policy import read_policy
+from fedpriv.clients.ledger import LedgerError, SiloLedger
+from fedpriv.clients.policy import read_policy
 from fedpriv.errors import InputError, RunError
 from fedpriv.exact.words import sum_of
 from fedpriv.objectives import SoftmaxRegression
@@ -82,7 +82,7 @@ def test_such_a_query_is_answered_once_under_every_trust_and_moves_the_sum_by_it
         assert run is not None
         assert run.state is not None
         silo = guard._open["run"]
-        from clients.state import unpack
+        from fedpriv.clients.state import unpack
 
         assert silo.plan.exact is not None
         (total,) = (answer,) if trust == "trusted" else unpack(run.state, silo).sums
@@ -366,7 +366,7 @@ def test_a_bug_of_the_guard_is_one_constant_line_and_its_own_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Gains: records, from the text of an exception."""
-    from clients.releasing import ReleasingSilo
+    from fedpriv.clients.releasing import ReleasingSilo
 
     guard = guard_for(tmp_path, *random_records())
     monkeypatch.setattr(ReleasingSilo, "message", _never)
@@ -378,7 +378,7 @@ def test_a_bug_of_the_guard_is_one_constant_line_and_its_own_log(
 
 def test_runs_are_bounded_in_number_and_an_ended_one_makes_room(tmp_path: Path) -> None:
     """Gains: a disk that is full of runs at μ = 1e-9."""
-    from clients.status import end_run
+    from fedpriv.clients.status import end_run
 
     guard = guard_for(tmp_path, *random_records(), open_runs=2, runs=3)
     cell = scenario(privacy__rho=0.001)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from server.noise_chain import NoiseChain
+from fedpriv.server.noise_chain import NoiseChain
 from torch import Tensor
 
 import clients.guard
 import server.noise
-from clients.releasing import ReleasingSilo
 from fedpriv.auditing.guarded import GuardedSilo
+from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.errors import RunError
 from fedpriv.mechanisms import IndependentGaussian
 from fedpriv.objectives import SoftmaxRegression
@@ -26,7 +26,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def fixed_keys(plant: pytest.MonkeyPatch) -> None:
     """No bug: keys that are the same in every run of a test, each used once."""
     drawn = iter(range(10**9))
-    for module in ("clients.guard", "server.journal"):
+    for module in ("fedpriv.clients.guard", "fedpriv.server.journal"):
         plant.setattr(f"{module}.system_key", lambda: derive_key(b"test", str(next(drawn))))
 
 
@@ -89,7 +89,7 @@ def one_round_without(patch: pytest.MonkeyPatch) -> None:
 
 def same_noise_at_two_silos(patch: pytest.MonkeyPatch) -> None:
     honest = ReleasingSilo._fresh
-    patch.setattr("clients.guard.system_key", lambda: bytes(32))
+    patch.setattr("fedpriv.clients.guard.system_key", lambda: bytes(32))
     patch.setattr(
         ReleasingSilo,
         "_fresh",

@@ -27,14 +27,15 @@ def test_without_noise_integers_are_the_run_in_floating_point(
     name: str, trust: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Model within 1e-6: truncation to the lattice, and clipping in units, cost no more."""
-    exact = cell_of(name, trust, run__dtype="float64")
+    last = {"algorithm__output": "last"} if name in ("trees that restart", "leaves") else {}
+    exact = cell_of(name, trust, run__dtype="float64", **last)
     plain = exact.model_copy(update={"run": exact.run.model_copy(update={"arithmetic": "float"})})
     monkeypatch.setattr("fedpriv.exact.release.drawn", lambda *_: np.int64(0))
     monkeypatch.setattr(KeyedNormal, "vectors", lambda _, size, owners, *__: np.zeros((len(owners), size)))
     (one,), _ = run("inprocess", exact)
     (other,), _ = run("inprocess", plain)
     length = np.linalg.norm(other.finished.model)
-    assert length > 1e-3
+    assert length > 1e-5
     atol = 1e-3 if trust == "secure-aggregation" else 1e-6  # what floating point rounds to, to add masked messages
     np.testing.assert_allclose(one.finished.model, other.finished.model, rtol=0.0, atol=atol * length)
 

@@ -14,7 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import server.patient_grid
 from fedpriv.errors import RunError
 from fedpriv.protocol.messages import ROSTER, TRAIN, Refusal, refusal_content, refusal_in, roster_content
-from server.patient_grid import PatientGrid
+from fedpriv.server.patient_grid import PatientGrid
 
 Answer = Callable[[Message, int], list[Message]]
 
