@@ -33,7 +33,7 @@ dependencies = []
 publisher = "fedpriv"
 
 [tool.flwr.app.components]
-serverapp = "server.app:app"
+serverapp = "fedpriv.server.app:app"
 clientapp = "fedpriv.clients.app:app"
 
 [tool.flwr.app.config]

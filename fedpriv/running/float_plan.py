@@ -55,4 +55,6 @@ def float_noise_of(
         return Noise()
     sums = RunningSums(mechanism, workload, relation)
     distance, mu = schedule.charged(sums, target, delta)
-    return cell.algorithm.trust_setting.noise(distance, cell.batch_sizes, weights, relation, mu)
+    return cell.algorithm.trust_setting.noise(
+        distance, cell.batch_sizes, weights, relation, mu, cell.privacy.protected
+    )

@@ -9,8 +9,8 @@ import torch
 from fedpriv.server.noise_chain import NoiseChain
 from torch import Tensor
 
-import clients.guard
-import server.noise
+import fedpriv.clients.guard
+import fedpriv.server.noise
 from fedpriv.auditing.guarded import GuardedSilo
 from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.errors import RunError
@@ -117,8 +117,8 @@ def a_key_from_the_seed(patch: pytest.MonkeyPatch) -> None:
 
 def state_without_nodes(patch: pytest.MonkeyPatch) -> None:
     """44: what a guard writes to its ledger has lost the mechanism's vectors."""
-    honest = clients.guard.pack
-    patch.setattr(clients.guard, "pack", lambda state: honest(state._replace(hidden=())))
+    honest = fedpriv.clients.guard.pack
+    patch.setattr(fedpriv.clients.guard, "pack", lambda state: honest(state._replace(hidden=())))
 
 
 def refusals_that_tell(patch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def refusals_that_tell(patch: pytest.MonkeyPatch) -> None:
 def float32_noise(patch: pytest.MonkeyPatch) -> None:
     """2 and 5, at the server: noise of the run's type, not rounded."""
     patch.setattr(NoiseChain, "source", lambda self, link: KeyedNormal(self._of(b"noise", link), "float32"))
-    patch.setattr(server.noise, "released", lambda noisy, _, dtype: noisy.to(dtype))
+    patch.setattr(fedpriv.server.noise, "released", lambda noisy, _, dtype: noisy.to(dtype))
 
 
 def chain_from_the_seed(patch: pytest.MonkeyPatch) -> None:
