@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from clients.ledger import SiloLedger, create_ledger
-from clients.policy import read_policy
+from clients.policy import Allowed, Policy, read_policy
 from clients.shard import load_shard
+from clients.template import write_template
 from fedpriv.errors import InputError, RunError
 from tests.clients.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_of, write_silo
 
@@ -111,6 +112,26 @@ def test_a_policy_written_before_a_key_was_there_still_loads(tmp_path: Path) -> 
     allow = read_policy(write_silo(tmp_path)).allow
     assert (allow.least_clip, allow.query, allow.tick) == (2.0**-40, 2.0**40, 0.05)
     assert allow.model_fields_set == {"relation", "clip", "rounds", "budget"}
+
+
+def test_a_template_has_every_key_and_is_a_policy(tmp_path: Path) -> None:
+    path = tmp_path / "new.toml"
+    write_template(path)
+    policy = read_policy(path)
+    assert (policy.allow.relation, policy.allow.trust, policy.shard.name) == (
+        "replace-one",
+        "untrusted",
+        "shard.npz",
+    )
+    text = path.read_text()
+    for model in (Policy, Allowed):
+        for name, field in model.model_fields.items():
+            assert name == "allow" or f"{name} = " in text
+            assert field.description is None or field.description.split()[-1] in text
+    with pytest.raises(InputError, match="exists"):
+        write_template(path)
+    with pytest.raises(InputError, match="cannot be written"):
+        write_template(tmp_path / "nowhere" / "new.toml")
 
 
 def test_bounds_of_clips_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
