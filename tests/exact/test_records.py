@@ -144,17 +144,24 @@ def test_chunks_have_one_public_shape(name: str, monkeypatch: pytest.MonkeyPatch
             points: Sequence[Tensor],
             coefficients: Sequence[float],
             records: Records,
-            places: Tensor,
+            rounds_per_epoch: Tensor,
             clip: float,
         ) -> Tensor:
-            seen.append((len(records.labels), places.tolist()))
-            if 5 in places:
+            seen.append((len(records.labels), rounds_per_epoch.tolist()))
+            if 5 in rounds_per_epoch:
                 raise FloatingPointError("record 5")
-            return self.base.per_record(points, coefficients, records, places, clip)
+            return self.base.per_record(points, coefficients, records, rounds_per_epoch, clip)
 
     failing = sum_of(Watched(objective), points, (1.0, -1.0), records)
     assert {rows for rows, _ in seen} == {3}
-    assert [places for _, places in seen] == [[0, 1, 2], [3, 4, 5], [3, 0, 0], [0, 4, 0], [0, 0, 5], [6, 0, 0]]
+    assert [rounds_per_epoch for _, rounds_per_epoch in seen] == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [3, 0, 0],
+        [0, 4, 0],
+        [0, 0, 5],
+        [6, 0, 0],
+    ]
     alone = sum_of(objective, points, (1.0, -1.0), records) - failing
     assert 0 < integer_square(alone) <= (2**36) ** 2 * 1.01
     assert np.abs(whole - failing - alone).max() < 2**20  # other shapes have other last bits
