@@ -1,4 +1,4 @@
-"""Run all benchmarks, or those named: noise, tables, messages, objectives, crossing, peers, growth."""
+"""Run all benchmarks, or those named: noise, exact_noise, tables, messages, objectives, crossing, peers, growth."""
 
 import os
 import platform
@@ -6,10 +6,11 @@ import sys
 
 import torch
 
-from benchmarks import growth, messages, momentum_crossing, noise, objectives, peers, tables
+from benchmarks import exact_noise, growth, messages, momentum_crossing, noise, objectives, peers, tables
 
 BENCHMARKS = {
     "noise": noise.run,
+    "exact_noise": exact_noise.run,
     "tables": tables.run,
     "messages": messages.run,
     "objectives": objectives.run,
