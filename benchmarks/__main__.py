@@ -1,4 +1,4 @@
-"""Run all benchmarks, or those named: noise, exact_noise, tables, messages, objectives, crossing, peers, growth."""
+"""Run all benchmarks, or those named."""
 
 import os
 import platform
