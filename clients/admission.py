@@ -60,7 +60,7 @@ class Admission:
             cell = resolve_cell(json.loads(canonical), "the server's scenario")
             self._check_cell(cell)
             objective = self._objective(cell)
-            plan = plan_of(cell, objective)
+            plan = plan_of(cell, objective, released=True)
             return Admitted(cell, plan, self._price(cell, plan), hashlib.sha256(canonical.encode()).digest())
 
     def canonical(self, cell_json: str) -> str:

@@ -10,7 +10,7 @@ Sums, noise and the mechanism's state are float64.  A `Silo` is a simulation's: 
 run's own type, and what leaves is converted.  What a silo really releases is clients/releasing.py's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,15 +20,13 @@ from torch import Tensor
 from clients.increments import Bounded
 from fedpriv.errors import RunError
 from fedpriv.estimators.round import Round
-from fedpriv.estimators.running_sum import RunningSum, absorb
+from fedpriv.estimators.running_sum import RunningSum
 from fedpriv.mechanisms import MechanismState
-from fedpriv.mechanisms.movement import check_movement
-from fedpriv.objectives import Objective, Records, Slots
+from fedpriv.objectives import Objective, Records
 from fedpriv.protocol.arrays import Counts, is_finite
-from fedpriv.randomness import DrawAhead, KeyedCoins, KeyedNormal, simulation_noise
-from fedpriv.running.plan import Plan, plan_of
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.randomness import DrawAhead, KeyedCoins, KeyedNormal
+from fedpriv.running.plan import Plan
+from fedpriv.running.round_step import Read, RoundStep, fresh_vectors, record_weight
 from fedpriv.secure_aggregation.masks import Masker
 
 _ROUNDS_AHEAD = 16
@@ -36,13 +34,23 @@ _VALUES_AHEAD = 2**26  # of noise that all silos together hold ahead, when one p
 
 
 class SiloState(NamedTuple):
-    """What a silo keeps between rounds: the last round answered, its running sum, its mechanism's state."""
+    """What a silo keeps between rounds; all vectors (d,)."""
 
     answered: int
-    sum: RunningSum
+    """The last round that was answered."""
+    past: tuple[Tensor, ...]
+    """What the estimator remembers."""
+    sums: tuple[Tensor, ...]
+    """The running sum; for exact releases the strategy's integers."""
     hidden: MechanismState
     chain: bytes = b""
     """A digest of all queries until now, where the noise depends on them; see clients/releasing.py."""
+
+    @property
+    def sum(self) -> RunningSum:
+        """The running sum of a simulation."""
+        (total,) = self.sums
+        return RunningSum(self.past, total)
 
 
 class Release(NamedTuple):
@@ -63,10 +71,12 @@ class Silo:
     noise: KeyedNormal
     gaps: bool = False
     """Whether rounds may be missing between two that are asked for."""
+    key: bytes = field(default=b"", repr=False)
+    """32 bytes that nobody else has, for one run, where something is really released."""
 
     def start(self) -> SiloState:
         nothing = torch.zeros(self.objective.dimension, dtype=torch.float64)
-        return SiloState(0, RunningSum((), nothing), self.plan.mechanism.start())
+        return SiloState(0, (), (nothing,), self.plan.mechanism.start())
 
     def answer(self, state: SiloState, t: int, query: Tensor) -> tuple[Release, SiloState]:
         """The release of round t and the next state.
@@ -83,35 +93,32 @@ class Silo:
         """
         self.check(state, t, query)
         state, current = self._after_gap(state, t)
-        chain = self._linked(state.chain, query)
-        records = self._batch(t)
-        rows = 0 if records is None else len(records.labels)
-        total, clipped = absorb(
-            state.sum,
-            current,
-            query,
-            self._looked_at(Slots(t, ((self.number, rows),))),
-            records,
-            torch.full((rows,), self._weight(t), dtype=state.sum.total.dtype),
-            self.plan.estimator.memory,
-        )
-        vector, hidden = total.total, state.hidden
-        if std := float(self.plan.noise.std_of(self.number)):
-            noise, hidden = self.plan.mechanism.noise(hidden, t, self._fresh(t, chain) * std)
-            vector = vector + noise
-        return Release(vector, Counts(rows, int(clipped))), SiloState(t, total, hidden, chain)
+        read = self._read(t)
+        (past, total), clipped = self._step.summed(state.sum, current, query, read)
+        vector, hidden = self._step.noisy(total, state.hidden, t, self._noise(t))
+        return Release(vector, Counts(len(read.weights), int(clipped))), SiloState(t, past, (total,), hidden)
 
     def message(self, release: Tensor, t: int, keys: bytes, chain: bytes = b"") -> Tensor:
-        """What leaves the silo in round t, (d,) of `plan.message_dtype`: the release, or its masked words.
+        """What leaves the silo in round t, of `plan.message_dtype`: the release, or its masked words.
 
         `keys` are the public keys of all silos that the query came with, `chain` the state's after this round.
 
         Guarantee: masked words are uniform for everybody but the silos themselves, and the sum of all silos'
-        words is the sum of their rounded releases; see `Masker` and `Grid` for what this rests on.
+        words is the sum of their releases; see `Masker` for what this rests on.
         """
+<<<<<<< /tmp/tmp5kgq0a3l/ours
+        grid = self.plan.lattice
+        if grid is None:
+            return release.to(self.plan.message_dtype)
+||||||| /tmp/tmp5kgq0a3l/base
+        grid = self.plan.lattice
+        if grid is None:
+            return self._rounded(release)
+=======
         lattice = self.plan.lattice
         if lattice is None:
             return self._rounded(release)
+>>>>>>> /tmp/tmp5kgq0a3l/theirs
         try:
             words = lattice.encode(self.plan.weights[self.number] * release.numpy())
         except RunError as error:
@@ -129,14 +136,16 @@ class Silo:
         current, estimator = self.plan.estimator.round(t), self.plan.estimator
         if t == state.answered + 1:
             return state, current
-        total, hidden, chain = state.sum.total, state.hidden, state.chain
-        for missed in range(state.answered + 1, t):
-            total, chain = total * estimator.round(missed).decay, self._linked(chain, None)
-            if std := float(self.plan.noise.std_of(self.number)):
-                _, hidden = self.plan.mechanism.noise(hidden, missed, self._fresh(missed, chain) * std)
         past = estimator.round(state.answered + 1).coefficients[1:]
-        current = current._replace(coefficients=(current.coefficients[0], *past))
-        return SiloState(t - 1, RunningSum(state.sum.past, total), hidden, chain), current
+        for missed in range(state.answered + 1, t):
+            state = self._missed(state, missed)
+        return state, current._replace(coefficients=(current.coefficients[0], *past))
+
+    def _missed(self, state: SiloState, t: int) -> SiloState:
+        """The state after a round that nobody asked for."""
+        total = state.sum.total * self.plan.estimator.round(t).decay
+        _, hidden = self._step.noisy(total, state.hidden, t, self._noise(t))
+        return SiloState(t, state.past, (total,), hidden)
 
     def check(self, state: SiloState, t: int, query: Tensor) -> None:
         """RunError, in words that depend on public values alone, for a round or a query that is not answered."""
@@ -153,40 +162,35 @@ class Silo:
             )
         if not is_finite(query):
             raise RunError(f"silo {self.number}, round {t}: the query has values that are not finite")
-        self._check_movement(state, t, query)
+        self._step.check_moved(state.past, t, query, f"silo {self.number}, round {t}")
 
-    def _check_movement(self, state: SiloState, t: int, query: Tensor) -> None:
-        """RunError if the query moved farther than the sensitivity of the mechanism allows for."""
-        if t > 1 and (bound := self.plan.mechanism.movement) is not None:
-            check_movement(bound, state.sum.past[0], query, f"silo {self.number}, round {t}")
+    @cached_property
+    def _step(self) -> RoundStep:
+        return RoundStep(self.plan.estimator, self.plan.mechanism, Bounded(self.objective))
 
-    def _looked_at(self, slots: Slots) -> Objective:
-        return Bounded(self.objective.at(slots))
+    def _noise(self, t: int) -> Tensor | None:
+        """Round t's fresh vectors with this silo's standard deviation, None if it adds no noise."""
+        std = float(self.plan.noise.std_of(self.number))
+        return self._fresh(t) * std if std else None
 
-    def _linked(self, chain: bytes, query: Tensor | None) -> bytes:
-        """The chain after this round's query, None for a round that was missed; a simulation has none."""
-        return chain
-
-    def _fresh(self, t: int, chain: bytes) -> Tensor:
-        """Round t's fresh vectors, of variance 1: (d,), or as many as the mechanism draws, (draws, d); float64."""
-        count = self.plan.mechanism.draws(t)
-        if count is None:
+    def _fresh(self, t: int) -> Tensor:
+        """Round t's fresh vectors, of variance 1 and float64; see `fresh_vectors`."""
+        if self.plan.mechanism.draws(t) is None:
             return torch.from_numpy(self._noise_ahead.vector(t)).double()
-        return torch.from_numpy(self.noise.nodes(self.objective.dimension, self.number, t, count)).double()
+        return fresh_vectors(self.noise, self.plan.mechanism, self.objective.dimension, self.number, t).double()
 
-    def _rounded(self, release: Tensor) -> Tensor:
-        return release.to(self.plan.message_dtype)
-
-    def _batch(self, t: int) -> Records | None:
-        """The records of round t, None if there are none."""
-        size = self.plan.batch_sizes[self.number]
-        rows = self.plan.schedule.rows(t, size, self.number, lambda: self._coins)
+    def _read(self, t: int) -> Read:
+        """The records of round t with their weights in the silo's mean."""
+        schedule, size = self.plan.schedule, self.plan.batch_sizes[self.number]
+        rows = schedule.rows(t, size, self.number, lambda: self._coins)
         records = Records(*(column[rows] for column in self.records))
-        return records if len(records.labels) else None
-
-    def _weight(self, t: int) -> float:
-        """Of one record in the silo's mean: the denominator is public, however many records take part."""
-        return 1.0 / (self.plan.batch_sizes[self.number] * max(1, self.plan.schedule.expected_batches(t)))
+        count = len(records.labels)
+        weight = record_weight(1.0, size, schedule.expected_batches(t))
+        return Read(
+            records if count else None,
+            torch.full((count,), weight, dtype=torch.float64),
+            ((self.number, count),),
+        )
 
     @cached_property
     def _coins(self) -> KeyedCoins:
@@ -197,31 +201,3 @@ class Silo:
         size = self.objective.dimension
         ahead = max(1, min(_ROUNDS_AHEAD, _VALUES_AHEAD // (size * len(self.plan.batch_sizes))))
         return DrawAhead(self.noise, size, self.number, self.plan.schedule.rounds, ahead)
-
-
-@dataclass(frozen=True)
-class SimulatedFederation:
-    """What all silos of a simulation share, built once a process: records, plan, one source of noise.
-
-    The noise is keyed by the scenario's seed; each silo draws its own streams of it, one silo at a time.
-    """
-
-    cell: Cell
-    plan: Plan
-    order: list[Tensor]
-    noise: KeyedNormal
-
-    @staticmethod
-    def of(cell: Cell) -> "SimulatedFederation":
-        plan = plan_of(cell, task_of_cell(cell).objective)
-        return SimulatedFederation(cell, plan, spread(cell), simulation_noise(cell.seed, cell.run.dtype))
-
-    def silo(self, number: int) -> Silo:
-        task, shard = task_of_cell(self.cell), self.order[number]
-        records = Records(task.train.features[shard], task.train.labels[shard])
-        return Silo(number, self.plan, self.plan.objective, records, self.noise)
-
-
-def simulated_silo(cell: Cell, number: int) -> Silo:
-    """Silo `number` of a simulation."""
-    return SimulatedFederation.of(cell).silo(number)

@@ -18,13 +18,13 @@ from fedpriv.protocol.arrays import one_array, tensor_of
 from fedpriv.protocol.cell_folder import FolderReporter
 from fedpriv.protocol.messages import REGISTERED
 from fedpriv.protocol.run_config import cell_of
-from fedpriv.randomness import simulation_noise
-from fedpriv.running.outcome import Finished, evaluation_rounds
+from fedpriv.randomness import integers_key, simulation_noise
+from fedpriv.running.outcome import Finished, evaluation_rounds, finished_after, measured
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import PublicTask, public_task_of_cell, task_of_cell
 from fedpriv.scenario import Cell
-from server.journal import ServerJournal
-from server.noise_chain import NoiseChain
+from server.integer_sums import sums_of
+from server.journal import Entries, ServerJournal
 from server.patient_grid import PatientGrid
 from server.roster import learn_roster
 from server.strategy import ReleaseStrategy, Roster
@@ -68,8 +68,7 @@ def server_app(reporter_of: Callable[[Context], Reporter]) -> ServerApp:
 def run_cell(grid: Grid, cell: Cell, reporter: Reporter) -> Finished:
     """All rounds of one simulated cell over a grid."""
     task = task_of_cell(cell)
-    plan, noise = plan_of(cell, task.objective), simulation_noise(cell.seed, cell.run.dtype)
-    strategy = ReleaseStrategy(plan, task.objective.initial(), noise)
+    strategy = simulated_strategy(plan_of(cell, task.objective), task.objective.initial(), cell)
     return _run(strategy, grid, cell, task, reporter)
 
 
@@ -80,9 +79,9 @@ def deploy_cell(grid: Grid, cell: Cell, reporter: Reporter, folder: Path) -> Non
     while the run lasts.
     """
     task = public_task_of_cell(cell)
-    plan, initial = plan_of(cell, task.objective), task.objective.initial()
+    plan, initial = plan_of(cell, task.objective, released=True), task.objective.initial()
     patient = PatientGrid(grid, registered=os.environ.get(REGISTERED) == "1")
-    with ServerJournal(folder, len(initial), initial.dtype) as journal:
+    with ServerJournal(folder, Entries.of(plan)) as journal:
         strategy = deployed_strategy(
             plan,
             initial,
@@ -104,8 +103,14 @@ def deployed_strategy(
     without_missing: bool = False,
 ) -> ReleaseStrategy:
     """The strategy of a server whose releases are real: its noise is keyed by the journal, and by nothing else."""
-    chain = NoiseChain(journal.key(plan.schedule.rounds))
-    return ReleaseStrategy(plan, initial, chain, journal, roster, without_missing=without_missing)
+    sums = sums_of(plan, initial, journal.key(), journal.secret)
+    return ReleaseStrategy(plan, initial, sums, journal, roster, without_missing=without_missing)
+
+
+def simulated_strategy(plan: Plan, initial: Tensor, cell: Cell) -> ReleaseStrategy:
+    """The strategy of a simulation's server, whose noise is the seed's."""
+    noise = simulation_noise(cell.seed, cell.run.dtype)
+    return ReleaseStrategy(plan, initial, sums_of(plan, initial, integers_key(cell.seed), simulated=noise))
 
 
 def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, reporter: Reporter) -> Finished:
@@ -118,30 +123,18 @@ def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, re
         reporter.advanced(t)
         if t not in evaluated_at:
             return None
-        metrics.update(_test_metrics(task, arrays, t))
+        model = tensor_of(next(iter(arrays.values())))
+        metrics.update(*measured(task.objective, model, task.test, [f"round {t}"]))
         reporter.evaluated(t, dict(metrics))
         return MetricRecord(dict(metrics))
 
     result = strategy.start(
         grid, one_array(task.objective.initial()), timeout=cell.deployment.patience, evaluate_fn=evaluate
     )
-    model, counts = next(iter(result.arrays.to_numpy_ndarrays())), strategy.counts
-    return Finished(
-        metrics=metrics,
-        fraction_clipped=None if counts is None else counts.clipped / max(1, counts.drawn),
-        wall_seconds=time.perf_counter() - started,
-        releases=plan.releases(strategy.rounds_done),
-        gradient_evaluations=plan.gradient_evaluations(strategy.rounds_done),
-        model=model,
-    )
-
-
-def _test_metrics(task: PublicTask, arrays: ArrayRecord, t: int) -> dict[str, float]:
-    model = tensor_of(next(iter(arrays.values())))
-    evaluation = task.objective.evaluate(model, task.test)
-    if not torch.isfinite(evaluation.loss):
-        raise RunError(f"round {t}: the test loss is not finite")
-    return {name: float(value) for name, value in evaluation.named().items()}
+    model = next(iter(result.arrays.to_numpy_ndarrays()))
+    wall = time.perf_counter() - started
+    clipped = None if strategy.counts is None else strategy.counts.fraction_clipped
+    return finished_after(plan, strategy.rounds_done, model, metrics, clipped, wall)
 
 
 def _folder_reporter(context: Context) -> FolderReporter:

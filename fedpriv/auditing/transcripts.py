@@ -35,7 +35,7 @@ from fedpriv.randomness import KeyedNormal, public_generator, simulation_noise
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.scenario import Cell
 from server.app import deployed_strategy
-from server.journal import ServerJournal
+from server.journal import Entries, ServerJournal
 
 _PUSH = 1e2 / FAR  # a weight that makes the model sure of a canary's class
 
@@ -91,7 +91,7 @@ def run_trials(cell: Cell, layout: Layout, seed: int) -> Trials:
     """
     count = len(layout.round)
     objective = objective_for(cell, count)
-    plan = plan_of(cell, objective)
+    plan = plan_of(cell, objective, released=True)
     present = public_generator(seed, "audit coins").random(count) < 0.5
     canaries = layout.shard(present, cell.privacy.relation)
     idle = [nothing(layout.rows, count)] * (len(plan.weights) - 1)
@@ -162,7 +162,7 @@ def broadcasts(plan: Plan, objective: Objective, folder: Path, silos: Sequence[G
     for rounds in (plan.schedule.rounds // 2, plan.schedule.rounds):
         broadcast.clear()
         watched = dataclasses.replace(plan, optimizer=Watching(broadcast))
-        with flower_quiet(), ServerJournal(folder / "journal", len(initial), initial.dtype) as journal:
+        with flower_quiet(), ServerJournal(folder / "journal", Entries.of(plan)) as journal:
             if rounds:
                 deployed_strategy(watched, initial, journal).start(grid, one_array(initial), num_rounds=rounds)
         silos[0].restart()

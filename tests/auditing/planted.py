@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from server.noise_chain import NoiseChain
 from torch import Tensor
 
 import clients.guard
@@ -18,7 +19,6 @@ from fedpriv.objectives import SoftmaxRegression
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.privacy.trust import Noise, Trust
 from fedpriv.randomness import KeyedNormal, derive_key, seed_key, simulation_noise
-from server.noise_chain import NoiseChain
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -29,11 +29,10 @@ from fedpriv.errors import RunError
 from fedpriv.protocol.arrays import one_array
 from fedpriv.protocol.messages import Refusal
 from fedpriv.protocol.run_config import run_config_of
-from fedpriv.randomness import simulation_noise
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import resolve_cell
-from server.strategy import ReleaseStrategy
+from server.app import simulated_strategy
 from tests.clients.guarded import CELL, ZERO, start_daemon, write_silo
 from tests.conftest import small_tree
 
@@ -84,9 +83,7 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
             return list(super().send_and_receive(messages, timeout=timeout))
 
     task = task_of_cell(cell)
-    strategy = ReleaseStrategy(
-        plan_of(cell, task.objective), task.objective.initial(), simulation_noise(0, "float64")
-    )
+    strategy = simulated_strategy(plan_of(cell, task.objective), task.objective.initial(), cell)
     strategy.start(GuardedGrid(client_app, 3, run_config), one_array(task.objective.initial()))
     assert strategy.rounds_done == 8
     assert strategy.counts is None  # a guard does not tell, and nobody takes that for none
@@ -135,9 +132,7 @@ def test_a_supernode_without_a_guard_is_refused(monkeypatch: pytest.MonkeyPatch)
     cell = resolve_cell(small_tree(seed=99), "test")  # no other test's, so that no silo is built yet
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/flwr-clientapp"])
     task = task_of_cell(cell)
-    strategy = ReleaseStrategy(
-        plan_of(cell, task.objective), task.objective.initial(), simulation_noise(0, "float64")
-    )
+    strategy = simulated_strategy(plan_of(cell, task.objective), task.objective.initial(), cell)
     with pytest.raises(RunError, match="has no guard"):
         strategy.start(
             InProcessGrid(client_app, 3, run_config_of(cell, Path())), one_array(task.objective.initial())

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from clients.silo import Silo, SimulatedFederation
+from clients.federation import SimulatedFederation
+from clients.silo import Silo
 from fedpriv.errors import InputError, RunError
 from fedpriv.mechanisms import BinaryTree
 from fedpriv.running.plan import plan_of
@@ -51,7 +52,7 @@ def test_the_next_increment_is_taken_from_the_query_that_was_answered_last() -> 
     estimator, asked = silo.plan.estimator, queries(silo)
     released = releases(silo, [1, 2, 5])
     weights = {t: float(estimator.round(t).coefficients[0]) for t in (2, 5)}
-    batch = silo._batch(5)
+    batch = silo._read(5).records
     assert batch is not None
     weights_of_records = torch.full((len(batch.labels),), 1.0 / len(batch.labels), dtype=torch.float64)
     now, before = (

@@ -10,7 +10,8 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from scipy import stats
 
-from clients.silo import Silo, simulated_silo
+from clients.federation import simulated_silo
+from clients.silo import Silo
 from clients.state import ContextStore
 from fedpriv.errors import RunError
 from fedpriv.randomness import KeyedNormal

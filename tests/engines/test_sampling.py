@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from clients.silo import SimulatedFederation, simulated_silo
+from clients.federation import SimulatedFederation, simulated_silo
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
