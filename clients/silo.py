@@ -106,19 +106,9 @@ class Silo:
         Guarantee: masked words are uniform for everybody but the silos themselves, and the sum of all silos'
         words is the sum of their releases; see `Masker` for what this rests on.
         """
-<<<<<<< /tmp/tmp5kgq0a3l/ours
-        grid = self.plan.lattice
-        if grid is None:
-            return release.to(self.plan.message_dtype)
-||||||| /tmp/tmp5kgq0a3l/base
-        grid = self.plan.lattice
-        if grid is None:
-            return self._rounded(release)
-=======
         lattice = self.plan.lattice
         if lattice is None:
-            return self._rounded(release)
->>>>>>> /tmp/tmp5kgq0a3l/theirs
+            return release.to(self.plan.message_dtype)
         try:
             words = lattice.encode(self.plan.weights[self.number] * release.numpy())
         except RunError as error:

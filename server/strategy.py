@@ -3,18 +3,8 @@
     q~_t = Σ_i p_i · release_i  (+ row t of the mechanism's noise, where the trust setting puts it at the server)
     x_{t+1} from the optimizer
 
-<<<<<<< /tmp/tmpm2yoboqn/ours
 One strategy serves every trust setting and algorithm: `ServerSums` says what the messages of a round come to.
 The mean has fixed weights; a missing, failed, malformed or
-||||||| /tmp/tmpm2yoboqn/base
-One strategy serves every trust setting and algorithm: a trusted server's plan gives the server a standard
-deviation, an untrusted one's gives it none; a plan with a grid has the mean decoded from the sum of masked
-messages, which say nothing else.  The mean has fixed weights; a missing, failed, malformed or
-=======
-One strategy serves every trust setting and algorithm: a trusted server's plan gives the server a standard
-deviation, an untrusted one's gives it none; a plan with a lattice has the mean decoded from the sum of masked
-messages, which say nothing else.  The mean has fixed weights; a missing, failed, malformed or
->>>>>>> /tmp/tmpm2yoboqn/theirs
 non-finite reply ends the run with the silo's number and the round, never with a mean over fewer.  A silo that is
 late may, where the scenario says so, count with its last release: its weight stays, and the round is on record.
 """

@@ -228,7 +228,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation = cell.privacy.relation
     looked_at = row.objective(settings, problem, objective)
-    grid = None
+    lattice = None
     if exact is None and noise.sources:
         check_sums(noise, _largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
         lattice = _lattice(cell, schedule, estimator, mechanism, noise) if trust.masked else None
@@ -243,7 +243,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
         relation,
         looked_at,
         trust,
-        grid,
+        lattice,
         exact,
     )
 
