@@ -6,9 +6,20 @@ import sys
 
 import torch
 
-from benchmarks import exact_noise, growth, messages, momentum_crossing, noise, objectives, peers, tables
+from benchmarks import (
+    exact_noise,
+    growth,
+    messages,
+    momentum_crossing,
+    noise,
+    objectives,
+    peers,
+    startup,
+    tables,
+)
 
 BENCHMARKS = {
+    "startup": startup.run,
     "noise": noise.run,
     "exact_noise": exact_noise.run,
     "tables": tables.run,

@@ -1,6 +1,5 @@
 """The commands and their help; what they do is imported when they are called, so that help is quick."""
 
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +27,8 @@ RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         typer.echo(f"fedpriv {metadata.version('fedpriv')}")
         raise typer.Exit
 
@@ -88,7 +89,7 @@ def run(
         fedpriv run scenarios/deployment.toml --engine deployment
     """
     from fedpriv.cli.run import run_scenario
-    from fedpriv.sweep.runner import Connection
+    from fedpriv.engines.base import Connection
 
     run_scenario(
         scenario,
@@ -222,7 +223,10 @@ def supernode(
 
 @data_app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist, fashion-mnist, emnist or cifar10.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="mnist, fashion-mnist, emnist, cifar10, heart-hospitals or adult."),
+    ],
     root: Annotated[
         Path | None, typer.Option(help="Where to keep it; $FEDPRIV_DATA, or a folder of the user's cache.")
     ] = None,
@@ -234,6 +238,29 @@ def data_fetch(
     from fedpriv.data.datasets import fetch
 
     typer.echo(f"{name}: verified in {fetch(name, root, say=typer.echo)}")
+
+
+@data_app.command("inspect")
+def data_inspect(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv or .parquet file.")],
+    target: Annotated[str | None, typer.Option(help="The column that is to be predicted.")] = None,
+    site: Annotated[str | None, typer.Option(help="The column that says whose records they are.")] = None,
+    person: Annotated[str | None, typer.Option(help="The column that says who a record is about.")] = None,
+    split: Annotated[str | None, typer.Option(help='A column with "train" and "test".')] = None,
+    regression: Annotated[
+        bool | None, typer.Option("--regression/--classes", help="What the target is; guessed otherwise.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write scenario.toml and a policy a silo, to start from.")
+    ] = None,
+) -> None:
+    """Say what is in a table, and write a scenario and policies to start from; they have to be made public first.
+
+    Example: fedpriv data inspect patients.csv --target outcome --site hospital --out patients
+    """
+    from fedpriv.cli.inspect import Roles, inspect_table
+
+    inspect_table(file, Roles(target, site, person, split, regression), out)
 
 
 @data_app.command("split")

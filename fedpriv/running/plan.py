@@ -19,13 +19,14 @@ from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
-from fedpriv.privacy.ledger import ReleaseStream, RunningSums
+from fedpriv.privacy.ledger import ReleaseStream
 from fedpriv.privacy.trust import Noise, NoiseSource, Trust
 from fedpriv.randomness import SERVER
 from fedpriv.running.arithmetic import check_clips, check_noise, check_sums
 from fedpriv.running.exact_plan import exact_plan_of, integers_of, noise_of
+from fedpriv.running.float_plan import float_noise_of, largest_sum, lattice_of
 from fedpriv.scenario import Cell
-from fedpriv.secure_aggregation.grid import Grid, grid_for
+from fedpriv.secure_aggregation.grid import Grid
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     check_clips(map(estimator.round, range(1, schedule.rounds + 1)), max(batch_sizes), private)
     exact = exact_plan_of(cell, objective, estimator, mechanism, workload) if _exactly(cell, released) else None
     if exact is None:
-        noise = _noise(cell, schedule, workload, mechanism, weights)
+        noise = float_noise_of(cell, schedule, workload, mechanism, weights)
     else:
         mechanism, noise = exact.run.factored.mechanism, noise_of(exact, trust, batch_sizes)
     check_noise(noise)
@@ -230,8 +231,8 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     looked_at = row.objective(settings, problem, objective)
     lattice = None
     if exact is None and noise.sources:
-        check_sums(noise, _largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
-        lattice = _lattice(cell, schedule, estimator, mechanism, noise) if trust.masked else None
+        check_sums(noise, largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
+        lattice = lattice_of(cell, schedule, estimator, mechanism, noise) if trust.masked else None
     return Plan(
         schedule,
         batch_sizes,
@@ -257,49 +258,3 @@ def _exactly(cell: Cell, released: bool) -> bool:
             "or leave out run.arithmetic"
         )
     return private and (released or cell.run.arithmetic == "integers")
-
-
-def _lattice(
-    cell: Cell, schedule: Participation, estimator: Estimator, mechanism: Mechanism, noise: Noise
-) -> Grid:
-    """The lattice for sums of masked messages; InputError for a run whose sums cannot be added so."""
-    if not mechanism.fresh_std > 0.0:
-        raise InputError(
-            f"{cell.algorithm.row.name}: rounding before the sum is not known to be private with this mechanism's "
-            'noise (some rounds may add nothing fresh); use trust = "untrusted" or "trusted"'
-        )
-    share = min(source.weight * float(source.std) for source in noise.sources)
-    digits = np.finfo(cell.run.dtype).nmant + 1
-    return grid_for(share * mechanism.fresh_std, len(noise.sources), digits, _largest_sum(schedule, estimator))
-
-
-def _largest_sum(schedule: Participation, estimator: Estimator) -> float:
-    """A bound on the norm of the silos' mean running sum in every round, whatever the records are."""
-    largest = total = 0.0
-    for t in range(1, schedule.rounds + 1):
-        total = _sum_after(total, t, schedule, estimator)
-        largest = max(largest, total)
-    return largest
-
-
-def _sum_after(before: float, t: int, schedule: Participation, estimator: Estimator) -> float:
-    """The bound after round t, from the one before it; a round that reads k batches divides by k."""
-    current = estimator.round(t)
-    most = schedule.most_batches(t) / max(1, schedule.expected_batches(t))
-    return float(current.decay) * before + most * current.largest
-
-
-def _noise(
-    cell: Cell, schedule: Participation, workload: Workload, mechanism: Mechanism, weights: tuple[float, ...]
-) -> Noise:
-    """The noise of every owner that reaches the cell's target; none if it has none.
-
-    Guarantee: a public order gets its μ exactly; sampling gets the (ε, δ) of that μ at the cell's δ.  InputError
-    for sampling that cannot be accounted for.
-    """
-    target, relation, delta = cell.privacy.target, cell.privacy.relation, cell.privacy.delta
-    if target is None:
-        return Noise()
-    sums = RunningSums(mechanism, workload, relation)
-    distance, mu = schedule.charged(sums, target, delta)
-    return cell.algorithm.trust_setting.noise(distance, cell.batch_sizes, weights, relation, mu)
