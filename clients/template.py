@@ -20,7 +20,7 @@ _EXAMPLES: dict[str, object] = {
     "rounds": 100,
     "budget": 1.0,
 }
-"""Of keys that have no default: a value to be replaced."""
+"""Of keys that a policy over images needs: a value to be replaced."""
 _WIDTH = 100
 
 
@@ -36,7 +36,7 @@ def write_template(path: Path) -> None:
 
 
 def template() -> str:
-    """Keys without a default have an example, the others are commented out at their default."""
+    """Keys that have to be chosen have an example, the others are commented out at their default."""
     return f"{_section(Policy)}\n[allow]\n{_section(Allowed)}"
 
 
@@ -46,7 +46,7 @@ def _section(model: type[BaseModel]) -> str:
         if name == "allow":
             continue
         lines += textwrap.wrap(field.description or "", _WIDTH, initial_indent="# ", subsequent_indent="# ")
-        if field.is_required():
+        if name in _EXAMPLES:
             lines.append(f"{name} = {json.dumps(_EXAMPLES[name])}  # choose")
         else:
             lines.append(f"# {name} = {'(none)' if field.default is None else json.dumps(field.default)}")

@@ -28,7 +28,7 @@ from fedpriv.auditing.canaries import Layout, auditable, misread, objective_for,
 from fedpriv.auditing.statistics import best_bound, heaviest_round
 from fedpriv.auditing.transcripts import Trials, run_trials
 from fedpriv.errors import FedprivError, InputError
-from fedpriv.running.plan import plan_of
+from fedpriv.running.plan import Plan, plan_of
 from fedpriv.scenario import Cell
 
 MOST_ROUNDS = 12
@@ -170,13 +170,16 @@ def _check(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: 
 
 def _canaries(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
     """The best bound of canaries in the worst case; every run has its own coins and noise."""
-    return _bound_of(asked, asked.runs, None, failure, steps)
+    plan = _canary_plan(asked)
+    return best_bound(plan, _gathered(asked, plan, asked.runs, None, steps), failure)
 
 
 def _driven(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
-    """The same where queries overflow, are denormal or cancel: what canaries add there may be anything."""
-    plan = plan_of(asked.small, objective_for(asked.small, CANARIES), released=True)
-    bound, test = _bound_of(asked, _driven_runs(asked.runs), hostile.driving(plan), failure, steps)
+    """The same where queries overflow, are denormal or cancel: what canaries add there may have either sign."""
+    plan = _canary_plan(asked)
+    trials = _gathered(asked, plan, _driven_runs(asked.runs), hostile.driving(plan), steps)
+    turned = trials._replace(seen=-trials.seen)
+    bound, test = max(best_bound(plan, either, failure / 2) for either in (trials, turned))
     return bound, f"{test}, under hostile queries"
 
 
@@ -184,16 +187,17 @@ def _driven_runs(runs: int) -> int:
     return -(-runs // 4)
 
 
-def _bound_of(
-    asked: _Asked, runs: int, queries: Sequence[Tensor] | None, failure: float, steps: _Steps
-) -> tuple[float, str]:
-    plan = plan_of(asked.small, objective_for(asked.small, CANARIES), released=True)
+def _canary_plan(asked: _Asked) -> Plan:
+    return plan_of(asked.small, objective_for(asked.small, CANARIES), released=True)
+
+
+def _gathered(asked: _Asked, plan: Plan, runs: int, queries: Sequence[Tensor] | None, steps: _Steps) -> Trials:
     layout = Layout.of(single_pass(asked.small), heaviest_round(plan), CANARIES, IN_HEAVIEST)
     gathered = []
     for number in range(runs):
         gathered.append(run_trials(asked.small, layout, asked.seed_of(number), queries))
         steps()
-    return best_bound(plan, Trials(*(np.concatenate(columns) for columns in zip(*gathered, strict=True))), failure)
+    return Trials(*(np.concatenate(columns) for columns in zip(*gathered, strict=True)))
 
 
 def _integers(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
