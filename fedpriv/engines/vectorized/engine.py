@@ -39,12 +39,11 @@ _ROUND_VALUES = 2**26
 
 def run_vectorized(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
     """Run cells in groups that differ only in seeds and numbers; see `Engine`."""
-    for cell in cells:
-        if cell.run.arithmetic == "integers":
-            raise InputError(
-                'run.arithmetic = "integers": engine vectorized adds up all silos in floating point; use '
-                '--engine inprocess, or "float"'
-            )
+    if any(cell.run.arithmetic == "integers" for cell in cells):
+        raise InputError(
+            'run.arithmetic = "integers": engine vectorized adds all silos up at once, in floating point; use '
+            "--engine inprocess"
+        )
     plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
     groups: dict[object, list[int]] = {}
     for index, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
