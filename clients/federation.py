@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clients.releasing import ReleasingSilo
-from clients.silo import Silo
+from fedpriv.clients.releasing import ReleasingSilo
+from fedpriv.clients.silo import Silo
 from fedpriv.objectives import Records
 from fedpriv.randomness import KeyedNormal, integers_key, simulation_noise
 from fedpriv.running.plan import Plan, plan_of

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.silo import Release, Silo, SiloState
+from fedpriv.clients.silo import Release, Silo, SiloState
 from fedpriv.exact.fixed_point import Ints
 from fedpriv.exact.subkeys import START, linked, linked_missed
 from fedpriv.exact.words import packed

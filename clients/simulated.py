@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from flwr.app import Context, Message
 
-from clients.federation import SimulatedFederation
-from clients.silo import Silo
-from clients.state import ContextStore
+from fedpriv.clients.federation import SimulatedFederation
+from fedpriv.clients.silo import Silo
+from fedpriv.clients.state import ContextStore
 from fedpriv.errors import RunError
 from fedpriv.protocol.arrays import release_content, vector_in
 from fedpriv.protocol.messages import key_content, keys_in, number_in

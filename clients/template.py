@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from clients.policy import Allowed, Policy
+from fedpriv.clients.policy import Allowed, Policy
 from fedpriv.errors import InputError
 
 _EXAMPLES: dict[str, object] = {

@@ -18,7 +18,7 @@ from fedpriv.exact.words import sum_of
 from fedpriv.randomness import SERVER, KeyedNormal
 from fedpriv.running.integers import IntegerStep
 from fedpriv.running.plan import Plan
-from server.noise import FloatSums, Kept, Released, ServerSums
+from fedpriv.server.noise import FloatSums, Kept, Released, ServerSums
 
 
 class IntegerSums:

@@ -32,8 +32,8 @@ from fedpriv.exact.subkeys import CHAIN_BYTES
 from fedpriv.files import OWN, sync_folder, write_bytes, write_json, write_vector
 from fedpriv.randomness import system_key
 from fedpriv.running.plan import Plan
-from server.noise import Kept
-from server.strategy import Missed
+from fedpriv.server.noise import Kept
+from fedpriv.server.strategy import Missed
 
 _KEY_BYTES = 32
 _CHECK_BYTES = 16

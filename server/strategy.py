@@ -26,8 +26,8 @@ from fedpriv.protocol.messages import KEY, TRAIN, bytes_in, refusal_in
 from fedpriv.running.plan import Plan
 from fedpriv.secure_aggregation.identity import CARD_BYTES
 from fedpriv.secure_aggregation.masks import KEY_BYTES
-from server.noise import Kept, ServerSums
-from server.roster import learn_roster
+from fedpriv.server.noise import Kept, ServerSums
+from fedpriv.server.roster import learn_roster
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Roster = Callable[[Grid, int, float], list[int]]

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clients.releasing import ReleasingSilo
-from clients.shard import Shard
 from fedpriv.auditing.bounds import Scores, bound_at
 from fedpriv.auditing.canaries import FAR, auditable, nothing, objective_for
 from fedpriv.auditing.statistics import noise_factor
 from fedpriv.auditing.transcripts import broadcasts, folder_of_silos, masked_sums, replies, zeros
+from fedpriv.clients.releasing import ReleasingSilo
+from fedpriv.clients.shard import Shard
 from fedpriv.exact.fixed_point import Ints
 from fedpriv.exact.plan import ExactPlan
 from fedpriv.exact.subkeys import START, linked

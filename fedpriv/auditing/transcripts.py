@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clients.answering import client_app_of
-from clients.shard import Shard
 from fedpriv.auditing.canaries import FAR, Layout, nothing, objective_for
 from fedpriv.auditing.guarded import GuardedSilo, guarded
+from fedpriv.clients.answering import client_app_of
+from fedpriv.clients.shard import Shard
 from fedpriv.engines.inprocess import flower_quiet
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.estimators.round import Round
@@ -35,8 +35,8 @@ from fedpriv.randomness import public_generator
 from fedpriv.running.integers import IntegerStep
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.scenario import Cell
-from server.app import deployed_strategy
-from server.journal import Entries, ServerJournal
+from fedpriv.server.app import deployed_strategy
+from fedpriv.server.journal import Entries, ServerJournal
 
 _PUSH = 1e2 / FAR  # a weight that makes the model sure of a canary's class
 

@@ -1,4 +1,4 @@
-"""The noise of a simulation in floating point, and where it is masked the lattice that its messages are added on."""
+"""The noise of a simulation in floating point, and the lattice on which masked messages of it are added."""
 
 import numpy as np
 
@@ -55,4 +55,6 @@ def float_noise_of(
         return Noise()
     sums = RunningSums(mechanism, workload, relation)
     distance, mu = schedule.charged(sums, target, delta)
-    return cell.algorithm.trust_setting.noise(distance, cell.batch_sizes, weights, relation, mu)
+    return cell.algorithm.trust_setting.noise(
+        distance, cell.batch_sizes, weights, relation, mu, cell.privacy.protected
+    )

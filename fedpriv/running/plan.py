@@ -21,6 +21,7 @@ from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
 from fedpriv.privacy.ledger import ReleaseStream
 from fedpriv.privacy.trust import Noise, NoiseSource, Trust
+from fedpriv.privacy.unit import RECORD, Unit
 from fedpriv.randomness import SERVER
 from fedpriv.running.arithmetic import check_clips, check_noise, check_sums
 from fedpriv.running.exact_plan import exact_plan_of, integers_of, noise_of
@@ -50,6 +51,8 @@ class Plan:
     """Where masked messages of floating-point noise are added; None: there are none."""
     exact: ExactPlan | None = None
     """Lattice, sums and noise of a run whose releases are integers; None: a simulation's floating point."""
+    unit: Unit = RECORD
+    """A row of a batch: what is clipped, and what batches and weights count."""
 
     @property
     def masked(self) -> bool:
@@ -96,7 +99,7 @@ class Plan:
         their sums, with the noise that all sources together put there.
         """
         if not self.noise.sources:
-            return (self._stream("everyone", 1.0 / min(self.batch_sizes), 0.0, rounds),)
+            return (self._stream("everyone", self.unit.in_silo(min(self.batch_sizes)), 0.0, rounds),)
         if self.masked:
             owners = _owners([source.owner for source in self.noise.sources])
             std = self.noise.std_in_mean
@@ -133,7 +136,7 @@ class Plan:
     def stream_of(self, silo: int, rounds: int) -> ReleaseStream:
         """What one silo itself releases; standard deviation 0 where it adds no noise."""
         std = float(self.noise.std_of(silo))
-        return self._stream(f"silo {silo}", 1.0 / self.batch_sizes[silo], std, rounds)
+        return self._stream(f"silo {silo}", self.unit.in_silo(self.batch_sizes[silo]), std, rounds)
 
     def _stream(self, owner: str, per_record: float, std: float, rounds: int, owners: int = 1) -> ReleaseStream:
         """`owners` is of how many the noise is that was added."""
@@ -148,16 +151,21 @@ class Plan:
             self.relation,
             std,
             self.estimator.period,
+            self.unit,
             None if self.exact is None or not std else integers_of(self.exact, owners),
         )
 
     def _per_record(self, source: NoiseSource) -> float:
         """The weight of one record's increment in what this owner releases."""
-        return self._per_record_in_mean if source.owner == SERVER else 1.0 / self.batch_sizes[source.owner]
+        return (
+            self._per_record_in_mean
+            if source.owner == SERVER
+            else self.unit.in_silo(self.batch_sizes[source.owner])
+        )
 
     @property
     def _per_record_in_mean(self) -> float:
-        return max(weight / batch for weight, batch in zip(self.weights, self.batch_sizes, strict=True))
+        return self.unit.in_mean(self.weights, self.batch_sizes)
 
 
 def _survives_gaps(estimator: Estimator, mechanism: Mechanism) -> bool:
@@ -227,7 +235,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
         mechanism, noise = exact.run.factored.mechanism, noise_of(exact, trust, batch_sizes)
     check_noise(noise)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
-    relation = cell.privacy.relation
+    relation, unit = cell.privacy.relation, cell.privacy.protected
     looked_at = row.objective(settings, problem, objective)
     lattice = None
     if exact is None and noise.sources:
@@ -246,6 +254,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
         trust,
         lattice,
         exact,
+        unit,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from flwr.app import Message
 
-from clients.app import app as client_app
+from fedpriv.clients.app import app as client_app
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
 from fedpriv.exact.subkeys import START, linked
@@ -17,8 +17,8 @@ from fedpriv.protocol.arrays import Counts, release_content, vector_in
 from fedpriv.protocol.run_config import run_config_of
 from fedpriv.randomness import SERVER
 from fedpriv.scenario import Cell
-from server.journal import Entries, ServerJournal
-from server.noise import Kept
+from fedpriv.server.journal import Entries, ServerJournal
+from fedpriv.server.noise import Kept
 from tests.server.deployed import plan_with, released_in, serve, silos_of
 
 MakeCell = Callable[..., Cell]

@@ -22,7 +22,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def fixed_keys(plant: pytest.MonkeyPatch) -> None:
     """No bug: keys that are the same in every run of a test, each used once."""
     drawn = iter(range(10**9))
-    for module in ("clients.guard", "server.journal"):
+    for module in ("fedpriv.clients.guard", "fedpriv.server.journal"):
         plant.setattr(f"{module}.system_key", lambda: derive_key(b"test", str(next(drawn))))
 
 
@@ -120,7 +120,7 @@ def one_key_for_all_runs(patch: pytest.MonkeyPatch) -> None:
 
 def a_key_from_the_seed(patch: pytest.MonkeyPatch) -> None:
     """47, and the same at a silo: anybody can draw the noise again."""
-    for module in ("clients.guard", "server.journal"):
+    for module in ("fedpriv.clients.guard", "fedpriv.server.journal"):
         patch.setattr(f"{module}.system_key", lambda: integers_key(1))
 
 

@@ -17,13 +17,13 @@ import pytest
 import torch
 from flwr.app import Message
 
-from clients import daemon
-from clients.app import app as client_app
-from clients.daemon import Reply
-from clients.guard import Guard
-from clients.ledger import LedgerError, SiloLedger
-from clients.policy import read_policy
-from clients.proxy import ask
+from fedpriv.clients import daemon
+from fedpriv.clients.app import app as client_app
+from fedpriv.clients.daemon import Reply
+from fedpriv.clients.guard import Guard
+from fedpriv.clients.ledger import LedgerError, SiloLedger
+from fedpriv.clients.policy import read_policy
+from fedpriv.clients.proxy import ask
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
 from fedpriv.protocol.arrays import one_array
@@ -32,7 +32,7 @@ from fedpriv.protocol.run_config import run_config_of
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import resolve_cell
-from server.app import simulated_strategy
+from fedpriv.server.app import simulated_strategy
 from tests.clients.guarded import CELL, ZERO, start_daemon, write_silo
 from tests.conftest import small_tree
 

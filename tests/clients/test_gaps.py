@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from clients.federation import SimulatedFederation
-from clients.silo import Silo
+from fedpriv.clients.federation import SimulatedFederation
+from fedpriv.clients.silo import Silo
 from fedpriv.errors import InputError, RunError
 from fedpriv.mechanisms import BinaryTree
 from fedpriv.running.plan import plan_of

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from clients.guard import Guard
-from clients.ledger import SiloLedger
-from clients.releasing import ReleasingSilo
-from clients.state import pack, unpack
+from fedpriv.clients.guard import Guard
+from fedpriv.clients.ledger import SiloLedger
+from fedpriv.clients.releasing import ReleasingSilo
+from fedpriv.clients.state import pack, unpack
 from fedpriv.errors import RunError
 from fedpriv.exact.fixed_point import Ints
 from fedpriv.exact.subkeys import START, round_noise
@@ -103,7 +103,7 @@ def test_what_leaves_is_a_function_of_the_noisy_integers(
         return noisy[t, sums.size // 7850].reshape(sums.shape), state
 
     monkeypatch.setattr("fedpriv.running.integers.private_sums", fixed)
-    monkeypatch.setattr("clients.guard.system_key", lambda: bytes(32))
+    monkeypatch.setattr("fedpriv.clients.guard.system_key", lambda: bytes(32))
     monkeypatch.setattr(Masker, "mask", lambda _, __, ___, t, size, chain: np.full(size, t, np.uint64))
     replies = []
     for seed in (0, 1):
@@ -256,7 +256,7 @@ def test_a_full_disk_at_either_commit_releases_nothing_and_changes_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The query on file, the reply on file, or the mark: each refused once (finding 34)."""
-    from clients.ledger import LedgerError
+    from fedpriv.clients.ledger import LedgerError
 
     guard = guard_for(tmp_path, *random_records())
     guard.answer("run", scenario(), 1, zeros())

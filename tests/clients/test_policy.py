@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from clients.ledger import SiloLedger, create_ledger
-from clients.policy import Allowed, Policy, read_policy
-from clients.shard import load_shard
-from clients.template import write_template
+from fedpriv.clients.ledger import SiloLedger, create_ledger
+from fedpriv.clients.policy import Allowed, Policy, read_policy
+from fedpriv.clients.shard import load_shard
+from fedpriv.clients.template import write_template
 from fedpriv.errors import InputError, RunError
 from tests.clients.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_of, write_silo
 

@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from clients.answering import client_app_of
-from clients.guard import Guard
-from clients.ledger import SiloLedger, create_ledger
-from clients.policy import Allowed, Policy
-from clients.shard import Shard
+from fedpriv.clients.answering import client_app_of
+from fedpriv.clients.guard import Guard
+from fedpriv.clients.ledger import SiloLedger, create_ledger
+from fedpriv.clients.policy import Allowed, Policy
+from fedpriv.clients.shard import Shard
 from fedpriv.data.datasets import load
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.protocol.arrays import one_array
@@ -28,9 +28,9 @@ from fedpriv.randomness import integers_key
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
-from server.app import deployed_strategy
-from server.journal import Entries
-from server.strategy import ReleaseStrategy
+from fedpriv.server.app import deployed_strategy
+from fedpriv.server.journal import Entries
+from fedpriv.server.strategy import ReleaseStrategy
 from tests.attacks.guards import KEPT_STATE, scenario
 from tests.engines.test_engines import run
 from tests.server.deployed import KilledError, MortalJournal
@@ -71,8 +71,8 @@ class GuardedSilo:
 
 @pytest.fixture(autouse=True)
 def the_keys_of_the_simulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("clients.guard.system_key", lambda: integers_key(1))
-    monkeypatch.setattr("server.journal.system_key", lambda: integers_key(1))
+    monkeypatch.setattr("fedpriv.clients.guard.system_key", lambda: integers_key(1))
+    monkeypatch.setattr("fedpriv.server.journal.system_key", lambda: integers_key(1))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -80,7 +80,8 @@ def the_keys_of_the_simulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 def cell_of(name: str, trust: str, **overrides: Any) -> Cell:
-    text = scenario(trust, **KEPT_STATE[name], run__arithmetic="integers", run__dtype="float32", **overrides)
+    overrides = {"run__arithmetic": "integers", "run__dtype": "float32", **overrides}
+    text = scenario(trust, **KEPT_STATE[name], **overrides)
     return resolve_cell(json.loads(text), "test")
 
 

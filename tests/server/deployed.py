@@ -7,19 +7,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from clients.app import app as client_app
-from clients.federation import SimulatedFederation
+from fedpriv.clients.app import app as client_app
+from fedpriv.clients.federation import SimulatedFederation
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.protocol.arrays import one_array
 from fedpriv.protocol.run_config import run_config_of
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
-from server.app import deployed_strategy
-from server.integer_sums import sums_of
-from server.journal import Entries, ServerJournal
-from server.noise import Kept
-from server.strategy import Missed, ReleaseStrategy
+from fedpriv.server.app import deployed_strategy
+from fedpriv.server.integer_sums import sums_of
+from fedpriv.server.journal import Entries, ServerJournal
+from fedpriv.server.noise import Kept
+from fedpriv.server.strategy import Missed, ReleaseStrategy
 
 
 class KilledError(BaseException):

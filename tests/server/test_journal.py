@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from clients.app import app
+from fedpriv.clients.app import app
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import InputError, RunError
 from fedpriv.files import OWN, write_bytes
 from fedpriv.protocol.run_config import run_config_of
 from fedpriv.scenario import Cell, resolve_cell
-from server.journal import Entries, ServerJournal
-from server.noise import Kept
+from fedpriv.server.journal import Entries, ServerJournal
+from fedpriv.server.noise import Kept
 from tests.conftest import small_tree
 from tests.server.deployed import plan_with
 from tests.server.deployed import serve as serve_plan
