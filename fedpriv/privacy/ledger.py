@@ -74,9 +74,9 @@ class ReleaseStream:
     def guarantee(self) -> Guarantee | None:
         """What the whole stream promises to each unit behind it; None without noise.
 
-        Guarantee: neighbours differ in one `unit` under `relation`; the stream is what everybody outside the owner
-        sees.  An exact release's μ follows from its integers and their noise, on the safe side of all rounding,
-        and holds up to `slack`.  InputError for what cannot be accounted for.
+        Guarantee: neighbours differ in one `unit` under `relation`; the stream is what everybody
+        outside the owner sees.  An exact release's μ follows from its integers and their noise, on the safe side
+        of all rounding, and holds up to `slack`.  InputError for what cannot be accounted for.
         """
         if self.std == 0.0:
             return None

@@ -36,6 +36,9 @@ def exact_plan_of(
             f"{name}: releases of integers are accounted for in public orders only, not with {schedule.name} "
             "sampling; leave out federation.sampling"
         )
+    unit = cell.privacy.protected
+    if unit.records != 1:
+        raise InputError(f"{name}: integers are made of records one by one, and the unit is {unit.words}")
     sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
     together = max(sizes) if trust.private_messages else sum(sizes)
     try:

@@ -1,4 +1,4 @@
-"""The noise of a simulation in floating point, and the lattice that masked messages are added on."""
+"""The noise of a simulation in floating point, and the lattice on which masked messages of it are added."""
 
 import numpy as np
 

@@ -38,6 +38,9 @@ class Finished:
     missed: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Silo -> rounds in which its last release stood in for the one that did not come."""
 
+    bytes_sent: int = 0
+    """By one silo in all rounds, headers apart."""
+
     @property
     def test_loss(self) -> float:
         return self.metrics["test_loss"]
@@ -64,6 +67,7 @@ def finished_after(
         releases=plan.releases(rounds),
         gradient_evaluations=plan.gradient_evaluations(rounds),
         model=model,
+        bytes_sent=sum(map(plan.message_length, range(1, rounds + 1))) * plan.message_dtype.itemsize,
     )
 
 

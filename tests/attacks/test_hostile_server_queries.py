@@ -147,7 +147,7 @@ def test_a_round_that_was_begun_is_answered_for_its_query_only(
     assert torch.equal(again.answer("run", scenario(), 2, zeros()), answer)
 
 
-def test_a_round_that_was_begun_and_skipped_isnever_answered(
+def test_a_round_that_was_begun_and_skipped_is_never_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: records of a round that counts as missed, by coming back to it after a later one."""
@@ -170,7 +170,7 @@ def test_whatever_is_refused_is_refused_before_a_record_is_read(
     guard = guard_for(tmp_path, *random_records(), trust="secure-aggregation", silos=3)
     cell = scenario("secure-aggregation")
     card = guard.public_key("run", cell)
-    monkeypatch.setattr(SoftmaxRegression, "increment", never)
+    monkeypatch.setattr("fedpriv.running.integers.integer_sum", never)
     for keys in (b"", cards(card)[:-1], bytes(3 * 96), cards(card)[96:] + card):
         with pytest.raises(RunError, match="silo 0: "):
             guard.answer("run", cell, 1, zeros(), keys)

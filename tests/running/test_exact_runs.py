@@ -80,7 +80,8 @@ def the_keys_of_the_simulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 def cell_of(name: str, trust: str, **overrides: Any) -> Cell:
-    text = scenario(trust, **KEPT_STATE[name], run__arithmetic="integers", run__dtype="float32", **overrides)
+    overrides = {"run__arithmetic": "integers", "run__dtype": "float32", **overrides}
+    text = scenario(trust, **KEPT_STATE[name], **overrides)
     return resolve_cell(json.loads(text), "test")
 
 

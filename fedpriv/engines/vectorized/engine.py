@@ -16,7 +16,7 @@ from torch import Tensor
 from fedpriv.engines.base import Outcome
 from fedpriv.engines.vectorized.noise_feed import NoiseFeed, aggregate
 from fedpriv.engines.vectorized.sampled_batches import SampledBatches
-from fedpriv.errors import RunError
+from fedpriv.errors import InputError, RunError
 from fedpriv.estimators.gradients import Estimator
 from fedpriv.estimators.running_sum import empty_sum
 from fedpriv.mechanisms import Mechanism
@@ -39,6 +39,11 @@ _ROUND_VALUES = 2**26
 
 def run_vectorized(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
     """Run cells in groups that differ only in seeds and numbers; see `Engine`."""
+    if any(cell.run.arithmetic == "integers" for cell in cells):
+        raise InputError(
+            'run.arithmetic = "integers": engine vectorized adds all silos up at once, in floating point; use '
+            "--engine inprocess"
+        )
     plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
     groups: dict[object, list[int]] = {}
     for index, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
