@@ -6,12 +6,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from clients.shard import Shard, load_shard, load_table_shard
 from fedpriv.algorithms import Positive
+from fedpriv.clients.shard import Shard, load_shard, load_table_shard
 from fedpriv.data.table_file import is_table
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.errors import InputError
 from fedpriv.privacy.trust import TRUSTED
+from fedpriv.privacy.unit import UnitName
 from fedpriv.running.arithmetic import LARGEST_CLIP, SMALLEST_CLIP
 from fedpriv.running.plan import Plan
 from fedpriv.scenario import Cell
@@ -29,8 +30,12 @@ class Allowed(BaseModel):
         'silos\' shares; "trusted" also where the server adds the noise',
     )
     relation: Literal["replace-one", "zero-out"] = Field(description="the neighbouring relation of `budget`")
+    unit: UnitName = Field("record", description="whose privacy `budget` is: runs of another unit are refused")
     clip: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = Field(
         description="the largest norm bound on one record's increment, and on each part that is clipped for itself"
+    )
+    least_clip: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = Field(
+        SMALLEST_CLIP, description="the smallest such bound: a clip next to nothing asks arithmetic for too much"
     )
     rounds: Annotated[int, Field(ge=1)] = Field(description="the most rounds of one run")
     budget: Positive = Field(description="mu (Gaussian DP) over the lifetime of the shard, all runs composed")
@@ -40,10 +45,20 @@ class Allowed(BaseModel):
     query: Positive = Field(2.0**40, description="the largest absolute value of a query's coordinates")
     dimension: Annotated[int, Field(ge=1)] = Field(2**20, description="the most parameters of a model")
     open_runs: Annotated[int, Field(ge=1)] = Field(8, description="the most runs that are under way at a time")
+    tick: Annotated[float, Field(ge=0.0, le=60.0)] = Field(
+        0.05,
+        description="seconds: a request takes a whole multiple of this, so that its time tells less; 0 is at once",
+    )
     runs: Annotated[int, Field(ge=1)] = Field(1000, description="the most runs over the lifetime of the ledger")
     noise_free: bool = Field(
         False, description="true gives up all protection: runs without noise are answered, `budget` bounds nothing"
     )
+
+    @model_validator(mode="after")
+    def _clips_in_order(self) -> Self:
+        if self.least_clip > self.clip:
+            raise ValueError(f"least_clip = {self.least_clip:g} is above clip = {self.clip:g}: no run has both")
+        return self
 
 
 class Policy(BaseModel):
