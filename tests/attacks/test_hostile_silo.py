@@ -28,7 +28,8 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from starlette.testclient import TestClient
 
 from fedpriv.engines.certificates import make_server_keys
-from fedpriv.engines.flower_private import CONTROL, FLEET, superlink_app
+from fedpriv.engines.flower_private import CONTROL, FLEET
+from fedpriv.engines.flower_private.superlink import superlink_app
 from fedpriv.engines.superlink_process import Only
 from server.patient_grid import PatientGrid
 from tests.e2e.federation import federation, finish
