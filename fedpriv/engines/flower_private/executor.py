@@ -66,6 +66,7 @@ def run_superexec(options: Sequence[str], bell: int | None) -> None:
 
 def _clientapp_server() -> ForkServer:
     """Of processes that have imported what every ClientApp needs, and nothing of an app."""
+    import httpcore  # noqa: F401 - imported by httpx at a client's first request
     import numpy.random  # noqa: F401 - what a message's arrays are made of
     from flwr.clientapp import ClientApp  # noqa: F401
     from flwr.supernode.cli import flwr_clientapp  # noqa: F401
