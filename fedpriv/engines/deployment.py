@@ -79,7 +79,7 @@ def _local_federation(cell: Cell, token: str) -> Iterator[SuperLink]:
         with federation_superlink(home, len(policies)) as link:
             assert link.address is not None
             for number, policy in enumerate(policies):
-                LocalSilo(number, len(policies), policy, link.address, node_keys(home, number)).start()
+                LocalSilo(number, policy, link.address, node_keys(home, number)).start()
             yield link
 
 

@@ -66,15 +66,16 @@ class HeldAnswers:
         self, app: ASGIApp, path: str, node_of: Callable[[bytes], int], bells: Bells, seconds: float
     ) -> None:
         """`node_of` reads the node's number in a request; ValueError if there is none."""
-        self._app, self._path, self._node_of = app, path, node_of
+        self.app = app
+        self._path, self._node_of = path, node_of
         self._bells, self._seconds = bells, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != self._path:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         exchange = _Exchange(self._node_of, self._bells, receive)
-        await self._app(scope, exchange.receive, exchange.keep)
+        await self.app(scope, exchange.receive, exchange.keep)
         if exchange.node is not None and exchange.is_empty:
             await self._bells.wait(exchange.node, exchange.since, self._seconds)
         for message in exchange.answer:

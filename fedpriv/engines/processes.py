@@ -17,9 +17,6 @@ import psutil
 from fedpriv.errors import InputError, RunError
 
 ALLOW_ROOT = "FEDPRIV_ALLOW_ROOT"
-POLL_INTERVAL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
-"""The variable with the seconds between an executor's looks for messages."""
-
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -27,7 +24,7 @@ _QUIET = {
     "FLWR_LOG_LEVEL": "WARNING",
     "RAY_DEDUP_LOGS": "0",
     "OMP_NUM_THREADS": "1",
-    POLL_INTERVAL: "0.1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # for runs; a SuperNode says when there is a message
 }
 
 

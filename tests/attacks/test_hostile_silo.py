@@ -126,7 +126,7 @@ def test_a_silos_name_is_what_its_key_was_registered_with(app: Any, keys: Mappin
     for name, pair in keys.items():
         request = ActivateNodeRequest(public_key=public_key_to_bytes(pair[1]), heartbeat_interval=30.0)
         nodes[name] = fleet(app, pair).ActivateNode(request).node_id
-    state = app.state.linkstate_factory.state()
+    state = app.app.state.linkstate_factory.state()
     assert {info.name: info.node_id for info in state.get_node_info()} == nodes
 
 
