@@ -49,7 +49,7 @@ class ServerNoise:
             return Released((mean + self._row(t, self._source)).to(dtype))
         self._link = self._source.link(self._link, t, mean)
         noisy = mean + self._row(t, self._source.source(self._link))
-        return Released(released(noisy, self.std * (self._mechanism.innovation or 1.0), dtype), self._link)
+        return Released(released(noisy, self.std * (self._mechanism.fresh_std or 1.0), dtype), self._link)
 
     def repeat(self, known: Released, t: int) -> None:
         """Draw again the noise of a round that was released: its state is what later rounds need."""

@@ -48,9 +48,14 @@ TrustName = Annotated[
 ]
 Epochs = Annotated[int, typer.Option(min=1, help="Passes over the records, in the same order every time.")]
 Times = Annotated[
-    int | None, typer.Option(min=1, help="Instead of --epochs: a record takes part at most so often…")
+    int | None,
+    typer.Option(
+        "--max-participations", "--times", min=1, help="Instead of --epochs: a record takes part at most so often…"
+    ),
 ]
-Separation = Annotated[int, typer.Option(min=1, help="… in any rounds at least so far apart.")]
+Separation = Annotated[
+    int, typer.Option("--min-separation", "--separation", min=1, help="… in any rounds at least so far apart.")
+]
 MechanismName = Annotated[str, typer.Option("--mechanism", help="Such as independent, tree or banded.")]
 Options = Annotated[
     list[str] | None,
@@ -97,8 +102,8 @@ def noise(
     trust: TrustName = "untrusted",
     relation: Relation = "replace-one",
     epochs: Epochs = 1,
-    times: Times = None,
-    separation: Separation = 1,
+    max_participations: Times = None,
+    min_separation: Separation = 1,
     options: Options = None,
     as_json: Json = False,
 ) -> None:
@@ -113,7 +118,9 @@ def noise(
     from fedpriv.accounting.target import target_mu
     from fedpriv.privacy.setting import Setting
 
-    setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
+    setting = Setting(
+        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
+    )
     claim = _claim(target_mu(mu, zcdp, epsilon, delta), relation)
     cost = setting.cost(setting.mechanism(mechanism, _options(options or [])), claim.guarantee.mu)
     _print({"mechanism": mechanism, **_setting(setting), **_cost(cost)}, claim, delta, as_json)
@@ -132,8 +139,8 @@ def spent(
     trust: TrustName = "untrusted",
     relation: Relation = "replace-one",
     epochs: Epochs = 1,
-    times: Times = None,
-    separation: Separation = 1,
+    max_participations: Times = None,
+    min_separation: Separation = 1,
     options: Options = None,
     as_json: Json = False,
 ) -> None:
@@ -145,7 +152,9 @@ def spent(
     """
     from fedpriv.privacy.setting import Setting
 
-    setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
+    setting = Setting(
+        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
+    )
     chosen = setting.mechanism(mechanism, _options(options or []))
     mu = setting.mu_spent(chosen, std)
     cost = setting.cost(chosen, mu)
@@ -166,8 +175,8 @@ def compare(
     trust: TrustName = "untrusted",
     relation: Relation = "replace-one",
     epochs: Epochs = 1,
-    times: Times = None,
-    separation: Separation = 1,
+    max_participations: Times = None,
+    min_separation: Separation = 1,
     as_json: Json = False,
 ) -> None:
     """Print noise, error and memory of every mechanism at the same guarantee, so that you can choose one.
@@ -185,7 +194,9 @@ def compare(
     from fedpriv.accounting.target import target_mu
     from fedpriv.privacy.setting import Setting
 
-    setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
+    setting = Setting(
+        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
+    )
     claim = _claim(target_mu(mu, zcdp, epsilon, delta), relation)
     costs = setting.compare(claim.guarantee.mu)
     if as_json:
@@ -230,8 +241,8 @@ def _claim(mu: float, relation: str) -> "PrivacyClaim[GaussianDP]":
 
 def _setting(setting: "Setting") -> dict[str, Any]:
     """What the numbers are about: who is protected, and how a record takes part."""
-    if setting.times is not None:
-        participation = f"at most {setting.times} rounds, at least {setting.separation} apart"
+    if setting.max_participations is not None:
+        participation = f"at most {setting.max_participations} rounds, at least {setting.min_separation} apart"
     elif setting.epochs > 1:
         participation = f"{setting.epochs} epochs in a fixed order"
     else:

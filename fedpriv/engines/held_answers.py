@@ -75,7 +75,7 @@ class HeldAnswers:
             await self.app(scope, receive, send)
             return
         exchange = _Exchange(self._node_of, self._bells, receive)
-        await self.app(scope, exchange.receive, exchange.keep)
+        await self.app(scope, exchange.receive, exchange.decay)
         if exchange.node is not None and exchange.is_empty:
             await self._bells.wait(exchange.node, exchange.since, self._seconds)
         for message in exchange.answer:
@@ -103,7 +103,7 @@ class _Exchange:
                     self.since = self._bells.rung(self.node)
         return message
 
-    async def keep(self, message: MutableMapping[str, Any]) -> None:
+    async def decay(self, message: MutableMapping[str, Any]) -> None:
         self.answer.append(message)
 
     @property

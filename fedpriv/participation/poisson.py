@@ -15,7 +15,8 @@ from fedpriv.randomness import KeyedCoins
 
 @dataclass(frozen=True)
 class Poisson:
-    """Poisson sampling: in every round each record takes part with probability 1/`places`, whatever else happens.
+    """Poisson sampling: in every round each record takes part with probability 1/`rounds_per_epoch`, whatever
+    else happens.
 
     A silo's sum is divided by its public expected batch, never by the number drawn.
 
@@ -26,22 +27,22 @@ class Poisson:
     secret: ClassVar[bool] = True
 
     rounds: int
-    places: int
+    rounds_per_epoch: int
     """Rounds of one expected pass."""
 
     @classmethod
     def instead_of(cls, order: Participation) -> Self:
-        return cls(order.rounds, order.places)
+        return cls(order.rounds, order.rounds_per_epoch)
 
     @property
-    def held(self) -> int:
+    def batches_held(self) -> int:
         """How many expected batches a silo holds."""
-        return self.places
+        return self.rounds_per_epoch
 
     @property
     def rate(self) -> float:
         """q: the probability with which a record takes part in a round."""
-        return 1.0 / self.places
+        return 1.0 / self.rounds_per_epoch
 
     @property
     def single_pass(self) -> bool:
@@ -50,16 +51,16 @@ class Poisson:
 
     def first(self, rounds: int) -> "Poisson":
         """What a run that stopped after so many rounds has drawn."""
-        return Poisson(rounds, self.places)
+        return Poisson(rounds, self.rounds_per_epoch)
 
     def expected_batches(self, t: int) -> int:
         return 1
 
     def most_batches(self, t: int) -> int:
-        return self.held
+        return self.batches_held
 
     def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:
-        return np.flatnonzero(coins().heads(self.held * batch, self.rate, silo, t))
+        return np.flatnonzero(coins().heads(self.batches_held * batch, self.rate, silo, t))
 
     def guarantee(self, sums: Sums, std: float) -> SubsampledGaussian:
         return SubsampledGaussian(std / sums.moved(sums.clip_once()), self.rate, self.rounds)
@@ -74,8 +75,8 @@ class Poisson:
         return f"takes part in each with probability {self.rate:.5g}, and in which ones stays secret"
 
     def as_data(self) -> dict[str, Any]:
-        return {"name": self.name, "rounds": self.rounds, "places": self.places}
+        return {"name": self.name, "rounds": self.rounds, "rounds_per_epoch": self.rounds_per_epoch}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
-        return cls(data["rounds"], data["places"])
+        return cls(data["rounds"], data["rounds_per_epoch"])

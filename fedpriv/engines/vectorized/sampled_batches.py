@@ -68,7 +68,7 @@ class SampledBatches:
 
     def _drawn(self, coins: KeyedCoins, shares: Sequence[Tensor], t: int) -> list[Tensor]:
         """The records of every silo that take part in round t."""
-        held = self._schedule.held
+        held = self._schedule.batches_held
         return [
             share[self._schedule.rows(t, len(share) // held, silo, lambda: coins)]
             for silo, share in enumerate(shares)
