@@ -89,7 +89,7 @@ def run(
         fedpriv run scenarios/deployment.toml --engine deployment
     """
     from fedpriv.cli.run import run_scenario
-    from fedpriv.sweep.runner import Connection
+    from fedpriv.engines.base import Connection
 
     run_scenario(
         scenario,
