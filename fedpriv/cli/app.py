@@ -73,6 +73,12 @@ def run(
     root_certificates: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Deployment: whom to trust for the SuperLink's TLS (PEM).")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Run groups of cells in so many processes (extra: ray).")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run groups of cells on this Ray cluster (extra: ray).")
+    ] = None,
 ) -> None:
     """Run every cell of a scenario; write results.json, history.jsonl and table.md as it goes.
 
@@ -87,9 +93,12 @@ def run(
         fedpriv run scenarios/quickstart.toml --engine inprocess --set privacy.rho=4
 
         fedpriv run scenarios/deployment.toml --engine deployment
+
+        fedpriv run scenarios/mnist-untrusted.toml --workers 2
     """
     from fedpriv.cli.run import run_scenario
     from fedpriv.engines.base import Connection
+    from fedpriv.engines.workers import Workers
 
     run_scenario(
         scenario,
@@ -97,6 +106,7 @@ def run(
         overrides or [],
         out,
         Connection(superlink, root_certificates),
+        None if workers is None and ray is None else Workers(workers, ray),
         resume=resume,
         quiet=quiet,
         as_json=as_json,

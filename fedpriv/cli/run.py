@@ -9,6 +9,7 @@ from types import FrameType
 from fedpriv.cli.progress import JsonLines, Progress
 from fedpriv.engines.base import Connection
 from fedpriv.engines.table import engine_row
+from fedpriv.engines.workers import Workers
 from fedpriv.errors import InputError, RunError
 from fedpriv.reports.table import write_table
 from fedpriv.running.observer import RunObserver
@@ -25,6 +26,7 @@ def run_scenario(
     overrides: Sequence[str],
     out: Path | None,
     connection: Connection,
+    workers: Workers | None,
     *,
     resume: bool,
     quiet: bool,
@@ -49,7 +51,14 @@ def run_scenario(
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         folder = run_sweep(
-            scenario, engine, out, resume=resume, rerun=rerun, observers=observers, connection=connection
+            scenario,
+            engine,
+            out,
+            resume=resume,
+            rerun=rerun,
+            observers=observers,
+            connection=connection,
+            workers=workers,
         )
     except KeyboardInterrupt:
         display.stopped(rerun)

@@ -38,7 +38,7 @@ def run_deployment(
     """
     address = connection.superlink
     if address is None:
-        refuse_root("deployment")
+        refuse_root("--engine deployment")
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "deployment")
         out = folder.resolve() / "deployment" / _digest(cell)

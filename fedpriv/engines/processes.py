@@ -28,11 +28,11 @@ _QUIET = {
 }
 
 
-def refuse_root(engine: str) -> None:
+def refuse_root(option: str) -> None:
     """InputError for root, unless the environment says that it is meant."""
     if os.geteuid() == 0 and os.environ.get(ALLOW_ROOT) != "1":
         raise InputError(
-            f"--engine {engine} starts servers that run code they are sent, as root here: run it as another user, "
+            f"{option} starts servers that run code they are sent, as root here: run it as another user, "
             f"or set {ALLOW_ROOT}=1 in a container that has nothing else"
         )
 
