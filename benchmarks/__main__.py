@@ -1,4 +1,5 @@
-"""Run all benchmarks, or those named: startup, noise, tables, messages, objectives, crossing, peers, growth."""
+"""Run all benchmarks, or those named: startup, noise, tables, messages, objectives, crossing, peers, growth,
+workers."""
 
 import os
 import platform
@@ -6,7 +7,7 @@ import sys
 
 import torch
 
-from benchmarks import growth, messages, momentum_crossing, noise, objectives, peers, startup, tables
+from benchmarks import growth, messages, momentum_crossing, noise, objectives, peers, startup, tables, workers
 
 BENCHMARKS = {
     "startup": startup.run,
@@ -17,6 +18,7 @@ BENCHMARKS = {
     "crossing": momentum_crossing.run,
     "peers": peers.run,
     "growth": growth.run,
+    "workers": workers.run,
 }
 
 

@@ -3,8 +3,8 @@
     python -m benchmarks.compare BASE [HEAD] [--pairs N] [--points NAME ...]
 
 Each pair is one measurement of each commit, one right after the other, in turns first; a ratio is of one pair, so
-that what slows the machine for longer than a pair cancels.  Printed are the geometric mean of HEAD / BASE and a 95 %
-interval for it, Student's for the logarithms: below 1, HEAD is faster.  Fewer than three pairs have no interval.
+that what slows the machine for longer than a pair cancels.  Printed are the geometric mean of HEAD / BASE and a
+95 % interval for it, Student's for the logarithms: below 1, HEAD is faster.  Fewer than three pairs have none.
 """
 
 import argparse

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.engines.workers import Workers
 from fedpriv.errors import InputError
 from fedpriv.reports.page import write_report
 from fedpriv.reports.plots import plot_run
@@ -130,11 +131,15 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     observers: Sequence[RunObserver] = (),
+    workers: int | None = None,
+    ray: str | None = None,
 ) -> RunResults:
     """Run every cell of a scenario, as `fedpriv run` does, and return what it gave.
 
     `scenario` is a file or the same as nested dictionaries; `set` overrides dotted keys and narrows swept ones.
     Results are written to `out`, to runs/NAME by default, as the run goes; with `resume` what is there is kept.
+    `workers` processes of this machine, or those of the Ray cluster at `ray`, run groups of cells; results are the
+    same.
 
     InputError names the key that cannot be used; RunError says why a run could not be finished.
     """
@@ -145,7 +150,8 @@ def run(
         loaded = load_scenario(Path(scenario), overrides)
         rerun = rerun_command(str(scenario), engine, overrides)
     target = None if out is None else Path(out)
-    folder = run_sweep(loaded, engine, target, resume=resume, rerun=rerun, observers=observers)
+    chosen = None if workers is None and ray is None else Workers(workers, ray)
+    folder = run_sweep(loaded, engine, target, resume=resume, rerun=rerun, observers=observers, workers=chosen)
     write_table(folder)
     return load(folder)
 

@@ -242,9 +242,8 @@ def _connected(workers: Workers, **options: Any) -> Iterator[Any]:
         signal.signal(signal.SIGTERM, before)  # Ray's own would end the run without a word how to go on
     private = importlib.import_module("ray._private.worker")
     try:
-        with mock.patch.object(
-            private, "print_to_stdstream"
-        ):  # it prints to stdout what comes as an exception too
+        # What it prints to stdout comes as an exception too, and would stand between our lines of JSON.
+        with mock.patch.object(private, "print_to_stdstream"):
             yield ray
     finally:
         ray.shutdown()
