@@ -74,6 +74,9 @@ class Progress(RunObserver):
                 f"[{self._done}/{self._cells}, {elapsed:.0f} s] {_words(self._scenario.points[place])}: {line}"
             )
 
+    def lost(self, worker: str, places: Sequence[int]) -> None:
+        sys.stderr.write(f"fedpriv: {worker} died; {len(places)} cells are run again\n")
+
     def ended(self) -> None:
         self._bar.stop()
 
@@ -111,6 +114,9 @@ class JsonLines(RunObserver):
         self._left -= 1
         self._tell("finished", {**self._where(place), **finished.metrics})
         self._complete_if_nothing_is_left()
+
+    def lost(self, worker: str, places: Sequence[int]) -> None:
+        self._tell("lost", {"worker": worker, "cells": list(places)})
 
     def stopped(self, rerun: str) -> None:
         """Say how to go on; `rerun` is the command that was given."""

@@ -10,6 +10,7 @@ from fedpriv.cli.explore import show_run
 from fedpriv.cli.progress import JsonLines, Progress
 from fedpriv.engines.base import Connection
 from fedpriv.engines.table import engine_row
+from fedpriv.engines.workers import Workers
 from fedpriv.errors import InputError, RunError
 from fedpriv.extensions import import_files
 from fedpriv.reports.table import write_table
@@ -27,6 +28,7 @@ def run_scenario(
     overrides: Sequence[str],
     out: Path | None,
     connection: Connection,
+    workers: Workers | None,
     *,
     resume: bool,
     quiet: bool,
@@ -53,7 +55,14 @@ def run_scenario(
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         folder = run_sweep(
-            scenario, engine, out, resume=resume, rerun=rerun, observers=observers, connection=connection
+            scenario,
+            engine,
+            out,
+            resume=resume,
+            rerun=rerun,
+            observers=observers,
+            connection=connection,
+            workers=workers,
         )
     except KeyboardInterrupt:
         display.stopped(rerun)
