@@ -67,8 +67,8 @@ def run(
     chosen = None if workers is None and ray is None else Workers(workers, ray)
     if own and chosen is not None:
         raise InputError(
-            "workers: other processes have no arrays and modules of this program; leave workers and ray out, or use "
-            "fedpriv.add_data and add_model in a file that is imported"
+            "workers: other processes have no arrays and modules of this program; leave workers and ray out, or "
+            "use fedpriv.add_data and add_model in a file that is imported"
         )
     if own and engine not in ENGINES:
         raise InputError(
