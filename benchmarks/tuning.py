@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.tables import Silent
 from fedpriv.engines.vectorized.engine import run_vectorized
+from fedpriv.running.fitted import Fitted, fitted_scenario
 from fedpriv.scenario import Cell, load_scenario
 
 
@@ -45,9 +46,12 @@ def tune(
     cells: list[Cell] = []
     labels: list[tuple[tuple[tuple[str, Any], ...], int]] = []
     settings = _settings(grid)
+    fits = dict[str, Fitted]()
     for number, setting in enumerate(settings):
         overrides = [f"{key}={json.dumps(value)}" for key, value in {**fixed, **setting}.items()]
-        for point in load_scenario(scenario, overrides).points:
+        loaded, more = fitted_scenario(load_scenario(scenario, overrides), fits)
+        fits |= more
+        for point in loaded.points:
             place = tuple((key, value) for key, value in point.swept.items() if key != axis)
             cells.append(point.cell)
             labels.append((place, number))

@@ -12,6 +12,7 @@ from rich import progress as rich_progress
 from rich.console import Console
 from rich.text import Text
 
+from fedpriv.running.fitted import Fitted
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Point, Scenario
@@ -42,6 +43,9 @@ class Progress(RunObserver):
             console=self._console,
             disable=not self._live,
         )
+
+    def fitted(self, fit: Fitted) -> None:
+        self._say(fit.line)
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         self._scenario, self._folder = scenario, folder
@@ -100,6 +104,9 @@ class JsonLines(RunObserver):
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._folder: Path | None = None
+
+    def fitted(self, fit: Fitted) -> None:
+        self._tell("fitted", {"noise": dict(fit.found), "vectors": fit.vectors, "seconds": fit.seconds})
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         self._scenario, self._folder, self._left = scenario, folder, len(places)

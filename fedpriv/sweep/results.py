@@ -24,6 +24,7 @@ from fedpriv.errors import InputError
 from fedpriv.files import write_json, write_vector
 from fedpriv.privacy.claim import EXACT
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
+from fedpriv.running.fitted import Fitted
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell, Point, Published, Scenario, resolve_cell
@@ -56,10 +57,21 @@ class RunFolder(RunObserver):
     """The writing side of a RUN_DIR."""
 
     def __init__(
-        self, path: Path, scenario: Scenario, engine: str, *, resume: bool, rerun: str | None = None
+        self,
+        path: Path,
+        scenario: Scenario,
+        engine: str,
+        *,
+        resume: bool,
+        rerun: str | None = None,
+        fits: Mapping[str, Fitted] | None = None,
     ) -> None:
-        """InputError if the folder holds results of another run, or of any run without `resume`."""
+        """InputError if the folder holds results of another run, or of any run without `resume`.
+
+        `fits` are those of the scenario's noise: a run that is resumed takes them from here.
+        """
         self.path = path
+        self._fits = fits or {}
         self._scenario, self._engine, self._rerun = scenario, engine, rerun
         self._cells: dict[int, dict[str, Any]] = {}
         if (path / "results.json").exists():
@@ -117,6 +129,7 @@ class RunFolder(RunObserver):
                 "versions": versions(),
                 "rerun": self._rerun,
                 "complete": not self.missing,
+                "fits": [fit.as_data() for fit in self._fits.values()],
                 "cells": [self._cells[place] for place in sorted(self._cells)],
             },
         )
@@ -178,6 +191,18 @@ def read_results(folder: Path) -> Results:
         raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
+
+
+def fits_of(folder: Path) -> dict[str, Fitted]:
+    """The fits of a run that is to be resumed, by what they were asked for; none if there is no run yet."""
+    path = folder / "results.json"
+    if not path.exists():
+        return {}
+    try:
+        fits = [Fitted(**fit) for fit in json.loads(path.read_text(encoding="utf-8")).get("fits", [])]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
+    return {fit.asked: fit for fit in fits}
 
 
 def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
