@@ -26,15 +26,13 @@ from fedpriv.optimizers.o2nc import PublicChoices
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.theory.goldstein import (
     Nonsmooth,
-    Parameters,
     leaf_noise_ratio,
     longest_window,
     multi_pass_error,
     paper_window,
-    plan_multi,
-    plan_single,
     single_pass_error,
 )
+from fedpriv.theory.goldstein_plans import Parameters, plan_multi, plan_single
 from fedpriv.theory.prescription import Prescription
 
 _PAPER = "Kornowski, Liu & Talwar, Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization"
