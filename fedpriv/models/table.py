@@ -137,7 +137,8 @@ def features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: Softma
 def softmax_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
 ) -> SoftmaxRegression:
-    return SoftmaxRegression(shape[0], classes, feature_norm=_norm_of(shape, settings), dtype=dtype)
+    levels = 255 if settings.feature_norm is None and settings.centre == 0.0 else None  # else no bytes are left
+    return SoftmaxRegression(shape[0], classes, _norm_of(shape, settings), dtype, levels=levels)
 
 
 def _norm_of(shape: tuple[int, ...], settings: SoftmaxSettings) -> float:

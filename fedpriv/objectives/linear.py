@@ -55,17 +55,42 @@ class LinearScore(Deterministic, ABC):
         weights: Tensor,
         clip: Scalar,
     ) -> Increment:
-        features = records.features
+        slope = self._slopes(points, coefficients, records)
+        if not self.penalty:
+            return slope_sum(slope, records.features, weights, clip)
+        vectors, clipped = _formed_clipped(self._formed(points, coefficients, records, slope), weights, clip)
+        return Increment(vectors.sum(-2), clipped)
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        slope = self._slopes(points, coefficients, records)
+        if not self.penalty:
+            return slope_rows(slope, records.features, clip)
+        ones = torch.ones(len(slope), dtype=torch.float64)
+        return _formed_clipped(self._formed(points, coefficients, records, slope), ones, clip)[0]
+
+    def _slopes(self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
+        """Σ_k coefficients[k] · the derivative by the score at points[k], (..., B)."""
         slope = sum(
-            coefficient * self._slope(_scores(point, features), records.labels)
+            coefficient * self._slope(_scores(point, records.features), records.labels)
             for point, coefficient in zip(points, coefficients, strict=True)
         )
         assert isinstance(slope, Tensor)
-        if not self.penalty:
-            return slope_sum(slope, features, weights, clip)
+        return slope
+
+    def _formed(
+        self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records, slope: Tensor
+    ) -> Tensor:
+        """The increments (..., B, d) themselves, the penalty's share with them."""
         pull = sum(coefficient * point for point, coefficient in zip(points, coefficients, strict=True))
         assert isinstance(pull, Tensor)
-        return _formed_sum(slope.unsqueeze(-1) * features + self.penalty * pull.unsqueeze(-2), weights, clip)
+        return slope.unsqueeze(-1) * records.features + self.penalty * pull.unsqueeze(-2)
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return self._loss(_scores(point, records.features), records.labels) + self._penalty(point).unsqueeze(-1)
@@ -144,19 +169,30 @@ class LogisticRegression(LinearScore):
 
 def slope_sum(slope: Tensor, features: Tensor, weights: Tensor, clip: Scalar) -> Increment:
     """The clipped sum of slope[b] · features[b] over the batch, `slope` (..., B) and `features` (..., B, f)."""
+    column, features, clipped = _clipped(slope, features, weights, clip)
+    return Increment((column.mT @ features).squeeze(-2), clipped)
+
+
+def slope_rows(slope: Tensor, features: Tensor, clip: float) -> Tensor:
+    """slope[b] · features[b], clipped, of every record: (B, f) in float64."""
+    column, features, _ = _clipped(slope, features, torch.ones(len(slope), dtype=torch.float64), clip)
+    return column * features
+
+
+def _clipped(slope: Tensor, features: Tensor, weights: Tensor, clip: Scalar) -> tuple[Tensor, Tensor, Tensor]:
+    """Factors of the clipped increments, (..., B, 1) and (..., B, f), and how many were clipped."""
     column, features = slope.unsqueeze(-1).to(weights.dtype), features.to(weights.dtype)
     clipped = clipping(rank_one(column.squeeze(-1).abs().double(), upper_norm(features)), weights, clip)
     column, features = clipped.only(column, features)
-    total = (column * clipped.factor.unsqueeze(-1)).mT @ features
-    return Increment(total.squeeze(-2), clipped.clipped)
+    return column * clipped.factor.unsqueeze(-1), features, clipped.clipped
 
 
-def _formed_sum(increments: Tensor, weights: Tensor, clip: Scalar) -> Increment:
-    """The clipped sum of increments (..., B, d) that are there as such."""
+def _formed_clipped(increments: Tensor, weights: Tensor, clip: Scalar) -> tuple[Tensor, Tensor]:
+    """Weights times the clipped increments (..., B, d) that are there as such, and how many were clipped."""
     vectors = increments.to(weights.dtype)
     clipped = clipping(formed(upper_norm(vectors)), weights, clip)
     (vectors,) = clipped.only(vectors)
-    return Increment((clipped.factor.unsqueeze(-2) @ vectors).squeeze(-2), clipped.clipped)
+    return vectors * clipped.factor.unsqueeze(-1), clipped.clipped
 
 
 def _scores(point: Tensor, features: Tensor) -> Tensor:
