@@ -14,18 +14,22 @@ from torch import Tensor, nn
 from fedpriv.data.fetch import LINEAR_REGRESSION, PHASE_RETRIEVAL
 from fedpriv.data.synthetic import power_law
 from fedpriv.errors import InputError, suggestion
+from fedpriv.models.backbone import DIGEST, frozen_features
 from fedpriv.models.features import orientation_histograms, pixels, scaled
+from fedpriv.models.imported import build, check_alone, is_import_path, with_group_norm
 from fedpriv.objectives import (
     AbsoluteError,
     CrossEntropy,
     LeastSquares,
     LogisticRegression,
+    Loss,
     Objective,
     PhaseRetrieval,
     SoftmaxRegression,
     SquaredError,
     objective_of,
 )
+from fedpriv.objectives.module import check_module
 from fedpriv.objectives.population import quadratic_in_ball
 
 
@@ -33,6 +37,16 @@ class ModelSettings(BaseModel):
     """A model's own keys of the scenario's [model] section."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @property
+    def regression(self) -> bool | None:
+        """Whether labels are real numbers; None where the row of the table says it."""
+        return None
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Import paths of code that is none of fedpriv's: a guard runs it only if its policy names it."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -78,9 +92,32 @@ class SoftmaxSettings(ModelSettings):
     scaling: Literal["at-most", "exactly"] = Field(
         "at-most", description="whether images with a smaller norm are scaled up to `feature_norm` as well"
     )
+    backbone: str | None = Field(
+        None, description='"package.module:Name": a frozen torch module that maps a record to its features'
+    )
+    backbone_arguments: dict[str, Any] = Field({}, description="what the backbone is called with to be built")
+    backbone_weights: str | None = Field(
+        None, description='"sha256:…" of its state_dict, which lies as HEX.pt in $FEDPRIV_WEIGHTS'
+    )
+    backbone_shape: tuple[int, ...] = Field(
+        (), strict=False, description="how the backbone sees a record, such as [3, 32, 32]; flat otherwise"
+    )
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        return () if self.backbone is None else (self.backbone,)
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Self:
+        if self.backbone is not None:
+            if not is_import_path(self.backbone):
+                raise ValueError(f"backbone = {self.backbone!r}: expected an import path, package.module:Name")
+            if self.backbone_weights is None or DIGEST.fullmatch(self.backbone_weights) is None:
+                raise ValueError('backbone needs backbone_weights = "sha256:…", of the file with its state_dict')
+            if self.feature_norm is None or self.features != "pixels":
+                raise ValueError('backbone needs feature_norm, and features = "pixels"')
+        elif self.backbone_weights is not None or self.backbone_arguments or self.backbone_shape:
+            raise ValueError("backbone_weights, backbone_arguments and backbone_shape belong to backbone")
         if self.features == "orientations" and self.centre:
             raise ValueError('centre is for features = "pixels"')
         if self.feature_norm is None and (self.features == "orientations" or self.scaling == "exactly"):
@@ -92,6 +129,23 @@ class ModuleSettings(ModelSettings):
     """Models of torch layers."""
 
     initial_seed: Annotated[int, Field(ge=0)] = Field(0, description="the first model follows from it alone")
+
+
+class ImportedSettings(ModuleSettings):
+    """A torch module by its import path: called with (features, outputs) and `arguments` it gives the module."""
+
+    arguments: dict[str, Any] = Field({}, description="further arguments of the class or function, by name")
+    loss: Literal["cross-entropy", "squared-error", "absolute-error"] = Field(
+        "cross-entropy", description="of the outputs: one a class, or one number for a regression"
+    )
+    shape: tuple[int, ...] = Field(
+        (), strict=False, description="how the module sees a record, such as [1, 28, 28]; flat otherwise"
+    )
+    group_norm: bool = Field(False, description="GroupNorm in place of every BatchNorm, which mixes records")
+
+    @property
+    def regression(self) -> bool:
+        return self.loss != "cross-entropy"
 
 
 class PerceptronSettings(ModuleSettings):
@@ -125,7 +179,12 @@ def features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: Softma
     """
     if images.dtype != np.uint8 and settings.feature_norm is None:
         raise InputError("model.feature_norm: needed for features that are numbers, to bound a record's norm")
-    if settings.features == "orientations":
+    if settings.backbone is not None:
+        assert settings.backbone_weights is not None
+        shown = pixels(images, dtype).sub(settings.centre)
+        keys = (settings.backbone, settings.backbone_arguments, settings.backbone_weights, settings.backbone_shape)
+        values = frozen_features(shown, *keys)
+    elif settings.features == "orientations":
         values = orientation_histograms(images, dtype)
     else:
         values = pixels(images, dtype).sub(settings.centre)
@@ -288,9 +347,42 @@ MODELS = {
 }
 
 
+_LOSSES: dict[str, Loss] = {
+    "cross-entropy": CrossEntropy(),
+    "squared-error": SquaredError(),
+    "absolute-error": AbsoluteError(),
+}
+
+
+def model_at(path: str) -> Model:
+    """A row for the torch module at an import path; nothing is imported before its objective is asked for."""
+
+    def objective(
+        shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: ImportedSettings
+    ) -> Objective:
+        (features,) = shape
+        outputs = 1 if settings.regression else classes
+        module = build(path, "model.name", (features, outputs), settings.arguments)
+        if settings.group_norm:
+            module = with_group_norm(module)
+        if settings.shape:
+            if math.prod(settings.shape) != features:
+                raise InputError(f"model.shape = {list(settings.shape)}: a record has {features} values")
+            module = nn.Sequential(nn.Unflatten(1, settings.shape), module)
+        check_module(module)
+        check_alone(module, features, outputs, path)
+        return objective_of(module, features, _LOSSES[settings.loss], settings.initial_seed, dtype)
+
+    return Model(ImportedSettings, flat_pixels, objective)
+
+
 def model_named(name: str) -> Model:
+    """The row called `name`, or one for an import path; InputError for what is neither."""
+    if is_import_path(name):
+        return model_at(name)
     if name not in MODELS:
         raise InputError(
-            f"model.name = {name!r}: known models are {', '.join(map(repr, MODELS))}{suggestion(name, MODELS)}"
+            f"model.name = {name!r}: known models are {', '.join(map(repr, MODELS))}, or package.module:Name"
+            f"{suggestion(name, MODELS)}"
         )
     return MODELS[name]
