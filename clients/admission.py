@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from clients.policy import Policy, presuming, unaccountable
-from clients.shard import Shard
+from fedpriv.clients.policy import Policy, presuming, unaccountable
+from fedpriv.clients.shard import Shard
 from fedpriv.errors import FedprivError, InputError, RunError
 from fedpriv.objectives import Objective, Smoothed
 from fedpriv.privacy.ledger import ReleaseStream
@@ -120,6 +120,8 @@ class Admission:
             raise self.refusal("the scenario describes the columns of the table otherwise than this policy does")
         if cell.privacy.relation != allow.relation:
             raise self.refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
+        if cell.privacy.unit != allow.unit:
+            raise self.refusal(f"the scenario protects by the {cell.privacy.unit}, allowed is by the {allow.unit}")
 
     def _objective(self, cell: Cell) -> Objective:
         """The model's loss, built once without memory to see how large it is."""
