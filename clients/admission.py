@@ -61,7 +61,7 @@ class Admission:
             cell = resolve_cell(json.loads(canonical), "the server's scenario")
             self._check_cell(cell)
             objective = self._objective(cell)
-            plan = plan_of(cell, objective)
+            plan = plan_of(cell, objective, released=True)
             return Admitted(cell, plan, self._price(cell, plan), hashlib.sha256(canonical.encode()).digest())
 
     def canonical(self, cell_json: str) -> str:
@@ -151,6 +151,9 @@ class Admission:
             )
         if (clip := plan.largest_clip) > allow.clip * ROUNDING:
             raise self.refusal(f"the scenario clips at {clip:.4g}, allowed is {allow.clip:g}")
+        smallest = min(min(plan.estimator.round(t).clips) for t in range(1, rounds + 1))
+        if smallest * ROUNDING < allow.least_clip:
+            raise self.refusal(f"the scenario clips at {smallest:.4g}, allowed is {allow.least_clip:g} or more")
         self._check_size(plan, stream)
         return stream.mu
 

@@ -155,6 +155,13 @@ class RunSection(Section):
     """[run]: how to compute, not what; nothing here changes the guarantee."""
 
     dtype: Literal["float32", "float64"] = "float32"
+    arithmetic: Literal["float", "integers"] = Field(
+        "float",
+        description='"integers" releases as deployments always do (engine inprocess): exact sums, discrete noise',
+    )
+    word: Literal[40, 48] = Field(
+        48, description="bits of a number in a masked message, where integers are masked"
+    )
     device: str = Field("cpu", description="where the vectorized engine computes, as torch names it")
     evaluations: Count = Field(20, description="how many rounds, evenly spaced, are evaluated on the test set")
     metrics: Annotated[tuple[Score, ...], Field(strict=False)] = Field(
