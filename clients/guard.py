@@ -19,13 +19,13 @@ from fedpriv.clients.admission import ROUNDING, Admission, Admitted
 from fedpriv.clients.ledger import Answer, LedgerError, Run, SiloLedger, create_ledger
 from fedpriv.clients.policy import Policy
 from fedpriv.clients.releasing import ReleasingSilo
-from fedpriv.clients.shard import Shard, load_shard
+from fedpriv.clients.shard import Shard
 from fedpriv.clients.silo import SiloState
 from fedpriv.clients.state import pack, unpack
 from fedpriv.errors import InputError, RunError
 from fedpriv.objectives import Records
 from fedpriv.randomness import system_key
-from fedpriv.running.task import DTYPES
+from fedpriv.running.task import DTYPES, labels_of
 from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.identity import identity_of
 
@@ -252,7 +252,7 @@ class Guard:
 
         def seen() -> Records:
             features = model.row.features(self._shard.images, dtype, model.settings)
-            return Records(features, torch.from_numpy(self._shard.labels))
+            return Records(features, labels_of(self._shard.labels, dtype))
 
         return _kept(self._records, name, seen)
 
@@ -262,12 +262,12 @@ class Guard:
 
 def begin_ledger(policy: Policy) -> None:
     """Begin the ledger of a policy's shard, once; InputError if there is one."""
-    create_ledger(policy.ledger, policy.marked, load_shard(policy.shard, policy.classes).fingerprint)
+    create_ledger(policy.ledger, policy.marked, policy.load_shard().fingerprint)
 
 
 def open_guard(policy: Policy, in_time: Callable[[], AbstractContextManager[None]] = nullcontext) -> Guard:
     """The guard of a policy; InputError if shard or ledger cannot be used."""
-    shard = load_shard(policy.shard, policy.classes)
+    shard = policy.load_shard()
     return Guard(policy, SiloLedger(policy.ledger, policy.marked), shard, in_time)
 
 

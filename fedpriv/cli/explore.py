@@ -21,7 +21,8 @@ def list_what(what: str | None) -> None:
 
 def show_run(folder: Path) -> None:
     """Print what ran, what it guarantees, and what came out."""
-    from fedpriv.reports.table import how_measured, privacy_lines, tables_of, what_is_missing
+    from fedpriv.reports.notes import how_measured, privacy_lines, what_is_missing
+    from fedpriv.reports.table import tables_of
     from fedpriv.sweep.results import read_results
 
     results = read_results(folder)

@@ -2,8 +2,9 @@
 
 from jinja2 import Environment, StrictUndefined
 
+from fedpriv.reports.notes import how_measured
 from fedpriv.reports.summary import incomplete
-from fedpriv.reports.table import how_measured, tables_of
+from fedpriv.reports.table import tables_of
 from fedpriv.sweep.results import Results
 
 _PIECE = """\

@@ -15,10 +15,11 @@ from fedpriv.reports.charts.chart import drawn
 from fedpriv.reports.charts.of_results import charts_of
 from fedpriv.reports.comparison import dotted
 from fedpriv.reports.glossary import GLOSSARY
+from fedpriv.reports.notes import how_measured, what_is_missing
 from fedpriv.reports.plots import clipped_svg
-from fedpriv.reports.statement import ASSUMPTIONS, NOT_PROTECTED, statements
+from fedpriv.reports.statement import NOT_PROTECTED, statements
 from fedpriv.reports.summary import incomplete, value_text
-from fedpriv.reports.table import how_measured, tables_of, what_is_missing
+from fedpriv.reports.table import tables_of
 from fedpriv.reports.verdict import RUNS, holders, repeated, verdict
 from fedpriv.sweep.results import Results, read_history, read_results
 
@@ -64,7 +65,7 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
         facts=_facts(results),
         statements=said,
         notes=list(dict.fromkeys(each.noise for each in said if each.noise)),
-        assumptions=ASSUMPTIONS,
+        assumptions=list(dict.fromkeys(line for each in said for line in each.assumptions)),
         about_the_loss=list(dict.fromkeys(line for each in said if each.private for line in each.about_the_loss)),
         not_protected=NOT_PROTECTED,
         tables=tables_of(results),

@@ -69,24 +69,25 @@ def _how_good(results: Results) -> str:
 
 def _how_private(results: Results) -> str:
     mus = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
+    unit = " or ".join(dict.fromkeys(cell["unit"] for cell in results.cells))
     if any(cell["epsilon"] is None for cell in results.cells):
         unprotected = "A cell without noise protects nothing."
-        return unprotected if not mus else f"{_guess(min(mus), max(mus))} {unprotected}"
+        return unprotected if not mus else f"{_guess(unit, min(mus), max(mus))} {unprotected}"
     if len(mus) < len(results.cells):
         epsilons = [cell["epsilon"] for cell in results.cells]
-        return f"Privacy: ε at most {max(epsilons):.4g} at δ = {results.cells[0]['delta']:g}, for one record."
-    return _guess(min(mus), max(mus))
+        return f"Privacy: ε at most {max(epsilons):.4g} at δ = {results.cells[0]['delta']:g}, for {unit}."
+    return _guess(unit, min(mus), max(mus))
 
 
-def _guess(low: float, high: float) -> str:
+def _guess(unit: str, low: float, high: float) -> str:
     word = protection_word(high)
     if f"{low:.4g}" == f"{high:.4g}":
         return (
-            f"At μ = {high:.4g}, whoever knows all other records guesses a record rightly in at most "
+            f"At μ = {high:.4g}, whoever knows all the rest guesses about {unit} rightly in at most "
             f"{percent(best_guess(high))} of cases: {word} protection."
         )
     return (
-        f"Whoever knows all other records guesses a record rightly in at most {percent(best_guess(low))} of cases "
+        f"Whoever knows all the rest guesses about {unit} rightly in at most {percent(best_guess(low))} of cases "
         f"(μ = {low:.4g}: {protection_word(low)} protection) to {percent(best_guess(high))} (μ = {high:.4g}: "
         f"{word} protection)."
     )

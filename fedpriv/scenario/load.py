@@ -1,7 +1,6 @@
 """From a TOML file to the cells it stands for: overrides, sweep, seeds, validation."""
 
 import copy
-import dataclasses
 import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -9,100 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
 from fedpriv.scenario.find import scenario_file
 from fedpriv.scenario.messages import explain
 from fedpriv.scenario.overrides import Sorted, forget_what_gave_way, once, sort_out
+from fedpriv.scenario.published import Published, Scaling, changed, changed_axes, published_of, scaling_of
 from fedpriv.scenario.rules import Rule, rules_of
 from fedpriv.scenario.schema import Cell
-from fedpriv.scenario.tree import assign, look_up
-
-
-class Paper(BaseModel):
-    """[paper]: published values, shown beside what was measured; each metric is a table rows × columns.
-
-    [table] lays out the same tables where nothing was published.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    rows: str
-    columns: str
-    metrics: list[str] = []
-    """Shown as tables although nothing was published for them."""
-    test_loss: list[list[float]] | None = None
-    test_accuracy: list[list[float]] | None = None
-
-    @property
-    def values(self) -> list[str]:
-        """The metrics of which values were published."""
-        return [key for key in ("test_loss", "test_accuracy") if getattr(self, key) is not None]
-
-    @property
-    def shown(self) -> list[str]:
-        """The metrics that get a table of rows × columns."""
-        return [*self.metrics, *self.values]
-
-
-class Scaling(BaseModel):
-    """[scaling]: how what an algorithm needs grows with n; shown as fitted exponents beside the theory's."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    along: str
-    """The swept key that is n."""
-    smallest: str
-    """The swept key whose smallest sufficient value is looked for, such as federation.rounds."""
-    by: str
-    """The swept key of what is compared, such as algorithm.name."""
-    metric: str
-    factor: float
-    scale: float
-    """L R: the unit of the target factor · scale · (1/√n + √d/(ε n))."""
-    theory: dict[str, float] = {}
-    """Exponents to compare with, by value of `by`."""
-
-
-@dataclass(frozen=True)
-class Published:
-    """The paper's tables with the axis values they were printed for: a narrowed sweep still finds its own."""
-
-    table: Paper
-    row_values: list[Any]
-    column_values: list[Any]
-    withheld: list[str] = dataclasses.field(default_factory=list)
-    """The overridden keys for which published values are not shown."""
-
-    def as_data(self) -> dict[str, Any]:
-        """Plain data for results.json, enough to build this again."""
-        axes = {"row_values": self.row_values, "column_values": self.column_values}
-        return {**self.table.model_dump(), **axes, "withheld": self.withheld}
-
-    @staticmethod
-    def from_data(data: Mapping[str, Any]) -> "Published":
-        """The inverse of `as_data`."""
-        table = {key: value for key, value in data.items() if key in Paper.model_fields}
-        return Published(
-            Paper.model_validate(table), data["row_values"], data["column_values"], data.get("withheld", [])
-        )
-
-    def without_values(self, changed: list[str]) -> "Published":
-        """The layout alone, if any key has `changed`: values belong to the settings they were published for."""
-        if not changed or not self.table.values:
-            return self
-        empty = Paper(rows=self.table.rows, columns=self.table.columns, metrics=self.table.shown)
-        return dataclasses.replace(self, table=empty, withheld=changed)
-
-    def value(self, metric: str, swept: Mapping[str, Any]) -> float | None:
-        """The published `metric` (test_loss or test_accuracy) at a sweep point; None where none was printed."""
-        cells: list[list[float]] | None = getattr(self.table, metric, None)
-        row, column = swept[self.table.rows], swept[self.table.columns]
-        if cells is None or row not in self.row_values or column not in self.column_values:
-            return None
-        return cells[self.row_values.index(row)][self.column_values.index(column)]
+from fedpriv.scenario.tree import assign
 
 
 @dataclass(frozen=True)
@@ -161,8 +77,8 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
         if key != "seeds" and (not isinstance(values, list) or not values):
             raise InputError(f'{source}: sweep."{key}" = {values!r}: expected a list of at least one value')
     printed_axes = {key: values for key, values in sweep.items() if key != "seeds"}
-    printed, published = copy.deepcopy(base), _published(paper, printed_axes, source)
-    scaling = _scaling(base.pop("scaling", None), printed_axes, source)
+    printed, published = copy.deepcopy(base), published_of(paper, printed_axes, source)
+    scaling = scaling_of(base.pop("scaling", None), printed_axes, source)
     rules = rules_of(base.pop("where", []), printed_axes, source)
     given = sort_out(
         overrides, {key: once(values) if isinstance(values, list) else values for key, values in sweep.items()}
@@ -173,8 +89,8 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
     if published is not None and not {published.table.rows, published.table.columns} <= axes.keys():
         published = None  # another privacy target took an axis away
     if published is not None:
-        changed = _changed(printed, {**given.fixed, **_new_axes(printed_axes, axes)})
-        published = published.without_values(changed + _changed_axes(printed_axes, axes, published))
+        other = changed(printed, {**given.fixed, **_new_axes(printed_axes, axes)})
+        published = published.without_values(other + changed_axes(printed_axes, axes, published))
     seeds = _seeds(axes.pop("seeds", None), base.pop("seed", 0), source)
     points = [
         Point(dict(zip(axes, values, strict=True)), _cell(base, axes, values, rules, given, seed, source))
@@ -270,63 +186,3 @@ def _seeds(swept: Any, single: Any, source: str) -> list[int]:
     raise InputError(
         f"{source}: seeds = {swept!r}: expected how many (such as 5) or a list of non-negative numbers"
     )
-
-
-def _scaling(given: Any, axes: Mapping[str, list[Any]], source: str) -> Scaling | None:
-    if given is None:
-        return None
-    try:
-        scaling = Scaling.model_validate(given)
-    except ValidationError as error:
-        raise InputError(f"{source}: {explain(error, Scaling, 'scaling')}") from None
-    for role in ("along", "smallest", "by"):
-        if (key := getattr(scaling, role)) not in axes:
-            raise InputError(
-                f"{source}: scaling.{role} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}"
-            )
-    return scaling
-
-
-def _published(given: Any, axes: Mapping[str, list[Any]], source: str) -> Published | None:
-    if given is None:
-        return None
-    try:
-        paper = Paper.model_validate(given)
-    except ValidationError as error:
-        raise InputError(f"{source}: {explain(error, Paper, 'paper')}") from None
-    for role, key in (("rows", paper.rows), ("columns", paper.columns)):
-        if key not in axes:
-            raise InputError(
-                f"{source}: paper.{role} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}"
-            )
-    rows, columns = axes[paper.rows], axes[paper.columns]
-    for metric in ("test_loss", "test_accuracy"):
-        table = getattr(paper, metric)
-        if table is not None and (len(table) != len(rows) or any(len(row) != len(columns) for row in table)):
-            raise InputError(f"{source}: paper.{metric}: expected {len(rows)} rows of {len(columns)} values")
-    return Published(paper, rows, columns)
-
-
-_SAME_RESULT = ("name", "title", "seed", "run", "deployment", "label")
-"""Keys and sections that say how to compute or what to call it, not what."""
-
-
-def _changed(printed: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[str]:
-    """The overridden keys that make another setting of the one that values were published for."""
-    return [
-        key
-        for key, value in fixed.items()
-        if key.partition(".")[0] not in _SAME_RESULT and look_up(printed, key) != value
-    ]
-
-
-def _changed_axes(
-    printed: Mapping[str, list[Any]], axes: Mapping[str, list[Any]], published: Published
-) -> list[str]:
-    """Swept keys beside rows and columns that have a value now which the printed sweep had not."""
-    own = (published.table.rows, published.table.columns)
-    return [
-        key
-        for key, values in printed.items()
-        if key not in own and (key not in axes or any(value not in values for value in axes[key]))
-    ]

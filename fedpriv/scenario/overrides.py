@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpriv.errors import InputError
-from fedpriv.scenario.schema import PARTITION_KEYS
+from fedpriv.scenario.data_section import PARTITION_KEYS
 from fedpriv.scenario.tree import parsed_assignment
 
 TARGETS = ("mu", "rho", "zcdp", "epsilon")

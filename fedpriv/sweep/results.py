@@ -26,11 +26,10 @@ from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
 from fedpriv.files import write_json, write_vector
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
-from fedpriv.privacy.unit import UNIT
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
-from fedpriv.scenario import Cell, Point, Published, Scenario
-from fedpriv.scenario.load import Scaling
+from fedpriv.scenario import Cell, Point, Published, Scenario, resolve_cell
+from fedpriv.scenario.published import Scaling
 
 FORMAT = 1
 _JOURNAL = "cells.jsonl"
@@ -136,7 +135,8 @@ class RunFolder(RunObserver):
         found = {cell["cell"]: dict(cell) for cell in before.cells}
         for place, record in found.items():
             points = self._scenario.points
-            if place >= len(points) or points[place].cell.canonical() != record["scenario"]:
+            then = resolve_cell(record["scenario"], str(self.path)).canonical()  # with what newer keys stand for
+            if place >= len(points) or points[place].cell.canonical() != then:
                 raise InputError(
                     f"{self.path} holds another run: its cell {place} differs from this scenario's; "
                     "give another --out, or the scenario and --set options it was started with"
@@ -217,7 +217,7 @@ def privacy_of(
         "guarantee": "none" if guarantee is None else guarantee.kind,
         "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation if claim is None else claim.relation,
-        "unit": UNIT,
+        "unit": (cell.privacy.protected if claim is None else claim.unit).words,
         "noise": "none" if claim is None else noise,
         "delta": delta,
         "releases": [as_data(stream) for stream in releases],

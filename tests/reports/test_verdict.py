@@ -44,7 +44,7 @@ def test_a_real_release_is_told_from_a_simulation() -> None:
 def test_a_run_without_noise_says_that_it_protects_nothing() -> None:
     said = verdict(made(mu=None, epsilon=None, noise="none"))
     assert "A cell without noise protects nothing." in said
-    assert "guesses a record" not in said
+    assert "guesses about" not in said
 
 
 def test_nothing_is_said_of_a_run_that_has_not_begun() -> None:

@@ -30,7 +30,7 @@ def charts_of(results: Results, history: Sequence[Mapping[str, Any]], audit: Sto
     """Every chart that the results allow."""
     made = [
         _privacy(results),
-        *(_curves(results, history, metric) for metric in metrics_of(results)),
+        *(_curves(results, history, metric) for metric in metrics_of(results) if metric.base is None),
         _noise(results),
         _tradeoff(results, audit),
     ]
