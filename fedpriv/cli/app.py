@@ -64,6 +64,9 @@ def run(
     as_json: Annotated[
         bool, typer.Option("--json", help="Progress as JSON lines on stdout instead of the table.")
     ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve the report's page on this machine while the run goes.")
+    ] = False,
     tensorboard: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write curves for TensorBoard too (extra: tensorboard).")
     ] = None,
@@ -122,6 +125,7 @@ def run(
         tensorboard=tensorboard,
         mlflow=mlflow,
         imports=imports or [],
+        watch=watch,
     )
 
 
@@ -233,6 +237,9 @@ def audit(
     ] = 16_384,
     confidence: Annotated[float, typer.Option(help="Of the lower bound that is shown.")] = 0.99,
     seed: Annotated[int, typer.Option(help="Of the coins; the noise is the operating system's.")] = 0,
+    store: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="Keep the outcome with this run; its report shows it.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Try to refute the privacy claim with canaries; exit code 0 if it stands, 3 if it is refuted.
@@ -243,7 +250,7 @@ def audit(
     from fedpriv.extensions import import_files
 
     import_files(imports or [])
-    audit_scenario(scenario, overrides or [], mu, trials, confidence, seed, as_json=as_json)
+    audit_scenario(scenario, overrides or [], mu, trials, confidence, seed, as_json=as_json, store=store)
 
 
 @app.command()
