@@ -20,8 +20,7 @@ from fedpriv.exact.subkeys import START, round_noise
 from fedpriv.objectives import Records
 from fedpriv.randomness import KeyedNormal
 from fedpriv.secure_aggregation.masks import Masker
-from tests.attacks.guards import KEPT_STATE, guard_for, guard_process, random_records, scenario, zeros
-from tests.attacks.test_hostile_server import cards
+from tests.attacks.guards import KEPT_STATE, cards, guard_for, guard_process, random_records, scenario, zeros
 from tests.clients.guarded import guard_of
 
 

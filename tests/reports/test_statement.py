@@ -158,7 +158,7 @@ def test_an_exact_release_says_up_to_what_it_holds(trust: str) -> None:
         record = privacy_of(cell, streams)
         assert record["holds"] == words
         (found,) = statements(Results("n", "", "deployment", True, {}, [0], None, [record], {}, None))
-        assert (EXACT in found.arithmetic) == released
+        assert (EXACT in " ".join(found.assumptions)) == released
         claim = claim_of(streams)
         assert claim is not None
         assert (EXACT in claim.statement(1e-5)) == released
