@@ -93,6 +93,7 @@ def run(folder: Path, body: str, **options: Any) -> subprocess.CompletedProcess[
                 time.sleep(0.01)
             return Path(path).read_text()
 
+        held_by_who_asks = open(os.devnull)
         server = fork_server.ForkServer.start(program)
         """)
         + textwrap.dedent(body)
