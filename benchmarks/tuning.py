@@ -2,7 +2,8 @@
 
 A tuning file (scenarios/tuning/*.toml) names the scenario, the seeds and the keys that hold while tuning, and a
 grid for each algorithm; every point of the scenario's other axes gets the setting of the best mean accuracy.
-Where the scenario sweeps something else than `algorithm.name`, such as `label.method`, `axis` is that key.
+Where the scenario sweeps something else than `algorithm.name`, such as `label.method`, `axis` is that key; where
+another metric than the accuracy of all test records is looked at, `metric` is its name.
 """
 
 import itertools
@@ -55,10 +56,11 @@ def tune(
             place = tuple((key, value) for key, value in point.swept.items() if key != axis)
             cells.append(point.cell)
             labels.append((place, number))
+    metric = tuning.get("metric", "test_accuracy")
     scores: dict[tuple[tuple[str, Any], ...], dict[int, list[float]]] = {}
     for outcome in run_vectorized(cells, Silent()):
         place, number = labels[outcome.index]
-        scores.setdefault(place, {}).setdefault(number, []).append(outcome.finished.test_accuracy)
+        scores.setdefault(place, {}).setdefault(number, []).append(outcome.finished.metrics[metric])
     best = {}
     for place, of_setting in scores.items():
         ranked = sorted(

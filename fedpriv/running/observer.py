@@ -31,6 +31,9 @@ class RunObserver:
     def finished(self, place: int, finished: Finished) -> None:
         """A cell is finished."""
 
+    def lost(self, worker: str, places: Sequence[int]) -> None:
+        """A worker died; the cells it had are run again."""
+
     def failed(self, error: FedprivError) -> None:
         """The run failed; the error is also raised to whoever started it."""
 
@@ -59,6 +62,10 @@ class Observers(RunObserver):
     def finished(self, place: int, finished: Finished) -> None:
         for observer in self._observers:
             observer.finished(self._places[place], finished)
+
+    def lost(self, worker: str, places: Sequence[int]) -> None:
+        for observer in self._observers:
+            observer.lost(worker, [self._places[place] for place in places])
 
     def failed(self, error: FedprivError) -> None:
         for observer in self._observers:

@@ -247,7 +247,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     lattice = None
     if exact is None and noise.sources:
         check_sums(noise, largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
-        lattice = lattice_of(cell, schedule, estimator, mechanism, noise) if trust.masked else None
+        lattice = lattice_of(cell, schedule, estimator, noise) if trust.masked else None
     return Plan(
         schedule,
         batch_sizes,

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -51,6 +52,8 @@ class Results:
     rerun: str | None
     """The command that runs the same again; None where it was not recorded."""
     scaling: Scaling | None = None
+    date: str | None = None
+    """When the run began, UTC; None in results that are older than this figure."""
 
 
 class RunFolder(RunObserver):
@@ -73,6 +76,7 @@ class RunFolder(RunObserver):
         self.path = path
         self._fits = fits or {}
         self._scenario, self._engine, self._rerun = scenario, engine, rerun
+        self._date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         self._cells: dict[int, dict[str, Any]] = {}
         if (path / "results.json").exists():
             if not resume:
@@ -128,6 +132,7 @@ class RunFolder(RunObserver):
                 "engine": self._engine,
                 "versions": versions(),
                 "rerun": self._rerun,
+                "date": self._date,
                 "complete": not self.missing,
                 "fits": [fit.as_data() for fit in self._fits.values()],
                 "cells": [self._cells[place] for place in sorted(self._cells)],
@@ -138,7 +143,7 @@ class RunFolder(RunObserver):
 
     def _finished_before(self) -> dict[int, dict[str, Any]]:
         before = read_results(self.path)
-        self._rerun = before.rerun or self._rerun
+        self._rerun, self._date = before.rerun or self._rerun, before.date or self._date
         found = {cell["cell"]: dict(cell) for cell in before.cells}
         for place, record in found.items():
             points = self._scenario.points
@@ -186,6 +191,7 @@ def read_results(folder: Path) -> Results:
             scaling=Scaling.model_validate(tree["scaling"]) if tree.get("scaling") else None,
             versions=tree.get("versions", {}),
             rerun=tree.get("rerun"),
+            date=tree.get("date"),
         )
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
@@ -280,6 +286,7 @@ def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[s
         "rounds": rounds,
         "records": sum(point.cell.batch_sizes) * point.cell.schedule.batches_held,
         "unread": point.cell.unread,
+        "batch": sum(point.cell.batch_sizes),
         "dimension": finished.model.size,
         "gradient_evaluations": finished.gradient_evaluations,
         "bytes_sent": finished.bytes_sent,

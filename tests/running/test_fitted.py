@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedpriv
-from clients.guard import Guard
+from fedpriv.clients.guard import Guard
 from fedpriv.errors import InputError, RunError
 from fedpriv.privacy.entries import read_ledger
 from fedpriv.running import fitted as module
