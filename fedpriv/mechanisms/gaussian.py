@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
+from fedpriv.mechanisms.base import Columns, Mechanism, MechanismState, Sensitivity
 from fedpriv.mechanisms.sensitivity import falling
 from fedpriv.mechanisms.workload import Floats, Workload, geometric_sums, powers
 
@@ -28,7 +28,6 @@ class IndependentGaussian(Mechanism):
 
     name: ClassVar[str] = "independent"
     words: ClassVar[str] = "independent Gaussian noise in every round"
-    fresh: ClassVar[bool] = True
 
     @classmethod
     def of(cls, workload: Workload, options: Any) -> Self:
@@ -46,6 +45,10 @@ class IndependentGaussian(Mechanism):
     @property
     def innovation(self) -> float:
         return 1.0
+
+    def columns(self, workload: Workload) -> Columns | None:
+        """C = A, which is the identity for keep 0; with any other keep an increment stays in all later sums."""
+        return Columns(1, np.ones(workload.rounds)) if workload.keep == 0.0 else None
 
     def variance(self, workload: Workload) -> Floats:
         return np.ones(workload.rounds)

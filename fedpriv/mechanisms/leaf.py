@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from fedpriv.errors import InputError
-from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.mechanisms.base import Columns, Mechanism, MechanismState, Sensitivity, check_matches
 from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern
 from fedpriv.mechanisms.workload import Floats, Separated, Workload
 from fedpriv.replicates.columns import SHARED
@@ -56,6 +56,11 @@ class LeafGaussian(Mechanism):
     @property
     def innovation(self) -> float:
         return min(1.0, self.first)
+
+    def columns(self, workload: Workload) -> Columns:
+        """C is diagonal: the inverse noises."""
+        check_matches(workload, self.keep, self.period)
+        return Columns(1, 1.0 / self._scales(workload))
 
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, self.keep, self.period)

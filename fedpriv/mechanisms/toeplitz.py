@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from fedpriv.errors import InputError
-from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.mechanisms.base import Columns, Mechanism, MechanismState, Sensitivity, check_matches
 from fedpriv.mechanisms.sensitivity import falling, series
 from fedpriv.mechanisms.workload import Floats, Workload
 from fedpriv.replicates.columns import SHARED
@@ -87,6 +87,12 @@ class BandedSquareRoot(Mechanism):
     def innovation(self) -> float:
         """C has a diagonal of ones, and so has B."""
         return 1.0
+
+    def columns(self, workload: Workload) -> Columns:
+        check_matches(workload, self.keep, None)
+        bands = min(self.bands, workload.rounds)
+        squares = series.column_energies(series.square_root(self.keep, bands), workload.rounds)
+        return Columns(bands, np.sqrt(squares))
 
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, self.keep, None)

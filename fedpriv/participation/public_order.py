@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.errors import InputError
 from fedpriv.participation.base import Sums
 from fedpriv.randomness import KeyedCoins
 
@@ -31,10 +32,16 @@ class PublicOrder:
         @property
         def single_pass(self) -> bool: ...
 
+    title: ClassVar[str] = "fixed order"
     secret: ClassVar[bool] = False
 
     @classmethod
-    def instead_of(cls, order: "Participation") -> "Participation":
+    def instead_of(cls, order: "Participation", groups: int) -> "Participation":
+        if groups != 1:
+            raise InputError(
+                f"federation.groups = {groups}: groups are for records that take part in secret; with sampling = "
+                '"fixed" leave them out'
+            )
         return order
 
     def batches(self, t: int) -> range:

@@ -14,7 +14,6 @@ import numpy as np
 
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee, weakest
 from fedpriv.accounting.relation import Relation, moved_by, relation_named
-from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.mechanisms.registry import mechanism_from
@@ -80,6 +79,10 @@ class ReleaseStream:
         return RunningSums(self.mechanism, self.workload, self.relation, self.per_record)
 
 
+_ROUNDING = 1e-14
+"""Relative, of a norm of a column."""
+
+
 @dataclass(frozen=True)
 class RunningSums:
     """Released running sums as accounting asks about them; see `participation.base.Sums`."""
@@ -92,31 +95,29 @@ class RunningSums:
     def sensitivity(self) -> float:
         return self.mechanism.sensitivity(self.workload)
 
-    def clip_once(self) -> float:
-        """The norm bound of one record's contribution to each release.
+    def clip_apart(self, groups: int) -> float:
+        """κ = max_t clip_t ‖C_t‖: the norm bound of what one record adds to C s for one of its rounds.
 
-        Guarantee: where this returns, every release is a sum of contributions of that norm at most, of the records
-        drawn in its own round, with fresh noise: the mechanism that `SubsampledGaussian` accounts for.  InputError
-        for anything else, with the reason.
+        Guarantee: where this returns, columns of C that lie `groups` or more apart have no row in common.  Each
+        round of a record is then in a block of rows of C s + z that no other of its rounds reaches, and its increment is
+        fixed when the block begins: blocks are accounted for as rounds with independent noise, under either
+        relation.  InputError for anything else, with the reason.
         """
-        keep, clips = self.workload.keep, self.workload.clips
-        refused = "Poisson sampling (federation.sampling) cannot be accounted for"
-        if self.relation not in SubsampledGaussian.relations:
+        keep, columns = self.workload.keep, self.mechanism.columns(self.workload)
+        refused = "secret participation (federation.sampling) cannot be accounted for"
+        if columns is None:
             raise InputError(
-                f"{refused} under {self.relation}: amplification by sampling is known for zero-out, where a "
-                "record is there or not; a factor of 2 in the noise does not give replace-one"
+                f"{refused} with {self.mechanism.name} noise on running sums of keep = {keep:g}: what a record "
+                "moves has no end there; take an algorithm that releases each round by itself, such as dp-sgd, or "
+                'mechanism = "banded" with federation.groups of at least its bands'
             )
-        if keep != 0.0 or not self.mechanism.fresh:
+        if columns.bands > groups:
             raise InputError(
-                f"{refused} for running sums (keep = {keep:g}) or correlated noise ({self.mechanism.name}): the "
-                "algebra of participations knows fixed orders only; take an algorithm that releases each round's "
-                "gradient with independent noise, such as dp-sgd"
+                f"{refused} with {columns.bands} bands of correlated noise and federation.groups = {groups}: what "
+                f"a record moves in two of its rounds would overlap; set groups to {columns.bands} or more, or "
+                "take fewer bands"
             )
-        if len(set(clips.tolist())) != 1:
-            raise InputError(
-                f"{refused} with clips that change from round to round: {min(clips):g} to {max(clips):g}"
-            )
-        return float(clips[0])
+        return float(np.max(self.workload.clips * columns.norms) * (1.0 + _ROUNDING))
 
     def moved(self, distance: float) -> float:
         return moved_by(self.relation, self.per_record, distance)

@@ -52,7 +52,7 @@ class Statement:
 
     private: bool
     sampled: bool
-    """Whether it rests on Poisson sampling: no μ, and ε and the best guess are upper bounds."""
+    """Whether it rests on who takes part when staying secret: no μ, and ε and the best guess are upper bounds."""
     trust: str
     protects: str
     unit: str

@@ -108,11 +108,12 @@ class Plan:
         return self._stream(f"silo {silo}", 1.0 / self.batch_sizes[silo], std, rounds)
 
     def _stream(self, owner: str, per_record: float, std: float, rounds: int) -> ReleaseStream:
-        clips = _batch_clips(self.estimator, self.schedule)[:rounds]
+        accounted = self.schedule.first(rounds)
+        clips = _batch_clips(self.estimator, self.schedule)[: accounted.rounds]
         return ReleaseStream(
             owner,
             self.mechanism,
-            self.schedule.first(rounds),
+            accounted,
             self.estimator.keep,
             clips,
             per_record,
@@ -187,7 +188,7 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
         )
     private = cell.privacy.target is not None
     check_clips(map(estimator.round, range(1, schedule.rounds + 1)), max(batch_sizes), private)
-    noise = _noise(cell, schedule, workload, mechanism, weights)
+    noise = _noise(cell, estimator, workload, mechanism, weights)
     check_noise(noise)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation = cell.privacy.relation
@@ -227,7 +228,7 @@ def _sum_after(before: float, t: int, schedule: Participation, estimator: Estima
 
 
 def _noise(
-    cell: Cell, schedule: Participation, workload: Workload, mechanism: Mechanism, weights: tuple[float, ...]
+    cell: Cell, estimator: Estimator, workload: Workload, mechanism: Mechanism, weights: tuple[float, ...]
 ) -> Noise:
     """The noise of every owner that reaches the cell's target; none if it has none.
 
@@ -235,8 +236,14 @@ def _noise(
     for sampling that cannot be accounted for.
     """
     target, relation, delta = cell.privacy.target, cell.privacy.relation, cell.privacy.delta
+    schedule = cell.schedule
     if target is None:
         return Noise()
+    if schedule.secret and estimator.round(1).split is not None:
+        raise InputError(
+            f"federation.sampling: {cell.algorithm.name} takes sums apart at queries of earlier epochs, which only "
+            'a fixed order of records allows; use sampling = "fixed"'
+        )
     sums = RunningSums(mechanism, workload, relation)
     distance, mu = schedule.charged(sums, target, delta)
     return cell.algorithm.setting.noise(distance, cell.batch_sizes, weights, relation, mu)

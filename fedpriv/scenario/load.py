@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
 from fedpriv.scenario.messages import explain
 from fedpriv.scenario.rules import Rule, rules_of
@@ -213,14 +212,9 @@ def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
 
 
 def _check_sampling(cell: Cell, source: str) -> None:
-    """Refuse at once what no accounting of Poisson sampling would allow; the plan refuses the rest."""
-    if cell.federation.sampling == "fixed":
+    """Refuse at once a sampling that the rounds do not fit; the plan refuses what cannot be accounted for."""
+    if cell.federation.sampling == "fixed" and cell.federation.groups == 1:
         return
-    if cell.privacy.target is not None and cell.privacy.relation not in SubsampledGaussian.relations:
-        raise InputError(
-            f'{source}: federation.sampling = "poisson" with privacy.relation = {cell.privacy.relation!r}: '
-            'amplification by sampling is known for records that are there or not; use "zero-out"'
-        )
     try:
         _ = cell.schedule
     except InputError as error:

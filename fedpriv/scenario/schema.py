@@ -90,13 +90,17 @@ class FederationSection(Section):
     batch: Count | None = Field(
         None, description="records of one silo in one round; 1 if not both others are given"
     )
-    epochs: Count = Field(
-        1, description="passes over the records, always in the same order; expected ones with Poisson sampling"
-    )
+    epochs: Count = Field(1, description="passes over the records; expected ones with Poisson sampling")
     sampling: SamplingName = Field(
         "fixed",
         description='"fixed": every record once an epoch, in the same order; "poisson": in every round each '
-        "record takes part by a coin of its own, and `batch` is what is expected",
+        'record takes part by a coin of its own; "allocation": in every epoch each in one round of its own, drawn '
+        "in secret; with both `batch` is what is expected",
+    )
+    groups: Count = Field(
+        1,
+        description="public groups of records that share out the rounds of an epoch, for secret sampling with "
+        "correlated noise: at least as many as the noise has bands",
     )
     size_skew: Positive | None = Field(
         None, description="silos of unequal size: concentration of their shares of the samples, small is uneven"
@@ -279,7 +283,7 @@ class Cell(Section):
                 f'federation.sampling = "{federation.sampling}": {self.algorithm.name} reads records in an order '
                 'of its own; use "fixed"'
             )
-        return CHOSEN[federation.sampling].instead_of(arranged)
+        return CHOSEN[federation.sampling].instead_of(arranged, federation.groups)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

@@ -19,9 +19,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.accounting.subsampled import SubsampledGaussian
+from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.errors import InputError
 from fedpriv.files import write_json, write_vector
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
@@ -212,6 +213,7 @@ def privacy_of(
         "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation if claim is None else claim.relation,
         "unit": UNIT,
+        "participation": cell.schedule.title,
         "noise": "none" if claim is None else noise,
         "delta": delta,
         "releases": [as_data(stream) for stream in releases],
@@ -227,7 +229,7 @@ def privacy_of(
                 "epsilon": pair.exact,
                 "epsilon_paper": pair.paper,
             }
-        case SubsampledGaussian():  # a target in mu was met as the (ε, δ) that it gives
+        case PoissonGaussian() | AllocatedGaussian():  # a target in mu was met as the (ε, δ) that it gives
             figures["epsilon"] = guarantee.epsilon_of(delta)
     return {**statement, "target": _target(cell), **figures}
 
@@ -237,7 +239,7 @@ def _target(cell: Cell) -> str:
     asked, target = cell.privacy, cell.privacy.target
     if target is None:
         return "none"
-    if cell.federation.sampling == "fixed":
+    if not cell.schedule.secret:
         return f"mu = {target:.6g}"
     given = "" if asked.epsilon is not None else f", what mu = {target:.6g} gives"
     return f"epsilon = {epsilon_of(target, asked.delta):.6g} at delta = {asked.delta:g}{given}"

@@ -52,6 +52,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "several epochs": {"rounds": 12, "epochs": 3},
     "all records": {"rounds": 12, "epochs": 12},
     "poisson": {"rounds": 12, "epochs": 3, "sampling": "poisson"},
+    "allocation": {"rounds": 12, "epochs": 3, "sampling": "allocation", "groups": 2},
 }
 
 _ALWAYS = {"dp-mu2-fl", "accelerated-dp-srgd", "unaccelerated-dp-srgd", "accelerated-independent", "momentum-tree",
@@ -62,10 +63,12 @@ RUNS = {
     "several epochs": _FIXED,
     "all records": _FIXED | {"goldstein-erm"},
     "poisson": _ALWAYS,
+    "allocation": _ALWAYS,
 }
 """Which rows run without noise under which schedule; all others are refused."""
-PRIVATE_POISSON = {"accelerated-independent", "dp-sgd", "noisy-minibatch"}
-"""Fresh noise on every round's own gradients: what there is an accounting of sampling for."""
+SECRET = {"poisson", "allocation"}
+AMPLIFIED = {"accelerated-independent", "dp-sgd", "noisy-minibatch"}
+"""Fresh noise on every round's own gradients: what secrecy amplifies without correlated noise in bands."""
 NOT_MASKED = {("momentum-tree-reduced", "all records"), ("momentum-tree-aligned", "all records")}
 """With one batch an epoch some rounds have no fresh noise, in which rounding to a grid could hide."""
 
@@ -94,7 +97,7 @@ def cell_of(name: str, schedule: str, trust: str, private: bool, seed: int = 1) 
     tree["federation"] = {"silos": 3, "batch": 100 if schedule == "all records" else 8, **SCHEDULES[schedule]}
     tree["algorithm"] = {"name": name, "trust": trust, **SETTINGS[name]}
     tree["privacy"] = {"relation": "zero-out", **({"mu": 1000.0} if private else {"mode": "none"})}
-    if private and schedule == "poisson":
+    if private and schedule in SECRET:
         tree["privacy"] = {"relation": "zero-out", "epsilon": 50.0}
     return resolve_cell(tree, "test")
 
@@ -142,8 +145,8 @@ def test_a_step_of_zero_is_refused(private: bool) -> None:
 @pytest.mark.parametrize("private", [False, True], ids=["quiet", "private"])
 def test_a_row_trains_alike_on_both_engines_or_is_refused(name: str, schedule: str, private: bool) -> None:
     expected = name in RUNS[schedule] and not (private and name == "fedavg")
-    if private and schedule == "poisson":
-        expected = name in PRIVATE_POISSON
+    if private and schedule in SECRET:
+        expected = name in AMPLIFIED
     for trust in TRUSTS:
         cell = usable(name, schedule, trust, private)
         allowed = trust in ALGORITHMS[name].trusts
