@@ -1,12 +1,14 @@
 """What a silo adds to its sum, checked where it enters: float64, and no longer than its records' clips."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from fedpriv.objectives import Increment, Records
+from fedpriv.objectives import Increment, Records, Slots
 from fedpriv.objectives.view import View
 from fedpriv.replicates.columns import Scalar
 
@@ -22,6 +24,9 @@ class Bounded(View):
     one is shortened to that length, which moves no two totals apart; one that is not finite counts as zero.
     Neither is refused: a refusal would tell something about the records.
     """
+
+    def at(self, slots: Slots) -> Self:
+        return dataclasses.replace(self, base=self.base.at(slots))
 
     def increment(
         self,

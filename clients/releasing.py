@@ -21,11 +21,12 @@ from torch import Tensor
 
 from clients.increments import Bounded
 from clients.silo import Silo, SiloState
-from fedpriv.objectives import Increment, Objective, Records, Slots
+from fedpriv.objectives import Increment, Objective, Records
 from fedpriv.randomness import KeyedNormal, derive_key
 from fedpriv.replicates.columns import Scalar
 from fedpriv.running.plan import Plan
 from fedpriv.running.release import released
+from fedpriv.running.round_step import fresh_vectors
 from fedpriv.secure_aggregation.masks import Masker
 
 _log = logging.getLogger("fedpriv.guard")
@@ -99,20 +100,18 @@ class ReleasingSilo(Silo):
     def masker(self) -> Masker:
         return Masker(self.noise.secret(self.number), self.number, self.scenario)
 
-    def _looked_at(self, slots: Slots) -> Objective:
-        return Forgiving(self.objective.at(slots))
+    @property
+    def _looked_at(self) -> Objective:
+        return Forgiving(self.objective)
 
     def _linked(self, chain: bytes, query: Tensor | None) -> bytes:
         asked = b"missed" if query is None else b"asked" + query.contiguous().numpy().tobytes()
         return hashlib.sha256(b"fedpriv queries" + chain + asked).digest()
 
     def _fresh(self, t: int, chain: bytes) -> Tensor:
-        size, count = self.objective.dimension, self.plan.mechanism.draws(t)
         key = derive_key(self.key, "noise of a round", str(self.number), str(t), chain.hex())
         source = KeyedNormal(key, np.float64)
-        if count is None:
-            return torch.from_numpy(source.vector(size, self.number, t))
-        return torch.from_numpy(source.nodes(size, self.number, t, count))
+        return fresh_vectors(source, self.plan.mechanism, self.objective.dimension, self.number, t)
 
     def _rounded(self, release: Tensor) -> Tensor:
         """Rounded far below the least noise that this mechanism's rounds have."""

@@ -20,13 +20,13 @@ from torch import Tensor
 from clients.increments import Bounded
 from fedpriv.errors import RunError
 from fedpriv.estimators.round import Round
-from fedpriv.estimators.running_sum import RunningSum, absorb
+from fedpriv.estimators.running_sum import RunningSum
 from fedpriv.mechanisms import MechanismState
-from fedpriv.mechanisms.movement import check_movement
-from fedpriv.objectives import Objective, Records, Slots
+from fedpriv.objectives import Objective, Records
 from fedpriv.protocol.arrays import Counts, is_finite
 from fedpriv.randomness import DrawAhead, KeyedCoins, KeyedNormal, simulation_noise
 from fedpriv.running.plan import Plan, plan_of
+from fedpriv.running.round_step import Read, RoundStep, fresh_vectors, record_weight
 from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.masks import Masker
@@ -84,22 +84,10 @@ class Silo:
         self.check(state, t, query)
         state, current = self._after_gap(state, t)
         chain = self._linked(state.chain, query)
-        records = self._batch(t)
-        rows = 0 if records is None else len(records.labels)
-        total, clipped = absorb(
-            state.sum,
-            current,
-            query,
-            self._looked_at(Slots(t, ((self.number, rows),))),
-            records,
-            torch.full((rows,), self._weight(t), dtype=state.sum.total.dtype),
-            self.plan.estimator.memory,
-        )
-        vector, hidden = total.total, state.hidden
-        if std := float(self.plan.noise.std_of(self.number)):
-            noise, hidden = self.plan.mechanism.noise(hidden, t, self._fresh(t, chain) * std)
-            vector = vector + noise
-        return Release(vector, Counts(rows, int(clipped))), SiloState(t, total, hidden, chain)
+        read = self._read(t)
+        total, clipped = self._step.summed(state.sum, current, query, read)
+        vector, hidden = self._step.noisy(total.total, state.hidden, t, self._noise(t, chain))
+        return Release(vector, Counts(len(read.weights), int(clipped))), SiloState(t, total, hidden, chain)
 
     def message(self, release: Tensor, t: int, keys: bytes, chain: bytes = b"") -> Tensor:
         """What leaves the silo in round t, (d,) of `plan.message_dtype`: the release, or its masked words.
@@ -132,8 +120,7 @@ class Silo:
         total, hidden, chain = state.sum.total, state.hidden, state.chain
         for missed in range(state.answered + 1, t):
             total, chain = total * estimator.round(missed).keep, self._linked(chain, None)
-            if std := float(self.plan.noise.std_of(self.number)):
-                _, hidden = self.plan.mechanism.noise(hidden, missed, self._fresh(missed, chain) * std)
+            _, hidden = self._step.noisy(total, hidden, missed, self._noise(missed, chain))
         past = estimator.round(state.answered + 1).coefficients[1:]
         current = current._replace(coefficients=(current.coefficients[0], *past))
         return SiloState(t - 1, RunningSum(state.sum.past, total), hidden, chain), current
@@ -153,40 +140,46 @@ class Silo:
             )
         if not is_finite(query):
             raise RunError(f"silo {self.number}, round {t}: the query has values that are not finite")
-        self._check_movement(state, t, query)
+        self._step.check_moved(state.sum, t, query, f"silo {self.number}, round {t}")
 
-    def _check_movement(self, state: SiloState, t: int, query: Tensor) -> None:
-        """RunError if the query moved farther than the sensitivity of the mechanism allows for."""
-        if t > 1 and (bound := self.plan.mechanism.movement) is not None:
-            check_movement(bound, state.sum.past[0], query, f"silo {self.number}, round {t}")
+    @cached_property
+    def _step(self) -> RoundStep:
+        return RoundStep(self.plan.estimator, self.plan.mechanism, self._looked_at)
 
-    def _looked_at(self, slots: Slots) -> Objective:
-        return Bounded(self.objective.at(slots))
+    @property
+    def _looked_at(self) -> Objective:
+        return Bounded(self.objective)
 
     def _linked(self, chain: bytes, query: Tensor | None) -> bytes:
         """The chain after this round's query, None for a round that was missed; a simulation has none."""
         return chain
 
+    def _noise(self, t: int, chain: bytes) -> Tensor | None:
+        """Round t's fresh vectors with this silo's standard deviation, None if it adds no noise."""
+        std = float(self.plan.noise.std_of(self.number))
+        return self._fresh(t, chain) * std if std else None
+
     def _fresh(self, t: int, chain: bytes) -> Tensor:
-        """Round t's fresh vectors, of variance 1: (d,), or as many as the mechanism draws, (draws, d); float64."""
-        count = self.plan.mechanism.draws(t)
-        if count is None:
+        """Round t's fresh vectors, of variance 1 and float64; see `fresh_vectors`."""
+        if self.plan.mechanism.draws(t) is None:
             return torch.from_numpy(self._noise_ahead.vector(t)).double()
-        return torch.from_numpy(self.noise.nodes(self.objective.dimension, self.number, t, count)).double()
+        return fresh_vectors(self.noise, self.plan.mechanism, self.objective.dimension, self.number, t).double()
 
     def _rounded(self, release: Tensor) -> Tensor:
         return release.to(self.plan.message_dtype)
 
-    def _batch(self, t: int) -> Records | None:
-        """The records of round t, None if there are none."""
-        size = self.plan.batch_sizes[self.number]
-        rows = self.plan.schedule.rows(t, size, self.number, lambda: self._coins)
+    def _read(self, t: int) -> Read:
+        """The records of round t with their weights in the silo's mean."""
+        schedule, size = self.plan.schedule, self.plan.batch_sizes[self.number]
+        rows = schedule.rows(t, size, self.number, lambda: self._coins)
         records = Records(*(column[rows] for column in self.records))
-        return records if len(records.labels) else None
-
-    def _weight(self, t: int) -> float:
-        """Of one record in the silo's mean: the denominator is public, however many records take part."""
-        return 1.0 / (self.plan.batch_sizes[self.number] * max(1, self.plan.schedule.expected_batches(t)))
+        count = len(records.labels)
+        weight = record_weight(1.0, size, schedule.expected_batches(t))
+        return Read(
+            records if count else None,
+            torch.full((count,), weight, dtype=torch.float64),
+            ((self.number, count),),
+        )
 
     @cached_property
     def _coins(self) -> KeyedCoins:

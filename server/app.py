@@ -19,7 +19,7 @@ from fedpriv.protocol.cell_folder import FolderReporter
 from fedpriv.protocol.messages import REGISTERED
 from fedpriv.protocol.run_config import cell_of
 from fedpriv.randomness import simulation_noise
-from fedpriv.running.outcome import Finished, evaluation_rounds
+from fedpriv.running.outcome import Finished, evaluation_rounds, finished_after, measured
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import PublicTask, public_task_of_cell, task_of_cell
 from fedpriv.scenario import Cell
@@ -118,30 +118,17 @@ def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, re
         reporter.advanced(t)
         if t not in evaluated_at:
             return None
-        metrics.update(_test_metrics(task, arrays, t))
+        model = tensor_of(next(iter(arrays.values())))
+        metrics.update(*measured(task.objective, model, task.test, [f"round {t}"]))
         reporter.evaluated(t, dict(metrics))
         return MetricRecord(dict(metrics))
 
     result = strategy.start(
         grid, one_array(task.objective.initial()), timeout=cell.deployment.patience, evaluate_fn=evaluate
     )
-    model, counts = next(iter(result.arrays.to_numpy_ndarrays())), strategy.counts
-    return Finished(
-        metrics=metrics,
-        fraction_clipped=None if counts is None else counts.clipped / max(1, counts.drawn),
-        wall_seconds=time.perf_counter() - started,
-        releases=plan.releases(strategy.rounds_done),
-        gradient_evaluations=plan.gradient_evaluations(strategy.rounds_done),
-        model=model,
-    )
-
-
-def _test_metrics(task: PublicTask, arrays: ArrayRecord, t: int) -> dict[str, float]:
-    model = tensor_of(next(iter(arrays.values())))
-    evaluation = task.objective.evaluate(model, task.test)
-    if not torch.isfinite(evaluation.loss):
-        raise RunError(f"round {t}: the test loss is not finite")
-    return {name: float(value) for name, value in evaluation.named().items()}
+    model = next(iter(result.arrays.to_numpy_ndarrays()))
+    wall = time.perf_counter() - started
+    return finished_after(plan, strategy.rounds_done, model, metrics, strategy.counts, wall)
 
 
 def _folder_reporter(context: Context) -> FolderReporter:

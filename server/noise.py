@@ -9,6 +9,7 @@ from fedpriv.errors import RunError
 from fedpriv.randomness import SERVER, KeyedNormal
 from fedpriv.running.plan import Plan
 from fedpriv.running.release import released
+from fedpriv.running.round_step import RoundStep, fresh_vectors
 from server.noise_chain import NoiseChain
 
 _ARITHMETIC = 1.01
@@ -33,6 +34,7 @@ class ServerNoise:
         """`initial` (d,) has the run's type."""
         self.std = float(plan.noise.std_of(SERVER))
         self._mechanism, self._initial, self._source = plan.mechanism, initial, source
+        self._step = RoundStep(plan.estimator, plan.mechanism, plan.objective)
         self._state, self._link = plan.mechanism.start(), b""
 
     @property
@@ -46,22 +48,21 @@ class ServerNoise:
         if not self.std:
             return Released(mean.to(dtype))
         if isinstance(self._source, KeyedNormal):
-            return Released((mean + self._row(t, self._source)).to(dtype))
+            return Released(self._noisy(mean, t, self._source).to(dtype))
         self._link = self._source.link(self._link, t, mean)
-        noisy = mean + self._row(t, self._source.source(self._link))
+        noisy = self._noisy(mean, t, self._source.source(self._link))
         return Released(released(noisy, self.std * (self._mechanism.innovation or 1.0), dtype), self._link)
 
     def repeat(self, known: Released, t: int) -> None:
         """Draw again the noise of a round that was released: its state is what later rounds need."""
         if self.std:
             self._link, source = known.link, self._source
-            self._row(t, source if isinstance(source, KeyedNormal) else source.source(known.link))
+            self._noisy(known.vector, t, source if isinstance(source, KeyedNormal) else source.source(known.link))
 
-    def _row(self, t: int, source: KeyedNormal) -> Tensor:
-        size, count = len(self._initial), self._mechanism.draws(t)
-        drawn = source.vector(size, SERVER, t) if count is None else source.nodes(size, SERVER, t, count)
-        row, self._state = self._mechanism.noise(self._state, t, torch.from_numpy(drawn).mul_(self.std))
-        return row
+    def _noisy(self, mean: Tensor, t: int, source: KeyedNormal) -> Tensor:
+        fresh = fresh_vectors(source, self._mechanism, len(self._initial), SERVER, t).mul_(self.std)
+        vector, self._state = self._step.noisy(mean, self._state, t, fresh)
+        return vector
 
 
 class SumBound:

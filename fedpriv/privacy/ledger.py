@@ -99,8 +99,8 @@ class RunningSums:
         """κ = max_t clip_t ‖C_t‖: the norm bound of what one record adds to C s for one of its rounds.
 
         Guarantee: where this returns, columns of C that lie `groups` or more apart have no row in common.  Each
-        round of a record is then in a block of rows of C s + z that no other of its rounds reaches, and its increment is
-        fixed when the block begins: blocks are accounted for as rounds with independent noise, under either
+        round of a record is then in a block of rows of C s + z that no other of its rounds reaches, and its increment
+        is fixed when the block begins: blocks are accounted for as rounds with independent noise, under either
         relation.  InputError for anything else, with the reason.
         """
         keep, columns = self.workload.keep, self.mechanism.columns(self.workload)

@@ -252,8 +252,8 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
         sampling = first.get("participation", "Poisson sampling")
         return (
             f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {sampling}, which no mu "
-            f"describes; (ε, δ) = ({_range(cells, 'epsilon')}, {first['delta']:g}), an upper bound by its privacy loss "
-            "distribution, as long as who takes part when stays secret; "
+            f"describes; (ε, δ) = ({_range(cells, 'epsilon')}, {first['delta']:g}), an upper bound by its "
+            "privacy loss distribution, as long as who takes part when stays secret; "
             f"{first['noise']} noise{seeded}."
         )
     mu, zcdp, epsilon, paper = (_range(cells, key) for key in ("mu", "zcdp", "epsilon", "epsilon_paper"))

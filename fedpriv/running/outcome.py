@@ -5,9 +5,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from fedpriv.errors import RunError
+from fedpriv.objectives import Objective, Records
 from fedpriv.privacy.ledger import ReleaseStream
+from fedpriv.running.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,38 @@ class Finished:
     def test_accuracy(self) -> float:
         """A share; KeyError for a regression, which has none."""
         return self.metrics["test_accuracy"]
+
+
+def finished_after(
+    plan: Plan,
+    rounds: int,
+    model: NDArray[np.floating],
+    metrics: Mapping[str, float],
+    counts: tuple[float, float] | None,
+    wall_seconds: float,
+) -> Finished:
+    """The outcome of a plan's first `rounds` rounds; `counts` of records drawn and clipped, None if untold."""
+    return Finished(
+        metrics=metrics,
+        fraction_clipped=None if counts is None else counts[1] / max(1.0, counts[0]),
+        wall_seconds=wall_seconds,
+        releases=plan.releases(rounds),
+        gradient_evaluations=plan.gradient_evaluations(rounds),
+        model=model,
+    )
+
+
+def measured(objective: Objective, model: Tensor, test: Records, names: Sequence[str]) -> list[dict[str, float]]:
+    """The metrics of a model (d,), or of each of several (n, d), on the test set.
+
+    RunError, with its name in `names`, for one whose loss is not finite.
+    """
+    evaluation = objective.evaluate(model, test)
+    for name, finite in zip(names, torch.isfinite(evaluation.loss).reshape(-1).tolist(), strict=True):
+        if not finite:
+            raise RunError(f"{name}: the test loss is not finite")
+    columns = {name: values.reshape(-1).tolist() for name, values in evaluation.named().items()}
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def evaluation_rounds(rounds: int, evaluations: int) -> frozenset[int]:

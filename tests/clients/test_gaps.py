@@ -51,7 +51,7 @@ def test_the_next_increment_is_taken_from_the_query_that_was_answered_last() -> 
     estimator, asked = silo.plan.estimator, queries(silo)
     released = releases(silo, [1, 2, 5])
     weights = {t: float(estimator.round(t).coefficients[0]) for t in (2, 5)}
-    batch = silo._batch(5)
+    batch = silo._read(5).records
     assert batch is not None
     weights_of_records = torch.full((len(batch.labels),), 1.0 / len(batch.labels), dtype=torch.float64)
     now, before = (

@@ -9,7 +9,6 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,16 +18,16 @@ from fedpriv.engines.vectorized.noise_feed import NoiseFeed, aggregate
 from fedpriv.engines.vectorized.sampled_batches import SampledBatches
 from fedpriv.errors import RunError
 from fedpriv.estimators.gradients import Estimator
-from fedpriv.estimators.running_sum import absorb, empty_sum
+from fedpriv.estimators.running_sum import empty_sum
 from fedpriv.mechanisms import Mechanism
-from fedpriv.mechanisms.movement import check_movement
 from fedpriv.objectives import Objective, Records, Slots
 from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
 from fedpriv.participation.public_order import PublicOrder
 from fedpriv.replicates.stacking import Part, signature, stack
-from fedpriv.running.outcome import Finished, evaluation_rounds
+from fedpriv.running.outcome import evaluation_rounds, finished_after, measured
 from fedpriv.running.plan import Plan, plan_of
+from fedpriv.running.round_step import Read, RoundStep, record_weight
 from fedpriv.running.task import Task, spread, task_of_cell
 from fedpriv.scenario import Cell
 
@@ -74,19 +73,6 @@ def _group_key(cell: Cell, plan: Plan) -> object:
     return shape, parts, cell.data, cell.model, cell.run
 
 
-class _Read(NamedTuple):
-    """What a round reads of all silos together."""
-
-    records: Records | None
-    """(replicates, records, ...); None in a round without any."""
-    weights: Tensor
-    """Of every record, (records,) or (replicates, records)."""
-    rows: tuple[tuple[int, int], ...]
-    """The silos in the order of their records, as in `Slots`."""
-    drawn: Tensor
-    """How many records that is, () or (replicates,)."""
-
-
 class _Group:
     """Replicates that run in step: tensors have shape (replicates, d)."""
 
@@ -113,14 +99,15 @@ class _Group:
         )
         self._sizes, self._silo_weights = first.batch_sizes, first.weights
 
-    def _read(self, count: int) -> "_Read":
-        """A round that reads `count` batches of every silo: a record weighs p_i over the records of its silo."""
-        rows = tuple((silo, count * size) for silo, size in enumerate(self._sizes))
+    def _read(self, batches: int) -> Read:
+        """A round that reads so many batches of every silo, still without its records."""
+        rows = tuple((silo, batches * size) for silo, size in enumerate(self._sizes))
         weights = [
-            weight / held for weight, (_, held) in zip(self._silo_weights, rows, strict=True) for _ in range(held)
+            record_weight(share, size, batches)
+            for share, size in zip(self._silo_weights, self._sizes, strict=True)
+            for _ in range(batches * size)
         ]
-        drawn = torch.tensor(len(weights), device=self._device)
-        return _Read(None, torch.tensor(weights, dtype=self._dtype, device=self._device), rows, drawn)
+        return Read(None, torch.tensor(weights, dtype=self._dtype, device=self._device), rows)
 
     def _stacked(self, parts: Sequence[Part]) -> Part:
         return stack(parts, self._dtype, self._device)
@@ -129,29 +116,21 @@ class _Group:
     def run(self) -> list[Outcome]:
         started = last = time.perf_counter()
         evaluated_at = evaluation_rounds(self._schedule.rounds, self._run.evaluations)
-        objective, optimizer, count = self._objective, self._optimizer, len(self._cells)
-        state = optimizer.start(objective.initial().to(self._device).expand(count, -1))
+        optimizer, count = self._optimizer, len(self._cells)
+        step = RoundStep(self._estimator, self._mechanism, self._objective)
+        state = optimizer.start(self._objective.initial().to(self._device).expand(count, -1))
         total = empty_sum(optimizer.query(state))
         hidden = self._mechanism.start()
         clipped, drawn = torch.zeros(2, count, dtype=torch.float64, device=self._device)
         unreported = 0
         for t, read in enumerate(self._batches(), start=1):
             current, query = self._estimator.round(t), optimizer.query(state)
-            if t > 1 and (bound := self._mechanism.movement) is not None:
-                check_movement(bound, total.past[0], query, f"round {t}")
-            total, clips = absorb(
-                total,
-                current,
-                query,
-                objective.at(Slots(t, read.rows)),
-                read.records,
-                read.weights,
-                self._estimator.memory,
-            )
-            noise, hidden = self._mechanism.noise(hidden, t, next(self._fresh).to(self._device))
-            state = optimizer.update(state, total.total + noise, current)
+            step.check_moved(total, t, query, f"round {t}")
+            total, clips = step.summed(total, current, query, read)
+            noisy, hidden = step.noisy(total.total, hidden, t, next(self._fresh).to(self._device))
+            state = optimizer.update(state, noisy, current)
             clipped += clips
-            drawn += read.drawn
+            drawn += read.weights.count_nonzero(-1)
             unreported += count
             if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == self._schedule.rounds:
                 self._observer.advanced(unreported)
@@ -160,23 +139,15 @@ class _Group:
                 metrics = self._evaluate(t, optimizer.output(state))
         wall = (time.perf_counter() - started) / count
         models = optimizer.output(state).cpu().numpy()
-        evaluations = self._plans[0].gradient_evaluations(self._schedule.rounds)
+        counts = torch.stack([drawn, clipped], 1).tolist()
         return [
-            Outcome(
-                index,
-                Finished(
-                    metrics[place],
-                    float(clipped[place]) / max(1.0, float(drawn[place])),
-                    wall,
-                    self._plans[place].releases(self._schedule.rounds),
-                    evaluations,
-                    models[place].copy(),
-                ),
+            Outcome(index, finished_after(plan, self._schedule.rounds, model.copy(), of_cell, (every, cut), wall))
+            for index, plan, model, of_cell, (every, cut) in zip(
+                self._indices, self._plans, models, metrics, counts, strict=True
             )
-            for place, index in enumerate(self._indices)
         ]
 
-    def _batches(self) -> Iterator["_Read"]:
+    def _batches(self) -> Iterator[Read]:
         train = self._task.train
         on_device = Records(train.features.to(self._device), train.labels.to(self._device))
         shares = {cell.seed: spread(cell) for cell in self._cells}
@@ -184,22 +155,17 @@ class _Group:
             return self._in_order(self._schedule, on_device, shares)
         return self._sampled(self._schedule, on_device, shares)
 
-    def _sampled(
-        self, schedule: Participation, train: Records, shares: dict[int, list[Tensor]]
-    ) -> Iterator["_Read"]:
+    def _sampled(self, schedule: Participation, train: Records, shares: dict[int, list[Tensor]]) -> Iterator[Read]:
         """Whose a record is, is told only to an objective that asks; it must not key anything by how many."""
         seeds = [cell.seed for cell in self._cells]
-        per_record = [weight / size for weight, size in zip(self._silo_weights, self._sizes, strict=True)]
         asks = self._objective.at(Slots(1, ())) is not self._objective
-        for index, weights, rows in SampledBatches(schedule, seeds, shares, per_record, by_silo=asks):
+        sampled = SampledBatches(schedule, seeds, shares, self._silo_weights, self._sizes, by_silo=asks)
+        for index, weights, rows in sampled:
             on_device = index.to(self._device)
             records = Records(train.features[on_device], train.labels[on_device]) if index.numel() else None
-            here = weights.to(self._device, self._dtype)
-            yield _Read(records, here, rows, here.count_nonzero(-1))
+            yield Read(records, weights.to(self._device, self._dtype), rows)
 
-    def _in_order(
-        self, schedule: PublicOrder, train: Records, shares: dict[int, list[Tensor]]
-    ) -> Iterator["_Read"]:
+    def _in_order(self, schedule: PublicOrder, train: Records, shares: dict[int, list[Tensor]]) -> Iterator[Read]:
         """Gathered block by block."""
         features, labels = train
         orders = {seed: _by_place(of_silos, schedule.held) for seed, of_silos in shares.items()}
@@ -225,17 +191,11 @@ class _Group:
         return silos.argsort(stable=True)
 
     def _evaluate(self, t: int, model: Tensor) -> list[dict[str, float]]:
-        test = self._task.test
-        evaluation = self._task.objective.evaluate(
-            model, Records(test.features.to(self._device), test.labels.to(self._device))
-        )
-        columns = {name: values.tolist() for name, values in evaluation.named().items()}
-        metrics = [{name: values[place] for name, values in columns.items()} for place in range(len(self._cells))]
-        for place, index in enumerate(self._indices):
-            if not torch.isfinite(evaluation.loss[place]):
-                cell = self._cells[place]
-                raise RunError(f"{cell.name} (seed {cell.seed}): the test loss is not finite at round {t}")
-            self._observer.evaluated(index, t, metrics[place])
+        test = Records(*(column.to(self._device) for column in self._task.test))
+        names = [f"{cell.name} (seed {cell.seed}), round {t}" for cell in self._cells]
+        metrics = measured(self._task.objective, model, test, names)
+        for index, of_cell in zip(self._indices, metrics, strict=True):
+            self._observer.evaluated(index, t, of_cell)
         return metrics
 
 

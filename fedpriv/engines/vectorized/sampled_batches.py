@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedpriv.participation.base import Participation
 from fedpriv.randomness import KeyedCoins, simulation_noise
+from fedpriv.running.round_step import record_weight
 
 
 class Sampled(NamedTuple):
@@ -31,20 +32,21 @@ class SampledBatches:
         schedule: Participation,
         seeds: Sequence[int],
         shares: Mapping[int, Sequence[Tensor]],
-        weights: Sequence[float],
+        silo_weights: Sequence[float],
+        batch_sizes: Sequence[int],
         *,
         by_silo: bool,
     ) -> None:
-        """`shares` has each seed's records of every silo in the silo's order, `weights` one a silo's record.
+        """`shares` has each seed's records of every silo in the silo's order.
 
         `by_silo` gives every silo places of its own, as many as in the replicate where it draws most: for
         objectives that ask whose a record is.
         """
-        self._schedule, self._weights = schedule, weights
+        self._schedule, self._silo_weights, self._sizes = schedule, silo_weights, batch_sizes
         self._coins = [simulation_noise(seed, "float32").coins() for seed in shares]
         self._shares = list(shares.values())
         self._pick = torch.tensor([list(shares).index(seed) for seed in seeds])
-        silos = range(len(weights))
+        silos = range(len(batch_sizes))
         self._pieces = [[silo] for silo in silos] if by_silo else [list(silos)]
         self._by_silo = by_silo
 
@@ -56,20 +58,23 @@ class SampledBatches:
             index = torch.zeros(len(drawn), sum(widths), dtype=torch.int64)
             weights = torch.zeros(len(drawn), sum(widths), dtype=torch.float64)
             starts = [0, *itertools.accumulate(widths)]
+            batches = self._schedule.expected_batches(t)
+            of_record = [
+                record_weight(*each, batches) for each in zip(self._silo_weights, self._sizes, strict=True)
+            ]
             for place, silos in enumerate(drawn):
                 for start, piece in zip(starts, self._pieces, strict=False):
                     for silo in piece:
                         stop = start + len(silos[silo])
                         index[place, start:stop] = silos[silo]
-                        weights[place, start:stop] = self._weights[silo]
+                        weights[place, start:stop] = of_record[silo]
                         start = stop
             rows = tuple(enumerate(widths)) if self._by_silo else ()
             yield Sampled(index[self._pick], weights[self._pick], rows)
 
     def _drawn(self, coins: KeyedCoins, shares: Sequence[Tensor], t: int) -> list[Tensor]:
         """The records of every silo that take part in round t."""
-        held = self._schedule.held
         return [
-            share[self._schedule.rows(t, len(share) // held, silo, lambda: coins)]
-            for silo, share in enumerate(shares)
+            share[self._schedule.rows(t, size, silo, lambda: coins)]
+            for silo, (share, size) in enumerate(zip(shares, self._sizes, strict=True))
         ]
