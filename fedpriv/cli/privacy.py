@@ -1,21 +1,34 @@
 """`fedpriv privacy`: accounting without a run.  Imports no torch; what a command needs is imported when called."""
 
-import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fedpriv.cli.ledger import ledger
+from fedpriv.cli.options import (
+    Batch,
+    Clip,
+    Decay,
+    Delta,
+    Epochs,
+    Epsilon,
+    Json,
+    MechanismName,
+    Mu,
+    Options,
+    Relation,
+    Rounds,
+    Separation,
+    Silos,
+    Times,
+    TrustName,
+    Zcdp,
+    claim_of,
+    mechanism_options,
+)
+from fedpriv.cli.shown import cost_facts, setting_facts, show
 from fedpriv.cli.text import print_table
 from fedpriv.cli.theorem import theorem
-from fedpriv.errors import InputError
-
-if TYPE_CHECKING:
-    from fedpriv.accounting import GaussianDP
-    from fedpriv.mechanisms.registry import MechanismOptions
-    from fedpriv.privacy.claim import PrivacyClaim
-    from fedpriv.privacy.cost import Cost
-    from fedpriv.privacy.setting import Setting
 
 app = typer.Typer(
     help="Accounting without a run: convert guarantees, calibrate noise, compare mechanisms.",
@@ -25,38 +38,6 @@ app = typer.Typer(
 )
 app.command()(theorem)
 app.command()(ledger)
-
-Mu = Annotated[float | None, typer.Option(help="Gaussian DP, the ρ of the DP-μ²-FL paper.")]
-Zcdp = Annotated[float | None, typer.Option(help="Zero-concentrated DP, μ²/2.")]
-Epsilon = Annotated[float | None, typer.Option(help="ε of (ε, δ)-DP, converted exactly; needs --delta.")]
-Delta = Annotated[float | None, typer.Option(help="δ, at which ε is given and printed.  [default: 1e-5]")]
-Relation = Annotated[
-    str, typer.Option(help="Neighbouring data sets: replace-one (a record is exchanged) or zero-out.")
-]
-Rounds = Annotated[int, typer.Option(min=1, help="T, how many noisy running sums are released.")]
-Decay = Annotated[
-    float, typer.Option(help="What a running sum keeps per round: 1 prefix sums, 0 none, 1 - α momentum.")
-]
-Clip = Annotated[float, typer.Option(help="Norm to which every record's increment is clipped.")]
-Batch = Annotated[int, typer.Option(min=1, help="Records of one silo in one round; releases are their mean.")]
-Silos = Annotated[int, typer.Option(min=1, help="M; the server takes the mean of equally many records each.")]
-TrustName = Annotated[
-    str,
-    typer.Option(
-        help="untrusted: each silo adds noise; trusted: the server does; secure-aggregation: each silo a share."
-    ),
-]
-Epochs = Annotated[int, typer.Option(min=1, help="Passes over the records, in the same order every time.")]
-Times = Annotated[
-    int | None, typer.Option(min=1, help="Instead of --epochs: a record takes part at most so often…")
-]
-Separation = Annotated[int, typer.Option(min=1, help="… in any rounds at least so far apart.")]
-MechanismName = Annotated[str, typer.Option("--mechanism", help="Such as independent, tree or banded.")]
-Options = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="An option of the mechanism, such as bands=32. Repeatable."),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 
 
 @app.command()
@@ -78,8 +59,8 @@ def convert(
     """
     from fedpriv.accounting.target import target_mu
 
-    claim = _claim(target_mu(mu, zcdp, epsilon, delta), relation)
-    _print({}, claim, delta, as_json)
+    claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
+    show({}, claim, delta, as_json)
 
 
 @app.command()
@@ -114,9 +95,9 @@ def noise(
     from fedpriv.privacy.setting import Setting
 
     setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
-    claim = _claim(target_mu(mu, zcdp, epsilon, delta), relation)
-    cost = setting.cost(setting.mechanism(mechanism, _options(options or [])), claim.guarantee.mu)
-    _print({"mechanism": mechanism, **_setting(setting), **_cost(cost)}, claim, delta, as_json)
+    claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
+    cost = setting.cost(setting.mechanism(mechanism, mechanism_options(options or [])), claim.guarantee.mu)
+    show({"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost)}, claim, delta, as_json)
 
 
 @app.command()
@@ -146,10 +127,15 @@ def spent(
     from fedpriv.privacy.setting import Setting
 
     setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
-    chosen = setting.mechanism(mechanism, _options(options or []))
+    chosen = setting.mechanism(mechanism, mechanism_options(options or []))
     mu = setting.mu_spent(chosen, std)
     cost = setting.cost(chosen, mu)
-    _print({"mechanism": mechanism, **_setting(setting), **_cost(cost)}, _claim(mu, relation), delta, as_json)
+    show(
+        {"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost)},
+        claim_of(mu, relation),
+        delta,
+        as_json,
+    )
 
 
 @app.command()
@@ -186,11 +172,11 @@ def compare(
     from fedpriv.privacy.setting import Setting
 
     setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
-    claim = _claim(target_mu(mu, zcdp, epsilon, delta), relation)
+    claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
     costs = setting.compare(claim.guarantee.mu)
     if as_json:
-        rows = [{"mechanism": name, **_cost(cost)} for name, cost in costs.items()]
-        _print({**_setting(setting), "mechanisms": rows}, claim, delta, as_json=True)
+        rows = [{"mechanism": name, **cost_facts(cost)} for name, cost in costs.items()]
+        show({**setting_facts(setting), "mechanisms": rows}, claim, delta, as_json=True)
         return
     header = ("mechanism", "noise std", "rms error", "last round", "in the mean", "memory", "sensitivity")
     lines = [
@@ -204,101 +190,4 @@ def compare(
     ]
     print_table([header, *lines])
     typer.echo()
-    _print(_setting(setting), claim, delta, as_json=False)
-
-
-def _options(assignments: list[str]) -> "MechanismOptions":
-    from pydantic import ValidationError
-
-    from fedpriv.mechanisms.registry import MechanismOptions
-    from fedpriv.scenario.messages import explain
-    from fedpriv.scenario.tree import parsed_assignment
-
-    try:
-        return MechanismOptions.model_validate(dict(map(parsed_assignment, assignments)))
-    except ValidationError as error:
-        raise InputError(f"--set {explain(error, MechanismOptions)}") from None
-
-
-def _claim(mu: float, relation: str) -> "PrivacyClaim[GaussianDP]":
-    from fedpriv.accounting import GaussianDP
-    from fedpriv.accounting.relation import relation_named
-    from fedpriv.privacy.claim import PrivacyClaim
-
-    return PrivacyClaim(GaussianDP(mu), relation_named(relation))
-
-
-def _setting(setting: "Setting") -> dict[str, Any]:
-    """What the numbers are about: who is protected, and how a record takes part."""
-    if setting.times is not None:
-        participation = f"at most {setting.times} rounds, at least {setting.separation} apart"
-    elif setting.epochs > 1:
-        participation = f"{setting.epochs} epochs in a fixed order"
-    else:
-        participation = "single pass"
-    return {
-        "trust": setting.trust,
-        "protects": setting.protection.protects,
-        "rounds": setting.rounds,
-        "participation": participation,
-    }
-
-
-def _cost(cost: "Cost") -> dict[str, Any]:
-    return {
-        "noise_std": cost.std,
-        "error_rms": cost.error,
-        "error_last": cost.error_last,
-        "error_worst": cost.error_worst,
-        "error_in_mean": cost.error_in_mean,
-        "memory_vectors": cost.memory,
-        **{f"sensitivity_{name}": value for name, value in cost.sensitivity._asdict().items()},
-    }
-
-
-def _guarantee(claim: "PrivacyClaim[GaussianDP]", delta: float | None) -> dict[str, Any]:
-    from fedpriv.accounting.target import DEFAULT_DELTA
-
-    pair = claim.guarantee.epsilon_delta(DEFAULT_DELTA if delta is None else delta)
-    return {
-        "mu": claim.guarantee.mu,
-        "zcdp": claim.guarantee.zcdp,
-        "delta": pair.delta,
-        "epsilon": pair.exact,
-        "epsilon_rdp": pair.rdp,
-        "epsilon_paper": pair.paper,
-        "relation": claim.relation,
-        "unit": claim.unit,
-    }
-
-
-_LABELS = {
-    "noise_std": "noise std",
-    "error_rms": "error, rms over rounds",
-    "error_last": "error, last round",
-    "error_worst": "error, worst round",
-    "error_in_mean": "error, rms, in the mean over silos",
-    "memory_vectors": "memory, vectors",
-    "sensitivity_value": "sensitivity",
-    "sensitivity_exact": "sensitivity is exact",
-    "sensitivity_reason": "because",
-    "mu": "mu (Gaussian DP)",
-    "zcdp": "zcdp (mu²/2)",
-    "epsilon": "epsilon, exact",
-    "epsilon_rdp": "epsilon, Rényi DP",
-    "epsilon_paper": "epsilon, papers' formula",
-}
-
-
-def _print(facts: dict[str, Any], claim: "PrivacyClaim[GaussianDP]", delta: float | None, as_json: bool) -> None:
-    everything = {**facts, **_guarantee(claim, delta)}
-    if as_json:
-        typer.echo(json.dumps(everything))
-        return
-    print_table([(_LABELS.get(name, name), _text(value)) for name, value in everything.items()])
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no, an upper bound"
-    return f"{value:.9g}" if isinstance(value, float) else str(value)
+    show(setting_facts(setting), claim, delta, as_json=False)

@@ -1,0 +1,65 @@
+"""The options that the accounting commands share, and what is read from them.  Imports no torch."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedpriv.errors import InputError
+
+if TYPE_CHECKING:
+    from fedpriv.accounting import GaussianDP
+    from fedpriv.mechanisms.registry import MechanismOptions
+    from fedpriv.privacy.claim import PrivacyClaim
+
+Mu = Annotated[float | None, typer.Option(help="Gaussian DP, the ρ of the DP-μ²-FL paper.")]
+Zcdp = Annotated[float | None, typer.Option(help="Zero-concentrated DP, μ²/2.")]
+Epsilon = Annotated[float | None, typer.Option(help="ε of (ε, δ)-DP, converted exactly; needs --delta.")]
+Delta = Annotated[float | None, typer.Option(help="δ, at which ε is given and printed.  [default: 1e-5]")]
+Relation = Annotated[
+    str, typer.Option(help="Neighbouring data sets: replace-one (a record is exchanged) or zero-out.")
+]
+Rounds = Annotated[int, typer.Option(min=1, help="T, how many noisy running sums are released.")]
+Decay = Annotated[
+    float, typer.Option(help="What a running sum keeps per round: 1 prefix sums, 0 none, 1 - α momentum.")
+]
+Clip = Annotated[float, typer.Option(help="Norm to which every record's increment is clipped.")]
+Batch = Annotated[int, typer.Option(min=1, help="Records of one silo in one round; releases are their mean.")]
+Silos = Annotated[int, typer.Option(min=1, help="M; the server takes the mean of equally many records each.")]
+TrustName = Annotated[
+    str,
+    typer.Option(
+        help="untrusted: each silo adds noise; trusted: the server does; secure-aggregation: each silo a share."
+    ),
+]
+Epochs = Annotated[int, typer.Option(min=1, help="Passes over the records, in the same order every time.")]
+Times = Annotated[
+    int | None, typer.Option(min=1, help="Instead of --epochs: a record takes part at most so often…")
+]
+Separation = Annotated[int, typer.Option(min=1, help="… in any rounds at least so far apart.")]
+MechanismName = Annotated[str, typer.Option("--mechanism", help="Such as independent, tree or banded.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="An option of the mechanism, such as bands=32. Repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+
+
+def mechanism_options(assignments: list[str]) -> "MechanismOptions":
+    from pydantic import ValidationError
+
+    from fedpriv.mechanisms.registry import MechanismOptions
+    from fedpriv.scenario.messages import explain
+    from fedpriv.scenario.tree import parsed_assignment
+
+    try:
+        return MechanismOptions.model_validate(dict(map(parsed_assignment, assignments)))
+    except ValidationError as error:
+        raise InputError(f"--set {explain(error, MechanismOptions)}") from None
+
+
+def claim_of(mu: float, relation: str) -> "PrivacyClaim[GaussianDP]":
+    from fedpriv.accounting import GaussianDP
+    from fedpriv.accounting.relation import relation_named
+    from fedpriv.privacy.claim import PrivacyClaim
+
+    return PrivacyClaim(GaussianDP(mu), relation_named(relation))

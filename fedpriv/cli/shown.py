@@ -1,0 +1,90 @@
+"""What the accounting commands print: facts and a guarantee, as text or as one JSON object.  Imports no torch."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedpriv.cli.text import print_table
+
+if TYPE_CHECKING:
+    from fedpriv.accounting import GaussianDP
+    from fedpriv.privacy.claim import PrivacyClaim
+    from fedpriv.privacy.cost import Cost
+    from fedpriv.privacy.setting import Setting
+
+
+def setting_facts(setting: "Setting") -> dict[str, Any]:
+    """What the numbers are about: who is protected, and how a record takes part."""
+    if setting.times is not None:
+        participation = f"at most {setting.times} rounds, at least {setting.separation} apart"
+    elif setting.epochs > 1:
+        participation = f"{setting.epochs} epochs in a fixed order"
+    else:
+        participation = "single pass"
+    return {
+        "trust": setting.trust,
+        "protects": setting.protection.protects,
+        "rounds": setting.rounds,
+        "participation": participation,
+    }
+
+
+def cost_facts(cost: "Cost") -> dict[str, Any]:
+    return {
+        "noise_std": cost.std,
+        "error_rms": cost.error,
+        "error_last": cost.error_last,
+        "error_worst": cost.error_worst,
+        "error_in_mean": cost.error_in_mean,
+        "memory_vectors": cost.memory,
+        **{f"sensitivity_{name}": value for name, value in cost.sensitivity._asdict().items()},
+    }
+
+
+def _guarantee(claim: "PrivacyClaim[GaussianDP]", delta: float | None) -> dict[str, Any]:
+    from fedpriv.accounting.target import DEFAULT_DELTA
+
+    pair = claim.guarantee.epsilon_delta(DEFAULT_DELTA if delta is None else delta)
+    return {
+        "mu": claim.guarantee.mu,
+        "zcdp": claim.guarantee.zcdp,
+        "delta": pair.delta,
+        "epsilon": pair.exact,
+        "epsilon_rdp": pair.rdp,
+        "epsilon_paper": pair.paper,
+        "relation": claim.relation,
+        "unit": claim.unit,
+    }
+
+
+_LABELS = {
+    "noise_std": "noise std",
+    "error_rms": "error, rms over rounds",
+    "error_last": "error, last round",
+    "error_worst": "error, worst round",
+    "error_in_mean": "error, rms, in the mean over silos",
+    "memory_vectors": "memory, vectors",
+    "sensitivity_value": "sensitivity",
+    "sensitivity_exact": "sensitivity is exact",
+    "sensitivity_reason": "because",
+    "mu": "mu (Gaussian DP)",
+    "zcdp": "zcdp (mu²/2)",
+    "epsilon": "epsilon, exact",
+    "epsilon_rdp": "epsilon, Rényi DP",
+    "epsilon_paper": "epsilon, papers' formula",
+}
+
+
+def show(facts: dict[str, Any], claim: "PrivacyClaim[GaussianDP]", delta: float | None, as_json: bool) -> None:
+    everything = {**facts, **_guarantee(claim, delta)}
+    if as_json:
+        typer.echo(json.dumps(everything))
+        return
+    print_table([(_LABELS.get(name, name), _text(value)) for name, value in everything.items()])
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no, an upper bound"
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
