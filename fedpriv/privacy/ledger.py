@@ -98,8 +98,8 @@ class RunningSums:
     def clip_apart(self, groups: int) -> float:
         """κ = max_t clip_t ‖C_t‖: the norm bound of what one record adds to C s for one of its rounds.
 
-        Guarantee: where this returns, columns of C that lie `groups` or more apart have no row in common.  Each
-        round of a record is then in a block of rows of C s + z that no other of its rounds reaches, and its increment
+        Guarantee: where this returns, columns of C that lie `groups` or more apart have no row in common.  What a
+        round of a record moves of C s + z is then a block that no other of its rounds reaches, and its increment
         is fixed when the block begins: blocks are accounted for as rounds with independent noise, under either
         relation.  InputError for anything else, with the reason.
         """

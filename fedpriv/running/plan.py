@@ -241,8 +241,8 @@ def _noise(
         return Noise()
     if schedule.secret and estimator.round(1).split is not None:
         raise InputError(
-            f"federation.sampling: {cell.algorithm.name} takes sums apart at queries of earlier epochs, which only "
-            'a fixed order of records allows; use sampling = "fixed"'
+            f"federation.sampling: {cell.algorithm.name} takes sums apart at queries of earlier epochs, and that "
+            'needs a fixed order of records; use sampling = "fixed"'
         )
     sums = RunningSums(mechanism, workload, relation)
     distance, mu = schedule.charged(sums, target, delta)
