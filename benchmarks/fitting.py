@@ -21,7 +21,7 @@ from fedpriv.participation.fixed_order import Schedule
 DIMENSION = 1_000_000
 MOST_VECTORS = 4
 
-_SUMMED, _PLAIN = RecursiveGradient(1.0), PlainGradient(1.0, keep=1.0)
+_SUMMED, _PLAIN = RecursiveGradient(1.0), PlainGradient(1.0, decay=1.0)
 ROWS: dict[str, tuple[Optimizer, Estimator]] = {
     "dp-mu2-fl": (AnytimeSGD(1.0, 1.0), _SUMMED),
     "accelerated-dp-srgd": (NesterovCoupling(1.0, 1.0), _SUMMED),
@@ -48,13 +48,13 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.process_time() - started
 
 
-def fits(rounds: int, places: int) -> None:
+def fits(rounds: int, rounds_per_epoch: int) -> None:
     """Output noise and rms of queries over their lower bounds, and the seconds that each candidate takes."""
-    workload = Workload(Schedule(rounds, places), 1.0, np.ones(rounds))
+    workload = Workload(Schedule(rounds, rounds_per_epoch), 1.0, np.ones(rounds))
     for row, (optimizer, estimator) in ROWS.items():
         response, seconds = timed(lambda o=optimizer, e=estimator: response_of(o, e.round, rounds))
         objective, bound = objective_of(response, workload), least(response, workload)
-        print(f"{row}, T = {rounds}, places = {places}: its linear map in {seconds:.2f} s")
+        print(f"{row}, T = {rounds}, rounds_per_epoch = {rounds_per_epoch}: its linear map in {seconds:.2f} s")
         remaining = candidates(objective, MOST_VECTORS)
         while True:
             found, seconds = timed(lambda rest=remaining: next(rest, None))
@@ -85,8 +85,8 @@ def rounds_of_noise() -> None:
 
 def run(settings: list[str]) -> None:
     for setting in settings or ["60", "240", "600", "600,60"]:
-        rounds, _, places = setting.partition(",")
-        fits(int(rounds), int(places or rounds))
+        rounds, _, rounds_per_epoch = setting.partition(",")
+        fits(int(rounds), int(rounds_per_epoch or rounds))
     print(f"streaming, d = {DIMENSION}:")
     rounds_of_noise()
 

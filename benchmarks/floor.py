@@ -36,7 +36,7 @@ def products(cells: Sequence[Cell], points: int) -> float:
     torch.set_num_threads(1)
     task, silos = task_of_cell(cells[0]), cells[0].federation.silos
     order = spread(cells[0])
-    columns = torch.stack([share[: cells[0].federation.places] for share in order], dim=1)
+    columns = torch.stack([share[: cells[0].federation.rounds_per_epoch] for share in order], dim=1)
     width = task.train.features.shape[1]
     point = torch.randn(len(cells), task.objective.dimension // width, width)
 

@@ -20,7 +20,7 @@ _EPOCHS = {50: (5, 10, 20, 40, 80, 100, 400), 200: (10, 20, 40, 80, 160)}
 class Crossing(NamedTuple):
     """One line of the table: noise of Algorithm 1, and of the two forms of Algorithm 2 for two smoothnesses."""
 
-    places: int
+    rounds_per_epoch: int
     epochs: int
     tree: float
     sliding: float
@@ -35,31 +35,31 @@ def noise(mechanism: Mechanism, workload: Workload) -> float:
     return sensitivity * math.sqrt(mechanism.mean_variance(workload))
 
 
-def momentum(places: int, epochs: int) -> Workload:
+def momentum(rounds_per_epoch: int, epochs: int) -> Workload:
     """α = 1/N and increments of norm α."""
-    rounds, alpha = places * epochs, 1.0 / places
-    return Workload(Schedule(rounds, places), 1.0 - alpha, np.full(rounds, alpha))
+    rounds, alpha = rounds_per_epoch * epochs, 1.0 / rounds_per_epoch
+    return Workload(Schedule(rounds, rounds_per_epoch), 1.0 - alpha, np.full(rounds, alpha))
 
 
-def tree_noise(places: int, epochs: int) -> float:
+def tree_noise(rounds_per_epoch: int, epochs: int) -> float:
     """Of Algorithm 1."""
-    return noise(BinaryTree(1.0 - 1.0 / places), momentum(places, epochs))
+    return noise(BinaryTree(1.0 - 1.0 / rounds_per_epoch), momentum(rounds_per_epoch, epochs))
 
 
 def reduced_noise(
-    kind: type[DifferenceTrees], places: int, epochs: int, smoothness: float, balanced: bool = True
+    kind: type[DifferenceTrees], rounds_per_epoch: int, epochs: int, smoothness: float, balanced: bool = True
 ) -> float:
     """Of Algorithm 2 with L = `smoothness`, and γ = η N L if `balanced`, else the paper's η N."""
-    workload = momentum(places, epochs)
+    workload = momentum(rounds_per_epoch, epochs)
     moved = 1.0 / math.sqrt(epochs)  # η N
-    difference = smoothness * moved / places  # α L η N
+    difference = smoothness * moved / rounds_per_epoch  # α L η N
     trees = kind(
-        places,
+        rounds_per_epoch,
         min(0.5, smoothness * moved if balanced else moved),
         difference,
-        difference / places,
-        moved / places,
-        keep=workload.keep,
+        difference / rounds_per_epoch,
+        moved / rounds_per_epoch,
+        decay=workload.decay,
     )
     return noise(calibrated(trees, workload, "best"), workload)
 
@@ -68,16 +68,16 @@ def crossing_table(epochs_of: dict[int, tuple[int, ...]]) -> list[Crossing]:
     """A line for each number of epochs of each N."""
     return [
         Crossing(
-            places,
+            rounds_per_epoch,
             epochs,
-            tree_noise(places, epochs),
+            tree_noise(rounds_per_epoch, epochs),
             *(
-                reduced_noise(kind, places, epochs, smoothness)
+                reduced_noise(kind, rounds_per_epoch, epochs, smoothness)
                 for smoothness in (1.0, 0.1)
                 for kind in (SlidingDifferences, AlignedDifferences)
             ),
         )
-        for places, members in epochs_of.items()
+        for rounds_per_epoch, members in epochs_of.items()
         for epochs in members
     ]
 
@@ -86,4 +86,8 @@ def run() -> None:
     print("| N | epochs | Algorithm 1 | Algorithm 2, L = G | aligned | Algorithm 2, L = G/10 | aligned |")
     print("|---|---|---|---|---|---|---|")
     for line in crossing_table(_EPOCHS):
-        print(f"| {line.places} | {line.epochs} | " + " | ".join(f"{value:.3f}" for value in line[2:]) + " |")
+        print(
+            f"| {line.rounds_per_epoch} | {line.epochs} | "
+            + " | ".join(f"{value:.3f}" for value in line[2:])
+            + " |"
+        )

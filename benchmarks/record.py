@@ -4,7 +4,7 @@
     python -m benchmarks.record --compare A B     exit code 1 unless both say the same
 
 Times, versions and what an engine says of itself are left out; every other key and digit counts, of results.json,
-history.jsonl and the models.  Keys that were renamed on purpose stand in RENAMED, old to new.
+history.jsonl and the models.  Keys that were renamed on purpose stand in fedpriv/privacy/renamed.py.
 """
 
 import argparse
@@ -19,9 +19,7 @@ from typing import Any
 import fedpriv
 from benchmarks.reduced import SCENARIOS, reduced
 from fedpriv.privacy.ledger import as_data, from_data
-
-RENAMED: dict[str, str] = {}
-"""Keys of results.json and history.jsonl, wherever they stand: the name in A -> the name in B."""
+from fedpriv.privacy.renamed import RENAMED
 
 _LEFT_OUT = frozenset({"wall_seconds", "versions", "rerun"})
 _TINY = {

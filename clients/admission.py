@@ -100,14 +100,14 @@ class Admission:
             raise self.refusal(f"the scenario has {federation.total_rounds} rounds, allowed are {allow.rounds}")
         if (reason := unaccountable(cell)) is not None:
             raise self.refusal(reason)
-        if cell.algorithm.setting.masked and allow.silos is not None and federation.silos != allow.silos:
+        if cell.algorithm.trust_setting.masked and allow.silos is not None and federation.silos != allow.silos:
             raise self.refusal(
                 f"the scenario shares the noise among {federation.silos} silos, and by allow.silos they are "
                 f"{allow.silos}"
             )
         if cell.schedule.rounds > allow.rounds:  # an algorithm may add rounds of its own
             raise self.refusal(f"the scenario has {cell.schedule.rounds} rounds, allowed are {allow.rounds}")
-        needed = cell.schedule.held * cell.batch_sizes[number]
+        needed = cell.schedule.batches_held * cell.batch_sizes[number]
         if needed > len(self.shard.labels):
             raise self.refusal(f"the scenario needs {needed} records of this silo, here are fewer")
         if cell.privacy.relation != allow.relation:
@@ -130,9 +130,9 @@ class Admission:
         allow, number, rounds = self.policy.allow, self.policy.silo, plan.schedule.rounds
         if (reason := presuming(plan)) is not None:
             raise self.refusal(reason)
-        asked, allowed = cell.algorithm.setting, trust_named(allow.trust)
+        asked, allowed = cell.algorithm.trust_setting, trust_named(allow.trust)
         stream = plan.stream_of(number, rounds)
-        if not asked.private_messages and asked.confides <= allowed.confides:
+        if not asked.private_messages and asked.trust_level <= allowed.trust_level:
             (stream,) = plan.releases(rounds)  # what is left of the silos' messages: noisy means, or their sums
         if stream.std == 0.0 and not allow.noise_free:
             nobody = allowed.noise_at_server
@@ -147,7 +147,7 @@ class Admission:
     def _check_size(self, plan: Plan, stream: ReleaseStream) -> None:
         """What a run keeps from round to round, and what one round takes: memory of the guard, and its ledger."""
         first, dimension = plan.estimator.round(1), plan.objective.dimension
-        past = plan.estimator.memory if first.split is None else 2 + first.split.places
+        past = plan.estimator.memory if first.split is None else 2 + first.split.rounds_per_epoch
         kept = dimension * (1 + past + plan.mechanism.memory_vectors(stream.workload))
         if kept > _MOST_KEPT:
             raise self.refusal(f"the run keeps {kept} values from round to round, allowed are {_MOST_KEPT}")

@@ -102,7 +102,7 @@ class Guard:
                 return known.reply
             if run.key is None:
                 raise self._refusal("a public key: this run is over")
-            if admitted.plan.grid is None:
+            if admitted.plan.lattice is None:
                 raise self._refusal("a public key: this run has no masks")
             silo = self._silo(run_id, run, admitted)
             card = self._identity.card(run_id, admitted.digest, silo.masker.public)
@@ -141,7 +141,7 @@ class Guard:
         if known is not None:
             self._check_same(known, digest, t)
         public, silos = b"", len(plan.weights)
-        if plan.grid is not None:
+        if plan.lattice is not None:
             public = self._identity.keys(run_id, admitted.digest, keys, silos)
             silo.masker.agree(public, silos)
         if known is None:
@@ -189,7 +189,7 @@ class Guard:
         if run is not None and run.cell != canonical:
             raise self._refusal("the scenario is not the one this run was opened with")
         admitted = _kept(self._admitted, canonical, lambda: self._admission.admit(canonical))
-        masked = admitted.plan.grid is not None
+        masked = admitted.plan.lattice is not None
         if masked and self.peers not in (0, len(admitted.plan.weights)):
             raise self._refusal(f"it knows {self.peers} silos, and the scenario has {len(admitted.plan.weights)}")
         if run is None:

@@ -111,7 +111,7 @@ def unaccountable(cell: Cell) -> str | None:
     """Why no policy allows any run of `cell`, whatever its budget; None if some policy can."""
     if cell.schedule.secret:
         return f"the budget is in mu, and a run with {cell.schedule.name.capitalize()} sampling has none"
-    if cell.algorithm.setting.confides > TRUSTED.confides:
+    if cell.algorithm.trust_setting.trust_level > TRUSTED.trust_level:
         return f"trust = {cell.algorithm.trust!r} broadcasts what is not private"
     if cell.model.row.only_for is not None:
         return (

@@ -51,8 +51,8 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
             (guard / name).mkdir(parents=True, exist_ok=True)
         write_shard(guard / "shard.npz", dataset, order[silo])
         keys = {"silo": silo, "classes": dataset.classes, "shard": "shard.npz"}
-        places = {"ledger": "ledger/ledger.sqlite", "socket": "socket/guard.sock"}
-        (guard / "policy.toml").write_text(policy_text({**keys, **places}, allow), encoding="utf-8")
+        rounds_per_epoch = {"ledger": "ledger/ledger.sqlite", "socket": "socket/guard.sock"}
+        (guard / "policy.toml").write_text(policy_text({**keys, **rounds_per_epoch}, allow), encoding="utf-8")
     return folders
 
 
@@ -72,7 +72,7 @@ def allowance_of(cell: Cell) -> dict[str, Any]:
         "rounds": cell.schedule.rounds,
         "budget": target,
         "dimension": plan.objective.dimension,
-        **({"silos": cell.federation.silos} if plan.grid is not None else {}),
+        **({"silos": cell.federation.silos} if plan.lattice is not None else {}),
     }
 
 

@@ -118,5 +118,5 @@ class ReleasingSilo(Silo):
         std = float(self.plan.noise.std_of(self.number))
         if not std:
             return super()._rounded(release)
-        least = self.plan.mechanism.innovation
+        least = self.plan.mechanism.fresh_std
         return released(release, std * least if least > 0.0 else std, self.plan.message_dtype)

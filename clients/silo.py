@@ -1,10 +1,10 @@
 """One silo's side of the protocol, without Flower: it turns a query into a release.
 
-    q_t = keep · q_{t-1} + mean over its batch of clipped increments
+    q_t = decay · q_{t-1} + mean over its batch of clipped increments
     release = q_t + row t of the mechanism's noise, with the silo's own standard deviation
 
 The noise is there only where the trust setting says that silos add it.  Where the server is to learn sums over
-silos only, the release leaves as p_i · release on the plan's grid, under the silo's mask.
+silos only, the release leaves as p_i · release on the plan's lattice, under the silo's mask.
 
 Sums, noise and the mechanism's state are float64.  A `Silo` is a simulation's: its noise is the seed's, in the
 run's own type, and what leaves is converted.  What a silo really releases is clients/releasing.py's.
@@ -97,11 +97,11 @@ class Silo:
         Guarantee: masked words are uniform for everybody but the silos themselves, and the sum of all silos'
         words is the sum of their rounded releases; see `Masker` and `Grid` for what this rests on.
         """
-        grid = self.plan.grid
-        if grid is None:
+        lattice = self.plan.lattice
+        if lattice is None:
             return self._rounded(release)
         try:
-            words = grid.encode(self.plan.weights[self.number] * release.numpy())
+            words = lattice.encode(self.plan.weights[self.number] * release.numpy())
         except RunError as error:
             raise RunError(f"silo {self.number}, round {t}: {error}") from None
         words += self.masker.mask(keys, len(self.plan.weights), t, len(words), chain)
@@ -119,7 +119,7 @@ class Silo:
             return state, current
         total, hidden, chain = state.sum.total, state.hidden, state.chain
         for missed in range(state.answered + 1, t):
-            total, chain = total * estimator.round(missed).keep, self._linked(chain, None)
+            total, chain = total * estimator.round(missed).decay, self._linked(chain, None)
             _, hidden = self._step.noisy(total, hidden, missed, self._noise(missed, chain))
         past = estimator.round(state.answered + 1).coefficients[1:]
         current = current._replace(coefficients=(current.coefficients[0], *past))

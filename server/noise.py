@@ -51,7 +51,7 @@ class ServerNoise:
             return Released(self._noisy(mean, t, self._source).to(dtype))
         self._link = self._source.link(self._link, t, mean)
         noisy = self._noisy(mean, t, self._source.source(self._link))
-        return Released(released(noisy, self.std * (self._mechanism.innovation or 1.0), dtype), self._link)
+        return Released(released(noisy, self.std * (self._mechanism.fresh_std or 1.0), dtype), self._link)
 
     def repeat(self, known: Released, t: int) -> None:
         """Draw again the noise of a round that was released: its state is what later rounds need."""

@@ -4,7 +4,7 @@
     x_{t+1} from the optimizer
 
 One strategy serves every trust setting and algorithm: a trusted server's plan gives the server a standard
-deviation, an untrusted one's gives it none; a plan with a grid has the mean decoded from the sum of masked
+deviation, an untrusted one's gives it none; a plan with a lattice has the mean decoded from the sum of masked
 messages, which say nothing else.  The mean has fixed weights; a missing, failed, malformed or
 non-finite reply ends the run with the silo's number and the round, never with a mean over fewer.  A silo that is
 late may, where the scenario says so, count with its last release: its weight stays, and the round is on record.
@@ -136,7 +136,7 @@ class ReleaseStrategy(Strategy):
             known = self._journal.released(t) if self._journal else None
             if known is None:
                 self._nodes = self._nodes or self._roster(grid, len(self.plan.weights), timeout)
-                if self.plan.grid is not None:
+                if self.plan.lattice is not None:
                     self._keys = self._keys or self._public_keys(grid, timeout)
                     config["keys"] = self._keys
                 query = one_array(self.plan.optimizer.query(self._optimizer_state))
@@ -174,7 +174,7 @@ class ReleaseStrategy(Strategy):
             raise RunError(f"round {server_round}: no reply from silo {_listed(missing)}{reasons}")
         for silo in missing:
             self.missed.setdefault(silo, []).append(server_round)
-            releases[silo] = self._last[silo] * self.plan.estimator.round(server_round).keep
+            releases[silo] = self._last[silo] * self.plan.estimator.round(server_round).decay
         # Sorted by silo before any sum, so that the order of arrival cannot change the last bit.
         mean = self._mean([releases[silo] for silo in range(len(self._nodes))])
         if not is_finite(mean):  # weights are positive, so a value that is not finite shows in the mean
@@ -189,8 +189,8 @@ class ReleaseStrategy(Strategy):
 
     def _mean(self, releases: list[Tensor]) -> Tensor:
         """Σ_i p_i · release_i (d,), from the messages of all silos."""
-        if self.plan.grid is not None:
-            total = self.plan.grid.decode_sum([message.numpy() for message in releases])
+        if self.plan.lattice is not None:
+            total = self.plan.lattice.decode_sum([message.numpy() for message in releases])
             return torch.from_numpy(total).to(self._initial.dtype)
         self._last = torch.stack(releases)
         return torch.tensor(self.plan.weights, dtype=self._last.dtype) @ self._last

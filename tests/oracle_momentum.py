@@ -1,6 +1,7 @@
 """Tran & Cutkosky's two algorithms node by node, and their node sets: NumPy float64, no code of fedpriv.
 
-Rounds count from 1; `places` is N.  Node (level, index) is the interval [index 2^level + 1, (index + 1) 2^level].
+Rounds count from 1; `rounds_per_epoch` is N.  Node (level, index) is the interval
+[index 2^level + 1, (index + 1) 2^level].
 """
 
 from collections.abc import Callable, Iterable
@@ -42,23 +43,23 @@ def prefix_nodes(rounds: int) -> set[Interval]:
     return {node for t in range(1, rounds + 1) for node in compose(1, t)}
 
 
-def gradient_nodes(rounds: int, places: int) -> set[Interval]:
-    return {node for t in range(1, rounds + 1) for node in compose(max(1, t - places + 1), t)}
+def gradient_nodes(rounds: int, rounds_per_epoch: int) -> set[Interval]:
+    return {node for t in range(1, rounds + 1) for node in compose(max(1, t - rounds_per_epoch + 1), t)}
 
 
-def difference_nodes(rounds: int, places: int) -> set[Interval]:
-    return {node for t in range(2 * places, rounds + 1) for node in compose(t - places + 1, t)}
+def difference_nodes(rounds: int, rounds_per_epoch: int) -> set[Interval]:
+    return {node for t in range(2 * rounds_per_epoch, rounds + 1) for node in compose(t - rounds_per_epoch + 1, t)}
 
 
-def energies(
-    nodes: Iterable[Interval], places: int, keep: float, weight: Callable[[int], float] = lambda _t: 1.0
+def squared_norms(
+    nodes: Iterable[Interval], rounds_per_epoch: int, decay: float, weight: Callable[[int], float] = lambda _t: 1.0
 ) -> Vector:
-    """W of the record in each place: Σ_nodes (Σ_{its rounds t in the node} weight(t) keep^(z-t))²."""
-    found = np.zeros(places)
+    """W of the record in each place: Σ_nodes (Σ_{its rounds t in the node} weight(t) decay^(z-t))²."""
+    found = np.zeros(rounds_per_epoch)
     for y, z in nodes:
-        seen = np.zeros(places)
+        seen = np.zeros(rounds_per_epoch)
         for t in range(y, z + 1):
-            seen[(t - 1) % places] += weight(t) * keep ** (z - t)
+            seen[(t - 1) % rounds_per_epoch] += weight(t) * decay ** (z - t)
         found += seen**2
     return found
 
@@ -105,39 +106,39 @@ def reduced_run(
     gradient: Gradient,
     noise: NodeNoise,
     rounds: int,
-    places: int,
+    rounds_per_epoch: int,
     alpha: float,
     mixing: float,
     step: float,
     stds: Stds,
 ) -> list[Step]:
     """Algorithm 2, literally: three arrays of noisy nodes, and the reconstruction from them."""
-    keep, stay = 1 - alpha, 1 - mixing
+    decay, stay = 1 - alpha, 1 - mixing
     arrays: dict[str, dict[Interval, Vector]] = {"G": {}, "D": {}, "r": {}}
     terms: dict[str, dict[int, Vector]] = {"G": {}, "D": {}, "r": {}}
     trees = {"G": 1, "D": 2, "r": 3}
 
     def std(name: str, z: int) -> float:
         if name == "G":
-            return stds.early if z <= 2 * places else stds.late
+            return stds.early if z <= 2 * rounds_per_epoch else stds.late
         return stds.difference if name == "D" else stds.residual
 
     def window(name: str, first: int, last: int) -> Vector:
         found = np.zeros_like(start)
         for y, z in compose(first, last):
-            found = found + keep ** (last - z) * arrays[name][y, z]
+            found = found + decay ** (last - z) * arrays[name][y, z]
         return found
 
     def reconstruction(t: int) -> Vector:
-        whole, rest = divmod(t, places)
-        total = keep ** (whole * places) * window("G", 1, rest)
+        whole, rest = divmod(t, rounds_per_epoch)
+        total = decay ** (whole * rounds_per_epoch) * window("G", 1, rest)
         mixed = [0.0]
         for i in range(1, whole + 1):
-            mixed.append(stay * mixed[-1] + keep ** (places * (i - 1)))
+            mixed.append(stay * mixed[-1] + decay ** (rounds_per_epoch * (i - 1)))
         if whole >= 1:
-            total = total + mixed[whole] * window("G", rest + 1, rest + places)
+            total = total + mixed[whole] * window("G", rest + 1, rest + rounds_per_epoch)
         for i in range(1, whole):
-            at = (t - i * places + 1, t - (i - 1) * places)
+            at = (t - i * rounds_per_epoch + 1, t - (i - 1) * rounds_per_epoch)
             total = total + mixed[i] * (stay * window("D", *at) + mixing * window("G", *at))
         return np.asarray(alpha * (total + window("r", 1, t)))
 
@@ -145,20 +146,20 @@ def reduced_run(
     point, momentum = start, np.zeros_like(start)
     anchor = before = start
     for t in range(1, rounds + 1):
-        if (t - 1) % places == 0:
+        if (t - 1) % rounds_per_epoch == 0:
             before, anchor = anchor, point
         terms["G"][t] = gradient(t, anchor)
         terms["r"][t] = gradient(t, point) - terms["G"][t]
-        if t > places:
+        if t > rounds_per_epoch:
             terms["D"][t] = terms["G"][t] - gradient(t, before)
-        momentum = keep * momentum + alpha * gradient(t, point)
+        momentum = decay * momentum + alpha * gradient(t, point)
         length = 1
         while t % length == 0:
             node = (t - length + 1, t)
             for name in ("G", "D", "r"):
-                if name == "D" and node[0] <= places:
+                if name == "D" and node[0] <= rounds_per_epoch:
                     continue
-                exact = sum(keep ** (t - i) * terms[name][i] for i in range(node[0], t + 1))
+                exact = sum(decay ** (t - i) * terms[name][i] for i in range(node[0], t + 1))
                 arrays[name][node] = exact + std(name, t) * noise_of(noise, trees[name], node)
             length *= 2
         released = reconstruction(t)

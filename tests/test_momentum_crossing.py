@@ -13,7 +13,7 @@ from fedpriv.mechanisms import AlignedDifferences, BinaryTree, IndependentGaussi
 
 
 @pytest.mark.parametrize(
-    ("places", "epochs", "tree", "smooth", "smoother", "balanced"),
+    ("rounds_per_epoch", "epochs", "tree", "smooth", "smoother", "balanced"),
     [
         (50, 10, 0.414, 0.656, 0.407, 0.392),
         (50, 40, 0.827, 0.983, 0.561, 0.472),
@@ -23,13 +23,13 @@ from fedpriv.mechanisms import AlignedDifferences, BinaryTree, IndependentGaussi
     ],
 )
 def test_the_table_of_noise(
-    places: int, epochs: int, tree: float, smooth: float, smoother: float | None, balanced: float | None
+    rounds_per_epoch: int, epochs: int, tree: float, smooth: float, smoother: float | None, balanced: float | None
 ) -> None:
     """A prototype's figures, to 1 %; it charges Σλ = 1, fedpriv the worst record of all groups together: less."""
-    assert tree_noise(places, epochs) == pytest.approx(tree, abs=6e-4)
+    assert tree_noise(rounds_per_epoch, epochs) == pytest.approx(tree, abs=6e-4)
     for smoothness, is_balanced, expected in ((1.0, False, smooth), (0.1, False, smoother), (0.1, True, balanced)):
         if expected is not None:
-            found = reduced_noise(SlidingDifferences, places, epochs, smoothness, is_balanced)
+            found = reduced_noise(SlidingDifferences, rounds_per_epoch, epochs, smoothness, is_balanced)
             assert 0.95 * expected < found < 1.01 * expected
 
 
@@ -44,11 +44,11 @@ def test_the_paper_s_algorithm_2_wins_between(smoothness: float, before: int, af
     assert many < tree_noise(50, after)
 
 
-@pytest.mark.parametrize(("places", "epochs"), [(50, 10), (50, 100), (51, 10), (51, 100)])
-def test_aligned_trees_have_less_noise(places: int, epochs: int) -> None:
+@pytest.mark.parametrize(("rounds_per_epoch", "epochs"), [(50, 10), (50, 100), (51, 10), (51, 100)])
+def test_aligned_trees_have_less_noise(rounds_per_epoch: int, epochs: int) -> None:
     """15 to 26 % less than windows that slide, L = G."""
     sliding, aligned = (
-        reduced_noise(kind, places, epochs, 1.0) for kind in (SlidingDifferences, AlignedDifferences)
+        reduced_noise(kind, rounds_per_epoch, epochs, 1.0) for kind in (SlidingDifferences, AlignedDifferences)
     )
     assert 0.74 < aligned / sliding < 0.85
 
@@ -62,4 +62,4 @@ def test_noise_grows_like_the_root_and_the_fourth_root_of_the_epochs() -> None:
 
 def test_the_tree_beats_fresh_noise_on_every_momentum() -> None:
     workload = momentum(200, 10)
-    assert noise(BinaryTree(workload.keep), workload) < 0.4 * noise(IndependentGaussian(), workload)
+    assert noise(BinaryTree(workload.decay), workload) < 0.4 * noise(IndependentGaussian(), workload)

@@ -38,7 +38,7 @@ class GaussianDP:
     @property
     def zcdp(self) -> float:
         """ρ = μ²/2 of zero-concentrated DP."""
-        return zcdp.rho_of(self.mu)
+        return zcdp.zcdp_of(self.mu)
 
     def epsilon_delta(self, delta: float) -> EpsilonDelta:
         return EpsilonDelta(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting.bisection import largest_safe
 from fedpriv.accounting.checks import check_delta, check_epsilon, check_mu
-from fedpriv.accounting.zcdp import paper_mu, rho_of
+from fedpriv.accounting.zcdp import paper_mu, zcdp_of
 from fedpriv.errors import InputError
 
 _DECADES = (4.0, 0.05, 0.001)  # half-widths, in powers of ten, of the successive searches over α - 1
@@ -26,18 +26,18 @@ def gaussian_curve(mu: float, order: float) -> float:
     """The Rényi divergence of order α > 1 that a Gaussian composition with GDP parameter μ allows: αμ²/2."""
     if not order > 1.0:
         raise InputError(f"order = {order}: Rényi DP is stated for orders above 1")
-    return order * rho_of(mu)
+    return order * zcdp_of(mu)
 
 
 def epsilon_of(mu: float, delta: float) -> float:
     """The ε that the Rényi curve of μ-GDP gives at δ (0 or more)."""
-    rho, log_delta = rho_of(check_mu(mu)), math.log(check_delta(delta))
-    if rho == 0.0:
+    zcdp, log_delta = zcdp_of(check_mu(mu)), math.log(check_delta(delta))
+    if zcdp == 0.0:
         return 0.0
-    center = 0.5 * (math.log10(-log_delta) - math.log10(rho))  # the minimum of the plain zCDP conversion
+    center = 0.5 * (math.log10(-log_delta) - math.log10(zcdp))  # the minimum of the plain zCDP conversion
     for width in _DECADES:
         grid = np.linspace(center - width, center + width, _POINTS)
-        values = _epsilons(10.0**grid, rho, log_delta)
+        values = _epsilons(10.0**grid, zcdp, log_delta)
         center = float(grid[np.argmin(values)])
     return max(0.0, float(np.min(values)))
 
@@ -49,7 +49,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     return largest_safe(lambda mu: epsilon_of(mu, delta) <= epsilon, low=paper_mu(epsilon, delta) * (1.0 - 1e-9))
 
 
-def _epsilons(excess: NDArray[np.float64], rho: float, log_delta: float) -> NDArray[np.float64]:
+def _epsilons(excess: NDArray[np.float64], zcdp: float, log_delta: float) -> NDArray[np.float64]:
     """ε for every order 1 + excess."""
     log_order = np.log1p(excess)
-    return (1.0 + excess) * rho + np.log(excess) - log_order - (log_delta + log_order) / excess
+    return (1.0 + excess) * zcdp + np.log(excess) - log_order - (log_delta + log_order) / excess

@@ -11,31 +11,31 @@ from fedpriv.accounting.checks import check_delta, check_epsilon, check_mu
 from fedpriv.errors import InputError
 
 
-def rho_of(mu: float) -> float:
+def zcdp_of(mu: float) -> float:
     """The zCDP parameter of μ-GDP: μ²/2."""
     return 0.5 * check_mu(mu) ** 2
 
 
-def mu_of_rho(rho: float) -> float:
+def mu_of_zcdp(zcdp: float) -> float:
     """The Gaussian-DP parameter of a Gaussian composition that is ρ-zCDP: √(2ρ)."""
-    if not (math.isfinite(rho) and rho >= 0.0):
-        raise InputError(f"zcdp = {rho}: it is a finite number, 0 or more")
-    mu = math.sqrt(2.0 * rho)
-    return mu if 0.5 * mu**2 <= rho else math.nextafter(mu, 0.0)
+    if not (math.isfinite(zcdp) and zcdp >= 0.0):
+        raise InputError(f"zcdp = {zcdp}: it is a finite number, 0 or more")
+    mu = math.sqrt(2.0 * zcdp)
+    return mu if 0.5 * mu**2 <= zcdp else math.nextafter(mu, 0.0)
 
 
 def paper_epsilon(mu: float, delta: float) -> float:
     """ε = ρ + 2√(ρ ln(1/δ)) with ρ = μ²/2."""
-    rho = rho_of(mu)
-    return rho + 2.0 * math.sqrt(rho * -math.log(check_delta(delta)))
+    zcdp = zcdp_of(mu)
+    return zcdp + 2.0 * math.sqrt(zcdp * -math.log(check_delta(delta)))
 
 
 def paper_delta(mu: float, epsilon: float) -> float:
     """The δ at which `paper_epsilon` is ε: exp(-(ε - ρ)²/(4ρ)), 1 where ε ≤ ρ (the formula promises nothing)."""
-    rho, margin = rho_of(mu), check_epsilon(epsilon) - rho_of(mu)
-    if rho == 0.0:
+    zcdp, margin = zcdp_of(mu), check_epsilon(epsilon) - zcdp_of(mu)
+    if zcdp == 0.0:
         return 0.0
-    return math.exp(-(margin**2) / (4.0 * rho)) if margin > 0.0 else 1.0
+    return math.exp(-(margin**2) / (4.0 * zcdp)) if margin > 0.0 else 1.0
 
 
 def paper_mu(epsilon: float, delta: float) -> float:

@@ -58,7 +58,7 @@ class Problem:
     @property
     def records(self) -> int:
         """n: records of all silos that are read."""
-        return self.batch * self.schedule.held
+        return self.batch * self.schedule.batches_held
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ DP_FTRL = Algorithm(
     title="DP-FTRL",
     source="Kairouz et al., Practical and Private (Deep) Learning Without Sampling or Shuffling (ICML 2021)",
     settings=FtrlSettings,
-    estimator=lambda settings, _problem: PlainGradient(settings.clip, keep=1.0),
+    estimator=lambda settings, _problem: PlainGradient(settings.clip, decay=1.0),
     mechanism=chosen,
     optimizer=lambda settings, _problem, _noise_std: FollowTheRegularizedLeader(
         settings.step, settings.radius, settings.momentum
@@ -132,11 +132,11 @@ class PhasedSettings(Settings):
 
 
 def _one_pass_in_phases(declared: Schedule) -> Phases:
-    if declared.places != declared.rounds:
+    if declared.rounds_per_epoch != declared.rounds:
         raise InputError(
             "federation.epochs: phased-sgd reads every record once, in phases; leave epochs out, or run dp-sgd"
         )
-    return phases_of(declared.places)
+    return phases_of(declared.rounds_per_epoch)
 
 
 def _phases(problem: Problem) -> Phases:

@@ -93,18 +93,18 @@ def _estimator(settings: GoldsteinSettings, _problem: Problem) -> VarianceReduce
 
 
 def _one_pass(settings: SinglePassSettings, declared: Schedule) -> Schedule:
-    if declared.places != declared.rounds:
+    if declared.rounds_per_epoch != declared.rounds:
         raise InputError(
             "federation.epochs: goldstein-single-pass reads every record in one round, its differences would be "
             "biased in a second pass; leave epochs out, or run goldstein-erm"
         )
     anchors = range(0, declared.rounds, settings.period)
     reads = (settings.anchor_batches if place in anchors else 1 for place in range(declared.rounds))
-    return Schedule(declared.rounds, declared.places, tuple(reads))
+    return Schedule(declared.rounds, declared.rounds_per_epoch, tuple(reads))
 
 
 def _all_records(_settings: GoldsteinSettings, declared: Schedule) -> Schedule:
-    if declared.places != 1:
+    if declared.rounds_per_epoch != 1:
         raise InputError(
             "federation.epochs: goldstein-erm reads all of a silo's records in every round, nothing is proved for "
             f"smaller batches; give epochs = rounds = {declared.rounds}, and a silo's records as batch"
@@ -166,7 +166,7 @@ GOLDSTEIN_SINGLE_PASS = Algorithm(
     # an anchor: g = mean E(z_t);  else g = g + mean [E(z_t) - E(z_{t-1})], E the estimate of ∇f_α of one record
     estimator=_estimator,
     # one fresh tree a period on every g
-    mechanism=lambda _settings, _problem, workload: BinaryTree(workload.keep, workload.period),
+    mechanism=lambda _settings, _problem, workload: BinaryTree(workload.decay, workload.period),
     optimizer=lambda settings, problem, noise_std: _o2nc(
         settings, problem, _single_pass_error(settings, problem, noise_std)
     ),
@@ -183,7 +183,7 @@ GOLDSTEIN_ERM = Algorithm(
     estimator=_estimator,
     # Gaussian noise on every leaf: the noisy leaf is what is added to g
     mechanism=lambda settings, problem, workload: LeafGaussian(
-        workload.keep, workload.period, _anchor_noise(settings, problem)
+        workload.decay, workload.period, _anchor_noise(settings, problem)
     ),
     optimizer=lambda settings, problem, noise_std: _o2nc(
         settings, problem, _erm_error(settings, problem, noise_std)

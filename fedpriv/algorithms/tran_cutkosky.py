@@ -5,7 +5,7 @@
 | `alpha` | α | weight of a new gradient in the momentum |
 | `step` | η | length of every step |
 | `gamma` | γ | weight of new gradients in the sums of Algorithm 2 |
-| `places`, `rounds` | N, T | rounds of one epoch, of the run |
+| `rounds_per_epoch`, `rounds` | N, T | rounds of one epoch, of the run |
 """
 
 import math
@@ -58,16 +58,20 @@ class MomentumSettings(Settings):
         return problem.lipschitz if self.clip == "lipschitz" else self.clip
 
     def alpha_for(self, problem: Problem) -> float:
-        return 1.0 / problem.schedule.places if self.alpha == "paper" else self.alpha
+        return 1.0 / problem.schedule.rounds_per_epoch if self.alpha == "paper" else self.alpha
 
     def step_for(self, problem: Problem) -> float:
-        return 1.0 / math.sqrt(problem.schedule.places * problem.rounds) if self.step == "paper" else self.step
+        return (
+            1.0 / math.sqrt(problem.schedule.rounds_per_epoch * problem.rounds)
+            if self.step == "paper"
+            else self.step
+        )
 
 
 def _momentum(settings: MomentumSettings, problem: Problem) -> PlainGradient:
     """m_t = (1 - α) m_{t-1} + α g_t, with increments α g_t clipped to norm α G; the last query is remembered."""
     alpha = settings.alpha_for(problem)
-    return PlainGradient(alpha * settings.clip_for(problem), coefficient=alpha, keep=1.0 - alpha, memory=2)
+    return PlainGradient(alpha * settings.clip_for(problem), coefficient=alpha, decay=1.0 - alpha, memory=2)
 
 
 def _normalized(settings: MomentumSettings, problem: Problem) -> NormalizedSGD:
@@ -87,13 +91,13 @@ def _sigma_mu(problem: Problem, reduced: bool) -> float:
 
 
 def _tree(settings: MomentumSettings, problem: Problem, workload: Workload) -> BinaryTree:
-    keep, places = workload.keep, problem.schedule.places
+    decay, rounds_per_epoch = workload.decay, problem.schedule.rounds_per_epoch
     if settings.calibration == "exact":
-        return BinaryTree(keep)
-    if keep > 1.0 - 1.0 / places + 1e-12:
-        raise InputError(f'algorithm.calibration = "paper" needs alpha of at least 1/N = 1/{places}')
-    count = paper_node_count(problem.rounds, places)
-    return PaperTree(keep, least=2.0 * math.sqrt(count) * _sigma_mu(problem, reduced=False))
+        return BinaryTree(decay)
+    if decay > 1.0 - 1.0 / rounds_per_epoch + 1e-12:
+        raise InputError(f'algorithm.calibration = "paper" needs alpha of at least 1/N = 1/{rounds_per_epoch}')
+    count = paper_node_count(problem.rounds, rounds_per_epoch)
+    return PaperTree(decay, least=2.0 * math.sqrt(count) * _sigma_mu(problem, reduced=False))
 
 
 def _theorem_6(_settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
@@ -164,7 +168,7 @@ class ReducedSettings(MomentumSettings):
     def differences_for(self, problem: Problem) -> tuple[float, float]:
         """How far α g_t moves from anchor to anchor, and in one round: α L η N and α L η."""
         moved = movement_bound(self.step_for(problem)) * self.alpha_for(problem) * problem.smoothness
-        return moved * problem.schedule.places, moved
+        return moved * problem.schedule.rounds_per_epoch, moved
 
     def movement_for(self, problem: Problem) -> float | None:
         return movement_bound(self.step_for(problem))
@@ -174,7 +178,7 @@ class ReducedSettings(MomentumSettings):
             difference, _ = self.differences_for(problem)
             return min(0.5, difference / (self.alpha_for(problem) * self.clip_for(problem)))
         if self.gamma == "paper":
-            return min(0.5, self.step_for(problem) * problem.schedule.places)
+            return min(0.5, self.step_for(problem) * problem.schedule.rounds_per_epoch)
         return self.gamma
 
 
@@ -184,11 +188,11 @@ def _trees(kind: type[Trees], settings: ReducedSettings, problem: Problem, workl
     if schedule.secret:
         raise InputError('the reduced variant rests on a fixed order of records: federation.sampling = "fixed"')
     trees = kind(
-        schedule.places,
+        schedule.rounds_per_epoch,
         settings.gamma_for(problem),
         *settings.differences_for(problem),
         settings.movement_for(problem),
-        keep=workload.keep,
+        decay=workload.decay,
     )
     if settings.calibration == "exact":
         return calibrated(trees, workload, settings.shares)
@@ -244,9 +248,9 @@ def _clipped_in_parts(settings: AlignedSettings, problem: Problem) -> PlainGradi
         plain.clip,
         *settings.differences_for(problem),
         settings.gamma_for(problem),
-        problem.schedule.places,
+        problem.schedule.rounds_per_epoch,
         plain.coefficient,
-        plain.keep,
+        plain.decay,
     )
 
 

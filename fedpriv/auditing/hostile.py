@@ -29,7 +29,7 @@ _TESTS = ("no finite reply to", "too long a reply to")
 
 def hostile_cell(cell: Cell, mu: float) -> Cell | None:
     """The cell as this attack needs it; None where silos answer to a server that they trust."""
-    if cell.algorithm.setting.noise_at_server:
+    if cell.algorithm.trust_setting.noise_at_server:
         return None
     return auditable(cell, mu, min(_ROUNDS, cell.schedule.rounds), min(2, cell.federation.silos), 1)
 
@@ -39,11 +39,11 @@ def attack(cell: Cell, kind: str, seed: int) -> tuple[bool, Scores]:
     objective = objective_for(cell, _FEATURES)
     plan = plan_of(cell, objective)
     bright = bool(public_generator(seed, "audit hostile", kind).random() < 0.5)
-    record = nothing(plan.schedule.held, _FEATURES)
+    record = nothing(plan.schedule.batches_held, _FEATURES)
     record.images[0] = FAR / _FEATURES**0.5 if bright else 0.0
-    idle = [nothing(plan.schedule.held, _FEATURES)] * (len(plan.weights) - 1)
+    idle = [nothing(plan.schedule.batches_held, _FEATURES)] * (len(plan.weights) - 1)
     with folder_of_silos(cell, plan, [record, *idle]) as (_, silos):
-        keys = b"".join(silo.public_key("run") for silo in silos) if plan.grid else b""
+        keys = b"".join(silo.public_key("run") for silo in silos) if plan.lattice else b""
         queries = _queries(kind, objective, plan.schedule.rounds)
         replies = [_reply(silos[0], t, query, keys) for t, query in enumerate(queries, start=1)]
     silent = [reply is None or not torch.isfinite(reply.double()).all() for reply in replies]
@@ -86,7 +86,7 @@ def _reply(silo: GuardedSilo, t: int, query: Tensor, keys: bytes) -> Tensor | No
 
 def _length(plan: Plan, reply: Tensor | None) -> float:
     """1 if a reply is longer than clipped records and six times the noise account for, else 0."""
-    if reply is None or plan.grid is not None:  # masked words have no length
+    if reply is None or plan.lattice is not None:  # masked words have no length
         return 0.0
     rounds = range(1, plan.schedule.rounds + 1)
     accounted = sum(plan.estimator.round(t).largest for t in rounds)

@@ -32,7 +32,7 @@ def lattice_cell(cell: Cell, mu: float) -> Cell | None:
 
     None where what is seen has the noise of several owners, whose sum is on no such lattice.
     """
-    if cell.algorithm.setting.masked:
+    if cell.algorithm.trust_setting.masked:
         return None
     return auditable(cell, mu, min(_ROUNDS, cell.schedule.rounds), min(2, cell.federation.silos), 1)
 
@@ -42,14 +42,14 @@ def attack(cell: Cell, seed: int) -> tuple[bool, Scores]:
     objective = objective_for(cell, _FEATURES)
     plan = plan_of(cell, objective)
     present = bool(public_generator(seed, "audit lattice").random() < 0.5)
-    held = plan.schedule.held
+    held = plan.schedule.batches_held
     record = nothing(held, _FEATURES)
     if present or cell.privacy.relation == "replace-one":
         record.images[0] = FAR / _FEATURES**0.5
     record.labels[0] = not present
     idle = [nothing(held, _FEATURES)] * (len(plan.weights) - 1)
     with folder_of_silos(cell, plan, [record, *idle]) as (folder, silos):
-        trusted = cell.algorithm.setting.noise_at_server
+        trusted = cell.algorithm.trust_setting.noise_at_server
         seen = broadcasts(plan, objective, folder, silos) if trusted else replies(plan, objective, silos[0])
     (source, *_), backwards = plan.noise.sources, np.linalg.inv(noise_factor(plan))
     releases = np.stack([vector.double().numpy() for vector in seen])
@@ -72,10 +72,10 @@ def _exact(plan: Plan, cell: Cell, present: bool) -> Scores:
     """What the record adds to the exact releases in a world, (T, 2 (features + 1)); biases are left out."""
     rounds, clip = plan.schedule.rounds, float(plan.estimator.round(1).clip)
     size = min(clip, FAR / 2**0.5) * (1.0 if present else -1.0 if cell.privacy.relation == "replace-one" else 0.0)
-    weight = plan.weights[0] if cell.algorithm.setting.noise_at_server else 1.0
+    weight = plan.weights[0] if cell.algorithm.trust_setting.noise_at_server else 1.0
     each = weight * size / (2.0 * _FEATURES) ** 0.5
     row = np.concatenate([np.full(_FEATURES, -each), [0.0], np.full(_FEATURES, each), [0.0]])
-    return np.outer(plan.estimator.keep ** np.arange(rounds), row)
+    return np.outer(plan.estimator.decay ** np.arange(rounds), row)
 
 
 def _fits(fresh: Scores) -> Scores:

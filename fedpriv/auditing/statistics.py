@@ -28,10 +28,10 @@ def heaviest_round(plan: Plan) -> int:
     """The round whose canaries the whole transcript tells best."""
     rounds = plan.schedule.rounds
     clips = [float(plan.estimator.round(t).clip) / _batches(plan, t) for t in range(1, rounds + 1)]
-    energies = [
+    squared_norms = [
         clip**2 * float(_signal(plan, t) @ matched_filter(plan, t)) for t, clip in enumerate(clips, start=1)
     ]
-    return 1 + int(np.argmax(energies))
+    return 1 + int(np.argmax(squared_norms))
 
 
 def best_bound(plan: Plan, trials: Trials, failure: float) -> tuple[float, str]:
@@ -66,7 +66,7 @@ def _half_way(plan: Plan, canary_round: int) -> float:
     if plan.relation == "replace-one":
         return 0.0  # increments that point in opposite directions
     clip = float(plan.estimator.round(canary_round).clip) / _batches(plan, canary_round)
-    in_mean = plan.grid is not None or float(plan.noise.std_of(SERVER)) > 0.0
+    in_mean = plan.lattice is not None or float(plan.noise.std_of(SERVER)) > 0.0
     weight = (plan.weights[0] if in_mean else 1.0) / plan.batch_sizes[0]
     return weight * clip * float(_signal(plan, canary_round) @ matched_filter(plan, canary_round)) / 2.0
 
@@ -116,9 +116,9 @@ def matched_filter(plan: Plan, canary_round: int) -> Scores:
 
 
 def _signal(plan: Plan, canary_round: int) -> Scores:
-    """δ_t = keep^(t-k) for t ≥ k: how much of an increment of round k is in release t; (T,)."""
+    """δ_t = decay^(t-k) for t ≥ k: how much of an increment of round k is in release t; (T,)."""
     since = np.arange(1, plan.schedule.rounds + 1) - canary_round
-    return np.where(since >= 0, plan.estimator.keep ** np.maximum(since, 0.0), 0.0)
+    return np.where(since >= 0, plan.estimator.decay ** np.maximum(since, 0.0), 0.0)
 
 
 def _batches(plan: Plan, t: int) -> int:

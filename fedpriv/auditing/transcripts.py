@@ -98,10 +98,10 @@ def run_trials(cell: Cell, layout: Layout, seed: int) -> Trials:
     guess = np.stack([_along(noise) for noise in _of_the_seed(cell, plan, objective)], axis=-1)
     none = np.empty((count, 0))
     with folder_of_silos(cell, plan, [canaries, *idle]) as (folder, silos):
-        if cell.algorithm.setting.noise_at_server:
+        if cell.algorithm.trust_setting.noise_at_server:
             seen = _along(broadcasts(plan, objective, folder, silos))
             return Trials(seen, none, none, guess, present, layout.round)
-        if cell.algorithm.setting.masked:
+        if cell.algorithm.trust_setting.masked:
             return Trials(_along(_sums(plan, objective, silos)), none, none, guess, present, layout.round)
         first, again, other = _two_runs(objective, plan.schedule.rounds, silos)
     seen = _along(first)
@@ -140,11 +140,11 @@ def _two_runs(
 
 def _sums(plan: Plan, objective: Objective, silos: Sequence[GuardedSilo]) -> list[Tensor]:
     """The sums of the masked words, as whoever gets all of them decodes them."""
-    assert plan.grid is not None
+    assert plan.lattice is not None
     keys, sums = b"".join(silo.public_key("run") for silo in silos), []
     for t in range(1, plan.schedule.rounds + 1):
         words = [silo.answer("run", t, objective.initial(), keys).numpy() for silo in silos]
-        sums.append(torch.from_numpy(plan.grid.decode_sum(words)))
+        sums.append(torch.from_numpy(plan.lattice.decode_sum(words)))
         if t == plan.schedule.rounds // 2:
             silos[0].restart()
     return sums
@@ -171,7 +171,7 @@ def broadcasts(plan: Plan, objective: Objective, folder: Path, silos: Sequence[G
 
 def _of_the_seed(cell: Cell, plan: Plan, objective: Objective) -> Iterator[list[Tensor]]:
     """The noise in what is seen, were it drawn from the scenario's seed in float32, or float64: (d,) a round."""
-    alone = cell.algorithm.setting.private_messages
+    alone = cell.algorithm.trust_setting.private_messages
     for dtype in ("float32", "float64"):
         total = [torch.zeros(objective.dimension, dtype=torch.float64) for _ in range(plan.schedule.rounds)]
         source = simulation_noise(cell.seed, dtype)

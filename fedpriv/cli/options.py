@@ -33,9 +33,14 @@ TrustName = Annotated[
 ]
 Epochs = Annotated[int, typer.Option(min=1, help="Passes over the records, in the same order every time.")]
 Times = Annotated[
-    int | None, typer.Option(min=1, help="Instead of --epochs: a record takes part at most so often…")
+    int | None,
+    typer.Option(
+        "--max-participations", "--times", min=1, help="Instead of --epochs: a record takes part at most so often…"
+    ),
 ]
-Separation = Annotated[int, typer.Option(min=1, help="… in any rounds at least so far apart.")]
+Separation = Annotated[
+    int, typer.Option("--min-separation", "--separation", min=1, help="… in any rounds at least so far apart.")
+]
 MechanismName = Annotated[str, typer.Option("--mechanism", help="Such as independent, tree or banded.")]
 Options = Annotated[
     list[str] | None,

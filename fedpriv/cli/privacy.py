@@ -78,8 +78,8 @@ def noise(
     trust: TrustName = "untrusted",
     relation: Relation = "replace-one",
     epochs: Epochs = 1,
-    times: Times = None,
-    separation: Separation = 1,
+    max_participations: Times = None,
+    min_separation: Separation = 1,
     options: Options = None,
     as_json: Json = False,
 ) -> None:
@@ -94,7 +94,9 @@ def noise(
     from fedpriv.accounting.target import target_mu
     from fedpriv.privacy.setting import Setting
 
-    setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
+    setting = Setting(
+        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
+    )
     claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
     cost = setting.cost(setting.mechanism(mechanism, mechanism_options(options or [])), claim.guarantee.mu)
     show({"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost)}, claim, delta, as_json)
@@ -113,8 +115,8 @@ def spent(
     trust: TrustName = "untrusted",
     relation: Relation = "replace-one",
     epochs: Epochs = 1,
-    times: Times = None,
-    separation: Separation = 1,
+    max_participations: Times = None,
+    min_separation: Separation = 1,
     options: Options = None,
     as_json: Json = False,
 ) -> None:
@@ -126,7 +128,9 @@ def spent(
     """
     from fedpriv.privacy.setting import Setting
 
-    setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
+    setting = Setting(
+        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
+    )
     chosen = setting.mechanism(mechanism, mechanism_options(options or []))
     mu = setting.mu_spent(chosen, std)
     cost = setting.cost(chosen, mu)
@@ -152,8 +156,8 @@ def compare(
     trust: TrustName = "untrusted",
     relation: Relation = "replace-one",
     epochs: Epochs = 1,
-    times: Times = None,
-    separation: Separation = 1,
+    max_participations: Times = None,
+    min_separation: Separation = 1,
     as_json: Json = False,
 ) -> None:
     """Print noise, error and memory of every mechanism at the same guarantee, so that you can choose one.
@@ -171,7 +175,9 @@ def compare(
     from fedpriv.accounting.target import target_mu
     from fedpriv.privacy.setting import Setting
 
-    setting = Setting(rounds, decay, clip, batch, silos, trust, relation, epochs, times, separation)
+    setting = Setting(
+        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
+    )
     claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
     costs = setting.compare(claim.guarantee.mu)
     if as_json:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def setting_facts(setting: "Setting") -> dict[str, Any]:
     """What the numbers are about: who is protected, and how a record takes part."""
-    if setting.times is not None:
-        participation = f"at most {setting.times} rounds, at least {setting.separation} apart"
+    if setting.max_participations is not None:
+        participation = f"at most {setting.max_participations} rounds, at least {setting.min_separation} apart"
     elif setting.epochs > 1:
         participation = f"{setting.epochs} epochs in a fixed order"
     else:

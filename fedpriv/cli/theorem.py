@@ -131,9 +131,11 @@ def _refusal(numbers: Mapping[str, float], problem: "Problem") -> str | None:
             f"a round of {batch} records is less than one of each of the {problem.silos} silos; run it with "
             f"federation.silos = {batch} or fewer"
         )
-    places = problem.records // batch
-    if rounds > places and rounds % places:
-        return f"T = {rounds} is no multiple of the {places} rounds of an epoch, and epochs are whole here"
+    rounds_per_epoch = problem.records // batch
+    if rounds > rounds_per_epoch and rounds % rounds_per_epoch:
+        return (
+            f"T = {rounds} is no multiple of the {rounds_per_epoch} rounds of an epoch, and epochs are whole here"
+        )
     return None
 
 

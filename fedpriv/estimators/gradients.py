@@ -20,7 +20,7 @@ class Estimator(Protocol):
     """Coefficients, decay, clip and scale of every round, all public and fixed before the first."""
 
     @property
-    def keep(self) -> float:
+    def decay(self) -> float:
         """The decay of the running sum: 1 a prefix sum, 0 none, 1 - α momentum."""
         ...
 
@@ -56,14 +56,14 @@ class RecursiveGradient:
     """The clip of round t is `clip` · t^growth: increments of the weights t^k grow like t^(k-1)."""
     balanced_over: int | None = None
     """T, if the clip of round t is to be multiplied by √(T / (T - t + 1)): see `clip_of`."""
-    keep: float = 1.0
+    decay: float = 1.0
     period: int | None = None
     memory: int = 2
 
     def round(self, t: int) -> Round:
         now, before = self.weights.at(t), self.weights.at(t - 1)
         coefficients = (now, -before) if before else (now,)
-        return Round(t, coefficients, self.keep, self.clip_of(t), scale=now)
+        return Round(t, coefficients, self.decay, self.clip_of(t), scale=now)
 
     def clip_of(self, t: int) -> Scalar:
         """The norm bound of round t's increments, public and fixed before round 1.
@@ -82,22 +82,22 @@ class RecursiveGradient:
 
 @dataclass(frozen=True)
 class PlainGradient:
-    """One gradient a record: s_t = coefficient · g_t, and q_t = keep · q_{t-1} + s_t.
+    """One gradient a record: s_t = coefficient · g_t, and q_t = decay · q_{t-1} + s_t.
 
-    keep = 0 is SGD's batch gradient, keep = 1 the sum of all gradients (DP-FTRL), and coefficient = α with
-    keep = 1 - α momentum.
+    decay = 0 is SGD's batch gradient, decay = 1 the sum of all gradients (DP-FTRL), and coefficient = α with
+    decay = 1 - α momentum.
 
     Guarantee: each increment, coefficient included, is clipped to norm `clip`.
     """
 
     clip: Scalar
     coefficient: float = field(default=1.0, metadata=SHARED)
-    keep: float = field(default=0.0, metadata=SHARED)
+    decay: float = field(default=0.0, metadata=SHARED)
     period: int | None = None
     memory: int = 1
 
     def round(self, t: int) -> Round:
-        return Round(t, (self.coefficient,), self.keep, self.clip, scale=1.0)
+        return Round(t, (self.coefficient,), self.decay, self.clip, scale=1.0)
 
 
 @dataclass(frozen=True)
@@ -116,20 +116,21 @@ class VarianceReducedGradient:
     anchor_clip: Scalar
     clip: Scalar
     period: int
-    keep: float = field(default=1.0, metadata=SHARED)
+    decay: float = field(default=1.0, metadata=SHARED)
     memory: int = 2
 
     def round(self, t: int) -> Round:
         if (t - 1) % self.period == 0:
             return Round(t, (1.0,), 0.0, self.anchor_clip, scale=1.0)
-        return Round(t, (1.0, -1.0), self.keep, self.clip, scale=1.0)
+        return Round(t, (1.0, -1.0), self.decay, self.clip, scale=1.0)
 
 
 @dataclass(frozen=True)
 class SplitGradient:
-    """Momentum of gradients that are taken apart at the start of every epoch of `places` rounds; see `split_sum`.
+    """Momentum of gradients that are taken apart at the start of every epoch of `rounds_per_epoch` rounds; see
+    `split_sum`.
 
-    `mixing` is γ, `coefficient` α with keep = 1 - α.
+    `mixing` is γ, `coefficient` α with decay = 1 - α.
 
     Guarantee: gradients, their changes between epochs and since the epoch's start are clipped to norms `clip`,
     `difference_clip` and `residual_clip`, coefficient included.
@@ -139,12 +140,12 @@ class SplitGradient:
     difference_clip: Scalar
     residual_clip: Scalar
     mixing: Scalar
-    places: int
+    rounds_per_epoch: int
     coefficient: float = field(default=1.0, metadata=SHARED)
-    keep: float = field(default=0.0, metadata=SHARED)
+    decay: float = field(default=0.0, metadata=SHARED)
     period: int | None = None
     memory: int = 1
 
     def round(self, t: int) -> Round:
-        split = Split(self.places, self.mixing, self.difference_clip, self.residual_clip)
-        return Round(t, (self.coefficient,), self.keep, self.clip, scale=1.0, split=split)
+        split = Split(self.rounds_per_epoch, self.mixing, self.difference_clip, self.residual_clip)
+        return Round(t, (self.coefficient,), self.decay, self.clip, scale=1.0, split=split)

@@ -6,9 +6,9 @@ from fedpriv.replicates.columns import Scalar
 
 
 class Split(NamedTuple):
-    """How increments are taken apart at the queries that epochs of `places` rounds start with; see `split_sum`."""
+    """How increments are taken apart at the queries that epochs start with; see `split_sum`."""
 
-    places: int
+    rounds_per_epoch: int
     mixing: Scalar
     difference_clip: Scalar
     residual_clip: Scalar
@@ -18,14 +18,14 @@ class Round(NamedTuple):
     """The public record of round t, read alike by silo, server and accountant.
 
     A silo sums its records' increments, `coefficients[k]` times the gradient at the k-th last query (0 is this
-    round's), each clipped to norm `clip`, and keeps the running sum q_t = keep * q_{t-1} + mean increment.
+    round's), each clipped to norm `clip`, and keeps the running sum q_t = decay * q_{t-1} + mean increment.
     What is released estimates `scale` times the gradient at the query, so an optimizer that wants the gradient
     divides by `scale`.
     """
 
     t: int
     coefficients: tuple[float, ...]
-    keep: float
+    decay: float
     clip: Scalar
     scale: float
     split: Split | None = None
@@ -35,7 +35,7 @@ class Round(NamedTuple):
         """Gradients of one record that are taken in this round."""
         if self.split is None:
             return len(self.coefficients)
-        epoch, place = divmod(self.t - 1, self.split.places)
+        epoch, place = divmod(self.t - 1, self.split.rounds_per_epoch)
         return 1 + (2 if epoch else 0) + (2 if place else 0)
 
     @property
@@ -53,5 +53,5 @@ class Round(NamedTuple):
         """
         if self.split is None:
             return float(self.clip)
-        epochs = (self.t - 1) // self.split.places
+        epochs = (self.t - 1) // self.split.rounds_per_epoch
         return float(self.clip + epochs * self.split.difference_clip + self.split.residual_clip)

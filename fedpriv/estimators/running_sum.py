@@ -1,7 +1,7 @@
 """The running sum of clipped increments: what a silo keeps, and what the vectorized engine keeps for all of them.
 
     s_t = Σ_b weight_b · clip(Σ_k c_k ∇f(query_{t-k}; record b))
-    q_t = keep · q_{t-1} + s_t
+    q_t = decay · q_{t-1} + s_t
 
 The map from increments to sums is linear, so the weighted mean over silos of their sums is the sum of the
 weighted mean increments: one silo's records, or all silos' records with weights p_i / B_i, go through here alike.
@@ -45,10 +45,10 @@ def absorb(
     """
     queries, weights = (query, *state.past), weights.to(state.total.dtype)
     if records is None:
-        return RunningSum(queries[: memory - 1], current.keep * state.total), query.new_zeros(query.shape[:-1])
+        return RunningSum(queries[: memory - 1], current.decay * state.total), query.new_zeros(query.shape[:-1])
     if current.split is not None:
         return absorb_split(state, current, current.split, query, objective, records, weights)
     coefficients = current.coefficients
     increment = objective.increment(queries[: len(coefficients)], coefficients, records, weights, current.clip)
-    total = torch.add(increment.total, state.total, alpha=current.keep)
+    total = torch.add(increment.total, state.total, alpha=current.decay)
     return RunningSum(queries[: memory - 1], total), increment.clipped

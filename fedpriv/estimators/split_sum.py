@@ -5,7 +5,7 @@ the first round of epoch q and p the place in it,
 
     G_t = clip(α g_t(v_q)),   Δ_t = clip(α g_t(v_q) - α g_t(v_{q-1})),   r_t = clip(α g_t(w_t) - α g_t(v_q))
     u_t = (1 - γ) (u_{t-N} + Δ_t) + γ G_t,   in the first epoch u_t = G_t
-    q_t = keep q_{t-1} + u_t + r_t
+    q_t = decay q_{t-1} + u_t + r_t
 
 Where no clip bites this is plain momentum.  Parts need no bound on the loss's smoothness.
 """
@@ -43,7 +43,7 @@ def absorb_split(
     Guarantee: under zero-out one record moves G_t, Δ_t and r_t each by at most its weight times that part's clip,
     under replace-one by twice that, whatever the queries are; r_t is 0 in the first round of an epoch.
     """
-    epoch, place = divmod(current.t - 1, split.places)
+    epoch, place = divmod(current.t - 1, split.rounds_per_epoch)
     started = min(2, epoch + (place > 0))
     anchors, ring = state.past[:started], state.past[started:]
     if place == 0:
@@ -60,5 +60,5 @@ def absorb_split(
         points = (query, anchors[0])
         residual = objective.increment(points, (weight, -weight), records, weights, split.residual_clip)
         added, clipped = own + residual.total, torch.maximum(clipped, residual.clipped)
-    kept = (*ring, own)[-split.places :]
-    return RunningSum((*anchors, *kept), torch.add(added, state.total, alpha=current.keep)), clipped
+    kept = (*ring, own)[-split.rounds_per_epoch :]
+    return RunningSum((*anchors, *kept), torch.add(added, state.total, alpha=current.decay)), clipped

@@ -6,8 +6,8 @@ D(scale_t σ)^d.  For h = 16, ε_h = 2 Σ_{j≥1} exp(-2π² h² j²) < 10^-2190
 1.  The Gaussian of variance σ² - h², rounded at random to an integer by D(h) around it, has the law D(σ) within
     factors exp(±2 ε_h) (Peikert 2010, Theorem 3.1); and for *integer* v the same rounding of x + v has the law of
     v + D(σ).  So a released value is post-processing of N(v, σ² - h²), within those factors.
-2.  Gaussian releases with adaptive shifts of total energy Δ² are Δ / √(σ² - h²)-GDP (Denisov et al. 2022, Smith &
-    Thakurta 2022).
+2.  Gaussian releases with adaptive shifts of total squared norm Δ² are Δ / √(σ² - h²)-GDP (Denisov et al. 2022,
+    Smith & Thakurta 2022).
 3.  So the run is μ-GDP with μ = Δ / √(σ² - h²), up to e^η with η = 2 N ε_h (nothing, in floats) and up to τ, the
     total variation between the noise that is drawn and D(σ):  δ(ε) ≤ δ_μ(ε) + (1 + e^ε) τ.
 

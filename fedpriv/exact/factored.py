@@ -68,8 +68,8 @@ class FactoredDifferences(Factored):
     trees: AlignedDifferences = dataclasses.field(kw_only=True)
 
     def part_clips(self, t: int) -> tuple[float, ...]:
-        residual = (self.trees.residual,) if self.trees.places > 1 else ()
-        changed = (self.trees.difference,) if t > self.trees.places else ()
+        residual = (self.trees.residual,) if self.trees.rounds_per_epoch > 1 else ()
+        changed = (self.trees.difference,) if t > self.trees.rounds_per_epoch else ()
         return (*residual, float(self.workload.clips[t - 1]), *changed)
 
     def certified(self, lattice: Lattice) -> float:
@@ -82,7 +82,7 @@ def participations_of(workload: Workload) -> int:
     schedule = workload.schedule
     if schedule.single_pass:
         return 1
-    return schedule.most if isinstance(schedule, Separated) else -(-schedule.rounds // schedule.places)
+    return schedule.most if isinstance(schedule, Separated) else -(-schedule.rounds // schedule.rounds_per_epoch)
 
 
 @singledispatch
@@ -97,16 +97,18 @@ def factored(mechanism: Mechanism, workload: Workload) -> Factored:
 
 @factored.register
 def _(mechanism: IndependentGaussian, workload: Workload) -> Factored:
-    workload = dataclasses.replace(workload, keep=rounded(workload.keep))
-    return Factored(IntegerPrefix(coefficient(workload.keep), workload.period), mechanism, workload)
+    workload = dataclasses.replace(workload, decay=rounded(workload.decay))
+    return Factored(IntegerPrefix(coefficient(workload.decay), workload.period), mechanism, workload)
 
 
 @factored.register
 def _(mechanism: BinaryTree, workload: Workload) -> Factored:
-    decay = rounded(mechanism.keep)
+    decay = rounded(mechanism.decay)
     strategy = IntegerTree(coefficient(decay), mechanism.period)
-    workload = dataclasses.replace(workload, keep=decay)
-    return Factored(strategy, dataclasses.replace(mechanism, keep=decay), workload, _level_spread(decay, workload))
+    workload = dataclasses.replace(workload, decay=decay)
+    return Factored(
+        strategy, dataclasses.replace(mechanism, decay=decay), workload, _level_spread(decay, workload)
+    )
 
 
 @factored.register
@@ -116,7 +118,7 @@ def _(mechanism: LeafGaussian, workload: Workload) -> Factored:
 
 @factored.register
 def _(mechanism: BandedSquareRoot, workload: Workload) -> Factored:
-    exact = RoundedBanded(mechanism.keep, min(mechanism.bands, workload.rounds))
+    exact = RoundedBanded(mechanism.decay, min(mechanism.bands, workload.rounds))
     return Factored(IntegerBanded(exact.multiples[1:]), exact, workload)
 
 
@@ -127,10 +129,10 @@ def _(mechanism: AlignedDifferences, workload: Workload) -> Factored:
             "AlignedDifferences: bounds that rest on how far queries move are no bounds of integers; use "
             "algorithm.difference_clip and algorithm.residual_clip"
         )
-    decay = rounded(mechanism.keep)
-    trees = dataclasses.replace(mechanism, keep=decay)
-    workload = dataclasses.replace(workload, keep=decay)
-    strategy = IntegerAligned(coefficient(decay), trees.places, *trees.stds)
+    decay = rounded(mechanism.decay)
+    trees = dataclasses.replace(mechanism, decay=decay)
+    workload = dataclasses.replace(workload, decay=decay)
+    strategy = IntegerAligned(coefficient(decay), trees.rounds_per_epoch, *trees.stds)
     return FactoredDifferences(strategy, trees, workload, _level_spread(decay, workload), trees=trees)
 
 

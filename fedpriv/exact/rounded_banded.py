@@ -7,7 +7,7 @@ import numpy as np
 
 from fedpriv.exact.fixed_point import ONE, coefficient
 from fedpriv.mechanisms.base import Sensitivity, check_matches
-from fedpriv.mechanisms.sensitivity import falling, series
+from fedpriv.mechanisms.sensitivity import nonincreasing, series
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
 from fedpriv.mechanisms.workload import Floats, Workload
 
@@ -22,10 +22,10 @@ class RoundedBanded(BandedSquareRoot):
     @cached_property
     def multiples(self) -> tuple[int, ...]:
         """c_0, c_1, …, counted in 2^-31."""
-        return tuple(coefficient(value) for value in series.square_root(self.keep, self.bands).tolist())
+        return tuple(coefficient(value) for value in series.square_root(self.decay, self.bands).tolist())
 
     def certified(self, workload: Workload) -> Sensitivity:
-        check_matches(workload, self.keep, None)
+        check_matches(workload, self.decay, None)
         return toeplitz_certified(np.array(self._coefficients[: workload.rounds]), workload)
 
     @cached_property
@@ -40,14 +40,14 @@ class RoundedBanded(BandedSquareRoot):
 
     def _noise_series(self, rounds: int) -> Floats:
         coefficients = np.array(self._coefficients[:rounds])
-        return series.inverse(np.convolve(coefficients, [1.0, -self.keep]), rounds)
+        return series.inverse(np.convolve(coefficients, [1.0, -self.decay]), rounds)
 
 
 def toeplitz_certified(coefficients: Floats, workload: Workload) -> Sensitivity:
-    """The sensitivity of the Toeplitz C of these falling coefficients ≥ 0, shape (up to T,), without restarts."""
-    columns = series.column_energies(coefficients, workload.rounds)
+    """The sensitivity of the Toeplitz C of these nonincreasing coefficients ≥ 0, (up to T,), without restarts."""
+    columns = series.column_squared_norms(coefficients, workload.rounds)
 
-    def within(clips: Floats, places: int) -> Floats:
-        return series.record_energies(coefficients, clips, places)
+    def within(clips: Floats, rounds_per_epoch: int) -> Floats:
+        return series.record_squared_norms(coefficients, clips, rounds_per_epoch)
 
-    return falling.certified(workload, lambda: coefficients, columns, within)
+    return nonincreasing.certified(workload, lambda: coefficients, columns, within)

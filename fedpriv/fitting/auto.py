@@ -69,15 +69,15 @@ def candidates(objective: Objective, max_vectors: int) -> Iterator[Candidate]:
 
 def _all(objective: Objective, most: int) -> Iterator[Candidate]:
     yield _named("independent", IndependentGaussian(), objective)
-    keep, rounds = objective.workload.keep, objective.workload.rounds
+    decay, rounds = objective.workload.decay, objective.workload.rounds
     if rounds <= _FEW_ROUNDS:
         return
-    if BinaryTree(keep).memory_vectors(objective.workload) <= most:
-        yield _named("tree", BinaryTree(keep), objective)
+    if BinaryTree(decay).memory_vectors(objective.workload) <= most:
+        yield _named("tree", BinaryTree(decay), objective)
     if not objective.workload.schedule.single_pass:
         # with few places a C that ends before a record comes back can be best
         for bands in range(2, most + 1):
-            yield _named(f"banded ({bands})", BandedSquareRoot(keep, bands), objective)
+            yield _named(f"banded ({bands})", BandedSquareRoot(decay, bands), objective)
     yield from _plain(objective, most)
     yield from _scaled(objective, most)
 
@@ -93,7 +93,7 @@ def _plain(objective: Objective, most: int) -> Iterator[Candidate]:
     workload, loss = objective.workload, PlainLoss(objective)
 
     def candidate(name: str, fit: Fit) -> Candidate:
-        mechanism = BufferedToeplitz(workload.keep, fit.theta, fit.phi)
+        mechanism = BufferedToeplitz(workload.decay, fit.theta, fit.phi)
         noise = mechanism.sensitivity(workload) * math.sqrt(loss.spread(fit.theta, fit.phi))
         return Candidate(name, mechanism, mechanism.memory_vectors(workload), noise)
 
@@ -114,19 +114,19 @@ def _scaled(objective: Objective, most: int) -> Iterator[Candidate]:
     for pairs in (1, 2, 3):
         if _vectors(workload, pairs, True) <= most:
             fit = fit_roots(loss, pairs, True, around)
-            mechanism = lengthened(BufferedToeplitz(workload.keep, fit.theta, fit.phi), workload)
+            mechanism = lengthened(BufferedToeplitz(workload.decay, fit.theta, fit.phi), workload)
             name, noise = f"BLT {len(fit.theta)}, scaled", math.exp(fit.loss / 2.0)
             yield Candidate(name, mechanism, mechanism.memory_vectors(workload), noise, scaled=True)
 
 
 def lengthened(mechanism: BufferedToeplitz, workload: Workload) -> BufferedToeplitz:
     """The mechanism with the `column_scale` that makes every column as long as the first."""
-    energies = series.column_energies(mechanism.strategy(workload.rounds), workload.rounds)
-    return replace(mechanism, column_scale=tuple(column_scale(energies, workload).tolist()))
+    squared_norms = series.column_squared_norms(mechanism.strategy(workload.rounds), workload.rounds)
+    return replace(mechanism, column_scale=tuple(column_scale(squared_norms, workload).tolist()))
 
 
 def _vectors(workload: Workload, pairs: int, last_free: bool) -> int:
-    return pairs + (last_free and workload.keep > 0.0)
+    return pairs + (last_free and workload.decay > 0.0)
 
 
 def _frugal(found: list[Candidate]) -> Candidate:

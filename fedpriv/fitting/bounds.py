@@ -14,22 +14,22 @@ from fedpriv.mechanisms.workload import Floats, Separated, Workload
 from fedpriv.participation.phases import Phases
 
 
-def on_increments(rows: Floats, keep: float) -> Floats:
+def on_increments(rows: Floats, decay: float) -> Floats:
     """h A for every row h; (n, T) -> (n, T)."""
-    return ratio(rows[:, ::-1], zeros=(), poles=(keep,))[:, ::-1]
+    return ratio(rows[:, ::-1], zeros=(), poles=(decay,))[:, ::-1]
 
 
 def lower_bounds(rows: Floats, workload: Workload) -> Floats:
     """The least standard deviation in h · (released rows) for each row h; (n, T) -> (n,)."""
-    moved = np.abs(on_increments(rows, workload.keep)) * workload.clips
+    moved = np.abs(on_increments(rows, workload.decay)) * workload.clips
     schedule = workload.schedule
     if isinstance(schedule, Phases):
         raise InputError("noise of a phased run lies in its empty rounds: nothing is fitted to it")
     if isinstance(schedule, Separated):
         return heaviest_patterns(moved, schedule)
-    places = min(schedule.places, workload.rounds)
-    padded = np.pad(moved, ((0, 0), (0, -workload.rounds % places)))
-    by_place = padded.reshape(len(rows), -1, places).sum(axis=1)
+    rounds_per_epoch = min(schedule.rounds_per_epoch, workload.rounds)
+    padded = np.pad(moved, ((0, 0), (0, -workload.rounds % rounds_per_epoch)))
+    by_place = padded.reshape(len(rows), -1, rounds_per_epoch).sum(axis=1)
     return np.asarray(np.max(by_place, axis=1), np.float64)
 
 
@@ -41,7 +41,7 @@ def sharper_mean_bound(rows: Floats, workload: Workload, steps: int = 300) -> fl
     """
     if not workload.schedule.single_pass:
         raise InputError("the sharper bound is for one participation of every record")
-    moved = on_increments(rows, workload.keep) * workload.clips
+    moved = on_increments(rows, workload.decay) * workload.clips
     second = moved.T @ moved / len(rows)
     weights = np.full(workload.rounds, 1.0 / workload.rounds)
     best = 0.0

@@ -20,16 +20,16 @@ Inner = Callable[[NDArray[np.int64]], Floats]
 """⟨C_i, C_j⟩ ≥ 0 of some rounds, counted from 0: (n,) -> (n, n)."""
 
 
-def column_scale(energies: Floats, workload: Workload) -> Floats:
+def column_scale(squared_norms: Floats, workload: Workload) -> Floats:
     """D for one participation of every record: all columns, times their clips, become as long as the longest.
 
-    `energies` are the squared column norms of C, (T,).  Every D_t is at least 1.
+    `squared_norms` are the squared column norms of C, (T,).  Every D_t is at least 1.
 
     Guarantee: the worst record costs what it cost without D, whatever the clips are.
     """
     if not workload.schedule.single_pass:
         raise InputError("column scale: records take part more than once; their scale is fixed_order_scale")
-    lengths = workload.clips * np.sqrt(energies)
+    lengths = workload.clips * np.sqrt(squared_norms)
     return np.asarray(np.max(lengths) / lengths, np.float64)
 
 
@@ -43,12 +43,15 @@ def fixed_order_scale(inner: Inner, workload: Workload) -> Floats:
     schedule, rounds = workload.schedule, workload.rounds
     if not isinstance(schedule, Schedule) or np.any(workload.clips != workload.clips[0]):
         raise InputError("column scale: several passes need a fixed order and the same clip in every round")
-    own = [np.arange(place, rounds, schedule.places) for place in range(min(schedule.places, rounds))]
+    own = [
+        np.arange(place, rounds, schedule.rounds_per_epoch)
+        for place in range(min(schedule.rounds_per_epoch, rounds))
+    ]
     products = [inner(held) for held in own]
-    energy = max(float(np.sum(product)) for product in products)
+    squared_norm = max(float(np.sum(product)) for product in products)
     scale = np.empty(rounds)
     for held, product in zip(own, products, strict=True):
-        scale[held] = _of_record(product, energy)
+        scale[held] = _of_record(product, squared_norm)
     return scale
 
 
@@ -71,8 +74,8 @@ def toeplitz_inner(coefficients: Floats, rounds: int) -> Inner:
     return inner
 
 
-def _of_record(inner: Floats, energy: float) -> Floats:
-    """1/D_i is proportional to Σ_j ⟨C_i, C_j⟩ D_j where Σ log D is the largest at one energy."""
+def _of_record(inner: Floats, squared_norm: float) -> Floats:
+    """1/D_i is proportional to Σ_j ⟨C_i, C_j⟩ D_j where Σ log D is the largest at one squared norm."""
     scale = np.ones(len(inner))
     for _ in range(_STEPS):
         following = np.sqrt(scale / (inner @ scale))
@@ -80,4 +83,4 @@ def _of_record(inner: Floats, energy: float) -> Floats:
         scale = following
         if settled:
             break
-    return np.asarray(scale * np.sqrt(energy / (scale @ inner @ scale)), np.float64)
+    return np.asarray(scale * np.sqrt(squared_norm / (scale @ inner @ scale)), np.float64)

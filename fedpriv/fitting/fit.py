@@ -1,7 +1,7 @@
 """Fitting the roots of a buffered Toeplitz mechanism to what a run publishes; deterministic.
 
 The roots come from unbounded numbers v: with s = sigmoid(v) and ρ_j = Π_{l≤j} (1 - s_l) the roots
-θ = keep (ρ_1, ρ_3, …) and φ = keep (ρ_2, ρ_4, …) interlace for every v (keep = 0 is fitted as 1).
+θ = decay (ρ_1, ρ_3, …) and φ = decay (ρ_2, ρ_4, …) interlace for every v (decay = 0 is fitted as 1).
 """
 
 import math
@@ -38,17 +38,17 @@ class Fit:
 def fit_lambda(objective: Objective) -> Fit:
     """The best λ of λ-CGD: θ = (λ,), φ = (0,).
 
-    Its noise on row r is (R A)_r + (keep - λ) · (delayed sum), so that ‖R B‖² is a quadratic in λ.
+    Its noise on row r is (R A)_r + (decay - λ) · (delayed sum), so that ‖R B‖² is a quadratic in λ.
     """
     workload, largest = objective.workload, _largest(objective.workload)
-    fresh, past = objective.rows[:, ::-1], delayed(objective.rows[:, ::-1], workload.keep)
+    fresh, past = objective.rows[:, ::-1], delayed(objective.rows[:, ::-1], workload.decay)
     own, mixed, carried = np.vdot(fresh, fresh), np.vdot(fresh, past), np.vdot(past, past)
 
     def loss(log_gap: float) -> float:
         root = -largest * math.expm1(log_gap)
         series = powers(root, workload.rounds)
         moved = ratio(worst_record(series, workload), (), (root,))
-        kept = workload.keep - root
+        kept = workload.decay - root
         return math.log(np.vdot(moved, moved)) + math.log(own + 2.0 * kept * mixed + kept**2 * carried)
 
     grid = np.linspace(math.log(0.05 / workload.rounds), math.log(0.95), _GRID)
@@ -61,8 +61,8 @@ def fit_lambda(objective: Objective) -> Fit:
 def fit_roots(loss: Loss, count: int, last_free: bool, around: Roots) -> Fit:
     """The best `count` pairs of roots that gradient descent finds; with `last_free` False φ_m = 0.
 
-    It starts from log-spaced distances to `keep`, and from the single root `around` with pairs that nearly cancel.
-    Pairs that do cancel in the end are left out, so that the fit may have fewer.
+    It starts from log-spaced distances to `decay`, and from the single root `around` with pairs that nearly
+    cancel. Pairs that do cancel in the end are left out, so that the fit may have fewer.
     """
     largest = _largest(loss.workload)
 
@@ -95,7 +95,7 @@ def fit_roots(loss: Loss, count: int, last_free: bool, around: Roots) -> Fit:
 def _starts(workload: Workload, count: int, last_free: bool, around: float) -> Iterator[Floats]:
     size = 2 * count if last_free else 2 * count - 1
     schedule = workload.schedule
-    reach = schedule.separation if isinstance(schedule, Separated) else schedule.places
+    reach = schedule.min_separation if isinstance(schedule, Separated) else schedule.rounds_per_epoch
     gaps = np.geomspace(0.6 / min(workload.rounds, reach), 0.75, size)
     yield _numbers(1.0 - gaps)
     pairs = np.repeat(np.linspace(0.6, 0.2, count - 1), 2) * np.tile([1.0, 0.85], count - 1)
@@ -109,7 +109,7 @@ def _numbers(ratios: Floats) -> Floats:
 
 
 def _simplified(roots: list[float], loss: Loss) -> tuple[list[float], float]:
-    """Without neighbours that cancel, and with φ_m = 0 or θ_1 = keep where that is as good: less state."""
+    """Without neighbours that cancel, and with φ_m = 0 or θ_1 = decay where that is as good: less state."""
     largest = _largest(loss.workload)
     while True:
         value, _ = loss.at(np.array(roots))
@@ -132,4 +132,4 @@ def _simpler(roots: list[float], largest: float) -> Iterator[list[float]]:
 
 
 def _largest(workload: Workload) -> float:
-    return workload.keep if workload.keep > 0.0 else 1.0
+    return workload.decay if workload.decay > 0.0 else 1.0

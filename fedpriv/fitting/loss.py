@@ -46,14 +46,14 @@ class PlainLoss:
         impulse = np.eye(1, self.workload.rounds)[0]
         moved = ratio(worst_record(ratio(impulse, phi, theta), self.workload), phi, theta)
         spread = ratio(self.summed, theta, phi)
-        energy, variance = np.vdot(moved, moved), np.vdot(spread, spread)
+        squared_norm, variance = np.vdot(moved, moved), np.vdot(spread, spread)
         gradient = np.empty(len(roots))
         for place, root in enumerate(roots):
             sign = 1.0 if place % 2 == 0 else -1.0
-            by_energy = np.vdot(moved, delayed(moved, root)) / energy
+            by_squared_norm = np.vdot(moved, delayed(moved, root)) / squared_norm
             by_variance = np.vdot(spread, delayed(spread, root)) / variance
-            gradient[place] = 2.0 * sign * (by_energy - by_variance)
-        return float(np.log(energy) + np.log(variance)), gradient
+            gradient[place] = 2.0 * sign * (by_squared_norm - by_variance)
+        return float(np.log(squared_norm) + np.log(variance)), gradient
 
     def spread(self, theta: Roots, phi: Roots) -> float:
         """‖R B‖²: J of a mechanism of sensitivity 1."""
@@ -62,7 +62,7 @@ class PlainLoss:
     @cached_property
     def summed(self) -> Floats:
         """The rows times A, last round first: noise enters a row backwards in time."""
-        return ratio(self.objective.rows[:, ::-1], (), (self.workload.keep,))
+        return ratio(self.objective.rows[:, ::-1], (), (self.workload.decay,))
 
 
 @dataclass(frozen=True)

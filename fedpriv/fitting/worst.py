@@ -1,4 +1,4 @@
-"""Which record a falling Toeplitz C charges most: its clips in its own rounds, 0 elsewhere."""
+"""Which record a nonincreasing Toeplitz C charges most: its clips in its own rounds, 0 elsewhere."""
 
 import numpy as np
 
@@ -16,14 +16,14 @@ def worst_record(coefficients: Floats, workload: Workload) -> Floats:
     schedule, clips = workload.schedule, workload.clips
     record = np.zeros(workload.rounds)
     if schedule.single_pass:
-        worst = int(np.argmax(clips**2 * series.column_energies(coefficients, workload.rounds)))
+        worst = int(np.argmax(clips**2 * series.column_squared_norms(coefficients, workload.rounds)))
         record[worst] = clips[worst]
     elif isinstance(schedule, Separated):
-        record[:: schedule.separation] = np.max(clips)
-        record[schedule.most * schedule.separation :] = 0.0
+        record[:: schedule.min_separation] = np.max(clips)
+        record[schedule.most * schedule.min_separation :] = 0.0
     else:
         first = 0
         if not np.all(clips == clips[0]):
-            first = int(np.argmax(series.record_energies(coefficients, clips, schedule.places)))
-        record[first :: schedule.places] = clips[first :: schedule.places]
+            first = int(np.argmax(series.record_squared_norms(coefficients, clips, schedule.rounds_per_epoch)))
+        record[first :: schedule.rounds_per_epoch] = clips[first :: schedule.rounds_per_epoch]
     return record

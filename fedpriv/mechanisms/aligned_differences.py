@@ -4,7 +4,7 @@ The paper composes the sums of the last N rounds from windows that slide over ep
 G and of Δ are prefixes of their own epoch, over the places p = 1 … N:
 
     Q_{q,p} = (1 - γ) (Q_{q-1,p} + prefix of Δ) + γ (prefix of G),   Q_{0,p} = prefix of G
-    sum of G up to t = Q_{q,p} + Σ_{k<q} keep^{p + (q-1-k) N} Q_{k,N}
+    sum of G up to t = Q_{q,p} + Σ_{k<q} decay^{p + (q-1-k) N} Q_{k,N}
 
 which one tree of N leaves serves: the node that ends at place p keeps a filtered noise from epoch to epoch.  A
 record is in fewer nodes, the state is one ring of N vectors, and the noise is 15–23 % less.
@@ -33,17 +33,17 @@ class AlignedDifferences(DifferenceTrees):
     name: ClassVar[str] = "aligned-differences"
     words: ClassVar[str] = f"{THREE_TREES}, aligned with epochs"
 
-    def energies(self, workload: Workload) -> Groups:
-        early, late, changed = np.zeros((3, self.places))
-        for start in range(0, workload.rounds, self.places):
-            clips = workload.clips[start : start + self.places]
-            held = nodes.column_energies(len(clips), self.keep)
+    def squared_norms(self, workload: Workload) -> Groups:
+        early, late, changed = np.zeros((3, self.rounds_per_epoch))
+        for start in range(0, workload.rounds, self.rounds_per_epoch):
+            clips = workload.clips[start : start + self.rounds_per_epoch]
+            held = nodes.column_squared_norms(len(clips), self.decay)
             if start == 0:
                 early[: len(held)] += clips**2 * held
             else:
                 late[: len(held)] += clips**2 * held
                 changed[: len(held)] += self.difference**2 * held
-        return Groups(early, late, changed, self.residual_energies(workload))
+        return Groups(early, late, changed, self.residual_squared_norms(workload))
 
     def variance(self, workload: Workload) -> Floats:
         """By epochs: variances and covariance of the nodes' filtered noise n and of what earlier epochs left, c.
@@ -51,32 +51,32 @@ class AlignedDifferences(DifferenceTrees):
         The nodes of prefix p and those of the whole epoch overlap: there n and c are correlated.
         """
         self.check(workload)
-        places, keep, stay = self.places, self.keep, 1.0 - self.mixing
-        within = nodes.row_energies(places, keep)
-        place = np.arange(1, places + 1)
-        whole = {end for _, end in cover(1, places)}
+        rounds_per_epoch, decay, stay = self.rounds_per_epoch, self.decay, 1.0 - self.mixing
+        within = nodes.row_squared_norms(rounds_per_epoch, decay)
+        place = np.arange(1, rounds_per_epoch + 1)
+        whole = {end for _, end in cover(1, rounds_per_epoch)}
         shared = [
-            sum(keep ** (2 * p + places - 2 * end) for _, end in cover(1, p) if end in whole)
-            for p in range(1, places + 1)
+            sum(decay ** (2 * p + rounds_per_epoch - 2 * end) for _, end in cover(1, p) if end in whole)
+            for p in range(1, rounds_per_epoch + 1)
         ]
-        epochs = -(-workload.rounds // places)
+        epochs = -(-workload.rounds // rounds_per_epoch)
         filtered, left, both = self.std_early**2, 0.0, 0.0
         rows = []
         for epoch in range(epochs):
             if epoch:
-                left = keep ** (2 * places) * left + filtered + 2.0 * keep**places * both
-                both = stay * (keep**places * both + filtered)
+                left = decay ** (2 * rounds_per_epoch) * left + filtered + 2.0 * decay**rounds_per_epoch * both
+                both = stay * (decay**rounds_per_epoch * both + filtered)
                 filtered = stay**2 * (filtered + self.std_difference**2) + (self.mixing * self.std_late) ** 2
-            carried = keep ** (2 * place) * within[-1] * left
+            carried = decay ** (2 * place) * within[-1] * left
             rows.append(filtered * within + carried + 2.0 * both * np.array(shared))
         total = np.concatenate(rows)[: workload.rounds]
-        return total + self.std_residual**2 * nodes.row_energies(workload.rounds, keep)
+        return total + self.std_residual**2 * nodes.row_squared_norms(workload.rounds, decay)
 
     def memory_vectors(self, workload: Workload) -> int:
         return max(sum(self._sizes(t)) for t in range(1, workload.rounds + 1))
 
     def draws(self, t: int) -> int:
-        return 1 + int(self.places > 1) + int(t > self.places)
+        return 1 + int(self.rounds_per_epoch > 1) + int(t > self.rounds_per_epoch)
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """The state: the r tree's stack, the filtered noise of the last N places, the epoch's stack.
@@ -85,25 +85,29 @@ class AlignedDifferences(DifferenceTrees):
         """
         stack, ring, within = self._unpacked(state, t - 1)
         vectors, residual = list(fresh), None
-        if self.places > 1:
-            residual, stack = BinaryTree(self.keep).noise(stack, t, self.std_residual * vectors.pop(0))
-        if t <= self.places:
+        if self.rounds_per_epoch > 1:
+            residual, stack = BinaryTree(self.decay).noise(stack, t, self.std_residual * vectors.pop(0))
+        if t <= self.rounds_per_epoch:
             own = self.std_early * vectors[0]
         else:
             changed = ring[0] + self.std_difference * vectors[1]
             own = (1.0 - self.mixing) * changed + self.mixing * (self.std_late * vectors[0])
-        place = (t - 1) % self.places + 1
+        place = (t - 1) % self.rounds_per_epoch + 1
         length = place & -place
         kept = within[: len(within) - (length.bit_length() - 1)]
-        noise = own.add(kept[-1], alpha=self.keep**length) if kept else own
-        epoch = (noise,) if place == self.places else (*kept, noise)
-        after = (*stack, *(*ring, own)[-self.places :], *epoch)
+        noise = own.add(kept[-1], alpha=self.decay**length) if kept else own
+        epoch = (noise,) if place == self.rounds_per_epoch else (*kept, noise)
+        after = (*stack, *(*ring, own)[-self.rounds_per_epoch :], *epoch)
         return noise if residual is None else noise + residual, after
 
     def _sizes(self, t: int) -> tuple[int, int, int]:
         """Vectors of each part of the state after round t."""
-        stack = t.bit_count() if self.places > 1 else 0
-        return stack, min(t, self.places), int(t >= self.places) + (t % self.places).bit_count()
+        stack = t.bit_count() if self.rounds_per_epoch > 1 else 0
+        return (
+            stack,
+            min(t, self.rounds_per_epoch),
+            int(t >= self.rounds_per_epoch) + (t % self.rounds_per_epoch).bit_count(),
+        )
 
     def _unpacked(self, state: MechanismState, t: int) -> tuple[MechanismState, MechanismState, MechanismState]:
         stack, ring, _ = self._sizes(t)

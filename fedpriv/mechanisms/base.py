@@ -60,7 +60,7 @@ class Mechanism(Protocol):
         return None
 
     @property
-    def innovation(self) -> float:
+    def fresh_std(self) -> float:
         """A lower bound of the standard deviation that a round's fresh vectors add to its row of B z, for unit z.
 
         0 where a mechanism does not say better: then nothing is known of what is new in a release.
@@ -154,10 +154,10 @@ class Mechanism(Protocol):
         return rows, state
 
 
-def check_matches(workload: Workload, keep: float, period: int | None) -> None:
+def check_matches(workload: Workload, decay: float, period: int | None) -> None:
     """Refuse a workload that a mechanism built for another decay or period would not factor."""
-    if workload.keep != keep:
-        raise InputError(f"the mechanism is built for keep = {keep}, the workload has keep = {workload.keep}")
+    if workload.decay != decay:
+        raise InputError(f"the mechanism is built for decay = {decay}, the workload has decay = {workload.decay}")
     if workload.period != period:
         raise InputError(
             f"the mechanism is built for period = {period}, the workload has period = {workload.period}"

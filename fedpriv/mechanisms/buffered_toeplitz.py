@@ -1,7 +1,7 @@
 """Buffered linear Toeplitz noise: nearly optimal for a stream with a handful of vectors.
 
 C is the Toeplitz matrix of interlacing roots (see `roots`), B = A C^-1.  Members: no roots at all are noise on the
-increments (C = I); θ = (λ,), φ = (0,) is λ-CGD, C^-1 = I - λ · shift, with one vector of state; θ = (keep,),
+increments (C = I); θ = (λ,), φ = (0,) is λ-CGD, C^-1 = I - λ · shift, with one vector of state; θ = (decay,),
 φ = (0,) is independent noise (C = A), with none.
 
 `column_scale` holds D_1 … D_T: the noise of increment t is divided by D_t, so that C diag(D) takes the place of C.
@@ -19,7 +19,7 @@ import numpy as np
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import roots, row_bound
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
-from fedpriv.mechanisms.sensitivity import falling, series
+from fedpriv.mechanisms.sensitivity import nonincreasing, series
 from fedpriv.mechanisms.workload import Floats, Separated, Workload, powers
 from fedpriv.replicates.columns import SHARED
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 class BufferedToeplitz(Mechanism):
     """Noise C^-1 z on the increments, summed like them, for the C of interlacing roots.
 
-    Guarantee: the roots are checked to interlace, so C ≥ 0 with falling coefficients, whoever fitted them: the
+    Guarantee: the roots are checked to interlace, so C ≥ 0 with nonincreasing coefficients, whoever fitted
+    them: the
     worst record of a fixed order, and of separated participations with equal clips, is charged exactly; of
     separated participations with unequal clips it is bounded.
     """
@@ -39,9 +40,9 @@ class BufferedToeplitz(Mechanism):
     name: ClassVar[str] = "buffered"
     words: ClassVar[str] = "Gaussian noise correlated over the rounds (a few decaying buffers)"
 
-    keep: float = field(default=1.0, metadata=SHARED)
+    decay: float = field(default=1.0, metadata=SHARED)
     theta: roots.Roots = field(default=(), metadata=SHARED)
-    """Poles of C, in falling order; each at most `keep`, or at most 1 for keep = 0."""
+    """Poles of C, in falling order; each at most `decay`, or at most 1 for decay = 0."""
     phi: roots.Roots = field(default=(), metadata=SHARED)
     """Zeros of C, one below each pole."""
     column_scale: tuple[float, ...] = field(default=(), metadata=SHARED)
@@ -49,24 +50,24 @@ class BufferedToeplitz(Mechanism):
     period: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.keep <= 1.0:
-            raise InputError(f"keep = {self.keep}: the decay of a running sum lies between 0 and 1")
+        if not 0.0 <= self.decay <= 1.0:
+            raise InputError(f"decay = {self.decay}: the decay of a running sum lies between 0 and 1")
         if self.period is not None and self.period < 1:
             raise InputError(f"period = {self.period}: the sums restart after 1 or more rounds, or never (None)")
         if not all(0.0 < factor < math.inf for factor in self.column_scale):
             raise InputError("column_scale: every factor is a finite number above 0")
-        roots.check(self.theta, self.phi, self.keep)
+        roots.check(self.theta, self.phi, self.decay)
 
     def certified(self, workload: Workload) -> Sensitivity:
         self._check(workload)
         scaled = replace(workload, clips=workload.clips * self._scale(workload.rounds))
         coefficients = self.strategy(workload.block)
-        columns = self._over_periods(workload, lambda rounds: series.column_energies(coefficients, rounds))
+        columns = self._over_periods(workload, lambda rounds: series.column_squared_norms(coefficients, rounds))
 
-        def within(clips: Floats, places: int) -> Floats:
-            return series.record_energies(coefficients[: len(clips)], clips, places)
+        def within(clips: Floats, rounds_per_epoch: int) -> Floats:
+            return series.record_squared_norms(coefficients[: len(clips)], clips, rounds_per_epoch)
 
-        found = falling.certified(scaled, lambda: coefficients, columns, within)
+        found = nonincreasing.certified(scaled, lambda: coefficients, columns, within)
         if found.exact or not isinstance(workload.schedule, Separated) or workload.rounds > row_bound.MOST_ROUNDS:
             return found
         by_rows = row_bound.row_bound(coefficients, scaled, workload.schedule)
@@ -75,7 +76,7 @@ class BufferedToeplitz(Mechanism):
         return Sensitivity(by_rows, False, "the heaviest pattern of every row, over the heaviest pattern")
 
     @property
-    def innovation(self) -> float:
+    def fresh_std(self) -> float:
         """B has ones on its diagonal, divided by D."""
         return 1.0 / max(self.column_scale, default=1.0)
 
@@ -86,7 +87,7 @@ class BufferedToeplitz(Mechanism):
         return self._over_periods(workload, lambda rounds: np.cumsum(self._rows(rounds) ** 2))
 
     def memory_vectors(self, workload: Workload) -> int:
-        return len(self.phi) + (self.keep > 0.0) if self.column_scale else len(self._modes)
+        return len(self.phi) + (self.decay > 0.0) if self.column_scale else len(self._modes)
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """The state holds a vector for each mode of B; with column_scale the last noise and one for each φ."""
@@ -111,7 +112,7 @@ class BufferedToeplitz(Mechanism):
         if t > len(self.column_scale):
             raise InputError(f"round {t}: column_scale is planned for {len(self.column_scale)} rounds")
         share = 1.0 / self.column_scale[t - 1]
-        last = 1 if self.keep > 0.0 else 0
+        last = 1 if self.decay > 0.0 else 0
         if self._restarts(t):
             noise = fresh * share
             return noise, ((noise,) * last) + (fresh,) * len(self.phi)
@@ -122,14 +123,14 @@ class BufferedToeplitz(Mechanism):
             after.append(_advanced(kept, pole, fresh))
         if not last:
             return increment, tuple(after)
-        noise = increment.add_(state[0], alpha=self.keep)
+        noise = increment.add_(state[0], alpha=self.decay)
         return noise, (noise, *after)
 
     def _scaled_variance(self, rounds: int) -> Floats:
         """By the covariance of what streaming holds, one fresh vector of variance 1 a round."""
         size = len(self.phi) + 1  # the last noise, and U of each φ
         spread, variances = np.zeros((size, size)), np.empty(rounds)
-        advance, added = np.diag([self.keep, *self.phi]), np.ones(size)
+        advance, added = np.diag([self.decay, *self.phi]), np.ones(size)
         weights, factors = np.array(self._inverse_residues), self._scale(rounds)
         for t in range(1, rounds + 1):
             if self._restarts(t):
@@ -141,7 +142,7 @@ class BufferedToeplitz(Mechanism):
         return variances
 
     def _check(self, workload: Workload) -> None:
-        check_matches(workload, self.keep, self.period)
+        check_matches(workload, self.decay, self.period)
         if self.column_scale and workload.rounds > len(self.column_scale):
             raise InputError(
                 f"column_scale is planned for {len(self.column_scale)} rounds, the workload has {workload.rounds}"
@@ -161,15 +162,15 @@ class BufferedToeplitz(Mechanism):
         row[0] = 1.0
         return row
 
-    def _over_periods(self, workload: Workload, energies: Callable[[int], Floats]) -> Floats:
-        """The energies of every round: full periods are alike, the last may be shorter."""
+    def _over_periods(self, workload: Workload, squared_norms: Callable[[int], Floats]) -> Floats:
+        """The squared norms of every round: full periods are alike, the last may be shorter."""
         full, rest = divmod(workload.rounds, workload.block)
-        of_rest = [energies(rest)] if rest else []
-        return np.concatenate([np.tile(energies(workload.block), full), *of_rest])
+        of_rest = [squared_norms(rest)] if rest else []
+        return np.concatenate([np.tile(squared_norms(workload.block), full), *of_rest])
 
     @cached_property
     def _modes(self) -> tuple[roots.Mode, ...]:
-        return roots.noise_modes(self.keep, self.theta, self.phi)
+        return roots.noise_modes(self.decay, self.theta, self.phi)
 
     @cached_property
     def _inverse_residues(self) -> tuple[float, ...]:

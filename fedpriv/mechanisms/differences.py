@@ -51,7 +51,7 @@ class DifferenceTrees(Mechanism):
 
     | field | meaning |
     |---|---|
-    | `places` | N: rounds of an epoch |
+    | `rounds_per_epoch` | N: rounds of an epoch |
     | `mixing` | γ |
     | `difference`, `residual` | see the table above, for zero-out and before the batch mean |
     | `movement` | the bound on ‖w_{t+1} - w_t‖ they rest on; None if they are clip norms |
@@ -62,19 +62,19 @@ class DifferenceTrees(Mechanism):
     holds the record, are the square of the sensitivity (adaptive composition of Gaussian mechanisms).
     """
 
-    places: int
+    rounds_per_epoch: int
     mixing: float
     difference: float
     residual: float
     movement: float | None = field()
-    keep: float = field(default=1.0, metadata=SHARED)
+    decay: float = field(default=1.0, metadata=SHARED)
     std_early: float = 1.0
     std_late: float = 1.0
     std_difference: float = 1.0
     std_residual: float = 1.0
     least: float = 0.0
 
-    def energies(self, workload: Workload) -> Groups:
+    def squared_norms(self, workload: Workload) -> Groups:
         """For the record in each place, what it moves each group's nodes by, squared and summed; each (N,)."""
         raise NotImplementedError
 
@@ -93,19 +93,19 @@ class DifferenceTrees(Mechanism):
         )
 
     @property
-    def innovation(self) -> float:
+    def fresh_std(self) -> float:
         """Of the r tree's node that ends at t; an epoch of one round has no r tree."""
-        return self.std_residual if self.places > 1 else 0.0
+        return self.std_residual if self.rounds_per_epoch > 1 else 0.0
 
     def certified(self, workload: Workload) -> Sensitivity:
         self.check(workload)
-        total = np.zeros(self.places)
-        for energies, std in zip(self.energies(workload), self.stds, strict=True):
-            if not 0.0 < std < math.inf and np.any(energies):
+        total = np.zeros(self.rounds_per_epoch)
+        for squared_norms, std in zip(self.squared_norms(workload), self.stds, strict=True):
+            if not 0.0 < std < math.inf and np.any(squared_norms):
                 raise InputError(
                     f"{type(self).__name__}: a released group of nodes has no noise, or more than any number holds"
                 )
-            total += energies / std**2 if std > 0.0 else 0.0
+            total += squared_norms / std**2 if std > 0.0 else 0.0
         value = math.sqrt(float(np.max(total)))
         value = max(value, self.least * float(np.max(workload.clips)))
         why = "clipped differences" if self.movement is None else f"steps of at most {self.movement:g}"
@@ -113,11 +113,11 @@ class DifferenceTrees(Mechanism):
 
     def check(self, workload: Workload) -> None:
         """InputError for a workload that the trees would not factor, or numbers that bound nothing."""
-        check_matches(workload, self.keep, None)
-        if not isinstance(workload.order, Schedule) or workload.order.places != self.places:
+        check_matches(workload, self.decay, None)
+        if not isinstance(workload.order, Schedule) or workload.order.rounds_per_epoch != self.rounds_per_epoch:
             raise InputError(
-                f"differences between epochs need the same order of {self.places} batches in every epoch: with "
-                "fresh permutations they are differences between records"
+                f"differences between epochs need one order of {self.rounds_per_epoch} batches in every epoch: "
+                "with fresh permutations they are differences between records"
             )
         if not 0.0 < self.mixing < 1.0:
             raise InputError(f"mixing = {self.mixing}: γ lies strictly between 0 and 1")
@@ -129,13 +129,13 @@ class DifferenceTrees(Mechanism):
         if min(self.difference, self.residual) <= 0.0 or (self.movement is not None and self.movement <= 0.0):
             raise InputError("bounds on differences and on the movement must be above 0")
 
-    def residual_energies(self, workload: Workload) -> Floats:
+    def residual_squared_norms(self, workload: Workload) -> Floats:
         """Of the r tree, which spans the whole run: (N,)."""
-        since_anchor = np.arange(workload.rounds) % self.places
-        farthest = self.places if self.movement is not None else 1
+        since_anchor = np.arange(workload.rounds) % self.rounds_per_epoch
+        farthest = self.rounds_per_epoch if self.movement is not None else 1
         moved = self.residual * np.minimum(since_anchor, farthest).astype(np.float64)
-        found = np.zeros(self.places)
-        held = nodes.record_energies(moved, self.places, self.keep)
+        found = np.zeros(self.rounds_per_epoch)
+        held = nodes.record_squared_norms(moved, self.rounds_per_epoch, self.decay)
         found[: len(held)] = held
         return found
 
@@ -150,7 +150,7 @@ def calibrated(trees: Trees, workload: Workload, shares: Literal["best", "equal"
     variance, λ_k ∝ √(A_k D_k² W_k) with A_k what the group adds to it at standard deviation 1.
     """
     trees.check(workload)
-    worst = np.array([float(np.max(energies)) for energies in trees.energies(workload)])
+    worst = np.array([float(np.max(squared_norms)) for squared_norms in trees.squared_norms(workload)])
     wanted = (worst > 0.0).astype(float)
     if shares == "best":
         added = [with_stds(trees, unit).mean_variance(workload) for unit in np.eye(4)]
@@ -172,25 +172,25 @@ def sized_by_the_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Tre
     trees.check(workload)
     if trees.movement is None:
         raise InputError('calibration = "paper" knows no clipped differences; use calibration = "exact"')
-    if trees.keep > 1.0 - 1.0 / trees.places + 1e-12:
-        raise InputError(f'calibration = "paper" needs alpha of at least 1/N = 1/{trees.places}')
-    early, late = map(math.sqrt, paper_window_counts(workload.rounds, trees.places))
+    if trees.decay > 1.0 - 1.0 / trees.rounds_per_epoch + 1e-12:
+        raise InputError(f'calibration = "paper" needs alpha of at least 1/N = 1/{trees.rounds_per_epoch}')
+    early, late = map(math.sqrt, paper_window_counts(workload.rounds, trees.rounds_per_epoch))
     difference = trees.difference / (2.0 * float(np.max(workload.clips))) * late
     sized = with_stds(trees, np.array([early, late, difference, difference]))
     return dataclasses.replace(sized, least=2.0 * sigma_mu)
 
 
-def paper_window_counts(rounds: int, places: int) -> tuple[float, float]:
+def paper_window_counts(rounds: int, rounds_per_epoch: int) -> tuple[float, float]:
     """V_{≤2N} = 3 log2 N and V_{>2N} = 4 (T/N) log2 N of Algorithm 2.
 
     InputError for N < 6: the first is too small there, at N = 1 both are 0, no noise at all.
     """
-    if places < 6:
+    if rounds_per_epoch < 6:
         raise InputError(
-            f"{places} rounds an epoch: the paper's constants of Algorithm 2 hold from 6 on; "
+            f"{rounds_per_epoch} rounds an epoch: the paper's constants of Algorithm 2 hold from 6 on; "
             'use calibration = "exact"'
         )
-    return 3.0 * math.log2(places), 4.0 * rounds / places * math.log2(places)
+    return 3.0 * math.log2(rounds_per_epoch), 4.0 * rounds / rounds_per_epoch * math.log2(rounds_per_epoch)
 
 
 def with_stds(trees: Trees, stds: Floats) -> Trees:

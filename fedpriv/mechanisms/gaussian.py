@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from fedpriv.mechanisms.base import Columns, Mechanism, MechanismState, Sensitivity
-from fedpriv.mechanisms.sensitivity import falling
+from fedpriv.mechanisms.sensitivity import nonincreasing
 from fedpriv.mechanisms.workload import Floats, Workload, geometric_sums, powers
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ class IndependentGaussian(Mechanism):
     """Fresh noise in every round, whatever was released before.
 
     Guarantee: a record that takes part in round τ moves the sums of rounds τ, τ+1, … of its period by
-    keep^(t-τ) times its increment; all its increments are added up, and the worst record is charged.
-    For a single pass with clip S and keep 1 this is S√T: σ = 2S√T/ρ under replace-one, the paper's
+    decay^(t-τ) times its increment; all its increments are added up, and the worst record is charged.
+    For a single pass with clip S and decay 1 this is S√T: σ = 2S√T/ρ under replace-one, the paper's
     σ² = 4S²T/ρ².
     """
 
@@ -34,21 +34,21 @@ class IndependentGaussian(Mechanism):
         return cls()
 
     def certified(self, workload: Workload) -> Sensitivity:
-        def within(clips: Floats, places: int) -> Floats:
-            return _record_energies(clips, places, workload.keep)
+        def within(clips: Floats, rounds_per_epoch: int) -> Floats:
+            return _record_squared_norms(clips, rounds_per_epoch, workload.decay)
 
         def coefficients() -> Floats:
-            return powers(workload.keep, workload.rounds)
+            return powers(workload.decay, workload.rounds)
 
-        return falling.certified(workload, coefficients, _column_energies(workload), within)
+        return nonincreasing.certified(workload, coefficients, _column_squared_norms(workload), within)
 
     @property
-    def innovation(self) -> float:
+    def fresh_std(self) -> float:
         return 1.0
 
     def columns(self, workload: Workload) -> Columns | None:
         """C = A, which is the identity for keep 0; with any other keep an increment stays in all later sums."""
-        return Columns(1, np.ones(workload.rounds)) if workload.keep == 0.0 else None
+        return Columns(1, np.ones(workload.rounds)) if workload.decay == 0.0 else None
 
     def variance(self, workload: Workload) -> Floats:
         return np.ones(workload.rounds)
@@ -60,30 +60,33 @@ class IndependentGaussian(Mechanism):
         return fresh, state
 
 
-def _column_energies(workload: Workload) -> Floats:
-    """Σ_{t≥τ} keep^{2(t-τ)} up to the end of τ's period, for every τ."""
+def _column_squared_norms(workload: Workload) -> Floats:
+    """Σ_{t≥τ} decay^{2(t-τ)} up to the end of τ's period, for every τ."""
     if workload.period is None:
-        return geometric_sums(workload.keep**2, np.arange(workload.rounds, 0.0, -1.0))
+        return geometric_sums(workload.decay**2, np.arange(workload.rounds, 0.0, -1.0))
     rounds = np.arange(workload.rounds, dtype=np.float64)
     ends = np.minimum((rounds // workload.block + 1) * workload.block, workload.rounds)
-    return geometric_sums(workload.keep**2, ends - rounds)
+    return geometric_sums(workload.decay**2, ends - rounds)
 
 
-def _record_energies(clips: Floats, places: int, keep: float) -> Floats:
-    """Energies of the records of a fixed order within one period, without a T × T matrix: O(T log T).
+def _record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> Floats:
+    """Squared norms of the records of a fixed order within one period, without a T × T matrix: O(T log T).
 
     Between two rounds of a record what it moved only decays, so it is enough to know it in those rounds:
-    y_k = clip_k + keep^places y_{k-1}.
+    y_k = clip_k + decay^rounds_per_epoch y_{k-1}.
     """
     rounds = len(clips)
-    places = min(places, rounds)
-    epochs = -(-rounds // places)
-    moved = np.zeros((epochs, places))
+    rounds_per_epoch = min(rounds_per_epoch, rounds)
+    epochs = -(-rounds // rounds_per_epoch)
+    moved = np.zeros((epochs, rounds_per_epoch))
     moved.ravel()[:rounds] = clips
-    shift, decay = 1, keep**places
+    shift, over_epoch = 1, decay**rounds_per_epoch
     while shift < epochs:  # after each pass a row holds the last 2·shift terms of the recursion
-        moved[shift:] += decay * moved[:-shift]
-        shift, decay = 2 * shift, decay**2
-    until_next = np.minimum(places, rounds - np.arange(epochs * places, dtype=np.float64).reshape(epochs, places))
-    lasting = geometric_sums(keep**2, np.maximum(until_next, 0.0))
+        moved[shift:] += over_epoch * moved[:-shift]
+        shift, over_epoch = 2 * shift, over_epoch**2
+    until_next = np.minimum(
+        rounds_per_epoch,
+        rounds - np.arange(epochs * rounds_per_epoch, dtype=np.float64).reshape(epochs, rounds_per_epoch),
+    )
+    lasting = geometric_sums(decay**2, np.maximum(until_next, 0.0))
     return np.asarray(np.sum(moved**2 * lasting, axis=0))

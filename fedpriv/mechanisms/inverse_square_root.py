@@ -1,4 +1,4 @@
-"""The banded inverse square root: C^-1 has the first `bands` coefficients of (1 - keep·x)^(1/2).
+"""The banded inverse square root: C^-1 has the first `bands` coefficients of (1 - decay·x)^(1/2).
 
 It remembers as many vectors as the banded square root, and its C reaches over all rounds.  A baseline: with as
 many vectors `BufferedToeplitz` adds less noise.
@@ -15,7 +15,7 @@ import numpy as np
 
 from fedpriv.errors import InputError
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
-from fedpriv.mechanisms.sensitivity import falling, series
+from fedpriv.mechanisms.sensitivity import nonincreasing, series
 from fedpriv.mechanisms.workload import Floats, Workload, powers
 from fedpriv.replicates.columns import SHARED
 
@@ -36,36 +36,36 @@ class BandedInverseSquareRoot(Mechanism):
     name: ClassVar[str] = "inverse-square-root"
     words: ClassVar[str] = "Gaussian noise correlated over the rounds (banded inverse matrix factorization)"
 
-    keep: float = field(default=1.0, metadata=SHARED)
+    decay: float = field(default=1.0, metadata=SHARED)
     bands: int = 4
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.keep <= 1.0:
-            raise InputError(f"keep = {self.keep}: the decay of a running sum lies between 0 and 1")
+        if not 0.0 <= self.decay <= 1.0:
+            raise InputError(f"decay = {self.decay}: the decay of a running sum lies between 0 and 1")
         if self.bands < 1:
             raise InputError(f"bands = {self.bands}: C^-1 has at least one band, its diagonal")
 
     def certified(self, workload: Workload) -> Sensitivity:
         """InputError if the coefficients of C should ever increase: then the worst pattern is not known."""
-        check_matches(workload, self.keep, None)
+        check_matches(workload, self.decay, None)
         coefficients = self._strategy(workload.rounds)
-        columns = series.column_energies(coefficients, workload.rounds)
+        columns = series.column_squared_norms(coefficients, workload.rounds)
 
-        def within(clips: Floats, places: int) -> Floats:
-            return series.record_energies(coefficients, clips, places)
+        def within(clips: Floats, rounds_per_epoch: int) -> Floats:
+            return series.record_squared_norms(coefficients, clips, rounds_per_epoch)
 
-        return falling.certified(workload, lambda: coefficients, columns, within)
+        return nonincreasing.certified(workload, lambda: coefficients, columns, within)
 
     @property
-    def innovation(self) -> float:
+    def fresh_std(self) -> float:
         """B has a diagonal of ones."""
         return 1.0
 
     def variance(self, workload: Workload) -> Floats:
-        check_matches(workload, self.keep, None)
+        check_matches(workload, self.decay, None)
         row = np.zeros(workload.rounds)
         for lag, weight in enumerate(self._inverse[: workload.rounds]):
-            row[lag:] += weight * powers(self.keep, workload.rounds - lag)
+            row[lag:] += weight * powers(self.decay, workload.rounds - lag)
         return np.cumsum(row**2)
 
     def memory_vectors(self, workload: Workload) -> int:
@@ -79,7 +79,7 @@ class BandedInverseSquareRoot(Mechanism):
         increment = fresh.clone()
         for weight, earlier in zip(self._inverse[1:], past, strict=False):
             increment.add_(earlier, alpha=weight)
-        noise = increment.add_(state[0], alpha=self.keep)
+        noise = increment.add_(state[0], alpha=self.decay)
         return noise, (noise, *(fresh, *past)[: self.bands - 1])
 
     def _strategy(self, rounds: int) -> Floats:
@@ -87,14 +87,14 @@ class BandedInverseSquareRoot(Mechanism):
         highest = np.maximum.accumulate(np.abs(coefficients[::-1]))[::-1]  # the least series above it that falls
         if np.max(highest - coefficients) > _ROUNDING:
             raise InputError(
-                f"bands = {self.bands}, keep = {self.keep}: the coefficients of C increase over {rounds} rounds, "
-                "and its worst participation is not known; take another number of bands"
+                f"bands = {self.bands}, decay = {self.decay}: the coefficients of C increase over {rounds} "
+                "rounds, and its worst participation is not known; take another number of bands"
             )
         return highest
 
     @cached_property
     def _inverse(self) -> list[float]:
         """The coefficients of C^-1."""
-        places = np.arange(1, self.bands, dtype=np.float64)
-        coefficients: list[float] = [1.0, *np.cumprod(self.keep * (places - 1.5) / places).tolist()]
+        lags = np.arange(1, self.bands, dtype=np.float64)
+        coefficients: list[float] = [1.0, *np.cumprod(self.decay * (lags - 1.5) / lags).tolist()]
         return coefficients

@@ -31,43 +31,45 @@ class LeafGaussian(Mechanism):
     name: ClassVar[str] = "leaf"
     words: ClassVar[str] = "Gaussian noise on every change of the running sum, which adds up from anchor to anchor"
 
-    keep: float = field(default=1.0, metadata=SHARED)
+    decay: float = field(default=1.0, metadata=SHARED)
     period: int | None = None
     first: float = field(default=1.0, metadata=SHARED)
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.keep <= 1.0:
-            raise InputError(f"keep = {self.keep}: the decay of a running sum lies between 0 and 1")
+        if not 0.0 <= self.decay <= 1.0:
+            raise InputError(f"decay = {self.decay}: the decay of a running sum lies between 0 and 1")
         if self.period is not None and self.period < 1:
             raise InputError(f"period = {self.period}: the sums restart after 1 or more rounds, or never (None)")
         if not 0.0 < self.first < math.inf:
             raise InputError(f"first = {self.first}: a ratio of two noises is a finite number above 0")
 
     def certified(self, workload: Workload) -> Sensitivity:
-        check_matches(workload, self.keep, self.period)
-        energies = (workload.clips / self._scales(workload)) ** 2
+        check_matches(workload, self.decay, self.period)
+        squared_norms = (workload.clips / self._scales(workload)) ** 2
         if isinstance(workload.order, Separated):
-            worst = heaviest_pattern(energies, workload.order)
+            worst = heaviest_pattern(squared_norms, workload.order)
         else:
-            places = min(workload.order.places, workload.rounds)
-            worst = float(np.max(np.bincount(np.arange(workload.rounds) % places, energies, places)))
+            rounds_per_epoch = min(workload.order.rounds_per_epoch, workload.rounds)
+            worst = float(
+                np.max(np.bincount(np.arange(workload.rounds) % rounds_per_epoch, squared_norms, rounds_per_epoch))
+            )
         return Sensitivity(math.sqrt(worst), True, "increments are independent: squares add up")
 
     @property
-    def innovation(self) -> float:
+    def fresh_std(self) -> float:
         return min(1.0, self.first)
 
     def columns(self, workload: Workload) -> Columns:
         """C is diagonal: the inverse noises."""
-        check_matches(workload, self.keep, self.period)
+        check_matches(workload, self.decay, self.period)
         return Columns(1, 1.0 / self._scales(workload))
 
     def variance(self, workload: Workload) -> Floats:
-        check_matches(workload, self.keep, self.period)
+        check_matches(workload, self.decay, self.period)
         variances = np.empty(workload.rounds)
         total = 0.0
         for place, scale in enumerate(self._scales(workload)):
-            total = scale**2 + (0.0 if place % workload.block == 0 else self.keep**2 * total)
+            total = scale**2 + (0.0 if place % workload.block == 0 else self.decay**2 * total)
             variances[place] = total
         return variances
 
@@ -79,7 +81,7 @@ class LeafGaussian(Mechanism):
         if not state or (self.period is not None and (t - 1) % self.period == 0):
             noise = fresh * self.first
         else:
-            noise = fresh.add(state[0], alpha=self.keep)
+            noise = fresh.add(state[0], alpha=self.decay)
         return noise, (noise,)
 
     def _scales(self, workload: Workload) -> Floats:

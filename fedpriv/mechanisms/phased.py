@@ -56,8 +56,8 @@ class PhaseEnds(Mechanism):
         """InputError unless the contraction argument applies to this workload, step and clip."""
         if workload.order != self.phases:
             raise InputError("noise at the ends of phases: the schedule must be the mechanism's own phases")
-        if workload.keep != 0.0:
-            raise InputError(f"noise at the ends of phases needs plain gradients, keep = 0; got {workload.keep}")
+        if workload.decay != 0.0:
+            raise InputError(f"noise at the ends of phases needs plain gradients, decay = 0; got {workload.decay}")
         if not self.largest_step * self.smoothness <= 2.0:
             raise InputError(
                 f"step = {self.largest_step:g}: the phased method is private only for steps up to "

@@ -29,14 +29,14 @@ class Mode(NamedTuple):
     gain: float
 
 
-def check(theta: Roots, phi: Roots, keep: float) -> None:
-    """InputError unless the roots interlace, and lie in [0, keep], or in [0, 1] for keep = 0.
+def check(theta: Roots, phi: Roots, decay: float) -> None:
+    """InputError unless the roots interlace, and lie in [0, decay], or in [0, 1] for decay = 0.
 
     Guarantee: what passes has a C with coefficients ≥ 0 that never increase, whoever chose the numbers.
     """
     if len(theta) != len(phi):
         raise InputError(f"theta has {len(theta)} roots and phi {len(phi)}: both need the same number")
-    largest = keep if keep > 0.0 else 1.0
+    largest = decay if decay > 0.0 else 1.0
     falling = tuple(root for pair in zip(theta, phi, strict=True) for root in pair)
     inside = all(0.0 <= root <= largest for root in falling)  # not so for nan
     if not inside or any(not after < before for before, after in pairwise(falling)):
@@ -66,14 +66,14 @@ def coefficients(over: Roots, under: Roots, count: int) -> Floats:
     return series
 
 
-def noise_modes(keep: float, theta: Roots, phi: Roots) -> tuple[Mode, ...]:
+def noise_modes(decay: float, theta: Roots, phi: Roots) -> tuple[Mode, ...]:
     """The modes of B = A C^-1: row t is z_t + Σ gain · M_{t-1}.
 
-    B(x) = Π (1 - θ_i x) / ((1 - keep x) Π (1 - φ_i x)) has a mode for each pole p > 0, with gain r_p p.  A pole
-    that a zero cancels (θ_1 = keep) has none.  With keep = φ_m = 0 the pole at 0 is double, and one more mode,
+    B(x) = Π (1 - θ_i x) / ((1 - decay x) Π (1 - φ_i x)) has a mode for each pole p > 0, with gain r_p p.  A pole
+    that a zero cancels (θ_1 = decay) has none.  With decay = φ_m = 0 the pole at 0 is double, and one more mode,
     which is the last fresh vector, makes up for what b_1 lacks.
     """
-    poles = (keep, *phi)
+    poles = (decay, *phi)
     modes = []
     for place, pole in enumerate(poles):
         if pole == 0.0:

@@ -28,7 +28,7 @@ def row_bound(coefficients: Floats, workload: Workload, pattern: Separated) -> f
 
 def heaviest_patterns(weights: Floats, pattern: Separated) -> Floats:
     """`participation.heaviest_pattern` of every row of `weights` ≥ 0; (n, T) -> (n,)."""
-    gap, (rows, rounds) = pattern.separation, weights.shape
+    gap, (rows, rounds) = pattern.min_separation, weights.shape
     best = np.zeros((rows, rounds + 1))  # best[:, i]: the heaviest pattern within the first i rounds
     for _ in range(pattern.most):
         with_last = weights.copy()

@@ -43,45 +43,52 @@ class SlidingDifferences(DifferenceTrees):
     name: ClassVar[str] = "sliding-differences"
     words: ClassVar[str] = f"{THREE_TREES}, over sliding windows"
 
-    def energies(self, workload: Workload) -> Groups:
+    def squared_norms(self, workload: Workload) -> Groups:
         ends_of = [
             (
                 level,
-                windows.used_ends(workload.rounds, self.places, level),
-                windows.used_ends(workload.rounds, self.places, level, earliest=2 * self.places),
+                windows.used_ends(workload.rounds, self.rounds_per_epoch, level),
+                windows.used_ends(
+                    workload.rounds, self.rounds_per_epoch, level, earliest=2 * self.rounds_per_epoch
+                ),
             )
             for level in range(self._levels)
         ]
         gradient, difference = workload.clips**2, np.full(workload.rounds, self.difference**2)
-        early, late, changed = np.zeros((3, self.places))
+        early, late, changed = np.zeros((3, self.rounds_per_epoch))
         for level, ends, of_differences in ends_of:
-            is_early = ends <= 2 * self.places
+            is_early = ends <= 2 * self.rounds_per_epoch
             early += self._visits(ends[is_early], level, gradient)
             late += self._visits(ends[~is_early], level, gradient)
             changed += self._visits(of_differences, level, difference)
-        return Groups(early, late, changed, self.residual_energies(workload))
+        return Groups(early, late, changed, self.residual_squared_norms(workload))
 
     def variance(self, workload: Workload) -> Floats:
         """(1-α)^{2q'N} of the base prefix, S² of the base window, S_i² of the others: as three moments."""
         self.check(workload)
-        rounds, places, stay = workload.rounds, self.places, 1.0 - self.mixing
-        decay = self.keep**places
-        gradient = windows.window_variances(rounds, places, self.keep, self.std_early, self.std_late)
+        rounds, rounds_per_epoch, stay = workload.rounds, self.rounds_per_epoch, 1.0 - self.mixing
+        over_epoch = self.decay**rounds_per_epoch
+        gradient = windows.window_variances(rounds, rounds_per_epoch, self.decay, self.std_early, self.std_late)
         changed = windows.window_variances(
-            rounds, places, self.keep, self.std_difference, self.std_difference, earliest=2 * places
+            rounds,
+            rounds_per_epoch,
+            self.decay,
+            self.std_difference,
+            self.std_difference,
+            earliest=2 * rounds_per_epoch,
         )
         prefix, window, both = gradient.copy(), gradient.copy(), gradient.copy()  # variances, and covariance
-        both[: places - 1] = window[: places - 1] = 0.0
-        for t in range(places + 1, rounds + 1):
-            now, before = t - 1, t - 1 - places
-            if t < 2 * places:
-                prefix[now] += decay**2 * prefix[before]
+        both[: rounds_per_epoch - 1] = window[: rounds_per_epoch - 1] = 0.0
+        for t in range(rounds_per_epoch + 1, rounds + 1):
+            now, before = t - 1, t - 1 - rounds_per_epoch
+            if t < 2 * rounds_per_epoch:
+                prefix[now] += over_epoch**2 * prefix[before]
                 continue
             window[now] = stay**2 * (window[before] + changed[now]) + self.mixing**2 * gradient[now]
-            carried = decay * stay * both[before]
+            carried = over_epoch * stay * both[before]
             both[now] = carried + window[now]
-            prefix[now] = decay**2 * prefix[before] + window[now] + 2.0 * carried
-        return prefix + self.std_residual**2 * nodes.row_energies(rounds, self.keep)
+            prefix[now] = over_epoch**2 * prefix[before] + window[now] + 2.0 * carried
+        return prefix + self.std_residual**2 * nodes.row_squared_norms(rounds, self.decay)
 
     def memory_vectors(self, workload: Workload) -> int:
         return max(self._sizes(t)[-1] for t in range(1, workload.rounds + 1))
@@ -93,15 +100,15 @@ class SlidingDifferences(DifferenceTrees):
         """Tree and level of the node that each fresh vector of round t belongs to."""
         lowest = (t & -t).bit_length() - 1
         levels = range(min(lowest + 1, self._levels))
-        found: list[tuple[Tree, int]] = [("residual", lowest)] if self.places > 1 else []
+        found: list[tuple[Tree, int]] = [("residual", lowest)] if self.rounds_per_epoch > 1 else []
         found += [("gradient", level) for level in levels]
-        found += [("difference", level) for level in levels if t - (1 << level) >= self.places]
+        found += [("difference", level) for level in levels if t - (1 << level) >= self.rounds_per_epoch]
         return tuple(found)
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
-        places, stay = self.places, 1.0 - self.mixing
+        rounds_per_epoch, stay = self.rounds_per_epoch, 1.0 - self.mixing
         before = self._unpacked(state, t - 1)
-        std_gradient = self.std_early if t <= 2 * places else self.std_late
+        std_gradient = self.std_early if t <= 2 * rounds_per_epoch else self.std_late
         gradient, difference, stack, residual = before.gradient, before.difference, before.stack, None
         for (tree, level), vector in zip(self.fresh_nodes(t), fresh, strict=True):
             if tree == "gradient":
@@ -109,40 +116,40 @@ class SlidingDifferences(DifferenceTrees):
             elif tree == "difference":
                 difference[level, t] = self.std_difference * vector
             else:
-                residual, stack = BinaryTree(self.keep).noise(stack, t, self.std_residual * vector)
-        prefix = window = self._sum(gradient, max(1, t - places + 1), t)
-        if t >= 2 * places:
-            change = self._sum(difference, t - places + 1, t)
+                residual, stack = BinaryTree(self.decay).noise(stack, t, self.std_residual * vector)
+        prefix = window = self._sum(gradient, max(1, t - rounds_per_epoch + 1), t)
+        if t >= 2 * rounds_per_epoch:
+            change = self._sum(difference, t - rounds_per_epoch + 1, t)
             prefix = window = stay * (before.windows[0] + change) + self.mixing * window
-        if t > places:
-            prefix = window + self.keep**places * before.prefixes[0]
-        ended = (window,) if t >= places else ()
+        if t > rounds_per_epoch:
+            prefix = window + self.decay**rounds_per_epoch * before.prefixes[0]
+        ended = (window,) if t >= rounds_per_epoch else ()
         after = (
             *stack,
-            *(*before.prefixes, prefix)[-places:],
-            *(*before.windows, *ended)[-places:],
+            *(*before.prefixes, prefix)[-rounds_per_epoch:],
+            *(*before.windows, *ended)[-rounds_per_epoch:],
             *(gradient[node] for node in self._alive(t, 1)),
-            *(difference[node] for node in self._alive(t, places + 1)),
+            *(difference[node] for node in self._alive(t, rounds_per_epoch + 1)),
         )
         return prefix if residual is None else prefix + residual, after
 
     @property
     def _levels(self) -> int:
-        return self.places.bit_length()
+        return self.rounds_per_epoch.bit_length()
 
     def _visits(self, ends: windows.Ends, level: int, squares: Floats) -> Floats:
-        return windows.visits(ends, level, self.places, self.keep, squares)
+        return windows.visits(ends, level, self.rounds_per_epoch, self.decay, squares)
 
     def _sum(self, of_nodes: Mapping[Node, "Tensor"], first: int, last: int) -> "Tensor":
         earliest, *rest = windows.cover(first, last)
-        total = self.keep ** (last - earliest[1]) * of_nodes[earliest]
+        total = self.decay ** (last - earliest[1]) * of_nodes[earliest]
         for node in rest:
-            total = total.add(of_nodes[node], alpha=self.keep ** (last - node[1]))
+            total = total.add(of_nodes[node], alpha=self.decay ** (last - node[1]))
         return total
 
     def _alive(self, t: int, first: int) -> Iterator[Node]:
         """Nodes that ended by round t and lie in the window of round t+1, none of them before round `first`."""
-        start = max(first, t - self.places + 2)
+        start = max(first, t - self.rounds_per_epoch + 2)
         for level in range(self._levels):
             length = 1 << level
             earliest = -(-(start - 1) // length) * length + length
@@ -150,11 +157,11 @@ class SlidingDifferences(DifferenceTrees):
 
     def _sizes(self, t: int) -> tuple[int, int, int, int, int]:
         """Where each part of the state after round t ends."""
-        stack = t.bit_count() if self.places > 1 else 0
-        prefixes = stack + min(t, self.places)
-        ended = prefixes + min(max(0, t - self.places + 1), self.places)
+        stack = t.bit_count() if self.rounds_per_epoch > 1 else 0
+        prefixes = stack + min(t, self.rounds_per_epoch)
+        ended = prefixes + min(max(0, t - self.rounds_per_epoch + 1), self.rounds_per_epoch)
         gradient = ended + len(list(self._alive(t, 1)))
-        return stack, prefixes, ended, gradient, gradient + len(list(self._alive(t, self.places + 1)))
+        return stack, prefixes, ended, gradient, gradient + len(list(self._alive(t, self.rounds_per_epoch + 1)))
 
     def _unpacked(self, state: MechanismState, t: int) -> _State:
         stack, prefixes, ended, gradient, _ = self._sizes(t)
@@ -163,5 +170,5 @@ class SlidingDifferences(DifferenceTrees):
             state[stack:prefixes],
             state[prefixes:ended],
             dict(zip(self._alive(t, 1), state[ended:gradient], strict=True)),
-            dict(zip(self._alive(t, self.places + 1), state[gradient:], strict=True)),
+            dict(zip(self._alive(t, self.rounds_per_epoch + 1), state[gradient:], strict=True)),
         )

@@ -1,6 +1,6 @@
 """The square-root factorization of a decayed prefix sum, and its banded form.
 
-C is the lower-triangular Toeplitz matrix of the first `bands` coefficients of (1 - keep·x)^(-1/2), B = A C^-1.
+C is the lower-triangular Toeplitz matrix of the first `bands` coefficients of (1 - decay·x)^(-1/2), B = A C^-1.
 With bands ≥ T it is the square-root factorization A = C C itself, and needs all T vectors; with few bands it
 streams in O(bands · d).  bands = 1 is noise on the increments (C = I).
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from fedpriv.errors import InputError
 from fedpriv.mechanisms.base import Columns, Mechanism, MechanismState, Sensitivity, check_matches
-from fedpriv.mechanisms.sensitivity import falling, series
+from fedpriv.mechanisms.sensitivity import nonincreasing, series
 from fedpriv.mechanisms.workload import Floats, Workload
 from fedpriv.replicates.columns import SHARED
 
@@ -40,33 +40,33 @@ class BandedOptions(BaseModel):
 class BandedSquareRoot(Mechanism):
     """Noise C^-1 z on the increments, summed like them; C has `bands` diagonals.
 
-    Guarantee: C ≥ 0 with falling coefficients, so the worst record of a fixed order, and of separated
+    Guarantee: C ≥ 0 with nonincreasing coefficients, so the worst record of a fixed order, and of separated
     participations with equal clips or a separation of at least `bands`, is charged exactly.
     """
 
     name: ClassVar[str] = "banded"
     words: ClassVar[str] = "Gaussian noise correlated over the rounds (banded matrix factorization)"
 
-    keep: float = field(default=1.0, metadata=SHARED)
+    decay: float = field(default=1.0, metadata=SHARED)
     bands: int = 16
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.keep <= 1.0:
-            raise InputError(f"keep = {self.keep}: the decay of a running sum lies between 0 and 1")
+        if not 0.0 <= self.decay <= 1.0:
+            raise InputError(f"decay = {self.decay}: the decay of a running sum lies between 0 and 1")
         if self.bands < 1:
             raise InputError(f"bands = {self.bands}: C has at least one band, its diagonal")
 
     @classmethod
     def of(cls, workload: Workload, options: BandedOptions) -> Self:
-        return cls(workload.keep, options.bands)
+        return cls(workload.decay, options.bands)
 
     @classmethod
     def comparisons(cls, workload: Workload, options: BandedOptions) -> dict[str, Self]:
         """A few widths, and the square root itself, which would store T vectors: what memory can buy."""
-        several = [cls(workload.keep, bands) for bands in _COMPARED if bands < workload.rounds]
+        several = [cls(workload.decay, bands) for bands in _COMPARED if bands < workload.rounds]
         found = {one.label: one for one in several}
         if workload.rounds <= _MOST_VECTORS:
-            found["square root"] = cls(workload.keep, workload.rounds)
+            found["square root"] = cls(workload.decay, workload.rounds)
         return found
 
     @property
@@ -74,28 +74,28 @@ class BandedSquareRoot(Mechanism):
         return f"banded ({self.bands})"
 
     def certified(self, workload: Workload) -> Sensitivity:
-        check_matches(workload, self.keep, None)
-        coefficients = series.square_root(self.keep, min(self.bands, workload.rounds))
-        columns = series.column_energies(coefficients, workload.rounds)
+        check_matches(workload, self.decay, None)
+        coefficients = series.square_root(self.decay, min(self.bands, workload.rounds))
+        columns = series.column_squared_norms(coefficients, workload.rounds)
 
-        def within(clips: Floats, places: int) -> Floats:
-            return series.record_energies(coefficients, clips, places)
+        def within(clips: Floats, rounds_per_epoch: int) -> Floats:
+            return series.record_squared_norms(coefficients, clips, rounds_per_epoch)
 
-        return falling.certified(workload, lambda: coefficients, columns, within)
+        return nonincreasing.certified(workload, lambda: coefficients, columns, within)
 
     @property
-    def innovation(self) -> float:
+    def fresh_std(self) -> float:
         """C has a diagonal of ones, and so has B."""
         return 1.0
 
     def columns(self, workload: Workload) -> Columns:
-        check_matches(workload, self.keep, None)
+        check_matches(workload, self.decay, None)
         bands = min(self.bands, workload.rounds)
-        squares = series.column_energies(series.square_root(self.keep, bands), workload.rounds)
+        squares = series.column_squared_norms(series.square_root(self.decay, bands), workload.rounds)
         return Columns(bands, np.sqrt(squares))
 
     def variance(self, workload: Workload) -> Floats:
-        check_matches(workload, self.keep, None)
+        check_matches(workload, self.decay, None)
         return np.cumsum(self._noise_series(workload.rounds) ** 2)
 
     def memory_vectors(self, workload: Workload) -> int:
@@ -109,7 +109,7 @@ class BandedSquareRoot(Mechanism):
         increment = fresh.clone()
         for coefficient, row in zip(self._coefficients[1:], past, strict=False):
             increment.sub_(row, alpha=coefficient)
-        noise = increment.add(state[0], alpha=self.keep)
+        noise = increment.add(state[0], alpha=self.decay)
         return noise, (noise, *(increment, *past)[: self.bands - 1])
 
     def noise_rounds(
@@ -131,7 +131,7 @@ class BandedSquareRoot(Mechanism):
                 increments += torch.tensordot(from_past[:, : len(past)], torch.stack(past), 1)
             rows = increments.unbind()
             for row in rows:
-                state = (row.add(state[0], alpha=self.keep) if state else row,)
+                state = (row.add(state[0], alpha=self.decay) if state else row,)
                 noises.append(state[0])
             state = (noises[-1], *(*reversed(rows), *past)[: self.bands - 1])
         return noises, state
@@ -139,18 +139,18 @@ class BandedSquareRoot(Mechanism):
     @cached_property
     def _block_answers(self) -> tuple[Floats, Floats]:
         """Rows of C^-1 z from the rows before the block, and from the block's fresh vectors."""
-        coefficients = series.square_root(self.keep, self.bands)
+        coefficients = series.square_root(self.decay, self.bands)
         inverted = series.inverse(coefficients, self.bands)
         return series.history_response(coefficients, inverted), series.lower_toeplitz(inverted)
 
     @cached_property
     def _coefficients(self) -> list[float]:
-        coefficients: list[float] = series.square_root(self.keep, self.bands).tolist()
+        coefficients: list[float] = series.square_root(self.decay, self.bands).tolist()
         return coefficients
 
     def _noise_series(self, rounds: int) -> Floats:
         """The coefficients of B = A C^-1."""
-        coefficients = series.square_root(self.keep, min(self.bands, rounds))
+        coefficients = series.square_root(self.decay, min(self.bands, rounds))
         if self.bands >= rounds:
             return coefficients
-        return series.inverse(np.convolve(coefficients, [1.0, -self.keep]), rounds)
+        return series.inverse(np.convolve(coefficients, [1.0, -self.decay]), rounds)

@@ -31,39 +31,39 @@ class BinaryTree(Mechanism):
     name: ClassVar[str] = "tree"
     words: ClassVar[str] = "Gaussian noise on the nodes of a binary tree over the rounds"
 
-    keep: float = field(default=1.0, metadata=SHARED)
+    decay: float = field(default=1.0, metadata=SHARED)
     period: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.keep <= 1.0:
-            raise InputError(f"keep = {self.keep}: the decay of a running sum lies between 0 and 1")
+        if not 0.0 <= self.decay <= 1.0:
+            raise InputError(f"decay = {self.decay}: the decay of a running sum lies between 0 and 1")
         if self.period is not None and self.period < 1:
             raise InputError(f"period = {self.period}: a tree restarts after 1 or more rounds, or never (None)")
 
     @classmethod
     def of(cls, workload: Workload, options: Any) -> Self:
-        return cls(workload.keep, workload.period)
+        return cls(workload.decay, workload.period)
 
     def certified(self, workload: Workload) -> Sensitivity:
-        check_matches(workload, self.keep, self.period)
-        columns = self._over_periods(workload, nodes.column_energies)
+        check_matches(workload, self.decay, self.period)
+        columns = self._over_periods(workload, nodes.column_squared_norms)
         if isinstance(workload.order, Separated):
             return self._separated(workload, workload.order, columns)
 
-        def within(clips: Floats, places: int) -> Floats:
-            return nodes.record_energies(clips, places, self.keep)
+        def within(clips: Floats, rounds_per_epoch: int) -> Floats:
+            return nodes.record_squared_norms(clips, rounds_per_epoch, self.decay)
 
-        energies = participation.record_energies(workload, columns, within)
-        return Sensitivity(math.sqrt(float(np.max(energies))), True, "released nodes that hold the record")
+        squared_norms = participation.record_squared_norms(workload, columns, within)
+        return Sensitivity(math.sqrt(float(np.max(squared_norms))), True, "released nodes that hold the record")
 
     @property
-    def innovation(self) -> float:
+    def fresh_std(self) -> float:
         """Of the node that ends at t, which every release has fresh."""
         return 1.0
 
     def variance(self, workload: Workload) -> Floats:
-        check_matches(workload, self.keep, self.period)
-        return self._over_periods(workload, nodes.row_energies)
+        check_matches(workload, self.decay, self.period)
+        return self._over_periods(workload, nodes.row_squared_norms)
 
     def memory_vectors(self, workload: Workload) -> int:
         return (workload.block + 1).bit_length() - 1
@@ -77,21 +77,21 @@ class BinaryTree(Mechanism):
         kept = state[: len(state) - (length.bit_length() - 1)]
         if not kept:
             return fresh, (fresh,)
-        noise = fresh.add(kept[-1], alpha=self.keep**length)
+        noise = fresh.add(kept[-1], alpha=self.decay**length)
         return noise, (*kept, noise)
 
     def _separated(self, workload: Workload, pattern: Separated, columns: Floats) -> Sensitivity:
         if pattern.single_pass:
             worst = float(np.max(workload.clips**2 * columns))
             return Sensitivity(math.sqrt(worst), True, "one participation: its nodes")
-        energy = nodes.separated_energy(
-            workload.rounds, workload.block, self.keep, pattern.most, pattern.separation
+        squared_norm = nodes.separated_squared_norm(
+            workload.rounds, workload.block, self.decay, pattern.most, pattern.min_separation
         )
-        bound = float(np.max(workload.clips)) * math.sqrt(energy)
+        bound = float(np.max(workload.clips)) * math.sqrt(squared_norm)
         return Sensitivity(bound, False, "counted level by level, as if every clip were the largest")
 
-    def _over_periods(self, workload: Workload, energies: nodes.Energies) -> Floats:
-        """The energies of every round: full periods are alike, the last may be shorter."""
+    def _over_periods(self, workload: Workload, squared_norms: nodes.Energies) -> Floats:
+        """The squared norms of every round: full periods are alike, the last may be shorter."""
         full, rest = divmod(workload.rounds, workload.block)
-        of_rest = [energies(rest, self.keep)] if rest else []
-        return np.concatenate([np.tile(energies(workload.block, self.keep), full), *of_rest])
+        of_rest = [squared_norms(rest, self.decay)] if rest else []
+        return np.concatenate([np.tile(squared_norms(workload.block, self.decay), full), *of_rest])

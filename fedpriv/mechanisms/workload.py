@@ -1,8 +1,8 @@
 """The workload: which running sums are released, and in which rounds one record takes part in them.
 
-    A[t, i] = keep^(t-i) for i ≤ t in the same period, else 0
+    A[t, i] = decay^(t-i) for i ≤ t in the same period, else 0
 
-keep is 1 for prefix sums, 0 for none, 1 - α for momentum.  Everything in this file and in the algebra modules is
+decay is 1 for prefix sums, 0 for none, 1 - α for momentum.  Everything in this file and in the algebra modules is
 NumPy: accounting needs no torch.
 """
 
@@ -21,25 +21,27 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Separated:
-    """Any participation of a record in at most `times` of `rounds` rounds, at least `separation` rounds apart.
+    """Any participation of a record in at most `max_participations` of `rounds` rounds, at least
+    `min_separation` rounds apart.
 
     Guarantee: what is accounted for it holds for every such pattern, also one chosen by an adversary.
     """
 
     rounds: int
-    times: int
-    separation: int
+    max_participations: int
+    min_separation: int
 
     def __post_init__(self) -> None:
-        if min(self.rounds, self.times, self.separation) < 1:
+        if min(self.rounds, self.max_participations, self.min_separation) < 1:
             raise InputError(
-                f"rounds = {self.rounds}, times = {self.times}, separation = {self.separation}: all are 1 or more"
+                f"rounds = {self.rounds}, max_participations = {self.max_participations}, "
+                f"min_separation = {self.min_separation}: all are 1 or more"
             )
 
     @property
     def most(self) -> int:
-        """How often a record really can take part: `times`, or fewer if the rounds do not suffice."""
-        return min(self.times, -(-self.rounds // self.separation))
+        """How often a record really can take part: `max_participations`, or fewer if the rounds do not suffice."""
+        return min(self.max_participations, -(-self.rounds // self.min_separation))
 
     @property
     def single_pass(self) -> bool:
@@ -51,20 +53,20 @@ class Workload:
     """A over `schedule.rounds` rounds, with increments clipped to `clips[t-1]` in round t.
 
     `schedule` declares the participation: fixed order every epoch (a `Schedule`, of which the single pass is the
-    case places = rounds), the single pass with empty rounds of `Phases`, or any pattern of a `Separated`.  With a
-    `period` the sums restart from 0 in rounds 1, 1 + period, 1 + 2 period, ….
+    case rounds_per_epoch = rounds), the single pass with empty rounds of `Phases`, or any pattern of a
+    `Separated`.  With a `period` the sums restart from 0 in rounds 1, 1 + period, 1 + 2 period, ….
     """
 
     schedule: Participation | Separated
-    keep: float
+    decay: float
     clips: Floats
     period: int | None = None
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise InputError(f"rounds = {self.rounds}: a workload has at least one round")
-        if not 0.0 <= self.keep <= 1.0:
-            raise InputError(f"keep = {self.keep}: the decay of a running sum lies between 0 and 1")
+        if not 0.0 <= self.decay <= 1.0:
+            raise InputError(f"decay = {self.decay}: the decay of a running sum lies between 0 and 1")
         if self.clips.shape != (self.rounds,) or not np.all(np.isfinite(self.clips) & (self.clips > 0.0)):
             raise InputError(f"clips: a finite number above 0 is needed for each of the {self.rounds} rounds")
         if self.period is not None and self.period < 1:

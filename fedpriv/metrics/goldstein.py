@@ -38,11 +38,11 @@ class LeastNorm(NamedTuple):
 
 def least_norm(points: Floats) -> LeastNorm:
     """The point of least norm in the convex hull of the rows of `points` (n, d), by Wolfe's algorithm."""
-    energies = np.sum(points**2, axis=1)
-    largest = float(np.max(energies))
+    squared_norms = np.sum(points**2, axis=1)
+    largest = float(np.max(squared_norms))
     if largest == 0.0:
         return LeastNorm(points[0].copy(), 0.0, 0.0)
-    members, weights = [int(np.argmin(energies))], np.ones(1)
+    members, weights = [int(np.argmin(squared_norms))], np.ones(1)
     nearest = points[members[0]].copy()
     while True:
         products = points @ nearest

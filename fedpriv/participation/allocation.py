@@ -34,8 +34,8 @@ class Allocation(SecretOrder):
         return self
 
     def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:
-        epoch, place = divmod(t - 1, self.places)
-        count = self.held * batch
+        epoch, place = divmod(t - 1, self.rounds_per_epoch)
+        count = self.batches_held * batch
         bins = coins().numbers(count, self.bins, silo, epoch)
         rows = np.arange(count)[self.group(t)]
         here: NDArray[np.int64] = rows[bins[rows] == place // self.groups]
@@ -50,7 +50,7 @@ class Allocation(SecretOrder):
     @property
     def epochs(self) -> int:
         """Epochs begun; one that ends early counts as whole."""
-        return -(-self.rounds // self.places)
+        return -(-self.rounds // self.rounds_per_epoch)
 
     @property
     def words(self) -> str:

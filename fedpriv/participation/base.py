@@ -58,12 +58,12 @@ class Participation(Protocol):
     def rounds(self) -> int: ...
 
     @property
-    def places(self) -> int:
+    def rounds_per_epoch(self) -> int:
         """Rounds of one pass, expected if sampled."""
         ...
 
     @property
-    def held(self) -> int:
+    def batches_held(self) -> int:
         """How many batches a silo holds."""
         ...
 

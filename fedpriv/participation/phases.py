@@ -28,10 +28,10 @@ class Phases(PublicOrder):
 
     @property
     def rounds(self) -> int:
-        return self.places + len(self.lengths)
+        return self.rounds_per_epoch + len(self.lengths)
 
     @property
-    def places(self) -> int:
+    def rounds_per_epoch(self) -> int:
         """How many batches are read; fewer than there are rounds."""
         return sum(self.lengths)
 
@@ -61,9 +61,9 @@ class Phases(PublicOrder):
         return range(0) if place is None else range(place, place + 1)
 
     @property
-    def held(self) -> int:
+    def batches_held(self) -> int:
         """How many batches a silo's order has."""
-        return self.places
+        return self.rounds_per_epoch
 
     @property
     def _ends(self) -> tuple[int, ...]:

@@ -32,10 +32,10 @@ class Poisson(SecretOrder):
 
     def first(self, rounds: int) -> Self:
         """What a run that stopped after so many rounds has drawn."""
-        return type(self)(rounds, self.places, self.groups)
+        return type(self)(rounds, self.rounds_per_epoch, self.groups)
 
     def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:
-        count = self.held * batch
+        count = self.batches_held * batch
         rows = np.arange(count)[self.group(t)]
         return rows[coins().heads(count, self.rate, silo, t)[rows]]
 

@@ -30,32 +30,34 @@ class SecretOrder:
     secret: ClassVar[bool] = True
 
     rounds: int
-    places: int
+    rounds_per_epoch: int
     """Rounds of one pass, expected if sampled."""
     groups: int = 1
 
     def __post_init__(self) -> None:
-        if self.rounds < 1 or self.places < 1:
-            raise InputError(f"rounds = {self.rounds}, rounds of an epoch = {self.places}: both are 1 or more")
-        if self.groups < 1 or self.places % self.groups:
+        if self.rounds < 1 or self.rounds_per_epoch < 1:
             raise InputError(
-                f"federation.groups = {self.groups}: groups share out the {self.places} rounds of an epoch, so it "
-                "is a number that divides them"
+                f"rounds = {self.rounds}, rounds of an epoch = {self.rounds_per_epoch}: both are 1 or more"
+            )
+        if self.groups < 1 or self.rounds_per_epoch % self.groups:
+            raise InputError(
+                f"federation.groups = {self.groups}: groups share out the {self.rounds_per_epoch} rounds of an "
+                "epoch, so it is a number that divides them"
             )
 
     @classmethod
     def instead_of(cls, order: "Participation", groups: int) -> Self:
-        return cls(order.rounds, order.places, groups)
+        return cls(order.rounds, order.rounds_per_epoch, groups)
 
     @property
-    def held(self) -> int:
+    def batches_held(self) -> int:
         """How many expected batches a silo holds."""
-        return self.places
+        return self.rounds_per_epoch
 
     @property
     def bins(self) -> int:
         """The rounds of an epoch in which a record of one group can take part."""
-        return self.places // self.groups
+        return self.rounds_per_epoch // self.groups
 
     @property
     def single_pass(self) -> bool:
@@ -96,8 +98,13 @@ class SecretOrder:
         return sums.clip_apart(self.groups) / RELATION_FACTOR[sums.relation]
 
     def as_data(self) -> dict[str, Any]:
-        return {"name": self.name, "rounds": self.rounds, "places": self.places, "groups": self.groups}
+        return {
+            "name": self.name,
+            "rounds": self.rounds,
+            "rounds_per_epoch": self.rounds_per_epoch,
+            "groups": self.groups,
+        }
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
-        return cls(data["rounds"], data["places"], data.get("groups", 1))
+        return cls(data["rounds"], data["rounds_per_epoch"], data.get("groups", 1))

@@ -20,6 +20,7 @@ from fedpriv.mechanisms.registry import mechanism_from
 from fedpriv.participation.base import Participation
 from fedpriv.participation.registry import participation_from
 from fedpriv.privacy.claim import PrivacyClaim
+from fedpriv.privacy.renamed import current
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class ReleaseStream:
     |---|---|---|
     | `owner` | "server", "silo 3" or "silos 0-99" (alike, each with noise of its own) | |
     | `schedule` | which rounds a record takes part in | |
-    | `keep` | decay of the running sum | |
+    | `decay` | decay of the running sum | |
     | `clips` | norm bound on one record's increment, one a round | gradient |
     | `per_record` | weight of one record's increment in what is released: 1/B_i, or max p_i/B_i | |
     | `std` | standard deviation of a fresh noise vector's coordinates | gradient |
@@ -40,7 +41,7 @@ class ReleaseStream:
     owner: str
     mechanism: Mechanism
     schedule: Participation
-    keep: float
+    decay: float
     clips: tuple[float, ...]
     per_record: float
     relation: Relation
@@ -71,7 +72,7 @@ class ReleaseStream:
     @property
     def workload(self) -> Workload:
         """The running sums, and who takes part in them."""
-        return Workload(self.schedule, self.keep, np.array(self.clips), self.period)
+        return Workload(self.schedule, self.decay, np.array(self.clips), self.period)
 
     @property
     def sums(self) -> "RunningSums":
@@ -103,11 +104,11 @@ class RunningSums:
         is fixed when the block begins: blocks are accounted for as rounds with independent noise, under either
         relation.  InputError for anything else, with the reason.
         """
-        keep, columns = self.workload.keep, self.mechanism.columns(self.workload)
+        decay, columns = self.workload.decay, self.mechanism.columns(self.workload)
         refused = "secret participation (federation.sampling) cannot be accounted for"
         if columns is None:
             raise InputError(
-                f"{refused} with {self.mechanism.name} noise on running sums of keep = {keep:g}: what a record "
+                f"{refused} with {self.mechanism.name} noise on running sums of decay = {decay:g}: what a record "
                 "moves has no end there; take an algorithm that releases each round by itself, such as dp-sgd, or "
                 'mechanism = "banded" with federation.groups of at least its bands'
             )
@@ -145,7 +146,7 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
         "owner": stream.owner,
         "mechanism": stream.mechanism.as_data(),
         "participation": stream.schedule.as_data(),
-        "keep": stream.keep,
+        "decay": stream.decay,
         "clips": [[clip, len(list(run))] for clip, run in itertools.groupby(stream.clips)],
         "per_record": stream.per_record,
         "relation": stream.relation,
@@ -155,14 +156,15 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
 
 
 def from_data(data: Mapping[str, Any]) -> ReleaseStream:
-    """The inverse of `as_data`; InputError for what cannot be accounted for."""
+    """The inverse of `as_data`, also of earlier versions'; InputError for what cannot be accounted for."""
+    data = current(data)
     if not 0.0 <= data["std"] < math.inf:
         raise InputError(f"ledger: noise of standard deviation {data['std']} is none that a run can have")
     return ReleaseStream(
         owner=data["owner"],
         mechanism=mechanism_from(data["mechanism"]),
         schedule=participation_from(data.get("participation") or _participation_of_0_1(data)),
-        keep=data["keep"],
+        decay=data["decay"],
         clips=tuple(clip for clip, rounds in data["clips"] for _ in range(rounds)),
         per_record=data["per_record"],
         relation=relation_named(data["relation"]),
@@ -175,4 +177,8 @@ def _participation_of_0_1(data: Mapping[str, Any]) -> dict[str, Any]:
     """As fedpriv 0.1 wrote it, beside the other fields of a stream."""
     if data.get("phases"):
         return {"name": "phases", "lengths": data["phases"]}
-    return {"name": data.get("sampling", "fixed"), "rounds": data["rounds"], "places": data["places"]}
+    return {
+        "name": data.get("sampling", "fixed"),
+        "rounds": data["rounds"],
+        "rounds_per_epoch": data["rounds_per_epoch"],
+    }

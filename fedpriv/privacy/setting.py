@@ -21,7 +21,7 @@ class Setting:
     """Who releases which running sums, and in which rounds a record takes part in them."""
 
     rounds: int
-    keep: float = 1.0
+    decay: float = 1.0
     clip: float = 1.0
     batch: int = 1
     silos: int = 1
@@ -29,25 +29,29 @@ class Setting:
     relation: str = "replace-one"
     epochs: int = 1
     """Passes in the same order every time."""
-    times: int | None = None
-    """If given, not `epochs` but any at most `times` rounds count, at least `separation` apart."""
-    separation: int = 1
+    max_participations: int | None = None
+    """If given, not `epochs` but any so many rounds count, at least `min_separation` apart."""
+    min_separation: int = 1
 
     def __post_init__(self) -> None:
         check_positive("clip", self.clip)
-        if self.times is not None and self.epochs != 1:
-            raise InputError(f"epochs = {self.epochs} and times = {self.times}: give only one of them")
-        if self.times is None and self.separation != 1:
-            raise InputError(f"separation = {self.separation} has a meaning only together with times")
+        if self.max_participations is not None and self.epochs != 1:
+            raise InputError(
+                f"epochs = {self.epochs} and max_participations = {self.max_participations}: give only one of them"
+            )
+        if self.max_participations is None and self.min_separation != 1:
+            raise InputError(
+                f"min_separation = {self.min_separation} has a meaning only together with max_participations"
+            )
         if self.rounds % self.epochs:
             raise InputError(f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}")
 
     @cached_property
     def workload(self) -> Workload:
         participation: Schedule | Separated = Schedule(self.rounds, self.rounds // self.epochs)
-        if self.times is not None:
-            participation = Separated(self.rounds, self.times, self.separation)
-        return Workload(participation, self.keep, np.full(self.rounds, self.clip))
+        if self.max_participations is not None:
+            participation = Separated(self.rounds, self.max_participations, self.min_separation)
+        return Workload(participation, self.decay, np.full(self.rounds, self.clip))
 
     @property
     def protection(self) -> Trust:

@@ -54,7 +54,7 @@ class Trust:
     title: str
     """The server and what silos do about it, in a few words."""
     protects: str
-    confides: int
+    trust_level: int
     """How much a silo takes on trust, from 0, nothing: a silo that allows a setting allows those that ask less."""
     noise_at_server: bool = False
     masked: bool = False
@@ -115,7 +115,7 @@ UNTRUSTED = Trust(
     name="untrusted",
     title="untrusted server",
     protects="each silo's records against the server, the other silos and everyone else",
-    confides=0,
+    trust_level=0,
 )
 SECURE_AGGREGATION = Trust(
     name="secure-aggregation",
@@ -124,14 +124,14 @@ SECURE_AGGREGATION = Trust(
     "who sees a query, as long as all silos add their share of the noise, relayed public keys are genuine, and "
     "X25519 and AES hold; whoever knows the noise of c of M silos, as each silo knows its own and as c silos do "
     "that join with the server, is left with mu times √(M/(M-c))",
-    confides=1,
+    trust_level=1,
     masked=True,
 )
 TRUSTED = Trust(
     name="trusted",
     title="trusted server",
     protects="each silo's records against the other silos and everyone who sees a query; not the server",
-    confides=2,
+    trust_level=2,
     noise_at_server=True,
 )
 
@@ -140,7 +140,7 @@ CURATOR = Trust(
     title="curator",
     protects="each silo's records against everyone who sees the published model; not the curator, who is server "
     "and silos in one: nothing is broadcast to anyone else",
-    confides=3,
+    trust_level=3,
     noise_at_server=True,
 )
 

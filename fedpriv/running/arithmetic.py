@@ -44,13 +44,13 @@ def check_noise(noise: Noise) -> None:
             )
 
 
-def check_sums(noise: Noise, largest_sum: float, innovation: float) -> None:
+def check_sums(noise: Noise, largest_sum: float, fresh_std: float) -> None:
     """InputError for noise that would be lost in the rounding of what it is added to.
 
-    `largest_sum` bounds the norm of that; `innovation` is how much of the noise is fresh in every release.
+    `largest_sum` bounds the norm of that; `fresh_std` is how much of the noise is fresh in every release.
     """
     for source in noise.sources:
-        fresh = float(source.std) * innovation
+        fresh = float(source.std) * fresh_std
         if not largest_sum <= MOST_DEVIATIONS * fresh:
             raise InputError(
                 f"privacy: sums of up to {largest_sum:.3g} would hide noise of standard deviation {fresh:.3g} in "

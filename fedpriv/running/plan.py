@@ -42,13 +42,13 @@ class Plan:
     relation: Relation
     objective: Objective
     """What silos take increments of; evaluations are of the model's own loss."""
-    grid: Grid | None = None
+    lattice: Grid | None = None
     """Where silos' masked messages are added; None: the server gets their releases as they are."""
 
     @property
     def message_dtype(self) -> torch.dtype:
         """Of a silo's vector on its way: words where masked, float64 where the noise is still to come."""
-        if self.grid is not None:
+        if self.lattice is not None:
             return torch.uint64
         return torch.float64 if float(self.noise.std_of(SERVER)) else self.objective.initial().dtype
 
@@ -70,7 +70,7 @@ class Plan:
         """
         if not self.noise.sources:
             return (self._stream("everyone", 1.0 / min(self.batch_sizes), 0.0, rounds),)
-        if self.grid is not None:
+        if self.lattice is not None:
             owners = _owners([source.owner for source in self.noise.sources])
             std = self.noise.std_in_mean
             return (self._stream(f"sum of {owners}", self._per_record_in_mean, std, rounds),)
@@ -114,7 +114,7 @@ class Plan:
             owner,
             self.mechanism,
             accounted,
-            self.estimator.keep,
+            self.estimator.decay,
             clips,
             per_record,
             self.relation,
@@ -179,7 +179,7 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     weights = tuple(size / records for size in batch_sizes)
     problem = problem_of(cell, objective)
     estimator = row.estimator(settings, problem)
-    workload = Workload(schedule, estimator.keep, np.array(_batch_clips(estimator, schedule)), estimator.period)
+    workload = Workload(schedule, estimator.decay, np.array(_batch_clips(estimator, schedule)), estimator.period)
     mechanism = row.mechanism(settings, problem, workload)
     if cell.deployment.missing == "continue" and not _survives_gaps(estimator, mechanism):
         raise InputError(
@@ -193,22 +193,28 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation = cell.privacy.relation
     looked_at = row.objective(settings, problem, objective)
-    grid = _grid(cell, schedule, estimator, mechanism, noise) if cell.algorithm.setting.masked else None
+    lattice = (
+        _lattice(cell, schedule, estimator, mechanism, noise) if cell.algorithm.trust_setting.masked else None
+    )
     if noise.sources:
-        check_sums(noise, _largest_sum(schedule, estimator), mechanism.innovation or 1.0)
-    return Plan(schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation, looked_at, grid)
+        check_sums(noise, _largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
+    return Plan(
+        schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation, looked_at, lattice
+    )
 
 
-def _grid(cell: Cell, schedule: Participation, estimator: Estimator, mechanism: Mechanism, noise: Noise) -> Grid:
-    """The grid for sums of masked messages; InputError for a run whose sums cannot be added so."""
-    if not mechanism.innovation > 0.0:
+def _lattice(
+    cell: Cell, schedule: Participation, estimator: Estimator, mechanism: Mechanism, noise: Noise
+) -> Grid:
+    """The lattice for sums of masked messages; InputError for a run whose sums cannot be added so."""
+    if not mechanism.fresh_std > 0.0:
         raise InputError(
             f"{cell.algorithm.row.name}: rounding before the sum is not known to be private with this mechanism's "
             'noise (some rounds may add nothing fresh); use trust = "untrusted" or "trusted"'
         )
     share = min(source.weight * float(source.std) for source in noise.sources)
     digits = np.finfo(cell.run.dtype).nmant + 1
-    return grid_for(share * mechanism.innovation, len(noise.sources), digits, _largest_sum(schedule, estimator))
+    return grid_for(share * mechanism.fresh_std, len(noise.sources), digits, _largest_sum(schedule, estimator))
 
 
 def _largest_sum(schedule: Participation, estimator: Estimator) -> float:
@@ -224,7 +230,7 @@ def _sum_after(before: float, t: int, schedule: Participation, estimator: Estima
     """The bound after round t, from the one before it; a round that reads k batches divides by k."""
     current = estimator.round(t)
     most = schedule.most_batches(t) / max(1, schedule.expected_batches(t))
-    return float(current.keep) * before + most * current.largest
+    return float(current.decay) * before + most * current.largest
 
 
 def _noise(
@@ -246,4 +252,4 @@ def _noise(
         )
     sums = RunningSums(mechanism, workload, relation)
     distance, mu = schedule.charged(sums, target, delta)
-    return cell.algorithm.setting.noise(distance, cell.batch_sizes, weights, relation, mu)
+    return cell.algorithm.trust_setting.noise(distance, cell.batch_sizes, weights, relation, mu)

@@ -97,7 +97,11 @@ def _measured(objective: Objective, cell: Cell) -> Objective:
 
 def check_records(cell: Cell) -> None:
     """InputError if the cell asks for more training records than its data set has."""
-    records, batches, batch = len(task_of_cell(cell).train.labels), cell.schedule.held, sum(cell.batch_sizes)
+    records, batches, batch = (
+        len(task_of_cell(cell).train.labels),
+        cell.schedule.batches_held,
+        sum(cell.batch_sizes),
+    )
     if batches * batch > records:
         raise InputError(
             f"federation: one pass is {batches} batches of {batch} records of all silos, {batches} * {batch} = "
@@ -114,7 +118,7 @@ def spread(cell: Cell) -> list[Tensor]:
     """
     check_records(cell)
     labels = task_of_cell(cell).train.labels.numpy()
-    batches = cell.schedule.held
+    batches = cell.schedule.batches_held
     sizes = [batches * batch for batch in cell.batch_sizes]
     data = cell.data
     match data.partition:

@@ -192,7 +192,7 @@ def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
     except ValidationError as error:
         raise InputError(f"{source}: {explain(error, Cell)}") from None
     row = cell.algorithm.row
-    _ = cell.algorithm.setting
+    _ = cell.algorithm.trust_setting
     for name, section in (("algorithm", cell.algorithm), ("model", cell.model)):
         try:
             _ = section.settings

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedpriv.accounting.gdp import mu_of
-from fedpriv.accounting.zcdp import mu_of_rho
+from fedpriv.accounting.zcdp import mu_of_zcdp
 from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
 from fedpriv.data.partition import silo_sizes
 from fedpriv.errors import InputError
@@ -116,13 +116,13 @@ class FederationSection(Section):
             raise ValueError(f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}")
         if self.size_skew is not None and (self.rounds is None or self.samples is None):
             raise ValueError("size_skew shares samples out over rounds: give both rounds and samples")
-        least = self.silos * (self.places if self.rounds is not None else self.batch or 1)
+        least = self.silos * (self.rounds_per_epoch if self.rounds is not None else self.batch or 1)
         if self.samples is not None and self.samples < least:
             raise ValueError(f"samples = {self.samples} are too few for one pass: at least {least} are needed")
         return self
 
     @property
-    def places(self) -> int:
+    def rounds_per_epoch(self) -> int:
         """Rounds of one pass."""
         if self.rounds is not None:
             return self.rounds // self.epochs
@@ -132,13 +132,13 @@ class FederationSection(Section):
     @property
     def total_rounds(self) -> int:
         """T."""
-        return self.places * self.epochs
+        return self.rounds_per_epoch * self.epochs
 
     def batch_sizes(self, seed: int) -> tuple[int, ...]:
         """Records of each silo in one round; every place of the silo's order has as many."""
         if self.samples is None or self.rounds is None:
             return (self.batch or 1,) * self.silos
-        return silo_sizes(self.samples // self.places, self.silos, self.size_skew, seed)
+        return silo_sizes(self.samples // self.rounds_per_epoch, self.silos, self.size_skew, seed)
 
 
 class AlgorithmSection(BaseModel):
@@ -158,7 +158,7 @@ class AlgorithmSection(BaseModel):
         return algorithm_named(self.name)
 
     @property
-    def setting(self) -> Trust:
+    def trust_setting(self) -> Trust:
         return trust_named(self.trust)
 
     @property
@@ -198,7 +198,7 @@ class PrivacySection(Section):
         if self.epsilon is not None:
             return mu_of(self.epsilon, self.delta)
         if self.zcdp is not None:
-            return mu_of_rho(self.zcdp)
+            return mu_of_zcdp(self.zcdp)
         return self.mu if self.mu is not None else self.rho
 
 
@@ -271,12 +271,13 @@ class Cell(Section):
     def schedule(self) -> Participation:
         """Which records are read in which round, as the algorithm arranges them; InputError if it cannot."""
         federation = self.federation
-        declared = Schedule(federation.total_rounds, federation.places)
+        declared = Schedule(federation.total_rounds, federation.rounds_per_epoch)
         arranged = self.algorithm.row.schedule(self.algorithm.settings, declared)
-        if federation.samples is not None and arranged.held > declared.held:
+        if federation.samples is not None and arranged.batches_held > declared.batches_held:
             raise InputError(
-                f"federation.samples: {self.algorithm.name} reads {arranged.held} batches of every silo in "
-                f"{declared.held} rounds, so samples does not say how many rounds there are: give rounds and batch"
+                f"federation.samples: {self.algorithm.name} reads {arranged.batches_held} batches of every silo "
+                f"in {declared.batches_held} rounds, so samples does not say how many rounds there are: give "
+                "rounds and batch"
             )
         if arranged != declared and CHOSEN[federation.sampling].secret:
             raise InputError(
@@ -297,7 +298,7 @@ class Cell(Section):
         With `size_skew` fewer than one pass has rounds; silos of equal size leave fewer than rounds · silos.
         """
         asked = self.federation.samples
-        return 0 if asked is None else asked - sum(self.batch_sizes) * self.schedule.held
+        return 0 if asked is None else asked - sum(self.batch_sizes) * self.schedule.batches_held
 
     def canonical(self) -> dict[str, Any]:
         """Plain data that identifies the run: what results.json stores and what engines pass on."""

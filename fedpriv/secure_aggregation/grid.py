@@ -75,8 +75,8 @@ class Grid:
         return total.view(np.int64).astype(np.float64) * self.unit
 
 
-def grid_for(innovation: float, silos: int, digits: int, largest: float) -> Grid:
-    """The grid for messages whose fresh noise has standard deviation `innovation` > 0 in every silo and round.
+def grid_for(fresh_std: float, silos: int, digits: int, largest: float) -> Grid:
+    """The grid for messages whose fresh noise has standard deviation `fresh_std` > 0 in every silo and round.
 
     Half of the `digits` binary digits in which noise is drawn lie above the unit and half below it: what a
     floating-point number cannot hold is rounded away, and the rounding adds less than 2^-24 to the variance.
@@ -85,12 +85,12 @@ def grid_for(innovation: float, silos: int, digits: int, largest: float) -> Grid
     Guarantee: the rounded sums keep what the exact noisy sums keep, up to 10^-1997 a coordinate and round in
     total variation (see the file's head).  InputError where that, or the room, does not suffice.
     """
-    unit = 2.0 ** math.floor(math.log2(innovation) - digits // 2)
-    if log_total_variation(innovation / unit, silos) > _NEGLIGIBLE:
+    unit = 2.0 ** math.floor(math.log2(fresh_std) - digits // 2)
+    if log_total_variation(fresh_std / unit, silos) > _NEGLIGIBLE:
         raise InputError(f"federation.silos = {silos}: too many for secure aggregation with {digits}-digit noise")
     if largest > unit * _ROOM:
         raise InputError(
-            f"secure aggregation: sums of up to {largest:.3g}, with noise of {innovation:.3g} in each silo, do "
+            f"secure aggregation: sums of up to {largest:.3g}, with noise of {fresh_std:.3g} in each silo, do "
             'not fit on a grid; use run.dtype = "float32", fewer rounds or more noise'
         )
     return Grid(unit)

@@ -250,7 +250,7 @@ def message_bytes(cell: Cell, dimension: int) -> int:
 
     8 bytes each where messages are masked words, or float64 since the server is to add the noise.
     """
-    setting = cell.algorithm.setting
+    setting = cell.algorithm.trust_setting
     wide = setting.masked or (setting.noise_at_server and cell.privacy.target is not None)
     return dimension * np.dtype("float64" if wide else cell.run.dtype).itemsize
 
@@ -265,7 +265,7 @@ def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[s
         **privacy_of(point.cell, finished.releases, finished.noise),
         "silos": federation.silos,
         "rounds": rounds,
-        "records": sum(point.cell.batch_sizes) * point.cell.schedule.held,
+        "records": sum(point.cell.batch_sizes) * point.cell.schedule.batches_held,
         "unread": point.cell.unread,
         "dimension": finished.model.size,
         "gradient_evaluations": finished.gradient_evaluations,

@@ -76,11 +76,11 @@ def reduced_parameters(records: int, dimension: int, epsilon: float) -> TheoremP
     return TheoremParameters(rounds, max(alpha, 1.0 / records), step, step * records)
 
 
-def paper_node_count(rounds: int, places: int) -> float:
+def paper_node_count(rounds: int, rounds_per_epoch: int) -> float:
     """V of Algorithm 1 with ⌈T/N⌉ for the printed T/N: the released nodes a record can be in are no more."""
-    levels, within = rounds.bit_length() - 1, places.bit_length() - 1
+    levels, within = rounds.bit_length() - 1, rounds_per_epoch.bit_length() - 1
     long_nodes = sum(rounds >> level for level in range(within + 1, levels + 1))
-    return float((min(levels, within) + 1) * -(-rounds // places) + long_nodes)
+    return float((min(levels, within) + 1) * -(-rounds // rounds_per_epoch) + long_nodes)
 
 
 def tree_gradient_bound(

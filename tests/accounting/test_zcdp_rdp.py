@@ -18,7 +18,7 @@ log_uniform_delta = st.floats(-300.0, -1.0).map(lambda power: 10.0**power)
 
 def test_the_papers_formula() -> None:
     rho, delta = 0.5 * 0.3**2, 1e-5
-    assert zcdp.rho_of(0.3) == pytest.approx(rho, rel=1e-15)
+    assert zcdp.zcdp_of(0.3) == pytest.approx(rho, rel=1e-15)
     expected = rho + 2 * math.sqrt(rho * math.log(1 / delta))
     assert zcdp.paper_epsilon(0.3, delta) == pytest.approx(expected, rel=1e-14)
     assert expected == pytest.approx(0.3**2 / 2 + 0.3 * math.sqrt(2 * math.log(1 / delta)), rel=1e-14)
@@ -49,8 +49,8 @@ def test_the_papers_formula_in_every_direction(mu: float, delta: float) -> None:
 
 @given(rho=st.floats(-6.0, 3.0).map(lambda power: 10.0**power))
 def test_mu_of_a_zcdp_target_is_never_above_it(rho: float) -> None:
-    mu = zcdp.mu_of_rho(rho)
-    assert zcdp.rho_of(mu) <= rho
+    mu = zcdp.mu_of_zcdp(rho)
+    assert zcdp.zcdp_of(mu) <= rho
     assert mu == pytest.approx(math.sqrt(2 * rho), rel=1e-15)
 
 
@@ -98,7 +98,7 @@ def test_renyi_refuses_a_pure_zero() -> None:
 
 def test_a_negative_rho_is_refused() -> None:
     with pytest.raises(InputError, match="zcdp = -1"):
-        zcdp.mu_of_rho(-1.0)
+        zcdp.mu_of_zcdp(-1.0)
 
 
 def test_the_papers_condition_on_delta_is_the_wrong_way_round() -> None:

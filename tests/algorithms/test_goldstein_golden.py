@@ -8,7 +8,7 @@ import torch
 
 from fedpriv.estimators.gradients import VarianceReducedGradient
 from fedpriv.mechanisms import BinaryTree, LeafGaussian
-from fedpriv.mechanisms.sensitivity.nodes import column_energies
+from fedpriv.mechanisms.sensitivity.nodes import column_squared_norms
 from fedpriv.objectives import Objective, Smoothed
 from tests.algorithms.goldstein_golden import (
     ALPHA,
@@ -165,4 +165,4 @@ def test_every_release_of_every_period_has_noise(rounds_per_tree: int) -> None:
 
 def test_node_counts() -> None:
     """Σ = 13: the nodes that hold a leaf, the exact price of a record."""
-    assert column_energies(13, 1.0).tolist() == [4, 3, 3, 2, 3, 2, 2, 1, 3, 2, 2, 1, 1]
+    assert column_squared_norms(13, 1.0).tolist() == [4, 3, 3, 2, 3, 2, 2, 1, 3, 2, 2, 1, 1]

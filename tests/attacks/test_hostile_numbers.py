@@ -102,11 +102,11 @@ def moved(admitted: Admitted, place: int, signs: Iterator[int]) -> mpmath.matrix
         added = mpmath.mpf(0)
         if current.split is not None:
             added = ring[t] = _in_parts(current, ring, place in batches, signs)
-            if place in batches and (t - 1) % current.split.places:
+            if place in batches and (t - 1) % current.split.rounds_per_epoch:
                 added += next(signs) * mpmath.mpf(float(current.split.residual_clip))
         elif place in batches:
             added = next(signs) * mpmath.mpf(float(current.clip)) / len(batches)
-        sums.append(mpmath.mpf(current.keep) * sums[-1] + added)
+        sums.append(mpmath.mpf(current.decay) * sums[-1] + added)
     return mpmath.matrix(sums[1:])
 
 
@@ -115,10 +115,10 @@ def _in_parts(current: Round, ring: dict[int, Any], takes_part: bool, signs: Ite
     assert split is not None
     mixing = mpmath.mpf(float(split.mixing))
     own = next(signs) * mpmath.mpf(float(current.clip)) if takes_part else mpmath.mpf(0)
-    if current.t <= split.places:
+    if current.t <= split.rounds_per_epoch:
         return own
     change = next(signs) * mpmath.mpf(float(split.difference_clip)) if takes_part else mpmath.mpf(0)
-    return (1 - mixing) * (ring[current.t - split.places] + change) + mixing * own
+    return (1 - mixing) * (ring[current.t - split.rounds_per_epoch] + change) + mixing * own
 
 
 def spent(admitted: Admitted, trust: str, signs: Iterator[int]) -> float:
@@ -131,7 +131,7 @@ def spent(admitted: Admitted, trust: str, signs: Iterator[int]) -> float:
     per_record = weight if trust == "trusted" else 1.0 / plan.batch_sizes[0]
     assert not isinstance(plan.schedule, Poisson)
     worst = mpmath.mpf(0)
-    for place in range(plan.schedule.held):
+    for place in range(plan.schedule.batches_held):
         for one_way in (True, False):
             way = moved(admitted, place, _ones() if one_way else signs)
             worst = max(worst, (way.T * inverse * way)[0])

@@ -58,7 +58,7 @@ def test_after_a_rollback_neither_this_round_nor_the_next_has_the_same_noise(tmp
     again = guard_of(folder / "silo-0.toml")
     twice = [again.answer("run", cell, 2, zeros() + 1e-3), again.answer("run", cell, 3, zeros())]
     admitted = again._admission.admit(again._admission.canonical(cell))
-    fresh = float(admitted.plan.noise.std_of(0)) * admitted.plan.mechanism.innovation
+    fresh = float(admitted.plan.noise.std_of(0)) * admitted.plan.mechanism.fresh_std
     for first, second in zip(once, twice, strict=True):
         assert float((first - second).std()) > 0.75 * math.sqrt(2.0) * fresh
     put_back()

@@ -32,7 +32,7 @@ def test_convert_prints_every_currency_with_relation_and_unit() -> None:
     answer = asked("convert --mu 0.7 --delta 1e-6 --relation zero-out")
     assert answer == {
         "mu": 0.7,
-        "zcdp": zcdp.rho_of(0.7),
+        "zcdp": zcdp.zcdp_of(0.7),
         "delta": 1e-6,
         "epsilon": gdp.epsilon_of(0.7, 1e-6),
         "epsilon_rdp": rdp.epsilon_of(0.7, 1e-6),
@@ -82,7 +82,7 @@ def test_zero_out_needs_half_the_noise_and_a_batch_shares_it() -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["independent", "tree", "banded --set bands=7"])
-@pytest.mark.parametrize("participation", ["", "--epochs 5", "--times 3 --separation 4"])
+@pytest.mark.parametrize("participation", ["", "--epochs 5", "--max-participations 3 --min-separation 4"])
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
 def test_spent_inverts_noise(mechanism: str, participation: str, trust: str) -> None:
     setting = (
@@ -119,7 +119,7 @@ def test_compare_lists_every_mechanism_with_the_librarys_numbers() -> None:
 
 
 def test_compare_as_text_has_a_line_a_mechanism_and_marks_bounds() -> None:
-    lines = ask("compare --rounds 100 --mu 1 --times 4 --separation 10").splitlines()
+    lines = ask("compare --rounds 100 --mu 1 --max-participations 4 --min-separation 10").splitlines()
     assert lines[0].split()[:3] == ["mechanism", "noise", "std"]
     tree = next(line for line in lines if line.startswith("tree"))
     assert "≤" in tree
@@ -137,12 +137,12 @@ def test_compare_as_text_has_a_line_a_mechanism_and_marks_bounds() -> None:
         ("convert --mu 1 --relation add-one", "'replace-one', 'zero-out'"),
         ("noise --rounds 10 --mu 0", "mu = 0"),
         ("noise --rounds 10 --mu 1 --mechanism blt", "'independent', 'tree', 'banded'"),
-        ("noise --rounds 10 --mu 1 --decay 2", "keep = 2"),
+        ("noise --rounds 10 --mu 1 --decay 2", "decay = 2"),
         ("noise --rounds 10 --mu 1 --clip 0", "clip = 0"),
         ("noise --rounds 10 --mu 1 --trust maybe", "trust"),
         ("noise --rounds 10 --mu 1 --epochs 3", "multiple of epochs = 3"),
-        ("noise --rounds 10 --mu 1 --epochs 2 --times 2", "only one of them"),
-        ("noise --rounds 10 --mu 1 --separation 2", "together with times"),
+        ("noise --rounds 10 --mu 1 --epochs 2 --max-participations 2", "only one of them"),
+        ("noise --rounds 10 --mu 1 --min-separation 2", "together with max_participations"),
         ("spent --rounds 10 --std 0", "std = 0"),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
     keys = b""
     for number in range(3):
         ledger = SiloLedger(tmp_path / f"ledger-{number}.sqlite")
-        if cell.algorithm.setting.masked:
+        if cell.algorithm.trust_setting.masked:
             agreed = ledger.answer("1", 0)
             assert agreed is not None
             keys += agreed.reply

@@ -77,7 +77,7 @@ def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(tmp_path: P
     stream = silo.plan.stream_of(0, 8)
     from fedpriv.mechanisms import Workload
 
-    workload = Workload(silo.plan.schedule, stream.keep, np.array(stream.clips), stream.period)  # type: ignore[arg-type]
+    workload = Workload(silo.plan.schedule, stream.decay, np.array(stream.clips), stream.period)  # type: ignore[arg-type]
     wanted = stream.std**2 * silo.plan.mechanism.variance(workload)
     state = silo.start()
     for t, found in enumerate(released, start=1):
@@ -95,7 +95,7 @@ def test_what_leaves_is_rounded_once_to_a_public_unit(tmp_path: Path, name: str,
     for t in range(1, 8):
         found = guard.answer("run", cell, t, zeros(getattr(torch, dtype)))
         plan = guard._open["run"].plan
-        least = float(plan.noise.std_of(0)) * plan.mechanism.innovation
+        least = float(plan.noise.std_of(0)) * plan.mechanism.fresh_std
         units = found.double().numpy() / 2.0 ** (np.floor(np.log2(least)) - 20)
         assert np.array_equal(units, np.round(units)), t
         assert float(found.std()) > 0.5 * least

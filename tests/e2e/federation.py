@@ -137,7 +137,7 @@ class Federation:
 
         Where messages are masked, the public key stands first, as the answer to round 0.
         """
-        first = 0 if self.cell.algorithm.setting.masked else 1
+        first = 0 if self.cell.algorithm.trust_setting.masked else 1
         for silo in range(len(self.silos)):
             assert self.ledger(silo, "SELECT run_id FROM runs") == [(token,)]
             ((price,),) = self.ledger(silo, "SELECT mu FROM runs")

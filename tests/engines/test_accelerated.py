@@ -81,10 +81,10 @@ def test_engine_is_the_algorithm_as_written(
     assert len(set(cell.batch_sizes)) > 1
     task, noise = task_of_cell(cell), simulation_noise(cell.seed, np.float64)
     size = task.objective.dimension
-    shares = [share.reshape(cell.schedule.held, -1) for share in spread(cell)]
+    shares = [share.reshape(cell.schedule.batches_held, -1) for share in spread(cell)]
 
     def normal(owner: int, t: int) -> NDArray[np.floating]:
-        if owner < 0 and cell.algorithm.setting.masked:
+        if owner < 0 and cell.algorithm.trust_setting.masked:
             return noise.weighted_sum(size, [0, 1, 2], [3**-0.5] * 3, t)
         return noise.vector(size, SERVER if owner < 0 else owner, t)
 
@@ -100,7 +100,7 @@ def test_engine_is_the_algorithm_as_written(
         )
     )
     (outcome,) = engine_named(engine)([cell], Silent())
-    rounding = 1e-7 * np.linalg.norm(expected) if cell.algorithm.setting.masked else 0.0
+    rounding = 1e-7 * np.linalg.norm(expected) if cell.algorithm.trust_setting.masked else 0.0
     np.testing.assert_allclose(outcome.finished.model, expected, rtol=1e-9, atol=1e-12 + rounding)
     assert np.linalg.norm(expected) > 1e-3
     assert outcome.finished.fraction_clipped is not None

@@ -124,8 +124,8 @@ def test_every_record_is_read_once_in_order_anchors_more(small_cell: MakeCell) -
     schedule = cell.schedule
     sizes = [len(schedule.batches(t)) for t in range(1, 12)]
     assert sizes == [3, 1, 1, 1, 3, 1, 1, 1, 3, 1, 1]
-    assert [place for t in range(1, 12) for place in schedule.batches(t)] == list(range(schedule.held))
-    assert all(len(share) == schedule.held * 2 for share in spread(cell))
+    assert [place for t in range(1, 12) for place in schedule.batches(t)] == list(range(schedule.batches_held))
+    assert all(len(share) == schedule.batches_held * 2 for share in spread(cell))
     assert schedule.single_pass
 
 

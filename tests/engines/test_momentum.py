@@ -100,7 +100,7 @@ def golden_run(estimator: Estimator, mechanism: Mechanism, fresh: Callable[[int]
 
 
 def momentum() -> PlainGradient:
-    return PlainGradient(GOLDEN_ALPHA, coefficient=GOLDEN_ALPHA, keep=1.0 - GOLDEN_ALPHA)
+    return PlainGradient(GOLDEN_ALPHA, coefficient=GOLDEN_ALPHA, decay=1.0 - GOLDEN_ALPHA)
 
 
 def check_equal(found: list[Step], expected: list[Step]) -> None:
@@ -161,7 +161,7 @@ def test_clipped_parts_are_the_literal_reconstruction() -> None:
     clips = (0.3, 0.02, 0.05)
     steps = golden_run(in_parts(*clips), silent(), zeros)
     points = [GOLDEN_START, *(step.after for step in steps)]
-    keep = 1.0 - GOLDEN_ALPHA
+    decay = 1.0 - GOLDEN_ALPHA
 
     def clipped(vector: Vector, norm: float) -> Vector:
         return np.asarray(vector * min(1.0, norm / max(float(np.linalg.norm(vector)), 1e-300)))
@@ -182,7 +182,7 @@ def test_clipped_parts_are_the_literal_reconstruction() -> None:
 
     def estimate(epoch: int, place: int) -> Vector:
         rounds = range(epoch * GOLDEN_PLACES + 1, epoch * GOLDEN_PLACES + place + 1)
-        own, change, _ = (sum(keep ** (rounds[-1] - t) * terms(t)[part] for t in rounds) for part in range(3))
+        own, change, _ = (sum(decay ** (rounds[-1] - t) * terms(t)[part] for t in rounds) for part in range(3))
         if epoch == 0:
             return np.asarray(own)
         before = estimate(epoch - 1, place)
@@ -193,8 +193,8 @@ def test_clipped_parts_are_the_literal_reconstruction() -> None:
         epoch, place = (t - 1) // GOLDEN_PLACES, (t - 1) % GOLDEN_PLACES + 1
         expected = estimate(epoch, place)
         for k in range(epoch):
-            expected = expected + keep ** (place + (epoch - 1 - k) * GOLDEN_PLACES) * estimate(k, GOLDEN_PLACES)
-        expected = expected + sum(keep ** (t - i) * terms(i)[2] for i in range(1, t + 1))
+            expected = expected + decay ** (place + (epoch - 1 - k) * GOLDEN_PLACES) * estimate(k, GOLDEN_PLACES)
+        expected = expected + sum(decay ** (t - i) * terms(i)[2] for i in range(1, t + 1))
         np.testing.assert_allclose(step.momentum, GOLDEN_ALPHA * expected, atol=1e-13)
         bites += sum(np.linalg.norm(term) > 0.999 * clip for term, clip in zip(terms(t), clips, strict=True))
     assert bites > 5
@@ -307,14 +307,14 @@ def test_the_papers_noise_is_refused_beyond_its_condition(small_cell: MakeCell, 
 def test_rows_tie_noise_steps_and_smoothness_to_the_same_numbers(small_cell: MakeCell) -> None:
     """α L η N between epoch starts, α L η a round, with the rounding that silos allow; or α times the clips."""
     objective = task_of_cell(small_cell()).objective
-    places, alpha = 5, 0.2
+    rounds_per_epoch, alpha = 5, 0.2
     for algorithm in (REDUCED, ALIGNED):
         plan = planned(small_cell, momentum_tree(algorithm))
         mechanism, step = plan.mechanism, movement_bound(0.0001)
         assert isinstance(mechanism, SlidingDifferences | AlignedDifferences)
         assert mechanism.movement == step
         assert mechanism.residual == pytest.approx(alpha * objective.smoothness * step, rel=1e-12)
-        assert mechanism.difference == pytest.approx(places * mechanism.residual, rel=1e-12)
+        assert mechanism.difference == pytest.approx(rounds_per_epoch * mechanism.residual, rel=1e-12)
         assert plan.optimizer == NormalizedSGD(0.0001)
         assert plan.estimator.round(3).clip == pytest.approx(alpha * objective.lipschitz, rel=1e-12)
     plan = planned(small_cell, momentum_tree(IN_PARTS))
@@ -323,7 +323,7 @@ def test_rows_tie_noise_steps_and_smoothness_to_the_same_numbers(small_cell: Mak
     assert plan.mechanism.movement is None
     assert plan.mechanism.difference == plan.estimator.difference_clip == pytest.approx(alpha * 0.5)
     assert plan.mechanism.residual == plan.estimator.residual_clip == pytest.approx(alpha * 0.2)
-    assert plan.mechanism.keep == plan.estimator.keep == 1.0 - alpha
+    assert plan.mechanism.decay == plan.estimator.decay == 1.0 - alpha
 
 
 def test_a_model_without_known_smoothness_is_refused_unless_differences_are_clipped(small_cell: MakeCell) -> None:

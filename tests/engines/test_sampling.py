@@ -211,7 +211,7 @@ def test_less_noise_shows_in_the_claim(small_cell: MakeCell) -> None:
     assert claim_of([honest[0], dataclasses.replace(honest[1], std=0.0)]) is None
     with pytest.raises(InputError, match="has no mu"):
         _ = honest[0].mu
-    fixed = dataclasses.replace(honest[1], schedule=dataclasses.replace(honest[1].schedule, places=5))
+    fixed = dataclasses.replace(honest[1], schedule=dataclasses.replace(honest[1].schedule, rounds_per_epoch=5))
     with pytest.raises(InputError, match="in one way and at one rate"):
         claim_of([honest[0], fixed])
 

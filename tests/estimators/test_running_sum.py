@@ -123,7 +123,7 @@ def test_a_records_distance_does_not_grow_with_the_sum() -> None:
 
 
 def test_parts_are_summed_in_the_sums_own_type() -> None:
-    estimator = SplitGradient(1.0, 0.5, 0.2, 0.1, places=3, coefficient=0.5, keep=0.5)
+    estimator = SplitGradient(1.0, 0.5, 0.2, 0.1, rounds_per_epoch=3, coefficient=0.5, decay=0.5)
     objective = SoftmaxRegression(FEATURES, CLASSES, feature_norm=2.0)
     queries, features, labels = path_and_records(9, 2)
     state = empty_sum(queries[0])

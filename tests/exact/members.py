@@ -52,14 +52,14 @@ SIMPLE = ["independent", "tree", "leaf", "banded 1", "banded 4", "banded all"]
 PERIODIC = ["independent", "tree", "leaf"]
 
 
-def aligned(decay: float, places: int, clip: float = 1.0) -> AlignedDifferences:
+def aligned(decay: float, rounds_per_epoch: int, clip: float = 1.0) -> AlignedDifferences:
     return AlignedDifferences(
-        places,
+        rounds_per_epoch,
         mixing=0.3,
         difference=2.0 * clip / 3.0,
         residual=clip / 3.0,
         movement=None,
-        keep=decay,
+        decay=decay,
         std_early=1.0,
         std_late=0.8,
         std_difference=0.5,
@@ -89,7 +89,7 @@ def strategy_buffered(name: str, digits: int) -> IntegerBuffered:
 
 def rows_of_c(name: str, decay: float, rounds: int, period: int | None = None) -> Matrix:
     """C over its noises' scales, from the definitions; the decay is the multiple of 2^-31 that is meant."""
-    keep = Fraction(coefficient(decay), ONE)
+    factor = Fraction(coefficient(decay), ONE)
     rows = [[Fraction(0)] * rounds for _ in range(rounds)]
     series = [Fraction(1)]
     if name.startswith("banded"):
@@ -102,7 +102,7 @@ def rows_of_c(name: str, decay: float, rounds: int, period: int | None = None) -
         place = t if period is None else t % period
         for age in range(place + 1):
             if name == "independent" or (name == "tree" and age < ((place + 1) & -(place + 1))):
-                rows[t][t - age] = keep**age
+                rows[t][t - age] = factor**age
             elif name == "leaf" and age == 0:
                 rows[t][t] = Fraction(2 if place == 0 else 1)
             elif name.startswith("banded") and age < len(series):
@@ -124,15 +124,18 @@ def buffered_rows(strategy: IntegerBuffered, rounds: int) -> Matrix:
     return [[series[t - i] if i <= t else Fraction(0) for i in range(rounds)] for t in range(rounds)]
 
 
-def largest_energy(rows: Matrix, workload: Workload) -> Fraction:
+def largest_squared_norm(rows: Matrix, workload: Workload) -> Fraction:
     """The square of the sensitivity in rationals, for C ≥ 0 and a fixed order."""
-    rounds, places = workload.rounds, workload.schedule.places
+    rounds, rounds_per_epoch = workload.rounds, workload.schedule.rounds_per_epoch
     clips = [Fraction(clip) for clip in workload.clips.tolist()]
-    energies = [
-        sum((sum(clips[i] * row[i] for i in range(place, rounds, places)) ** 2 for row in rows), Fraction(0))
-        for place in range(min(places, rounds))
+    squared_norms = [
+        sum(
+            (sum(clips[i] * row[i] for i in range(place, rounds, rounds_per_epoch)) ** 2 for row in rows),
+            Fraction(0),
+        )
+        for place in range(min(rounds_per_epoch, rounds))
     ]
-    return max(energies)
+    return max(squared_norms)
 
 
 def disc(radius: int) -> np.ndarray:

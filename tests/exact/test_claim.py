@@ -165,5 +165,5 @@ def test_shares_really_add_up_to_the_whole() -> None:
     size, owners = 20_000, 9
     claim = claim_of(2.0**36, 1.0, GROUPS[0], 10, [1] * 10, owners=owners)
     total = sum(KeyedIntegers(bytes(32), owner, 1).vector(size, claim.sigma_of(1.0)) for owner in range(owners))
-    energy = float(np.sum((np.asarray(total) / 2.0**36) ** 2))
-    assert chi2.ppf(5e-7, size) < energy < chi2.ppf(1 - 5e-7, size)
+    squared_norm = float(np.sum((np.asarray(total) / 2.0**36) ** 2))
+    assert chi2.ppf(5e-7, size) < squared_norm < chi2.ppf(1 - 5e-7, size)

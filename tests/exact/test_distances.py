@@ -25,7 +25,7 @@ from tests.exact.members import (
     buffered_rows,
     disc,
     exact_form,
-    largest_energy,
+    largest_squared_norm,
     rows_of_c,
     strategy_buffered,
     streamed,
@@ -56,14 +56,14 @@ def worst_found(form: Factored, seed: int) -> float:
     Half of the trials move as far as they can in one direction; all start from random sums of others.
     """
     generator, ball, worst = np.random.default_rng(seed), disc(RADIUS), 0.0
-    places = form.workload.schedule.places
-    for place in range(places):
+    rounds_per_epoch = form.workload.schedule.rounds_per_epoch
+    for place in range(rounds_per_epoch):
         base, moved = [], []
         for t in range(1, ROUNDS + 1):
             count = len(form.strategy.scales(t))
             base.append(generator.integers(-500, 500, (count, TRIALS, 2)))
             change = np.zeros((count, TRIALS, 2), np.int64)
-            if (t - 1) % places == place:
+            if (t - 1) % rounds_per_epoch == place:
                 for k, clip in enumerate(form.part_clips(t)):
                     near = ball[np.sum(ball**2, axis=1) <= clip**2]
                     first, second = near[generator.integers(0, len(near), (2, TRIALS))]
@@ -127,10 +127,10 @@ def test_no_neighbours_of_buffers_are_farther(name: str, digits: int, passes: in
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.9])
-@pytest.mark.parametrize("places", [1, 3, 4])
-def test_no_neighbours_of_clipped_parts_are_farther(places: int, decay: float) -> None:
-    workload = Workload(Schedule(ROUNDS, places), decay, np.full(ROUNDS, float(RADIUS)))
-    form = factored(aligned(decay, places, float(RADIUS)), workload)
+@pytest.mark.parametrize("rounds_per_epoch", [1, 3, 4])
+def test_no_neighbours_of_clipped_parts_are_farther(rounds_per_epoch: int, decay: float) -> None:
+    workload = Workload(Schedule(ROUNDS, rounds_per_epoch), decay, np.full(ROUNDS, float(RADIUS)))
+    form = factored(aligned(decay, rounds_per_epoch, float(RADIUS)), workload)
     most, _ = allowed(form, form.certified(UNITS))
     assert worst_found(form, seed=6) <= most
 
@@ -151,7 +151,7 @@ def test_certified_is_within_2_to_the_minus_40_of_rationals(name: str, decay: fl
     for rounds in (1, 7, 33, 64):
         for clips in (np.full(rounds, 2.0**36 + 5), np.floor(generator.uniform(2.0**24, 2.0**37, rounds))):
             form = exact_form(name, decay, workload_of(rounds, decay, passes, clips))
-            exact = largest_energy(rows_of_c(name, decay, rounds), form.workload)
+            exact = largest_squared_norm(rows_of_c(name, decay, rounds), form.workload)
             found = Fraction(form.certified(UNITS)) ** 2
             assert abs(found / exact - 1) < Fraction(2, 2**40)
 
@@ -168,7 +168,7 @@ def test_the_spread_covers_decays_that_are_rounded_level_by_level(passes: int) -
             for age in range(t & -t):
                 powers = [Fraction(levels[k], ONE) for k in range(7) if age >> k & 1]
                 rows[t - 1][t - 1 - age] = math.prod(powers, start=Fraction(1))
-        exact, found = largest_energy(rows, form.workload), Fraction(form.certified(UNITS))
+        exact, found = largest_squared_norm(rows, form.workload), Fraction(form.certified(UNITS))
         assert exact <= (found * form.spread) ** 2
         needed += exact > (found * (1 + Fraction(1, 2**40))) ** 2
     assert needed >= 1
@@ -179,7 +179,7 @@ def test_certified_of_buffers_is_within_2_to_the_minus_40_of_rationals(name: str
     for rounds, passes in ((1, 1), (33, 1), (64, 4)):
         workload = workload_of(rounds, 1.0, passes, np.full(rounds, 2.0**36 + 5))
         strategy = strategy_buffered(name, 0)
-        exact = largest_energy(buffered_rows(strategy, rounds), workload)
+        exact = largest_squared_norm(buffered_rows(strategy, rounds), workload)
         assert abs(Fraction(buffered_certified(strategy, workload)) ** 2 / exact - 1) < Fraction(2, 2**40)
 
 
@@ -205,12 +205,12 @@ def test_distances_under_a_decay_stay_within_the_bound(decay: float) -> None:
     strategy, rounds = exact_form("independent", decay, workload_of(10_000, decay)).strategy, 10_000
     assert isinstance(strategy, IntegerPrefix)
     ((_, _, difference),) = strategy.groups(rounds, 1)
-    keep, linear = strategy.decay / ONE, 0.0
+    decay, linear = strategy.decay / ONE, 0.0
     generator = np.random.default_rng(9)
     states = [strategy.start(), strategy.start()]
     for t in range(1, rounds + 1):
         sums = generator.integers(-(2**40), 2**40, 50)
-        linear = keep * linear + (2.0**37 if t == 7 else 0.0)
+        linear = decay * linear + (2.0**37 if t == 7 else 0.0)
         first, states[0] = strategy.step(states[0], t, sums)
         second, states[1] = strategy.step(states[1], t, sums + 2**37 if t == 7 else sums)
         assert np.max(np.abs((second - first) - linear)) <= float(difference) + 1e-3

@@ -155,7 +155,7 @@ def test_without_noise_what_leaves_is_the_clipped_mean(name: str) -> None:
     increments = [generator.normal(size=(records, size)) * 0.1 for _ in range(rounds)]
     total = np.zeros(size)
     for of_round, row in zip(increments, released(plan, increments, None), strict=True):
-        total = plan.run.factored.workload.keep * total
+        total = plan.run.factored.workload.decay * total
         total += np.mean(of_round / np.maximum(np.linalg.norm(of_round, axis=1, keepdims=True), 1.0), axis=0)
         assert np.linalg.norm(row - total) < 2.0**-26
 
@@ -234,8 +234,8 @@ def test_bands_are_rounded_in_every_role() -> None:
     for t, block in enumerate(blocks, start=1):
         row, state = form.mechanism.noise(state, t, torch.from_numpy(fresh[t - 1]))
         assert torch.allclose(row, block, atol=1e-13)
-    energy = np.linalg.norm(np.linalg.inv(c_matrix(form)) @ fresh)
-    assert energy > 0.0
+    squared_norm = np.linalg.norm(np.linalg.inv(c_matrix(form)) @ fresh)
+    assert squared_norm > 0.0
     b = np.tril(0.9 ** np.subtract.outer(np.arange(20), np.arange(20)).clip(0)) @ np.linalg.inv(c_matrix(form))
     assert np.allclose(form.mechanism.variance(form.workload), np.sum(b**2, axis=1), rtol=1e-12)
 

@@ -82,9 +82,9 @@ def test_b_after_c_is_the_running_sum(name: str, decay: float) -> None:
     """Impulses through C on integers and then through the mechanism: the rows of A, decay rounded."""
     rounds = 37
     form = exact_form(name, decay, workload_of(rounds, decay))
-    keep, sums, state = form.workload.keep, np.zeros(rounds), form.mechanism.start()
+    decay, sums, state = form.workload.decay, np.zeros(rounds), form.mechanism.start()
     for t, output in enumerate(streamed(form.strategy, impulses(rounds)), start=1):
-        sums = keep * sums + np.eye(rounds)[t - 1]
+        sums = decay * sums + np.eye(rounds)[t - 1]
         row, state = leaving(form.mechanism, form.strategy.scales(t), state, t, output, 2.0**-45)
         tolerance = 1e-8 if name == "tree" and 0.0 < decay < 1.0 else 1e-12
         assert np.max(np.abs(row.numpy() - sums)) < tolerance
@@ -103,17 +103,17 @@ def test_without_rounded_bands_b_after_c_is_off() -> None:
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.9])
-@pytest.mark.parametrize("places", [1, 3, 4, 8])
-def test_b_after_c_of_clipped_parts_is_the_running_sum(places: int, decay: float) -> None:
+@pytest.mark.parametrize("rounds_per_epoch", [1, 3, 4, 8])
+def test_b_after_c_of_clipped_parts_is_the_running_sum(rounds_per_epoch: int, decay: float) -> None:
     """Against the recursion of split_sum.py."""
     rounds = 21
-    trees = aligned(decay, places)
-    form = factored(trees, Workload(Schedule(rounds, places), decay, np.ones(rounds)))
+    trees = aligned(decay, rounds_per_epoch)
+    form = factored(trees, Workload(Schedule(rounds, rounds_per_epoch), decay, np.ones(rounds)))
     generator = np.random.default_rng(10)
     parts = []
     for t in range(1, rounds + 1):
         part = generator.integers(-(2**44), 2**44, (form.strategy.draws(t), 6))
-        if places > 1 and (t - 1) % places == 0:
+        if rounds_per_epoch > 1 and (t - 1) % rounds_per_epoch == 0:
             part[0] = 0
         parts.append(part)
     state: tuple[torch.Tensor, ...] = form.mechanism.start()
@@ -121,11 +121,11 @@ def test_b_after_c_of_clipped_parts_is_the_running_sum(places: int, decay: float
     for t, part in enumerate(parts, start=1):
         output, integer_state = form.strategy.step(unpack(pack(integer_state)), t, part)
         row, state = leaving(form.mechanism, form.strategy.scales(t), state, t, output, 2.0**-45)
-        residual, *rest = part / 2.0**45 if places > 1 else (np.zeros(6), *(part / 2.0**45))
+        residual, *rest = part / 2.0**45 if rounds_per_epoch > 1 else (np.zeros(6), *(part / 2.0**45))
         own[t - 1] = rest[0]
-        if t > places:
-            own[t - 1] = 0.7 * (own[t - 1 - places] + rest[1]) + 0.3 * rest[0]
-        total = form.workload.keep * total + own[t - 1] + residual
+        if t > rounds_per_epoch:
+            own[t - 1] = 0.7 * (own[t - 1 - rounds_per_epoch] + rest[1]) + 0.3 * rest[0]
+        total = form.workload.decay * total + own[t - 1] + residual
         assert np.max(np.abs(row.numpy() - total)) < (1e-12 if decay == 1.0 else 1e-8)
 
 
@@ -174,8 +174,8 @@ def test_the_variance_of_every_round_is_the_accounted_one(name: str) -> None:
         scales = form.strategy.scales(t)
         noise = KeyedIntegers(bytes(32), 1, t).vector(size, sigma * scales[0])
         row, state = leaving(form.mechanism, scales, state, t, noise, 1.0)
-        energy = float(torch.sum(row**2)) / sigma**2 / expected[t - 1]
-        assert bounds[0] < energy < bounds[1]
+        squared_norm = float(torch.sum(row**2)) / sigma**2 / expected[t - 1]
+        assert bounds[0] < squared_norm < bounds[1]
 
 
 @pytest.mark.parametrize("name", [*SIMPLE, "buffered", "aligned"])

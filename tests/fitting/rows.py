@@ -9,7 +9,7 @@ from fedpriv.mechanisms import Workload
 from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, NesterovCoupling, Optimizer, ProjectedSGD
 from fedpriv.participation.fixed_order import Schedule
 
-SUMMED, PLAIN = RecursiveGradient(1.0), PlainGradient(1.0, keep=1.0)
+SUMMED, PLAIN = RecursiveGradient(1.0), PlainGradient(1.0, decay=1.0)
 
 ROWS: dict[str, tuple[Optimizer, Estimator]] = {
     "dp-mu2-fl": (AnytimeSGD(1.0, 5.0), SUMMED),
@@ -33,11 +33,11 @@ def response(row: str, rounds: int, queries: int | None = None) -> Response:
     return response_of(optimizer, estimator.round, rounds, queries)
 
 
-def workload(row: str, rounds: int, places: int | None = None) -> Workload:
+def workload(row: str, rounds: int, rounds_per_epoch: int | None = None) -> Workload:
     estimator = ROWS[row][1]
     clips = np.array([float(estimator.round(t).clip) for t in range(1, rounds + 1)])
-    return Workload(Schedule(rounds, places or rounds), estimator.keep, clips)
+    return Workload(Schedule(rounds, rounds_per_epoch or rounds), estimator.decay, clips)
 
 
-def objective(row: str, rounds: int, places: int | None = None) -> Objective:
-    return objective_of(response(row, rounds), workload(row, rounds, places))
+def objective(row: str, rounds: int, rounds_per_epoch: int | None = None) -> Objective:
+    return objective_of(response(row, rounds), workload(row, rounds, rounds_per_epoch))

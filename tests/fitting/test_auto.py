@@ -12,9 +12,9 @@ from fedpriv.participation.fixed_order import Schedule
 from tests.fitting.rows import ROWS, objective, response, workload
 
 
-def momentum(rounds: int, places: int | None = None) -> Objective:
+def momentum(rounds: int, rounds_per_epoch: int | None = None) -> Objective:
     """The rows of momentum themselves, as normalized SGD's theorems ask for."""
-    asked = Workload(Schedule(rounds, places or rounds), 1 - 1 / rounds, np.ones(rounds))
+    asked = Workload(Schedule(rounds, rounds_per_epoch or rounds), 1 - 1 / rounds, np.ones(rounds))
     return objective_of(rows_response(rounds), asked)
 
 
@@ -23,10 +23,10 @@ def separated(rounds: int, clips: str) -> Objective:
     return objective_of(response("dp-ftrl", rounds), Workload(Separated(rounds, 3, 4), 1.0, norms))
 
 
-def named(keep: float) -> list[Mechanism]:
-    banded = [kind(keep, bands) for kind in (BandedSquareRoot, BandedInverseSquareRoot) for bands in (1, 2, 3, 4)]
-    lambdas = [BufferedToeplitz(keep, ((keep or 1.0) * root,), (0.0,)) for root in (0.5, 0.9, 0.96)]
-    return [IndependentGaussian(), BinaryTree(keep), *banded, *lambdas]
+def named(decay: float) -> list[Mechanism]:
+    banded = [kind(decay, bands) for kind in (BandedSquareRoot, BandedInverseSquareRoot) for bands in (1, 2, 3, 4)]
+    lambdas = [BufferedToeplitz(decay, ((decay or 1.0) * root,), (0.0,)) for root in (0.5, 0.9, 0.96)]
+    return [IndependentGaussian(), BinaryTree(decay), *banded, *lambdas]
 
 
 GRID = {
@@ -47,7 +47,7 @@ def test_no_named_mechanism_of_the_same_memory_is_one_percent_better(case: str) 
     wanted = CASES[case]()
     rivals = [
         (mechanism.memory_vectors(wanted.workload), np.sqrt(wanted.value(mechanism)))
-        for mechanism in named(wanted.workload.keep)
+        for mechanism in named(wanted.workload.decay)
     ]
     for most in range(5):
         chosen = auto(wanted, most)
@@ -68,7 +68,7 @@ def test_what_a_candidate_claims_is_what_its_mechanism_does(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "rounds", "places", "name"),
+    ("row", "rounds", "rounds_per_epoch", "name"),
     [
         ("accelerated", 60, None, "λ-CGD"),
         ("dp-mu2-fl", 60, None, "λ-CGD"),
@@ -83,8 +83,8 @@ def test_what_a_candidate_claims_is_what_its_mechanism_does(case: str) -> None:
         ("accelerated", 1, None, "independent"),
     ],
 )
-def test_choices(row: str, rounds: int, places: int | None, name: str) -> None:
-    assert auto(objective(row, rounds, places)).name == name
+def test_choices(row: str, rounds: int, rounds_per_epoch: int | None, name: str) -> None:
+    assert auto(objective(row, rounds, rounds_per_epoch)).name == name
 
 
 def test_the_bound_on_memory_is_kept_down_to_nothing() -> None:

@@ -61,8 +61,8 @@ def test_the_sharper_bound_is_the_dense_optimum_for_prefix_sums(rounds: int, bes
 def test_no_mechanism_falls_below(data: st.DataObject, rounds: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
     rows, clips = generator.normal(size=(3, rounds)), generator.uniform(0.3, 3.0, rounds)
-    places, times = data.draw(st.integers(1, rounds)), data.draw(st.integers(1, 3))
-    for schedule in (Schedule(rounds, places), Separated(rounds, times, places)):
+    rounds_per_epoch, max_participations = data.draw(st.integers(1, rounds)), data.draw(st.integers(1, 3))
+    for schedule in (Schedule(rounds, rounds_per_epoch), Separated(rounds, max_participations, rounds_per_epoch)):
         asked = Workload(schedule, 1.0, clips)
         for row in rows:
             alone = objective_of(Response(row[None]), asked)

@@ -9,7 +9,7 @@ from fedpriv.fitting.column import Inner, column_scale, fixed_order_scale, toepl
 from fedpriv.mechanisms import BinaryTree, IndependentGaussian, Mechanism, Separated, Workload
 from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
 from fedpriv.mechanisms.sensitivity import series
-from fedpriv.mechanisms.sensitivity.nodes import column_energies
+from fedpriv.mechanisms.sensitivity.nodes import column_squared_norms
 from fedpriv.participation.fixed_order import Schedule
 
 Matrix = NDArray[np.float64]
@@ -45,8 +45,8 @@ def test_every_record_of_a_fixed_order_costs_what_the_worst_did(name: str) -> No
     assert mechanism.sensitivity(scaled) == pytest.approx(mechanism.sensitivity(plain), rel=1e-9)
     for place in range(PLACES):
         held = np.arange(place, ROUNDS, PLACES)
-        energy = scale[held] @ inner(held) @ scale[held]
-        assert energy == pytest.approx(mechanism.sensitivity(plain) ** 2, rel=1e-9)
+        squared_norm = scale[held] @ inner(held) @ scale[held]
+        assert squared_norm == pytest.approx(mechanism.sensitivity(plain) ** 2, rel=1e-9)
     assert np.min(scale) == pytest.approx(lowest, abs=0.006)
     assert np.sum(np.log(scale)) > 0.0
 
@@ -76,9 +76,9 @@ def test_toeplitz_columns() -> None:
 def test_in_one_pass_clips_are_raised_for_nothing(clips: Matrix) -> None:
     plain = Workload(Schedule(40, 40), 1.0, clips)
     strategy = CGD.strategy(40)
-    members = ((CGD, series.column_energies(strategy, 40)), (BinaryTree(), column_energies(40, 1.0)))
-    for mechanism, energies in members:
-        scale = column_scale(energies, plain)
+    members = ((CGD, series.column_squared_norms(strategy, 40)), (BinaryTree(), column_squared_norms(40, 1.0)))
+    for mechanism, squared_norms in members:
+        scale = column_scale(squared_norms, plain)
         raised = Workload(Schedule(40, 40), 1.0, clips * scale)
         assert np.min(scale) == 1.0
         assert np.max(scale) > 1.2
@@ -87,7 +87,7 @@ def test_in_one_pass_clips_are_raised_for_nothing(clips: Matrix) -> None:
 
 def test_lambda_cgds_scale_has_a_closed_form_and_independents_is_balanced() -> None:
     plain, t = Workload(Schedule(60, 60), 1.0, np.ones(60)), np.arange(1, 61)
-    scale = column_scale(series.column_energies(CGD.strategy(60), 60), plain)
+    scale = column_scale(series.column_squared_norms(CGD.strategy(60), 60), plain)
     np.testing.assert_allclose(scale**2, (1 - 0.96**120) / (1 - 0.96 ** (2 * (60 - t + 1.0))), rtol=1e-12)
     balanced = column_scale(np.arange(60.0, 0.0, -1.0), plain)
     np.testing.assert_allclose(balanced, np.sqrt(60 / (60 - t + 1)), rtol=1e-14)

@@ -85,7 +85,7 @@ def test_a_loss_is_the_mechanisms_own_objective(name: str) -> None:
     """Filters against the certified sensitivity and the streamed noise; no fit is believed on its own word."""
     loss = LOSSES[name]
     assert isinstance(loss, PlainLoss)
-    mechanism = BufferedToeplitz(loss.workload.keep, (0.88, 0.6), (0.8, 0.0))
+    mechanism = BufferedToeplitz(loss.workload.decay, (0.88, 0.6), (0.8, 0.0))
     found, _ = loss.at(np.array([0.88, 0.8, 0.6, 0.0]))
     assert math.exp(found) == pytest.approx(loss.objective.value(mechanism), rel=1e-10)
 
@@ -96,7 +96,7 @@ def test_a_fit_never_leaves_the_roots_that_are_certified() -> None:
             found = fitted(objective(row, 40, 40), pairs)
             roots = [root for pair in zip(found.theta, found.phi, strict=True) for root in pair]
             assert all(above > below for above, below in pairwise([1.0 + 1e-15, *roots]))
-            BufferedToeplitz(workload(row, 40).keep, found.theta, found.phi)
+            BufferedToeplitz(workload(row, 40).decay, found.theta, found.phi)
 
 
 def test_fits_are_deterministic() -> None:
@@ -110,9 +110,9 @@ def test_pairs_that_cancel_are_left_out() -> None:
     assert found.phi == (0.0,)
 
 
-def output_ratio(mechanism: Mechanism, row: str, rounds: int, places: int | None = None) -> float:
+def output_ratio(mechanism: Mechanism, row: str, rounds: int, rounds_per_epoch: int | None = None) -> float:
     """Noise in the output over what no mechanism falls below."""
-    asked, wanted = workload(row, rounds, places), response(row, rounds, queries=1)
+    asked, wanted = workload(row, rounds, rounds_per_epoch), response(row, rounds, queries=1)
     found, bound = compared(mechanism, wanted, asked).published.output, least(wanted, asked).output
     assert found is not None
     assert bound is not None

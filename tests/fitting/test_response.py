@@ -138,4 +138,4 @@ def test_a_mechanisms_rows_are_those_of_its_streamed_noise(
 
 def test_noise_of_several_fresh_vectors_a_round_has_no_such_rows() -> None:
     with pytest.raises(ValueError, match="several fresh vectors"):
-        NoiseStream(AlignedDifferences(4, 0.1, 1.0, 1.0, None, keep=0.9))
+        NoiseStream(AlignedDifferences(4, 0.1, 1.0, 1.0, None, decay=0.9))

@@ -24,35 +24,35 @@ decays = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.0, 1.0))
 lengths = st.integers(1, 40)
 
 
-def workload_of(rounds: int, keep: float, period: int | None = None) -> Workload:
-    return Workload(Schedule(rounds, rounds), keep, np.ones(rounds), period)
+def workload_of(rounds: int, decay: float, period: int | None = None) -> Workload:
+    return Workload(Schedule(rounds, rounds), decay, np.ones(rounds), period)
 
 
-def workload_matrix(rounds: int, keep: float, period: int | None = None) -> Matrix:
+def workload_matrix(rounds: int, decay: float, period: int | None = None) -> Matrix:
     """Row t adds the decayed increments since the last restart, by the recursion that defines the sums."""
     rows = np.zeros((rounds, rounds))
     for t in range(rounds):
         restarts = t == 0 or (period is not None and t % period == 0)
-        rows[t] = np.eye(rounds)[t] + (0.0 if restarts else keep * rows[t - 1])
+        rows[t] = np.eye(rounds)[t] + (0.0 if restarts else decay * rows[t - 1])
     return rows
 
 
-def tree_matrix(rounds: int, keep: float, period: int | None = None) -> Matrix:
+def tree_matrix(rounds: int, decay: float, period: int | None = None) -> Matrix:
     """Row t is the released node that ends at t: lowbit(place) rounds, decayed towards its end."""
     rows = np.zeros((rounds, rounds))
     for t in range(rounds):
         place = t + 1 if period is None else t % period + 1
         for age in range(place & -place):
-            rows[t, t - age] = keep**age
+            rows[t, t - age] = decay**age
     return rows
 
 
-def banded_matrix(rounds: int, keep: float, bands: int) -> Matrix:
-    """binom(2j, j)/4^j keep^j on the j-th subdiagonal, for fewer than `bands` of them."""
+def banded_matrix(rounds: int, decay: float, bands: int) -> Matrix:
+    """binom(2j, j)/4^j decay^j on the j-th subdiagonal, for fewer than `bands` of them."""
     rows = np.zeros((rounds, rounds))
     coefficient = 1.0
     for j in range(min(bands, rounds)):
-        rows += coefficient * keep**j * np.eye(rounds, k=-j)
+        rows += coefficient * decay**j * np.eye(rounds, k=-j)
         coefficient *= (2 * j + 1) / (2 * j + 2)
     return rows
 
@@ -66,62 +66,62 @@ def streamed_matrix(mechanism: Mechanism, rounds: int) -> Matrix:
     return torch.stack(rows).numpy()
 
 
-def check(mechanism: Mechanism, c: Matrix, keep: float, period: int | None = None) -> None:
+def check(mechanism: Mechanism, c: Matrix, decay: float, period: int | None = None) -> None:
     rounds = len(c)
     b = streamed_matrix(mechanism, rounds)
-    np.testing.assert_allclose(b @ c, workload_matrix(rounds, keep, period), atol=1e-12)
-    workload = workload_of(rounds, keep, period)
+    np.testing.assert_allclose(b @ c, workload_matrix(rounds, decay, period), atol=1e-12)
+    workload = workload_of(rounds, decay, period)
     np.testing.assert_allclose(mechanism.variance(workload), np.sum(b**2, axis=1), rtol=1e-9, atol=1e-14)
     assert mechanism.mean_variance(workload) == pytest.approx(np.mean(np.sum(b**2, axis=1)))
     largest = np.sqrt(np.max(np.sum(c**2, axis=0)))
     assert mechanism.sensitivity(workload) == pytest.approx(largest, rel=1e-12)
 
 
-@given(rounds=lengths, keep=decays, period=st.one_of(st.none(), st.integers(1, 45)))
+@given(rounds=lengths, decay=decays, period=st.one_of(st.none(), st.integers(1, 45)))
 @settings(deadline=None)
 def test_independent_noise_factors_the_workload_as_identity_times_itself(
-    rounds: int, keep: float, period: int | None
+    rounds: int, decay: float, period: int | None
 ) -> None:
-    check(IndependentGaussian(), workload_matrix(rounds, keep, period), keep, period)
+    check(IndependentGaussian(), workload_matrix(rounds, decay, period), decay, period)
 
 
-@given(rounds=lengths, keep=decays, period=st.one_of(st.none(), st.integers(1, 45)))
+@given(rounds=lengths, decay=decays, period=st.one_of(st.none(), st.integers(1, 45)))
 @settings(deadline=None)
-def test_the_tree_factors_the_workload(rounds: int, keep: float, period: int | None) -> None:
-    check(BinaryTree(keep, period), tree_matrix(rounds, keep, period), keep, period)
+def test_the_tree_factors_the_workload(rounds: int, decay: float, period: int | None) -> None:
+    check(BinaryTree(decay, period), tree_matrix(rounds, decay, period), decay, period)
 
 
 @given(
     rounds=lengths,
-    keep=decays,
+    decay=decays,
     period=st.one_of(st.none(), st.integers(1, 45)),
     first=st.floats(0.1, 10.0),
 )
 @settings(deadline=None)
 def test_noise_on_the_leaves_factors_the_workload(
-    rounds: int, keep: float, period: int | None, first: float
+    rounds: int, decay: float, period: int | None, first: float
 ) -> None:
     anchors = np.arange(rounds) % (period or rounds) == 0
-    check(LeafGaussian(keep, period, first), np.diag(np.where(anchors, 1.0 / first, 1.0)), keep, period)
+    check(LeafGaussian(decay, period, first), np.diag(np.where(anchors, 1.0 / first, 1.0)), decay, period)
 
 
-@given(rounds=lengths, keep=decays, bands=st.integers(1, 45))
-@example(rounds=6, keep=1.0, bands=5)
+@given(rounds=lengths, decay=decays, bands=st.integers(1, 45))
+@example(rounds=6, decay=1.0, bands=5)
 @settings(deadline=None)
-def test_the_banded_square_root_factors_the_workload(rounds: int, keep: float, bands: int) -> None:
-    check(BandedSquareRoot(keep, bands), banded_matrix(rounds, keep, bands), keep)
+def test_the_banded_square_root_factors_the_workload(rounds: int, decay: float, bands: int) -> None:
+    check(BandedSquareRoot(decay, bands), banded_matrix(rounds, decay, bands), decay)
 
 
-@given(rounds=lengths, keep=decays)
-def test_with_all_bands_it_is_the_square_root(rounds: int, keep: float) -> None:
-    c = banded_matrix(rounds, keep, rounds)
-    np.testing.assert_allclose(c @ c, workload_matrix(rounds, keep), atol=1e-12)
+@given(rounds=lengths, decay=decays)
+def test_with_all_bands_it_is_the_square_root(rounds: int, decay: float) -> None:
+    c = banded_matrix(rounds, decay, rounds)
+    np.testing.assert_allclose(c @ c, workload_matrix(rounds, decay), atol=1e-12)
 
 
-@given(rounds=lengths, keep=decays, bands=st.integers(1, 12), cut=st.integers(0, 40), seed=st.integers(0, 2**32))
+@given(rounds=lengths, decay=decays, bands=st.integers(1, 12), cut=st.integers(0, 40), seed=st.integers(0, 2**32))
 @settings(deadline=None)
-def test_blocks_of_rounds_equal_single_rounds(rounds: int, keep: float, bands: int, cut: int, seed: int) -> None:
-    mechanism = BandedSquareRoot(keep, bands)
+def test_blocks_of_rounds_equal_single_rounds(rounds: int, decay: float, bands: int, cut: int, seed: int) -> None:
+    mechanism = BandedSquareRoot(decay, bands)
     fresh = torch.randn((rounds, 3, 2), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     state, singly = mechanism.start(), []
     for t in range(1, rounds + 1):
@@ -160,7 +160,7 @@ def test_blocks_of_rounds_are_rounds_for_the_tree_too() -> None:
 )
 def test_memory_is_what_the_state_holds_at_most(mechanism: Mechanism) -> None:
     rounds = 40
-    workload = workload_of(rounds, getattr(mechanism, "keep", 1.0), getattr(mechanism, "period", None))
+    workload = workload_of(rounds, getattr(mechanism, "decay", 1.0), getattr(mechanism, "period", None))
     state, most = mechanism.start(), 0
     for t in range(1, rounds + 1):
         _, state = mechanism.noise(state, t, torch.zeros(2))
@@ -201,10 +201,10 @@ def test_streaming_leaves_fresh_vectors_and_old_states_alone(mechanism: Mechanis
 @pytest.mark.parametrize(
     ("mechanism", "workload", "named"),
     [
-        (BinaryTree(0.5), workload_of(4, 0.6), "keep = 0.5"),
+        (BinaryTree(0.5), workload_of(4, 0.6), "decay = 0.5"),
         (BinaryTree(0.5), workload_of(4, 0.5, period=2), "period = None"),
         (BandedSquareRoot(0.5), workload_of(4, 0.5, period=2), "period = None"),
-        (BandedSquareRoot(0.5), workload_of(4, 1.0), "keep = 0.5"),
+        (BandedSquareRoot(0.5), workload_of(4, 1.0), "decay = 0.5"),
         (LeafGaussian(0.5), workload_of(4, 0.5, period=2), "period = None"),
     ],
 )
@@ -219,14 +219,14 @@ def test_a_mechanism_refuses_a_workload_that_it_does_not_factor(
 @pytest.mark.parametrize(
     ("build", "named"),
     [
-        (lambda: BinaryTree(1.5), "keep = 1.5"),
+        (lambda: BinaryTree(1.5), "decay = 1.5"),
         (lambda: BinaryTree(1.0, period=0), "period = 0"),
-        (lambda: BandedSquareRoot(-0.1), "keep = -0.1"),
+        (lambda: BandedSquareRoot(-0.1), "decay = -0.1"),
         (lambda: BandedSquareRoot(1.0, 0), "bands = 0"),
-        (lambda: LeafGaussian(1.5), "keep = 1.5"),
+        (lambda: LeafGaussian(1.5), "decay = 1.5"),
         (lambda: LeafGaussian(1.0, period=0), "period = 0"),
         (lambda: LeafGaussian(1.0, first=0.0), "first = 0"),
-        (lambda: workload_of(3, float("nan")), "keep = nan"),
+        (lambda: workload_of(3, float("nan")), "decay = nan"),
         (lambda: workload_of(0, 1.0), "rounds = 0"),
         (lambda: workload_of(3, 1.0, period=0), "period = 0"),
         (lambda: Workload(Schedule(3, 3), 1.0, np.ones(2)), "clips"),

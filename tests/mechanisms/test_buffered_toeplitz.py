@@ -21,16 +21,18 @@ Matrix = NDArray[np.float64]
 decays = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.05, 0.999))
 
 
-def workload_of(rounds: int, keep: float = 1.0, places: int | None = None, period: int | None = None) -> Workload:
-    return Workload(Schedule(rounds, places or rounds), keep, np.ones(rounds), period)
+def workload_of(
+    rounds: int, decay: float = 1.0, rounds_per_epoch: int | None = None, period: int | None = None
+) -> Workload:
+    return Workload(Schedule(rounds, rounds_per_epoch or rounds), decay, np.ones(rounds), period)
 
 
-def workload_matrix(rounds: int, keep: float, period: int | None) -> Matrix:
+def workload_matrix(rounds: int, decay: float, period: int | None) -> Matrix:
     """Row t adds the decayed increments since the last restart, by the recursion that defines the sums."""
     rows = np.zeros((rounds, rounds))
     for t in range(rounds):
         restarts = t == 0 or (period is not None and t % period == 0)
-        rows[t] = np.eye(rounds)[t] + (0.0 if restarts else keep * rows[t - 1])
+        rows[t] = np.eye(rounds)[t] + (0.0 if restarts else decay * rows[t - 1])
     return rows
 
 
@@ -53,47 +55,49 @@ def streamed_matrix(mechanism: BufferedToeplitz, rounds: int) -> Matrix:
     for t in range(1, rounds + 1):
         row, state = mechanism.noise(state, t, torch.eye(rounds, dtype=torch.float64)[t - 1])
         rows.append(row.clone())
-        assert len(state) == mechanism.memory_vectors(workload_of(rounds, mechanism.keep, period=mechanism.period))
+        assert len(state) == mechanism.memory_vectors(
+            workload_of(rounds, mechanism.decay, period=mechanism.period)
+        )
     return torch.stack(rows).numpy()
 
 
 @st.composite
-def mechanisms(draw: st.DrawFn, rounds: int, keep: float, period: int | None = None) -> BufferedToeplitz:
-    """Members of every kind: none to three pairs, θ_1 = keep, φ_m = 0, with and without scale."""
+def mechanisms(draw: st.DrawFn, rounds: int, decay: float, period: int | None = None) -> BufferedToeplitz:
+    """Members of every kind: none to three pairs, θ_1 = decay, φ_m = 0, with and without scale."""
     pairs = draw(st.integers(0, 3))
-    falling = [draw(st.sampled_from([1.0, draw(st.floats(0.3, 0.999))]))] if pairs else []
-    while len(falling) < 2 * pairs:
-        falling.append(falling[-1] * draw(st.floats(0.2, 0.97)))
+    nonincreasing = [draw(st.sampled_from([1.0, draw(st.floats(0.3, 0.999))]))] if pairs else []
+    while len(nonincreasing) < 2 * pairs:
+        nonincreasing.append(nonincreasing[-1] * draw(st.floats(0.2, 0.97)))
     if pairs and draw(st.booleans()):
-        falling[-1] = 0.0
-    largest = keep or 1.0
-    scaled = [root * largest for root in falling]
+        nonincreasing[-1] = 0.0
+    largest = decay or 1.0
+    scaled = [root * largest for root in nonincreasing]
     scale: tuple[float, ...] = ()
     if draw(st.booleans()):
         scale = tuple(draw(st.lists(st.floats(0.2, 5.0), min_size=rounds, max_size=rounds + 2)))
-    return BufferedToeplitz(keep, tuple(scaled[0::2]), tuple(scaled[1::2]), scale, period)
+    return BufferedToeplitz(decay, tuple(scaled[0::2]), tuple(scaled[1::2]), scale, period)
 
 
-@given(data=st.data(), rounds=st.integers(1, 30), keep=decays, period=st.one_of(st.none(), st.integers(1, 32)))
+@given(data=st.data(), rounds=st.integers(1, 30), decay=decays, period=st.one_of(st.none(), st.integers(1, 32)))
 @settings(max_examples=200, deadline=None)
-def test_it_factors_the_workload(data: st.DataObject, rounds: int, keep: float, period: int | None) -> None:
-    mechanism = data.draw(mechanisms(rounds, keep, period))
+def test_it_factors_the_workload(data: st.DataObject, rounds: int, decay: float, period: int | None) -> None:
+    mechanism = data.draw(mechanisms(rounds, decay, period))
     b, c = streamed_matrix(mechanism, rounds), strategy(mechanism, rounds)
-    np.testing.assert_allclose(b @ c, workload_matrix(rounds, keep, period), atol=1e-11)
-    workload = workload_of(rounds, keep, period=period)
+    np.testing.assert_allclose(b @ c, workload_matrix(rounds, decay, period), atol=1e-11)
+    workload = workload_of(rounds, decay, period=period)
     np.testing.assert_allclose(mechanism.variance(workload), np.sum(b**2, axis=1), rtol=1e-9, atol=1e-14)
     largest = np.sqrt(np.max(np.sum(c**2, axis=0)))
     assert mechanism.sensitivity(workload) == pytest.approx(largest, rel=1e-11)
-    assert mechanism.innovation <= np.min(np.diag(b)) * (1 + 1e-12)
+    assert mechanism.fresh_std <= np.min(np.diag(b)) * (1 + 1e-12)
 
 
-@given(data=st.data(), rounds=st.integers(1, 40), keep=decays)
+@given(data=st.data(), rounds=st.integers(1, 40), decay=decays)
 @settings(max_examples=200, deadline=None)
 def test_its_coefficients_never_increase_and_are_never_negative(
-    data: st.DataObject, rounds: int, keep: float
+    data: st.DataObject, rounds: int, decay: float
 ) -> None:
     """The property that the certificates rest on."""
-    series = data.draw(mechanisms(rounds, keep)).strategy(rounds)
+    series = data.draw(mechanisms(rounds, decay)).strategy(rounds)
     assert series[0] == 1.0
     assert np.all(series >= 0.0)
     assert np.all(series[1:] <= series[:-1] * (1.0 + 1e-15))
@@ -103,12 +107,15 @@ def patterns(workload: Workload) -> Iterator[tuple[int, ...]]:
     """Every set of rounds (from 0) in which one record may take part."""
     schedule, rounds = workload.schedule, workload.rounds
     if isinstance(schedule, Schedule):
-        yield from (tuple(range(p, rounds, schedule.places)) for p in range(min(schedule.places, rounds)))
+        yield from (
+            tuple(range(p, rounds, schedule.rounds_per_epoch))
+            for p in range(min(schedule.rounds_per_epoch, rounds))
+        )
         return
     assert isinstance(schedule, Separated)
-    for times in range(1, schedule.times + 1):
-        for chosen in itertools.combinations(range(rounds), times):
-            if all(b - a >= schedule.separation for a, b in itertools.pairwise(chosen)):
+    for max_participations in range(1, schedule.max_participations + 1):
+        for chosen in itertools.combinations(range(rounds), max_participations):
+            if all(b - a >= schedule.min_separation for a, b in itertools.pairwise(chosen)):
                 yield chosen
 
 
@@ -129,27 +136,27 @@ def clip_norms(draw: st.DrawFn, rounds: int) -> Matrix:
     return np.array(draw(st.lists(st.floats(0.1, 10.0), min_size=rounds, max_size=rounds)))
 
 
-@given(data=st.data(), rounds=st.integers(1, 20), keep=decays)
+@given(data=st.data(), rounds=st.integers(1, 20), decay=decays)
 @settings(max_examples=200, deadline=None)
-def test_every_fixed_order_is_exact(data: st.DataObject, rounds: int, keep: float) -> None:
+def test_every_fixed_order_is_exact(data: st.DataObject, rounds: int, decay: float) -> None:
     period = data.draw(st.one_of(st.none(), st.integers(1, 24)))
-    mechanism = data.draw(mechanisms(rounds, keep, period))
-    places = data.draw(st.integers(max(1, rounds // 8), 24))
-    workload = Workload(Schedule(rounds, places), keep, data.draw(clip_norms(rounds)), period)
+    mechanism = data.draw(mechanisms(rounds, decay, period))
+    rounds_per_epoch = data.draw(st.integers(max(1, rounds // 8), 24))
+    workload = Workload(Schedule(rounds, rounds_per_epoch), decay, data.draw(clip_norms(rounds)), period)
     found = mechanism.certified(workload)
     assert found.exact
     assert found.value == pytest.approx(farthest(strategy(mechanism, rounds), workload), rel=1e-10)
 
 
-@given(data=st.data(), rounds=st.integers(1, 12), keep=decays)
+@given(data=st.data(), rounds=st.integers(1, 12), decay=decays)
 @settings(max_examples=300, deadline=None)
 def test_separated_patterns_are_exact_or_say_that_they_are_bounds(
-    data: st.DataObject, rounds: int, keep: float
+    data: st.DataObject, rounds: int, decay: float
 ) -> None:
     period = data.draw(st.one_of(st.none(), st.integers(1, 14)))
-    mechanism = data.draw(mechanisms(rounds, keep, period))
+    mechanism = data.draw(mechanisms(rounds, decay, period))
     pattern = Separated(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 14)))
-    workload = Workload(pattern, keep, data.draw(clip_norms(rounds)), period)
+    workload = Workload(pattern, decay, data.draw(clip_norms(rounds)), period)
     found, moved = mechanism.certified(workload), farthest(strategy(mechanism, rounds), workload)
     assert found.value >= moved * (1.0 - 1e-12)
     if found.exact:
@@ -169,7 +176,7 @@ def test_members_are_the_mechanisms_that_they_are_named_after() -> None:
 
 
 @pytest.mark.parametrize(
-    ("theta", "phi", "keep", "vectors"),
+    ("theta", "phi", "decay", "vectors"),
     [
         ((0.9,), (0.0,), 1.0, 1),
         ((0.9,), (0.3,), 1.0, 2),
@@ -181,9 +188,9 @@ def test_members_are_the_mechanisms_that_they_are_named_after() -> None:
     ],
 )
 def test_memory_counts_the_poles_above_zero(
-    theta: tuple[float, ...], phi: tuple[float, ...], keep: float, vectors: int
+    theta: tuple[float, ...], phi: tuple[float, ...], decay: float, vectors: int
 ) -> None:
-    assert BufferedToeplitz(keep, theta, phi).memory_vectors(workload_of(9, keep)) == vectors
+    assert BufferedToeplitz(decay, theta, phi).memory_vectors(workload_of(9, decay)) == vectors
 
 
 def test_the_row_wise_bound_is_tighter_than_what_there_was() -> None:
@@ -230,11 +237,11 @@ def test_a_run_that_stops_early_keeps_its_strategy_and_a_longer_one_is_refused()
         (lambda: BufferedToeplitz(1.0, (0.9, 0.8), (0.7, 0.6)), "θ_1 > φ_1"),
         (lambda: BufferedToeplitz(1.0, (math.nan,), (0.5,)), "θ_1 > φ_1"),
         (lambda: BufferedToeplitz(1.0, (0.9,), (math.nan,)), "θ_1 > φ_1"),
-        (lambda: BufferedToeplitz(1.5), "keep = 1.5"),
+        (lambda: BufferedToeplitz(1.5), "decay = 1.5"),
         (lambda: BufferedToeplitz(1.0, period=0), "period = 0"),
         (lambda: BufferedToeplitz(1.0, column_scale=(1.0, 0.0)), "column_scale"),
         (lambda: BufferedToeplitz(1.0, column_scale=(math.inf,)), "column_scale"),
-        (lambda: BufferedToeplitz(0.5, (0.4,), (0.1,)).sensitivity(workload_of(3, 1.0)), "keep = 0.5"),
+        (lambda: BufferedToeplitz(0.5, (0.4,), (0.1,)).sensitivity(workload_of(3, 1.0)), "decay = 0.5"),
         (lambda: BufferedToeplitz(1.0).variance(workload_of(3, 1.0, period=2)), "period = None"),
     ],
 )

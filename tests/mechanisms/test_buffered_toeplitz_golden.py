@@ -8,8 +8,8 @@ from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
 from fedpriv.participation.fixed_order import Schedule
 
 
-def workload_of(rounds: int, keep: float = 1.0, places: int | None = None) -> Workload:
-    return Workload(Schedule(rounds, places or rounds), keep, np.ones(rounds))
+def workload_of(rounds: int, decay: float = 1.0, rounds_per_epoch: int | None = None) -> Workload:
+    return Workload(Schedule(rounds, rounds_per_epoch or rounds), decay, np.ones(rounds))
 
 
 THETA, OMEGA = (0.9999528892, 0.9857068667), (0.0122853238, 0.1878393665)
@@ -24,7 +24,7 @@ def test_jax_privacys_mechanism_has_interlacing_roots() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "energy", "variance"),
+    ("rounds", "squared_norm", "variance"),
     [
         (16, 1.500959212135, 2.903667678452),
         (1000, 2.708936433047, 4.849722161935),
@@ -32,14 +32,14 @@ def test_jax_privacys_mechanism_has_interlacing_roots() -> None:
         (1_000_000, 4.166921440855, 18.64113540934),
     ],
 )
-def test_jax_privacys_mechanism_in_numbers(rounds: int, energy: float, variance: float) -> None:
+def test_jax_privacys_mechanism_in_numbers(rounds: int, squared_norm: float, variance: float) -> None:
     mechanism = BufferedToeplitz(1.0, THETA, PHI)
-    assert mechanism.sensitivity(workload_of(rounds)) ** 2 == pytest.approx(energy, rel=1e-9)
+    assert mechanism.sensitivity(workload_of(rounds)) ** 2 == pytest.approx(squared_norm, rel=1e-9)
     assert mechanism.variance(workload_of(rounds))[-1] == pytest.approx(variance, rel=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("rounds", "separation", "times", "energy"),
+    ("rounds", "min_separation", "max_participations", "squared_norm"),
     [
         (600, 60, 10, 34.1410921634),
         (128, 8, 4, 22.2454965657),
@@ -47,11 +47,13 @@ def test_jax_privacys_mechanism_in_numbers(rounds: int, energy: float, variance:
         (100, 7, 5, 32.2731030912),
     ],
 )
-def test_separated_participation_in_numbers(rounds: int, separation: int, times: int, energy: float) -> None:
-    workload = Workload(Separated(rounds, times, separation), 1.0, np.ones(rounds))
+def test_separated_participation_in_numbers(
+    rounds: int, min_separation: int, max_participations: int, squared_norm: float
+) -> None:
+    workload = Workload(Separated(rounds, max_participations, min_separation), 1.0, np.ones(rounds))
     found = BufferedToeplitz(1.0, (0.98, 0.7), (0.9, 0.3)).certified(workload)
     assert found.exact
-    assert found.value**2 == pytest.approx(energy, rel=1e-10)
+    assert found.value**2 == pytest.approx(squared_norm, rel=1e-10)
 
 
 def test_lambda_cgd_in_numbers() -> None:
@@ -59,7 +61,7 @@ def test_lambda_cgd_in_numbers() -> None:
     assert mechanism.sensitivity(workload_of(60)) == pytest.approx(3.558088080423, rel=1e-12)
     assert mechanism.variance(workload_of(60))[-1] == pytest.approx(1.046135746450**2, rel=1e-11)
     assert mechanism.variance(workload_of(60))[-1] == pytest.approx(1 + 59 * 0.04**2, rel=1e-13)
-    assert mechanism.sensitivity(workload_of(60, places=6)) == pytest.approx(22.845543045804, rel=1e-12)
+    assert mechanism.sensitivity(workload_of(60, rounds_per_epoch=6)) == pytest.approx(22.845543045804, rel=1e-12)
     clips = np.sqrt((1 - 0.96**120) / (1 - 0.96 ** (2 * (60.0 - np.arange(60)))))
     with_columns = Workload(Schedule(60, 6), 1.0, clips)
     assert mechanism.sensitivity(with_columns) == pytest.approx(24.580195976483, rel=1e-12)

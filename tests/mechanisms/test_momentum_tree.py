@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from fedpriv.mechanisms import BinaryTree, Workload
-from fedpriv.mechanisms.sensitivity.nodes import record_counts, record_energies
+from fedpriv.mechanisms.sensitivity.nodes import record_counts, record_squared_norms
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.theory.momentum import paper_node_count
-from tests.oracle_momentum import compose, energies, prefix_nodes
+from tests.oracle_momentum import compose, prefix_nodes, squared_norms
 
 
-def weights_of_nodes(rounds: int, places: int, alpha: float) -> float:
-    """W: the energy of the worst record at clip 1."""
-    workload = Workload(Schedule(rounds, places), 1.0 - alpha, np.ones(rounds))
+def weights_of_nodes(rounds: int, rounds_per_epoch: int, alpha: float) -> float:
+    """W: the squared norm of the worst record at clip 1."""
+    workload = Workload(Schedule(rounds, rounds_per_epoch), 1.0 - alpha, np.ones(rounds))
     return BinaryTree(1.0 - alpha).sensitivity(workload) ** 2
 
 
@@ -40,20 +40,20 @@ def test_one_left_node_ends_at_every_round(rounds: int) -> None:
 
 def test_golden_energies_of_every_record() -> None:
     golden = [4.78737208619714, 4.17755037546158, 4.09342288970947, 2.84059143066406, 3.056884765625]
-    assert record_energies(np.ones(13), 5, 0.75) == pytest.approx(golden, rel=1e-13)
+    assert record_squared_norms(np.ones(13), 5, 0.75) == pytest.approx(golden, rel=1e-13)
     assert weights_of_nodes(13, 5, 0.25) == pytest.approx(golden[0], rel=1e-13)
 
 
 @pytest.mark.parametrize("rounds", [5, 13, 37, 64])
-@pytest.mark.parametrize("places", [1, 2, 5, 7, 8])
-def test_energies_are_those_of_a_loop_over_nodes_and_records(rounds: int, places: int) -> None:
-    expected = energies(prefix_nodes(rounds), places, 0.8)
-    found = record_energies(np.ones(rounds), places, 0.8)
+@pytest.mark.parametrize("rounds_per_epoch", [1, 2, 5, 7, 8])
+def test_energies_are_those_of_a_loop_over_nodes_and_records(rounds: int, rounds_per_epoch: int) -> None:
+    expected = squared_norms(prefix_nodes(rounds), rounds_per_epoch, 0.8)
+    found = record_squared_norms(np.ones(rounds), rounds_per_epoch, 0.8)
     assert found == pytest.approx(expected[: len(found)], rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("places", "rounds", "count", "released", "digits", "ratio"),
+    ("rounds_per_epoch", "rounds", "count", "released", "digits", "ratio"),
     [
         (8, 9, 5, 3.37, 2, 2.31),
         (7, 64, 23, 20.193067, 6, 2.90),
@@ -64,30 +64,34 @@ def test_energies_are_those_of_a_loop_over_nodes_and_records(rounds: int, places
     ],
 )
 def test_what_exact_counting_gains(
-    places: int, rounds: int, count: int, released: float, digits: int, ratio: float
+    rounds_per_epoch: int, rounds: int, count: int, released: float, digits: int, ratio: float
 ) -> None:
     """Counts, W and the paper's node noise over the exact one, 2 √V / √W, at α = 1/N."""
-    energy = weights_of_nodes(rounds, places, 1.0 / places)
-    assert int(record_counts(rounds, places).max()) == count
-    assert round(energy, digits) == released
-    assert 2.0 * math.sqrt(paper_printed(rounds, places) / energy) == pytest.approx(ratio, abs=0.006)
+    squared_norm = weights_of_nodes(rounds, rounds_per_epoch, 1.0 / rounds_per_epoch)
+    assert int(record_counts(rounds, rounds_per_epoch).max()) == count
+    assert round(squared_norm, digits) == released
+    assert 2.0 * math.sqrt(paper_printed(rounds, rounds_per_epoch) / squared_norm) == pytest.approx(
+        ratio, abs=0.006
+    )
 
 
-def paper_printed(rounds: int, places: int) -> float:
+def paper_printed(rounds: int, rounds_per_epoch: int) -> float:
     """V as the paper prints it, with T/N not rounded up."""
-    levels, within = rounds.bit_length() - 1, places.bit_length() - 1
-    return (min(levels, within) + 1) * rounds / places + sum(rounds >> j for j in range(within + 1, levels + 1))
+    levels, within = rounds.bit_length() - 1, rounds_per_epoch.bit_length() - 1
+    return (min(levels, within) + 1) * rounds / rounds_per_epoch + sum(
+        rounds >> j for j in range(within + 1, levels + 1)
+    )
 
 
-@pytest.mark.parametrize(("places", "rounds", "corrected"), [(8, 9, 8), (7, 64, 45), (100, 1000, 81)])
-def test_the_papers_count_with_whole_epochs(places: int, rounds: int, corrected: float) -> None:
-    assert paper_node_count(rounds, places) == corrected
+@pytest.mark.parametrize(("rounds_per_epoch", "rounds", "corrected"), [(8, 9, 8), (7, 64, 45), (100, 1000, 81)])
+def test_the_papers_count_with_whole_epochs(rounds_per_epoch: int, rounds: int, corrected: float) -> None:
+    assert paper_node_count(rounds, rounds_per_epoch) == corrected
 
 
 def test_the_corrected_count_bounds_every_record() -> None:
-    for places in range(1, 20):
-        for rounds in range(1, 5 * places + 8):
-            assert record_counts(rounds, places).max() <= paper_node_count(rounds, places)
+    for rounds_per_epoch in range(1, 20):
+        for rounds in range(1, 5 * rounds_per_epoch + 8):
+            assert record_counts(rounds, rounds_per_epoch).max() <= paper_node_count(rounds, rounds_per_epoch)
 
 
 def test_variances_of_the_prefixes() -> None:
@@ -117,5 +121,5 @@ def test_mu_is_the_mahalanobis_distance_of_the_momenta(place: int) -> None:
         own = step_of_h if (t - 1) % 5 == place else 0.0
         moved[t - 1] = (1 - alpha) * (moved[t - 2] if t > 1 else 0.0) + alpha * own
     distance = float(np.linalg.norm(np.linalg.solve(np.array(rows), moved)) / std)
-    energy = record_energies(np.ones(rounds), 5, 1 - alpha)[place]
-    assert distance == pytest.approx(alpha * step_of_h * math.sqrt(energy) / std, rel=1e-12)
+    squared_norm = record_squared_norms(np.ones(rounds), 5, 1 - alpha)[place]
+    assert distance == pytest.approx(alpha * step_of_h * math.sqrt(squared_norm) / std, rel=1e-12)

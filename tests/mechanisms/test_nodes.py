@@ -28,14 +28,14 @@ def released(rounds: int) -> set[tuple[int, int]]:
     return {node for t in range(1, rounds + 1) for node in compose(1, t)}
 
 
-def weights_by_record(rounds: int, places: int, keep: float) -> list[float]:
-    """Σ over released nodes of (Σ over the record's rounds in it of keep^(end - round))², node by node."""
+def weights_by_record(rounds: int, rounds_per_epoch: int, decay: float) -> list[float]:
+    """Σ over released nodes of (Σ over the record's rounds in it of decay^(end - round))², node by node."""
     return [
         sum(
-            sum(keep ** (end - t) for t in range(start, end + 1) if (t - 1) % places == place) ** 2
+            sum(decay ** (end - t) for t in range(start, end + 1) if (t - 1) % rounds_per_epoch == place) ** 2
             for start, end in released(rounds)
         )
-        for place in range(min(places, rounds))
+        for place in range(min(rounds_per_epoch, rounds))
     ]
 
 
@@ -45,7 +45,7 @@ def test_covers_of_the_specification() -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "rounds", "count", "weight"),
+    ("rounds_per_epoch", "rounds", "count", "weight"),
     [
         (8, 9, 5, 3.37),
         (7, 64, 23, 20.193067),
@@ -55,30 +55,32 @@ def test_covers_of_the_specification() -> None:
         (50, 5000, 430, 365.3),
     ],
 )
-def test_published_counts_and_weights(places: int, rounds: int, count: int, weight: float) -> None:
+def test_published_counts_and_weights(rounds_per_epoch: int, rounds: int, count: int, weight: float) -> None:
     """The table of released nodes a record is in, fixed order, decay 1 - 1/N."""
-    assert nodes.record_counts(rounds, places).max() == count
-    keep = 1.0 - 1.0 / places
-    sensitivity = BinaryTree(keep).sensitivity(Workload(Schedule(rounds, places), keep, np.ones(rounds)))
+    assert nodes.record_counts(rounds, rounds_per_epoch).max() == count
+    decay = 1.0 - 1.0 / rounds_per_epoch
+    sensitivity = BinaryTree(decay).sensitivity(
+        Workload(Schedule(rounds, rounds_per_epoch), decay, np.ones(rounds))
+    )
     assert sensitivity**2 == pytest.approx(weight, rel=2e-3 if weight < 4 else 2e-4)
 
 
 def test_published_weights_of_every_record() -> None:
     expected = [4.78737208619714, 4.17755037546158, 4.09342289, 2.84059143066406, 3.056884765625]
-    found = nodes.record_energies(np.ones(13), 5, 0.75)
+    found = nodes.record_squared_norms(np.ones(13), 5, 0.75)
     np.testing.assert_allclose(np.delete(found, 2), np.delete(expected, 2), rtol=1e-13)
     assert found[2] == pytest.approx(expected[2], abs=5e-9)
 
 
 def test_published_node_counts_of_a_single_pass() -> None:
     counts = [4, 3, 3, 2, 3, 2, 2, 1, 3, 2, 2, 1, 1]
-    np.testing.assert_array_equal(nodes.column_energies(13, 1.0), counts)
+    np.testing.assert_array_equal(nodes.column_squared_norms(13, 1.0), counts)
     np.testing.assert_array_equal(nodes.record_counts(13, 13), counts)
 
 
 @given(rounds=st.integers(1, 5000))
 def test_the_first_round_is_in_the_most_nodes_and_the_others_in_fewer(rounds: int) -> None:
-    counts = nodes.column_energies(rounds, 1.0)
+    counts = nodes.column_squared_norms(rounds, 1.0)
     levels = int(np.floor(np.log2(rounds))) + 1
     assert counts[0] == levels
     assert np.all(counts[1:] <= levels - 1)
@@ -86,7 +88,7 @@ def test_the_first_round_is_in_the_most_nodes_and_the_others_in_fewer(rounds: in
 
 def test_published_noise_factors_with_decay() -> None:
     expected = {1: 1, 6: 1.31640625, 7: 1.740478515625, 8: 1, 13: 1.618813514709, 15: 1.758296463639}
-    variance = nodes.row_energies(15, 0.75)
+    variance = nodes.row_squared_norms(15, 0.75)
     for t, factor in expected.items():
         assert variance[t - 1] == pytest.approx(factor, abs=1e-12)
 
@@ -94,36 +96,43 @@ def test_published_noise_factors_with_decay() -> None:
 @given(rounds=st.integers(1, 3000))
 def test_without_decay_the_variance_counts_set_bits(rounds: int) -> None:
     t = np.arange(1, rounds + 1)
-    np.testing.assert_array_equal(nodes.row_energies(rounds, 1.0), np.bitwise_count(t))
+    np.testing.assert_array_equal(nodes.row_squared_norms(rounds, 1.0), np.bitwise_count(t))
 
 
-@given(rounds=st.integers(1, 70), places=st.integers(1, 80), keep=st.floats(0.0, 1.0))
+@given(rounds=st.integers(1, 70), rounds_per_epoch=st.integers(1, 80), decay=st.floats(0.0, 1.0))
 @settings(deadline=None)
-def test_weights_are_those_of_the_node_by_node_loop(rounds: int, places: int, keep: float) -> None:
-    expected = weights_by_record(rounds, places, keep)
-    np.testing.assert_allclose(nodes.record_energies(np.ones(rounds), places, keep), expected, rtol=1e-11)
-    if places >= rounds:
-        np.testing.assert_allclose(nodes.column_energies(rounds, keep), expected, rtol=1e-11)
+def test_weights_are_those_of_the_node_by_node_loop(rounds: int, rounds_per_epoch: int, decay: float) -> None:
+    expected = weights_by_record(rounds, rounds_per_epoch, decay)
+    np.testing.assert_allclose(
+        nodes.record_squared_norms(np.ones(rounds), rounds_per_epoch, decay), expected, rtol=1e-11
+    )
+    if rounds_per_epoch >= rounds:
+        np.testing.assert_allclose(nodes.column_squared_norms(rounds, decay), expected, rtol=1e-11)
 
 
-@given(rounds=st.integers(1, 70), places=st.integers(1, 80))
+@given(rounds=st.integers(1, 70), rounds_per_epoch=st.integers(1, 80))
 @settings(deadline=None)
-def test_counts_are_those_of_the_node_by_node_loop(rounds: int, places: int) -> None:
+def test_counts_are_those_of_the_node_by_node_loop(rounds: int, rounds_per_epoch: int) -> None:
     expected = [
-        sum(any((t - 1) % places == place for t in range(start, end + 1)) for start, end in released(rounds))
-        for place in range(min(places, rounds))
+        sum(
+            any((t - 1) % rounds_per_epoch == place for t in range(start, end + 1))
+            for start, end in released(rounds)
+        )
+        for place in range(min(rounds_per_epoch, rounds))
     ]
-    np.testing.assert_array_equal(nodes.record_counts(rounds, places), expected)
+    np.testing.assert_array_equal(nodes.record_counts(rounds, rounds_per_epoch), expected)
 
 
-@given(rounds=st.integers(1, 300), places=st.integers(1, 40), keep=st.floats(0.0, 1.0))
+@given(rounds=st.integers(1, 300), rounds_per_epoch=st.integers(1, 40), decay=st.floats(0.0, 1.0))
 @settings(deadline=None)
-def test_equal_clips_take_a_short_cut_to_the_same_weights(rounds: int, places: int, keep: float) -> None:
+def test_equal_clips_take_a_short_cut_to_the_same_weights(
+    rounds: int, rounds_per_epoch: int, decay: float
+) -> None:
     barely_unequal = np.ones(rounds)
     barely_unequal[-1] += 1e-15
     np.testing.assert_allclose(
-        nodes.record_energies(np.ones(rounds), places, keep),
-        nodes.record_energies(barely_unequal, places, keep),
+        nodes.record_squared_norms(np.ones(rounds), rounds_per_epoch, decay),
+        nodes.record_squared_norms(barely_unequal, rounds_per_epoch, decay),
         rtol=1e-11,
     )
 

@@ -35,15 +35,15 @@ def stream(mechanism: Mechanism, seed: int) -> np.ndarray:
 
 
 def workload_for(mechanism: Mechanism) -> Workload:
-    keep, period = getattr(mechanism, "keep", 1.0), getattr(mechanism, "period", None)
-    return Workload(Schedule(ROUNDS, ROUNDS), keep, np.ones(ROUNDS), period)
+    decay, period = getattr(mechanism, "decay", 1.0), getattr(mechanism, "period", None)
+    return Workload(Schedule(ROUNDS, ROUNDS), decay, np.ones(ROUNDS), period)
 
 
 @pytest.mark.parametrize("mechanism", MEMBERS, ids=str)
 def test_the_variance_of_every_release_is_the_accounted_one(mechanism: Mechanism) -> None:
-    energy = np.sum(stream(mechanism, seed=11) ** 2, axis=1) / mechanism.variance(workload_for(mechanism))
+    squared_norm = np.sum(stream(mechanism, seed=11) ** 2, axis=1) / mechanism.variance(workload_for(mechanism))
     low, high = chi2.ppf([FALSE_ALARM / ROUNDS / 2, 1 - FALSE_ALARM / ROUNDS / 2], SIZE)
-    assert np.all((low < energy) & (energy < high))
+    assert np.all((low < squared_norm) & (squared_norm < high))
 
 
 @pytest.mark.parametrize("mechanism", MEMBERS, ids=str)

@@ -36,9 +36,9 @@ def test_no_pattern_moves_farther_than_the_bound(data: st.DataObject, rounds: in
     c = np.where(np.equal.outer(block, block), c, 0.0)
     moved = max(
         float(np.linalg.norm(c[:, chosen] @ clips[list(chosen)]))
-        for count in range(1, pattern.times + 1)
+        for count in range(1, pattern.max_participations + 1)
         for chosen in itertools.combinations(range(rounds), count)
-        if all(b - a >= pattern.separation for a, b in itertools.pairwise(chosen))
+        if all(b - a >= pattern.min_separation for a, b in itertools.pairwise(chosen))
     )
     assert row_bound(series, workload, pattern) >= moved * (1 - 1e-12)
 

@@ -30,7 +30,7 @@ decays = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.01, 0.99))
 
 def factor(mechanism: Mechanism, workload: Workload) -> Matrix:
     """C by its definition; see test_algebra for the proof that it belongs to the streamed B."""
-    rounds, keep = workload.rounds, workload.keep
+    rounds, decay = workload.rounds, workload.decay
     if isinstance(mechanism, LeafGaussian):
         return np.diag([1.0 / mechanism.first if t % workload.block == 0 else 1.0 for t in range(rounds)])
     c = np.zeros((rounds, rounds))
@@ -39,9 +39,9 @@ def factor(mechanism: Mechanism, workload: Workload) -> Matrix:
         reach = {"IndependentGaussian": place, "BinaryTree": place & -place}.get(type(mechanism).__name__)
         for age in range(t + 1 if reach is None else reach):
             if isinstance(mechanism, BandedSquareRoot):
-                c[t, t - age] = math.comb(2 * age, age) / 4**age * keep**age * (age < mechanism.bands)
+                c[t, t - age] = math.comb(2 * age, age) / 4**age * decay**age * (age < mechanism.bands)
             else:
-                c[t, t - age] = keep**age
+                c[t, t - age] = decay**age
     return c
 
 
@@ -49,11 +49,14 @@ def patterns(workload: Workload) -> Iterator[tuple[int, ...]]:
     """Every set of rounds (from 0) in which one record may take part."""
     schedule, rounds = workload.schedule, workload.rounds
     if isinstance(schedule, Schedule):
-        yield from (tuple(range(p, rounds, schedule.places)) for p in range(min(schedule.places, rounds)))
+        yield from (
+            tuple(range(p, rounds, schedule.rounds_per_epoch))
+            for p in range(min(schedule.rounds_per_epoch, rounds))
+        )
         return
-    for times in range(1, schedule.times + 1):
-        for chosen in itertools.combinations(range(rounds), times):
-            if all(b - a >= schedule.separation for a, b in itertools.pairwise(chosen)):
+    for max_participations in range(1, schedule.max_participations + 1):
+        for chosen in itertools.combinations(range(rounds), max_participations):
+            if all(b - a >= schedule.min_separation for a, b in itertools.pairwise(chosen)):
                 yield chosen
 
 
@@ -68,15 +71,15 @@ def brute_force(c: Matrix, workload: Workload) -> float:
 
 
 @st.composite
-def mechanisms(draw: st.DrawFn, keep: float, period: int | None) -> Mechanism:
+def mechanisms(draw: st.DrawFn, decay: float, period: int | None) -> Mechanism:
     first = draw(st.floats(0.1, 10.0))
     members: list[Mechanism] = [
         IndependentGaussian(),
-        BinaryTree(keep, period),
-        LeafGaussian(keep, period, first),
+        BinaryTree(decay, period),
+        LeafGaussian(decay, period, first),
     ]
     if period is None:
-        members.append(BandedSquareRoot(keep, draw(st.integers(1, 14))))
+        members.append(BandedSquareRoot(decay, draw(st.integers(1, 14))))
     return draw(st.sampled_from(members))
 
 
@@ -87,27 +90,27 @@ def clip_norms(draw: st.DrawFn, rounds: int) -> Matrix:
     return np.array(draw(st.lists(st.floats(0.1, 10.0), min_size=rounds, max_size=rounds)))
 
 
-@given(data=st.data(), rounds=st.integers(1, 24), keep=decays)
+@given(data=st.data(), rounds=st.integers(1, 24), decay=decays)
 @settings(max_examples=300, deadline=None)
-def test_fixed_order_is_exact_for_every_mechanism(data: st.DataObject, rounds: int, keep: float) -> None:
-    places = data.draw(st.integers(max(1, rounds // 8), 30))
+def test_fixed_order_is_exact_for_every_mechanism(data: st.DataObject, rounds: int, decay: float) -> None:
+    rounds_per_epoch = data.draw(st.integers(max(1, rounds // 8), 30))
     period = data.draw(st.one_of(st.none(), st.integers(1, 30)))
-    mechanism = data.draw(mechanisms(keep, period))
-    workload = Workload(Schedule(rounds, places), keep, data.draw(clip_norms(rounds)), period)
+    mechanism = data.draw(mechanisms(decay, period))
+    workload = Workload(Schedule(rounds, rounds_per_epoch), decay, data.draw(clip_norms(rounds)), period)
     found = mechanism.certified(workload)
     assert found.exact
     assert found.value == pytest.approx(brute_force(factor(mechanism, workload), workload), rel=1e-10)
 
 
-@given(data=st.data(), rounds=st.integers(1, 12), keep=decays)
+@given(data=st.data(), rounds=st.integers(1, 12), decay=decays)
 @settings(max_examples=300, deadline=None)
 def test_separated_patterns_are_exact_or_say_that_they_are_bounds(
-    data: st.DataObject, rounds: int, keep: float
+    data: st.DataObject, rounds: int, decay: float
 ) -> None:
     pattern = Separated(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 14)))
     period = data.draw(st.one_of(st.none(), st.integers(1, 14)))
-    mechanism = data.draw(mechanisms(keep, period))
-    workload = Workload(pattern, keep, data.draw(clip_norms(rounds)), period)
+    mechanism = data.draw(mechanisms(decay, period))
+    workload = Workload(pattern, decay, data.draw(clip_norms(rounds)), period)
     found = mechanism.certified(workload)
     farthest = brute_force(factor(mechanism, workload), workload)
     if found.exact:
@@ -144,21 +147,21 @@ def test_equal_clips_are_exact_for_any_separation(mechanism: Mechanism) -> None:
     assert mechanism.certified(workload).exact
 
 
-@given(data=st.data(), rounds=st.integers(1, 10), keep=decays, seed=st.integers(0, 2**32 - 1))
+@given(data=st.data(), rounds=st.integers(1, 10), decay=decays, seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=150, deadline=None)
 def test_no_pair_of_neighbours_with_vector_increments_is_farther_apart(
-    data: st.DataObject, rounds: int, keep: float, seed: int
+    data: st.DataObject, rounds: int, decay: float, seed: int
 ) -> None:
     """Two data sets whose running sums differ in one record, increments in R^3 of every clip norm."""
-    mechanism = data.draw(mechanisms(keep, None))
-    places = data.draw(st.integers(1, rounds))
+    mechanism = data.draw(mechanisms(decay, None))
+    rounds_per_epoch = data.draw(st.integers(1, rounds))
     clips = data.draw(clip_norms(rounds))
-    workload = Workload(Schedule(rounds, places), keep, clips)
+    workload = Workload(Schedule(rounds, rounds_per_epoch), decay, clips)
     generator = np.random.default_rng(seed)
-    record = int(generator.integers(places))
+    record = int(generator.integers(rounds_per_epoch))
     directions = generator.standard_normal((2, rounds, 3))
     directions /= np.linalg.norm(directions, axis=2, keepdims=True)
-    takes_part = (np.arange(rounds) % places == record)[:, None]
+    takes_part = (np.arange(rounds) % rounds_per_epoch == record)[:, None]
     mine, yours = directions * clips[:, None] * takes_part
     c = factor(mechanism, workload)
     sensitivity = mechanism.sensitivity(workload)
@@ -211,20 +214,22 @@ def test_the_heaviest_pattern_is_the_heaviest(data: st.DataObject, rounds: int) 
     assert heaviest_pattern(weights, pattern) == pytest.approx(best)
 
 
-@given(rounds=st.integers(1, 10_000_000), keep=decays)
+@given(rounds=st.integers(1, 10_000_000), decay=decays)
 @settings(max_examples=5, deadline=None)
-def test_single_pass_formulas_hold_up_to_ten_million_rounds(rounds: int, keep: float) -> None:
-    workload = Workload(Schedule(rounds, rounds), keep, np.ones(rounds))
-    first = rounds if keep == 1.0 else -math.expm1(2 * rounds * math.log(keep)) / (1 - keep**2) if keep else 1.0
+def test_single_pass_formulas_hold_up_to_ten_million_rounds(rounds: int, decay: float) -> None:
+    workload = Workload(Schedule(rounds, rounds), decay, np.ones(rounds))
+    first = (
+        rounds if decay == 1.0 else -math.expm1(2 * rounds * math.log(decay)) / (1 - decay**2) if decay else 1.0
+    )
     assert IndependentGaussian().sensitivity(workload) ** 2 == pytest.approx(first, rel=1e-9)
-    nodes = sum(keep ** (2 * (2**level - 1)) for level in range(rounds.bit_length()))
-    assert BinaryTree(keep).sensitivity(workload) ** 2 == pytest.approx(nodes, rel=1e-9)
+    nodes = sum(decay ** (2 * (2**level - 1)) for level in range(rounds.bit_length()))
+    assert BinaryTree(decay).sensitivity(workload) ** 2 == pytest.approx(nodes, rel=1e-9)
 
 
 def test_many_epochs_of_unequal_clips_match_the_matrix() -> None:
-    rounds, places = 96, 7
+    rounds, rounds_per_epoch = 96, 7
     clips = np.random.default_rng(3).uniform(0.5, 2.0, rounds)
-    workload = Workload(Schedule(rounds, places), 0.97, clips)
+    workload = Workload(Schedule(rounds, rounds_per_epoch), 0.97, clips)
     for mechanism in (IndependentGaussian(), BinaryTree(0.97), BandedSquareRoot(0.97, 20)):
         c = factor(mechanism, workload)
         farthest = max(float(np.linalg.norm(c[:, s] @ clips[list(s)])) for s in patterns(workload))
@@ -237,9 +242,11 @@ def test_a_participation_that_cannot_be_is_refused() -> None:
             Separated(*arguments)
 
 
-@given(rounds=st.integers(1, 50), times=st.integers(1, 50), separation=st.integers(1, 60))
-def test_a_record_takes_part_no_more_often_than_the_rounds_allow(rounds: int, times: int, separation: int) -> None:
-    pattern = Separated(rounds, times, separation)
-    assert pattern.most == min(times, len(range(0, rounds, separation)))
+@given(rounds=st.integers(1, 50), max_participations=st.integers(1, 50), min_separation=st.integers(1, 60))
+def test_a_record_takes_part_no_more_often_than_the_rounds_allow(
+    rounds: int, max_participations: int, min_separation: int
+) -> None:
+    pattern = Separated(rounds, max_participations, min_separation)
+    assert pattern.most == min(max_participations, len(range(0, rounds, min_separation)))
     assume(pattern.most == 1)
     assert pattern.single_pass

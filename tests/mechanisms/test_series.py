@@ -10,10 +10,10 @@ from fedpriv.mechanisms.sensitivity import series
 from fedpriv.participation.fixed_order import Schedule
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.9, 0.9999, 1.0])
+@pytest.mark.parametrize("decay", [0.0, 0.9, 0.9999, 1.0])
 @pytest.mark.parametrize("bands", [1, 2, 16, 300, 1500])
-def test_a_series_times_its_inverse_is_one(keep: float, bands: int) -> None:
-    coefficients = np.convolve(series.square_root(keep, bands), [1.0, -keep])
+def test_a_series_times_its_inverse_is_one(decay: float, bands: int) -> None:
+    coefficients = np.convolve(series.square_root(decay, bands), [1.0, -decay])
     inverted = series.inverse(coefficients, 5000)
     product = np.convolve(coefficients, inverted)[:5000]
     np.testing.assert_allclose(product, np.eye(1, 5000)[0], atol=1e-13)

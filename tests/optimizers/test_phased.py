@@ -19,21 +19,21 @@ PHASES = Phases((3, 2, 1))
 MECHANISM = PhaseEnds(PHASES, largest_step=0.5, smoothness=4.0, lipschitz=2.0)
 
 
-def workload(phases: Phases = PHASES, clip: float = 2.0, keep: float = 0.0) -> Workload:
-    return Workload(phases, keep, np.full(phases.rounds, clip))
+def workload(phases: Phases = PHASES, clip: float = 2.0, decay: float = 0.0) -> Workload:
+    return Workload(phases, decay, np.full(phases.rounds, clip))
 
 
 def test_phases_skip_an_empty_round_at_their_ends() -> None:
     assert [PHASES.place(t) for t in range(1, 10)] == [0, 1, 2, None, 3, 4, None, 5, None]
     assert [PHASES.phase(t) for t in range(1, 10)] == [1, 1, 1, 1, 2, 2, 2, 3, 3]
-    assert (PHASES.rounds, PHASES.places, PHASES.single_pass) == (9, 6, True)
+    assert (PHASES.rounds, PHASES.rounds_per_epoch, PHASES.single_pass) == (9, 6, True)
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_every_place_is_read_exactly_once_and_in_order(lengths: list[int]) -> None:
     phases = Phases(tuple(lengths))
-    places = [place for t in range(1, phases.rounds + 1) if (place := phases.place(t)) is not None]
-    assert places == list(range(phases.places))
+    rounds_per_epoch = [place for t in range(1, phases.rounds + 1) if (place := phases.place(t)) is not None]
+    assert rounds_per_epoch == list(range(phases.rounds_per_epoch))
 
 
 @pytest.mark.parametrize("t", [0, 10])
@@ -83,8 +83,8 @@ def test_a_step_beyond_the_contraction_is_refused() -> None:
 
 
 def test_sums_and_other_schedules_are_refused() -> None:
-    with pytest.raises(InputError, match="keep = 0"):
-        MECHANISM.certified(workload(keep=1.0))
+    with pytest.raises(InputError, match="decay = 0"):
+        MECHANISM.certified(workload(decay=1.0))
     with pytest.raises(InputError, match="own phases"):
         MECHANISM.certified(workload(Phases((3, 3))))
 
@@ -92,7 +92,7 @@ def test_sums_and_other_schedules_are_refused() -> None:
 def test_other_mechanisms_account_for_phases_as_a_single_pass() -> None:
     """Per-round releases of the same schedule: empty rounds never make a record cheaper."""
     assert IndependentGaussian().sensitivity(workload()) == pytest.approx(2.0)
-    assert BinaryTree(keep=1.0).sensitivity(workload(keep=1.0)) == pytest.approx(2.0 * math.sqrt(4))
+    assert BinaryTree(decay=1.0).sensitivity(workload(decay=1.0)) == pytest.approx(2.0 * math.sqrt(4))
 
 
 def descend(
@@ -129,11 +129,11 @@ def test_the_end_of_a_phase_moves_by_at_most_step_times_clip_over_batch(seed: in
     torch.manual_seed(seed)
     phases, batch, dimension, clip, smoothness = Phases((6, 3)), 3, 4, 2.0, 1.0
     optimizer = PhasedSGD(phases, step=4.0 * 2.0 / smoothness, radius=radius)
-    features = torch.randn(phases.places, batch, dimension, dtype=torch.float64)
+    features = torch.randn(phases.rounds_per_epoch, batch, dimension, dtype=torch.float64)
     features *= clip / torch.linalg.vector_norm(features, dim=-1, keepdim=True)
-    targets = torch.randint(0, 2, (phases.places, batch)) * 2.0 - 1.0
+    targets = torch.randint(0, 2, (phases.rounds_per_epoch, batch)) * 2.0 - 1.0
     noise = 0.1 * torch.randn(phases.rounds, dimension, dtype=torch.float64)
-    active = torch.ones(phases.places, batch, dtype=torch.float64)
+    active = torch.ones(phases.rounds_per_epoch, batch, dtype=torch.float64)
     starts = descend(optimizer, features, targets, active, noise)
     for place in range(6):
         without = active.clone()

@@ -6,11 +6,15 @@ from fedpriv.participation.fixed_order import Schedule
 from fedpriv.participation.phases import Phases
 
 
-@pytest.mark.parametrize(("rounds", "places"), [(1, 1), (7, 7), (12, 4), (10, 4), (3, 5)])
-def test_a_fixed_order_reads_one_batch_a_round_and_starts_anew_every_epoch(rounds: int, places: int) -> None:
-    schedule = Schedule(rounds, places)
-    assert [list(schedule.batches(t)) for t in range(1, rounds + 1)] == [[t % places] for t in range(rounds)]
-    assert schedule.held == places
+@pytest.mark.parametrize(("rounds", "rounds_per_epoch"), [(1, 1), (7, 7), (12, 4), (10, 4), (3, 5)])
+def test_a_fixed_order_reads_one_batch_a_round_and_starts_anew_every_epoch(
+    rounds: int, rounds_per_epoch: int
+) -> None:
+    schedule = Schedule(rounds, rounds_per_epoch)
+    assert [list(schedule.batches(t)) for t in range(1, rounds + 1)] == [
+        [t % rounds_per_epoch] for t in range(rounds)
+    ]
+    assert schedule.batches_held == rounds_per_epoch
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 9])
@@ -22,7 +26,7 @@ def test_a_single_pass_reads_every_batch_once_and_the_last_one_last(rounds: int)
 def test_a_single_pass_of_several_batches_a_round_reads_each_once_in_order() -> None:
     schedule = Schedule(4, 4, (3, 1, 1, 2))
     assert [list(schedule.batches(t)) for t in range(1, 5)] == [[0, 1, 2], [3], [4], [5, 6]]
-    assert schedule.held == 7
+    assert schedule.batches_held == 7
 
 
 @pytest.mark.parametrize("t", [0, -1, 6])

@@ -140,7 +140,7 @@ def strategy(mechanism: Mechanism, workload: Workload) -> NDArray[np.float64]:
         row, state = mechanism.noise(state, t, fresh)
         rows.append(row.numpy())
     lag = np.subtract.outer(np.arange(workload.rounds), np.arange(workload.rounds))
-    sums = np.where(lag >= 0, workload.keep ** np.maximum(lag, 0.0), 0.0)
+    sums = np.where(lag >= 0, workload.decay ** np.maximum(lag, 0.0), 0.0)
     if workload.period is not None:
         block = np.arange(workload.rounds) // workload.period
         sums *= block[:, None] == block
@@ -149,10 +149,10 @@ def strategy(mechanism: Mechanism, workload: Workload) -> NDArray[np.float64]:
 
 CLIPS = np.array([1.0, 2.0, 0.5, 3.0, 1.0, 1.0, 2.5, 1.0, 1.0, 1.0, 1.0, 2.0])
 MECHANISMS: dict[str, Callable[[], tuple[Mechanism, dict[str, Any], int]]] = {
-    "independent": lambda: (IndependentGaussian(), {"keep": 0.0}, 1),
-    "banded": lambda: (BandedSquareRoot(1.0, 4), {"keep": 1.0}, 4),
-    "banded, decayed": lambda: (BandedSquareRoot(0.9, 3), {"keep": 0.9}, 3),
-    "leaf": lambda: (LeafGaussian(0.5, 4, 3.0), {"keep": 0.5, "period": 4}, 1),
+    "independent": lambda: (IndependentGaussian(), {"decay": 0.0}, 1),
+    "banded": lambda: (BandedSquareRoot(1.0, 4), {"decay": 1.0}, 4),
+    "banded, decayed": lambda: (BandedSquareRoot(0.9, 3), {"decay": 0.9}, 3),
+    "leaf": lambda: (LeafGaussian(0.5, 4, 3.0), {"decay": 0.5, "period": 4}, 1),
 }
 
 
@@ -160,7 +160,7 @@ MECHANISMS: dict[str, Callable[[], tuple[Mechanism, dict[str, Any], int]]] = {
 def test_columns_are_those_of_the_strategy_and_rounds_of_a_record_move_disjoint_blocks(name: str) -> None:
     """κ against C, computed from the noise: what it is for the accountant of independent rounds."""
     mechanism, form, bands = MECHANISMS[name]()
-    workload = Workload(Allocation(12, 12, 4), form["keep"], CLIPS, form.get("period"))
+    workload = Workload(Allocation(12, 12, 4), form["decay"], CLIPS, form.get("period"))
     columns, matrix = mechanism.columns(workload), strategy(mechanism, workload)
     assert columns is not None
     assert columns.bands == bands
@@ -175,9 +175,9 @@ def test_columns_are_those_of_the_strategy_and_rounds_of_a_record_move_disjoint_
             sums.clip_apart(bands - 1)
 
 
-@pytest.mark.parametrize("keep", [1.0, 0.5])
+@pytest.mark.parametrize("decay", [1.0, 0.5])
 @pytest.mark.parametrize("kind", [IndependentGaussian, BinaryTree])
-def test_what_a_record_moves_for_ever_is_refused(kind: type[Mechanism], keep: float) -> None:
-    mechanism: Mechanism = BinaryTree(keep) if kind is BinaryTree else IndependentGaussian()
+def test_what_a_record_moves_for_ever_is_refused(kind: type[Mechanism], decay: float) -> None:
+    mechanism: Mechanism = BinaryTree(decay) if kind is BinaryTree else IndependentGaussian()
     with pytest.raises(InputError, match="what a record moves has no end there"):
-        RunningSums(mechanism, Workload(Poisson(12, 12, 12), keep, CLIPS), "zero-out").clip_apart(12)
+        RunningSums(mechanism, Workload(Poisson(12, 12, 12), decay, CLIPS), "zero-out").clip_apart(12)

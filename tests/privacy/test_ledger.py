@@ -206,7 +206,7 @@ def _edited(tmp_path: Path, edit: Callable[[dict[str, Any]], None], *, consisten
 
 def _fewer_rounds(cell: dict[str, Any]) -> None:
     (stream,) = cell["releases"]
-    stream["participation"] |= {"rounds": 4, "places": 4}
+    stream["participation"] |= {"rounds": 4, "rounds_per_epoch": 4}
     stream["clips"] = [[stream["clips"][0][0], 4]]
 
 
@@ -246,3 +246,13 @@ def test_cells_that_results_json_does_not_have_yet_are_checked(tmp_path: Path) -
     shown = CliRunner().invoke(app, ["privacy", "ledger", str(tmp_path / "run")])
     assert shown.exit_code == 1
     assert [entry.cell for entry in read_ledger(tmp_path / "run")] == [0, 1]
+
+
+def test_releases_are_read_by_the_names_of_earlier_versions() -> None:
+    """0.1 said keep and places, and wrote the fields of a fixed order beside the others."""
+    tree = ReleaseStream("server", BinaryTree(0.9), Schedule(16, 4), 0.9, (2.0,) * 16, 0.5, "zero-out", std=4.0)
+    old = {**as_data(tree), "mechanism": {"name": "tree", "keep": 0.9, "period": None}, "rounds": 16, "places": 4}
+    old["keep"] = old.pop("decay")
+    del old["participation"]
+    assert from_data(old) == tree
+    assert {"keep", "places"}.isdisjoint(json.dumps(as_data(tree)).replace('"', " ").split())

@@ -258,19 +258,19 @@ def test_an_overridden_partition_takes_its_settings_with_it(by_rule: bool) -> No
 
 @given(
     silos=st.integers(1, 60),
-    places=st.integers(1, 40),
+    rounds_per_epoch=st.integers(1, 40),
     epochs=st.integers(1, 3),
     spare=st.integers(0, 3000),
     skew=st.none() | st.floats(0.05, 50.0),
 )
 def test_samples_are_read_as_far_as_they_fill_rounds(
-    silos: int, places: int, epochs: int, spare: int, skew: float | None
+    silos: int, rounds_per_epoch: int, epochs: int, spare: int, skew: float | None
 ) -> None:
     """Unequal silos leave fewer samples than a pass has rounds: 15,700 of 60,000 were never read."""
-    samples = silos * places + spare
+    samples = silos * rounds_per_epoch + spare
     federation = {
         "silos": silos,
-        "rounds": places * epochs,
+        "rounds": rounds_per_epoch * epochs,
         "epochs": epochs,
         "samples": samples,
         "size_skew": skew,
@@ -278,8 +278,8 @@ def test_samples_are_read_as_far_as_they_fill_rounds(
     tree = {**small_tree(), "federation": {key: value for key, value in federation.items() if value is not None}}
     cell = resolve_cell(tree, "test")
     assert min(cell.batch_sizes) >= 1
-    assert cell.unread == samples - places * sum(cell.batch_sizes)
-    assert 0 <= cell.unread < places * (silos if skew is None else 1)
+    assert cell.unread == samples - rounds_per_epoch * sum(cell.batch_sizes)
+    assert 0 <= cell.unread < rounds_per_epoch * (silos if skew is None else 1)
     assert skew is not None or len(set(cell.batch_sizes)) == 1
 
 

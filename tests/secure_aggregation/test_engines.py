@@ -96,7 +96,7 @@ def test_every_round_has_the_fresh_noise_that_the_grid_is_made_for(mechanism: Me
         impulses = torch.eye(count or 1, dtype=torch.float64)
         before = tuple(torch.zeros(len(impulses), dtype=torch.float64) for _ in state)
         response, state = mechanism.noise(before, t, impulses[0] if count is None else impulses)
-        assert float(response.norm()) >= mechanism.innovation > 0.0
+        assert float(response.norm()) >= mechanism.fresh_std > 0.0
 
 
 def test_the_command_line_runs_a_masked_federation(tmp_path: Path) -> None:

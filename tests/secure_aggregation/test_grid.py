@@ -70,12 +70,12 @@ def test_the_distance_to_uniform_errors_is_bounded_for_three_silos(ratio: float)
 
 
 @pytest.mark.parametrize("digits", [24, 53])
-@pytest.mark.parametrize("innovation", [1e-6, 0.7, 1.0, 55.68])
-def test_the_grid_is_a_power_of_two_with_half_of_the_digits_above_it(innovation: float, digits: int) -> None:
-    unit = grid_for(innovation, 100, digits, 1.0).unit
+@pytest.mark.parametrize("fresh_std", [1e-6, 0.7, 1.0, 55.68])
+def test_the_grid_is_a_power_of_two_with_half_of_the_digits_above_it(fresh_std: float, digits: int) -> None:
+    unit = grid_for(fresh_std, 100, digits, 1.0).unit
     assert math.frexp(unit)[0] == 0.5
-    assert 2.0 ** (digits // 2) <= innovation / unit < 2.0 ** (digits // 2 + 1)
-    assert log_total_variation(innovation / unit, 100) < -4600.0
+    assert 2.0 ** (digits // 2) <= fresh_std / unit < 2.0 ** (digits // 2 + 1)
+    assert log_total_variation(fresh_std / unit, 100) < -4600.0
 
 
 def test_a_grid_that_is_too_coarse_or_has_no_room_is_refused() -> None:

@@ -152,7 +152,7 @@ def test_the_sum_has_the_trusted_servers_noise(federation: dict[str, Any]) -> No
     sigma = plan_with(trusted).noise.std_in_mean
     plan, silos = plan_with(cell), cell.federation.silos
     assert plan.noise.std_in_mean == pytest.approx(sigma, rel=1e-12)
-    assert plan.grid is not None
+    assert plan.lattice is not None
     query, noise = objective_of(cell).initial(), []
     of = [simulated_silo(cell, number) for number in range(silos)]
     exact = [simulated_silo(trusted, number) for number in range(silos)]
@@ -165,7 +165,7 @@ def test_the_sum_has_the_trusted_servers_noise(federation: dict[str, Any]) -> No
             words.append(of[number].message(release.vector, t, keys).numpy())
             clear, plain[number] = exact[number].answer(plain[number], t, query)
             truth += plan.weights[number] * clear.vector
-        noise.append(plan.grid.decode_sum(words) - truth.numpy())
+        noise.append(plan.lattice.decode_sum(words) - truth.numpy())
     drawn = np.array(noise) / sigma
     assert stats.kstest(drawn.ravel(), "norm").pvalue > 1e-4
     assert stats.kstest(drawn.ravel() * math.sqrt(silos / (silos - 1)), "norm").pvalue < 1e-12

@@ -37,8 +37,8 @@ STATEFUL = {
     "tree": BinaryTree(),
     "banded": BandedSquareRoot(bands=3),
     "leaf": LeafGaussian(),
-    "aligned": AlignedDifferences(4, 0.5, 1.0, 1.0, None, keep=0.9),
-    "sliding": SlidingDifferences(4, 0.5, 1.0, 1.0, None, keep=0.9),
+    "aligned": AlignedDifferences(4, 0.5, 1.0, 1.0, None, decay=0.9),
+    "sliding": SlidingDifferences(4, 0.5, 1.0, 1.0, None, decay=0.9),
 }
 
 

@@ -18,7 +18,7 @@ def test_phases_halve() -> None:
 
 @pytest.mark.parametrize(("examples", "batch"), [(100, 1), (1000, 7), (60_000, 600)])
 def test_phases_never_read_more_than_there_is(examples: int, batch: int) -> None:
-    assert phased.phases_of(examples, batch).places * batch < examples
+    assert phased.phases_of(examples, batch).rounds_per_epoch * batch < examples
 
 
 @pytest.mark.parametrize(("examples", "batch"), [(1, 1), (10, 6), (10, 0)])

@@ -67,10 +67,10 @@ def test_the_simple_noise_is_refused_where_it_is_too_little() -> None:
     assert simple_noise_multiplier(2.3, 0.1) > 0.0
 
 
-@pytest.mark.parametrize("places", [1, 2, 5])
-def test_the_papers_counts_are_refused_where_they_are_too_small(places: int) -> None:
+@pytest.mark.parametrize("rounds_per_epoch", [1, 2, 5])
+def test_the_papers_counts_are_refused_where_they_are_too_small(rounds_per_epoch: int) -> None:
     with pytest.raises(InputError, match="exact"):
-        paper_window_counts(100, places)
+        paper_window_counts(100, rounds_per_epoch)
 
 
 def test_the_papers_counts() -> None:

@@ -168,7 +168,7 @@ class _Group:
     def _in_order(self, schedule: PublicOrder, train: Records, shares: dict[int, list[Tensor]]) -> Iterator[Read]:
         """Gathered block by block."""
         features, labels = train
-        orders = {seed: _by_place(of_silos, schedule.held) for seed, of_silos in shares.items()}
+        orders = {seed: _by_place(of_silos, schedule.batches_held) for seed, of_silos in shares.items()}
         places = torch.stack([orders[cell.seed] for cell in self._cells], dim=1).to(self._device)
         block = max(1, _GATHER_VALUES // (places[0].numel() * features[0].numel()))
         spans = [list(schedule.batches(t)) for t in range(1, schedule.rounds + 1)]

@@ -1,8 +1,8 @@
 """The binary tree over the rounds of one period: which nodes are released, and what they cost and add.
 
 Only left children are ever used by prefix sums; exactly one of them ends at each t, the node
-[t - lowbit(t) + 1, t].  Its value is Σ keep^(t-i) s_i over its rounds, so C[t, i] = keep^(t-i) there, and the
-prefix [1, t] is composed of the node ending at t and the prefix [1, t - lowbit(t)] decayed by keep^lowbit(t).
+[t - lowbit(t) + 1, t].  Its value is Σ decay^(t-i) s_i over its rounds, so C[t, i] = decay^(t-i) there, and the
+prefix [1, t] is composed of the node ending at t and the prefix [1, t - lowbit(t)] decayed by decay^lowbit(t).
 
 Sources: Dwork, Naor, Pitassi & Rothblum 2010; Honaker 2015; with decay: Tran & Cutkosky 2022, Algorithm 1.
 """
@@ -23,16 +23,16 @@ def levels(rounds: int) -> int:
     return rounds.bit_length()
 
 
-def column_energies(rounds: int, keep: float, longest: int | None = None) -> Floats:
-    """Squared norms of the columns of C: Σ keep^{2(z-i)} over released nodes [y, z] that hold round i; (T,).
+def column_squared_norms(rounds: int, decay: float, longest: int | None = None) -> Floats:
+    """Squared norms of the columns of C: Σ decay^{2(z-i)} over released nodes [y, z] that hold round i; (T,).
 
-    With keep = 1 this is the number of those nodes.  Nodes of more than `longest` rounds are left out.  Built by
+    With decay = 1 this is the number of those nodes.  Nodes of more than `longest` rounds are left out.  Built by
     doubling: in a block of 2^(k+1) rounds the left half is a released node of its own, the right half is not.
     O(T).
     """
     pieces = []
     inside = np.zeros(1)
-    decays = powers(keep**2, 1 << (levels(rounds) - 1))
+    decays = powers(decay**2, 1 << (levels(rounds) - 1))
     for level in range(levels(rounds)):
         length = 1 << level
         counted = inside + decays[:length][::-1] if longest is None or length <= longest else inside
@@ -43,88 +43,98 @@ def column_energies(rounds: int, keep: float, longest: int | None = None) -> Flo
     return np.concatenate(pieces[::-1])
 
 
-def row_energies(rounds: int, keep: float) -> Floats:
+def row_squared_norms(rounds: int, decay: float) -> Floats:
     """Squared norms of the rows of B: the noise variance of every prefix at unit node variance; (T,).  O(T)."""
-    energies = np.zeros(1)
-    decays = powers(keep**2, 1 << (levels(rounds) - 1))
-    while len(energies) <= rounds:
-        energies = np.concatenate([energies, energies + decays[: len(energies)]])
-    return energies[1 : rounds + 1]
+    squared_norms = np.zeros(1)
+    decays = powers(decay**2, 1 << (levels(rounds) - 1))
+    while len(squared_norms) <= rounds:
+        squared_norms = np.concatenate([squared_norms, squared_norms + decays[: len(squared_norms)]])
+    return squared_norms[1 : rounds + 1]
 
 
-def record_energies(clips: Floats, places: int, keep: float) -> Floats:
-    """Energies of the records of a fixed order, Σ_nodes (Σ_{its rounds in the node} clip_i keep^(z-i))².
+def record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> Floats:
+    """Squared norms of the records of a fixed order, Σ_nodes (Σ_{its rounds in the node} clip_i decay^(z-i))².
 
-    Shape (min(places, T),).  A node of at most `places` rounds holds a record once; the longer ones are summed
-    level by level, in O(T log(T / places)), or O(T) for equal clips.
+    Shape (min(rounds_per_epoch, T),).  A node of at most `rounds_per_epoch` rounds holds a record once; the
+    longer ones are summed level by level, in O(T log(T / rounds_per_epoch)), or O(T) for equal clips.
     """
     rounds = len(clips)
-    places = min(places, rounds)
-    once = clips**2 * column_energies(rounds, keep, longest=places)
-    energies = np.asarray(np.bincount(np.arange(rounds) % places, once, places), np.float64)
+    rounds_per_epoch = min(rounds_per_epoch, rounds)
+    once = clips**2 * column_squared_norms(rounds, decay, longest=rounds_per_epoch)
+    squared_norms = np.asarray(
+        np.bincount(np.arange(rounds) % rounds_per_epoch, once, rounds_per_epoch), np.float64
+    )
     equal = bool(np.all(clips == clips[0]))
-    for level in range(places.bit_length(), levels(rounds)):
+    for level in range(rounds_per_epoch.bit_length(), levels(rounds)):
         if equal:
-            energies += clips[0] ** 2 * _equal_level(rounds, 1 << level, places, keep)
+            squared_norms += clips[0] ** 2 * _equal_level(rounds, 1 << level, rounds_per_epoch, decay)
         else:
-            energies += _level(clips, 1 << level, places, keep)
-    return energies
+            squared_norms += _level(clips, 1 << level, rounds_per_epoch, decay)
+    return squared_norms
 
 
-def _level(clips: Floats, length: int, places: int, keep: float) -> Floats:
-    """What the released nodes of `length` > `places` rounds add to each record's energy; (places,)."""
+def _level(clips: Floats, length: int, rounds_per_epoch: int, decay: float) -> Floats:
+    """What the released nodes of `length` rounds, more than an epoch, add to each record's squared norm; (N,)."""
     nodes = np.arange(0, len(clips) // length, 2)
     held = nodes[:, None] * length + np.arange(length)  # (nodes, length): the rounds of each, from 0
-    moved = clips[held] * powers(keep, length)[::-1]
-    key = np.arange(len(nodes))[:, None] * places + held % places
-    sums = np.bincount(key.ravel(), moved.ravel(), len(nodes) * places)
-    return np.asarray(np.sum(sums.reshape(len(nodes), places) ** 2, axis=0))
+    moved = clips[held] * powers(decay, length)[::-1]
+    key = np.arange(len(nodes))[:, None] * rounds_per_epoch + held % rounds_per_epoch
+    sums = np.bincount(key.ravel(), moved.ravel(), len(nodes) * rounds_per_epoch)
+    return np.asarray(np.sum(sums.reshape(len(nodes), rounds_per_epoch) ** 2, axis=0))
 
 
-def _equal_level(rounds: int, length: int, places: int, keep: float) -> Floats:
-    """`_level` for clips of 1: what a node sees of a record depends on their distance modulo `places` alone."""
-    distance = np.arange(places, dtype=np.float64)  # from a record's last round in the node to the node's end
-    visits = (length - 1 - distance) // places + 1
-    seen = (powers(keep, places) * geometric_sums(keep**places, visits)) ** 2
+def _equal_level(rounds: int, length: int, rounds_per_epoch: int, decay: float) -> Floats:
+    """`_level` for clips of 1: what a node sees of a record depends on their distance modulo an epoch alone."""
+    distance = np.arange(
+        rounds_per_epoch, dtype=np.float64
+    )  # from a record's last round in the node to the node's end
+    visits = (length - 1 - distance) // rounds_per_epoch + 1
+    seen = (powers(decay, rounds_per_epoch) * geometric_sums(decay**rounds_per_epoch, visits)) ** 2
     ends = (np.arange(0, rounds // length, 2) + 1) * length - 1
-    energies = np.zeros(places)
-    for end, count in zip(*np.unique(ends % places, return_counts=True), strict=True):
-        energies += count * np.roll(seen[::-1], end + 1)  # place p lies (end - p) mod places before the end
-    return energies
+    squared_norms = np.zeros(rounds_per_epoch)
+    for end, count in zip(*np.unique(ends % rounds_per_epoch, return_counts=True), strict=True):
+        squared_norms += count * np.roll(
+            seen[::-1], end + 1
+        )  # place p lies (end - p) mod rounds_per_epoch before the end
+    return squared_norms
 
 
-def record_counts(rounds: int, places: int) -> Floats:
-    """How many released nodes hold a record of a fixed order, for the record in each place; shape (places,)."""
+def record_counts(rounds: int, rounds_per_epoch: int) -> Floats:
+    """How many released nodes hold a record of a fixed order, for the record in each place; shape (N,)."""
     start = np.arange(1, rounds + 1)
-    counts = np.zeros(min(places, rounds))
+    counts = np.zeros(min(rounds_per_epoch, rounds))
     for level in range(levels(rounds)):
         node = (start - 1) >> level
         released = (node % 2 == 0) & ((node + 1) << level <= rounds)
-        first = start[released & _first_visit(node, places)]
-        counts += np.bincount((first - 1) % places, minlength=len(counts))
+        first = start[released & _first_visit(node, rounds_per_epoch)]
+        counts += np.bincount((first - 1) % rounds_per_epoch, minlength=len(counts))
     return counts
 
 
-def separated_energy(rounds: int, block: int, keep: float, times: int, separation: int) -> float:
-    """An upper bound of a record's energy at clip 1 for any pattern of `times` rounds `separation` apart.
+def separated_squared_norm(
+    rounds: int, block: int, decay: float, max_participations: int, min_separation: int
+) -> float:
+    """An upper bound of a record's squared norm at clip 1 for any pattern of `max_participations` rounds
+    `min_separation` apart.
 
-    In a node of n rounds it weighs at most κ(n) = Σ_{j < min(times, ⌈n / separation⌉)} keep^(j separation).  The
+    In a node of n rounds it weighs at most κ(n) = Σ_{j < min(max_participations, ⌈n / separation⌉)} decay^(j
+    separation).  The
     nodes of one level are disjoint and each of its rounds weighs at most 1, so the squares of a level sum to at
-    most κ(n) min(times, κ(n) · nodes).  A new tree starts every `block` rounds.
+    most κ(n) min(max_participations, κ(n) · nodes).  A new tree starts every `block` rounds.
     """
     full, rest = divmod(rounds, block)
     total = 0.0
     for level in range(levels(block)):
         length = 1 << level
-        visits = min(times, -(-length // separation))
-        weight = float(geometric_sums(keep**separation, np.array([float(visits)]))[0])
+        visits = min(max_participations, -(-length // min_separation))
+        weight = float(geometric_sums(decay**min_separation, np.array([float(visits)]))[0])
         nodes = full * ((block // length + 1) // 2) + (rest // length + 1) // 2
-        total += weight * min(times, weight * nodes)
+        total += weight * min(max_participations, weight * nodes)
     return total
 
 
-def _first_visit(node: NDArray[np.int64], places: int) -> NDArray[np.bool_]:
-    """Whether a record's previous round, `places` before, lies in another node; shape (T,)."""
+def _first_visit(node: NDArray[np.int64], rounds_per_epoch: int) -> NDArray[np.bool_]:
+    """Whether a record's previous round, `rounds_per_epoch` before, lies in another node; shape (T,)."""
     previous = np.full(len(node), -1)
-    previous[places:] = node[: max(0, len(node) - places)]
+    previous[rounds_per_epoch:] = node[: max(0, len(node) - rounds_per_epoch)]
     return np.asarray(previous != node)

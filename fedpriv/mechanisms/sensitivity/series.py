@@ -13,10 +13,10 @@ _BLOCK = 1024
 _SETTLED = 16.0 * np.finfo(np.float64).eps
 
 
-def square_root(keep: float, count: int) -> Floats:
-    """The first `count` ≥ 1 coefficients of (1 - keep·x)^(-1/2)."""
-    places = np.arange(1, count, dtype=np.float64)
-    return np.concatenate([[1.0], np.cumprod(keep * (places - 0.5) / places)])
+def square_root(decay: float, count: int) -> Floats:
+    """The first `count` ≥ 1 coefficients of (1 - decay·x)^(-1/2)."""
+    lags = np.arange(1, count, dtype=np.float64)
+    return np.concatenate([[1.0], np.cumprod(decay * (lags - 0.5) / lags)])
 
 
 def inverse(series: Floats, count: int) -> Floats:
@@ -58,25 +58,25 @@ def lower_toeplitz(series: Floats) -> Floats:
     return np.where(lag >= 0, series[np.maximum(lag, 0)], 0.0)
 
 
-def column_energies(series: Floats, rounds: int) -> Floats:
+def column_squared_norms(series: Floats, rounds: int) -> Floats:
     """Squared norms of the columns of the (T, T) Toeplitz matrix of `series` (zero beyond its end)."""
     return _reversed_sums(series**2, rounds)
 
 
-def record_energies(series: Floats, clips: Floats, places: int) -> Floats:
-    """Energies of the records of a fixed order under a Toeplitz C ≥ 0: shape (min(places, T),).
+def record_squared_norms(series: Floats, clips: Floats, rounds_per_epoch: int) -> Floats:
+    """Squared norms of the records of a fixed order under a Toeplitz C ≥ 0: shape (min(rounds_per_epoch, T),).
 
     Columns i and i + s have inner product Σ_{j < T-i-s} c_j c_{j+s}: one cumulative sum for every lag s that is
-    a multiple of `places`, O(T² / places) in all, less for a banded series.
+    a multiple of `rounds_per_epoch`, O(T² / rounds_per_epoch) in all, less for a banded series.
     """
     rounds = len(clips)
-    energies = np.zeros(rounds)
-    for lag in range(0, min(len(series), rounds), places):
+    squared_norms = np.zeros(rounds)
+    for lag in range(0, min(len(series), rounds), rounds_per_epoch):
         products = _reversed_sums(series[: len(series) - lag] * series[lag:], rounds - lag)
         pairs = clips[: rounds - lag] * clips[lag:] * products
-        energies[: rounds - lag] += pairs if lag == 0 else 2.0 * pairs
-    count = min(places, rounds)
-    return np.asarray(np.bincount(np.arange(rounds) % places, energies, count), np.float64)
+        squared_norms[: rounds - lag] += pairs if lag == 0 else 2.0 * pairs
+    count = min(rounds_per_epoch, rounds)
+    return np.asarray(np.bincount(np.arange(rounds) % rounds_per_epoch, squared_norms, count), np.float64)
 
 
 def _reversed_sums(terms: Floats, rounds: int) -> Floats:

@@ -43,7 +43,7 @@ def draw_noise(cells: Sequence[Mapping[str, Any]]) -> "Figure | None":
     names = list(setting.compare(question.mu))
     _against_rounds(left, question, names)
     _in_the_mean(right, question, names)
-    sums = "running sums" if setting.keep == 1.0 else f"sums that keep {setting.keep:.3g} a round"
+    sums = "running sums" if setting.decay == 1.0 else f"sums with decay {setting.decay:.3g}"
     passes = f", {setting.epochs} epochs" if setting.epochs > 1 else ""
     figure.suptitle(
         f"Noise that makes {setting.rounds} {sums} {question.mu:.3g}-GDP, {setting.relation} neighbours{passes}\n"
@@ -61,11 +61,11 @@ def _question(cell: Mapping[str, Any]) -> _Question | None:
     rounds = stream.period or stream.schedule.rounds
     setting = Setting(
         rounds=rounds,
-        keep=stream.keep,
+        decay=stream.decay,
         silos=cell["silos"],
         trust=cell["trust"],
         relation=stream.relation,
-        epochs=1 if once else rounds // stream.schedule.places,
+        epochs=1 if once else rounds // stream.schedule.rounds_per_epoch,
     )
     return _Question(setting, cell["mu"], stream.mechanism.label)
 
@@ -74,7 +74,7 @@ def _against_rounds(axes: "Axes", question: _Question, names: Sequence[str]) -> 
     """Root mean square over the rounds of the noise in what one owner of noise releases."""
     setting = question.setting
     passes = np.unique(np.geomspace(1, setting.rounds // setting.epochs, _HORIZONS).astype(int))
-    horizons = [int(places) * setting.epochs for places in passes]
+    horizons = [int(each) * setting.epochs for each in passes]
     costs = [replace(setting, rounds=rounds).compare(question.mu) for rounds in horizons]
     for place, name in enumerate(names):
         known = [(rounds, cost[name].error) for rounds, cost in zip(horizons, costs, strict=True) if name in cost]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedpriv.mechanisms.base import Sensitivity
-from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern, record_energies
+from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern, record_squared_norms
 from fedpriv.mechanisms.workload import Floats, Separated, Workload
 
 
@@ -24,29 +24,29 @@ def certified(
     """The exact worst case where one is known, else the smaller of two bounds.
 
     `coefficients()`: c_0 … up to the last that matters, at most T; `columns`: squared column norms of C (T,);
-    `within(clips, places)`: energies of the records of a fixed order in one period.
+    `within(clips, rounds_per_epoch)`: squared norms of the records of a fixed order in one period.
     """
-    energies = workload.clips**2 * columns
+    squared_norms = workload.clips**2 * columns
     if workload.order.single_pass:
-        return Sensitivity(math.sqrt(float(np.max(energies))), True, "one participation: largest column norm")
+        return Sensitivity(math.sqrt(float(np.max(squared_norms))), True, "one participation: largest column norm")
     if isinstance(workload.order, Separated):
         return _separated(workload, workload.order, coefficients(), columns)
     if workload.period is None and _equal(workload.clips):
-        return _earliest(workload, coefficients(), columns, workload.order.places, workload.rounds)
-    worst = float(np.max(record_energies(workload, columns, within)))
+        return _earliest(workload, coefficients(), columns, workload.order.rounds_per_epoch, workload.rounds)
+    worst = float(np.max(record_squared_norms(workload, columns, within)))
     return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
 
 
 def _separated(workload: Workload, pattern: Separated, coefficients: Floats, columns: Floats) -> Sensitivity:
-    energies = workload.clips**2 * columns
+    squared_norms = workload.clips**2 * columns
     if workload.period is None:
-        earliest = _earliest(workload, coefficients, columns, pattern.separation, pattern.most)
+        earliest = _earliest(workload, coefficients, columns, pattern.min_separation, pattern.most)
         if _equal(workload.clips):
             return earliest
-        if len(coefficients) <= pattern.separation:
-            worst = heaviest_pattern(energies, pattern)
+        if len(coefficients) <= pattern.min_separation:
+            worst = heaviest_pattern(squared_norms, pattern)
             return Sensitivity(math.sqrt(worst), True, "no two participations overlap: squares add up")
-    triangle = heaviest_pattern(np.sqrt(energies), pattern)
+    triangle = heaviest_pattern(np.sqrt(squared_norms), pattern)
     if workload.period is None and earliest.value < triangle:
         return Sensitivity(earliest.value, False, "unequal clips, as if all were the largest")
     return Sensitivity(triangle, False, "triangle inequality over the heaviest pattern")
@@ -56,17 +56,19 @@ def _equal(clips: Floats) -> bool:
     return bool(np.all(clips == clips[0]))
 
 
-def _earliest(workload: Workload, coefficients: Floats, columns: Floats, gap: int, times: int) -> Sensitivity:
-    """The largest clip in rounds 1, 1 + gap, …, at most `times` of them: clip · ‖Σ_k C_{1 + k gap}‖.  O(T)."""
+def _earliest(
+    workload: Workload, coefficients: Floats, columns: Floats, gap: int, max_participations: int
+) -> Sensitivity:
+    """The largest clip in rounds 1, 1 + gap, …, not more than may be: clip · ‖Σ_k C_{1 + k gap}‖.  O(T)."""
     rounds = workload.rounds
     if len(coefficients) <= gap:
-        norm = math.sqrt(float(np.sum(columns[::gap][:times])))
+        norm = math.sqrt(float(np.sum(columns[::gap][:max_participations])))
     else:
         participations = -(-rounds // gap)
         shifted = np.zeros((participations, gap))
         shifted.ravel()[: len(coefficients)] = coefficients
         moved = np.cumsum(shifted, axis=0)
-        if times < participations:
-            moved[times:] -= moved[:-times].copy()
+        if max_participations < participations:
+            moved[max_participations:] -= moved[:-max_participations].copy()
         norm = float(np.linalg.norm(moved.ravel()[:rounds]))
     return Sensitivity(float(np.max(workload.clips)) * norm, True, "equal clips: the earliest pattern")
