@@ -12,21 +12,25 @@ from fedpriv.cli.options import (
     Delta,
     Epochs,
     Epsilon,
+    Groups,
     Json,
     MechanismName,
     Mu,
     Options,
     Relation,
     Rounds,
+    Sampling,
     Separation,
     Silos,
     Times,
     TrustName,
     Zcdp,
     claim_of,
+    claim_on,
     mechanism_options,
 )
-from fedpriv.cli.shown import cost_facts, setting_facts, show
+from fedpriv.cli.sampled import aim, guarantee_of
+from fedpriv.cli.shown import cost_facts, guarantee_facts, setting_facts, show
 from fedpriv.cli.text import print_table
 from fedpriv.cli.theorem import theorem
 
@@ -47,20 +51,35 @@ def convert(
     epsilon: Epsilon = None,
     delta: Delta = None,
     relation: Relation = "replace-one",
+    multiplier: Annotated[
+        float | None, typer.Option(help="Noise std over clip, of records that --sampling draws in secret.")
+    ] = None,
+    sampling: Sampling = "fixed",
+    rounds: Annotated[int | None, typer.Option(min=1, help="T, with --multiplier.")] = None,
+    epochs: Epochs = 1,
+    groups: Groups = 1,
     as_json: Json = False,
 ) -> None:
     """Turn one guarantee into all others: give exactly one of --mu, --zcdp, or --epsilon with --delta.
+
+    Or --multiplier with --sampling and --rounds: a secret participation has no mu, but one for every slack (the
+    probability with which it may fail), which is what a lifetime budget is charged.
 
     Examples:
 
         fedpriv privacy convert --mu 1 --delta 1e-6
 
         fedpriv privacy convert --epsilon 2 --delta 1e-6
+
+        fedpriv privacy convert --sampling allocation --rounds 60 --multiplier 0.9205 --relation zero-out
     """
     from fedpriv.accounting.target import target_mu
 
-    claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
-    show({}, claim, delta, as_json)
+    if multiplier is None:
+        claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
+    else:
+        claim = claim_on(guarantee_of(sampling, multiplier, rounds, epochs, groups, relation), relation)
+    show({**guarantee_facts(claim, delta)}, as_json)
 
 
 @app.command()
@@ -80,6 +99,8 @@ def noise(
     epochs: Epochs = 1,
     max_participations: Times = None,
     min_separation: Separation = 1,
+    sampling: Sampling = "fixed",
+    groups: Groups = 1,
     options: Options = None,
     as_json: Json = False,
 ) -> None:
@@ -91,15 +112,19 @@ def noise(
 
         fedpriv privacy noise --rounds 1000 --epochs 10 --epsilon 2 --delta 1e-6 --mechanism tree
     """
-    from fedpriv.accounting.target import target_mu
+    from fedpriv.accounting.target import DEFAULT_DELTA, target_mu
     from fedpriv.privacy.setting import Setting
 
-    setting = Setting(
-        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
+    of_records = (relation, epochs, max_participations, min_separation, sampling, groups)
+    setting = Setting(rounds, decay, clip, batch, silos, trust, *of_records)
+    target = target_mu(mu, zcdp, epsilon, delta)
+    chosen = setting.mechanism(mechanism, mechanism_options(options or []))
+    cost = setting.cost(chosen, target, DEFAULT_DELTA if delta is None else delta)
+    claim = claim_on(setting.spent(chosen, cost.std), relation) if setting.secret else claim_of(target, relation)
+    show(
+        {"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost), **guarantee_facts(claim, delta)},
+        as_json,
     )
-    claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
-    cost = setting.cost(setting.mechanism(mechanism, mechanism_options(options or [])), claim.guarantee.mu)
-    show({"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost)}, claim, delta, as_json)
 
 
 @app.command()
@@ -117,6 +142,8 @@ def spent(
     epochs: Epochs = 1,
     max_participations: Times = None,
     min_separation: Separation = 1,
+    sampling: Sampling = "fixed",
+    groups: Groups = 1,
     options: Options = None,
     as_json: Json = False,
 ) -> None:
@@ -128,16 +155,13 @@ def spent(
     """
     from fedpriv.privacy.setting import Setting
 
-    setting = Setting(
-        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
-    )
+    of_records = (relation, epochs, max_participations, min_separation, sampling, groups)
+    setting = Setting(rounds, decay, clip, batch, silos, trust, *of_records)
     chosen = setting.mechanism(mechanism, mechanism_options(options or []))
-    mu = setting.mu_spent(chosen, std)
-    cost = setting.cost(chosen, mu)
+    cost = setting.cost_of_std(chosen, std)
+    claim = claim_on(setting.spent(chosen, std), relation)
     show(
-        {"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost)},
-        claim_of(mu, relation),
-        delta,
+        {"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost), **guarantee_facts(claim, delta)},
         as_json,
     )
 
@@ -158,6 +182,8 @@ def compare(
     epochs: Epochs = 1,
     max_participations: Times = None,
     min_separation: Separation = 1,
+    sampling: Sampling = "fixed",
+    groups: Groups = 1,
     as_json: Json = False,
 ) -> None:
     """Print noise, error and memory of every mechanism at the same guarantee, so that you can choose one.
@@ -172,17 +198,17 @@ def compare(
 
         fedpriv privacy compare --rounds 2000 --epochs 20 --decay 0.9 --epsilon 2 --delta 1e-6 --silos 10
     """
-    from fedpriv.accounting.target import target_mu
+    from fedpriv.accounting.target import DEFAULT_DELTA, target_mu
     from fedpriv.privacy.setting import Setting
 
-    setting = Setting(
-        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
-    )
-    claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
-    costs = setting.compare(claim.guarantee.mu)
+    of_records = (relation, epochs, max_participations, min_separation, sampling, groups)
+    setting = Setting(rounds, decay, clip, batch, silos, trust, *of_records)
+    target, at = target_mu(mu, zcdp, epsilon, delta), DEFAULT_DELTA if delta is None else delta
+    claim = aim(target, at, relation) if setting.secret else guarantee_facts(claim_of(target, relation), delta)
+    costs = setting.compare(target, at)
     if as_json:
         rows = [{"mechanism": name, **cost_facts(cost)} for name, cost in costs.items()]
-        show({**setting_facts(setting), "mechanisms": rows}, claim, delta, as_json=True)
+        show({**setting_facts(setting), "mechanisms": rows, **claim}, as_json=True)
         return
     header = ("mechanism", "noise std", "rms error", "last round", "in the mean", "memory", "sensitivity")
     lines = [
@@ -196,4 +222,4 @@ def compare(
     ]
     print_table([header, *lines])
     typer.echo()
-    show(setting_facts(setting), claim, delta, as_json=False)
+    show({**setting_facts(setting), **claim}, as_json=False)

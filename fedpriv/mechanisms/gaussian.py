@@ -47,7 +47,7 @@ class IndependentGaussian(Mechanism):
         return 1.0
 
     def columns(self, workload: Workload) -> Columns | None:
-        """C = A, which is the identity for keep 0; with any other keep an increment stays in all later sums."""
+        """C = A, which is the identity for decay 0; with any other an increment stays in all later sums."""
         return Columns(1, np.ones(workload.rounds)) if workload.decay == 0.0 else None
 
     def variance(self, workload: Workload) -> Floats:

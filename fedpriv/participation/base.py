@@ -95,11 +95,12 @@ class Participation(Protocol):
         """
         ...
 
-    def charged(self, sums: Sums, mu: float, delta: float) -> tuple[float, float]:
-        """(distance, μ') so that noise of `sums.moved(distance)` / μ' gives what μ-GDP gives at δ.
+    def distance(self, sums: Sums) -> float:
+        """What `sums.moved` makes the distance that noise is measured by; InputError if there is no such thing."""
+        ...
 
-        InputError for sums that cannot be accounted for.
-        """
+    def charged(self, relation: Relation, mu: float, delta: float) -> float:
+        """μ' so that noise of `sums.moved(distance)` / μ' gives what μ-GDP gives at δ."""
         ...
 
     @property

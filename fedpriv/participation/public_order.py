@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.accounting.relation import Relation
 from fedpriv.errors import InputError
 from fedpriv.participation.base import Sums
 from fedpriv.randomness import KeyedCoins
@@ -59,10 +60,13 @@ class PublicOrder:
         return slice(batches.start * batch, batches.stop * batch)
 
     def guarantee(self, sums: Sums, std: float) -> GaussianDP:
-        return GaussianDP(sums.moved(sums.sensitivity()) / std)
+        return GaussianDP(sums.moved(self.distance(sums)) / std)
 
-    def charged(self, sums: Sums, mu: float, delta: float) -> tuple[float, float]:
-        return sums.sensitivity(), mu
+    def distance(self, sums: Sums) -> float:
+        return sums.sensitivity()
+
+    def charged(self, relation: Relation, mu: float, delta: float) -> float:
+        return mu
 
     @property
     def words(self) -> str:

@@ -86,16 +86,15 @@ class SecretOrder:
         raise NotImplementedError
 
     def guarantee(self, sums: Sums, std: float) -> Sampled:
-        return self.promise(std / sums.moved(self._clip(sums)), sums.relation)
+        return self.promise(std / sums.moved(self.distance(sums)), sums.relation)
 
-    def charged(self, sums: Sums, mu: float, delta: float) -> tuple[float, float]:
-        """For a record that is known to take part; a rounding to the safe side is in μ'."""
-        clip, needed = self._clip(sums), self.calibrated(epsilon_of(mu, delta), delta, sums.relation)
-        return clip, (1.0 - 1e-12) / needed.noise_multiplier
-
-    def _clip(self, sums: Sums) -> float:
-        """What `sums.moved` makes the clip of one record: the 2 of replace-one is in the accounting already."""
+    def distance(self, sums: Sums) -> float:
+        """`sums.moved` of it is the clip of one record: the 2 of replace-one is in the accounting already."""
         return sums.clip_apart(self.groups) / RELATION_FACTOR[sums.relation]
+
+    def charged(self, relation: Relation, mu: float, delta: float) -> float:
+        """For a record that is known to take part; a rounding to the safe side is in it."""
+        return (1.0 - 1e-12) / self.calibrated(epsilon_of(mu, delta), delta, relation).noise_multiplier
 
     def as_data(self) -> dict[str, Any]:
         return {

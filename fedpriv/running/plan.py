@@ -250,6 +250,6 @@ def _noise(
             f"federation.sampling: {cell.algorithm.name} takes sums apart at queries of earlier epochs, and that "
             'needs a fixed order of records; use sampling = "fixed"'
         )
-    sums = RunningSums(mechanism, workload, relation)
-    distance, mu = schedule.charged(sums, target, delta)
+    distance = schedule.distance(RunningSums(mechanism, workload, relation))
+    mu = schedule.charged(relation, target, delta)
     return cell.algorithm.trust_setting.noise(distance, cell.batch_sizes, weights, relation, mu)

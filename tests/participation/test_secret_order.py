@@ -30,7 +30,7 @@ def coins(seed: int = 0) -> KeyedCoins:
 
 def rounds_of(order: SecretOrder, silo: int = 0, seed: int = 0, batch: int = BATCH) -> NDArray[np.bool_]:
     """Whether each record (row) takes part in each round (column)."""
-    found = np.zeros((order.held * batch, order.rounds), np.bool_)
+    found = np.zeros((order.batches_held * batch, order.rounds), np.bool_)
     for t in range(1, order.rounds + 1):
         found[order.rows(t, batch, silo, lambda: coins(seed)), t - 1] = True
     return found
