@@ -1,4 +1,4 @@
-"""Run all benchmarks, or those named: noise, tables, messages, objectives, crossing, peers, growth."""
+"""Run all benchmarks, or those named: startup, noise, tables, messages, objectives, crossing, peers, growth."""
 
 import os
 import platform
@@ -6,9 +6,10 @@ import sys
 
 import torch
 
-from benchmarks import growth, messages, momentum_crossing, noise, objectives, peers, tables
+from benchmarks import growth, messages, momentum_crossing, noise, objectives, peers, startup, tables
 
 BENCHMARKS = {
+    "startup": startup.run,
     "noise": noise.run,
     "tables": tables.run,
     "messages": messages.run,

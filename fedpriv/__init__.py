@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedpriv.api import CellResults, Evaluation, Privacy, RunResults, load, run
     from fedpriv.errors import FedprivError, InputError, RunError
-    from fedpriv.sweep.observers import RunObserver
+    from fedpriv.running.observer import RunObserver
 
 __version__ = "0.1.0"
 
@@ -43,7 +43,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("CellResults", "Evaluation", "Privacy", "RunResults", "load", "run"), "fedpriv.api"),
     **dict.fromkeys(("FedprivError", "InputError", "RunError"), "fedpriv.errors"),
-    "RunObserver": "fedpriv.sweep.observers",
+    "RunObserver": "fedpriv.running.observer",
 }
 
 

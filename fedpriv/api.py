@@ -14,8 +14,8 @@ from fedpriv.reports.page import write_report
 from fedpriv.reports.plots import plot_run
 from fedpriv.reports.summary import metrics_in
 from fedpriv.reports.table import STYLES, Style, render, write_table
+from fedpriv.running.observer import RunObserver
 from fedpriv.scenario.load import load_scenario, scenario_of
-from fedpriv.sweep.observers import RunObserver
 from fedpriv.sweep.results import read_history, read_results
 from fedpriv.sweep.runner import rerun_command, run_sweep
 

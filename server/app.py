@@ -3,10 +3,9 @@
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
@@ -19,6 +18,7 @@ from fedpriv.protocol.cell_folder import FolderReporter
 from fedpriv.protocol.messages import REGISTERED
 from fedpriv.protocol.run_config import cell_of
 from fedpriv.randomness import simulation_noise
+from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished, evaluation_rounds, finished_after, measured
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import PublicTask, public_task_of_cell, task_of_cell
@@ -30,50 +30,38 @@ from server.roster import learn_roster
 from server.strategy import ReleaseStrategy, Roster
 
 
-class Reporter(Protocol):
-    """Hears what the server does, in the server's process."""
-
-    def advanced(self, t: int) -> None: ...
-
-    def evaluated(self, t: int, metrics: Mapping[str, float]) -> None: ...
-
-    def finished(self, finished: Finished) -> None: ...
-
-    def failed(self, error: FedprivError) -> None: ...
-
-
-def server_app(reporter_of: Callable[[Context], Reporter]) -> ServerApp:
-    """The ServerApp, with a reporter made for each run."""
+def server_app(observer_of: Callable[[Context], RunObserver]) -> ServerApp:
+    """The ServerApp, with an observer made for each run."""
     app = ServerApp()
 
     @app.main()
     @torch.inference_mode()
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(1)  # as in the clients: the order of sums must not depend on the cores
-        reporter = reporter_of(context)
+        observer = observer_of(context)
         try:
             cell, deployed = cell_of(context.run_config), bool(context.run_config["run-token"])
             if deployed:
-                deploy_cell(grid, cell, reporter, _journal_folder(context))
+                deploy_cell(grid, cell, observer, _journal_folder(context))
             else:
-                reporter.finished(run_cell(grid, cell, reporter))
+                observer.finished(0, run_cell(grid, cell, observer))
         except FedprivError as error:
             with suppress(RunError):  # a full disk takes no report either: then the error itself has to do
-                reporter.failed(error)
+                observer.failed(error)
             raise
 
     return app
 
 
-def run_cell(grid: Grid, cell: Cell, reporter: Reporter) -> Finished:
+def run_cell(grid: Grid, cell: Cell, observer: RunObserver) -> Finished:
     """All rounds of one simulated cell over a grid."""
     task = task_of_cell(cell)
     plan, noise = plan_of(cell, task.objective), simulation_noise(cell.seed, cell.run.dtype)
     strategy = ReleaseStrategy(plan, task.objective.initial(), noise)
-    return _run(strategy, grid, cell, task, reporter)
+    return _run(strategy, grid, cell, task, observer)
 
 
-def deploy_cell(grid: Grid, cell: Cell, reporter: Reporter, folder: Path) -> None:
+def deploy_cell(grid: Grid, cell: Cell, observer: RunObserver, folder: Path) -> None:
     """All rounds of one cell with silos of their own; goes on where the journal in `folder` ends.
 
     Guarantee: a server that adds noise draws it from a key of the operating system, which is kept in the journal
@@ -90,9 +78,9 @@ def deploy_cell(grid: Grid, cell: Cell, reporter: Reporter, folder: Path) -> Non
             lambda _, silos, timeout: patient.roster(silos, timeout),
             without_missing=cell.deployment.missing == "continue",
         )
-        finished = _run(strategy, patient, cell, task, reporter)
+        finished = _run(strategy, patient, cell, task, observer)
         journal.wipe_key()  # before the result is there: then everything may be ended at any moment
-        reporter.finished(dataclasses.replace(finished, noise="release", missed=strategy.missed))
+        observer.finished(0, dataclasses.replace(finished, noise="release", missed=strategy.missed))
 
 
 def deployed_strategy(
@@ -108,19 +96,22 @@ def deployed_strategy(
     return ReleaseStrategy(plan, initial, chain, journal, roster, without_missing=without_missing)
 
 
-def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, reporter: Reporter) -> Finished:
+def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, observer: RunObserver) -> Finished:
     started = time.perf_counter()
     plan = strategy.plan
     evaluated_at = evaluation_rounds(plan.schedule.rounds, cell.run.evaluations)
     metrics: dict[str, float] = {}
+    done = 0  # a server that goes on has its first rounds behind it
 
     def evaluate(t: int, arrays: ArrayRecord) -> MetricRecord | None:
-        reporter.advanced(t)
+        nonlocal done
+        observer.advanced(t - done)
+        done = t
         if t not in evaluated_at:
             return None
         model = tensor_of(next(iter(arrays.values())))
         metrics.update(*measured(task.objective, model, task.test, [f"round {t}"]))
-        reporter.evaluated(t, dict(metrics))
+        observer.evaluated(0, t, dict(metrics))
         return MetricRecord(dict(metrics))
 
     result = strategy.start(

@@ -90,6 +90,21 @@ def test_an_observer_hears_everything_and_the_end_of_a_failure(tmp_path: Path) -
     assert all(np.isfinite(cell.test_loss) for cell in whole.cells)
 
 
+def test_an_observer_hears_why_a_run_failed_before_it_ends(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Listener(fedpriv.RunObserver):
+        def failed(self, error: fedpriv.FedprivError) -> None:
+            heard.append(str(error))
+
+        def ended(self) -> None:
+            heard.append("ended")
+
+    with pytest.raises(fedpriv.RunError) as caught:
+        fedpriv.run(sweep(), set={"run.device": "nonsense"}, out=tmp_path / "run", observers=[Listener()])
+    assert heard == [str(caught.value), "ended"]
+
+
 def test_public_names_are_there_and_no_others() -> None:
     for name in fedpriv.__all__:
         assert getattr(fedpriv, name) is not None

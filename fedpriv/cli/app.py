@@ -1,6 +1,5 @@
 """The commands and their help; what they do is imported when they are called, so that help is quick."""
 
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +27,8 @@ RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         typer.echo(f"fedpriv {metadata.version('fedpriv')}")
         raise typer.Exit
 
@@ -88,7 +89,7 @@ def run(
         fedpriv run scenarios/deployment.toml --engine deployment
     """
     from fedpriv.cli.run import run_scenario
-    from fedpriv.sweep.runner import Connection
+    from fedpriv.engines.base import Connection
 
     run_scenario(
         scenario,

@@ -12,9 +12,9 @@ from rich import progress as rich_progress
 from rich.console import Console
 from rich.text import Text
 
+from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Point, Scenario
-from fedpriv.sweep.observers import RunObserver
 
 
 class _RoundsPerSecond(rich_progress.ProgressColumn):

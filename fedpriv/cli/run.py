@@ -7,11 +7,13 @@ from pathlib import Path
 from types import FrameType
 
 from fedpriv.cli.progress import JsonLines, Progress
+from fedpriv.engines.base import Connection
+from fedpriv.engines.table import engine_row
 from fedpriv.errors import InputError, RunError
 from fedpriv.reports.table import write_table
+from fedpriv.running.observer import RunObserver
 from fedpriv.scenario import load_scenario
-from fedpriv.sweep.observers import RunObserver
-from fedpriv.sweep.runner import Connection, rerun_command, run_sweep
+from fedpriv.sweep.runner import rerun_command, run_sweep
 from fedpriv.sweep.trackers import MLflow, TensorBoard
 
 INTERRUPTED = 130
@@ -32,7 +34,7 @@ def run_scenario(
 ) -> None:
     """Run a scenario's missing cells; exits with code 130 when interrupted, leaving what is finished.
 
-    A deployment that fails says how to go on, too.
+    An engine that can go on with the cell that failed says how, too.
     """
     if quiet and as_json:
         raise InputError("--quiet and --json: give only one of them")
@@ -53,7 +55,7 @@ def run_scenario(
         display.stopped(rerun)
         sys.exit(INTERRUPTED)
     except RunError:
-        if engine == "deployment":  # its silos and server go on from what they released
+        if engine_row(engine).resumes_cells:
             display.stopped(rerun)
         raise
     finally:

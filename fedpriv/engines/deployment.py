@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedpriv.engines.base import Observer, Outcome
+from fedpriv.engines.base import Connection, Outcome
 from fedpriv.engines.follow import follow
 from fedpriv.engines.inprocess import refuse_vectorized_options
 from fedpriv.engines.local_silo import LocalSilo, remove_silos, state_folder, write_silos
@@ -22,24 +22,21 @@ from fedpriv.engines.superlink import SuperLink, federation_superlink, node_keys
 from fedpriv.files import write_text
 from fedpriv.protocol.cell_folder import FolderReader, clear
 from fedpriv.protocol.run_config import run_config_of
+from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell
 
 
 def run_deployment(
-    cells: Sequence[Cell],
-    observer: Observer,
-    *,
-    folder: Path,
-    address: str | None = None,
-    root_certificates: Path | None = None,
+    cells: Sequence[Cell], observer: RunObserver, *, folder: Path, connection: Connection
 ) -> Iterator[Outcome]:
     """Run cells one after another; see `Engine`.
 
     `folder` is the RUN_DIR: the server writes below it, so that it must be the same folder where the SuperLink
-    runs.  `address` is where a running SuperLink lets runs be started: `unix:SOCKET` as `fedpriv superlink` makes
-    it, or host:port, over TLS if `root_certificates` are given.
+    runs.  `connection` says where a running SuperLink lets runs be started: `unix:SOCKET` as `fedpriv superlink`
+    makes it, or host:port, over TLS if certificates are given.
     """
+    address = connection.superlink
     if address is None:
         refuse_root("deployment")
     for index, cell in enumerate(cells):
@@ -50,7 +47,7 @@ def run_deployment(
         if finished is None:
             clear(out)
             if address is not None:
-                link = remote_superlink(address, root_certificates)
+                link = remote_superlink(address, connection.root_certificates)
                 finished = _submit(link, index, cell, out, token, observer)
             else:
                 with _local_federation(cell, token) as link:
@@ -60,7 +57,7 @@ def run_deployment(
             remove_silos(state_folder(token))
 
 
-def _submit(link: SuperLink, index: int, cell: Cell, out: Path, token: str, observer: Observer) -> Finished:
+def _submit(link: SuperLink, index: int, cell: Cell, out: Path, token: str, observer: RunObserver) -> Finished:
     run = link.submit(run_config_of(cell, out, token))
     try:
         return follow(run, FolderReader(out), index, cell.schedule.rounds, observer)

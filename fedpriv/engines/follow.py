@@ -2,17 +2,17 @@
 
 import time
 
-from fedpriv.engines.base import Observer
 from fedpriv.engines.superlink import SubmittedRun
 from fedpriv.errors import RunError
 from fedpriv.protocol.cell_folder import FolderReader
+from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 
 _POLL_SECONDS = 0.2
 _STATUS_SECONDS = 5.0
 
 
-def follow(run: SubmittedRun, reader: FolderReader, index: int, rounds: int, observer: Observer) -> Finished:
+def follow(run: SubmittedRun, reader: FolderReader, index: int, rounds: int, observer: RunObserver) -> Finished:
     """Relay a run's progress until it has an outcome; RunError if it ends without one."""
     seen, asked = 0, time.monotonic()
     while True:

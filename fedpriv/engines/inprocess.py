@@ -9,50 +9,48 @@ from pathlib import Path
 from flwr.app import Context
 
 from clients.app import app as client_app
-from fedpriv.engines.base import Observer, Outcome
+from fedpriv.engines.base import Outcome
 from fedpriv.engines.inprocess_grid import InProcessGrid
-from fedpriv.errors import FedprivError, InputError
+from fedpriv.errors import InputError
 from fedpriv.protocol.run_config import run_config_of
+from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell
 from server.app import server_app
 
 
-class _Relay:
-    """Passes what the server reports on to the observer of the sweep."""
+class _OneCell(RunObserver):
+    """What a server says of its one cell, passed on as of cell `index`; the result is kept to be handed back."""
 
-    def __init__(self, index: int, observer: Observer) -> None:
+    def __init__(self, index: int, observer: RunObserver) -> None:
         self.result: Finished | None = None
         self._index, self._observer = index, observer
 
-    def advanced(self, t: int) -> None:
-        self._observer.advanced(1)
+    def advanced(self, rounds: int) -> None:
+        self._observer.advanced(rounds)
 
-    def evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         self._observer.evaluated(self._index, t, metrics)
 
-    def finished(self, finished: Finished) -> None:
+    def finished(self, place: int, finished: Finished) -> None:
         self.result = finished
 
-    def failed(self, error: FedprivError) -> None:
-        """Nothing to pass on: the error itself comes up through the ServerApp."""
 
-
-def run_inprocess(cells: Sequence[Cell], observer: Observer) -> Iterator[Outcome]:
+def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
     """Run cells one after another over an in-process grid; see `Engine`."""
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "inprocess")
-        relay = _Relay(index, observer)
+        one = _OneCell(index, observer)
 
-        def relay_of(_: Context, relay: _Relay = relay) -> _Relay:
-            return relay
+        def observer_of(_: Context, one: RunObserver = one) -> RunObserver:
+            return one
 
         run_config = run_config_of(cell, Path())
         grid = InProcessGrid(client_app, cell.federation.silos, run_config)
         with flower_quiet(), _rare_garbage_collection():
-            server_app(relay_of)(grid, grid.server_context(run_config))
-        assert relay.result is not None
-        yield Outcome(index, relay.result)
+            server_app(observer_of)(grid, grid.server_context(run_config))
+        assert one.result is not None
+        yield Outcome(index, one.result)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedpriv.engines.base import Observer, Outcome
+from fedpriv.engines.base import Outcome
 from fedpriv.engines.follow import follow
 from fedpriv.engines.inprocess import refuse_vectorized_options
 from fedpriv.engines.processes import refuse_root
@@ -14,11 +14,12 @@ from fedpriv.engines.superlink import SuperLink, simulating_superlink
 from fedpriv.errors import InputError
 from fedpriv.protocol.cell_folder import FolderReader
 from fedpriv.protocol.run_config import run_config_of
+from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell
 
 
-def run_ray(cells: Sequence[Cell], observer: Observer) -> Iterator[Outcome]:
+def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
     """Run cells one after another on one SuperLink in simulation mode; see `Engine`."""
     if importlib.util.find_spec("ray") is None:
         raise InputError("--engine ray: Ray is not installed here; pip install 'fedpriv[ray]'")
@@ -32,7 +33,7 @@ def run_ray(cells: Sequence[Cell], observer: Observer) -> Iterator[Outcome]:
             yield Outcome(index, _run_cell(link, index, cell, observer))
 
 
-def _run_cell(link: SuperLink, index: int, cell: Cell, observer: Observer) -> Finished:
+def _run_cell(link: SuperLink, index: int, cell: Cell, observer: RunObserver) -> Finished:
     assert link.home is not None
     out = link.home / f"cell-{index}"
     out.mkdir()

@@ -1,21 +1,68 @@
 """The engines by name; each is imported when it is asked for, because each is heavy in its own way."""
 
-from importlib import import_module
-from typing import cast
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from fedpriv.engines.base import Engine
+from fedpriv.engines.base import LOCAL, Connection, Engine
 from fedpriv.errors import InputError
 
+
+@dataclass(frozen=True)
+class EngineRow:
+    """One engine: how it is made for a run's folder, and what a caller has to know of it."""
+
+    made: Callable[[Path, Connection], Engine]
+    connects: bool = False
+    """Whether it can use a SuperLink that runs already, with records that are not here."""
+    resumes_cells: bool = False
+    """Whether a cell that failed goes on from its last round: its silos and server keep what they released."""
+
+
+def _vectorized(_: Path, __: Connection) -> Engine:
+    from fedpriv.engines.vectorized.engine import run_vectorized
+
+    return run_vectorized
+
+
+def _inprocess(_: Path, __: Connection) -> Engine:
+    from fedpriv.engines.inprocess import run_inprocess
+
+    return run_inprocess
+
+
+def _ray(_: Path, __: Connection) -> Engine:
+    from fedpriv.engines.ray import run_ray
+
+    return run_ray
+
+
+def _deployment(folder: Path, connection: Connection) -> Engine:
+    from fedpriv.engines.deployment import run_deployment
+
+    return partial(run_deployment, folder=folder, connection=connection)
+
+
 ENGINES = {
-    "vectorized": ("fedpriv.engines.vectorized.engine", "run_vectorized"),
-    "inprocess": ("fedpriv.engines.inprocess", "run_inprocess"),
-    "ray": ("fedpriv.engines.ray", "run_ray"),
-    "deployment": ("fedpriv.engines.deployment", "run_deployment"),
+    "vectorized": EngineRow(_vectorized),
+    "inprocess": EngineRow(_inprocess),
+    "ray": EngineRow(_ray),
+    "deployment": EngineRow(_deployment, connects=True, resumes_cells=True),
 }
 
 
-def engine_named(name: str) -> Engine:
+def engine_row(name: str) -> EngineRow:
+    """InputError for an engine that there is not."""
     if name not in ENGINES:
         raise InputError(f"--engine {name}: known engines are {', '.join(ENGINES)}")
-    module, function = ENGINES[name]
-    return cast(Engine, getattr(import_module(module), function))
+    return ENGINES[name]
+
+
+def engine_named(name: str, folder: Path = Path(), connection: Connection = LOCAL) -> Engine:
+    """The engine for a run whose results go to `folder`; InputError for a connection that it cannot use."""
+    row = engine_row(name)
+    if not row.connects and connection != LOCAL:
+        able = ", ".join(other for other, each in ENGINES.items() if each.connects)
+        raise InputError(f"--engine {name}: --superlink and --root-certificates are for --engine {able}")
+    return row.made(folder, connection)

@@ -124,7 +124,8 @@ def softmax_regression(
     largest = settings.feature_norm
     if largest is None:
         largest = math.sqrt(shape[0] - 1) * max(settings.centre, 1.0 - settings.centre)
-    return SoftmaxRegression(shape[0], classes, feature_norm=math.hypot(largest, 1.0), dtype=dtype)
+    levels = 255 if settings.feature_norm is None and settings.centre == 0.0 else None  # else no bytes are left
+    return SoftmaxRegression(shape[0], classes, math.hypot(largest, 1.0), dtype, levels=levels)
 
 
 def perceptron(activation: type[nn.Module]) -> Model:

@@ -1,6 +1,6 @@
 """Objectives: per-record increments over flat parameters."""
 
-from fedpriv.objectives.base import Evaluation, Increment, Objective, Records, Slots
+from fedpriv.objectives.base import Evaluation, Increment, Objective, Outer, Records, Slots
 from fedpriv.objectives.layered import LayeredObjective
 from fedpriv.objectives.linear import LeastSquares, LogisticRegression
 from fedpriv.objectives.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
@@ -24,6 +24,7 @@ __all__ = [
     "Loss",
     "ModuleObjective",
     "Objective",
+    "Outer",
     "PhaseRetrieval",
     "Population",
     "QuadraticPopulation",

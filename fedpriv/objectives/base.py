@@ -1,6 +1,6 @@
 """What an objective is: clipped sums of per-record increments, and an evaluation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, Self
 
@@ -47,6 +47,18 @@ class Evaluation(NamedTuple):
         """Everything by name, as results keep it."""
         accuracy = {} if self.accuracy is None else {"test_accuracy": self.accuracy}
         return {"test_loss": self.loss, **accuracy, **self.metrics}
+
+
+class Outer(NamedTuple):
+    """How increments of linear scores factor: residual (classes,) ⊗ features, whole multiples of 1/`levels`."""
+
+    residuals: Callable[[Sequence[Tensor], Sequence[float], Records], Tensor]
+    """(points, coefficients, records) → Σ_k coefficients[k] · residual at points[k], not clipped, (B, classes)."""
+    classes: int
+    levels: int
+    """Features times this are integers."""
+    largest: int
+    """A public bound on the norm of a record's integer features."""
 
 
 class Objective(Protocol):
@@ -103,6 +115,29 @@ class Objective(Protocol):
         """
         ...
 
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        """clip(Σ_k coefficients[k] ∇f(points[k]; record b), norm `clip`) of every record: (B, d), float64.
+
+        `points[k]` has shape (d,), `records` a batch axis B alone; `places[b]` is which row of the slots of `at`
+        record b is.  A record whose increment is not finite is a row of zeros.
+
+        Guarantee: among batches of one shape, row b depends on record b, its place and public values alone.  This
+        is tested for every objective, not proven: it rests on matrix products that keep rows apart.
+        """
+        ...
+
+    @property
+    def outer(self) -> Outer | None:
+        """How its increments factor; None where they do not, or their features are no integers."""
+        ...
+
     def losses(self, point: Tensor, records: Records) -> Tensor:
         """f(point; record) of every record, shape (..., B), for `point` and `records` as in `increment`.
 
@@ -123,6 +158,10 @@ class Deterministic:
     """What objectives without public coins have in common."""
 
     convex: bool = False
+
+    @property
+    def outer(self) -> Outer | None:
+        return None
 
     def at(self, slots: Slots) -> Self:
         return self

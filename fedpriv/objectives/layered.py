@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
-from fedpriv.objectives.clipping import clipping, together
+from fedpriv.objectives.clipping import Clipping, clipping, together
 from fedpriv.objectives.layers import Linked, Stateless, Terms, linked_of, stateless_of, sum_of
 from fedpriv.objectives.losses import Loss
 from fedpriv.objectives.module import check_module, initial_point, parameters_of
@@ -119,18 +119,39 @@ class LayeredObjective(Deterministic):
             torch.split(weights, rows, -1),
             strict=True,
         ):
-            terms = [
-                term.to(weights.dtype) for term in self._terms(named, coefficients, Records(features, labels))
-            ]
-            chunk = clipping(together([term.size() for term in terms]), weight, clip)
-            if not chunk.whole:
-                terms = [term.only(chunk.held) for term in terms]
+            terms, chunk = self._clipped(named, coefficients, Records(features, labels), weight, clip)
             part = torch.cat([piece for term in terms for piece in term.weighted_sum(chunk.factor)], dim=-1)
             total = part if total is None else total.add_(part)
             clipped = chunk.clipped if clipped is None else clipped + chunk.clipped
         assert total is not None
         assert clipped is not None
         return Increment(total, clipped)
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        named = [parameters_of(self.module, point) for point in points]
+        one = torch.ones(len(records.labels), dtype=torch.float64)
+        terms, clipped = self._clipped(named, coefficients, records, one, clip)
+        return torch.cat([part for term in terms for part in term.rows(clipped.factor)], dim=-1)
+
+    def _clipped(
+        self,
+        points: Sequence[dict[str, Tensor]],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> tuple[list[Terms], Clipping]:
+        """The increments of a batch by layers, zeros for records that are not held, and what clips them."""
+        terms = [term.to(weights.dtype) for term in self._terms(points, coefficients, records)]
+        clipped = clipping(together([term.size() for term in terms]), weights, clip)
+        return terms if clipped.whole else [term.only(clipped.held) for term in terms], clipped
 
     def _rows(self, models: int) -> int:
         return max(1, _CHUNK_VALUES // (self.record_values * models))

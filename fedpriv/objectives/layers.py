@@ -55,6 +55,10 @@ class Terms(Protocol):
         """Σ_b factor[..., b] · increment b, (..., size) for the weight and for the bias if there is one."""
         ...
 
+    def rows(self, factor: Tensor) -> list[Tensor]:
+        """factor[..., b] · increment b, (..., B, size) for the weight and for the bias if there is one."""
+        ...
+
     def only(self, kept: Tensor) -> "Terms":
         """The same with zeros for the records that are not kept; `kept` is (..., B) of booleans."""
         ...
@@ -128,6 +132,14 @@ class DenseTerms:
         bias = [(factor.unsqueeze(-2) @ self.slopes[0]).squeeze(-2)] if self.bias else []
         return [weight.flatten(-2), *bias]
 
+    def rows(self, factor: Tensor) -> list[Tensor]:
+        column = factor.unsqueeze(-1)
+        slopes = [slope * column for slope in self.slopes]
+        weight = sum_of(
+            [slope.unsqueeze(-1) * seen.unsqueeze(-2) for slope, seen in zip(slopes, self.seen, strict=True)]
+        )
+        return [weight.flatten(-2), *(slopes[:1] if self.bias else [])]
+
     def only(self, kept: Tensor) -> "DenseTerms":
         column = kept.unsqueeze(-1)
         slopes, seen = ([part.where(column, 0.0) for part in parts] for parts in (self.slopes, self.seen))
@@ -192,6 +204,9 @@ class FormedTerms:
 
     def weighted_sum(self, factor: Tensor) -> list[Tensor]:
         return [(factor.unsqueeze(-2) @ part).squeeze(-2) for part in self.gradients]
+
+    def rows(self, factor: Tensor) -> list[Tensor]:
+        return [factor.unsqueeze(-1) * part for part in self.gradients]
 
     def only(self, kept: Tensor) -> "FormedTerms":
         return FormedTerms([part.where(kept.unsqueeze(-1), 0.0) for part in self.gradients])

@@ -52,13 +52,26 @@ class LinearScore(Deterministic, ABC):
         weights: Tensor,
         clip: Scalar,
     ) -> Increment:
-        features = records.features
+        return slope_sum(self._slopes(points, coefficients, records), records.features, weights, clip)
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        return slope_rows(self._slopes(points, coefficients, records), records.features, clip)
+
+    def _slopes(self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
+        """Σ_k coefficients[k] · the derivative by the score at points[k], (..., B)."""
         slope = sum(
-            coefficient * self._slope(_scores(point, features), records.labels)
+            coefficient * self._slope(_scores(point, records.features), records.labels)
             for point, coefficient in zip(points, coefficients, strict=True)
         )
         assert isinstance(slope, Tensor)
-        return slope_sum(slope, features, weights, clip)
+        return slope
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return self._loss(_scores(point, records.features), records.labels)
@@ -128,11 +141,22 @@ class LogisticRegression(LinearScore):
 
 def slope_sum(slope: Tensor, features: Tensor, weights: Tensor, clip: Scalar) -> Increment:
     """The clipped sum of slope[b] · features[b] over the batch, `slope` (..., B) and `features` (..., B, f)."""
+    column, features, clipped = _clipped(slope, features, weights, clip)
+    return Increment((column.mT @ features).squeeze(-2), clipped)
+
+
+def slope_rows(slope: Tensor, features: Tensor, clip: float) -> Tensor:
+    """slope[b] · features[b], clipped, of every record: (B, f) in float64."""
+    column, features, _ = _clipped(slope, features, torch.ones(len(slope), dtype=torch.float64), clip)
+    return column * features
+
+
+def _clipped(slope: Tensor, features: Tensor, weights: Tensor, clip: Scalar) -> tuple[Tensor, Tensor, Tensor]:
+    """Factors of the clipped increments, (..., B, 1) and (..., B, f), and how many were clipped."""
     column, features = slope.unsqueeze(-1).to(weights.dtype), features.to(weights.dtype)
     clipped = clipping(rank_one(column.squeeze(-1).abs().double(), upper_norm(features)), weights, clip)
     column, features = clipped.only(column, features)
-    total = (column * clipped.factor.unsqueeze(-1)).mT @ features
-    return Increment(total.squeeze(-2), clipped.clipped)
+    return column * clipped.factor.unsqueeze(-1), features, clipped.clipped
 
 
 def _scores(point: Tensor, features: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from fedpriv.errors import InputError
 from fedpriv.objectives.base import Increment, Records, Slots
 from fedpriv.objectives.view import View
 from fedpriv.replicates.columns import Scalar
@@ -59,6 +60,23 @@ class LocalTraining(View):
             total = total + own.sum(-1, keepdim=True) * moved
             start += rows
         return Increment(total, query.new_zeros(query.shape[:-1]))
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        """InputError: a silo's trajectory is no sum over its records."""
+        raise InputError(
+            "algorithm: local training moves a silo's model by no sum over records; release no integers of it"
+        )
+
+    @property
+    def outer(self) -> None:
+        """None, as for `per_record`."""
 
     def _trained(self, query: Tensor, own: Records, present: Tensor) -> Tensor:
         """`present` is 1 for each of its records, and 0 for what only fills up a batch of several replicates."""

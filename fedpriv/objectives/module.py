@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedpriv.errors import InputError
 from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
-from fedpriv.objectives.clipping import clipping, formed, upper_norm
+from fedpriv.objectives.clipping import Clipping, clipping, formed, upper_norm
 from fedpriv.objectives.losses import Loss
 from fedpriv.randomness import public_generator
 from fedpriv.replicates.columns import Scalar
@@ -86,33 +86,58 @@ class ModuleObjective(Deterministic):
         clip: Scalar,
     ) -> Increment:
         named = [parameters_of(self.module, point) for point in points]
-        gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0))
         rows = max(1, _CHUNK_VALUES // (self.dimension * len(points)))
         total = torch.zeros_like(points[0], dtype=weights.dtype)
         clipped = torch.zeros((), dtype=torch.int64, device=weights.device)
         for features, labels, weight in zip(
             *(torch.split(part, rows) for part in (*records, weights)), strict=True
         ):
-            try:
-                parts = [gradients(parameters, features, labels) for parameters in named]
-            except RuntimeError as error:
-                if "random" not in str(error):
-                    raise
-                raise InputError(
-                    f"model: {type(self.module).__name__} draws random numbers in its forward pass; "
-                    "a model without dropout can be used"
-                ) from None
-            combined = [
-                sum(coefficient * part[name] for coefficient, part in zip(coefficients, parts, strict=True))
-                .flatten(1)
-                .to(weights.dtype)
-                for name in named[0]
-            ]
-            norm = torch.stack([upper_norm(part) for part in combined]).norm(dim=0)
-            chunk = clipping(formed(norm), weight, clip)
-            total += torch.cat([chunk.factor @ part for part in chunk.only(*combined)])
+            combined, chunk = self._clipped(named, coefficients, Records(features, labels), weight, clip)
+            total += torch.cat([chunk.factor @ part for part in combined])
             clipped += chunk.clipped
         return Increment(total, clipped)
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        named = [parameters_of(self.module, point) for point in points]
+        one = torch.ones(len(records.labels), dtype=torch.float64)
+        combined, clipped = self._clipped(named, coefficients, records, one, clip)
+        return torch.cat(combined, dim=-1) * clipped.factor.unsqueeze(-1)
+
+    def _clipped(
+        self,
+        points: Sequence[dict[str, Tensor]],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> tuple[list[Tensor], Clipping]:
+        """The increments of a batch by parameters, (B, size) each, zeros if not held, and what clips them."""
+        gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0))
+        try:
+            parts = [gradients(parameters, *records) for parameters in points]
+        except RuntimeError as error:
+            if "random" not in str(error):
+                raise
+            raise InputError(
+                f"model: {type(self.module).__name__} draws random numbers in its forward pass; "
+                "a model without dropout can be used"
+            ) from None
+        combined = [
+            sum(coefficient * part[name] for coefficient, part in zip(coefficients, parts, strict=True))
+            .flatten(1)
+            .to(weights.dtype)
+            for name in points[0]
+        ]
+        norm = torch.stack([upper_norm(part) for part in combined]).norm(dim=0)
+        clipped = clipping(formed(norm), weights, clip)
+        return clipped.only(*combined), clipped
 
     def _loss_of_one(self, parameters: dict[str, Tensor], features: Tensor, label: Tensor) -> Tensor:
         outputs: Tensor = functional_call(self.module, parameters, (features.unsqueeze(0),))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
-from fedpriv.objectives.linear import slope_sum
+from fedpriv.objectives.linear import slope_rows, slope_sum
 from fedpriv.replicates.columns import Scalar
 
 _EXPLAINED = 0.1
@@ -59,10 +59,24 @@ class PhaseRetrieval(Deterministic):
         weights: Tensor,
         clip: Scalar,
     ) -> Increment:
+        return slope_sum(self._slopes(points, coefficients, records), records.features, weights, clip)
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        return slope_rows(self._slopes(points, coefficients, records), records.features, clip)
+
+    def _slopes(self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
+        """Σ_k coefficients[k] · the derivative by ⟨x, z⟩ at points[k], (..., B)."""
         slope = torch.zeros((), dtype=points[0].dtype, device=points[0].device)
         for point, coefficient in zip(points, coefficients, strict=True):
             slope = slope + coefficient * self._slope(point, records)
-        return slope_sum(slope, records.features, weights, clip)
+        return slope
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return self._residual(_inner(point, records), records).abs()

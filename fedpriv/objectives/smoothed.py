@@ -116,11 +116,44 @@ class Smoothed(View):
         weights: Tensor,
         clip: Scalar,
     ) -> Increment:
-        around = self._directions(points)
-        estimate = self._of_gradients if self.order == "first" else self._of_values
-        estimated = estimate(points, coefficients, records, around, weights.dtype, clip)
+        estimated = self._estimated(points, coefficients, records, self._directions(points), weights.dtype, clip)
         clipped = (estimated.clipped * (weights != 0.0)).sum(-1)
         return Increment((weights.unsqueeze(-1) * estimated.total).sum(-2), clipped)
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        if len(points) not in self._drawn:
+            self._drawn[len(points)] = self._directions(points)
+        around = [directions[places] for directions in self._drawn[len(points)]]
+        return self._estimated(points, coefficients, records, around, torch.float64, clip).total
+
+    @property
+    def outer(self) -> None:
+        """None: what is estimated from directions is no outer product."""
+
+    @cached_property
+    def _drawn(self) -> dict[int, list[Tensor]]:
+        """The directions of all slots by the number of points: records come in chunks, and are drawn for once."""
+        return {}
+
+    def _estimated(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        around: Sequence[Tensor],
+        dtype: torch.dtype,
+        clip: Scalar,
+    ) -> Increment:
+        """Each record's clipped contribution, (..., B, d), and whether it was clipped, (..., B)."""
+        estimate = self._of_gradients if self.order == "first" else self._of_values
+        return estimate(points, coefficients, records, around, dtype, clip)
 
     def evaluations(self, points: int) -> int:
         count = self.anchor_directions if points == 1 else self.directions

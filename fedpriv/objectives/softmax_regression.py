@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
+from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Outer, Records
 from fedpriv.objectives.clipping import clipping, rank_one, upper_norm
 from fedpriv.objectives.losses import CrossEntropy
 from fedpriv.replicates.columns import Scalar
@@ -31,6 +31,8 @@ class SoftmaxRegression(Deterministic):
     feature_norm: float
     dtype: torch.dtype = torch.float32
     convex: bool = True
+    levels: int | None = None
+    """Features are whole multiples of 1/`levels` from 0 to 1, as bytes / 255 are; None if they are any numbers."""
 
     @property
     def dimension(self) -> int:
@@ -61,16 +63,49 @@ class SoftmaxRegression(Deterministic):
         weights: Tensor,
         clip: Scalar,
     ) -> Increment:
-        features = records.features
-        onehot = self._onehot.to(features.device)
-        residual = torch.embedding(onehot, records.labels).mul_(-sum(coefficients))
-        for point, coefficient in zip(points, coefficients, strict=True):
-            residual = residual.add(self._logits(point, features).softmax(-1), alpha=coefficient)
-        residual, features = residual.to(weights.dtype), features.to(weights.dtype)
+        residual, features, clipped = self._clipped(points, coefficients, records, weights, clip)
+        return Increment((residual.mT @ features).flatten(-2), clipped)
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        one = torch.ones(len(records.labels), dtype=torch.float64)
+        residual, features, _ = self._clipped(points, coefficients, records, one, clip)
+        return (residual.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
+
+    @property
+    def outer(self) -> Outer | None:
+        if self.levels is None:
+            return None
+        return Outer(self._residuals, self.classes, self.levels, math.isqrt(self.levels**2 * self.features) + 1)
+
+    def _clipped(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Residuals (..., B, classes) and features that multiply to increments, and how many were clipped."""
+        residual = self._residuals(points, coefficients, records).to(weights.dtype)
+        features = records.features.to(weights.dtype)
         clipped = clipping(rank_one(upper_norm(residual), upper_norm(features)), weights, clip)
         residual, features = clipped.only(residual, features)
-        total = (residual * clipped.factor.unsqueeze(-1)).mT @ features
-        return Increment(total.flatten(-2), clipped.clipped)
+        return residual * clipped.factor.unsqueeze(-1), features, clipped.clipped
+
+    def _residuals(self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
+        """Σ_k coefficients[k] (softmax(logits at points[k]) - onehot), (..., B, classes)."""
+        onehot = self._onehot.to(records.features.device)
+        residual = torch.embedding(onehot, records.labels).mul_(-sum(coefficients))
+        for point, coefficient in zip(points, coefficients, strict=True):
+            residual = residual.add(self._logits(point, records.features).softmax(-1), alpha=coefficient)
+        return residual
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return CrossEntropy().value(self._logits(point, records.features), records.labels)

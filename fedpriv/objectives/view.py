@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedpriv.objectives.base import Evaluation, Increment, Objective, Records, Slots
+from fedpriv.objectives.base import Evaluation, Increment, Objective, Outer, Records, Slots
 from fedpriv.replicates.columns import Scalar
 
 
@@ -46,6 +46,20 @@ class View:
         clip: Scalar,
     ) -> Increment:
         return self.base.increment(points, coefficients, records, weights, clip)
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        return self.base.per_record(points, coefficients, records, places, clip)
+
+    @property
+    def outer(self) -> Outer | None:
+        return self.base.outer
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return self.base.losses(point, records)

@@ -16,6 +16,7 @@ import numpy as np
 from fedpriv.errors import FedprivError, InputError, RunError
 from fedpriv.files import write_json, write_text, write_vector
 from fedpriv.privacy.ledger import as_data, from_data
+from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 
 _PROGRESS_EVERY = 0.5  # seconds
@@ -30,28 +31,29 @@ def clear(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-class FolderReporter:
-    """The writing side, in the server's process; RunError, with one line, if the disk refuses."""
+class FolderReporter(RunObserver):
+    """The writing side, for one cell, in the server's process; RunError, with one line, if the disk refuses."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._last = 0.0
+        self._rounds, self._last = 0, 0.0
         with _written_to(folder):
             folder.mkdir(parents=True, exist_ok=True)
         clear(folder)
 
-    def advanced(self, t: int) -> None:
+    def advanced(self, rounds: int) -> None:
+        self._rounds += rounds
         if (now := time.monotonic()) - self._last > _PROGRESS_EVERY:
             with _written_to(self._folder):
-                write_text(self._folder / "progress", str(t))
+                write_text(self._folder / "progress", str(self._rounds))
             self._last = now
 
-    def evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         line = {"round": t, **metrics}
         with _written_to(self._folder), (self._folder / "history.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def finished(self, finished: Finished) -> None:
+    def finished(self, place: int, finished: Finished) -> None:
         plain = {name: getattr(finished, name) for name in _PLAIN}
         releases = [as_data(stream) for stream in finished.releases]
         with _written_to(self._folder):

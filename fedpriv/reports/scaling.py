@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from fedpriv.errors import InputError
 from fedpriv.reports.summary import cells_at, points, value_text
@@ -76,6 +75,8 @@ def fit(needs: Mapping[float, Needed], what: str) -> Fit | None:
     pairs = [(size, value) for size, need in needs.items() if (value := getattr(need, what)) is not None]
     if len(pairs) < 2:
         return None
+    from scipy import stats  # half a second, which only a scenario with a scaling table should wait
+
     sizes, values = (np.log(column) for column in zip(*pairs, strict=True))
     line = stats.linregress(sizes, values)
     half_width = math.inf

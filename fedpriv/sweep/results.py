@@ -27,10 +27,10 @@ from fedpriv.errors import InputError
 from fedpriv.files import write_json, write_vector
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
 from fedpriv.privacy.unit import UNIT
+from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell, Point, Published, Scenario
 from fedpriv.scenario.load import Scaling
-from fedpriv.sweep.observers import RunObserver
 
 FORMAT = 1
 _JOURNAL = "cells.jsonl"

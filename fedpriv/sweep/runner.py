@@ -1,39 +1,19 @@
 """Running a scenario: its missing cells on an engine, everything written as it goes."""
 
-import re
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
+from fedpriv.engines.base import LOCAL, Connection
 from fedpriv.engines.table import engine_named
-from fedpriv.errors import InputError, RunError
+from fedpriv.errors import FedprivError, RunError
+from fedpriv.running.observer import Observers, RunObserver
 from fedpriv.running.task import check_records
 from fedpriv.scenario import Scenario
-from fedpriv.sweep.observers import Fanout, RunObserver
 from fedpriv.sweep.results import RunFolder
 
 _RUNS = Path("runs")
-
-
-@dataclass(frozen=True)
-class Connection:
-    """A SuperLink that runs already, and the certificates it is trusted by; nothing for a local federation."""
-
-    superlink: str | None = None
-    root_certificates: Path | None = None
-
-    def check(self, engine: str) -> None:
-        """InputError for what cannot be used with this engine, or at all."""
-        address, certificates = self.superlink, self.root_certificates
-        if engine != "deployment" and self != Connection():
-            raise InputError(f"--engine {engine}: --superlink and --root-certificates are for --engine deployment")
-        if address is not None and not re.fullmatch(r"unix:.+|.+:\d+", address):
-            raise InputError(f"--superlink {address}: expected unix:SOCKET, or HOST:PORT of somebody's SuperLink")
-        if certificates is not None and (address is None or not certificates.is_file()):
-            raise InputError(f"--root-certificates {certificates}: expected a file, and --superlink with it")
 
 
 def run_sweep(
@@ -44,7 +24,7 @@ def run_sweep(
     resume: bool,
     rerun: str | None = None,
     observers: Sequence[RunObserver] = (),
-    connection: Connection = Connection(),
+    connection: Connection = LOCAL,
 ) -> Path:
     """Run the cells of a scenario that have no result yet; returns the folder with the results.
 
@@ -52,37 +32,30 @@ def run_sweep(
     any moment, by an exception of an observer too, the folder is valid and can be resumed.  InputError for what
     cannot be run, RunError for what could not be finished.
     """
-    engine = engine_named(engine_name)
-    connection.check(engine_name)
+    path = out or _free_folder(scenario.name, resume=resume)
+    engine = engine_named(engine_name, path, connection)
     if connection.superlink is None:  # silos elsewhere have records of their own
         for point in scenario.points:
             check_records(point.cell)
-    path = out or _free_folder(scenario.name, resume=resume)
     folder = RunFolder(path, scenario, engine_name, resume=resume, rerun=rerun)
-    if engine_name == "deployment":
-        from fedpriv.engines.deployment import run_deployment
-
-        engine = partial(
-            run_deployment,
-            folder=path,
-            address=connection.superlink,
-            root_certificates=connection.root_certificates,
-        )
     places = folder.missing
-    everybody = [folder, *observers]
+    everybody = Observers(places, [folder, *observers])
     with ExitStack() as stack:
-        for observer in everybody:
+        for observer in (folder, *observers):
             stack.callback(observer.ended)
             observer.started(scenario, places, path)
-        for outcome in engine([scenario.points[place].cell for place in places], Fanout(places, everybody)):
-            for observer in everybody:
-                observer.finished(places[outcome.index], outcome.finished)
+        try:
+            for outcome in engine([scenario.points[place].cell for place in places], everybody):
+                everybody.finished(outcome.index, outcome.finished)
+        except FedprivError as error:
+            everybody.failed(error)
+            raise
     if folder.missing:
         raise RunError(f"engine {engine_name} left {len(folder.missing)} cells without a result")
     return path
 
 
-def rerun_command(path: str, engine: str, overrides: Sequence[str], connection: Connection = Connection()) -> str:
+def rerun_command(path: str, engine: str, overrides: Sequence[str], connection: Connection = LOCAL) -> str:
     """The command line that runs a scenario file with these options."""
     options = [word for override in overrides for word in ("--set", override)]
     if engine != "vectorized":

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.errors import InputError, RunError
+from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Point, Scenario
-from fedpriv.sweep.observers import RunObserver
 
 
 class TensorBoard(RunObserver):

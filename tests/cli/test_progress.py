@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from fedpriv.cli.progress import JsonLines, Progress
+from fedpriv.running.observer import Observers, RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Scenario
 from fedpriv.scenario.load import scenario_of
-from fedpriv.sweep.observers import Fanout, RunObserver
 from fedpriv.sweep.runner import rerun_command
 from tests.conftest import small_tree
 
@@ -119,7 +119,7 @@ def test_the_engines_index_becomes_the_scenarios_place() -> None:
         def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
             heard.append((place, t))
 
-    Fanout([5, 9], [Listener()]).evaluated(1, 4, {"test_loss": 2.0, "test_accuracy": 0.5})
+    Observers([5, 9], [Listener()]).evaluated(1, 4, {"test_loss": 2.0, "test_accuracy": 0.5})
     assert heard == [(9, 4)]
 
 

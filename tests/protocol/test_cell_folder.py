@@ -58,7 +58,7 @@ def test_a_reporter_on_a_full_disk_says_so_in_one_line(tmp_path: Path, full_disk
     full_disk()
     says: list[Callable[[], None]] = [
         lambda: reporter.advanced(1),
-        lambda: reporter.finished(DONE),
+        lambda: reporter.finished(0, DONE),
         lambda: reporter.failed(RunError("broken")),
     ]
     for say in says:
@@ -123,7 +123,7 @@ DAMAGES: list[tuple[str, bytes | None]] = [
 
 @pytest.mark.parametrize(("name", "content"), DAMAGES)
 def test_a_damaged_result_is_named(tmp_path: Path, name: str, content: bytes | None) -> None:
-    FolderReporter(tmp_path).finished(DONE)
+    FolderReporter(tmp_path).finished(0, DONE)
     assert FolderReader(tmp_path).result() is not None
     if content is None:
         (tmp_path / name).unlink()

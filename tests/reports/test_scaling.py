@@ -1,6 +1,8 @@
 """The smallest number of rounds that reaches a target, and the exponents fitted to it."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +131,9 @@ def test_cells_in_the_journal_are_not_lost(folder: Path) -> None:
     resumed = RunFolder(other, sweep, "vectorized", resume=True)
     assert resumed.missing[0] == 2
     assert len(whole.cells) == len(sweep.points)
+
+
+def test_a_run_without_a_scaling_table_does_not_import_scipys_statistics() -> None:
+    """Half a second that every `fedpriv run` would wait."""
+    code = "import sys, fedpriv.cli.run; sys.exit('scipy.stats' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

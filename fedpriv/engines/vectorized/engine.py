@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from fedpriv.engines.base import Observer, Outcome
+from fedpriv.engines.base import Outcome
 from fedpriv.engines.vectorized.noise_feed import NoiseFeed, aggregate
 from fedpriv.engines.vectorized.sampled_batches import SampledBatches
 from fedpriv.errors import RunError
@@ -25,6 +25,7 @@ from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
 from fedpriv.participation.public_order import PublicOrder
 from fedpriv.replicates.stacking import Part, signature, stack
+from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import evaluation_rounds, finished_after, measured
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.round_step import Read, RoundStep, record_weight
@@ -36,7 +37,7 @@ _GATHER_VALUES = 2**20
 _ROUND_VALUES = 2**26
 
 
-def run_vectorized(cells: Sequence[Cell], observer: Observer) -> Iterator[Outcome]:
+def run_vectorized(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
     """Run cells in groups that differ only in seeds and numbers; see `Engine`."""
     plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
     groups: dict[object, list[int]] = {}
@@ -77,7 +78,7 @@ class _Group:
     """Replicates that run in step: tensors have shape (replicates, d)."""
 
     def __init__(
-        self, indices: Sequence[int], cells: Sequence[Cell], plans: Sequence[Plan], observer: Observer
+        self, indices: Sequence[int], cells: Sequence[Cell], plans: Sequence[Plan], observer: RunObserver
     ) -> None:
         first = plans[0]
         self._indices, self._cells, self._plans, self._observer = indices, cells, plans, observer

@@ -1,8 +1,9 @@
-"""Who hears how a run goes: one small protocol for results, progress, TensorBoard, MLflow and your own."""
+"""Who hears how a run goes: one protocol for servers, engines, results, progress, trackers and your own."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedpriv.errors import FedprivError
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Scenario
 
@@ -10,7 +11,8 @@ from fedpriv.scenario import Scenario
 class RunObserver:
     """Hears how a run goes; override what you need.  All calls come from one process and thread.
 
-    `place` is a cell's number in `Scenario.points`: 0 … len(points) - 1.
+    `place` is a cell's number: in `Scenario.points` for observers of a run, in the list of cells for the observer
+    of an engine, and 0 for that of a server, which runs one cell.
     """
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
@@ -25,20 +27,31 @@ class RunObserver:
     def finished(self, place: int, finished: Finished) -> None:
         """A cell is finished."""
 
+    def failed(self, error: FedprivError) -> None:
+        """The run failed; the error is also raised to whoever started it."""
+
     def ended(self) -> None:
         """The run is over: every cell is finished, or it was stopped, or it failed."""
 
 
-class Fanout:
-    """An engine's observer: passes on what it hears, with a cell's place in the scenario for its index."""
+class Observers(RunObserver):
+    """Several as one; whoever speaks numbers the cells by their place in `places`, the observers hear those."""
 
     def __init__(self, places: Sequence[int], observers: Sequence[RunObserver]) -> None:
         self._places, self._observers = places, observers
 
-    def advanced(self, client_rounds: int) -> None:
+    def advanced(self, rounds: int) -> None:
         for observer in self._observers:
-            observer.advanced(client_rounds)
+            observer.advanced(rounds)
 
-    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None:
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         for observer in self._observers:
-            observer.evaluated(self._places[index], t, metrics)
+            observer.evaluated(self._places[place], t, metrics)
+
+    def finished(self, place: int, finished: Finished) -> None:
+        for observer in self._observers:
+            observer.finished(self._places[place], finished)
+
+    def failed(self, error: FedprivError) -> None:
+        for observer in self._observers:
+            observer.failed(error)

@@ -1,0 +1,293 @@
+"""From a query and records to integers: for every objective, within the norm, and each record for itself."""
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedpriv.exact import chunks
+from fedpriv.exact.lattice import lattice_for
+from fedpriv.exact.records import dummy_of, integer_sum
+from fedpriv.models.table import MODELS, convolutional_net
+from fedpriv.objectives import (
+    CrossEntropy,
+    Objective,
+    Records,
+    Slots,
+    SoftmaxRegression,
+    View,
+    objective_of,
+)
+from fedpriv.objectives.local_training import LocalTraining
+from tests.objectives.test_hostile_queries import CASES, F32, F64, Case, records_of
+
+HELD = 7
+"""Records of a round; an evaluation has as many rows, but for the test of several chunks."""
+CASES_HERE = {
+    **CASES,
+    "softmax regression of bytes": Case(lambda dtype: SoftmaxRegression(5, 3, 2.0, dtype, levels=255)),
+    "the CNN": Case(lambda dtype: objective_of(convolutional_net(3), 784, CrossEntropy(), 0, dtype), features=784),
+}
+HOSTILE = (math.nan, math.inf, -math.inf, 1e38, -1e308, 5e-324)
+
+
+def objective_of_case(name: str, dtype: torch.dtype, rows: int = HELD) -> Any:
+    made = CASES_HERE[name].make(dtype)
+    return made.at(Slots(1, ((0, rows),)))
+
+
+def some_records(name: str, dtype: torch.dtype, count: int = HELD, seed: int = 3) -> Records:
+    found = records_of(CASES_HERE[name], ["ordinary"] * count, dtype, seed)
+    if "bytes" in name:
+        generator = np.random.default_rng(seed)
+        pixels = torch.from_numpy(generator.integers(0, 256, found.features.shape).astype(np.float64))
+        return found._replace(features=(pixels / 255.0).to(dtype))
+    return found
+
+
+def sum_of(
+    objective: Objective,
+    points: Sequence[Tensor],
+    coefficients: Sequence[float],
+    records: Records,
+    clip: float = 1.0,
+    held: int = HELD,
+) -> np.ndarray:
+    lattice = lattice_for([clip], 36)
+    return integer_sum(objective, points, coefficients, clip, records, held, lattice.norm(clip), lattice.factor())
+
+
+def with_row(records: Records, place: int, other: Records) -> Records:
+    """`records` with the row `place` of another batch."""
+    columns = [column.clone() for column in records]
+    for column, source in zip(columns, other, strict=True):
+        column[place] = source[place]
+    return Records(*columns)
+
+
+def points_of(objective: Objective, dtype: torch.dtype, seed: int = 5) -> list[Tensor]:
+    generator = np.random.default_rng(seed)
+    first = objective.initial() + 0.3 * torch.from_numpy(generator.standard_normal(objective.dimension)).to(dtype)
+    return [first, first + 0.01 * torch.from_numpy(generator.standard_normal(objective.dimension)).to(dtype)]
+
+
+def integer_square(values: np.ndarray) -> int:
+    return sum(int(value) ** 2 for value in values.tolist())
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", CASES_HERE)
+def test_integers_are_the_clipped_increments(name: str, dtype: torch.dtype) -> None:
+    """What trains is what it was: the float sum of the same objective, to the precision of the run's type."""
+    objective, records = objective_of_case(name, dtype), some_records(name, dtype)
+    points = points_of(objective, dtype)
+    for coefficients in ((1.0,), (3.0, -2.0)):
+        weights = torch.ones(HELD, dtype=F64)
+        asked = points[: len(coefficients)]
+        expected = objective.increment(asked, coefficients, records, weights, 1.0).total.numpy()
+        found = sum_of(objective, asked, coefficients, records) / 2.0**36
+        error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+        assert error < (2e-4 if dtype == F32 else 1e-8)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", CASES_HERE)
+def test_a_records_integers_do_not_depend_on_the_others(name: str, dtype: torch.dtype) -> None:
+    """Guarantee: among batches of one shape, row b depends on record b, its place and public values alone.
+
+    Swapping record 2 moves the sum by the same integers, whoever shares its chunk: other records, records in
+    another order, or rows that make NaN, infinity and numbers of every size.
+    """
+    objective = objective_of_case(name, dtype)
+    points, place = points_of(objective, dtype), 2
+    records, swapped = some_records(name, dtype), some_records(name, dtype, seed=4)
+    others = [some_records(name, dtype, seed=seed) for seed in (11, 12)]
+    order = torch.tensor([4, 0, 2, 6, 1, 3, 5])
+    others.append(Records(*(column[order] for column in records)))
+    for value in HOSTILE:
+        hostile = some_records(name, dtype, seed=13)
+        hostile.features[::3] = torch.tensor(value, dtype=F64).to(dtype)
+        others.append(hostile)
+    moved = []
+    for batch in (records, *others):
+        before, after = (
+            sum_of(objective, points, (3.0, -2.0), with_row(batch, place, with_it))
+            for with_it in (records, swapped)
+        )
+        moved.append(after - before)
+    assert moved[0].any()
+    for difference in moved[1:]:
+        assert np.array_equal(difference, moved[0])
+
+
+@pytest.mark.parametrize("name", ["softmax regression", "CNN", "first order, softmax", "zeroth order, softmax"])
+def test_chunks_have_one_public_shape(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven records in chunks of three: every evaluation has three rows, whoever fails in it."""
+    objective, records = objective_of_case(name, F32), some_records(name, F32)
+    points = points_of(objective, F32)
+    whole = sum_of(objective, points, (1.0, -1.0), records)
+    monkeypatch.setattr(chunks, "_VALUES", 3 * objective.dimension * objective.evaluations(2))
+    seen = []
+
+    class Watched(View):
+        outer = None
+
+        def per_record(
+            self,
+            points: Sequence[Tensor],
+            coefficients: Sequence[float],
+            records: Records,
+            rounds_per_epoch: Tensor,
+            clip: float,
+        ) -> Tensor:
+            seen.append((len(records.labels), rounds_per_epoch.tolist()))
+            if 5 in rounds_per_epoch:
+                raise FloatingPointError("record 5")
+            return self.base.per_record(points, coefficients, records, rounds_per_epoch, clip)
+
+    failing = sum_of(Watched(objective), points, (1.0, -1.0), records)
+    assert {rows for rows, _ in seen} == {3}
+    assert [rounds_per_epoch for _, rounds_per_epoch in seen] == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [3, 0, 0],
+        [0, 4, 0],
+        [0, 0, 5],
+        [6, 0, 0],
+    ]
+    alone = sum_of(objective, points, (1.0, -1.0), records) - failing
+    assert 0 < integer_square(alone) <= (2**36) ** 2 * 1.01
+    assert np.abs(whole - failing - alone).max() < 2**20  # other shapes have other last bits
+
+
+def test_bytes_take_the_way_of_outer_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features that are bytes need no d values a record; with a clip of few units they would lose too much."""
+    objective, records = (
+        objective_of_case("softmax regression of bytes", F32),
+        some_records("softmax regression of bytes", F32),
+    )
+    points = points_of(objective, F32)
+
+    def never(*_: object) -> Tensor:
+        raise AssertionError("increments were formed")
+
+    monkeypatch.setattr(SoftmaxRegression, "per_record", never)
+    assert sum_of(objective, points[:1], (1.0,), records).any()
+    assert objective.outer.largest >= 255 * math.sqrt(5)
+    small = 2**16 * objective.outer.largest - 1
+    assert not integer_sum(
+        objective, points[:1], (1.0,), 1.0, records, HELD, small, float(small)
+    ).any()  # all failed
+    monkeypatch.undo()
+    general = integer_sum(objective, points[:1], (1.0,), 1.0, records, HELD, small, float(small)) / small
+    outer = sum_of(objective, points[:1], (1.0,), records) / 2**36
+    assert np.linalg.norm(general - outer) < 1e-4 * np.linalg.norm(outer)
+
+
+@pytest.mark.parametrize(
+    ("settings_of", "bytes_left"),
+    [
+        ({}, True),
+        ({"feature_norm": 4.0}, False),
+        ({"centre": 0.1}, False),
+        ({"features": "orientations", "feature_norm": 1.0}, False),
+    ],
+)
+def test_only_plain_pixels_are_integers(settings_of: dict[str, Any], bytes_left: bool) -> None:
+    row = MODELS["softmax-regression"]
+    given_settings = row.settings.model_validate(settings_of)
+    images = np.random.default_rng(1).integers(0, 256, (9, 8, 8)).astype(np.uint8)
+    for dtype in (F32, F64):
+        features = row.features(images, dtype, given_settings)
+        outer = row.objective(tuple(features.shape[1:]), 10, dtype, given_settings).outer
+        assert (outer is not None) == bytes_left
+        if outer is not None:
+            scaled = features.double() * outer.levels
+            assert float((scaled - scaled.round()).abs().max()) < 1e-4
+            assert float(torch.linalg.vector_norm(scaled, dim=1).max()) <= outer.largest
+
+
+def test_no_records_are_zeros_and_dummies_are_public() -> None:
+    objective = objective_of_case("softmax regression", F32)
+    assert not integer_sum(objective, points_of(objective, F32)[:1], (1.0,), 1.0, None, 3, 2**36, 2.0**36).any()
+    for name in ("softmax regression", "least squares"):
+        records = some_records(name, F32)
+        assert all(not column.any() and len(column) == 1 for column in dummy_of(records))
+        assert [column.dtype for column in dummy_of(records)] == [column.dtype for column in records]
+
+
+def test_local_training_has_no_increments() -> None:
+    base = objective_of_case("softmax regression", F32)
+    training = LocalTraining(base, 0.1, 1, 1)
+    assert training.outer is None
+    with pytest.raises(Exception, match="no sum over records"):
+        training.per_record(
+            [base.initial()], [1.0], some_records("softmax regression", F32), torch.arange(HELD), 1.0
+        )
+
+
+def from_bits(dtype: torch.dtype) -> Callable[[list[int]], Tensor]:
+    """Any floats at all, payloads of NaN included, from their bits."""
+    width, kind = ("I", np.float32) if dtype == F32 else ("Q", np.float64)
+    return lambda words: torch.from_numpy(np.frombuffer(struct.pack(f"<{len(words)}{width}", *words), kind).copy())
+
+
+def bits(dtype: torch.dtype) -> st.SearchStrategy[int]:
+    """Of any float, and more often of those that arithmetic stumbles over."""
+    width = 32 if dtype == F32 else 64
+    kind, word = (np.float32, np.uint32) if dtype == F32 else (np.float64, np.uint64)
+    info = np.finfo(kind)
+    values = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, info.max, -info.max, info.tiny, -info.tiny]
+    values += [
+        info.smallest_subnormal,
+        1e-40,
+        2.0**40,
+        -(2.0**40),
+        0.6 * info.max,
+        1e30,
+        -1e30,
+        1e-30,
+        88.0,
+        710.0,
+    ]
+    known = [int(number) for number in np.array(values, kind).view(word)]
+    return st.one_of(st.sampled_from(known), st.integers(0, 2**width - 1))
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", [name for name in CASES_HERE if name != "the CNN"])
+@given(data=st.data())
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_any_query_leaves_every_records_integers_within_their_norm(
+    name: str, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    """Guarantee: one record moves the sum by at most K under zero-out, whatever bits the points have."""
+    objective = objective_of_case(name, dtype)
+    sort = st.sampled_from(["ordinary", "zero", "huge", "all scales", "not finite"])
+    kinds = data.draw(st.lists(sort, min_size=3, max_size=3))
+    records = records_of(CASES_HERE[name], kinds, dtype, data.draw(st.integers(0, 99)))
+    points = []
+    for _ in range(data.draw(st.integers(1, 2))):
+        few = from_bits(dtype)(data.draw(st.lists(bits(dtype), min_size=4, max_size=4)))
+        points.append(few.repeat(objective.dimension // 4 + 1)[: objective.dimension])
+    coefficients = data.draw(st.sampled_from([(1.0, -1.0), (5.0, -4.0), (2.0**30, -(2.0**30))]))[: len(points)]
+    clip = 2.0 ** data.draw(st.integers(-40, 40))
+    norm, factor = lattice_for([clip], 36).norm(clip), lattice_for([clip], 36).factor()
+    torch.set_flush_denormal(data.draw(st.booleans()))
+    try:
+        for row in range(3):
+            alone = Records(*(column[row : row + 1] for column in records))
+            found = integer_sum(objective, points, coefficients, clip, alone, 3, norm, factor)
+            assert found.dtype == np.int64
+            assert integer_square(found) <= norm**2
+        together = integer_sum(objective, points, coefficients, clip, records, 3, norm, factor)
+        assert integer_square(together) <= (3 * norm) ** 2
+    finally:
+        torch.set_flush_denormal(False)
