@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.policy import presuming, unaccountable
+from clients.policy import SLACK_PER_RUN, presuming, unaccountable
+from clients.prices import cost_of, priced_stream
+from fedpriv.accounting.slack import decimal
 from fedpriv.data.datasets import Dataset, load
 from fedpriv.errors import InputError
-from fedpriv.running.plan import plan_of
+from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell, Scenario
 
@@ -41,6 +43,8 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
         "dimension": max(each["dimension"] for each in allowances),
         "budget": math.sqrt(runs) * math.hypot(*(each["budget"] for each in allowances)),
     }
+    if slack := runs * sum(decimal(each.get("slack", 0.0)) for each in allowances):
+        allow["slack"] = float(slack)
     folders = [folder / f"silo-{silo}" / "guard" for silo in range(first.federation.silos)]
     for guard in folders:
         if (guard / "shard.npz").exists():
@@ -70,10 +74,21 @@ def allowance_of(cell: Cell) -> dict[str, Any]:
         "relation": cell.privacy.relation,
         "clip": plan.largest_clip,
         "rounds": cell.schedule.rounds,
-        "budget": target,
+        **_budget(cell, plan, target),
         "dimension": plan.objective.dimension,
         **({"silos": cell.federation.silos} if plan.lattice is not None else {}),
     }
+
+
+def _budget(cell: Cell, plan: Plan, target: float) -> dict[str, float]:
+    """The target; for records that take part in secret what the silo that pays most is charged."""
+    if not cell.schedule.secret:
+        return {"budget": target}
+    trust, prices = cell.algorithm.trust_setting, []
+    for silo in range(cell.federation.silos):
+        stream = priced_stream(plan, silo, trust, trust)
+        prices.append(cost_of(plan, stream.guarantee, silo).at(SLACK_PER_RUN))
+    return {"budget": max(each.mu for each in prices if each is not None), "slack": SLACK_PER_RUN}
 
 
 def write_shard(path: Path, dataset: Dataset, records: NDArray[np.int64]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from fedpriv.accounting.capacity import Capacity, capacity
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.relation import RELATION_FACTOR, Relation
@@ -70,6 +71,10 @@ class SecretOrder:
     def most_batches(self, t: int) -> int:
         """All records of a group can meet in one round."""
         return self.bins
+
+    def capacity(self, batch: int) -> Capacity:
+        """How many records a round of a silo with this expected `batch` is made to hold: nearly always enough."""
+        return capacity(self.bins * batch, 1.0 / self.bins)
 
     def group(self, t: int) -> slice:
         """The rows of the records that can take part in round t (from 1)."""
