@@ -122,6 +122,11 @@ class Admission:
         needed = cell.schedule.batches_held * cell.batch_sizes[number]
         if needed > len(self.shard.labels):
             raise self.refusal(f"the scenario needs {needed} records of this silo, here are fewer")
+        if cell.model.row.regression != (self.policy.class_count == 0):
+            held = "real numbers" if self.policy.class_count == 0 else "classes"
+            raise self.refusal(f"model {cell.model.name!r} is not for labels that are {held}, as they are here")
+        if self.policy.table is not None and cell.data.table_schema != self.policy.table:
+            raise self.refusal("the scenario describes the columns of the table otherwise than this policy does")
         if cell.privacy.relation != allow.relation:
             raise self.refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
 
@@ -130,12 +135,12 @@ class Admission:
         model, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
         shape = tuple(model.features(self.shard.images[:1], dtype, settings).shape[1:])
         with torch.device("meta"):
-            dimension = model.objective(shape, self.policy.classes, dtype, settings).dimension
+            dimension = model.objective(shape, self.policy.class_count, dtype, settings).dimension
         if dimension > self.policy.allow.dimension:
             raise self.refusal(
                 f"the scenario's model has {dimension} parameters, allowed are {self.policy.allow.dimension}"
             )
-        return model.objective(shape, self.policy.classes, dtype, settings)
+        return model.objective(shape, self.policy.class_count, dtype, settings)
 
     def _cost(self, cell: Cell, plan: Plan) -> Cost:
         """What it costs; RunError if the policy is exceeded."""

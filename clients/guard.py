@@ -20,14 +20,14 @@ from clients.ledger import Answer, LedgerError, Run, SiloLedger, create_ledger
 from clients.policy import Policy
 from clients.prices import Charge, refusal, spent, words
 from clients.releasing import ReleasingSilo
-from clients.shard import Shard, load_shard
+from clients.shard import Shard
 from clients.silo import SiloState
 from clients.state import pack, unpack
 from fedpriv.accounting.lifetime import Budget, Price
 from fedpriv.errors import InputError, RunError
 from fedpriv.objectives import Records
 from fedpriv.randomness import system_key
-from fedpriv.running.task import DTYPES
+from fedpriv.running.task import DTYPES, labels_of
 from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.identity import identity_of
 
@@ -262,7 +262,7 @@ class Guard:
 
         def seen() -> Records:
             features = model.row.features(self._shard.images, dtype, model.settings)
-            return Records(features, torch.from_numpy(self._shard.labels))
+            return Records(features, labels_of(self._shard.labels, dtype))
 
         return _kept(self._records, name, seen)
 
@@ -272,12 +272,12 @@ class Guard:
 
 def begin_ledger(policy: Policy) -> None:
     """Begin the ledger of a policy's shard, once; InputError if there is one."""
-    create_ledger(policy.ledger, policy.marked, load_shard(policy.shard, policy.classes).fingerprint)
+    create_ledger(policy.ledger, policy.marked, policy.load_shard().fingerprint)
 
 
 def open_guard(policy: Policy, in_time: Callable[[], AbstractContextManager[None]] = nullcontext) -> Guard:
     """The guard of a policy; InputError if shard or ledger cannot be used."""
-    shard = load_shard(policy.shard, policy.classes)
+    shard = policy.load_shard()
     return Guard(policy, SiloLedger(policy.ledger, policy.marked), shard, in_time)
 
 

@@ -223,7 +223,10 @@ def supernode(
 
 @data_app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist, fashion-mnist, emnist or cifar10.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="mnist, fashion-mnist, emnist, cifar10, heart-hospitals or adult."),
+    ],
     root: Annotated[
         Path | None, typer.Option(help="Where to keep it; $FEDPRIV_DATA, or a folder of the user's cache.")
     ] = None,
@@ -235,6 +238,29 @@ def data_fetch(
     from fedpriv.data.datasets import fetch
 
     typer.echo(f"{name}: verified in {fetch(name, root, say=typer.echo)}")
+
+
+@data_app.command("inspect")
+def data_inspect(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv or .parquet file.")],
+    target: Annotated[str | None, typer.Option(help="The column that is to be predicted.")] = None,
+    site: Annotated[str | None, typer.Option(help="The column that says whose records they are.")] = None,
+    person: Annotated[str | None, typer.Option(help="The column that says who a record is about.")] = None,
+    split: Annotated[str | None, typer.Option(help='A column with "train" and "test".')] = None,
+    regression: Annotated[
+        bool | None, typer.Option("--regression/--classes", help="What the target is; guessed otherwise.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write scenario.toml and a policy a silo, to start from.")
+    ] = None,
+) -> None:
+    """Say what is in a table, and write a scenario and policies to start from; they have to be made public first.
+
+    Example: fedpriv data inspect patients.csv --target outcome --site hospital --out patients
+    """
+    from fedpriv.cli.inspect import Roles, inspect_table
+
+    inspect_table(file, Roles(target, site, person, split, regression), out)
 
 
 @data_app.command("split")

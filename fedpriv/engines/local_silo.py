@@ -38,7 +38,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     was released.  InputError for a run that no policy allows.
     """
     allow = allowance_of(cell)
-    dataset, order = load(cell.data.name), spread(cell)
+    dataset, order = load(cell.data.name, table=cell.data.table), spread(cell)
     policies = []
     for silo in range(cell.federation.silos):
         kept, own = folder / f"silo-{silo}", home / f"silo-{silo}"

@@ -210,10 +210,13 @@ class LayeredObjective(Deterministic):
         named = parameters_of(self.module, point)
         return self.loss.value(self._forward(named, self._first_seen(records.features)).outputs, records.labels)
 
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+    def outputs(self, point: Tensor, records: Records) -> Tensor:
         named = parameters_of(self.module, point)
         chunks = torch.split(records.features, self._rows(point.shape[:-1].numel()))
-        outputs = torch.cat([self._forward(named, self._first_seen(chunk)).outputs for chunk in chunks], dim=-2)
+        return torch.cat([self._forward(named, self._first_seen(chunk)).outputs for chunk in chunks], dim=-2)
+
+    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+        outputs = self.outputs(point, records)
         loss = self.loss.value(outputs, records.labels).mean(-1)
         return Evaluation(loss, self.loss.accuracy(outputs, records.labels))
 

@@ -14,13 +14,12 @@ from fedpriv.errors import InputError
 from fedpriv.files import write_text
 from fedpriv.reports.plots import svgs_of
 from fedpriv.reports.statement import ASSUMPTIONS, NOT_PROTECTED, statements
-from fedpriv.reports.summary import METRICS, incomplete, value_text
+from fedpriv.reports.summary import incomplete, metric_named, value_text
 from fedpriv.reports.table import how_measured, tables_of, what_is_missing
 from fedpriv.sweep.results import Results, read_results
 
 _CAPTIONS = {
     "curves": "On the test set, round by round",
-    **{metric.key.removeprefix("test_"): f"{metric.title}, round by round".capitalize() for metric in METRICS},
     "privacy": "Accuracy against privacy",
     "clipped": "How much of what records contribute was clipped",
     "noise": "Noise that each mechanism would need for the same guarantee (from accounting, not from this run)",
@@ -59,9 +58,18 @@ def page_of(folder: Path, results: Results) -> str:
         about_the_loss=list(dict.fromkeys(line for each in said if each.private for line in each.about_the_loss)),
         not_protected=NOT_PROTECTED,
         tables=tables_of(results),
-        figures=[(name, _CAPTIONS[name], Markup(svg)) for name, svg in svgs_of(folder, results).items()],
+        figures=[(name, _caption(name), Markup(svg)) for name, svg in svgs_of(folder, results).items()],
         settings=_settings(results),
     )
+
+
+def _caption(figure: str) -> str:
+    """What a drawing shows: one with a name of its own, or a metric's curve."""
+    if figure in _CAPTIONS:
+        return _CAPTIONS[figure]
+    metric = metric_named(figure) or metric_named(f"test_{figure}")
+    assert metric is not None
+    return f"{metric.title}, round by round".capitalize()
 
 
 @cache

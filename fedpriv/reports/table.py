@@ -22,7 +22,9 @@ from fedpriv.reports.summary import (
     point_text,
     points,
     product,
+    shared_metrics,
     short_names,
+    silo_metrics,
     value_text,
 )
 from fedpriv.scenario.load import Paper, Scaling
@@ -66,10 +68,26 @@ def tables_of(results: Results) -> list[Table]:
         return [_scaling(results, results.scaling)]
     shown = _published_metrics(results)
     if results.published is None or not shown:
-        return [_list(results)]
+        return [_list(results), *_by_silo(results)]
     paper = results.published.table
     others = {key: values for key, values in results.axes.items() if key not in (paper.rows, paper.columns)}
-    return [_grid(results, paper, metric, fixed) for metric in shown for fixed in product(others)]
+    grids = [_grid(results, paper, metric, fixed) for metric in shown for fixed in product(others)]
+    return [*grids, *_by_silo(results)]
+
+
+def _by_silo(results: Results) -> list[Table]:
+    """For each metric of the silos' own test records a row a sweep point and a column a silo."""
+    tables = []
+    for metrics in silo_metrics(results).values():
+        titles = [metric.title.rpartition(", ")[2].removeprefix("at ") for metric in metrics]
+        body = [
+            [*map(value_text, point.values()), *(_entry(results, metric, point) for metric in metrics)]
+            for point in points(results)
+        ]
+        names = list(short_names(results.axes).values())
+        caption = f"{metrics[0].title.rpartition(', ')[0]} by silo, on its own test records"
+        tables.append(Table(caption, [*names, *titles], body, labels=len(names)))
+    return tables
 
 
 def _scaling(results: Results, scaling: Scaling) -> Table:
@@ -120,7 +138,7 @@ def _entry(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
 def _list(results: Results) -> Table:
     """A row a sweep point; what is swept is not shown twice."""
     names = list(short_names(results.axes).values())
-    columns = [*_BEFORE, *(metric.title for metric in metrics_of(results)), *_AFTER]
+    columns = [*_BEFORE, *(metric.title for metric in shared_metrics(results)), *_AFTER]
     shown = [name for name in columns if name not in names]
     body = []
     for point in points(results):

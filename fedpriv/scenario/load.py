@@ -12,10 +12,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedpriv.errors import InputError
+from fedpriv.scenario.data_section import PARTITION_KEYS
 from fedpriv.scenario.messages import explain
 from fedpriv.scenario.rules import Rule, rules_of
-from fedpriv.scenario.schema import PARTITION_KEYS, Cell
+from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.tree import assign, look_up, parsed_assignment
+
+PUBLISHED = ("test_loss", "test_accuracy", "test_accuracy_mean_of_silos")
+"""The metrics that tables beside the measured ones can be given for."""
 
 
 class Paper(BaseModel):
@@ -32,11 +36,12 @@ class Paper(BaseModel):
     """Shown as tables although nothing was published for them."""
     test_loss: list[list[float]] | None = None
     test_accuracy: list[list[float]] | None = None
+    test_accuracy_mean_of_silos: list[list[float]] | None = None
 
     @property
     def values(self) -> list[str]:
         """The metrics of which values were published."""
-        return [key for key in ("test_loss", "test_accuracy") if getattr(self, key) is not None]
+        return [key for key in PUBLISHED if getattr(self, key) is not None]
 
     @property
     def shown(self) -> list[str]:
@@ -94,7 +99,7 @@ class Published:
         return dataclasses.replace(self, table=empty, withheld=changed)
 
     def value(self, metric: str, swept: Mapping[str, Any]) -> float | None:
-        """The published `metric` (test_loss or test_accuracy) at a sweep point; None where none was printed."""
+        """The published `metric` (one of `PUBLISHED`) at a sweep point; None where none was printed."""
         cells: list[list[float]] | None = getattr(self.table, metric, None)
         row, column = swept[self.table.rows], swept[self.table.columns]
         if cells is None or row not in self.row_values or column not in self.column_values:
@@ -294,7 +299,7 @@ def _published(given: Any, axes: Mapping[str, list[Any]], source: str) -> Publis
                 f"{source}: paper.{role} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}"
             )
     rows, columns = axes[paper.rows], axes[paper.columns]
-    for metric in ("test_loss", "test_accuracy"):
+    for metric in PUBLISHED:
         table = getattr(paper, metric)
         if table is not None and (len(table) != len(rows) or any(len(row) != len(columns) for row in table)):
             raise InputError(f"{source}: paper.{metric}: expected {len(rows)} rows of {len(columns)} values")
