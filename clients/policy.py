@@ -13,6 +13,7 @@ from fedpriv.data.table_file import is_table
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.errors import InputError
 from fedpriv.privacy.trust import TRUSTED
+from fedpriv.privacy.unit import UnitName
 from fedpriv.running.arithmetic import LARGEST_CLIP, SMALLEST_CLIP
 from fedpriv.running.plan import Plan
 from fedpriv.scenario import Cell
@@ -32,6 +33,7 @@ class Allowed(BaseModel):
         'silos\' shares; "trusted" also where the server adds the noise',
     )
     relation: Literal["replace-one", "zero-out"] = Field(description="the neighbouring relation of `budget`")
+    unit: UnitName = Field("record", description="whose privacy `budget` is: runs of another unit are refused")
     clip: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = Field(
         description="the largest norm bound on one record's increment, and on each part that is clipped for itself"
     )

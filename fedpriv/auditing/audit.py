@@ -66,6 +66,7 @@ class Audit:
     silos: int
     trust: str
     relation: str
+    unit: str
     dtype: str
     seconds: float
 
@@ -146,6 +147,7 @@ def audit(
         silos,
         cell.algorithm.trust,
         cell.privacy.relation,
+        cell.privacy.protected.words,
         cell.run.dtype,
         time.perf_counter() - started,
     )

@@ -27,9 +27,9 @@ def aim(mu: float, delta: float, relation: str) -> dict[str, Any]:
     """What several calibrations met: the ε that μ gives at δ."""
     from fedpriv.accounting.gdp import epsilon_of
     from fedpriv.accounting.relation import relation_named
-    from fedpriv.privacy.unit import UNIT
+    from fedpriv.privacy.unit import RECORD
 
-    about = {"relation": relation_named(relation), "unit": UNIT}
+    about = {"relation": relation_named(relation), "unit": RECORD.words}
     return {"delta": delta, "epsilon_at_most": epsilon_of(mu, delta), **about}
 
 

@@ -42,7 +42,7 @@ def guarantee_facts(claim: "PrivacyClaim[Guarantee]", delta: float | None) -> di
     from fedpriv.accounting.target import DEFAULT_DELTA
 
     at = DEFAULT_DELTA if delta is None else delta
-    guarantee, about = claim.guarantee, {"relation": claim.relation, "unit": claim.unit}
+    guarantee, about = claim.guarantee, {"relation": claim.relation, "unit": claim.unit.words}
     if not isinstance(guarantee, GaussianDP):
         return {**sampled_facts(guarantee, at), **about}
     pair = guarantee.epsilon_delta(at)

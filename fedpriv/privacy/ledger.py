@@ -21,6 +21,7 @@ from fedpriv.participation.base import Participation
 from fedpriv.participation.registry import participation_from
 from fedpriv.privacy.claim import PrivacyClaim
 from fedpriv.privacy.renamed import current
+from fedpriv.privacy.unit import RECORD, Unit, unit_named
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class ReleaseStream:
     | `per_record` | weight of one record's increment in what is released: 1/B_i, or max p_i/B_i | |
     | `std` | standard deviation of a fresh noise vector's coordinates | gradient |
     | `period` | the sums restart from 0 every so many rounds; None if they never do | rounds |
+    | `unit` | whose increment is clipped: where other fields say record, read this | |
     """
 
     owner: str
@@ -47,12 +49,13 @@ class ReleaseStream:
     relation: Relation
     std: float
     period: int | None = None
+    unit: Unit = RECORD
 
     @property
     def guarantee(self) -> Guarantee | None:
-        """What the whole stream promises to each record behind it; None without noise.
+        """What the whole stream promises to each unit behind it; None without noise.
 
-        Guarantee: neighbours differ in one record of one silo under `relation`; the stream is what everybody
+        Guarantee: neighbours differ in one `unit` under `relation`; the stream is what everybody
         outside the owner sees.  InputError for what cannot be accounted for.
         """
         return None if self.std == 0.0 else self.schedule.guarantee(self.sums, self.std)
@@ -128,16 +131,20 @@ def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None
     """The guarantee of all streams together; None if there is none (no stream, or one without noise).
 
     Guarantee: silos hold disjoint records, so a record is behind one stream only and the worst stream is
-    charged, never the sum.  InputError if streams name different neighbouring relations.
+    charged, never the sum.  InputError if streams name different neighbouring relations or units.
     """
-    relations = {stream.relation for stream in streams}
+    relations, units = {stream.relation for stream in streams}, {stream.unit for stream in streams}
     if len(relations) > 1:
         raise InputError(f"a run has one neighbouring relation, this ledger has {', '.join(sorted(relations))}")
+    if len(units) > 1:
+        raise InputError(
+            f"a run protects one unit, this ledger has {', '.join(sorted(unit.name for unit in units))}"
+        )
     guarantees = [stream.guarantee for stream in streams]
     known = [each for each in guarantees if each is not None]
     if not known or len(known) < len(guarantees):
         return None
-    return PrivacyClaim(weakest(known), relations.pop())
+    return PrivacyClaim(weakest(known), relations.pop(), units.pop())
 
 
 def as_data(stream: ReleaseStream) -> dict[str, Any]:
@@ -152,6 +159,7 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
         "relation": stream.relation,
         "std": stream.std,
         "period": stream.period,
+        "unit": stream.unit.name,
     }
 
 
@@ -170,6 +178,7 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
         relation=relation_named(data["relation"]),
         std=data["std"],
         period=data.get("period"),
+        unit=unit_named(data.get("unit", RECORD.name)),
     )
 
 

@@ -13,7 +13,7 @@ from fedpriv.algorithms import algorithm_named
 from fedpriv.errors import InputError
 from fedpriv.files import write_text
 from fedpriv.reports.plots import svgs_of
-from fedpriv.reports.statement import ASSUMPTIONS, NOT_PROTECTED, statements
+from fedpriv.reports.statement import NOT_PROTECTED, statements
 from fedpriv.reports.summary import incomplete, metric_named, value_text
 from fedpriv.reports.table import how_measured, tables_of, what_is_missing
 from fedpriv.sweep.results import Results, read_results
@@ -54,7 +54,7 @@ def page_of(folder: Path, results: Results) -> str:
         facts=_facts(results),
         statements=said,
         notes=list(dict.fromkeys(each.noise for each in said if each.noise)),
-        assumptions=ASSUMPTIONS,
+        assumptions=list(dict.fromkeys(line for each in said for line in each.assumptions)),
         about_the_loss=list(dict.fromkeys(line for each in said if each.private for line in each.about_the_loss)),
         not_protected=NOT_PROTECTED,
         tables=tables_of(results),

@@ -20,6 +20,7 @@ from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
 from fedpriv.privacy.ledger import ReleaseStream, RunningSums
 from fedpriv.privacy.trust import Noise, NoiseSource
+from fedpriv.privacy.unit import RECORD, Unit
 from fedpriv.randomness import SERVER
 from fedpriv.running.arithmetic import check_clips, check_noise, check_sums
 from fedpriv.scenario import Cell
@@ -44,6 +45,8 @@ class Plan:
     """What silos take increments of; evaluations are of the model's own loss."""
     lattice: Grid | None = None
     """Where silos' masked messages are added; None: the server gets their releases as they are."""
+    unit: Unit = RECORD
+    """A row of a batch: what is clipped, and what batches and weights count."""
 
     @property
     def message_dtype(self) -> torch.dtype:
@@ -69,7 +72,7 @@ class Plan:
         their sums, with the noise that all sources together put there.
         """
         if not self.noise.sources:
-            return (self._stream("everyone", 1.0 / min(self.batch_sizes), 0.0, rounds),)
+            return (self._stream("everyone", self.unit.in_silo(min(self.batch_sizes)), 0.0, rounds),)
         if self.lattice is not None:
             owners = _owners([source.owner for source in self.noise.sources])
             std = self.noise.std_in_mean
@@ -105,7 +108,7 @@ class Plan:
     def stream_of(self, silo: int, rounds: int) -> ReleaseStream:
         """What one silo itself releases; standard deviation 0 where it adds no noise."""
         std = float(self.noise.std_of(silo))
-        return self._stream(f"silo {silo}", 1.0 / self.batch_sizes[silo], std, rounds)
+        return self._stream(f"silo {silo}", self.unit.in_silo(self.batch_sizes[silo]), std, rounds)
 
     def _stream(self, owner: str, per_record: float, std: float, rounds: int) -> ReleaseStream:
         accounted = self.schedule.first(rounds)
@@ -120,15 +123,20 @@ class Plan:
             self.relation,
             std,
             self.estimator.period,
+            self.unit,
         )
 
     def _per_record(self, source: NoiseSource) -> float:
         """The weight of one record's increment in what this owner releases."""
-        return self._per_record_in_mean if source.owner == SERVER else 1.0 / self.batch_sizes[source.owner]
+        return (
+            self._per_record_in_mean
+            if source.owner == SERVER
+            else self.unit.in_silo(self.batch_sizes[source.owner])
+        )
 
     @property
     def _per_record_in_mean(self) -> float:
-        return max(weight / batch for weight, batch in zip(self.weights, self.batch_sizes, strict=True))
+        return self.unit.in_mean(self.weights, self.batch_sizes)
 
 
 def _survives_gaps(estimator: Estimator, mechanism: Mechanism) -> bool:
@@ -191,7 +199,7 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     noise = _noise(cell, estimator, workload, mechanism, weights)
     check_noise(noise)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
-    relation = cell.privacy.relation
+    relation, unit = cell.privacy.relation, cell.privacy.protected
     looked_at = row.objective(settings, problem, objective)
     lattice = (
         _lattice(cell, schedule, estimator, mechanism, noise) if cell.algorithm.trust_setting.masked else None
@@ -199,7 +207,7 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     if noise.sources:
         check_sums(noise, _largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
     return Plan(
-        schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation, looked_at, lattice
+        schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation, looked_at, lattice, unit
     )
 
 
@@ -252,4 +260,6 @@ def _noise(
         )
     distance = schedule.distance(RunningSums(mechanism, workload, relation))
     mu = schedule.charged(relation, target, delta)
-    return cell.algorithm.trust_setting.noise(distance, cell.batch_sizes, weights, relation, mu)
+    return cell.algorithm.trust_setting.noise(
+        distance, cell.batch_sizes, weights, relation, mu, cell.privacy.protected
+    )

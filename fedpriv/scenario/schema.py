@@ -15,6 +15,7 @@ from fedpriv.participation.base import Participation
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.participation.registry import CHOSEN, SamplingName
 from fedpriv.privacy.trust import Trust, trust_named
+from fedpriv.privacy.unit import Unit, UnitName, unit_named
 from fedpriv.scenario.data_section import Count, DataSection, Section
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -152,6 +153,7 @@ class PrivacySection(Section):
 
     mode: Literal["gaussian", "none"] = Field("gaussian", description='"none" runs without noise or guarantee')
     relation: Literal["replace-one", "zero-out"] = Field(description="which data sets are neighbours")
+    unit: UnitName = Field("record", description="whose privacy it is: what is clipped, counted and protected")
     mu: Positive | None = None
     rho: Positive | None = Field(None, description="the paper's name for mu (DP-μ²-FL only)")
     zcdp: Positive | None = None
@@ -168,6 +170,10 @@ class PrivacySection(Section):
                 f"needs exactly one of mu, rho, zcdp and epsilon; given: {', '.join(given) or 'none'}"
             )
         return self
+
+    @property
+    def protected(self) -> Unit:
+        return unit_named(self.unit)
 
     @property
     def target(self) -> float | None:

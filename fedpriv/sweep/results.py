@@ -26,7 +26,6 @@ from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.errors import InputError
 from fedpriv.files import write_json, write_vector
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
-from fedpriv.privacy.unit import UNIT
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell, Point, Published, Scenario
@@ -212,7 +211,7 @@ def privacy_of(
         "guarantee": "none" if guarantee is None else guarantee.kind,
         "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation if claim is None else claim.relation,
-        "unit": UNIT,
+        "unit": (cell.privacy.protected if claim is None else claim.unit).words,
         "participation": cell.schedule.title,
         "noise": "none" if claim is None else noise,
         "delta": delta,
