@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from clients.policy import Policy, presuming, unaccountable
-from clients.prices import Cost, cost_of, priced_stream
-from clients.shard import Shard
 from fedpriv.accounting.lifetime import Price
+from fedpriv.clients.policy import Policy, presuming, unaccountable
+from fedpriv.clients.prices import Cost, cost_of, priced_stream
+from fedpriv.clients.shard import Shard
 from fedpriv.errors import FedprivError, InputError, RunError
 from fedpriv.objectives import Objective, Smoothed
 from fedpriv.privacy.ledger import ReleaseStream

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from clients.admission import LONGEST_SCENARIO
-from clients.frames import discard, receive_frame, receive_json, send_frame
-from clients.guard import Guard, open_guard
-from clients.ledger import LedgerError
-from clients.policy import Policy, read_policy
+from fedpriv.clients.admission import LONGEST_SCENARIO
+from fedpriv.clients.frames import discard, receive_frame, receive_json, send_frame
+from fedpriv.clients.guard import Guard, open_guard
+from fedpriv.clients.ledger import LedgerError
+from fedpriv.clients.policy import Policy, read_policy
 from fedpriv.errors import FedprivError, InputError
 from fedpriv.running.task import DTYPES
 from fedpriv.secure_aggregation.identity import CARD_BYTES

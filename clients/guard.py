@@ -15,15 +15,15 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from clients.admission import ROUNDING, Admission, Admitted
-from clients.ledger import Answer, LedgerError, Run, SiloLedger, create_ledger
-from clients.policy import Policy
-from clients.prices import Charge, refusal, spent, words
-from clients.releasing import ReleasingSilo
-from clients.shard import Shard
-from clients.silo import SiloState
-from clients.state import pack, unpack
 from fedpriv.accounting.lifetime import Budget, Price
+from fedpriv.clients.admission import ROUNDING, Admission, Admitted
+from fedpriv.clients.ledger import Answer, LedgerError, Run, SiloLedger, create_ledger
+from fedpriv.clients.policy import Policy
+from fedpriv.clients.prices import Charge, refusal, spent, words
+from fedpriv.clients.releasing import ReleasingSilo
+from fedpriv.clients.shard import Shard
+from fedpriv.clients.silo import SiloState
+from fedpriv.clients.state import pack, unpack
 from fedpriv.errors import InputError, RunError
 from fedpriv.objectives import Records
 from fedpriv.randomness import system_key

@@ -25,8 +25,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from clients.mark import Mark, Reading
-from clients.prices import Charge
+from fedpriv.clients.mark import Mark, Reading
+from fedpriv.clients.prices import Charge
 from fedpriv.errors import InputError, RunError
 
 _TABLES = """

@@ -6,9 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from clients.shard import Shard, load_shard, load_table_shard
 from fedpriv.accounting.curves import LEAST_DELTA
 from fedpriv.algorithms import Positive
+from fedpriv.clients.shard import Shard, load_shard, load_table_shard
 from fedpriv.data.table_file import is_table
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.errors import InputError

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.policy import SLACK_PER_RUN, presuming, unaccountable
-from clients.prices import cost_of, priced_stream
 from fedpriv.accounting.slack import decimal
+from fedpriv.clients.policy import SLACK_PER_RUN, presuming, unaccountable
+from fedpriv.clients.prices import cost_of, priced_stream
 from fedpriv.data.datasets import Dataset, load, table_path
 from fedpriv.data.table_file import write_rows
 from fedpriv.data.table_schema import TableSchema

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.increments import Bounded
-from clients.silo import Silo, SiloState
+from fedpriv.clients.increments import Bounded
+from fedpriv.clients.silo import Silo, SiloState
 from fedpriv.objectives import Increment, Objective, Records
 from fedpriv.randomness import KeyedNormal, derive_key
 from fedpriv.replicates.columns import Scalar

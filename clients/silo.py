@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clients.increments import Bounded
+from fedpriv.clients.increments import Bounded
 from fedpriv.errors import RunError
 from fedpriv.estimators.round import Round
 from fedpriv.estimators.running_sum import RunningSum

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from flwr.app import Context, Message
 
-from clients.silo import Silo, SimulatedFederation
-from clients.state import ContextStore
+from fedpriv.clients.silo import Silo, SimulatedFederation
+from fedpriv.clients.state import ContextStore
 from fedpriv.errors import RunError
 from fedpriv.protocol.arrays import release_content, vector_in
 from fedpriv.protocol.messages import key_content, keys_in, number_in

@@ -11,7 +11,7 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
-from clients.silo import Silo, SiloState
+from fedpriv.clients.silo import Silo, SiloState
 from fedpriv.estimators.running_sum import RunningSum
 from fedpriv.protocol.messages import bytes_in
 

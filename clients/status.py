@@ -4,11 +4,11 @@ import json
 import math
 from pathlib import Path
 
-from clients.ledger import SiloLedger
-from clients.policy import read_policy
-from clients.prices import spent, together
 from fedpriv.accounting.lifetime import Budget
 from fedpriv.accounting.slack import ApproximateGDP
+from fedpriv.clients.ledger import SiloLedger
+from fedpriv.clients.policy import read_policy
+from fedpriv.clients.prices import spent, together
 from fedpriv.errors import InputError
 
 

@@ -23,11 +23,11 @@ from fedpriv.running.outcome import Finished, evaluation_rounds, finished_after,
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import PublicTask, public_task_of_cell, task_of_cell
 from fedpriv.scenario import Cell
-from server.journal import ServerJournal
-from server.noise_chain import NoiseChain
-from server.patient_grid import PatientGrid
-from server.roster import learn_roster
-from server.strategy import ReleaseStrategy, Roster
+from fedpriv.server.journal import ServerJournal
+from fedpriv.server.noise_chain import NoiseChain
+from fedpriv.server.patient_grid import PatientGrid
+from fedpriv.server.roster import learn_roster
+from fedpriv.server.strategy import ReleaseStrategy, Roster
 
 
 def server_app(observer_of: Callable[[Context], RunObserver]) -> ServerApp:

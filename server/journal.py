@@ -26,9 +26,9 @@ from torch import Tensor
 from fedpriv.errors import RunError
 from fedpriv.files import OWN, sync_folder, write_bytes, write_json, write_vector
 from fedpriv.randomness import system_key
-from server.noise import Released
-from server.noise_chain import LINK_BYTES
-from server.strategy import Missed
+from fedpriv.server.noise import Released
+from fedpriv.server.noise_chain import LINK_BYTES
+from fedpriv.server.strategy import Missed
 
 _KEY_BYTES = 32
 _CHECK_BYTES = 16

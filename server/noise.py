@@ -10,7 +10,7 @@ from fedpriv.randomness import SERVER, KeyedNormal
 from fedpriv.running.plan import Plan
 from fedpriv.running.release import released
 from fedpriv.running.round_step import RoundStep, fresh_vectors
-from server.noise_chain import NoiseChain
+from fedpriv.server.noise_chain import NoiseChain
 
 _ARITHMETIC = 1.01
 """How far above the bound in real numbers a silo's own arithmetic may bring a sum."""

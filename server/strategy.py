@@ -31,9 +31,9 @@ from fedpriv.randomness import KeyedNormal
 from fedpriv.running.plan import Plan
 from fedpriv.secure_aggregation.identity import CARD_BYTES
 from fedpriv.secure_aggregation.masks import KEY_BYTES
-from server.noise import Released, ServerNoise, SumBound
-from server.noise_chain import NoiseChain
-from server.roster import learn_roster
+from fedpriv.server.noise import Released, ServerNoise, SumBound
+from fedpriv.server.noise_chain import NoiseChain
+from fedpriv.server.roster import learn_roster
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Roster = Callable[[Grid, int, float], list[int]]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from clients.guard import Guard
-from clients.ledger import SiloLedger, create_ledger
-from clients.policy import Allowed, Policy
-from clients.shard import Shard
 from fedpriv.auditing.canaries import CLASSES
+from fedpriv.clients.guard import Guard
+from fedpriv.clients.ledger import SiloLedger, create_ledger
+from fedpriv.clients.policy import Allowed, Policy
+from fedpriv.clients.shard import Shard
 from fedpriv.running.plan import Plan
 from fedpriv.scenario import Cell
 

@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clients.answering import client_app_of
-from clients.shard import Shard
 from fedpriv.auditing.canaries import FAR, Layout, nothing, objective_for
 from fedpriv.auditing.guarded import GuardedSilo, guarded
+from fedpriv.clients.answering import client_app_of
+from fedpriv.clients.shard import Shard
 from fedpriv.engines.inprocess import flower_quiet
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.estimators.round import Round
@@ -34,8 +34,8 @@ from fedpriv.protocol.arrays import one_array
 from fedpriv.randomness import KeyedNormal, public_generator, simulation_noise
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.scenario import Cell
-from server.app import deployed_strategy
-from server.journal import ServerJournal
+from fedpriv.server.app import deployed_strategy
+from fedpriv.server.journal import ServerJournal
 
 _PUSH = 1e2 / FAR  # a weight that makes the model sure of a canary's class
 

@@ -22,6 +22,10 @@ app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(silo_app, name="silo")
 
+Imports = Annotated[
+    list[Path] | None,
+    typer.Option("--import", metavar="FILE.py", help="Your own algorithms, models and data. Repeatable."),
+]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")]
 
 
@@ -42,11 +46,14 @@ def _root(
 
 @app.command()
 def run(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (TOML).")],
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO", help="A shipped scenario by name, or a file (TOML).")
+    ],
     engine: Annotated[
         str,
         typer.Option(help="vectorized (fastest), inprocess (the Flower apps in one process), ray or deployment."),
     ] = "vectorized",
+    imports: Imports = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key; a swept key is narrowed. Repeatable."),
@@ -80,13 +87,15 @@ def run(
 
     Examples:
 
-        fedpriv run scenarios/quickstart.toml
+        fedpriv run quickstart
 
-        fedpriv run scenarios/mnist-untrusted.toml --set federation.silos=100 --set sweep.seeds=1
+        fedpriv run mnist-untrusted --set federation.silos=100 --set seeds=1
 
-        fedpriv run scenarios/quickstart.toml --engine inprocess --set privacy.rho=4
+        fedpriv run quickstart --engine inprocess --set privacy.rho=4
 
-        fedpriv run scenarios/deployment.toml --engine deployment
+        fedpriv run scenario.toml --import my_algorithm.py
+
+        fedpriv run deployment --engine deployment
     """
     from fedpriv.cli.run import run_scenario
     from fedpriv.engines.base import Connection
@@ -102,7 +111,60 @@ def run(
         as_json=as_json,
         tensorboard=tensorboard,
         mlflow=mlflow,
+        imports=imports or [],
     )
+
+
+@app.command("list")
+def list_(
+    what: Annotated[
+        str | None, typer.Argument(metavar="WHAT", help="scenarios, algorithms, mechanisms, data or models.")
+    ] = None,
+    imports: Imports = None,
+) -> None:
+    """List what scenarios can name: scenarios, algorithms, mechanisms, data sets, models.
+
+    Example: fedpriv list algorithms
+    """
+    from fedpriv.cli.explore import list_what
+    from fedpriv.extensions import import_files
+
+    import_files(imports or [])
+    list_what(what)
+
+
+@app.command()
+def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")]) -> None:
+    """Make a folder to start from: a scenario, an algorithm, a model and a notebook of your own.
+
+    Example: fedpriv init my-study
+    """
+    from fedpriv.cli.init import begin
+
+    for path in begin(folder):
+        typer.echo(path)
+
+
+@app.command()
+def show(run_dir: RunDir) -> None:
+    """Show a run on the terminal: its tables, what it guarantees, what is missing.
+
+    Example: fedpriv show runs/quickstart
+    """
+    from fedpriv.cli.explore import show_run
+
+    show_run(run_dir)
+
+
+@app.command()
+def compare(first: RunDir, second: RunDir) -> None:
+    """Compare two runs seed by seed: where their settings differ, and by how much their figures do.
+
+    Example: fedpriv compare runs/quickstart runs/quickstart-2
+    """
+    from fedpriv.cli.explore import compare_runs
+
+    compare_runs(first, second)
 
 
 @app.command()
@@ -150,9 +212,8 @@ def report(
 
 @app.command()
 def audit(
-    scenario: Annotated[
-        Path, typer.Argument(metavar="SCENARIO", help="A scenario file; its first cell is audited.")
-    ],
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario; its first cell is audited.")],
+    imports: Imports = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
     ] = None,
@@ -169,7 +230,9 @@ def audit(
     Example: fedpriv audit scenarios/quickstart.toml --set algorithm.trust=trusted
     """
     from fedpriv.cli.audit import audit_scenario
+    from fedpriv.extensions import import_files
 
+    import_files(imports or [])
     audit_scenario(scenario, overrides or [], mu, trials, confidence, seed, as_json=as_json)
 
 
@@ -278,7 +341,7 @@ def data_split(
 
     Example: fedpriv data split scenarios/containers.toml --out deploy/run
     """
-    from clients.prepare import prepare_silos
+    from fedpriv.clients.prepare import prepare_silos
     from fedpriv.scenario import load_scenario
 
     for folder in prepare_silos(load_scenario(scenario, overrides or []), out, runs):

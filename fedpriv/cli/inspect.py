@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import typer
 
-from clients.prepare import allowance_of, policy_text
+from fedpriv.clients.prepare import allowance_of, policy_text
 from fedpriv.data.inspect import describe, left_out, see
 from fedpriv.data.table_encode import Encoded, encode
 from fedpriv.data.table_file import is_table, read_table

@@ -22,6 +22,7 @@ from fedpriv.data.fetch import (
 from fedpriv.data.idx import parse_idx, read_idx
 from fedpriv.data.own import is_own, load_own, load_own_test
 from fedpriv.data.public_tables import FILE, PUBLIC_TABLES
+from fedpriv.data.registered import is_added, load_added
 from fedpriv.data.synthetic import blobs, phase_retrieval, power_law_regression
 from fedpriv.data.table_file import is_table
 from fedpriv.data.table_schema import TableSchema
@@ -62,9 +63,12 @@ def load(name: str, root: Path | None = None, table: TableSchema | None = None) 
     linear-regression (256 dimensions of falling curvature, a known minimizer of norm 1, noise 0.1).  A name
     that ends in .npz is the path of a file of one's own, see `own`; one that ends in .csv or .parquet the path of
     a table, which `table` describes.  heart-hospitals and adult are tables whose description is known.
+    Others may have been added, see `add_data`.
     """
     if is_own(name) and table is None:
         return load_own(name)
+    if is_added(name):
+        return load_added(name)
     if (schema := schema_of(name, table)) is not None:
         return load_table(name, table_path(name, root), schema)
     check_name(name)
@@ -85,6 +89,9 @@ def load_test(name: str, root: Path | None = None, table: TableSchema | None = N
     """The test records only: for a server, which has no training record; otherwise as `load`."""
     if is_own(name) and table is None:
         return load_own_test(name)
+    if is_added(name):
+        whole = load_added(name)
+        return HeldOut(whole.test_images, whole.test_labels, whole.classes)
     if (schema := schema_of(name, table)) is not None:
         return load_table_test(name, table_path(name, root), schema)
     check_name(name)

@@ -11,9 +11,9 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clients.guard import begin_ledger
-from clients.policy import read_policy
-from clients.prepare import allowance_of, policy_text, write_shard
+from fedpriv.clients.guard import begin_ledger
+from fedpriv.clients.policy import read_policy
+from fedpriv.clients.prepare import allowance_of, policy_text, write_shard
 from fedpriv.data.datasets import load
 from fedpriv.engines import supernode_process
 from fedpriv.engines.processes import POLL_INTERVAL, environment, script

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
 from fedpriv.objectives.clipping import Clipping, clipping, together
-from fedpriv.objectives.layers import Linked, Stateless, Terms, linked_of, stateless_of, sum_of
+from fedpriv.objectives.layers import Linked, Terms, linked_of, sum_of
 from fedpriv.objectives.losses import Loss
 from fedpriv.objectives.module import check_module, initial_point, parameters_of
+from fedpriv.objectives.stateless import Stateless, stateless_of
 from fedpriv.replicates.columns import Scalar
 
 _CHUNK_VALUES = 2**20

@@ -15,6 +15,7 @@ from fedpriv.data.datasets import load, load_test
 from fedpriv.data.partition import by_site, dirichlet, iid, shards
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.errors import InputError
+from fedpriv.extensions import revision
 from fedpriv.metrics.measured import Measured
 from fedpriv.metrics.scored import Scored, check_scores
 from fedpriv.objectives import Objective, Records
@@ -47,8 +48,10 @@ class Task(PublicTask):
 
 
 @lru_cache(maxsize=2)
-def public_task_of(data: str, model: ModelSection, dtype: str, table: TableSchema | None = None) -> PublicTask:
-    """The public part of a task, loaded on first use."""
+def public_task_of(
+    data: str, model: ModelSection, dtype: str, table: TableSchema | None = None, revision: int = 0
+) -> PublicTask:
+    """The public part of a task, loaded on first use; again where a table got a row of somebody's own."""
     model.row.check_data(model.name, data)
     part, row, settings, torch_dtype = load_test(data, table=table), model.row, model.settings, DTYPES[dtype]
     test = Records(row.features(part.images, torch_dtype, settings), labels_of(part.labels, torch_dtype))
@@ -61,13 +64,18 @@ def public_task_of_cell(cell: Cell) -> PublicTask:
     """InputError if the scenario holds out training records, of which a deployment's server has none."""
     if cell.data.validation is not None:
         raise InputError("data.validation: the server of a deployment has no training records to hold out")
-    task = public_task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.table)
+    task = public_task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.table, revision())
     return dataclasses.replace(task, objective=_measured(task, cell))
 
 
 @lru_cache(maxsize=2)
 def task_of(
-    data: str, model: ModelSection, dtype: str, validation: int | None = None, table: TableSchema | None = None
+    data: str,
+    model: ModelSection,
+    dtype: str,
+    validation: int | None = None,
+    table: TableSchema | None = None,
+    revision: int = 0,
 ) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
     dataset, row, settings, torch_dtype = load(data, table=table), model.row, model.settings, DTYPES[dtype]
@@ -115,7 +123,8 @@ def labels_of(labels: NDArray[Any], dtype: torch.dtype) -> Tensor:
 
 
 def task_of_cell(cell: Cell) -> Task:
-    task = task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.validation, cell.data.table)
+    data, model = cell.data, cell.model
+    task = task_of(data.name, model, cell.run.dtype, data.validation, data.table, revision())
     return dataclasses.replace(task, objective=_measured(task, cell))
 
 

@@ -1,21 +1,17 @@
 """[data] of a scenario: which records, what is public about them, and how they are spread over the silos."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedpriv.algorithms import Positive
 from fedpriv.data.datasets import schema_of
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.errors import InputError
+from fedpriv.scenario.section import Count, Section
 
-Count = Annotated[int, Field(ge=1)]
 PARTITION_KEYS = {"dirichlet": "concentration", "shards": "shards"}
 """The key of [data] that a partition needs, and no other takes."""
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class DataSection(Section):

@@ -4,8 +4,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedpriv.accounting.gdp import mu_of
-from fedpriv.accounting.zcdp import mu_of_zcdp
 from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
 from fedpriv.data.partition import silo_sizes
 from fedpriv.errors import InputError
@@ -15,10 +13,9 @@ from fedpriv.participation.base import Participation
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.participation.registry import CHOSEN, SamplingName
 from fedpriv.privacy.trust import Trust, trust_named
-from fedpriv.privacy.unit import Unit, UnitName, unit_named
-from fedpriv.scenario.data_section import Count, DataSection, Section
-
-Probability = Annotated[float, Field(gt=0, lt=1)]
+from fedpriv.scenario.data_section import DataSection
+from fedpriv.scenario.privacy import PrivacySection
+from fedpriv.scenario.section import Count, Section
 
 
 class ModelSection(BaseModel):
@@ -143,46 +140,6 @@ class AlgorithmSection(BaseModel):
     def settings(self) -> Settings:
         """The row's own keys, validated by the row's own type."""
         return self.row.settings.model_validate(self.model_extra or {})
-
-
-class PrivacySection(Section):
-    """[privacy]: the guarantee each silo's records get; exactly one of mu, rho, zcdp or epsilon with delta.
-
-    `mu` is the Gaussian-DP parameter μ; `rho` is the name Reshef & Levy give it; `zcdp` is μ²/2.
-    """
-
-    mode: Literal["gaussian", "none"] = Field("gaussian", description='"none" runs without noise or guarantee')
-    relation: Literal["replace-one", "zero-out"] = Field(description="which data sets are neighbours")
-    unit: UnitName = Field("record", description="whose privacy it is: what is clipped, counted and protected")
-    mu: Positive | None = None
-    rho: Positive | None = Field(None, description="the paper's name for mu (DP-μ²-FL only)")
-    zcdp: Positive | None = None
-    epsilon: Positive | None = None
-    delta: Probability = Field(1e-5, description="δ of every (ε, δ) that is printed, and of `epsilon`")
-
-    @model_validator(mode="after")
-    def _one_target(self) -> Self:
-        given = [name for name in ("mu", "rho", "zcdp", "epsilon") if getattr(self, name) is not None]
-        if self.mode == "none" and given:
-            raise ValueError(f'mode = "none" means no noise, so {given[0]} cannot be given with it')
-        if self.mode == "gaussian" and len(given) != 1:
-            raise ValueError(
-                f"needs exactly one of mu, rho, zcdp and epsilon; given: {', '.join(given) or 'none'}"
-            )
-        return self
-
-    @property
-    def protected(self) -> Unit:
-        return unit_named(self.unit)
-
-    @property
-    def target(self) -> float | None:
-        """μ, or None when the run is not private."""
-        if self.epsilon is not None:
-            return mu_of(self.epsilon, self.delta)
-        if self.zcdp is not None:
-            return mu_of_zcdp(self.zcdp)
-        return self.mu if self.mu is not None else self.rho
 
 
 class RunSection(Section):

@@ -28,8 +28,8 @@ from fedpriv.files import write_json, write_vector
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
-from fedpriv.scenario import Cell, Point, Published, Scenario
-from fedpriv.scenario.load import Scaling
+from fedpriv.scenario import Cell, Point, Published, Scenario, resolve_cell
+from fedpriv.scenario.published import Scaling
 
 FORMAT = 1
 _JOURNAL = "cells.jsonl"
@@ -131,7 +131,8 @@ class RunFolder(RunObserver):
         found = {cell["cell"]: dict(cell) for cell in before.cells}
         for place, record in found.items():
             points = self._scenario.points
-            if place >= len(points) or points[place].cell.canonical() != record["scenario"]:
+            then = resolve_cell(record["scenario"], str(self.path)).canonical()  # with what newer keys stand for
+            if place >= len(points) or points[place].cell.canonical() != then:
                 raise InputError(
                     f"{self.path} holds another run: its cell {place} differs from this scenario's; "
                     "give another --out, or the scenario and --set options it was started with"

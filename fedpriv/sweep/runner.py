@@ -55,9 +55,16 @@ def run_sweep(
     return path
 
 
-def rerun_command(path: str, engine: str, overrides: Sequence[str], connection: Connection = LOCAL) -> str:
+def rerun_command(
+    path: str,
+    engine: str,
+    overrides: Sequence[str],
+    connection: Connection = LOCAL,
+    imports: Sequence[Path] = (),
+) -> str:
     """The command line that runs a scenario file with these options."""
     options = [word for override in overrides for word in ("--set", override)]
+    options += [word for file in imports for word in ("--import", str(file))]
     if engine != "vectorized":
         options = ["--engine", engine, *options]
     if connection.superlink is not None:

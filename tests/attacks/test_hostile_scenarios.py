@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from clients.releasing import ReleasingSilo
+from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.errors import RunError
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
 

@@ -40,7 +40,7 @@ def guessed(releases: list[NDArray[np.float64]], sums: list[list[NDArray[np.floa
 @pytest.mark.parametrize("noise", ["the silo's", "float32, the control"])
 def test_the_radii_of_the_noise_do_not_tell_the_record(tmp_path: Path, noise: str) -> None:
     """Gains: 30 of 30 right guesses at μ = 0.1 (finding 2).  ≤ 25 of 30 right: false alarm 3e-5; control ≥ 27."""
-    from clients.releasing import ReleasingSilo
+    from fedpriv.clients.releasing import ReleasingSilo
     from fedpriv.randomness import KeyedNormal, public_generator, seed_key
 
     images, labels = random_records(T)

@@ -30,7 +30,7 @@ from starlette.testclient import TestClient
 from fedpriv.engines.certificates import make_server_keys
 from fedpriv.engines.flower_private import CONTROL, FLEET, superlink_app
 from fedpriv.engines.superlink_process import Only
-from server.patient_grid import PatientGrid
+from fedpriv.server.patient_grid import PatientGrid
 from tests.e2e.federation import federation, finish
 from tests.server.test_patient_grid import ScriptedGrid, release
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from clients.app import app as client_app
+from fedpriv.clients.app import app as client_app
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
 from fedpriv.protocol.arrays import Counts, release_content, vector_in

@@ -15,12 +15,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from clients.ledger import SiloLedger
-from clients.mark import Mark, Reading
-from clients.policy import read_policy
-from clients.releasing import ReleasingSilo
-from clients.state import unpack
-from clients.status import end_run, status_lines
+from fedpriv.clients.ledger import SiloLedger
+from fedpriv.clients.mark import Mark, Reading
+from fedpriv.clients.policy import read_policy
+from fedpriv.clients.releasing import ReleasingSilo
+from fedpriv.clients.state import unpack
+from fedpriv.clients.status import end_run, status_lines
 from fedpriv.errors import InputError, RunError
 from tests.attacks.guards import KEPT_STATE, guard_for, random_records, scenario, zeros
 from tests.attacks.test_hostile_server import cards
@@ -98,7 +98,7 @@ def test_an_older_copy_of_one_of_the_two_is_noticed(tmp_path: Path, what: str) -
 
 def test_a_crash_between_mark_and_commit_is_no_older_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gains: silence for good from a power cut.  Each of the moments at which the disk can stop is tried."""
-    from clients.mark import Mark, Reading
+    from fedpriv.clients.mark import Mark, Reading
 
     path = tmp_path / "silo" / "silo-0.toml"
     guard_for(tmp_path / "silo", *random_records())
@@ -135,7 +135,7 @@ def test_a_ledger_that_is_gone_is_not_begun_anew(tmp_path: Path, how: str) -> No
     elif how == "mark deleted":
         policy.marked.unlink()
     else:
-        from clients.guard import begin_ledger
+        from fedpriv.clients.guard import begin_ledger
 
         with pytest.raises(InputError, match="a ledger is begun once"):
             begin_ledger(policy)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from flwr.app import Message
 
-from clients.app import app as client_app
+from fedpriv.clients.app import app as client_app
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
 from fedpriv.files import OWN, write_bytes
@@ -17,8 +17,8 @@ from fedpriv.protocol.arrays import Counts, release_content, vector_in
 from fedpriv.protocol.run_config import run_config_of
 from fedpriv.randomness import SERVER
 from fedpriv.scenario import Cell
-from server.journal import ServerJournal
-from server.noise import Released
+from fedpriv.server.journal import ServerJournal
+from fedpriv.server.noise import Released
 from tests.server.deployed import plan_with, released_in, serve, silos_of
 
 MakeCell = Callable[..., Cell]

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import clients.guard
-import server.noise
-from clients.releasing import ReleasingSilo
+import fedpriv.clients.guard
+import fedpriv.server.noise
 from fedpriv.auditing.guarded import GuardedSilo
+from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.errors import RunError
 from fedpriv.mechanisms import IndependentGaussian
 from fedpriv.objectives import SoftmaxRegression
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.privacy.trust import Noise, Trust
 from fedpriv.randomness import KeyedNormal, derive_key, seed_key, simulation_noise
-from server.noise_chain import NoiseChain
+from fedpriv.server.noise_chain import NoiseChain
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -26,7 +26,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def fixed_keys(plant: pytest.MonkeyPatch) -> None:
     """No bug: keys that are the same in every run of a test, each used once."""
     drawn = iter(range(10**9))
-    for module in ("clients.guard", "server.journal"):
+    for module in ("fedpriv.clients.guard", "fedpriv.server.journal"):
         plant.setattr(f"{module}.system_key", lambda: derive_key(b"test", str(next(drawn))))
 
 
@@ -89,7 +89,7 @@ def one_round_without(patch: pytest.MonkeyPatch) -> None:
 
 def same_noise_at_two_silos(patch: pytest.MonkeyPatch) -> None:
     honest = ReleasingSilo._fresh
-    patch.setattr("clients.guard.system_key", lambda: bytes(32))
+    patch.setattr("fedpriv.clients.guard.system_key", lambda: bytes(32))
     patch.setattr(
         ReleasingSilo,
         "_fresh",
@@ -117,8 +117,8 @@ def a_key_from_the_seed(patch: pytest.MonkeyPatch) -> None:
 
 def state_without_nodes(patch: pytest.MonkeyPatch) -> None:
     """44: what a guard writes to its ledger has lost the mechanism's vectors."""
-    honest = clients.guard.pack
-    patch.setattr(clients.guard, "pack", lambda state: honest(state._replace(hidden=())))
+    honest = fedpriv.clients.guard.pack
+    patch.setattr(fedpriv.clients.guard, "pack", lambda state: honest(state._replace(hidden=())))
 
 
 def refusals_that_tell(patch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def refusals_that_tell(patch: pytest.MonkeyPatch) -> None:
 def float32_noise(patch: pytest.MonkeyPatch) -> None:
     """2 and 5, at the server: noise of the run's type, not rounded."""
     patch.setattr(NoiseChain, "source", lambda self, link: KeyedNormal(self._of(b"noise", link), "float32"))
-    patch.setattr(server.noise, "released", lambda noisy, _, dtype: noisy.to(dtype))
+    patch.setattr(fedpriv.server.noise, "released", lambda noisy, _, dtype: noisy.to(dtype))
 
 
 def chain_from_the_seed(patch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from clients.policy import read_policy
 from fedpriv.cli.app import app
+from fedpriv.clients.policy import read_policy
 from fedpriv.errors import InputError
 from tests.data.tables import rows, write_csv
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 from flwr.app import Message
 
-from clients.app import app as client_app
-from clients.ledger import SiloLedger
-from clients.proxy import ask
+from fedpriv.clients.app import app as client_app
+from fedpriv.clients.ledger import SiloLedger
+from fedpriv.clients.proxy import ask
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
 from fedpriv.protocol.arrays import one_array
@@ -28,7 +28,7 @@ from fedpriv.randomness import simulation_noise
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import resolve_cell
-from server.strategy import ReleaseStrategy
+from fedpriv.server.strategy import ReleaseStrategy
 from tests.clients.guarded import CELL, ZERO, start_daemon, write_silo
 from tests.conftest import small_tree
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from clients.ledger import LedgerError, SiloLedger
-from clients.policy import read_policy
-from clients.releasing import ReleasingSilo
-from clients.state import unpack
+from fedpriv.clients.ledger import LedgerError, SiloLedger
+from fedpriv.clients.policy import read_policy
+from fedpriv.clients.releasing import ReleasingSilo
+from fedpriv.clients.state import unpack
 from fedpriv.errors import RunError
 from tests.clients.guarded import CELL, CLIP, ZERO, cell_json, guard_of, write_silo
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from clients.guard import Guard
-from clients.ledger import SiloLedger
-from clients.releasing import ReleasingSilo
-from clients.state import pack, unpack
+from fedpriv.clients.guard import Guard
+from fedpriv.clients.ledger import SiloLedger
+from fedpriv.clients.releasing import ReleasingSilo
+from fedpriv.clients.state import pack, unpack
 from fedpriv.errors import RunError
 from fedpriv.objectives import Records
 from fedpriv.randomness import KeyedNormal
@@ -238,7 +238,7 @@ def test_a_full_disk_at_either_commit_releases_nothing_and_changes_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The query on file, the reply on file, or the mark: each refused once (finding 34)."""
-    from clients.ledger import LedgerError
+    from fedpriv.clients.ledger import LedgerError
 
     guard = guard_for(tmp_path, *random_records())
     guard.answer("run", scenario(), 1, zeros())

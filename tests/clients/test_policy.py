@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from clients.ledger import SiloLedger, create_ledger
-from clients.policy import read_policy
-from clients.shard import load_shard
+from fedpriv.clients.ledger import SiloLedger, create_ledger
+from fedpriv.clients.policy import read_policy
+from fedpriv.clients.shard import load_shard
 from fedpriv.errors import InputError, RunError
 from tests.clients.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_of, write_silo
 

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from clients.guard import begin_ledger, open_guard
-from clients.ledger import SiloLedger
-from clients.policy import read_policy
-from clients.prepare import allowance_of
-from clients.prices import Charge, Cost, cost_of, refusal, spent
-from clients.releasing import ReleasingSilo
-from clients.status import status_lines
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.gdp import mu_of
 from fedpriv.accounting.lifetime import Budget
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.accounting.slack import ApproximateGDP, charge_of
+from fedpriv.clients.guard import begin_ledger, open_guard
+from fedpriv.clients.ledger import SiloLedger
+from fedpriv.clients.policy import read_policy
+from fedpriv.clients.prepare import allowance_of
+from fedpriv.clients.prices import Charge, Cost, cost_of, refusal, spent
+from fedpriv.clients.releasing import ReleasingSilo
+from fedpriv.clients.status import status_lines
 from fedpriv.errors import InputError, RunError
 from fedpriv.participation.allocation import Allocation
 from fedpriv.running.plan import plan_of

@@ -19,9 +19,9 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from clients.releasing import ReleasingSilo
-from clients.silo import Silo
-from clients.state import ContextStore
+from fedpriv.clients.releasing import ReleasingSilo
+from fedpriv.clients.silo import Silo
+from fedpriv.clients.state import ContextStore
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.engines.local_silo import LocalSilo, write_silos
 from fedpriv.engines.processes import environment, script
@@ -33,8 +33,8 @@ from fedpriv.protocol.run_config import run_config_of
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell, load_scenario
-from server.noise_chain import NoiseChain
-from server.strategy import ReleaseStrategy
+from fedpriv.server.noise_chain import NoiseChain
+from fedpriv.server.strategy import ReleaseStrategy
 
 SCENARIO = Path(__file__).with_name("federation.toml")
 Command = subprocess.Popen[str]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from clients.releasing import ReleasingSilo
-from clients.silo import simulated_silo
-from clients.state import pack, unpack
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.poisson import PoissonGaussian
+from fedpriv.clients.releasing import ReleasingSilo
+from fedpriv.clients.silo import simulated_silo
+from fedpriv.clients.state import pack, unpack
 from fedpriv.errors import InputError
 from fedpriv.participation.allocation import Allocation
 from fedpriv.privacy.ledger import as_data, claim_of, from_data

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clients.guard import begin_ledger, open_guard
-from clients.policy import read_policy
 from fedpriv.accounting import GaussianDP
+from fedpriv.clients.guard import begin_ledger, open_guard
+from fedpriv.clients.policy import read_policy
 from fedpriv.errors import InputError, RunError
 from fedpriv.mechanisms import IndependentGaussian
 from fedpriv.participation.fixed_order import Schedule

@@ -146,7 +146,7 @@ def test_an_override_below_a_value_is_refused() -> None:
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        (None, "no such file; a scenario is a TOML file such as scenarios/quickstart.toml"),
+        (None, "no such file, and no scenario of that name is shipped; `fedpriv list scenarios`"),
         (b"name = [unclosed", "not valid TOML"),
         (b"\xff\xfe\x00", "cannot be read as a text file"),
     ],

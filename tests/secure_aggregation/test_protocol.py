@@ -15,8 +15,8 @@ from flwr.clientapp import ClientApp
 from scipy import stats
 from torch import Tensor
 
-from clients.app import app as honest
-from clients.silo import simulated_silo
+from fedpriv.clients.app import app as honest
+from fedpriv.clients.silo import simulated_silo
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import InputError, RunError
 from fedpriv.objectives import Objective
@@ -29,7 +29,7 @@ from fedpriv.randomness import simulation_noise
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
-from server.strategy import ReleaseStrategy
+from fedpriv.server.strategy import ReleaseStrategy
 from tests.conftest import small_tree
 
 MakeCell = Callable[..., Cell]

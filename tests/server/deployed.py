@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from clients.app import app as client_app
-from clients.silo import SimulatedFederation
+from fedpriv.clients.app import app as client_app
+from fedpriv.clients.silo import SimulatedFederation
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.mechanisms import Mechanism
 from fedpriv.protocol.arrays import one_array
@@ -17,10 +17,10 @@ from fedpriv.protocol.run_config import run_config_of
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
-from server.app import deployed_strategy
-from server.journal import ServerJournal
-from server.noise import Released
-from server.strategy import Missed, ReleaseStrategy
+from fedpriv.server.app import deployed_strategy
+from fedpriv.server.journal import ServerJournal
+from fedpriv.server.noise import Released
+from fedpriv.server.strategy import Missed, ReleaseStrategy
 
 
 class KilledError(BaseException):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from flwr.app import Message
 
-import server.app
-from clients.app import app as client_app
+import fedpriv.server.app
+from fedpriv.clients.app import app as client_app
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
 from fedpriv.files import OWN, write_bytes
@@ -27,9 +27,9 @@ from fedpriv.protocol.arrays import one_array, release_content, vector_in
 from fedpriv.protocol.run_config import run_config_of
 from fedpriv.randomness import SERVER, simulation_noise
 from fedpriv.scenario import Cell
-from server.app import deploy_cell
-from server.noise_chain import NoiseChain
-from server.strategy import ReleaseStrategy
+from fedpriv.server.app import deploy_cell
+from fedpriv.server.noise_chain import NoiseChain
+from fedpriv.server.strategy import ReleaseStrategy
 from tests.server.deployed import exact_means, plan_with, released_in, serve, silos_of
 
 MakeCell = Callable[..., Cell]
@@ -152,7 +152,7 @@ def test_a_flower_run_without_a_token_over_guarded_silos_is_refused(small_cell: 
     grid = Guarded(client_app, 3, run_config_of(cell, Path()))
     with pytest.raises(RunError, match=r"silo 0, round 1: .* use --engine deployment"):
         strategy.start(grid, one_array(initial))
-    assert server.app.run_cell(silos_of(cell), cell, Quiet()).noise == "simulation"
+    assert fedpriv.server.app.run_cell(silos_of(cell), cell, Quiet()).noise == "simulation"
 
 
 def test_a_deployment_that_is_not_private_adds_nothing(small_cell: MakeCell, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clients.app import app
+from fedpriv.clients.app import app
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import InputError, RunError
 from fedpriv.files import OWN, write_bytes
@@ -17,10 +17,10 @@ from fedpriv.protocol.run_config import run_config_of
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
-from server.journal import ServerJournal
-from server.noise import Released
-from server.noise_chain import NoiseChain
-from server.strategy import ReleaseStrategy
+from fedpriv.server.journal import ServerJournal
+from fedpriv.server.noise import Released
+from fedpriv.server.noise_chain import NoiseChain
+from fedpriv.server.strategy import ReleaseStrategy
 from tests.conftest import small_tree
 
 MakeCell = Callable[..., Cell]

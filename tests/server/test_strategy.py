@@ -8,7 +8,7 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.app import app as honest
+from fedpriv.clients.app import app as honest
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
 from fedpriv.protocol.arrays import Counts, one_array, release_content
@@ -17,7 +17,7 @@ from fedpriv.randomness import simulation_noise
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
-from server.strategy import ReleaseStrategy
+from fedpriv.server.strategy import ReleaseStrategy
 
 MakeCell = Callable[..., Cell]
 Answer = Callable[[Message, Context], Message]
