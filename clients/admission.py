@@ -119,9 +119,12 @@ class Admission:
             )
         if cell.schedule.rounds > allow.rounds:  # an algorithm may add rounds of its own
             raise self.refusal(f"the scenario has {cell.schedule.rounds} rounds, allowed are {allow.rounds}")
-        needed = cell.schedule.batches_held * cell.batch_sizes[number]
-        if needed > len(self.shard.labels):
-            raise self.refusal(f"the scenario needs {needed} records of this silo, here are fewer")
+        needed, units = (
+            cell.schedule.batches_held * cell.batch_sizes[number],
+            self.shard.units(cell.privacy.protected),
+        )
+        if needed > len(self.shard.labels if units is None else units):
+            raise self.refusal(f"the scenario needs {needed} {cell.privacy.unit}s of this silo, here are fewer")
         if cell.model.row.regression != (self.policy.class_count == 0):
             held = "real numbers" if self.policy.class_count == 0 else "classes"
             raise self.refusal(f"model {cell.model.name!r} is not for labels that are {held}, as they are here")

@@ -27,7 +27,7 @@ from fedpriv.clients.state import pack, unpack
 from fedpriv.errors import InputError, RunError
 from fedpriv.objectives import Records
 from fedpriv.randomness import system_key
-from fedpriv.running.task import DTYPES, labels_of
+from fedpriv.running.task import DTYPES, labels_of, rows_of
 from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.identity import identity_of
 
@@ -229,7 +229,7 @@ class Guard:
             raise self._refusal(reason)
 
     def _spent(self, charges: Sequence[Charge]) -> list[Price]:
-        return spent(charges, self._policy.allow.relation)
+        return spent(charges, self._policy.allow.relation, self._policy.allow.unit)
 
     def _check_same(self, known: Answer, digest: bytes, t: int) -> None:
         if known.query != digest:
@@ -257,12 +257,14 @@ class Guard:
 
     def _features(self, cell: Cell) -> Records:
         """The shard as this model sees it, record by record, by public constants alone."""
-        dtype, model = DTYPES[cell.run.dtype], cell.model
-        name = json.dumps([cell.run.dtype, model.model_dump(mode="json")], sort_keys=True)
+        dtype, model, unit = DTYPES[cell.run.dtype], cell.model, cell.privacy.protected
+        name = json.dumps([cell.run.dtype, model.model_dump(mode="json"), unit.as_data()], sort_keys=True)
 
         def seen() -> Records:
             features = model.row.features(self._shard.images, dtype, model.settings)
-            return Records(features, labels_of(self._shard.labels, dtype))
+            records = Records(features, labels_of(self._shard.labels, dtype))
+            units = self._shard.units(unit)
+            return records if units is None else rows_of(records, units)
 
         return _kept(self._records, name, seen)
 

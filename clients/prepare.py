@@ -22,7 +22,7 @@ from fedpriv.data.table_toml import schema_toml
 from fedpriv.data.tables import raw_table
 from fedpriv.errors import InputError
 from fedpriv.running.plan import Plan, plan_of
-from fedpriv.running.task import spread, task_of_cell
+from fedpriv.running.task import records_of_silos, task_of_cell
 from fedpriv.scenario import Cell, Scenario
 
 
@@ -57,7 +57,7 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
             if (guard / name).exists():
                 raise InputError(f"{guard / name} exists, and a ledger may belong to it; give another --out")
     dataset = load(first.data.name, table=first.data.table)
-    order, schema = [share.numpy() for share in spread(first)], first.data.table_schema
+    order, schema = records_of_silos(first), first.data.table_schema
     for silo, guard in enumerate(folders):
         for name in ("ledger", "socket"):
             (guard / name).mkdir(parents=True, exist_ok=True)
@@ -109,10 +109,11 @@ def write_shard(path: Path, dataset: Dataset, records: NDArray[np.int64]) -> Non
     """The training records of these numbers, in this order, as a silo's shard."""
     values = dataset.train_images[records]
     labels = dataset.train_labels[records]
+    persons: dict[str, Any] = {} if dataset.persons is None else {"persons": dataset.persons[records]}
     if values.dtype == np.uint8:
-        np.savez(path, images=values, labels=labels)
+        np.savez(path, images=values, labels=labels, **persons)
     else:
-        np.savez(path, features=values, labels=labels)
+        np.savez(path, features=values, labels=labels, **persons)
 
 
 def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:

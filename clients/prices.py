@@ -15,12 +15,13 @@ from fedpriv.accounting.capacity import slack_of
 from fedpriv.accounting.curves import LEAST_DELTA
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee, Sampled
 from fedpriv.accounting.lifetime import Budget, Price, price
-from fedpriv.accounting.relation import RELATION_FACTOR, relation_named
+from fedpriv.accounting.relation import relation_named
 from fedpriv.accounting.slack import ApproximateGDP, charge_of, composed
 from fedpriv.errors import InputError
 from fedpriv.participation.secret_order import SecretOrder
 from fedpriv.privacy.ledger import ReleaseStream
 from fedpriv.privacy.trust import Trust
+from fedpriv.privacy.unit import RECORD, unit_named
 from fedpriv.running.plan import Plan
 
 
@@ -82,23 +83,28 @@ def cost_of(plan: Plan, guarantee: Guarantee | None, silo: int) -> Cost:
     return Cost(guarantee, slack_of(order.capacity(plan.batch_sizes[silo]), order.rounds))
 
 
-def spent(charges: Sequence[Charge], relation: str) -> list[Price]:
-    """What runs of the past cost a budget with neighbours under `relation`.
+def spent(charges: Sequence[Charge], relation: str, unit: str = RECORD.name) -> list[Price]:
+    """What runs of the past cost a budget with neighbours that differ in one `unit` under `relation`.
 
-    Guarantee: a run that was charged for other neighbours costs what is known of these: those of replace-one are
-    two steps of zero-out apart, which doubles an exact μ; of a sampled run nothing is known then.
+    Guarantee: a run that was charged for other neighbours costs what is known of these.  Units of replace-one, and
+    a part of one, are two steps of zero-out apart, which doubles an exact μ; of a sampled run nothing is known
+    then, and nothing of a run whose unit is a part of `unit`.
     """
-    return [_spent(each, relation) for each in charges]
+    return [_spent(each, relation, unit) for each in charges]
 
 
-def _spent(charge: Charge, relation: str) -> Price:
+def _spent(charge: Charge, relation: str, unit: str) -> Price:
     if math.isinf(charge.mu):
         return None
     try:
-        charged = relation_named(json.loads(charge.cell)["privacy"]["relation"])
-    except (ValueError, KeyError, TypeError, InputError):
+        asked = json.loads(charge.cell)["privacy"]
+        charged, of = relation_named(asked["relation"]), unit_named(asked.get("unit", RECORD.name))
+    except (ValueError, KeyError, TypeError, AttributeError, InputError):
         return None  # of whom it was is not known any more
-    steps = max(1, int(RELATION_FACTOR[relation_named(relation)] / RELATION_FACTOR[charged]))
+    if not of.covers(unit_named(unit)):
+        return None
+    exchanged = relation_named(relation) == "replace-one" or of.name != unit
+    steps = 2 if exchanged and charged == "zero-out" else 1
     return price(ApproximateGDP(charge.mu, charge.slack), steps)
 
 

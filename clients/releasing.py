@@ -69,7 +69,8 @@ class Forgiving(Bounded):
 def _among_dummies(records: Records, kept: Tensor) -> Records:
     """The kept rows in their places, zeros in the others: a batch of another shape would have other last bits."""
     features = records.features.where(kept.view(-1, *[1] * (records.features.dim() - 1)), 0)
-    return Records(features, records.labels.where(kept, 0))
+    labels = records.labels.where(kept.view(-1, *[1] * (records.labels.dim() - 1)), 0)
+    return Records(features, labels)
 
 
 @dataclass(frozen=True)

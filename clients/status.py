@@ -20,7 +20,7 @@ def status_lines(path: Path) -> list[str]:
     policy = read_policy(path)
     ledger = SiloLedger(policy.ledger, policy.marked)
     rows, allow = ledger.overview(), policy.allow
-    prices = spent(ledger.charges(), allow.relation)
+    prices = spent(ledger.charges(), allow.relation, allow.unit)
     total, left = together(prices), Budget(allow.budget, allow.slack).left(prices) or ApproximateGDP(0.0)
     lines = [
         f"silo {policy.silo}: {policy.ledger}",

@@ -6,12 +6,14 @@ guarantee of the run is recomputed from the streams alone.
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from fedpriv.accounting.gdp import compose
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee, weakest
 from fedpriv.accounting.relation import Relation, moved_by, relation_named
 from fedpriv.errors import InputError
@@ -21,7 +23,7 @@ from fedpriv.participation.base import Participation
 from fedpriv.participation.registry import participation_from
 from fedpriv.privacy.claim import PrivacyClaim
 from fedpriv.privacy.renamed import current
-from fedpriv.privacy.unit import RECORD, Unit, unit_named
+from fedpriv.privacy.unit import RECORD, Unit, unit_from
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,8 @@ class RunningSums:
 def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None:
     """The guarantee of all streams together; None if there is none (no stream, or one without noise).
 
-    Guarantee: silos hold disjoint records, so a record is behind one stream only and the worst stream is
-    charged, never the sum.  InputError if streams name different neighbouring relations or units.
+    Guarantee: a unit is behind at most `unit.shared` streams: the worst ones are charged, together; of records,
+    which are in one silo each, the worst one.  InputError if streams name different relations or units.
     """
     relations, units = {stream.relation for stream in streams}, {stream.unit for stream in streams}
     if len(relations) > 1:
@@ -144,7 +146,24 @@ def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None
     known = [each for each in guarantees if each is not None]
     if not known or len(known) < len(guarantees):
         return None
-    return PrivacyClaim(weakest(known), relations.pop(), units.pop())
+    unit = units.pop()
+    together = weakest(known) if unit.shared == 1 else _in_several(streams, known, unit.shared)
+    return PrivacyClaim(together, relations.pop(), unit)
+
+
+def _in_several(streams: Sequence[ReleaseStream], known: Sequence[Guarantee], shared: int) -> Guarantee:
+    """What units promise that are behind up to `shared` of the silos' streams: those of the largest μ together."""
+    mus = [guarantee.mu for guarantee in known if isinstance(guarantee, GaussianDP)]
+    if len(mus) < len(known):
+        raise InputError(f"shared = {shared}: persons in several silos are accounted for in public orders only")
+    each = [mu for stream, mu in zip(streams, mus, strict=True) for _ in range(_owners_of(stream.owner))]
+    return GaussianDP(compose(sorted(each, reverse=True)[:shared]))
+
+
+def _owners_of(owner: str) -> int:
+    """How many streams an owner's name stands for: of "silos 0-99" each has its own."""
+    numbers = [int(number) for number in re.findall("[0-9]+", owner)]
+    return numbers[1] - numbers[0] + 1 if owner.startswith("silos ") else 1
 
 
 def as_data(stream: ReleaseStream) -> dict[str, Any]:
@@ -159,7 +178,7 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
         "relation": stream.relation,
         "std": stream.std,
         "period": stream.period,
-        "unit": stream.unit.name,
+        "unit": stream.unit.as_data(),
     }
 
 
@@ -178,7 +197,7 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
         relation=relation_named(data["relation"]),
         std=data["std"],
         period=data.get("period"),
-        unit=unit_named(data.get("unit", RECORD.name)),
+        unit=unit_from(data.get("unit", RECORD.name)),
     )
 
 

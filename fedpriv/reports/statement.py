@@ -8,7 +8,9 @@ from typing import Any
 from fedpriv.accounting import GaussianDP
 from fedpriv.accounting.gdp import compose
 from fedpriv.privacy.ledger import ReleaseStream, claim_of, from_data
+from fedpriv.privacy.several import words_of_several
 from fedpriv.privacy.trust import Trust, trust_named
+from fedpriv.privacy.unit import RECORD
 from fedpriv.sweep.results import Results
 
 _HIDDEN = {
@@ -127,8 +129,21 @@ def _statement(cells: Sequence[Mapping[str, Any]], together: str) -> Statement:
         mechanisms=sorted({_described_noise(stream) for released in streams for stream in released}),
         levels=sorted(known, key=lambda level: float(level.epsilon)),
         about_the_loss=sorted({about_the_loss(stream) for released in streams for stream in released}),
-        assumptions=[unit.presumes, *(text.format(unit=unit.noun) for text in _ASSUMPTIONS)],
+        assumptions=[
+            unit.presumes,
+            *_of_several(streams, first["delta"]),
+            *(text.format(unit=unit.noun) for text in _ASSUMPTIONS),
+        ],
     )
+
+
+def _of_several(streams: Sequence[Sequence[ReleaseStream]], delta: float) -> list[str]:
+    """What the run that protects least says of persons with several records, where it protects records."""
+    claims = [claim for released in streams if (claim := claim_of(released)) is not None]
+    if not claims or claims[0].unit.name != RECORD.name:
+        return []
+    worst = max((claim.guarantee for claim in claims), key=lambda guarantee: guarantee.epsilon_of(delta))
+    return [words_of_several(worst, delta)]
 
 
 def _noise(kind: str, trust: Trust) -> str:

@@ -15,7 +15,8 @@ from fedpriv.algorithms import Problem
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import Estimator
 from fedpriv.mechanisms import Mechanism, Workload
-from fedpriv.objectives import Objective
+from fedpriv.objectives import Objective, Slots
+from fedpriv.objectives.per_unit import PerUnit
 from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
 from fedpriv.privacy.ledger import ReleaseStream, RunningSums
@@ -200,7 +201,7 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     check_noise(noise)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation, unit = cell.privacy.relation, cell.privacy.protected
-    looked_at = row.objective(settings, problem, objective)
+    looked_at = _by_units(row.objective(settings, problem, objective), unit, row.name)
     lattice = (
         _lattice(cell, schedule, estimator, mechanism, noise) if cell.algorithm.trust_setting.masked else None
     )
@@ -209,6 +210,18 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
     return Plan(
         schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation, looked_at, lattice, unit
     )
+
+
+def _by_units(objective: Objective, unit: Unit, name: str) -> Objective:
+    """The objective over rows that are units; InputError for one that takes rows for records."""
+    if unit.name == RECORD.name:
+        return objective
+    if objective.at(Slots(1, ())) is not objective:
+        raise InputError(
+            f'privacy.unit = "{unit.name}": {name} trains inside silos, or has coins for every record; use '
+            'unit = "record", or another algorithm'
+        )
+    return objective if unit.records == 1 else PerUnit(objective, unit.records)
 
 
 def _lattice(

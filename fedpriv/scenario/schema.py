@@ -16,6 +16,7 @@ from fedpriv.privacy.trust import Trust, trust_named
 from fedpriv.scenario.data_section import DataSection
 from fedpriv.scenario.privacy import PrivacySection
 from fedpriv.scenario.section import Count, Section
+from fedpriv.scenario.units import check_units
 
 
 class ModelSection(BaseModel):
@@ -219,6 +220,13 @@ class Cell(Section):
     def _tables_fit(self) -> Self:
         private = self.privacy.mode != "none"
         self.data.check_table(self.federation.silos, private=private, per_silo=self.run.per_silo)
+        return self
+
+    @model_validator(mode="after")
+    def _units_are_known(self) -> Self:
+        check_units(
+            self.privacy.protected, self.data, self.federation.silos, CHOSEN[self.federation.sampling].secret
+        )
         return self
 
     @property
