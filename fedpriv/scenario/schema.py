@@ -224,9 +224,8 @@ class Cell(Section):
 
     @model_validator(mode="after")
     def _units_are_known(self) -> Self:
-        check_units(
-            self.privacy.protected, self.data, self.federation.silos, CHOSEN[self.federation.sampling].secret
-        )
+        secret, trust = CHOSEN[self.federation.sampling].secret, trust_named(self.algorithm.trust)
+        check_units(self.privacy.protected, self.data, self.federation.silos, secret, trust)
         return self
 
     @property

@@ -28,8 +28,15 @@ SECRET = {name for name, kind in CHOSEN.items() if kind.secret}
 NO_END, OVERLAP = "what a record moves has no end there", r"groups = 1: what a record moves .* would overlap"
 
 
-def reason(trust: str, sampling: str, noise: str, groups: int) -> str | None:
+UNITS: dict[str, dict[str, Any]] = {"record": {}, "client": {"unit": "client", "records": 3}}
+
+
+def reason(trust: str, sampling: str, unit: str, noise: str, groups: int) -> str | None:
     """Why a cell of the table is refused; None if it runs."""
+    if unit == "client" and sampling in SECRET and trust == "untrusted":
+        return "a server sees which clients answer; use"
+    if unit == "client" and sampling in SECRET and trust == "secure-aggregation":
+        return "masks need the answers of all clients; use"
     if trust == "curator":
         return "can be run with 'untrusted' or 'trusted' or 'secure-aggregation'"
     if sampling not in SECRET:
@@ -40,17 +47,19 @@ def reason(trust: str, sampling: str, noise: str, groups: int) -> str | None:
 
 
 @pytest.mark.parametrize(("trust", "sampling"), list(itertools.product(TRUSTS, CHOSEN)))
-@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+@pytest.mark.parametrize(
+    ("unit", "relation"), [("record", "zero-out"), ("record", "replace-one"), ("client", "zero-out")]
+)
 def test_every_cell_runs_or_is_refused_with_its_reason(
-    small_cell: MakeCell, trust: str, sampling: str, relation: str
+    small_cell: MakeCell, trust: str, sampling: str, unit: str, relation: str
 ) -> None:
     for noise, groups in itertools.product(NOISES, (1, 4)):
         changes = {
             "federation": {"silos": 2, "rounds": 8, "batch": 2, "sampling": sampling, "groups": groups},
             "algorithm": {"trust": trust, **NOISES[noise]},
-            "privacy": {"relation": relation, "epsilon": 4.0},
+            "privacy": {"relation": relation, "epsilon": 4.0, **UNITS[unit]},
         }
-        expected = reason(trust, sampling, noise, groups)
+        expected = reason(trust, sampling, unit, noise, groups)
         if expected is not None:
             with pytest.raises(InputError, match=expected) as caught:
                 plan_of(cell := small_cell(**changes), task_of_cell(cell).objective)
@@ -65,4 +74,5 @@ def test_every_cell_runs_or_is_refused_with_its_reason(
         claim = claim_of(vectorized.finished.releases)
         assert claim is not None
         assert claim.relation == relation
+        assert claim.unit.name == unit
         assert 3.9 < claim.guarantee.epsilon_of(1e-5) <= 4.0 + 1e-9
