@@ -39,6 +39,12 @@ Sampling = Annotated[
 Groups = Annotated[
     int, typer.Option(min=1, help="Public groups of records, for secret sampling with correlated noise.")
 ]
+UnitKind = Annotated[
+    str, typer.Option("--unit", help="Whose contribution is clipped and protected: record, user or client.")
+]
+UnitRecords = Annotated[
+    int, typer.Option("--records", min=1, help="The most records of one user or client in a round.")
+]
 Times = Annotated[
     int | None,
     typer.Option(
@@ -69,14 +75,15 @@ def mechanism_options(assignments: list[str]) -> "MechanismOptions":
         raise InputError(f"--set {explain(error, MechanismOptions)}") from None
 
 
-def claim_of(mu: float, relation: str) -> "PrivacyClaim[Guarantee]":
+def claim_of(mu: float, relation: str, unit: str, records: int) -> "PrivacyClaim[Guarantee]":
     from fedpriv.accounting import GaussianDP
 
-    return claim_on(GaussianDP(mu), relation)
+    return claim_on(GaussianDP(mu), relation, unit, records)
 
 
-def claim_on(guarantee: "Guarantee", relation: str) -> "PrivacyClaim[Guarantee]":
+def claim_on(guarantee: "Guarantee", relation: str, unit: str, records: int) -> "PrivacyClaim[Guarantee]":
     from fedpriv.accounting.relation import relation_named
     from fedpriv.privacy.claim import PrivacyClaim
+    from fedpriv.privacy.unit import unit_named
 
-    return PrivacyClaim(guarantee, relation_named(relation))
+    return PrivacyClaim(guarantee, relation_named(relation), unit_named(unit, records))

@@ -24,6 +24,8 @@ from fedpriv.cli.options import (
     Silos,
     Times,
     TrustName,
+    UnitKind,
+    UnitRecords,
     Zcdp,
     claim_of,
     claim_on,
@@ -58,6 +60,8 @@ def convert(
     rounds: Annotated[int | None, typer.Option(min=1, help="T, with --multiplier.")] = None,
     epochs: Epochs = 1,
     groups: Groups = 1,
+    unit: UnitKind = "record",
+    records: UnitRecords = 1,
     as_json: Json = False,
 ) -> None:
     """Turn one guarantee into all others: give exactly one of --mu, --zcdp, or --epsilon with --delta.
@@ -76,9 +80,11 @@ def convert(
     from fedpriv.accounting.target import target_mu
 
     if multiplier is None:
-        claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
+        claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation, unit, records)
     else:
-        claim = claim_on(guarantee_of(sampling, multiplier, rounds, epochs, groups, relation), relation)
+        claim = claim_on(
+            guarantee_of(sampling, multiplier, rounds, epochs, groups, relation), relation, unit, records
+        )
     show({**guarantee_facts(claim, delta)}, as_json)
 
 
@@ -101,6 +107,8 @@ def noise(
     min_separation: Separation = 1,
     sampling: Sampling = "fixed",
     groups: Groups = 1,
+    unit: UnitKind = "record",
+    records: UnitRecords = 1,
     options: Options = None,
     as_json: Json = False,
 ) -> None:
@@ -120,7 +128,11 @@ def noise(
     target = target_mu(mu, zcdp, epsilon, delta)
     chosen = setting.mechanism(mechanism, mechanism_options(options or []))
     cost = setting.cost(chosen, target, DEFAULT_DELTA if delta is None else delta)
-    claim = claim_on(setting.spent(chosen, cost.std), relation) if setting.secret else claim_of(target, relation)
+    claim = (
+        claim_on(setting.spent(chosen, cost.std), relation, unit, records)
+        if setting.secret
+        else claim_of(target, relation, unit, records)
+    )
     show(
         {"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost), **guarantee_facts(claim, delta)},
         as_json,
@@ -144,6 +156,8 @@ def spent(
     min_separation: Separation = 1,
     sampling: Sampling = "fixed",
     groups: Groups = 1,
+    unit: UnitKind = "record",
+    records: UnitRecords = 1,
     options: Options = None,
     as_json: Json = False,
 ) -> None:
@@ -159,7 +173,7 @@ def spent(
     setting = Setting(rounds, decay, clip, batch, silos, trust, *of_records)
     chosen = setting.mechanism(mechanism, mechanism_options(options or []))
     cost = setting.cost_of_std(chosen, std)
-    claim = claim_on(setting.spent(chosen, std), relation)
+    claim = claim_on(setting.spent(chosen, std), relation, unit, records)
     show(
         {"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost), **guarantee_facts(claim, delta)},
         as_json,
@@ -184,6 +198,8 @@ def compare(
     min_separation: Separation = 1,
     sampling: Sampling = "fixed",
     groups: Groups = 1,
+    unit: UnitKind = "record",
+    records: UnitRecords = 1,
     as_json: Json = False,
 ) -> None:
     """Print noise, error and memory of every mechanism at the same guarantee, so that you can choose one.
@@ -204,7 +220,11 @@ def compare(
     of_records = (relation, epochs, max_participations, min_separation, sampling, groups)
     setting = Setting(rounds, decay, clip, batch, silos, trust, *of_records)
     target, at = target_mu(mu, zcdp, epsilon, delta), DEFAULT_DELTA if delta is None else delta
-    claim = aim(target, at, relation) if setting.secret else guarantee_facts(claim_of(target, relation), delta)
+    claim = (
+        aim(target, at, relation, unit, records)
+        if setting.secret
+        else guarantee_facts(claim_of(target, relation, unit, records), delta)
+    )
     costs = setting.compare(target, at)
     if as_json:
         rows = [{"mechanism": name, **cost_facts(cost)} for name, cost in costs.items()]

@@ -23,13 +23,13 @@ def sampled_facts(guarantee: "Sampled", delta: float) -> dict[str, Any]:
     }
 
 
-def aim(mu: float, delta: float, relation: str) -> dict[str, Any]:
+def aim(mu: float, delta: float, relation: str, unit: str, records: int) -> dict[str, Any]:
     """What several calibrations met: the ε that μ gives at δ."""
     from fedpriv.accounting.gdp import epsilon_of
     from fedpriv.accounting.relation import relation_named
-    from fedpriv.privacy.unit import RECORD
+    from fedpriv.privacy.unit import unit_named
 
-    about = {"relation": relation_named(relation), "unit": RECORD.words}
+    about = {"relation": relation_named(relation), "unit": unit_named(unit, records).words}
     return {"delta": delta, "epsilon_at_most": epsilon_of(mu, delta), **about}
 
 

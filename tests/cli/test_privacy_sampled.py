@@ -62,6 +62,21 @@ def test_compare_lists_groups_with_the_worst_errors_of_the_table() -> None:
     assert one["error_worst"] == pytest.approx(2.37, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "convert --mu 1",
+        "noise --rounds 12 --mu 1",
+        "compare --rounds 12 --mu 1",
+        "compare --rounds 4 --mu 1 --sampling allocation --relation zero-out",
+    ],
+)
+def test_every_command_names_the_unit_that_was_asked_for(line: str) -> None:
+    persons = asked(f"{line} --unit user --records 8")
+    assert persons["unit"] == "all records of one person in one silo, at most 8 a round"
+    assert asked(line)["unit"] == "one record of a silo"
+
+
 def test_text_says_how_records_take_part() -> None:
     text = ask("noise --rounds 12 --mu 1 --sampling allocation --relation zero-out --decay 0")
     assert "a record takes part in one of 12 rounds, drawn at random, and in which one stays secret" in text
@@ -79,6 +94,8 @@ def test_text_says_how_records_take_part() -> None:
         ("noise --rounds 12 --mu 1 --sampling poisson --max-participations 2", "give only one of them"),
         ("noise --rounds 12 --mu 1 --sampling poisson --mechanism banded --groups 4", "12 bands"),
         ("convert --multiplier 1 --sampling poisson", "--rounds"),
+        ("convert --mu 1 --unit household", "'record', 'user', 'client'"),
+        ("convert --mu 1 --records 8", "a record is one in one silo"),
         ("convert --multiplier 1 --rounds 12", "for a public order ask"),
         ("convert --multiplier 0 --rounds 12 --sampling poisson", "noise_multiplier = 0"),
     ],
