@@ -18,9 +18,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.accounting.subsampled import SubsampledGaussian
+from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.errors import InputError
 from fedpriv.files import write_json, write_vector
 from fedpriv.privacy.claim import EXACT
@@ -242,6 +243,7 @@ def privacy_of(
         "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation if claim is None else claim.relation,
         "unit": (cell.privacy.protected if claim is None else claim.unit).words,
+        "participation": cell.schedule.title,
         "noise": "none" if claim is None else noise,
         "holds": None if claim is None else EXACT if claim.exact else "in real arithmetic",
         "delta": delta,
@@ -258,7 +260,7 @@ def privacy_of(
                 "epsilon": pair.exact,
                 "epsilon_paper": pair.paper,
             }
-        case SubsampledGaussian():  # a target in mu was met as the (ε, δ) that it gives
+        case PoissonGaussian() | AllocatedGaussian():  # a target in mu was met as the (ε, δ) that it gives
             figures["epsilon"] = guarantee.epsilon_of(delta)
     return {**statement, "target": _target(cell), **figures}
 
@@ -268,7 +270,7 @@ def _target(cell: Cell) -> str:
     asked, target = cell.privacy, cell.privacy.target
     if target is None:
         return "none"
-    if cell.federation.sampling == "fixed":
+    if not cell.schedule.secret:
         return f"mu = {target:.6g}"
     given = "" if asked.epsilon is not None else f", what mu = {target:.6g} gives"
     return f"epsilon = {epsilon_of(target, asked.delta):.6g} at delta = {asked.delta:g}{given}"
