@@ -162,7 +162,7 @@ class Admission:
             )
         if (clip := plan.largest_clip) > allow.clip * ROUNDING:
             raise self.refusal(f"the scenario clips at {clip:.4g}, allowed is {allow.clip:g}")
-        smallest = min(min(plan.estimator.round(t).clips) for t in range(1, rounds + 1))
+        smallest = min(min(plan.estimator.round(t).clips) for t in range(1, plan.schedule.rounds + 1))
         if smallest * ROUNDING < allow.least_clip:
             raise self.refusal(f"the scenario clips at {smallest:.4g}, allowed is {allow.least_clip:g} or more")
         self._check_size(plan, stream)

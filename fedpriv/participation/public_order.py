@@ -1,7 +1,7 @@
 """What participations have in common whose rounds everyone may know."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.relation import Relation

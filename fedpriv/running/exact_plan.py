@@ -33,7 +33,8 @@ def exact_plan_of(
         cell.privacy.target,
     )
     assert target is not None  # of a run without noise nothing is exact
-    if schedule.secret and not (workload.decay == 0.0 and mechanism.fresh):
+    blocks = mechanism.blocks(workload)
+    if schedule.secret and not (workload.decay == 0.0 and blocks is not None and blocks.bands == 1):
         raise InputError(
             f"{name}: releases of integers with {schedule.name} sampling are accounted for where every round is "
             "released by itself, with independent noise; take such an algorithm, or leave out federation.sampling"
