@@ -161,7 +161,7 @@ def test_columns_are_those_of_the_strategy_and_rounds_of_a_record_move_disjoint_
     """κ against C, computed from the noise: what it is for the accountant of independent rounds."""
     mechanism, form, bands = MECHANISMS[name]()
     workload = Workload(Allocation(12, 12, 4), form["decay"], CLIPS, form.get("period"))
-    columns, matrix = mechanism.columns(workload), strategy(mechanism, workload)
+    columns, matrix = mechanism.blocks(workload), strategy(mechanism, workload)
     assert columns is not None
     assert columns.bands == bands
     np.testing.assert_allclose(columns.norms, np.linalg.norm(matrix, axis=0), rtol=1e-9)
