@@ -16,6 +16,7 @@ from benchmarks import (
     peers,
     startup,
     tables,
+    workers,
 )
 
 BENCHMARKS = {
@@ -28,6 +29,7 @@ BENCHMARKS = {
     "crossing": momentum_crossing.run,
     "peers": peers.run,
     "growth": growth.run,
+    "workers": workers.run,
 }
 
 

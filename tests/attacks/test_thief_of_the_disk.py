@@ -22,8 +22,7 @@ from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.clients.state import unpack
 from fedpriv.clients.status import end_run, status_lines
 from fedpriv.errors import InputError, RunError
-from tests.attacks.guards import KEPT_STATE, guard_for, random_records, scenario, zeros
-from tests.attacks.test_hostile_server import cards
+from tests.attacks.guards import KEPT_STATE, cards, guard_for, random_records, scenario, zeros
 from tests.clients.guarded import guard_of
 from tests.secure_aggregation.test_masks import p_value
 

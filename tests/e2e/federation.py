@@ -58,7 +58,7 @@ class Federation:
             policy.write_text(text)
         assert link.address is not None
         self.silos = [
-            LocalSilo(number, len(policies), policy, link.address, node_keys(home, number))
+            LocalSilo(number, policy, link.address, node_keys(home, number))
             for number, policy in enumerate(policies)
         ]
 
@@ -126,7 +126,7 @@ class Federation:
         for process in psutil.process_iter():
             try:
                 ours = Path(process.environ().get("FLWR_HOME", "/")).is_relative_to(self.home)
-                if ours and any(Path(word).name == name for word in process.cmdline()[:2]):
+                if ours and any(Path(word).name == name for word in process.cmdline()[:5]):
                     found.append(process)
             except psutil.Error:
                 continue

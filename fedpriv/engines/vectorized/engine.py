@@ -39,20 +39,33 @@ _ROUND_VALUES = 2**26
 
 def run_vectorized(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
     """Run cells in groups that differ only in seeds and numbers; see `Engine`."""
+    plans = _plans(cells)
+    with _one_torch_thread():
+        for members in _groups(cells, plans):
+            yield from _Group(members, [cells[i] for i in members], [plans[i] for i in members], observer).run()
+
+
+def groups_of(cells: Sequence[Cell]) -> list[list[int]]:
+    """The places of the cells that run together, group by group; each group alone computes the same bits."""
+    return list(_groups(cells, _plans(cells)))
+
+
+def _plans(cells: Sequence[Cell]) -> list[Plan]:
     if any(cell.run.arithmetic == "integers" for cell in cells):
         raise InputError(
             'run.arithmetic = "integers": engine vectorized adds all silos up at once, in floating point; use '
             "--engine inprocess"
         )
-    plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
+    return [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
+
+
+def _groups(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list[int]]:
     groups: dict[object, list[int]] = {}
     for index, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
         groups.setdefault(_group_key(cell, plan), []).append(index)
-    with _one_torch_thread():
-        for members in itertools.chain.from_iterable(
-            _pieces(members, cells[members[0]], plans[members[0]]) for members in groups.values()
-        ):
-            yield from _Group(members, [cells[i] for i in members], [plans[i] for i in members], observer).run()
+    return itertools.chain.from_iterable(
+        _pieces(members, cells[members[0]], plans[members[0]]) for members in groups.values()
+    )
 
 
 def _pieces(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
