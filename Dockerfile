@@ -19,10 +19,11 @@ RUN if [ -n "$PIP_NO_INDEX" ]; then export PIP_NO_INDEX; else unset PIP_NO_INDEX
  && if [ -n "$TORCH_INDEX" ]; then export PIP_EXTRA_INDEX_URL="$TORCH_INDEX"; fi \
  && /venv/bin/pip install --quiet --constraint constraints.txt torch torchvision \
  && rm -rf /venv/lib/python3.11/site-packages/torch/include /venv/lib/python3.11/site-packages/torch/test
-COPY pyproject.toml README.md /src/
+COPY pyproject.toml README.md LICENSE /src/
 COPY fedpriv/ /src/fedpriv/
 COPY server/ /src/server/
 COPY clients/ /src/clients/
+COPY scenarios/ /src/scenarios/
 RUN /venv/bin/pip install --quiet --no-deps --no-build-isolation .
 
 FROM ${BASE_IMAGE}

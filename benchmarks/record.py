@@ -20,6 +20,7 @@ import fedpriv
 from benchmarks.reduced import SCENARIOS, reduced
 from fedpriv.privacy.ledger import as_data, from_data
 from fedpriv.privacy.renamed import RENAMED
+from fedpriv.scenario import resolve_cell
 
 _LEFT_OUT = frozenset({"wall_seconds", "versions", "rerun"})
 _TINY = {
@@ -49,9 +50,11 @@ def _without(value: Any) -> Any:
 
 
 def renamed(value: Any) -> Any:
-    """`value` with the keys of RENAMED under their new names, and releases as this version writes them."""
+    """`value` with new names for the keys of RENAMED; releases and scenarios as this version writes them."""
     if isinstance(value, Mapping) and "owner" in value:
         value = json.loads(json.dumps(as_data(from_data(value))))
+    if isinstance(value, Mapping) and "scenario" in value:
+        value = {**value, "scenario": resolve_cell(value["scenario"], "recorded").canonical()}
     if isinstance(value, Mapping):
         return {RENAMED.get(key, key): renamed(entry) for key, entry in value.items()}
     return [renamed(entry) for entry in value] if isinstance(value, list) else value

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from clients.policy import Policy, presuming, unaccountable
-from clients.shard import Shard
+from fedpriv.clients.policy import Policy, presuming, unaccountable
+from fedpriv.clients.shard import Shard
 from fedpriv.errors import FedprivError, InputError, RunError
 from fedpriv.objectives import Objective, Smoothed
 from fedpriv.privacy.ledger import ReleaseStream
@@ -60,7 +60,7 @@ class Admission:
             cell = resolve_cell(json.loads(canonical), "the server's scenario")
             self._check_cell(cell)
             objective = self._objective(cell)
-            plan = plan_of(cell, objective)
+            plan = plan_of(cell, objective, released=True)
             return Admitted(cell, plan, self._price(cell, plan), hashlib.sha256(canonical.encode()).digest())
 
     def canonical(self, cell_json: str) -> str:
@@ -110,20 +110,27 @@ class Admission:
         needed = cell.schedule.batches_held * cell.batch_sizes[number]
         if needed > len(self.shard.labels):
             raise self.refusal(f"the scenario needs {needed} records of this silo, here are fewer")
+        if cell.model.row.regression != (self.policy.class_count == 0):
+            held = "real numbers" if self.policy.class_count == 0 else "classes"
+            raise self.refusal(f"model {cell.model.name!r} is not for labels that are {held}, as they are here")
+        if self.policy.table is not None and cell.data.table_schema != self.policy.table:
+            raise self.refusal("the scenario describes the columns of the table otherwise than this policy does")
         if cell.privacy.relation != allow.relation:
             raise self.refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
+        if cell.privacy.unit != allow.unit:
+            raise self.refusal(f"the scenario protects by the {cell.privacy.unit}, allowed is by the {allow.unit}")
 
     def _objective(self, cell: Cell) -> Objective:
         """The model's loss, built once without memory to see how large it is."""
         model, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
         shape = tuple(model.features(self.shard.images[:1], dtype, settings).shape[1:])
         with torch.device("meta"):
-            dimension = model.objective(shape, self.policy.classes, dtype, settings).dimension
+            dimension = model.objective(shape, self.policy.class_count, dtype, settings).dimension
         if dimension > self.policy.allow.dimension:
             raise self.refusal(
                 f"the scenario's model has {dimension} parameters, allowed are {self.policy.allow.dimension}"
             )
-        return model.objective(shape, self.policy.classes, dtype, settings)
+        return model.objective(shape, self.policy.class_count, dtype, settings)
 
     def _price(self, cell: Cell, plan: Plan) -> float:
         """μ; RunError if the policy is exceeded."""
@@ -141,6 +148,9 @@ class Admission:
             )
         if (clip := plan.largest_clip) > allow.clip * ROUNDING:
             raise self.refusal(f"the scenario clips at {clip:.4g}, allowed is {allow.clip:g}")
+        smallest = min(min(plan.estimator.round(t).clips) for t in range(1, rounds + 1))
+        if smallest * ROUNDING < allow.least_clip:
+            raise self.refusal(f"the scenario clips at {smallest:.4g}, allowed is {allow.least_clip:g} or more")
         self._check_size(plan, stream)
         return stream.mu
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from clients.proxy import forward, forward_key
+from fedpriv.clients.proxy import forward, forward_key
 from fedpriv.protocol.messages import roster_content
 
 app = ClientApp()
@@ -27,7 +27,7 @@ def key(message: Message, context: Context) -> Message:
     """Give the server this silo's public key for the masks of this run, which it relays to the other silos."""
     if guard := context.node_config.get("guard"):
         return forward_key(message, context, Path(str(guard)))
-    from clients.simulated import public_key
+    from fedpriv.clients.simulated import public_key
 
     return public_key(message, context)
 
@@ -37,6 +37,6 @@ def train(message: Message, context: Context) -> Message:
     """Answer one query."""
     if guard := context.node_config.get("guard"):
         return forward(message, context, Path(str(guard)))
-    from clients.simulated import answer
+    from fedpriv.clients.simulated import answer
 
     return answer(message, context)

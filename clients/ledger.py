@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from clients.mark import Mark, Reading
+from fedpriv.clients.mark import Mark, Reading
 from fedpriv.errors import InputError, RunError
 
 _TABLES = """

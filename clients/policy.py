@@ -7,8 +7,12 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedpriv.algorithms import Positive
+from fedpriv.clients.shard import Shard, load_shard, load_table_shard
+from fedpriv.data.table_file import is_table
+from fedpriv.data.table_schema import TableSchema
 from fedpriv.errors import InputError
 from fedpriv.privacy.trust import TRUSTED
+from fedpriv.privacy.unit import UnitName
 from fedpriv.running.arithmetic import LARGEST_CLIP, SMALLEST_CLIP
 from fedpriv.running.plan import Plan
 from fedpriv.scenario import Cell
@@ -26,8 +30,12 @@ class Allowed(BaseModel):
         'silos\' shares; "trusted" also where the server adds the noise',
     )
     relation: Literal["replace-one", "zero-out"] = Field(description="the neighbouring relation of `budget`")
+    unit: UnitName = Field("record", description="whose privacy `budget` is: runs of another unit are refused")
     clip: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = Field(
         description="the largest norm bound on one record's increment, and on each part that is clipped for itself"
+    )
+    least_clip: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = Field(
+        SMALLEST_CLIP, description="the smallest such bound: a clip next to nothing asks arithmetic for too much"
     )
     rounds: Annotated[int, Field(ge=1)] = Field(description="the most rounds of one run")
     budget: Positive = Field(description="mu (Gaussian DP) over the lifetime of the shard, all runs composed")
@@ -37,10 +45,20 @@ class Allowed(BaseModel):
     query: Positive = Field(2.0**40, description="the largest absolute value of a query's coordinates")
     dimension: Annotated[int, Field(ge=1)] = Field(2**20, description="the most parameters of a model")
     open_runs: Annotated[int, Field(ge=1)] = Field(8, description="the most runs that are under way at a time")
+    tick: Annotated[float, Field(ge=0.0, le=60.0)] = Field(
+        0.05,
+        description="seconds: a request takes a whole multiple of this, so that its time tells less; 0 is at once",
+    )
     runs: Annotated[int, Field(ge=1)] = Field(1000, description="the most runs over the lifetime of the ledger")
     noise_free: bool = Field(
         False, description="true gives up all protection: runs without noise are answered, `budget` bounds nothing"
     )
+
+    @model_validator(mode="after")
+    def _clips_in_order(self) -> Self:
+        if self.least_clip > self.clip:
+            raise ValueError(f"least_clip = {self.least_clip:g} is above clip = {self.clip:g}: no run has both")
+        return self
 
 
 class Policy(BaseModel):
@@ -52,8 +70,16 @@ class Policy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     silo: Annotated[int, Field(ge=0)] = Field(description="this silo's number, from 0")
-    shard: Path = Field(description="an .npz file with `images` (n, ...) of bytes and `labels` (n,)")
-    classes: Annotated[int, Field(ge=2)] = Field(description="how many classes labels can have")
+    shard: Path = Field(
+        description="an .npz file with `labels` (n,) and `images` of bytes or `features` of floats (n, ...), or a "
+        ".csv or .parquet file that `table` describes"
+    )
+    classes: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="how many classes labels can have; 0 for real numbers; a `table` says it itself"
+    )
+    table: TableSchema | None = Field(
+        None, description="what is public about the columns of a .csv or .parquet file"
+    )
     ledger: Path = Field(description="where what was released is kept; `fedpriv silo init` makes it, mode 0600")
     mark: Path | None = Field(
         None,
@@ -72,6 +98,24 @@ class Policy(BaseModel):
     allow: Allowed
 
     @model_validator(mode="after")
+    def _described(self) -> Self:
+        """A silo's own words on how its records are read: a scenario that has others is refused."""
+        if is_table(self.shard.name) != (self.table is not None):
+            raise ValueError(
+                f"shard = {str(self.shard)!r}: a .csv or .parquet file needs [table], and no other has it"
+            )
+        if (self.table is None) == (self.classes is None):
+            raise ValueError("classes: give how many there are, 0 for real numbers; with [table] leave it out")
+        if self.classes == 1:
+            raise ValueError("classes = 1: expected 0, for real numbers, or at least 2")
+        if self.table is not None and not self.table.public:
+            raise ValueError(
+                "table.public = false: ranges and vocabularies that were read from the records give them away; "
+                "replace them by what is known without the records, and write public = true"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _shares_of_a_known_number(self) -> Self:
         """A share of the noise is 1/√M of it: with a server's own M it could be next to nothing."""
         if self.allow.trust == "secure-aggregation" and self.allow.silos is None and self.peers is None:
@@ -80,6 +124,20 @@ class Policy(BaseModel):
                 "or peers: a server that names the number itself can make this silo's share as small as it likes"
             )
         return self
+
+    @property
+    def class_count(self) -> int:
+        """0 for real numbers."""
+        if self.table is not None:
+            return self.table.class_count
+        assert self.classes is not None
+        return self.classes
+
+    def load_shard(self) -> Shard:
+        """The silo's records; InputError, in one line, if they cannot be used."""
+        if self.table is not None:
+            return load_table_shard(self.shard, self.table, self.silo)
+        return load_shard(self.shard, self.class_count)
 
     @property
     def marked(self) -> Path:

@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.policy import presuming, unaccountable
-from fedpriv.data.datasets import Dataset, load
+from fedpriv.clients.policy import presuming, unaccountable
+from fedpriv.data.datasets import Dataset, load, table_path
+from fedpriv.data.table_file import write_rows
+from fedpriv.data.table_schema import TableSchema
+from fedpriv.data.table_toml import schema_toml
+from fedpriv.data.tables import raw_table
 from fedpriv.errors import InputError
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import spread, task_of_cell
@@ -21,7 +25,9 @@ from fedpriv.scenario import Cell, Scenario
 
 
 def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
-    """Write folder/silo-N/guard/shard.npz and policy.toml for every silo; the folders written.
+    """Write folder/silo-N/guard/shard.npz, or shard.csv, and policy.toml for every silo; the folders written.
+
+    A table that says itself which records are for testing stays one: each silo gets its own rows as a CSV file.
 
     The shards are those of the simulation, in the order it reads them, so that a deployment without noise equals
     it.  A policy allows `runs` runs of the whole scenario and nothing wider.  InputError if the scenario is not
@@ -43,16 +49,24 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
     }
     folders = [folder / f"silo-{silo}" / "guard" for silo in range(first.federation.silos)]
     for guard in folders:
-        if (guard / "shard.npz").exists():
-            raise InputError(f"{guard / 'shard.npz'} exists, and a ledger may belong to it; give another --out")
-    dataset, order = load(first.data.name), [share.numpy() for share in spread(first)]
+        for name in ("shard.npz", "shard.csv"):
+            if (guard / name).exists():
+                raise InputError(f"{guard / name} exists, and a ledger may belong to it; give another --out")
+    dataset = load(first.data.name, table=first.data.table)
+    order, schema = [share.numpy() for share in spread(first)], first.data.table_schema
     for silo, guard in enumerate(folders):
         for name in ("ledger", "socket"):
             (guard / name).mkdir(parents=True, exist_ok=True)
-        write_shard(guard / "shard.npz", dataset, order[silo])
-        keys = {"silo": silo, "classes": dataset.classes, "shard": "shard.npz"}
         rounds_per_epoch = {"ledger": "ledger/ledger.sqlite", "socket": "socket/guard.sock"}
-        (guard / "policy.toml").write_text(policy_text({**keys, **rounds_per_epoch}, allow), encoding="utf-8")
+        if schema is not None and schema.split is not None:
+            write_table_shard(guard / "shard.csv", first, dataset, silo, order[silo])
+            keys, table = {"silo": silo, "shard": "shard.csv"}, schema
+        else:
+            write_shard(guard / "shard.npz", dataset, order[silo])
+            keys, table = {"silo": silo, "classes": dataset.classes, "shard": "shard.npz"}, None
+        (guard / "policy.toml").write_text(
+            policy_text({**keys, **rounds_per_epoch}, allow, table), encoding="utf-8"
+        )
     return folders
 
 
@@ -60,7 +74,7 @@ def allowance_of(cell: Cell) -> dict[str, Any]:
     """The narrowest [allow] of a policy under which one run of `cell` is answered; InputError if none is."""
     if (reason := unaccountable(cell)) is not None:
         raise InputError(f"a deployment's silos refuse this scenario: {reason}")
-    plan = plan_of(cell, task_of_cell(cell).objective)
+    plan = plan_of(cell, task_of_cell(cell).objective, released=True)
     if (reason := presuming(plan)) is not None:
         raise InputError(f"a deployment's silos refuse this scenario: {reason}")
     if (target := cell.privacy.target) is None:
@@ -72,18 +86,36 @@ def allowance_of(cell: Cell) -> dict[str, Any]:
         "rounds": cell.schedule.rounds,
         "budget": target,
         "dimension": plan.objective.dimension,
-        **({"silos": cell.federation.silos} if plan.lattice is not None else {}),
+        **({"silos": cell.federation.silos} if plan.masked else {}),
     }
 
 
 def write_shard(path: Path, dataset: Dataset, records: NDArray[np.int64]) -> None:
     """The training records of these numbers, in this order, as a silo's shard."""
-    np.savez(path, images=dataset.train_images[records], labels=dataset.train_labels[records])
+    values = dataset.train_images[records]
+    labels = dataset.train_labels[records]
+    if values.dtype == np.uint8:
+        np.savez(path, images=values, labels=labels)
+    else:
+        np.savez(path, features=values, labels=labels)
 
 
-def policy_text(keys: Mapping[str, object], allow: Mapping[str, object]) -> str:
-    """A policy file of these keys and this [allow]."""
-    return f"{_toml(keys)}\n[allow]\n{_toml(allow)}"
+def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:
+    """The training records of these numbers as rows of a CSV file, in this order, then the site's test records."""
+    assert dataset.rows is not None
+    train, test = dataset.rows
+    own = (
+        test[dataset.sites.test == silo]
+        if dataset.sites is not None and cell.data.partition == "site"
+        else test[:0]
+    )
+    write_rows(raw_table(table_path(cell.data.name)), [*train[records].tolist(), *own.tolist()], path)
+
+
+def policy_text(keys: Mapping[str, object], allow: Mapping[str, object], table: TableSchema | None = None) -> str:
+    """A policy file of these keys, this [allow] and, for a table, what is public about it."""
+    described = "" if table is None else f"\n{schema_toml(table, 'table')}"
+    return f"{_toml(keys)}\n[allow]\n{_toml(allow)}{described}"
 
 
 def _toml(keys: Mapping[str, object]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
-from clients.frames import receive_frame, receive_json, send_frame
+from fedpriv.clients.frames import receive_frame, receive_json, send_frame
 from fedpriv.protocol.messages import Refusal, key_content, keys_in, number_in, refusal_content
 
 LONGEST = 2**31

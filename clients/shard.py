@@ -2,13 +2,18 @@
 
 import hashlib
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedpriv.data.own import check_records
+from fedpriv.data.table_schema import TableSchema
+from fedpriv.data.tables import load_silo
 from fedpriv.errors import InputError
 
 
@@ -16,8 +21,12 @@ from fedpriv.errors import InputError
 class Shard:
     """Records in the order in which they are read."""
 
-    images: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
-    labels: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+    images: NDArray[Any]
+    """Images as bytes, or features as floats: (n, ...)."""
+    labels: NDArray[Any]
+    """(n,): classes, or floats of a regression."""
+    test: "Shard | None" = None
+    """The silo's own test records, which no training reads."""
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -29,15 +38,46 @@ class Shard:
         return digest.digest()
 
 
-def load_shard(path: Path, classes: int) -> Shard:
-    """Read and check a silo's records; InputError if they are not what `data.own` takes."""
+def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
+    """Read and check a silo's records; InputError if they are not what `data.own` takes.
+
+    The arrays `images` (or `features`) and `labels`; if there are test records, the same with `test_` before them.
+    """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            images, labels = arrays["images"], arrays["labels"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path}: expected an .npz file with `images` and `labels` ({error})") from None
-    check_records(images, labels, classes, str(path))
-    shard = Shard(images, labels.astype(np.int64 if classes else np.float64))
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path}: expected an .npz file of arrays, without objects ({error})") from None
+    held_out = _part(arrays, test, classes, path) if f"{test}labels" in arrays else None
+    return _part(arrays, "", classes, path, held_out)
+
+
+def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
+    """Read and check a silo's own table; InputError, in one line, if it does not keep to `schema`."""
+    encoded = load_silo(path, schema, silo)
+    if encoded.test.all():
+        raise InputError(f"{path}: has no training records; look at table.split and table.test_share")
+    parts = [Shard(encoded.features[which], encoded.labels[which]) for which in (encoded.test, ~encoded.test)]
+    held_out = _fixed(parts[0]) if encoded.test.any() else None
+    return _fixed(Shard(parts[1].images, parts[1].labels, held_out))
+
+
+def _part(
+    arrays: Mapping[str, NDArray[Any]], prefix: str, classes: int, path: Path, test: Shard | None = None
+) -> Shard:
+    found = [name for name in (f"{prefix}images", f"{prefix}features") if name in arrays]
+    if len(found) != 1 or f"{prefix}labels" not in arrays:
+        raise InputError(
+            f"{path}: expected `{prefix}labels`, and either `{prefix}images` or `{prefix}features`; "
+            f"found {', '.join(sorted(arrays)) or 'nothing'}"
+        )
+    values, labels = arrays[found[0]], arrays[f"{prefix}labels"]
+    check_records(values, labels, classes, str(path))
+    return _fixed(Shard(values, labels.astype(np.int64 if classes else np.float64), test))
+
+
+def _fixed(shard: Shard) -> Shard:
+    """What was fingerprinted is what is read."""
     for values in (shard.images, shard.labels):
-        values.flags.writeable = False  # what was fingerprinted is what is read
+        values.flags.writeable = False
     return shard

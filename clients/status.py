@@ -4,8 +4,8 @@ import json
 import math
 from pathlib import Path
 
-from clients.ledger import SiloLedger
-from clients.policy import read_policy
+from fedpriv.clients.ledger import SiloLedger
+from fedpriv.clients.policy import read_policy
 from fedpriv.errors import InputError
 
 

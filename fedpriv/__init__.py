@@ -2,14 +2,15 @@
 
     import fedpriv
 
-    results = fedpriv.run("scenarios/mnist-untrusted.toml", set={"federation.silos": 100})
+    results = fedpriv.run("quickstart")
     print(results.table())
 
 | name | what it is |
 |---|---|
-| `run` | run a scenario: a file or nested dictionaries |
+| `run` | run a scenario, by name, file or dictionaries; with records and modules of your own |
 | `load` | read the folder of a run |
 | `RunResults`, `CellResults`, `Evaluation`, `Privacy` | what both return, frozen |
+| `add_algorithm`, `add_model`, `add_data` | give one of your own a name that scenarios can use |
 | `RunObserver` | hears how a run goes |
 | `InputError`, `RunError`, `FedprivError` | what is raised on purpose |
 
@@ -17,17 +18,28 @@ Each is imported when it is first asked for, so that `fedpriv privacy` does not 
 """
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedpriv.api import CellResults, Evaluation, Privacy, RunResults, load, run
+    from fedpriv.algorithms import add_algorithm
+    from fedpriv.api.results import CellResults, Drawing, Evaluation, Privacy, RunResults
+    from fedpriv.api.run import load, run
+    from fedpriv.data.registered import add_data
     from fedpriv.errors import FedprivError, InputError, RunError
+    from fedpriv.models.own import add_module as add_model
     from fedpriv.running.observer import RunObserver
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
+
+# fedpriv/server and fedpriv/clients are links to the two folders at the top of a checkout, and folders in a wheel.
+# Flower leaves links out of its bundles: there the folders are found beside this package.
+if not Path(__path__[0], "server").exists():
+    __path__.append(str(Path(__path__[0]).parent))
 
 __all__ = [
     "CellResults",
+    "Drawing",
     "Evaluation",
     "FedprivError",
     "InputError",
@@ -36,18 +48,28 @@ __all__ = [
     "RunObserver",
     "RunResults",
     "__version__",
+    "add_algorithm",
+    "add_data",
+    "add_model",
     "load",
     "run",
 ]
 
 _HOMES = {
-    **dict.fromkeys(("CellResults", "Evaluation", "Privacy", "RunResults", "load", "run"), "fedpriv.api"),
-    **dict.fromkeys(("FedprivError", "InputError", "RunError"), "fedpriv.errors"),
-    "RunObserver": "fedpriv.running.observer",
+    **dict.fromkeys(
+        ("CellResults", "Drawing", "Evaluation", "Privacy", "RunResults"), ("fedpriv.api.results", None)
+    ),
+    **dict.fromkeys(("load", "run"), ("fedpriv.api.run", None)),
+    **dict.fromkeys(("FedprivError", "InputError", "RunError"), ("fedpriv.errors", None)),
+    "RunObserver": ("fedpriv.running.observer", None),
+    "add_algorithm": ("fedpriv.algorithms", None),
+    "add_data": ("fedpriv.data.registered", None),
+    "add_model": ("fedpriv.models.own", "add_module"),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'fedpriv' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    home, called = _HOMES[name]
+    return getattr(import_module(home), called or name)

@@ -21,7 +21,7 @@ from flwr.supercore.run import Run
 
 from fedpriv.errors import RunError
 from fedpriv.protocol.messages import ROSTER, Refusal, number_in, refusal_content, refusal_in
-from server.roster import enter
+from fedpriv.server.roster import enter
 
 _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 1.0  # between looks for nodes that are new

@@ -19,9 +19,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from clients.policy import Policy
 from fedpriv.algorithms import ALGORITHMS
 from fedpriv.cli.app import app
+from fedpriv.clients.policy import Policy
 from fedpriv.engines.table import engine_named
 from fedpriv.models.table import MODELS
 from fedpriv.running.task import check_records

@@ -11,6 +11,7 @@ import pytest
 
 from fedpriv.algorithms import ALGORITHMS
 from fedpriv.cli import reference
+from fedpriv.data.table_schema import Column, TableSchema
 from fedpriv.scenario import Cell
 from tests.doc_pages import ROOT
 
@@ -40,6 +41,8 @@ def test_the_reference_lists_every_key_of_every_section() -> None:
             assert rows(text, f"[{name}]") == list(section.model_fields)
         else:
             assert name in rows(text, "At the top")
+    assert rows(text, "[data.table]") == list(TableSchema.model_fields)
+    assert rows(text, "[data.table.columns.NAME]") == list(Column.model_fields)
     silos = next(line for line in text.splitlines() if line.startswith("| `silos`"))
     assert "a whole number at least 1 | **must be given** |" in silos
     delta = next(line for line in text.splitlines() if line.startswith("| `delta`"))

@@ -64,18 +64,6 @@ def compose(mus: ArrayLike) -> float:
     return float(np.sqrt(np.sum(values**2)))
 
 
-def mu_of_noise(sensitivities: ArrayLike, stds: ArrayLike) -> float:
-    """The exact GDP parameter of Gaussian releases of l2 sensitivity Δ_t and noise σ_t: √(Σ (Δ_t/σ_t)²).
-
-    Arrays of any shapes that broadcast, one entry a round.  With Δ_t = 2S this is Reshef & Levy's
-    ρ = 2S √(Σ 1/σ_t²) for noise that differs between rounds.
-    """
-    deviations = np.asarray(stds, np.float64)
-    if not np.all(deviations > 0.0):
-        raise InputError("the noise of a round has std 0: what is released in the clear has no privacy")
-    return compose(np.asarray(sensitivities, np.float64) / deviations)
-
-
 def noise_for(mu: float, sensitivity: float) -> float:
     """The smallest noise std that makes releases of total l2 sensitivity `sensitivity` μ-GDP, never below it."""
     check_positive("mu", mu)

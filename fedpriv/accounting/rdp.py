@@ -22,13 +22,6 @@ _DECADES = (4.0, 0.05, 0.001)  # half-widths, in powers of ten, of the successiv
 _POINTS = 801
 
 
-def gaussian_curve(mu: float, order: float) -> float:
-    """The Rényi divergence of order α > 1 that a Gaussian composition with GDP parameter μ allows: αμ²/2."""
-    if not order > 1.0:
-        raise InputError(f"order = {order}: Rényi DP is stated for orders above 1")
-    return order * zcdp_of(mu)
-
-
 def epsilon_of(mu: float, delta: float) -> float:
     """The ε that the Rényi curve of μ-GDP gives at δ (0 or more)."""
     zcdp, log_delta = zcdp_of(check_mu(mu)), math.log(check_delta(delta))

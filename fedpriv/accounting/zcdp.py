@@ -30,14 +30,6 @@ def paper_epsilon(mu: float, delta: float) -> float:
     return zcdp + 2.0 * math.sqrt(zcdp * -math.log(check_delta(delta)))
 
 
-def paper_delta(mu: float, epsilon: float) -> float:
-    """The δ at which `paper_epsilon` is ε: exp(-(ε - ρ)²/(4ρ)), 1 where ε ≤ ρ (the formula promises nothing)."""
-    zcdp, margin = zcdp_of(mu), check_epsilon(epsilon) - zcdp_of(mu)
-    if zcdp == 0.0:
-        return 0.0
-    return math.exp(-(margin**2) / (4.0 * zcdp)) if margin > 0.0 else 1.0
-
-
 def paper_mu(epsilon: float, delta: float) -> float:
     """The μ at which `paper_epsilon` is ε: √(2 ln(1/δ) + 2ε) - √(2 ln(1/δ)), written without cancellation."""
     tail = -2.0 * math.log(check_delta(delta))

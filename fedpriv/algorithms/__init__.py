@@ -16,8 +16,9 @@ from fedpriv.algorithms.kornowski_liu_talwar import GOLDSTEIN_ERM, GOLDSTEIN_SIN
 from fedpriv.algorithms.reshef_levy import DP_MU2_FL
 from fedpriv.algorithms.tran_cutkosky import MOMENTUM_TREE, MOMENTUM_TREE_ALIGNED, MOMENTUM_TREE_REDUCED
 from fedpriv.errors import InputError, suggestion
+from fedpriv.extensions import load_extensions
 
-__all__ = ["ALGORITHMS", "Algorithm", "Positive", "Problem", "Settings", "algorithm_named"]
+__all__ = ["ALGORITHMS", "Algorithm", "Positive", "Problem", "Settings", "add_algorithm", "algorithm_named"]
 
 ALGORITHMS = {
     row.name: row
@@ -41,7 +42,23 @@ ALGORITHMS = {
 }
 
 
+_SHIPPED = frozenset(ALGORITHMS)
+
+
+def add_algorithm(row: Algorithm) -> None:
+    """Put a row of one's own into the table; one's own row of that name is replaced.
+
+    InputError for the name of a shipped row: a scenario must mean the same everywhere.
+    """
+    if row.name in _SHIPPED:
+        raise InputError(f"add_algorithm: {row.name!r} is an algorithm of fedpriv; give yours another name")
+    ALGORITHMS[row.name] = row
+
+
 def algorithm_named(name: str) -> Algorithm:
+    """A row by name, one's own included; InputError if there is none."""
+    if name not in ALGORITHMS:
+        load_extensions()
     if name not in ALGORITHMS:
         known = ", ".join(map(repr, ALGORITHMS))
         raise InputError(f"algorithm.name = {name!r}: known algorithms are {known}{suggestion(name, ALGORITHMS)}")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.shard import Shard
+from fedpriv.clients.shard import Shard
 from fedpriv.errors import InputError
 from fedpriv.objectives import Objective
 from fedpriv.participation.fixed_order import Schedule

@@ -1,16 +1,17 @@
 """Real guards with ledgers in a folder, which the audit asks as a server would."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from clients.guard import Guard
-from clients.ledger import SiloLedger, create_ledger
-from clients.policy import Allowed, Policy
-from clients.shard import Shard
 from fedpriv.auditing.canaries import CLASSES
+from fedpriv.clients.guard import Guard
+from fedpriv.clients.ledger import SiloLedger, create_ledger
+from fedpriv.clients.policy import Allowed, Policy
+from fedpriv.clients.shard import Shard
 from fedpriv.running.plan import Plan
 from fedpriv.scenario import Cell
 
@@ -71,6 +72,7 @@ def _allowed(cell: Cell, plan: Plan) -> Allowed:
             "relation": cell.privacy.relation,
             "clip": largest,
             "rounds": rounds,
+            "query": sys.float_info.max,  # of what is asked, nothing is refused for its size
             "silos": len(plan.weights) if len(plan.weights) > 1 else None,
             "budget": target * _RUNS,
         }

@@ -22,6 +22,10 @@ app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(silo_app, name="silo")
 
+Imports = Annotated[
+    list[Path] | None,
+    typer.Option("--import", metavar="FILE.py", help="Your own algorithms, models and data. Repeatable."),
+]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")]
 
 
@@ -42,11 +46,14 @@ def _root(
 
 @app.command()
 def run(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file (TOML).")],
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO", help="A shipped scenario by name, or a file (TOML).")
+    ],
     engine: Annotated[
         str,
         typer.Option(help="vectorized (fastest), inprocess (the Flower apps in one process), ray or deployment."),
     ] = "vectorized",
+    imports: Imports = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key; a swept key is narrowed. Repeatable."),
@@ -86,15 +93,17 @@ def run(
 
     Examples:
 
-        fedpriv run scenarios/quickstart.toml
+        fedpriv run quickstart
 
-        fedpriv run scenarios/mnist-untrusted.toml --set federation.silos=100 --set sweep.seeds=1
+        fedpriv run mnist-untrusted --set federation.silos=100 --set seeds=1
 
-        fedpriv run scenarios/quickstart.toml --engine inprocess --set privacy.rho=4
+        fedpriv run quickstart --engine inprocess --set privacy.rho=4
 
-        fedpriv run scenarios/deployment.toml --engine deployment
+        fedpriv run scenario.toml --import my_algorithm.py
 
-        fedpriv run scenarios/mnist-untrusted.toml --workers 2
+        fedpriv run deployment --engine deployment
+
+        fedpriv run mnist-untrusted --workers 2
     """
     from fedpriv.cli.run import run_scenario
     from fedpriv.engines.base import Connection
@@ -112,7 +121,60 @@ def run(
         as_json=as_json,
         tensorboard=tensorboard,
         mlflow=mlflow,
+        imports=imports or [],
     )
+
+
+@app.command("list")
+def list_(
+    what: Annotated[
+        str | None, typer.Argument(metavar="WHAT", help="scenarios, algorithms, mechanisms, data or models.")
+    ] = None,
+    imports: Imports = None,
+) -> None:
+    """List what scenarios can name: scenarios, algorithms, mechanisms, data sets, models.
+
+    Example: fedpriv list algorithms
+    """
+    from fedpriv.cli.explore import list_what
+    from fedpriv.extensions import import_files
+
+    import_files(imports or [])
+    list_what(what)
+
+
+@app.command()
+def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")]) -> None:
+    """Make a folder to start from: a scenario, an algorithm, a model and a notebook of your own.
+
+    Example: fedpriv init my-study
+    """
+    from fedpriv.cli.init import begin
+
+    for path in begin(folder):
+        typer.echo(path)
+
+
+@app.command()
+def show(run_dir: RunDir) -> None:
+    """Show a run on the terminal: its tables, what it guarantees, what is missing.
+
+    Example: fedpriv show runs/quickstart
+    """
+    from fedpriv.cli.explore import show_run
+
+    show_run(run_dir)
+
+
+@app.command()
+def compare(first: RunDir, second: RunDir) -> None:
+    """Compare two runs seed by seed: where their settings differ, and by how much their figures do.
+
+    Example: fedpriv compare runs/quickstart runs/quickstart-2
+    """
+    from fedpriv.cli.explore import compare_runs
+
+    compare_runs(first, second)
 
 
 @app.command()
@@ -160,9 +222,8 @@ def report(
 
 @app.command()
 def audit(
-    scenario: Annotated[
-        Path, typer.Argument(metavar="SCENARIO", help="A scenario file; its first cell is audited.")
-    ],
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario; its first cell is audited.")],
+    imports: Imports = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
     ] = None,
@@ -179,7 +240,9 @@ def audit(
     Example: fedpriv audit scenarios/quickstart.toml --set algorithm.trust=trusted
     """
     from fedpriv.cli.audit import audit_scenario
+    from fedpriv.extensions import import_files
 
+    import_files(imports or [])
     audit_scenario(scenario, overrides or [], mu, trials, confidence, seed, as_json=as_json)
 
 
@@ -233,7 +296,10 @@ def supernode(
 
 @data_app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist, fashion-mnist, emnist or cifar10.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="mnist, fashion-mnist, emnist, cifar10, heart-hospitals or adult."),
+    ],
     root: Annotated[
         Path | None, typer.Option(help="Where to keep it; $FEDPRIV_DATA, or a folder of the user's cache.")
     ] = None,
@@ -245,6 +311,29 @@ def data_fetch(
     from fedpriv.data.datasets import fetch
 
     typer.echo(f"{name}: verified in {fetch(name, root, say=typer.echo)}")
+
+
+@data_app.command("inspect")
+def data_inspect(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv or .parquet file.")],
+    target: Annotated[str | None, typer.Option(help="The column that is to be predicted.")] = None,
+    site: Annotated[str | None, typer.Option(help="The column that says whose records they are.")] = None,
+    person: Annotated[str | None, typer.Option(help="The column that says who a record is about.")] = None,
+    split: Annotated[str | None, typer.Option(help='A column with "train" and "test".')] = None,
+    regression: Annotated[
+        bool | None, typer.Option("--regression/--classes", help="What the target is; guessed otherwise.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write scenario.toml and a policy a silo, to start from.")
+    ] = None,
+) -> None:
+    """Say what is in a table, and write a scenario and policies to start from; they have to be made public first.
+
+    Example: fedpriv data inspect patients.csv --target outcome --site hospital --out patients
+    """
+    from fedpriv.cli.inspect import Roles, inspect_table
+
+    inspect_table(file, Roles(target, site, person, split, regression), out)
 
 
 @data_app.command("split")
@@ -262,7 +351,7 @@ def data_split(
 
     Example: fedpriv data split scenarios/containers.toml --out deploy/run
     """
-    from clients.prepare import prepare_silos
+    from fedpriv.clients.prepare import prepare_silos
     from fedpriv.scenario import load_scenario
 
     for folder in prepare_silos(load_scenario(scenario, overrides or []), out, runs):

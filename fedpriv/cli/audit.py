@@ -65,7 +65,7 @@ def _report(outcome: Audit) -> str:
         f"claimed  {claimed}",
         f"shown    mu ≥ {outcome.mu:.4g}, epsilon ≥ {outcome.epsilon:.4g}, confidence {outcome.confidence:g}",
         f"by       {outcome.statistic}",
-        f"for      one record of a silo, {outcome.relation} neighbours, {trust_named(outcome.trust).title}",
+        f"for      {outcome.unit}, {outcome.relation} neighbours, {trust_named(outcome.trust).title}",
         "tests    " + ", ".join(f"{name} mu ≥ {bound:.3g}" for name, bound in outcome.families.items()),
         f"from     {outcome.trials} canaries in {outcome.seconds:.1f} s; {size}:",
         "         the scenario, recalibrated to this mu and cut to this size by the code under audit, on its "

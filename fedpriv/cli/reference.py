@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from fedpriv.algorithms import ALGORITHMS
+from fedpriv.data.table_schema import Column, TableSchema
 from fedpriv.models.table import MODELS
 from fedpriv.scenario import Cell
 
@@ -28,6 +29,8 @@ def scenario_reference() -> str:
         if _is_section(field.annotation):
             section: Any = field.annotation
             parts.append(f"### [{name}]\n\n{_table(section, section.model_fields)}")
+    for title, section in (("data.table", TableSchema), ("data.table.columns.NAME", Column)):
+        parts.append(f"### [{title}]\n\n{_table(section, section.model_fields)}")
     for name, model in MODELS.items():
         if model.settings.model_fields:
             title = f'### [model] with name = "{name}"'

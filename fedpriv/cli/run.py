@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from fedpriv.cli.explore import show_run
 from fedpriv.cli.progress import JsonLines, Progress
 from fedpriv.engines.base import Connection
 from fedpriv.engines.table import engine_row
 from fedpriv.engines.workers import Workers
 from fedpriv.errors import InputError, RunError
+from fedpriv.extensions import import_files
 from fedpriv.reports.table import write_table
 from fedpriv.running.observer import RunObserver
 from fedpriv.scenario import load_scenario
@@ -33,6 +35,7 @@ def run_scenario(
     as_json: bool,
     tensorboard: Path | None,
     mlflow: str | None,
+    imports: Sequence[Path] = (),
 ) -> None:
     """Run a scenario's missing cells; exits with code 130 when interrupted, leaving what is finished.
 
@@ -46,8 +49,9 @@ def run_scenario(
         observers.append(TensorBoard(tensorboard))
     if mlflow is not None:
         observers.append(MLflow(mlflow))
+    import_files(imports)
     scenario = load_scenario(path, overrides)
-    rerun = rerun_command(str(path), engine, overrides, connection)
+    rerun = rerun_command(str(path), engine, overrides, connection, imports)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         folder = run_sweep(
@@ -69,9 +73,9 @@ def run_scenario(
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
-    table = write_table(folder)
+    write_table(folder)
     if not (quiet or as_json):
-        sys.stdout.write(f"\n{table}\nresults: {folder}\n")
+        show_run(folder)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

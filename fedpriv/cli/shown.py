@@ -54,7 +54,7 @@ def _guarantee(claim: "PrivacyClaim[GaussianDP]", delta: float | None) -> dict[s
         "epsilon_rdp": pair.rdp,
         "epsilon_paper": pair.paper,
         "relation": claim.relation,
-        "unit": claim.unit,
+        "unit": claim.unit.words,
     }
 
 

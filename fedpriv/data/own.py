@@ -4,6 +4,7 @@
 |---|---|
 | `train_images`, `test_images` | (n, ...): bytes, or finite floats for features that are numbers |
 | `train_labels`, `test_labels` | (n,): whole numbers 0 … classes - 1 or booleans, floats for a regression |
+| `train_features`, `test_features` | the same by another name |
 | `classes` | one whole number; 0 for a regression |
 
 The server of a deployment needs the test arrays and `classes` only.
@@ -34,7 +35,7 @@ def load_own(name: str) -> Dataset:
     (train, train_labels), (test, test_labels) = (_part(arrays, part, classes, name) for part in ("train", "test"))
     if train.shape[1:] != test.shape[1:] or (train.dtype == np.uint8) != (test.dtype == np.uint8):
         raise InputError(
-            f"data.name = {name!r}: train and test images must be alike, found {train.dtype} {train.shape} and "
+            f"data.name = {name!r}: train and test records must be alike, found {train.dtype} {train.shape} and "
             f"{test.dtype} {test.shape}"
         )
     return Dataset(name, train, train_labels, test, test_labels, classes)
@@ -50,10 +51,10 @@ def load_own_test(name: str) -> HeldOut:
 def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, source: str) -> None:
     """InputError, naming `source`, unless these are records with labels for `classes` classes (0: numbers)."""
     if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
-        raise InputError(f"{source}: images are bytes (0 … 255) or floats, not {images.dtype}")
+        raise InputError(f"{source}: records are bytes (0 … 255) or floats, not {images.dtype}")
     if images.ndim < 2 or labels.ndim != 1 or len(images) != len(labels) or not len(labels):
         raise InputError(
-            f"{source}: expected images (n, ...) and as many labels (n,), found {images.shape} and {labels.shape}"
+            f"{source}: expected records (n, ...) and as many labels (n,), found {images.shape} and {labels.shape}"
         )
     whole = np.issubdtype(labels.dtype, np.integer) or labels.dtype == np.bool_
     if not (whole or np.issubdtype(labels.dtype, np.floating)):
@@ -84,9 +85,10 @@ def _classes(arrays: dict[str, NDArray[Any]], name: str) -> int:
 def _part(
     arrays: dict[str, NDArray[Any]], part: str, classes: int, name: str
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    for array in (f"{part}_images", f"{part}_labels"):
+    spelled = f"{part}_features" if f"{part}_features" in arrays else f"{part}_images"
+    for array in (spelled, f"{part}_labels"):
         if array not in arrays:
             raise InputError(f"data.name = {name!r}: has no array `{array}`, only {', '.join(sorted(arrays))}")
-    images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
+    images, labels = arrays[spelled], arrays[f"{part}_labels"]
     check_records(images, labels, classes, f"data.name = {name!r}, {part} part")
     return images, labels.astype(np.int64 if classes else np.float64)

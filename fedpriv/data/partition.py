@@ -101,6 +101,19 @@ def shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int, per_silo:
     return [generator.permutation(np.concatenate(share)) for share in held]
 
 
+def by_site(sites: NDArray[np.int64], sizes: Sequence[int], seed: int) -> Shares:
+    """Each record to the silo of its site, in a uniformly random order; what is beyond a silo's size is left out.
+
+    Guarantee: no record is given twice, and none to another site's silo.  InputError if a site has too few.
+    """
+    shares = []
+    for silo, size in enumerate(sizes):
+        own = np.flatnonzero(sites == silo)
+        _check(len(own), [size])
+        shares.append(public_generator(seed, "partition", "site", str(silo)).permutation(own)[:size])
+    return shares
+
+
 def _balanced(
     mixtures: NDArray[np.float64], rows: NDArray[np.float64], columns: NDArray[np.float64]
 ) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from clients.app import app as client_app
+from fedpriv.clients.app import app as client_app
 from fedpriv.engines.base import Outcome
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import InputError
@@ -16,7 +16,7 @@ from fedpriv.protocol.run_config import run_config_of
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell
-from server.app import server_app
+from fedpriv.server.app import server_app
 
 
 class _OneCell(RunObserver):

@@ -11,9 +11,9 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clients.guard import begin_ledger
-from clients.policy import read_policy
-from clients.prepare import allowance_of, policy_text, write_shard
+from fedpriv.clients.guard import begin_ledger
+from fedpriv.clients.policy import read_policy
+from fedpriv.clients.prepare import allowance_of, policy_text, write_shard
 from fedpriv.data.datasets import load
 from fedpriv.engines import supernode_process
 from fedpriv.engines.processes import environment, script
@@ -37,7 +37,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     was released.  InputError for a run that no policy allows.
     """
     allow = allowance_of(cell)
-    dataset, order = load(cell.data.name), spread(cell)
+    dataset, order = load(cell.data.name, table=cell.data.table), spread(cell)
     policies = []
     for silo in range(cell.federation.silos):
         kept, own = folder / f"silo-{silo}", home / f"silo-{silo}"

@@ -34,8 +34,8 @@ dependencies = []
 publisher = "fedpriv"
 
 [tool.flwr.app.components]
-serverapp = "server.app:app"
-clientapp = "clients.app:app"
+serverapp = "fedpriv.server.app:app"
+clientapp = "fedpriv.clients.app:app"
 
 [tool.flwr.app.config]
 """

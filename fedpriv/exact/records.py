@@ -48,8 +48,8 @@ def integer_sum(
     outer = objective.outer
 
     def per_record(chunk: Columns) -> NDArray[np.floating]:
-        some, rounds_per_epoch = _batch(chunk)
-        return objective.per_record(asked, coefficients, some, rounds_per_epoch, clip).numpy()
+        some, places = _batch(chunk)
+        return objective.per_record(asked, coefficients, some, places, clip).numpy()
 
     if outer is None or not rank_one_suits(norm, outer.largest):
         return increment_sum(per_record, columns, dummy, rows, norm, factor, objective.dimension)
@@ -74,8 +74,8 @@ def _columns(records: Records) -> Columns:
 
 def _batch(chunk: Columns) -> tuple[Records, Tensor]:
     """The chunk in memory of torch's own."""
-    features, labels, rounds_per_epoch = (torch.from_numpy(column).clone() for column in chunk)
-    return Records(features, labels), rounds_per_epoch
+    features, labels, places = (torch.from_numpy(column).clone() for column in chunk)
+    return Records(features, labels), places
 
 
 def _integer_features(records: Records, outer: Outer) -> NDArray[np.int64]:

@@ -14,14 +14,17 @@ from torch import Tensor, nn
 from fedpriv.data.fetch import LINEAR_REGRESSION, PHASE_RETRIEVAL
 from fedpriv.data.synthetic import power_law
 from fedpriv.errors import InputError, suggestion
+from fedpriv.extensions import changed, load_extensions
 from fedpriv.models.features import orientation_histograms, pixels, scaled
 from fedpriv.objectives import (
     AbsoluteError,
     CrossEntropy,
     LeastSquares,
+    LogisticRegression,
     Objective,
     PhaseRetrieval,
     SoftmaxRegression,
+    SquaredError,
     objective_of,
 )
 from fedpriv.objectives.population import quadratic_in_ball
@@ -96,6 +99,20 @@ class PerceptronSettings(ModuleSettings):
     hidden: Annotated[int, Field(ge=1)] = Field(64, description="width of the hidden layer")
 
 
+class LinearSettings(SoftmaxSettings):
+    """A linear score of the features and a constant 1."""
+
+    penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.0, description="of ‖x‖²/2 in every record's loss, the constant's weight included; clipped with it"
+    )
+
+
+class RidgeSettings(SoftmaxSettings):
+    penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        description="of ‖x‖²/2 in every record's loss, the constant's weight included; clipped with it"
+    )
+
+
 def flat_pixels(images: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
     """Pixels divided by 255, and features that are numbers as they are: (n, features)."""
     return pixels(images, dtype)
@@ -121,11 +138,36 @@ def features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: Softma
 def softmax_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
 ) -> SoftmaxRegression:
+    levels = 255 if settings.feature_norm is None and settings.centre == 0.0 else None  # else no bytes are left
+    return SoftmaxRegression(shape[0], classes, _norm_of(shape, settings), dtype, levels=levels)
+
+
+def _norm_of(shape: tuple[int, ...], settings: SoftmaxSettings) -> float:
+    """A bound on the norm of a record's features and its constant 1."""
     largest = settings.feature_norm
     if largest is None:
         largest = math.sqrt(shape[0] - 1) * max(settings.centre, 1.0 - settings.centre)
-    levels = 255 if settings.feature_norm is None and settings.centre == 0.0 else None  # else no bytes are left
-    return SoftmaxRegression(shape[0], classes, math.hypot(largest, 1.0), dtype, levels=levels)
+    return math.hypot(largest, 1.0)
+
+
+def logistic_regression(
+    shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: LinearSettings
+) -> LogisticRegression:
+    if classes != 2:
+        raise InputError(
+            f'model.name = "logistic-regression" is for two classes, not {classes}; use "softmax-regression"'
+        )
+    norm = _norm_of(shape, settings)
+    bounded = settings.penalty == 0.0
+    return LogisticRegression(shape[0], norm, dtype=dtype, penalty=settings.penalty, convex=bounded)
+
+
+def least_squares_of_scores(
+    shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: LinearSettings | RidgeSettings
+) -> LeastSquares:
+    """For any data: the model may be anywhere, so no bound on the gradients is known beside the clip."""
+    norm = _norm_of(shape, settings)
+    return LeastSquares(shape[0], norm, dtype=dtype, penalty=settings.penalty, radius=math.inf)
 
 
 def perceptron(activation: type[nn.Module]) -> Model:
@@ -141,6 +183,15 @@ def perceptron(activation: type[nn.Module]) -> Model:
         return objective_of(net, features, CrossEntropy(), settings.initial_seed, dtype)
 
     return Model(PerceptronSettings, flat_pixels, objective)
+
+
+def perceptron_regression(
+    shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: PerceptronSettings
+) -> Objective:
+    """One hidden layer with tanh and one output, under the squared error."""
+    (features,) = shape
+    net = nn.Sequential(nn.Linear(features, settings.hidden), nn.Tanh(), nn.Linear(settings.hidden, 1))
+    return objective_of(net, features, SquaredError(), settings.initial_seed, dtype)
 
 
 def rectified_regression(
@@ -222,6 +273,10 @@ def linear_regression(
 
 MODELS = {
     "softmax-regression": Model(SoftmaxSettings, features_and_bias, softmax_regression),
+    "logistic-regression": Model(LinearSettings, features_and_bias, logistic_regression),
+    "linear-regression": Model(LinearSettings, features_and_bias, least_squares_of_scores, regression=True),
+    "ridge-regression": Model(RidgeSettings, features_and_bias, least_squares_of_scores, regression=True),
+    "mlp-regression": Model(PerceptronSettings, flat_pixels, perceptron_regression, regression=True),
     "mlp": perceptron(nn.Tanh),
     "mlp-relu": perceptron(nn.ReLU),
     "cnn": Model(ModuleSettings, flat_pixels, convolutional),
@@ -234,7 +289,24 @@ MODELS = {
 }
 
 
+_SHIPPED = frozenset(MODELS)
+
+
+def add_model(name: str, model: Model) -> None:
+    """Put a row of one's own into the table; one's own row of that name is replaced.
+
+    InputError for the name of a shipped row: a scenario must mean the same everywhere.
+    """
+    if name in _SHIPPED:
+        raise InputError(f"add_model: {name!r} is a model of fedpriv; give yours another name")
+    MODELS[name] = model
+    changed()
+
+
 def model_named(name: str) -> Model:
+    """A row by name, one's own included; InputError if there is none."""
+    if name not in MODELS:
+        load_extensions()
     if name not in MODELS:
         raise InputError(
             f"model.name = {name!r}: known models are {', '.join(map(repr, MODELS))}{suggestion(name, MODELS)}"

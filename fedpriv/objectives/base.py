@@ -145,6 +145,14 @@ class Objective(Protocol):
         """
         ...
 
+    def outputs(self, point: Tensor, records: Records) -> Tensor:
+        """What the model says of every record, (..., B, outputs), for `point` (..., d) and unbatched records.
+
+        Logits of classes, one logit of class 1 against 0, or a regression's prediction.  InputError where a model
+        predicts nothing.
+        """
+        ...
+
     def evaluations(self, points: int) -> int:
         """Gradients (or values) of one record that an increment over so many points takes."""
         ...
@@ -168,6 +176,11 @@ class Deterministic:
 
     def evaluations(self, points: int) -> int:
         return points
+
+    def outputs(self, point: Tensor, records: Records) -> Tensor:
+        raise InputError(
+            f"run.metrics: {type(self).__name__} predicts nothing that could be scored; leave them out"
+        )
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         raise InputError(

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
 from fedpriv.objectives.clipping import Clipping, clipping, together
-from fedpriv.objectives.layers import Linked, Stateless, Terms, linked_of, stateless_of, sum_of
+from fedpriv.objectives.layers import Linked, Terms, linked_of, sum_of
 from fedpriv.objectives.losses import Loss
 from fedpriv.objectives.module import check_module, initial_point, parameters_of
+from fedpriv.objectives.stateless import Stateless, stateless_of
 from fedpriv.replicates.columns import Scalar
 
 _CHUNK_VALUES = 2**20
@@ -210,10 +211,13 @@ class LayeredObjective(Deterministic):
         named = parameters_of(self.module, point)
         return self.loss.value(self._forward(named, self._first_seen(records.features)).outputs, records.labels)
 
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+    def outputs(self, point: Tensor, records: Records) -> Tensor:
         named = parameters_of(self.module, point)
         chunks = torch.split(records.features, self._rows(point.shape[:-1].numel()))
-        outputs = torch.cat([self._forward(named, self._first_seen(chunk)).outputs for chunk in chunks], dim=-2)
+        return torch.cat([self._forward(named, self._first_seen(chunk)).outputs for chunk in chunks], dim=-2)
+
+    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+        outputs = self.outputs(point, records)
         loss = self.loss.value(outputs, records.labels).mean(-1)
         return Evaluation(loss, self.loss.accuracy(outputs, records.labels))
 

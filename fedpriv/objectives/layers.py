@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpriv.objectives.clipping import Size, formed, upper_norm
-
-Shape = tuple[int, ...]
+from fedpriv.objectives.stateless import Shape
 
 
 class Linked(Protocol):
@@ -212,71 +211,6 @@ class FormedTerms:
         return FormedTerms([part.where(kept.unsqueeze(-1), 0.0) for part in self.gradients])
 
 
-class Stateless(Protocol):
-    """A layer without parameters; `forward` also gives what `back` needs."""
-
-    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]: ...
-
-    def back(self, slope: Tensor, saved: Tensor) -> Tensor: ...
-
-
-class Tanh:
-    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = values.tanh()
-        return outputs, outputs
-
-    def back(self, slope: Tensor, saved: Tensor) -> Tensor:
-        result: Tensor = torch.ops.aten.tanh_backward(slope, saved)
-        return result
-
-
-class Rectifier:
-    """nn.ReLU; the derivative at 0 is 0, as in torch."""
-
-    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = values.relu()
-        return outputs, outputs
-
-    def back(self, slope: Tensor, saved: Tensor) -> Tensor:
-        result: Tensor = torch.ops.aten.threshold_backward(slope, saved, 0)
-        return result
-
-
-@dataclass(frozen=True)
-class Reshape:
-    """nn.Flatten and nn.Unflatten of one record's values."""
-
-    inward: Shape
-    outward: Shape
-
-    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        return values.reshape(*values.shape[: -len(self.inward)], *self.outward), values
-
-    def back(self, slope: Tensor, saved: Tensor) -> Tensor:
-        return slope.reshape(saved.shape)
-
-
-@dataclass(frozen=True)
-class MaxPool:
-    """nn.MaxPool2d; `saved` is where in its image each largest value was."""
-
-    inward: Shape
-    layer: nn.MaxPool2d
-
-    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        one = self.layer
-        outputs, places = functional.max_pool2d(
-            values.flatten(0, -4), one.kernel_size, one.stride, one.padding, one.dilation, return_indices=True
-        )
-        leading = values.shape[:-3]
-        return outputs.view(*leading, *outputs.shape[1:]), places.view(*leading, *places.shape[1:])
-
-    def back(self, slope: Tensor, saved: Tensor) -> Tensor:
-        values = slope.new_zeros(*slope.shape[:-2], prod(self.inward[1:]))
-        values.scatter_add_(-1, saved.flatten(-2), slope.flatten(-2))
-        return values.view(*values.shape[:-1], *self.inward[1:])
-
-
 def linked_of(layer: nn.Module, inward: Shape, outward: Shape) -> Linked | None:
     """The layer's counterpart here if its gradients are known in closed form and it is exactly torch's layer."""
     if type(layer) is nn.Linear and len(inward) == 1:
@@ -288,19 +222,6 @@ def linked_of(layer: nn.Module, inward: Shape, outward: Shape) -> Linked | None:
         if padding is None or kernel is None or stride is None or dilation is None:
             return None
         return Convolution(inward, outward, kernel, stride, padding, dilation, layer.bias is not None)
-    return None
-
-
-def stateless_of(layer: nn.Module, inward: Shape, outward: Shape) -> Stateless | None:
-    """As `linked_of`, for layers without parameters."""
-    if type(layer) is nn.Tanh:
-        return Tanh()
-    if type(layer) is nn.ReLU:
-        return Rectifier()
-    if type(layer) in (nn.Flatten, nn.Unflatten):
-        return Reshape(inward, outward)
-    if type(layer) is nn.MaxPool2d and not layer.ceil_mode and not layer.return_indices:
-        return MaxPool(inward, layer)
     return None
 
 

@@ -1,8 +1,10 @@
 """Losses of one linear score ⟨x, z⟩, in closed form: a gradient is a number times the feature vector.
 
-An increment is that too, with the combination of the numbers at its points, so its norm is |number| · ‖z‖.
+An increment is that too, with the combination of the numbers at its points, so its norm is |number| · ‖z‖.  With
+a penalty every record's loss has penalty · ‖x‖²/2 beside it, in the clip; increments are then formed as vectors.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
-from fedpriv.objectives.clipping import clipping, rank_one, upper_norm
+from fedpriv.objectives.clipping import clipping, formed, rank_one, upper_norm
 from fedpriv.objectives.population import Population
 from fedpriv.replicates.columns import Scalar
 
@@ -29,6 +31,7 @@ class LinearScore(Deterministic, ABC):
     feature_norm: float
     population: Population | None = None
     dtype: torch.dtype = torch.float64
+    penalty: float = 0.0
 
     @abstractmethod
     def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
@@ -52,7 +55,11 @@ class LinearScore(Deterministic, ABC):
         weights: Tensor,
         clip: Scalar,
     ) -> Increment:
-        return slope_sum(self._slopes(points, coefficients, records), records.features, weights, clip)
+        slope = self._slopes(points, coefficients, records)
+        if not self.penalty:
+            return slope_sum(slope, records.features, weights, clip)
+        vectors, clipped = _formed_clipped(self._formed(points, coefficients, records, slope), weights, clip)
+        return Increment(vectors.sum(-2), clipped)
 
     def per_record(
         self,
@@ -62,7 +69,11 @@ class LinearScore(Deterministic, ABC):
         places: Tensor,
         clip: float,
     ) -> Tensor:
-        return slope_rows(self._slopes(points, coefficients, records), records.features, clip)
+        slope = self._slopes(points, coefficients, records)
+        if not self.penalty:
+            return slope_rows(slope, records.features, clip)
+        ones = torch.ones(len(slope), dtype=torch.float64)
+        return _formed_clipped(self._formed(points, coefficients, records, slope), ones, clip)[0]
 
     def _slopes(self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
         """Σ_k coefficients[k] · the derivative by the score at points[k], (..., B)."""
@@ -73,8 +84,22 @@ class LinearScore(Deterministic, ABC):
         assert isinstance(slope, Tensor)
         return slope
 
+    def _formed(
+        self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records, slope: Tensor
+    ) -> Tensor:
+        """The increments (..., B, d) themselves, the penalty's share with them."""
+        pull = sum(coefficient * point for point, coefficient in zip(points, coefficients, strict=True))
+        assert isinstance(pull, Tensor)
+        return slope.unsqueeze(-1) * records.features + self.penalty * pull.unsqueeze(-2)
+
     def losses(self, point: Tensor, records: Records) -> Tensor:
-        return self._loss(_scores(point, records.features), records.labels)
+        return self._loss(_scores(point, records.features), records.labels) + self._penalty(point).unsqueeze(-1)
+
+    def _penalty(self, point: Tensor) -> Tensor:
+        return self.penalty * point.square().sum(-1) / 2.0
+
+    def outputs(self, point: Tensor, records: Records) -> Tensor:
+        return _scores(point, records.features).unsqueeze(-1)
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         scores = _scores(point, records.features)
@@ -96,12 +121,14 @@ class LeastSquares(LinearScore):
     @property
     def lipschitz(self) -> float:
         """max|⟨x, z⟩ - y| · max‖z‖ in the ball; outside it no bound holds, so `convex` is not claimed."""
-        return (self.radius * self.feature_norm + self.label_bound) * self.feature_norm
+        return (
+            self.radius * self.feature_norm + self.label_bound
+        ) * self.feature_norm + self.penalty * self.radius
 
     @property
     def smoothness(self) -> float:
-        """max‖z‖²."""
-        return self.feature_norm**2
+        """max‖z‖², and the penalty."""
+        return self.feature_norm**2 + self.penalty
 
     def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         return (scores - labels).square() / 2.0
@@ -118,16 +145,17 @@ class LogisticRegression(LinearScore):
     """log(1 + exp(⟨x, z⟩)) - y ⟨x, z⟩ with labels y 0 or 1."""
 
     convex: bool = True
+    """To be False with a penalty: no bound on the gradients holds at every point then."""
 
     @property
     def lipschitz(self) -> float:
-        """max‖z‖: the derivative by the score lies in (-1, 1)."""
-        return self.feature_norm
+        """max‖z‖: the derivative by the score lies in (-1, 1); inf with a penalty, which grows with the model."""
+        return math.inf if self.penalty else self.feature_norm
 
     @property
     def smoothness(self) -> float:
-        """max‖z‖²/4."""
-        return self.feature_norm**2 / 4.0
+        """max‖z‖²/4, and the penalty."""
+        return self.feature_norm**2 / 4.0 + self.penalty
 
     def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         return functional.softplus(scores) - labels * scores
@@ -157,6 +185,14 @@ def _clipped(slope: Tensor, features: Tensor, weights: Tensor, clip: Scalar) -> 
     clipped = clipping(rank_one(column.squeeze(-1).abs().double(), upper_norm(features)), weights, clip)
     column, features = clipped.only(column, features)
     return column * clipped.factor.unsqueeze(-1), features, clipped.clipped
+
+
+def _formed_clipped(increments: Tensor, weights: Tensor, clip: Scalar) -> tuple[Tensor, Tensor]:
+    """Weights times the clipped increments (..., B, d) that are there as such, and how many were clipped."""
+    vectors = increments.to(weights.dtype)
+    clipped = clipping(formed(upper_norm(vectors)), weights, clip)
+    (vectors,) = clipped.only(vectors)
+    return vectors * clipped.factor.unsqueeze(-1), clipped.clipped
 
 
 def _scores(point: Tensor, features: Tensor) -> Tensor:

@@ -143,11 +143,14 @@ class ModuleObjective(Deterministic):
         outputs: Tensor = functional_call(self.module, parameters, (features.unsqueeze(0),))
         return self.loss.value(outputs, label.unsqueeze(0)).squeeze(0)
 
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+    def outputs(self, point: Tensor, records: Records) -> Tensor:
         flat = point.reshape(-1, self.dimension)
-        outputs = torch.stack(
+        return torch.stack(
             [functional_call(self.module, parameters_of(self.module, row), (records.features,)) for row in flat]
         ).view(*point.shape[:-1], len(records.labels), -1)
+
+    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+        outputs = self.outputs(point, records)
         loss = self.loss.value(outputs, records.labels).mean(-1)
         return Evaluation(loss, self.loss.accuracy(outputs, records.labels))
 

@@ -114,6 +114,9 @@ class SoftmaxRegression(Deterministic):
         logits, loss = self._logits(point, records.features), CrossEntropy()
         return Evaluation(loss.value(logits, records.labels).mean(-1), loss.accuracy(logits, records.labels))
 
+    def outputs(self, point: Tensor, records: Records) -> Tensor:
+        return self._logits(point, records.features)
+
     def _logits(self, point: Tensor, features: Tensor) -> Tensor:
         # Weights on the left: half the time, and records that all replicates share become one product.
         return (point.view(*point.shape[:-1], self.classes, self.features) @ features.mT).mT

@@ -64,6 +64,9 @@ class View:
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return self.base.losses(point, records)
 
+    def outputs(self, point: Tensor, records: Records) -> Tensor:
+        return self.base.outputs(point, records)
+
     def evaluations(self, points: int) -> int:
         return self.base.evaluations(points)
 

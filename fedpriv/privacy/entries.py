@@ -49,16 +49,15 @@ class LedgerEntry:
 
     def _shows_the_same(self, recomputed: PrivacyClaim[Guarantee] | None) -> bool:
         """Whether the other figures of the record, where it has them, are those of the claim."""
-        figures: dict[str, Any] = {}
+        words, figures = dict[str, str](), dict[str, float]()
         if recomputed is not None:
-            figures["relation"] = recomputed.relation
+            words = {"relation": recomputed.relation, "unit": recomputed.unit.words}
             if isinstance(recomputed.guarantee, GaussianDP):
                 paper = recomputed.guarantee.epsilon_delta(self.delta).paper
-                figures |= {"zcdp": recomputed.guarantee.zcdp, "epsilon_paper": paper}
-        told = {name: self.told[name] for name in figures if name in self.told}
-        if told.pop("relation", recomputed and recomputed.relation) != (recomputed and recomputed.relation):
+                figures = {"zcdp": recomputed.guarantee.zcdp, "epsilon_paper": paper}
+        if any(self.told.get(name, value) != value for name, value in words.items()):
             return False
-        return all(_same(value, figures[name]) for name, value in told.items())
+        return all(_same(self.told[name], value) for name, value in figures.items() if name in self.told)
 
     def _are_of_the_run(self) -> bool:
         """Whether the streams are of all rounds and all silos, and of whom the trust setting has add noise.
@@ -70,8 +69,10 @@ class LedgerEntry:
             return False
         if "silos" in told and noisy and not _from_all(noisy, self.trust, told["silos"]):
             return False
-        asked = told.get("scenario", {}).get("privacy", {}).get("relation")
-        if asked is not None and any(stream.relation != asked for stream in noisy):
+        asked = told.get("scenario", {}).get("privacy", {})
+        if any(stream.relation != asked.get("relation", stream.relation) for stream in noisy):
+            return False
+        if any(stream.unit.name != asked.get("unit", stream.unit.name) for stream in noisy):
             return False
         return told.get("noise") != "release" or told.get("engine") == "deployment"
 

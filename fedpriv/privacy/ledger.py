@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,12 +16,29 @@ from fedpriv.accounting.guarantees import GaussianDP, Guarantee, weakest
 from fedpriv.accounting.relation import Relation, moved_by, relation_named
 from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
+from fedpriv.exact.claim import Claim
+from fedpriv.exact.factored import factored
+from fedpriv.exact.lattice import Lattice
+from fedpriv.exact.plan import claimed
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.mechanisms.registry import mechanism_from
 from fedpriv.participation.base import Participation
 from fedpriv.participation.registry import participation_from
 from fedpriv.privacy.claim import PrivacyClaim
 from fedpriv.privacy.renamed import current
+from fedpriv.privacy.unit import RECORD, Unit, unit_named
+
+
+class Integers(NamedTuple):
+    """The arithmetic of a release that is exact: sums are integers, noise is a discrete Gaussian."""
+
+    exponent: int
+    """The lattice's unit is 2 to this power."""
+    sigma: float
+    """Of a fresh vector of one owner and scale 1, in units."""
+    dimension: int
+    owners: int
+    """How many add noise of `sigma` each."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +54,8 @@ class ReleaseStream:
     | `per_record` | weight of one record's increment in what is released: 1/B_i, or max p_i/B_i | |
     | `std` | standard deviation of a fresh noise vector's coordinates | gradient |
     | `period` | the sums restart from 0 every so many rounds; None if they never do | rounds |
+    | `unit` | whose increment is clipped: where other fields say record, read this | |
+    | `integers` | how an exact release was made; None for floating point, whose claim is one in real numbers | |
     """
 
     owner: str
@@ -48,15 +67,32 @@ class ReleaseStream:
     relation: Relation
     std: float
     period: int | None = None
+    unit: Unit = RECORD
+    integers: Integers | None = None
 
     @property
     def guarantee(self) -> Guarantee | None:
-        """What the whole stream promises to each record behind it; None without noise.
+        """What the whole stream promises to each unit behind it; None without noise.
 
-        Guarantee: neighbours differ in one record of one silo under `relation`; the stream is what everybody
-        outside the owner sees.  InputError for what cannot be accounted for.
+        Guarantee: neighbours differ in one `unit` under `relation`; the stream is what everybody
+        outside the owner sees.  An exact release's μ follows from its integers and their noise, on the safe side
+        of all rounding, and holds up to `slack`.  InputError for what cannot be accounted for.
         """
-        return None if self.std == 0.0 else self.schedule.guarantee(self.sums, self.std)
+        if self.std == 0.0:
+            return None
+        if self.integers is None:
+            return self.schedule.guarantee(self.sums, self.std)
+        return GaussianDP(self._claimed(self.integers).mu)
+
+    @property
+    def slack(self) -> float:
+        """Up to which total variation an exact release's guarantee holds; 0 in real numbers."""
+        return 0.0 if self.integers is None else self._claimed(self.integers).slack
+
+    def _claimed(self, integers: Integers) -> Claim:
+        exponent, sigma, dimension, owners = integers
+        form = factored(self.mechanism, self.workload)
+        return claimed(form, Lattice(exponent), self.relation, dimension, sigma, owners)
 
     @property
     def mu(self) -> float:
@@ -127,16 +163,21 @@ def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None
     """The guarantee of all streams together; None if there is none (no stream, or one without noise).
 
     Guarantee: silos hold disjoint records, so a record is behind one stream only and the worst stream is
-    charged, never the sum.  InputError if streams name different neighbouring relations.
+    charged, never the sum.  InputError if streams name different neighbouring relations or units.
     """
-    relations = {stream.relation for stream in streams}
+    relations, units = {stream.relation for stream in streams}, {stream.unit for stream in streams}
     if len(relations) > 1:
         raise InputError(f"a run has one neighbouring relation, this ledger has {', '.join(sorted(relations))}")
+    if len(units) > 1:
+        raise InputError(
+            f"a run protects one unit, this ledger has {', '.join(sorted(unit.name for unit in units))}"
+        )
     guarantees = [stream.guarantee for stream in streams]
     known = [each for each in guarantees if each is not None]
     if not known or len(known) < len(guarantees):
         return None
-    return PrivacyClaim(weakest(known), relations.pop())
+    exact = all(stream.integers for stream in streams)
+    return PrivacyClaim(weakest(known), relations.pop(), units.pop(), exact)
 
 
 def as_data(stream: ReleaseStream) -> dict[str, Any]:
@@ -151,6 +192,8 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
         "relation": stream.relation,
         "std": stream.std,
         "period": stream.period,
+        "unit": stream.unit.name,
+        **({} if stream.integers is None else {"integers": stream.integers._asdict()}),
     }
 
 
@@ -169,6 +212,8 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
         relation=relation_named(data["relation"]),
         std=data["std"],
         period=data.get("period"),
+        unit=unit_named(data.get("unit", RECORD.name)),
+        integers=Integers(**data["integers"]) if data.get("integers") else None,
     )
 
 

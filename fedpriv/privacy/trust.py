@@ -14,6 +14,7 @@ from typing import NamedTuple
 from fedpriv.accounting.gdp import noise_for
 from fedpriv.accounting.relation import Relation, moved_by
 from fedpriv.errors import InputError
+from fedpriv.privacy.unit import RECORD, Unit
 from fedpriv.randomness import SERVER
 from fedpriv.replicates.columns import Scalar
 
@@ -72,13 +73,14 @@ class Trust:
         weights: Sequence[float],
         relation: Relation,
         mu: float,
+        unit: Unit = RECORD,
     ) -> Noise:
         """The noise that makes every silo's records `mu`-GDP.
 
         `sensitivity` is `Mechanism.sensitivity` of the summed clipped increments of one record; a silo's mean
         over its batch of B_i records divides it by B_i, the weighted mean over silos multiplies by p_i.
 
-        Guarantee: neighbours differ in one record of one silo under `relation`.
+        Guarantee: neighbours differ in one `unit` under `relation`; records stand for units here.
         Untrusted: silo i's whole message stream is mu-GDP, σ_i = factor · sensitivity / (B_i μ).
         Trusted: the whole stream of noisy means is mu-GDP for each silo,
         σ = factor · sensitivity · max_i (p_i / B_i) / μ; the server sees the silos' sums in the clear.
@@ -87,15 +89,14 @@ class Trust:
         Whoever knows the shares of c silos is left with (M-c)/M of the variance: mu · √(M/(M-c)).
         Rounding is to the safe side: what the ledger computes from these deviations is never above mu.
         """
-        largest = max(weight / batch for weight, batch in zip(weights, batch_sizes, strict=True))
-        of_mean = noise_for(mu, moved_by(relation, largest, sensitivity))
+        of_mean = noise_for(mu, moved_by(relation, unit.in_mean(weights, batch_sizes), sensitivity))
         if self.noise_at_server:
             return Noise((NoiseSource(SERVER, of_mean, 1.0),))
         if self.masked:
             return _equal_shares(of_mean, weights)
         return Noise(
             tuple(
-                NoiseSource(silo, noise_for(mu, moved_by(relation, 1.0 / batch, sensitivity)), weight)
+                NoiseSource(silo, noise_for(mu, moved_by(relation, unit.in_silo(batch), sensitivity)), weight)
                 for silo, (batch, weight) in enumerate(zip(batch_sizes, weights, strict=True))
             )
         )

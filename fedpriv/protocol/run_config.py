@@ -8,8 +8,6 @@ from typing import Any
 from fedpriv.errors import InputError
 from fedpriv.scenario import Cell, load_scenario, resolve_cell
 
-_BUNDLE = Path(__file__).resolve().parents[1]
-
 
 def run_config_of(cell: Cell, out: Path, run_token: str = "") -> dict[str, str | int]:
     """The keys an engine submits: the resolved cell itself, and the folder for what the server writes.
@@ -30,13 +28,13 @@ def run_config_of(cell: Cell, out: Path, run_token: str = "") -> dict[str, str |
 def cell_of(run_config: Mapping[str, Any]) -> Cell:
     """The cell that a run configuration names.
 
-    `cell-json` holds a resolved cell; otherwise `scenario` is a path (taken from the app's own folder if it is
-    not found here), `set` overrides separated by spaces, `cell` the number of the sweep point, from 0.
+    `cell-json` holds a resolved cell; otherwise `scenario` is a path or the name of a shipped scenario, `set`
+    overrides separated by spaces, `cell` the number of the sweep point, from 0.
     """
     if run_config["cell-json"]:
         return resolve_cell(json.loads(str(run_config["cell-json"])), "cell-json")
     path = Path(str(run_config["scenario"]))
-    scenario = load_scenario(path if path.exists() else _BUNDLE / path, str(run_config["set"]).split())
+    scenario = load_scenario(path, str(run_config["set"]).split())
     chosen = int(run_config["cell"])
     if not 0 <= chosen < len(scenario.points):
         raise InputError(f"cell = {chosen}: {path} has cells 0 … {len(scenario.points) - 1}")

@@ -1,10 +1,8 @@
 """A run as one HTML file that stands alone: no scripts, nothing is loaded from elsewhere."""
 
-from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
@@ -12,15 +10,16 @@ from markupsafe import Markup
 from fedpriv.algorithms import algorithm_named
 from fedpriv.errors import InputError
 from fedpriv.files import write_text
+from fedpriv.reports.comparison import dotted
+from fedpriv.reports.notes import how_measured, what_is_missing
 from fedpriv.reports.plots import svgs_of
-from fedpriv.reports.statement import ASSUMPTIONS, NOT_PROTECTED, statements
-from fedpriv.reports.summary import METRICS, incomplete, value_text
-from fedpriv.reports.table import how_measured, tables_of, what_is_missing
+from fedpriv.reports.statement import NOT_PROTECTED, statements
+from fedpriv.reports.summary import incomplete, metric_named, value_text
+from fedpriv.reports.table import tables_of
 from fedpriv.sweep.results import Results, read_results
 
 _CAPTIONS = {
     "curves": "On the test set, round by round",
-    **{metric.key.removeprefix("test_"): f"{metric.title}, round by round".capitalize() for metric in METRICS},
     "privacy": "Accuracy against privacy",
     "clipped": "How much of what records contribute was clipped",
     "noise": "Noise that each mechanism would need for the same guarantee (from accounting, not from this run)",
@@ -55,13 +54,22 @@ def page_of(folder: Path, results: Results) -> str:
         facts=_facts(results),
         statements=said,
         notes=list(dict.fromkeys(each.noise for each in said if each.noise)),
-        assumptions=ASSUMPTIONS,
+        assumptions=list(dict.fromkeys(line for each in said for line in each.assumptions)),
         about_the_loss=list(dict.fromkeys(line for each in said if each.private for line in each.about_the_loss)),
         not_protected=NOT_PROTECTED,
         tables=tables_of(results),
-        figures=[(name, _CAPTIONS[name], Markup(svg)) for name, svg in svgs_of(folder, results).items()],
+        figures=[(name, _caption(name), Markup(svg)) for name, svg in svgs_of(folder, results).items()],
         settings=_settings(results),
     )
+
+
+def _caption(figure: str) -> str:
+    """What a drawing shows: one with a name of its own, or a metric's curve."""
+    if figure in _CAPTIONS:
+        return _CAPTIONS[figure]
+    metric = metric_named(figure) or metric_named(f"test_{figure}")
+    assert metric is not None
+    return f"{metric.title}, round by round".capitalize()
 
 
 @cache
@@ -104,13 +112,6 @@ def _settings(results: Results) -> list[tuple[str, str]]:
     """Dotted keys of all cells' scenarios with their value, or their values where they differ."""
     found: dict[str, dict[str, None]] = {}
     for cell in results.cells:
-        for key, value in _flat(cell["scenario"]):
+        for key, value in dotted(cell["scenario"]):
             found.setdefault(key, {})[value_text(value)] = None
     return [(key, ", ".join(values)) for key, values in found.items() if key not in ("name", "title", "seed")]
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        found += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
-    return found

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedpriv.errors import InputError
 from fedpriv.reports.summary import cells_at, points, value_text
-from fedpriv.scenario.load import Scaling
+from fedpriv.scenario.published import Scaling
 from fedpriv.sweep.results import Results
 
 _CONFIDENCE = 0.95

@@ -7,13 +7,14 @@ from typing import Any
 
 from fedpriv.accounting import GaussianDP
 from fedpriv.accounting.gdp import compose
+from fedpriv.privacy.claim import EXACT
 from fedpriv.privacy.ledger import ReleaseStream, claim_of, from_data
 from fedpriv.privacy.trust import Trust, trust_named
 from fedpriv.sweep.results import Results
 
 _HIDDEN = {
-    "replace-one": "which record was used: any one may be exchanged for any other, the rest staying the same",
-    "zero-out": "whether any one record contributed at all, the rest staying the same",
+    "replace-one": "which {unit} was used: any one may be exchanged for any other, the rest staying the same",
+    "zero-out": "whether any one {unit} contributed at all, the rest staying the same",
 }
 _NOISE = {
     "simulation": (
@@ -27,7 +28,7 @@ _BY_THE_SERVER = (
     "The server drew the noise, with a key from its operating system. It sees what silos send without noise: all "
     "that is said here rests on the server keeping both to itself."
 )
-_ANY_LOSS = "Nothing about the loss or the model: what is released is clipped, record by record."
+_ANY_LOSS = "Nothing about the loss or the model: what is released is clipped, {unit} by {unit}."
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,20 @@ class Statement:
     levels: Sequence[Level]
     about_the_loss: Sequence[str]
     """What the figures take for granted about loss and model."""
+    assumptions: Sequence[str]
+    """What they take for granted about units, noise, numbers and choices."""
 
 
-ASSUMPTIONS = (
-    "A record belongs to one silo. A person with several records is protected less: k records multiply μ by at "
-    "most k.",
-    "Every record takes part only in the rounds that the schedule says, and its contribution is clipped there.",
-    "The noise is Gaussian in real arithmetic. What guards and deployed servers release is rounded once, far "
-    "below its noise, against the known attacks on the lowest bits of floating-point numbers, which is no proof; "
-    "what a simulation writes is not.",
+_INTEGERS = (
+    "Records enter as integers of bounded size and the noise is a discrete Gaussian, sampled exactly: the figures "
+    f"hold for the arithmetic of the program itself, {EXACT}."
+)
+_REAL = (
+    "The noise is Gaussian in real arithmetic. What was written comes from floating-point numbers, whose lowest "
+    "bits can tell more."
+)
+_ASSUMPTIONS = (
+    "Every {unit} takes part only in the rounds that the schedule says, and its contribution is clipped there.",
     "Settings were chosen without a look at the data, or that look was accounted for elsewhere: choosing the best "
     "of several runs is not part of these figures.",
 )
@@ -83,10 +89,11 @@ NOT_PROTECTED = (
 
 
 def statements(results: Results) -> list[Statement]:
-    """A statement for each combination of trust, relation, noise and δ among the finished cells."""
+    """A statement for each combination of trust, relation, unit, noise and δ among the finished cells."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for cell in results.cells:
-        kind = (cell["trust"], cell["relation"], cell["noise"], cell["delta"], cell["unit"], cell["mu"] is None)
+        unit = from_data(cell["releases"][0]).unit
+        kind = (cell["trust"], cell["relation"], cell["noise"], cell["delta"], unit, cell["mu"] is None)
         groups.setdefault(kind, []).append(cell)
     return [_statement(cells, _together(results.cells, cells[0]["relation"])) for cells in groups.values()]
 
@@ -110,6 +117,7 @@ def _together(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
 def _statement(cells: Sequence[Mapping[str, Any]], together: str) -> Statement:
     first = cells[0]
     streams = [list(map(from_data, cell["releases"])) for cell in cells]
+    unit = streams[0][0].unit
     levels = {_level(released, first["delta"]) for released in streams}
     known = [level for level in levels if level is not None]
     return Statement(
@@ -117,15 +125,28 @@ def _statement(cells: Sequence[Mapping[str, Any]], together: str) -> Statement:
         sampled=any(stream.schedule.secret for released in streams for stream in released),
         trust=first["trust"],
         protects=trust_named(first["trust"]).protects,
-        unit=first["unit"],
-        hidden=_HIDDEN[first["relation"]],
+        unit=unit.words,
+        hidden=_HIDDEN[first["relation"]].format(unit=unit.noun),
         relation=first["relation"],
         noise=_noise(first["noise"], trust_named(first["trust"]))
         + (together if first["noise"] == "release" else ""),
         mechanisms=sorted({_described_noise(stream) for released in streams for stream in released}),
         levels=sorted(known, key=lambda level: float(level.epsilon)),
         about_the_loss=sorted({about_the_loss(stream) for released in streams for stream in released}),
+        assumptions=[
+            unit.presumes,
+            *(text.format(unit=unit.noun) for text in _ASSUMPTIONS),
+            *_arithmetic(streams),
+        ],
     )
+
+
+def _arithmetic(streams: Sequence[Sequence[ReleaseStream]]) -> list[str]:
+    """What figures of these cells take for granted about numbers; nothing where nothing is private."""
+    claims = [claim for released in streams if (claim := claim_of(released)) is not None]
+    if not claims:
+        return []
+    return [_INTEGERS if all(claim.exact for claim in claims) else _REAL]
 
 
 def _noise(kind: str, trust: Trust) -> str:
@@ -137,7 +158,7 @@ def _noise(kind: str, trust: Trust) -> str:
 
 def about_the_loss(stream: ReleaseStream) -> str:
     """On what the sensitivity rests beside the clips."""
-    return stream.mechanism.assumption or _ANY_LOSS
+    return stream.mechanism.assumption or _ANY_LOSS.format(unit=stream.unit.noun)
 
 
 def _level(streams: Sequence[ReleaseStream], delta: float) -> Level | None:
@@ -180,6 +201,6 @@ def _described_noise(stream: ReleaseStream) -> str:
     clip = f"{high:.5g}" if low == high else f"{low:.5g} to {high:.5g}"
     return (
         f"{stream.owner}: {stream.mechanism.words}, fresh vectors of standard deviation {stream.std:.5g} a "
-        f"coordinate; {stream.schedule.rounds} releases; each record {stream.schedule.words}, its increment "
-        f"clipped to norm {clip}"
+        f"coordinate; {stream.schedule.rounds} releases; each {stream.unit.noun} {stream.schedule.words}, its "
+        f"increment clipped to norm {clip}"
     )

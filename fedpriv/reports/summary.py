@@ -4,9 +4,10 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from fedpriv.metrics.scored import MEAN, WORST
 from fedpriv.sweep.results import Results
 
 
@@ -19,16 +20,40 @@ class Metric:
     factor: float
     digits: int
     published_digits: int
+    base: str | None = None
+    """The key of everybody's metric, where this one is of the silos' own test records."""
 
 
 METRICS = (
     Metric("test_loss", "test loss", 1.0, 4, 3),
     Metric("test_accuracy", "test accuracy (%)", 100.0, 1, 1),
+    Metric("test_auc", "AUC", 1.0, 4, 3),
+    Metric("test_balanced_accuracy", "balanced accuracy (%)", 100.0, 1, 1),
+    Metric("test_calibration_error", "calibration error (%)", 100.0, 1, 1),
+    Metric("test_r2", "R²", 1.0, 4, 3),
+    Metric("test_mae", "mean absolute error", 1.0, 4, 3),
     Metric("excess_risk", "excess risk", 1.0, 6, 6),
     Metric("gradient_norm", "gradient norm", 1.0, 4, 4),
     Metric("goldstein", "Goldstein measure", 1.0, 4, 4),
 )
 """Losses as they are; accuracies are stored as shares and printed, as papers do, in percent."""
+
+
+_OF_SILOS = {MEAN: "mean of silos", WORST: "worst silo"}
+
+
+def metric_named(key: str) -> Metric | None:
+    """How the figure `key` is shown, None if it is no metric; a silo's own figures are shown like everybody's."""
+    for metric in METRICS:
+        if key == metric.key:
+            return metric
+        rest = key.removeprefix(f"{metric.key}_")
+        if rest == key or f"{metric.key}_" not in key:
+            continue
+        whose = _OF_SILOS.get(rest) or (f"at {rest.removeprefix('at_')}" if rest.startswith("at_") else None)
+        if whose is not None:
+            return replace(metric, key=key, title=f"{metric.title}, {whose}", base=metric.key)
+    return None
 
 
 @dataclass(frozen=True)
@@ -57,13 +82,35 @@ class Comparison:
 
 def metrics_in(record: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of a cell of results.json, or of a line of history.jsonl, by name."""
-    return {metric.key: record[metric.key] for metric in METRICS if metric.key in record}
+    return {metric.key: record[metric.key] for metric in _metrics_among([record])}
+
+
+def _metrics_among(records: Iterable[Mapping[str, Any]]) -> list[Metric]:
+    """The metrics that any record has: those of everybody first, in the order of `METRICS`."""
+    keys = dict.fromkeys(key for record in records for key in record)
+    named = [metric for metric in map(metric_named, keys) if metric is not None]
+    order = {metric.key: place for place, metric in enumerate(METRICS)}
+    return sorted(named, key=lambda metric: order.get(metric.key, len(order)))
 
 
 def metrics_of(results: Results) -> list[Metric]:
-    """The metrics that a run's cells have; loss and accuracy as long as there is no cell."""
-    present = [metric for metric in METRICS if any(metric.key in cell for cell in results.cells)]
-    return present or list(METRICS[:2])
+    """All metrics that a run's cells have; loss and accuracy as long as there is no cell."""
+    return _metrics_among(results.cells) or list(METRICS[:2])
+
+
+def shared_metrics(results: Results) -> list[Metric]:
+    """Those over all test records, and of the silos' own what the scenario lays out."""
+    shown = results.published.table.shown if results.published else []
+    return [metric for metric in metrics_of(results) if metric.base is None or metric.key in shown]
+
+
+def silo_metrics(results: Results) -> dict[str, list[Metric]]:
+    """The silos' own metrics by the name of what they are of: each silo's, the mean, the worst."""
+    found: dict[str, list[Metric]] = {}
+    for metric in metrics_of(results):
+        if metric.base is not None:
+            found.setdefault(metric.base, []).append(metric)
+    return found
 
 
 def points(results: Results) -> list[dict[str, Any]]:

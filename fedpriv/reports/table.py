@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedpriv.files import write_text
-from fedpriv.privacy.trust import trust_named
+from fedpriv.reports.notes import figure, how_measured, privacy_lines, published_metrics, what_is_missing
 from fedpriv.reports.scaling import scaling_lines
 from fedpriv.reports.summary import (
     Metric,
@@ -18,14 +18,15 @@ from fedpriv.reports.summary import (
     compare,
     incomplete,
     metrics_of,
-    missing,
     point_text,
     points,
     product,
+    shared_metrics,
     short_names,
+    silo_metrics,
     value_text,
 )
-from fedpriv.scenario.load import Paper, Scaling
+from fedpriv.scenario.published import Paper, Scaling
 from fedpriv.sweep.results import Results, read_results
 
 Style = Literal["markdown", "csv", "latex"]
@@ -33,7 +34,6 @@ Style = Literal["markdown", "csv", "latex"]
 
 _BEFORE = ("silos", "rounds", "mu", "epsilon at delta")
 _AFTER = ("gradients", "sent by a silo (MB)", "clipped (%)", "seconds, all seeds")
-_LISTED = 10  # missing points that are named; the tables show the others
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,28 @@ def tables_of(results: Results) -> list[Table]:
     """A table of the paper's form for each metric it has and each value of other axes, or one of all points."""
     if results.scaling is not None:
         return [_scaling(results, results.scaling)]
-    shown = _published_metrics(results)
+    shown = published_metrics(results)
     if results.published is None or not shown:
-        return [_list(results)]
+        return [_list(results), *_by_silo(results)]
     paper = results.published.table
     others = {key: values for key, values in results.axes.items() if key not in (paper.rows, paper.columns)}
-    return [_grid(results, paper, metric, fixed) for metric in shown for fixed in product(others)]
+    grids = [_grid(results, paper, metric, fixed) for metric in shown for fixed in product(others)]
+    return [*grids, *_by_silo(results)]
+
+
+def _by_silo(results: Results) -> list[Table]:
+    """For each metric of the silos' own test records a row a sweep point and a column a silo."""
+    tables = []
+    for metrics in silo_metrics(results).values():
+        titles = [metric.title.rpartition(", ")[2].removeprefix("at ") for metric in metrics]
+        body = [
+            [*map(value_text, point.values()), *(_entry(results, metric, point) for metric in metrics)]
+            for point in points(results)
+        ]
+        names = list(short_names(results.axes).values())
+        caption = f"{metrics[0].title.rpartition(', ')[0]} by silo, on its own test records"
+        tables.append(Table(caption, [*names, *titles], body, labels=len(names)))
+    return tables
 
 
 def _scaling(results: Results, scaling: Scaling) -> Table:
@@ -79,12 +95,6 @@ def _scaling(results: Results, scaling: Scaling) -> Table:
         f"{scaling.factor:g} · {scaling.scale:g} · (1/√n + √d/(εn)); fitted exponents with 95 % intervals"
     )
     return Table(caption, header, body, labels=1)
-
-
-def _published_metrics(results: Results) -> list[Metric]:
-    if results.published is None:
-        return []
-    return [metric for metric in metrics_of(results) if metric.key in results.published.table.shown]
 
 
 def _grid(results: Results, paper: Paper, metric: Metric, fixed: Mapping[str, Any]) -> Table:
@@ -120,7 +130,7 @@ def _entry(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
 def _list(results: Results) -> Table:
     """A row a sweep point; what is swept is not shown twice."""
     names = list(short_names(results.axes).values())
-    columns = [*_BEFORE, *(metric.title for metric in metrics_of(results)), *_AFTER]
+    columns = [*_BEFORE, *(metric.title for metric in shared_metrics(results)), *_AFTER]
     shown = [name for name in columns if name not in names]
     body = []
     for point in points(results):
@@ -135,8 +145,8 @@ def _row(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
     if cells := cells_at(results, point):
         first, private = cells[0], cells[0]["epsilon"] is not None
         row["silos"], row["rounds"] = str(first["silos"]), str(first["rounds"])
-        row["mu"] = ("none" if first["mu"] is None else _figure(first["mu"])) if private else "no noise"
-        row["epsilon at delta"] = f"{_figure(first['epsilon'])} at {first['delta']:g}" if private else "none"
+        row["mu"] = ("none" if first["mu"] is None else figure(first["mu"])) if private else "no noise"
+        row["epsilon at delta"] = f"{figure(first['epsilon'])} at {first['delta']:g}" if private else "none"
         row["gradients"] = _count(first.get("gradient_evaluations"))
         row["sent by a silo (MB)"] = _megabytes(first.get("bytes_sent"))
         told = [cell["fraction_clipped"] for cell in cells if cell["fraction_clipped"] is not None]
@@ -153,16 +163,12 @@ def _megabytes(value: int | None) -> str:
     return "not kept" if value is None else f"{value / 1e6:.3g}"
 
 
-def _figure(value: float) -> str:
-    return f"{value:.4g}"
-
-
 def _markdown(results: Results) -> str:
     blocks = [f"## {results.title or results.name}"]
     for table in tables_of(results):
         blocks += [f"**{table.caption}**", _aligned(table)] if table.caption else [_aligned(table)]
     blocks += [line for line in (what_is_missing(results), how_measured(results)) if line]
-    return "\n\n".join([*blocks, *_privacy(results)]) + "\n"
+    return "\n\n".join([*blocks, *privacy_lines(results)]) + "\n"
 
 
 def _aligned(table: Table) -> str:
@@ -174,98 +180,6 @@ def _aligned(table: Table) -> str:
         rule, side = ("-" * width, "<") if place < table.labels else ("-" * (width - 1) + ":", ">")
         columns.append([f"{text:{side}{width}}" for text in (head, rule, *body)])
     return "\n".join(f"| {' | '.join(row)} |" for row in zip(*columns, strict=True))
-
-
-def what_is_missing(results: Results) -> str:
-    """Which cells have no result, in bold Markdown; nothing if all have."""
-    if not (loud := incomplete(results)):
-        return ""
-    texts = []
-    for point, seeds in missing(results):
-        these = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-        texts.append(", ".join(filter(None, [point_text(results, point), these])))
-    more = f"; and {len(texts) - _LISTED} more points" if len(texts) > _LISTED else ""
-    return f"**{loud}.** Missing: {'; '.join(texts[:_LISTED])}{more}."
-
-
-def how_measured(results: Results) -> str:
-    """Seeds, engine, and the largest difference to what was published, in one line."""
-    count = len(results.seeds)
-    seeds = "1 seed" if count == 1 else f"{count} seeds: mean ± sample standard deviation"
-    largest = []
-    for metric in _published_metrics(results):
-        differences = [compare(results, metric, point).difference for point in points(results)]
-        if known := [abs(difference) for difference in differences if difference is not None]:
-            largest.append(f"{metric.title} {max(known):.{metric.digits}f}")
-    worst = f"; largest |difference|: {', '.join(largest)}" if largest else ""
-    notes = [each for each in (_withheld(results), _paired(results), _unread(results)) if each]
-    return " ".join([f"{seeds}; engine {results.engine}{worst}.", *notes])
-
-
-def _withheld(results: Results) -> str:
-    """Why no published values are shown, where a scenario has some."""
-    if results.published is None or not results.published.withheld:
-        return ""
-    return f"Published values are for other settings and not shown: {', '.join(results.published.withheld)}."
-
-
-def _paired(results: Results) -> str:
-    """That rows share their random numbers: differences between them spread less than each of them does."""
-    simulated = all(cell["noise"] != "release" for cell in results.cells)
-    if len(points(results)) < 2 or not results.cells or not simulated:
-        return ""
-    return (
-        "Cells of one seed share the order of records and, scaled, their noise: take differences seed by "
-        "seed, and their spread from those pairs."
-    )
-
-
-def _unread(results: Results) -> str:
-    """That samples were asked for which no round reads."""
-    left = sorted({cell["unread"] for cell in results.cells if cell.get("unread")})
-    if not left:
-        return ""
-    numbers = str(left[0]) if len(left) == 1 else f"{left[0]} to {left[-1]}"
-    return f"Of the samples asked for {numbers} are never read: they do not fill a round of every silo."
-
-
-def _privacy(results: Results) -> list[str]:
-    """A line for each distinct statement; those that differ only in μ share one."""
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for cell in results.cells:
-        kind = (
-            *(cell[key] for key in ("unit", "relation", "trust", "noise", "delta")),
-            cell["mu"] is None,
-        )
-        groups.setdefault(kind, []).append(cell)
-    return [_statement(cells) for cells in groups.values()]
-
-
-def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
-    first = cells[0]
-    server = trust_named(first["trust"]).title
-    if first["epsilon"] is None:
-        return f"Privacy: none, {server}: the run adds no noise."
-    seeded = " (seeded, not for release)" if first["noise"] == "simulation" else ""
-    if first["mu"] is None:
-        return (
-            f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: Poisson "
-            f"sampling, which no mu describes; (ε, δ) = ({_range(cells, 'epsilon')}, {first['delta']:g}), an "
-            "upper bound by its privacy loss distribution, as long as who was sampled stays secret; "
-            f"{first['noise']} noise{seeded}."
-        )
-    mu, zcdp, epsilon, paper = (_range(cells, key) for key in ("mu", "zcdp", "epsilon", "epsilon_paper"))
-    return (
-        f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: mu-GDP exactly with "
-        f"mu = {mu} (zCDP {zcdp}); (ε, δ) = ({epsilon}, {first['delta']:g}) exact, ({paper}, {first['delta']:g}) "
-        f"by the paper's formula; {first['noise']} noise{seeded}."
-    )
-
-
-def _range(cells: Sequence[Mapping[str, Any]], key: str) -> str:
-    values = [cell[key] for cell in cells]
-    low, high = _figure(min(values)), _figure(max(values))
-    return low if low == high else f"{low} to {high}"
 
 
 def _csv(results: Results) -> str:

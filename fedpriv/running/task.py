@@ -1,18 +1,23 @@
 """The records of a federation: loaded once, turned into features, spread over the silos."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.data.dataset import Sites
 from fedpriv.data.datasets import load, load_test
-from fedpriv.data.partition import dirichlet, iid, shards
+from fedpriv.data.partition import by_site, dirichlet, iid, shards
+from fedpriv.data.table_schema import TableSchema
 from fedpriv.errors import InputError
+from fedpriv.extensions import revision
 from fedpriv.metrics.measured import Measured
+from fedpriv.metrics.scored import Scored, check_scores
 from fedpriv.objectives import Objective, Records
 from fedpriv.scenario import Cell
 from fedpriv.scenario.schema import ModelSection
@@ -26,6 +31,11 @@ class PublicTask:
 
     objective: Objective
     test: Records
+    """Silo by silo, where the data say whose records they are."""
+    silos: tuple[tuple[str, int], ...] = field(default=(), kw_only=True)
+    """The sites of the test records in that order: (name, records)."""
+    unit: float = field(default=1.0, kw_only=True)
+    """How much of a real target's own unit 1 of a label is."""
 
 
 @dataclass(frozen=True)
@@ -33,29 +43,42 @@ class Task(PublicTask):
     """With the training records, which only silos and simulations have."""
 
     train: Records
+    sites: NDArray[np.int64] | None = field(default=None, kw_only=True)
+    """Which site each training record belongs to, if the data say so."""
 
 
 @lru_cache(maxsize=2)
-def public_task_of(data: str, model: ModelSection, dtype: str) -> PublicTask:
-    """The public part of a task, loaded on first use."""
+def public_task_of(
+    data: str, model: ModelSection, dtype: str, table: TableSchema | None = None, revision: int = 0
+) -> PublicTask:
+    """The public part of a task, loaded on first use; again where a table got a row of somebody's own."""
     model.row.check_data(model.name, data)
-    part, row, settings, torch_dtype = load_test(data), model.row, model.settings, DTYPES[dtype]
-    test = Records(row.features(part.images, torch_dtype, settings), _labels(part.labels, torch_dtype))
-    return PublicTask(row.objective(tuple(test.features.shape[1:]), part.classes, torch_dtype, settings), test)
+    part, row, settings, torch_dtype = load_test(data, table=table), model.row, model.settings, DTYPES[dtype]
+    test = Records(row.features(part.images, torch_dtype, settings), labels_of(part.labels, torch_dtype))
+    objective = row.objective(tuple(test.features.shape[1:]), part.classes, torch_dtype, settings)
+    test, silos = _silo_by_silo(test, part.sites)
+    return PublicTask(objective, test, silos=silos, unit=part.unit)
 
 
 def public_task_of_cell(cell: Cell) -> PublicTask:
     """InputError if the scenario holds out training records, of which a deployment's server has none."""
     if cell.data.validation is not None:
         raise InputError("data.validation: the server of a deployment has no training records to hold out")
-    task = public_task_of(cell.data.name, cell.model, cell.run.dtype)
-    return dataclasses.replace(task, objective=_measured(task.objective, cell))
+    task = public_task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.table, revision())
+    return dataclasses.replace(task, objective=_measured(task, cell))
 
 
 @lru_cache(maxsize=2)
-def task_of(data: str, model: ModelSection, dtype: str, validation: int | None = None) -> Task:
+def task_of(
+    data: str,
+    model: ModelSection,
+    dtype: str,
+    validation: int | None = None,
+    table: TableSchema | None = None,
+    revision: int = 0,
+) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
-    dataset, row, settings, torch_dtype = load(data), model.row, model.settings, DTYPES[dtype]
+    dataset, row, settings, torch_dtype = load(data, table=table), model.row, model.settings, DTYPES[dtype]
     if row.regression != (dataset.classes == 0):
         labels = "real numbers" if dataset.classes == 0 else "classes"
         raise InputError(
@@ -63,51 +86,87 @@ def task_of(data: str, model: ModelSection, dtype: str, validation: int | None =
         )
     row.check_data(model.name, data)
     train, test = (
-        Records(row.features(images, torch_dtype, settings), _labels(labels, torch_dtype))
+        Records(row.features(images, torch_dtype, settings), labels_of(labels, torch_dtype))
         for images, labels in (
             (dataset.train_images, dataset.train_labels),
             (dataset.test_images, dataset.test_labels),
         )
     )
+    sites = dataset.sites
     if validation is not None:
         if validation >= len(train.labels):
             raise InputError(f"data.validation = {validation}: {data} has {len(train.labels)} training records")
         train, test = (
             Records(*(column[part] for column in train)) for part in (slice(-validation), slice(-validation, None))
         )
+        if sites is not None:
+            sites = Sites(sites.names, sites.train[:-validation], sites.train[-validation:])
     objective = row.objective(tuple(train.features.shape[1:]), dataset.classes, torch_dtype, settings)
-    return Task(objective, test, train)
+    test, silos = _silo_by_silo(test, sites)
+    of_records = None if sites is None else sites.train
+    return Task(objective, test, train, silos=silos, unit=dataset.unit, sites=of_records)
 
 
-def _labels(labels: NDArray[Any], dtype: torch.dtype) -> Tensor:
+def _silo_by_silo(test: Records, sites: Sites | None) -> tuple[Records, tuple[tuple[str, int], ...]]:
+    """The test records in the order of their sites, and how many each has; as they are without sites."""
+    if sites is None:
+        return test, ()
+    order = torch.from_numpy(np.argsort(sites.test, kind="stable"))
+    counts = np.bincount(sites.test, minlength=len(sites.names)).tolist()
+    return Records(*(column[order] for column in test)), tuple(zip(sites.names, counts, strict=True))
+
+
+def labels_of(labels: NDArray[Any], dtype: torch.dtype) -> Tensor:
     """Classes as they are, numbers of a regression as the features are."""
     tensor = torch.from_numpy(labels)
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def task_of_cell(cell: Cell) -> Task:
-    task = task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.validation)
-    return dataclasses.replace(task, objective=_measured(task.objective, cell))
+    data, model = cell.data, cell.model
+    task = task_of(data.name, model, cell.run.dtype, data.validation, data.table, revision())
+    return dataclasses.replace(task, objective=_measured(task, cell))
 
 
-def _measured(objective: Objective, cell: Cell) -> Objective:
-    radius = cell.run.goldstein_radius
-    return objective if radius is None else Measured(objective, radius)
+def _measured(task: PublicTask, cell: Cell) -> Objective:
+    """The task's objective with what the scenario wants measured; InputError for what its test records lack."""
+    objective, run = task.objective, cell.run
+    if run.metrics or run.per_silo:
+        silos = task.silos if run.per_silo else ()
+        if run.per_silo and (empty := [name for name, count in silos if not count]):
+            raise InputError(f"run.per_silo: {empty[0]!r} has no test records; leave it out, or give it some")
+        check_scores(run.metrics, task.test.labels, silos, regression=cell.model.row.regression)
+        objective = Scored(objective, run.metrics, silos, task.unit)
+    return objective if run.goldstein_radius is None else Measured(objective, run.goldstein_radius)
 
 
 def check_records(cell: Cell) -> None:
     """InputError if the cell asks for more training records than its data set has."""
-    records, batches, batch = (
-        len(task_of_cell(cell).train.labels),
-        cell.schedule.batches_held,
-        sum(cell.batch_sizes),
-    )
+    task = task_of_cell(cell)
+    if cell.data.partition == "site":
+        _check_sites(cell, task)
+        return
+    records, batches, batch = len(task.train.labels), cell.schedule.batches_held, sum(cell.batch_sizes)
     if batches * batch > records:
         raise InputError(
             f"federation: one pass is {batches} batches of {batch} records of all silos, {batches} * {batch} = "
             f"{batches * batch}, but {cell.data.name} has {records} training records: enough for "
             f"{records // batch} batches of {batch}, or {batches} of {records // batches}"
         )
+
+
+def _check_sites(cell: Cell, task: Task) -> None:
+    """InputError, naming the site, unless each has the training records that its silo reads."""
+    schema, batches = cell.data.table_schema, cell.schedule.batches_held
+    assert schema is not None
+    assert task.sites is not None
+    counts = np.bincount(task.sites, minlength=len(schema.sites))
+    for name, has, batch in zip(schema.sites, counts.tolist(), cell.batch_sizes, strict=True):
+        if batches * batch > has:
+            raise InputError(
+                f"federation: one pass of {name!r} is {batches} batches of {batch} records, {batches * batch} in "
+                f"all, but it has {has} training records; give each silo its own number in federation.batches"
+            )
 
 
 def spread(cell: Cell) -> list[Tensor]:
@@ -117,7 +176,8 @@ def spread(cell: Cell) -> list[Tensor]:
     if the scenario asks for more records than there are.
     """
     check_records(cell)
-    labels = task_of_cell(cell).train.labels.numpy()
+    task = task_of_cell(cell)
+    labels = task.train.labels.numpy()
     batches = cell.schedule.batches_held
     sizes = [batches * batch for batch in cell.batch_sizes]
     data = cell.data
@@ -130,4 +190,7 @@ def spread(cell: Cell) -> list[Tensor]:
         case "shards":
             assert data.shards is not None
             shares = shards(labels, sizes, cell.seed, data.shards)
+        case "site":
+            assert task.sites is not None
+            shares = by_site(task.sites, sizes, cell.seed)
     return [torch.from_numpy(share) for share in shares]

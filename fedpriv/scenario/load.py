@@ -1,7 +1,6 @@
 """From a TOML file to the cells it stands for: overrides, sweep, seeds, validation."""
 
 import copy
-import dataclasses
 import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -9,98 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
+from fedpriv.scenario.find import scenario_file
 from fedpriv.scenario.messages import explain
+from fedpriv.scenario.overrides import Sorted, forget_what_gave_way, once, sort_out
+from fedpriv.scenario.published import Published, Scaling, changed, changed_axes, published_of, scaling_of
 from fedpriv.scenario.rules import Rule, rules_of
-from fedpriv.scenario.schema import PARTITION_KEYS, Cell
-from fedpriv.scenario.tree import assign, look_up, parsed_assignment
-
-
-class Paper(BaseModel):
-    """[paper]: published values, shown beside what was measured; each metric is a table rows × columns.
-
-    [table] lays out the same tables where nothing was published.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    rows: str
-    columns: str
-    metrics: list[str] = []
-    """Shown as tables although nothing was published for them."""
-    test_loss: list[list[float]] | None = None
-    test_accuracy: list[list[float]] | None = None
-
-    @property
-    def values(self) -> list[str]:
-        """The metrics of which values were published."""
-        return [key for key in ("test_loss", "test_accuracy") if getattr(self, key) is not None]
-
-    @property
-    def shown(self) -> list[str]:
-        """The metrics that get a table of rows × columns."""
-        return [*self.metrics, *self.values]
-
-
-class Scaling(BaseModel):
-    """[scaling]: how what an algorithm needs grows with n; shown as fitted exponents beside the theory's."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    along: str
-    """The swept key that is n."""
-    smallest: str
-    """The swept key whose smallest sufficient value is looked for, such as federation.rounds."""
-    by: str
-    """The swept key of what is compared, such as algorithm.name."""
-    metric: str
-    factor: float
-    scale: float
-    """L R: the unit of the target factor · scale · (1/√n + √d/(ε n))."""
-    theory: dict[str, float] = {}
-    """Exponents to compare with, by value of `by`."""
-
-
-@dataclass(frozen=True)
-class Published:
-    """The paper's tables with the axis values they were printed for: a narrowed sweep still finds its own."""
-
-    table: Paper
-    row_values: list[Any]
-    column_values: list[Any]
-    withheld: list[str] = dataclasses.field(default_factory=list)
-    """The overridden keys for which published values are not shown."""
-
-    def as_data(self) -> dict[str, Any]:
-        """Plain data for results.json, enough to build this again."""
-        axes = {"row_values": self.row_values, "column_values": self.column_values}
-        return {**self.table.model_dump(), **axes, "withheld": self.withheld}
-
-    @staticmethod
-    def from_data(data: Mapping[str, Any]) -> "Published":
-        """The inverse of `as_data`."""
-        table = {key: value for key, value in data.items() if key in Paper.model_fields}
-        return Published(
-            Paper.model_validate(table), data["row_values"], data["column_values"], data.get("withheld", [])
-        )
-
-    def without_values(self, changed: list[str]) -> "Published":
-        """The layout alone, if any key has `changed`: values belong to the settings they were published for."""
-        if not changed or not self.table.values:
-            return self
-        empty = Paper(rows=self.table.rows, columns=self.table.columns, metrics=self.table.shown)
-        return dataclasses.replace(self, table=empty, withheld=changed)
-
-    def value(self, metric: str, swept: Mapping[str, Any]) -> float | None:
-        """The published `metric` (test_loss or test_accuracy) at a sweep point; None where none was printed."""
-        cells: list[list[float]] | None = getattr(self.table, metric, None)
-        row, column = swept[self.table.rows], swept[self.table.columns]
-        if cells is None or row not in self.row_values or column not in self.column_values:
-            return None
-        return cells[self.row_values.index(row)][self.column_values.index(column)]
+from fedpriv.scenario.schema import Cell
+from fedpriv.scenario.tree import assign
 
 
 @dataclass(frozen=True)
@@ -125,17 +43,16 @@ class Scenario:
 
 
 def load_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
-    """Read, override ("KEY=VALUE", dotted keys, TOML values), sweep and validate a scenario file."""
-    return scenario_of(read_toml(path), str(path), overrides)
+    """Read, override ("KEY=VALUE", dotted keys, TOML values), sweep and validate a scenario.
+
+    `path` is a file or the name of a shipped scenario, as `scenario_file` finds it.
+    """
+    return scenario_of(read_toml(scenario_file(path)), str(path), overrides)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            f"{path}: no such file; a scenario is a TOML file such as scenarios/quickstart.toml"
-        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as a text file: {error}") from None
     except tomllib.TOMLDecodeError as error:
@@ -160,25 +77,23 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
         if key != "seeds" and (not isinstance(values, list) or not values):
             raise InputError(f'{source}: sweep."{key}" = {values!r}: expected a list of at least one value')
     printed_axes = {key: values for key, values in sweep.items() if key != "seeds"}
-    printed, published = copy.deepcopy(base), _published(paper, printed_axes, source)
-    scaling = _scaling(base.pop("scaling", None), printed_axes, source)
+    printed, published = copy.deepcopy(base), published_of(paper, printed_axes, source)
+    scaling = scaling_of(base.pop("scaling", None), printed_axes, source)
     rules = rules_of(base.pop("where", []), printed_axes, source)
-    axes, fixed = dict(sweep), dict[str, Any]()
-    for assignment in overrides:
-        key, value = parsed_assignment(assignment)
-        key = "seeds" if key == "sweep.seeds" else key  # as it stands in the file
-        if key in axes or key == "seeds":
-            axes[key] = value if isinstance(value, list) or key == "seeds" else [value]
-        else:
-            fixed[key] = value
-            assign(base, key, value)
+    given = sort_out(
+        overrides, {key: once(values) if isinstance(values, list) else values for key, values in sweep.items()}
+    )
+    axes = dict(given.axes)
+    for key, value in given.fixed.items():
+        assign(base, key, value)
+    if published is not None and not {published.table.rows, published.table.columns} <= axes.keys():
+        published = None  # another privacy target took an axis away
     if published is not None:
-        published = published.without_values(
-            _changed(printed, fixed) + _changed_axes(printed_axes, axes, published)
-        )
+        other = changed(printed, {**given.fixed, **_new_axes(printed_axes, axes)})
+        published = published.without_values(other + changed_axes(printed_axes, axes, published))
     seeds = _seeds(axes.pop("seeds", None), base.pop("seed", 0), source)
     points = [
-        Point(dict(zip(axes, values, strict=True)), _cell(base, axes, values, rules, fixed, seed, source))
+        Point(dict(zip(axes, values, strict=True)), _cell(base, axes, values, rules, given, seed, source))
         for values in itertools.product(*axes.values())
         for seed in seeds
     ]
@@ -232,7 +147,7 @@ def _cell(
     axes: Mapping[str, Any],
     values: tuple[Any, ...],
     rules: Iterable[Rule],
-    fixed: Mapping[str, Any],
+    given: Sorted,
     seed: int,
     source: str,
 ) -> Cell:
@@ -242,19 +157,20 @@ def _cell(
         assign(tree, key, value)
     for rule in rules:
         rule.apply(tree)
-    for key, value in fixed.items():
+    for key, value in given.fixed.items():
         assign(tree, key, value)
-    if "data.partition" in fixed:
-        _forget_other_partitions(tree, fixed)
+    forget_what_gave_way(tree, given)
     tree["seed"] = seed
     return resolve_cell(tree, source)
 
 
-def _forget_other_partitions(tree: dict[str, Any], fixed: Mapping[str, Any]) -> None:
-    """An override of the partition takes the file's settings of the others with it; those given beside it stay."""
-    for partition, key in PARTITION_KEYS.items():
-        if fixed["data.partition"] != partition and f"data.{key}" not in fixed:
-            tree["data"].pop(key, None)
+def _new_axes(printed: Mapping[str, list[Any]], axes: Mapping[str, Any]) -> dict[str, Any]:
+    """Axes that an override added, with their only value, or with the list that no setting equals."""
+    return {
+        key: values[0] if len(values) == 1 else values
+        for key, values in axes.items()
+        if key != "seeds" and key not in printed
+    }
 
 
 def _seeds(swept: Any, single: Any, source: str) -> list[int]:
@@ -270,63 +186,3 @@ def _seeds(swept: Any, single: Any, source: str) -> list[int]:
     raise InputError(
         f"{source}: seeds = {swept!r}: expected how many (such as 5) or a list of non-negative numbers"
     )
-
-
-def _scaling(given: Any, axes: Mapping[str, list[Any]], source: str) -> Scaling | None:
-    if given is None:
-        return None
-    try:
-        scaling = Scaling.model_validate(given)
-    except ValidationError as error:
-        raise InputError(f"{source}: {explain(error, Scaling, 'scaling')}") from None
-    for role in ("along", "smallest", "by"):
-        if (key := getattr(scaling, role)) not in axes:
-            raise InputError(
-                f"{source}: scaling.{role} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}"
-            )
-    return scaling
-
-
-def _published(given: Any, axes: Mapping[str, list[Any]], source: str) -> Published | None:
-    if given is None:
-        return None
-    try:
-        paper = Paper.model_validate(given)
-    except ValidationError as error:
-        raise InputError(f"{source}: {explain(error, Paper, 'paper')}") from None
-    for role, key in (("rows", paper.rows), ("columns", paper.columns)):
-        if key not in axes:
-            raise InputError(
-                f"{source}: paper.{role} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}"
-            )
-    rows, columns = axes[paper.rows], axes[paper.columns]
-    for metric in ("test_loss", "test_accuracy"):
-        table = getattr(paper, metric)
-        if table is not None and (len(table) != len(rows) or any(len(row) != len(columns) for row in table)):
-            raise InputError(f"{source}: paper.{metric}: expected {len(rows)} rows of {len(columns)} values")
-    return Published(paper, rows, columns)
-
-
-_SAME_RESULT = ("name", "title", "seed", "run", "deployment", "label")
-"""Keys and sections that say how to compute or what to call it, not what."""
-
-
-def _changed(printed: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[str]:
-    """The overridden keys that make another setting of the one that values were published for."""
-    return [
-        key
-        for key, value in fixed.items()
-        if key.partition(".")[0] not in _SAME_RESULT and look_up(printed, key) != value
-    ]
-
-
-def _changed_axes(
-    printed: Mapping[str, list[Any]], axes: Mapping[str, list[Any]], published: Published
-) -> list[str]:
-    """Swept keys beside rows and columns that have a value now which the printed sweep had not."""
-    own = (published.table.rows, published.table.columns)
-    return [
-        key
-        for key, values in printed.items()
-        if key not in own and any(value not in values for value in axes[key])
-    ]

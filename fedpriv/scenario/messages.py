@@ -67,7 +67,9 @@ def _is_union_branch(part: str | int) -> bool:
     """Pydantic names the member of a union in the path ("literal['paper']", "float"); users never wrote it."""
     if not isinstance(part, str):
         return False
-    return part in {"float", "int", "str", "bool"} or part.startswith(("literal[", "constrained-"))
+    return part in {"float", "int", "str", "bool"} or part.startswith(
+        ("literal[", "constrained-", "tuple[", "function-")
+    )
 
 
 def _section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:

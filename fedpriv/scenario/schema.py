@@ -4,55 +4,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedpriv.accounting.gdp import mu_of
-from fedpriv.accounting.zcdp import mu_of_zcdp
 from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
 from fedpriv.data.partition import silo_sizes
 from fedpriv.errors import InputError
+from fedpriv.metrics.scores import Score
 from fedpriv.models.table import Model, ModelSettings, model_named
 from fedpriv.participation.base import Participation
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.participation.registry import CHOSEN, SamplingName
 from fedpriv.privacy.trust import Trust, trust_named
-
-Probability = Annotated[float, Field(gt=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
-
-
-PARTITION_KEYS = {"dirichlet": "concentration", "shards": "shards"}
-"""The key of [data] that a partition needs, and no other takes."""
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class DataSection(Section):
-    """[data]: which records, and how they are spread over the silos."""
-
-    name: str = Field(
-        description="a data set's name, as `fedpriv data fetch` takes it, or the path of an .npz file"
-    )
-    partition: Literal["iid", "dirichlet", "shards"] = Field(
-        "iid", description="how records are spread over silos"
-    )
-    concentration: Positive | None = Field(
-        None, description='of the silos\' label mixtures, for partition = "dirichlet": small is more skewed'
-    )
-    shards: Count | None = Field(
-        None, description='pieces of the records sorted by label a silo gets, for "shards"'
-    )
-    validation: Count | None = Field(
-        None,
-        description="so many training records, the last ones, are held out and evaluated in place of the test set",
-    )
-
-    @model_validator(mode="after")
-    def _settings_of_the_partition(self) -> Self:
-        for partition, key in PARTITION_KEYS.items():
-            if (self.partition == partition) != (getattr(self, key) is not None):
-                raise ValueError(f'{key} is needed for partition = "{partition}", and only there')
-        return self
+from fedpriv.scenario.data_section import DataSection
+from fedpriv.scenario.privacy import PrivacySection
+from fedpriv.scenario.section import Count, Section
 
 
 class ModelSection(BaseModel):
@@ -90,6 +53,9 @@ class FederationSection(Section):
     batch: Count | None = Field(
         None, description="records of one silo in one round; 1 if not both others are given"
     )
+    batches: Annotated[tuple[Count, ...], Field(strict=False)] | None = Field(
+        None, description="in place of `batch`, one number a silo, where silos are not of one size; needs rounds"
+    )
     epochs: Count = Field(
         1, description="passes over the records, always in the same order; expected ones with Poisson sampling"
     )
@@ -112,6 +78,13 @@ class FederationSection(Section):
             raise ValueError(f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}")
         if self.size_skew is not None and (self.rounds is None or self.samples is None):
             raise ValueError("size_skew shares samples out over rounds: give both rounds and samples")
+        if self.batches is not None:
+            if self.rounds is None or self.samples is not None or self.batch is not None:
+                raise ValueError(
+                    "batches says how many records each silo reads: give rounds, no samples, no batch"
+                )
+            if len(self.batches) != self.silos:
+                raise ValueError(f"batches has {len(self.batches)} numbers, and there are {self.silos} silos")
         least = self.silos * (self.rounds_per_epoch if self.rounds is not None else self.batch or 1)
         if self.samples is not None and self.samples < least:
             raise ValueError(f"samples = {self.samples} are too few for one pass: at least {least} are needed")
@@ -132,6 +105,8 @@ class FederationSection(Section):
 
     def batch_sizes(self, seed: int) -> tuple[int, ...]:
         """Records of each silo in one round; every place of the silo's order has as many."""
+        if self.batches is not None:
+            return self.batches
         if self.samples is None or self.rounds is None:
             return (self.batch or 1,) * self.silos
         return silo_sizes(self.samples // self.rounds_per_epoch, self.silos, self.size_skew, seed)
@@ -163,47 +138,27 @@ class AlgorithmSection(BaseModel):
         return self.row.settings.model_validate(self.model_extra or {})
 
 
-class PrivacySection(Section):
-    """[privacy]: the guarantee each silo's records get; exactly one of mu, rho, zcdp or epsilon with delta.
-
-    `mu` is the Gaussian-DP parameter μ; `rho` is the name Reshef & Levy give it; `zcdp` is μ²/2.
-    """
-
-    mode: Literal["gaussian", "none"] = Field("gaussian", description='"none" runs without noise or guarantee')
-    relation: Literal["replace-one", "zero-out"] = Field(description="which data sets are neighbours")
-    mu: Positive | None = None
-    rho: Positive | None = Field(None, description="the paper's name for mu (DP-μ²-FL only)")
-    zcdp: Positive | None = None
-    epsilon: Positive | None = None
-    delta: Probability = Field(1e-5, description="δ of every (ε, δ) that is printed, and of `epsilon`")
-
-    @model_validator(mode="after")
-    def _one_target(self) -> Self:
-        given = [name for name in ("mu", "rho", "zcdp", "epsilon") if getattr(self, name) is not None]
-        if self.mode == "none" and given:
-            raise ValueError(f'mode = "none" means no noise, so {given[0]} cannot be given with it')
-        if self.mode == "gaussian" and len(given) != 1:
-            raise ValueError(
-                f"needs exactly one of mu, rho, zcdp and epsilon; given: {', '.join(given) or 'none'}"
-            )
-        return self
-
-    @property
-    def target(self) -> float | None:
-        """μ, or None when the run is not private."""
-        if self.epsilon is not None:
-            return mu_of(self.epsilon, self.delta)
-        if self.zcdp is not None:
-            return mu_of_zcdp(self.zcdp)
-        return self.mu if self.mu is not None else self.rho
-
-
 class RunSection(Section):
     """[run]: how to compute, not what; nothing here changes the guarantee."""
 
     dtype: Literal["float32", "float64"] = "float32"
+    arithmetic: Literal["float", "integers"] = Field(
+        "float",
+        description='"integers" releases as deployments always do (engine inprocess): exact sums, discrete noise',
+    )
+    word: Literal[40, 48] = Field(
+        48, description="bits of a number in a masked message, where integers are masked"
+    )
     device: str = Field("cpu", description="where the vectorized engine computes, as torch names it")
     evaluations: Count = Field(20, description="how many rounds, evenly spaced, are evaluated on the test set")
+    metrics: Annotated[tuple[Score, ...], Field(strict=False)] = Field(
+        (),
+        description='scores of the test records beside loss and accuracy: "auc", "balanced_accuracy", '
+        '"calibration_error" of classes, "r2", "mae" of real numbers',
+    )
+    per_silo: bool = Field(
+        False, description="every metric also on each site's own test records, with their mean and the worst"
+    )
     goldstein_radius: Positive | None = Field(
         None, description="evaluations measure Goldstein stationarity in this radius, as the metric `goldstein`"
     )
@@ -261,6 +216,12 @@ class Cell(Section):
                     f'{given} with privacy.mode = "none": messages are rounded to a fraction of their noise, and '
                     'there is none; use "trusted"'
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _tables_fit(self) -> Self:
+        private = self.privacy.mode != "none"
+        self.data.check_table(self.federation.silos, private=private, per_silo=self.run.per_silo)
         return self
 
     @property

@@ -17,19 +17,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
 from fedpriv.files import write_json, write_vector
+from fedpriv.privacy.claim import EXACT
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
-from fedpriv.privacy.unit import UNIT
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
-from fedpriv.scenario import Cell, Point, Published, Scenario
-from fedpriv.scenario.load import Scaling
+from fedpriv.scenario import Cell, Point, Published, Scenario, resolve_cell
+from fedpriv.scenario.published import Scaling
 
 FORMAT = 1
 _JOURNAL = "cells.jsonl"
@@ -131,7 +129,8 @@ class RunFolder(RunObserver):
         found = {cell["cell"]: dict(cell) for cell in before.cells}
         for place, record in found.items():
             points = self._scenario.points
-            if place >= len(points) or points[place].cell.canonical() != record["scenario"]:
+            then = resolve_cell(record["scenario"], str(self.path)).canonical()  # with what newer keys stand for
+            if place >= len(points) or points[place].cell.canonical() != then:
                 raise InputError(
                     f"{self.path} holds another run: its cell {place} differs from this scenario's; "
                     "give another --out, or the scenario and --set options it was started with"
@@ -211,8 +210,9 @@ def privacy_of(
         "guarantee": "none" if guarantee is None else guarantee.kind,
         "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation if claim is None else claim.relation,
-        "unit": UNIT,
+        "unit": (cell.privacy.protected if claim is None else claim.unit).words,
         "noise": "none" if claim is None else noise,
+        "holds": None if claim is None else EXACT if claim.exact else "in real arithmetic",
         "delta": delta,
         "releases": [as_data(stream) for stream in releases],
     }
@@ -243,16 +243,6 @@ def _target(cell: Cell) -> str:
     return f"epsilon = {epsilon_of(target, asked.delta):.6g} at delta = {asked.delta:g}{given}"
 
 
-def message_bytes(cell: Cell, dimension: int) -> int:
-    """What one silo sends in one round, headers apart: `dimension` numbers of the plan's `message_dtype`.
-
-    8 bytes each where messages are masked words, or float64 since the server is to add the noise.
-    """
-    setting = cell.algorithm.trust_setting
-    wide = setting.masked or (setting.noise_at_server and cell.privacy.target is not None)
-    return dimension * np.dtype("float64" if wide else cell.run.dtype).itemsize
-
-
 def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:
     federation, rounds = point.cell.federation, point.cell.schedule.rounds
     return {
@@ -267,7 +257,7 @@ def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[s
         "unread": point.cell.unread,
         "dimension": finished.model.size,
         "gradient_evaluations": finished.gradient_evaluations,
-        "bytes_sent": rounds * message_bytes(point.cell, finished.model.size),
+        "bytes_sent": finished.bytes_sent,
         "fraction_clipped": finished.fraction_clipped,
         "missed": {str(silo): list(rounds) for silo, rounds in finished.missed.items()},
         "wall_seconds": finished.wall_seconds,

@@ -31,9 +31,9 @@ def run_sweep(
     """Run the cells of a scenario that have no result yet; returns the folder with the results.
 
     `out` is the folder, runs/NAME by default; `rerun` is the command that would run the same again; `workers` run
-    the cells if there are any, and change no result.  Stopped at
-    any moment, by an exception of an observer too, the folder is valid and can be resumed.  InputError for what
-    cannot be run, RunError for what could not be finished.
+    the cells if there are any, and change no result.  Stopped at any moment, by an exception of an observer too,
+    the folder is valid and can be resumed.  InputError for what cannot be run, RunError for
+    what could not be finished.
     """
     path = out or _free_folder(scenario.name, resume=resume)
     engine = engine_named(engine_name, path, connection)
@@ -60,9 +60,16 @@ def run_sweep(
     return path
 
 
-def rerun_command(path: str, engine: str, overrides: Sequence[str], connection: Connection = LOCAL) -> str:
+def rerun_command(
+    path: str,
+    engine: str,
+    overrides: Sequence[str],
+    connection: Connection = LOCAL,
+    imports: Sequence[Path] = (),
+) -> str:
     """The command line that runs a scenario file with these options."""
     options = [word for override in overrides for word in ("--set", override)]
+    options += [word for file in imports for word in ("--import", str(file))]
     if engine != "vectorized":
         options = ["--engine", engine, *options]
     if connection.superlink is not None:

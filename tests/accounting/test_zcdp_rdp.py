@@ -41,10 +41,9 @@ def test_published_calibrations_by_the_exact_conversion(epsilon: float, delta: f
 
 
 @given(mu=log_uniform_mu, delta=log_uniform_delta)
-def test_the_papers_formula_in_every_direction(mu: float, delta: float) -> None:
+def test_the_papers_formula_in_both_directions(mu: float, delta: float) -> None:
     epsilon = zcdp.paper_epsilon(mu, delta)
     assert zcdp.paper_mu(epsilon, delta) == pytest.approx(mu, rel=1e-9)
-    assert math.log(zcdp.paper_delta(mu, epsilon)) == pytest.approx(math.log(delta), rel=1e-6)
 
 
 @given(rho=st.floats(-6.0, 3.0).map(lambda power: 10.0**power))
@@ -52,12 +51,6 @@ def test_mu_of_a_zcdp_target_is_never_above_it(rho: float) -> None:
     mu = zcdp.mu_of_zcdp(rho)
     assert zcdp.zcdp_of(mu) <= rho
     assert mu == pytest.approx(math.sqrt(2 * rho), rel=1e-15)
-
-
-def test_the_papers_formula_promises_nothing_below_rho() -> None:
-    assert zcdp.paper_delta(2.0, 1.9) == 1.0
-    assert zcdp.paper_delta(2.0, 2.1) < 1.0
-    assert zcdp.paper_delta(0.0, 0.0) == 0.0
 
 
 @settings(max_examples=100, deadline=None)
@@ -74,12 +67,6 @@ def test_agrees_with_the_rdp_accountant_on_fine_orders(mu: float, delta: float) 
     accountant = their_rdp.RdpAccountant(1.0 + best * np.geomspace(0.05, 20.0, 200_001))
     accountant.compose(dp_accounting.GaussianDpEvent(1.0 / mu))
     assert rdp.epsilon_of(mu, delta) == pytest.approx(accountant.get_epsilon(delta), rel=1e-6, abs=1e-15)
-
-
-def test_the_gaussian_curve_is_a_line() -> None:
-    assert rdp.gaussian_curve(0.4, 3.0) == pytest.approx(3.0 * 0.4**2 / 2)
-    with pytest.raises(InputError, match="order = 1"):
-        rdp.gaussian_curve(0.4, 1.0)
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 50.0])

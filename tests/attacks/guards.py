@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clients.guard import Guard
-from clients.proxy import ask
+from fedpriv.clients.guard import Guard
+from fedpriv.clients.proxy import ask
 from fedpriv.protocol.messages import Refusal
 from fedpriv.scenario import resolve_cell
+from fedpriv.secure_aggregation.masks import Masker
 from tests.clients.guarded import guard_of, start_daemon
 from tests.conftest import small_tree
 
@@ -132,3 +133,12 @@ def guard_process(folder: Path, images: NDArray[Any], labels: NDArray[Any], **al
 
 def zeros(dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.zeros(7850, dtype=dtype)
+
+
+def cards(own: bytes) -> bytes:
+    """The cards of three silos, of which two are the server's inventions."""
+    return b"".join([own, *(Masker(bytes([n]) * 32, n).public + bytes(64) for n in (1, 2))])
+
+
+def never(*_: object, **__: object) -> None:
+    raise AssertionError("a record was read")

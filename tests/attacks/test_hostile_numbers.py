@@ -10,8 +10,8 @@ import mpmath
 import pytest
 import torch
 
-from clients.admission import Admitted
-from clients.guard import Guard
+from fedpriv.clients.admission import Admitted
+from fedpriv.clients.guard import Guard
 from fedpriv.errors import FedprivError
 from fedpriv.estimators.round import Round
 from fedpriv.participation.poisson import Poisson

@@ -31,7 +31,7 @@ from fedpriv.engines.certificates import make_server_keys
 from fedpriv.engines.flower_private import CONTROL, FLEET
 from fedpriv.engines.flower_private.superlink import superlink_app
 from fedpriv.engines.superlink_process import Only
-from server.patient_grid import PatientGrid
+from fedpriv.server.patient_grid import PatientGrid
 from tests.e2e.federation import federation, finish
 from tests.server.test_patient_grid import ScriptedGrid, release
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -103,7 +104,12 @@ def copied(finished: tuple[Path, Any], tmp_path: Path) -> Path:
 def test_a_run_succeeds_and_shows_its_table(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, done = finished
     assert done.returncode == 0, done.stderr
-    assert (folder / "out" / "table.md").read_text(encoding="utf-8") in done.stdout
+    table = (folder / "out" / "table.md").read_text(encoding="utf-8")
+    figures = re.findall(r"\d\.\d{4} ± \d\.\d{4}[^|]*?(?= *\|)", table)
+    assert len(figures) == 2
+    assert [figure for figure in figures if figure not in done.stdout] == []
+    assert "**" not in done.stdout
+    assert "|" not in done.stdout.replace("|difference|", "")
     assert "results: out" in done.stdout
     assert "[4/4, " in done.stderr
     assert "Traceback" not in done.stderr

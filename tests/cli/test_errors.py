@@ -62,8 +62,6 @@ def refusal(
         ("federation.rounds=2001", ["2001 * 3 = 6003", "synthetic has 6000"]),
         ("privacy.rho=0", ["privacy.rho = 0", "a number above 0"]),
         ("privacy.rho=-1.0", ["privacy.rho = -1.0", "a number above 0"]),
-        ("privacy.mu=1.0", ["needs exactly one of mu, rho, zcdp and epsilon; given: mu, rho"]),
-        ("privacy.mode=none", ['mode = "none"', "rho cannot be given"]),
         ("privacy.relation=any", ["privacy.relation = 'any'", "'replace-one' or 'zero-out'"]),
         ("data.name=cifar", ["data.name = 'cifar'", "known data sets are", "did you mean 'cifar10'?"]),
         ("model.name=resnet", ["model.name = 'resnet'", "'softmax-regression'"]),
@@ -120,7 +118,7 @@ def test_a_bad_file_is_one_line_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["run", "absent.toml"], ["absent.toml: no such file", "scenarios/quickstart.toml"]),
+        (["run", "absent.toml"], ["absent.toml: no such file", "fedpriv list scenarios"]),
         (["run", "small.toml", "--engine", "warp"], ["--engine warp", "vectorized, inprocess, ray"]),
         (["table", "."], ["no results.json there", "a folder that `fedpriv run` wrote"]),
         (["table", "absent"], ["absent: no results.json there"]),

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from clients.guard import Guard, begin_ledger, open_guard
-from clients.policy import read_policy
+from fedpriv.clients.guard import Guard, begin_ledger, open_guard
+from fedpriv.clients.policy import read_policy
 from fedpriv.scenario import resolve_cell
 from tests.conftest import small_tree
 

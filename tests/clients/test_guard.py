@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from clients.ledger import LedgerError, SiloLedger
-from clients.policy import read_policy
-from clients.releasing import ReleasingSilo
-from clients.state import unpack
+from fedpriv.clients.ledger import LedgerError, SiloLedger
+from fedpriv.clients.policy import read_policy
+from fedpriv.clients.releasing import ReleasingSilo
+from fedpriv.clients.state import unpack
 from fedpriv.errors import RunError
 from tests.clients.guarded import CELL, CLIP, ZERO, cell_json, guard_of, write_silo
 
@@ -105,8 +105,10 @@ def test_increments_are_clipped_whatever_the_query(tmp_path: Path) -> None:
     packed = SiloLedger(tmp_path / "ledger-0.sqlite").run("run")
     assert packed is not None
     assert packed.state is not None
-    total = unpack(packed.state, next(iter(guard._open.values()))).sum.total
-    assert float(total.norm()) <= 2 * CLIP * (1 + 1e-9)
+    silo = next(iter(guard._open.values()))
+    assert silo.plan.exact is not None
+    (total,) = unpack(packed.state, silo).sums
+    assert 0.0 < float(total.double().norm()) * silo.plan.exact.lattice.unit <= 2 * CLIP
 
 
 def test_a_full_disk_releases_nothing(tmp_path: Path) -> None:

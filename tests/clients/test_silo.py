@@ -10,8 +10,9 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from scipy import stats
 
-from clients.silo import Silo, simulated_silo
-from clients.state import ContextStore
+from fedpriv.clients.federation import simulated_silo
+from fedpriv.clients.silo import Silo
+from fedpriv.clients.state import ContextStore
 from fedpriv.errors import RunError
 from fedpriv.randomness import KeyedNormal
 from fedpriv.running.plan import plan_of
@@ -62,7 +63,7 @@ def test_silos_of_one_process_hold_a_bounded_amount_of_noise(
     cell = small_cell(federation__silos=3, federation__rounds=8)
     exact = simulated_silo(small_cell(federation__silos=3, privacy__mode="none", privacy__rho=None), 0)
     unbounded = noise_of_releases(cell, simulated_silo(cell, 0), exact)
-    monkeypatch.setattr("clients.silo._VALUES_AHEAD", 2 * 3 * 7850)
+    monkeypatch.setattr("fedpriv.clients.silo._VALUES_AHEAD", 2 * 3 * 7850)
     drawn: list[int] = []
     vectors = KeyedNormal.vectors
 

@@ -57,9 +57,9 @@ def test_a_server_needs_the_test_part_only(written: Callable[..., str]) -> None:
     [
         ({"classes": None}, "`classes` must be one whole number"),
         ({"classes": 2}, "train part: labels are whole numbers from 0 to 1"),
-        ({"train_labels": np.zeros(5, int)}, r"train part: expected images .* found \(6, 4\) and \(5,\)"),
+        ({"train_labels": np.zeros(5, int)}, r"train part: expected records .* found \(6, 4\) and \(5,\)"),
         ({"test_images": np.full((2, 4), np.nan)}, "test part: a value is not finite"),
-        ({"train_images": np.ones((6, 4), np.int32)}, "images are bytes .* or floats, not int32"),
+        ({"train_images": np.ones((6, 4), np.int32)}, "records are bytes .* or floats, not int32"),
         ({"train_labels": np.array(["a"] * 6)}, "train part: labels are numbers, not <U1"),
         ({"test_images": np.ones((2, 3))}, r"must be alike, found float64 \(6, 4\) and float64 \(2, 3\)"),
         ({"test_images": np.ones((2, 4), np.uint8)}, "must be alike, found float64 .* and uint8"),

@@ -19,9 +19,9 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from clients.releasing import ReleasingSilo
-from clients.silo import Silo
-from clients.state import ContextStore
+from fedpriv.clients.releasing import ReleasingSilo
+from fedpriv.clients.silo import Silo
+from fedpriv.clients.state import ContextStore
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.engines.local_silo import LocalSilo, write_silos
 from fedpriv.engines.processes import environment, script
@@ -33,8 +33,8 @@ from fedpriv.protocol.run_config import run_config_of
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell, load_scenario
-from server.noise_chain import NoiseChain
-from server.strategy import ReleaseStrategy
+from fedpriv.server.integer_sums import sums_of
+from fedpriv.server.strategy import ReleaseStrategy
 
 SCENARIO = Path(__file__).with_name("federation.toml")
 Command = subprocess.Popen[str]
@@ -157,7 +157,7 @@ class Federation:
     def replay(self, silo_keys: list[bytes], server_key: bytes) -> np.ndarray:
         """The model of the same run in one process, uninterrupted, with the keys that the federation used."""
         cell, task, order = self.cell, task_of_cell(self.cell), spread(self.cell)
-        plan = plan_of(cell, task.objective)
+        plan = plan_of(cell, task.objective, released=True)
         scenario = sha256(json.dumps(cell.canonical(), sort_keys=True).encode()).digest()
         app = ClientApp()
 
@@ -186,7 +186,8 @@ class Federation:
             return Message(release_content(leaving, None), reply_to=message)
 
         grid = InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path()))
-        strategy = ReleaseStrategy(plan, task.objective.initial(), NoiseChain(server_key))
+        initial = task.objective.initial()
+        strategy = ReleaseStrategy(plan, initial, sums_of(plan, initial, server_key))
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:

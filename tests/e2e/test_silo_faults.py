@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clients.proxy import ask
+from fedpriv.clients.proxy import ask
 from fedpriv.engines.certificates import make_node_key
 from fedpriv.engines.local_silo import SOCKET
 from fedpriv.engines.supernode_process import NODE_KEY

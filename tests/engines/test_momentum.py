@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clients.silo import simulated_silo
+from fedpriv.clients.federation import simulated_silo
 from fedpriv.errors import InputError, RunError
 from fedpriv.estimators.gradients import Estimator, PlainGradient, SplitGradient
 from fedpriv.estimators.running_sum import absorb, empty_sum

@@ -10,9 +10,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from clients.silo import SimulatedFederation, simulated_silo
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.subsampled import SubsampledGaussian
+from fedpriv.clients.federation import SimulatedFederation, simulated_silo
 from fedpriv.errors import InputError
 from fedpriv.participation.poisson import Poisson
 from fedpriv.privacy.ledger import as_data, claim_of, from_data

@@ -144,17 +144,17 @@ def test_chunks_have_one_public_shape(name: str, monkeypatch: pytest.MonkeyPatch
             points: Sequence[Tensor],
             coefficients: Sequence[float],
             records: Records,
-            rounds_per_epoch: Tensor,
+            places: Tensor,
             clip: float,
         ) -> Tensor:
-            seen.append((len(records.labels), rounds_per_epoch.tolist()))
-            if 5 in rounds_per_epoch:
+            seen.append((len(records.labels), places.tolist()))
+            if 5 in places:
                 raise FloatingPointError("record 5")
-            return self.base.per_record(points, coefficients, records, rounds_per_epoch, clip)
+            return self.base.per_record(points, coefficients, records, places, clip)
 
     failing = sum_of(Watched(objective), points, (1.0, -1.0), records)
     assert {rows for rows, _ in seen} == {3}
-    assert [rounds_per_epoch for _, rounds_per_epoch in seen] == [
+    assert [places for _, places in seen] == [
         [0, 1, 2],
         [3, 4, 5],
         [3, 0, 0],

@@ -1,6 +1,7 @@
 """The table of models: features, constants, and what is refused."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,15 @@ def test_feature_norm_scales_down_what_is_larger_and_nothing_else() -> None:
 
 def test_softmax_without_scaling_has_the_constants_of_the_pixels() -> None:
     objective = model_named("softmax-regression").objective((785,), 10, torch.float32, SoftmaxSettings())
-    assert objective == SoftmaxRegression(785, 10, feature_norm=math.sqrt(785.0))
+    assert objective == SoftmaxRegression(785, 10, feature_norm=math.sqrt(785.0), levels=255)
+
+
+@pytest.mark.parametrize("settings", [{"centre": 0.25}, {"feature_norm": 2.0}])
+def test_features_that_are_not_bytes_any_more_have_no_levels(settings: dict[str, Any]) -> None:
+    """Exact releases would round them to whole 255ths."""
+    objective = model_named("softmax-regression").objective((785,), 10, torch.float32, SoftmaxSettings(**settings))
+    assert isinstance(objective, SoftmaxRegression)
+    assert objective.levels is None
 
 
 def test_centred_pixels_have_a_constant_subtracted_before_they_are_scaled() -> None:

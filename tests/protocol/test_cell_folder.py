@@ -17,7 +17,7 @@ from fedpriv.protocol.cell_folder import FolderReader, FolderReporter
 from fedpriv.protocol.run_config import run_config_of
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell
-from server.app import server_app
+from fedpriv.server.app import server_app
 
 MakeCell = Callable[..., Cell]
 DONE = Finished({"test_loss": 1.0}, None, 1.0, (), 1, np.zeros(3, np.float32))

@@ -11,7 +11,7 @@ import pytest
 import fedpriv
 from fedpriv.errors import InputError
 from fedpriv.privacy.trust import TRUSTED, UNTRUSTED
-from fedpriv.reports.page import _CAPTIONS, write_report
+from fedpriv.reports.page import _CAPTIONS, _caption, write_report
 from fedpriv.reports.statement import best_guess, statements
 from fedpriv.reports.summary import METRICS
 from fedpriv.sweep.results import read_results
@@ -183,5 +183,7 @@ def test_poisson_sampling_is_said_in_words_and_has_no_mu(tmp_path: Path) -> None
 
 
 def test_every_figure_has_a_caption() -> None:
-    drawn = {"curves", "privacy", "clipped", "noise", *(each.key.removeprefix("test_") for each in METRICS)}
-    assert set(_CAPTIONS) == drawn
+    assert set(_CAPTIONS) == {"curves", "privacy", "clipped", "noise"}
+    for metric in METRICS:
+        for key in (metric.key, f"{metric.key}_mean_of_silos"):
+            assert _caption(key.removeprefix("test_")).startswith(metric.title.capitalize())

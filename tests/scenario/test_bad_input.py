@@ -16,7 +16,10 @@ BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
     ({"privcy__rho": 3.0}, ["privcy: unknown key", "did you mean 'privacy'?"]),
     (
         {"run__zzz": 1},
-        ["run.zzz: unknown key", "known keys here: dtype, device, evaluations, goldstein_radius, noise"],
+        [
+            "run.zzz: unknown key",
+            "known keys here: dtype, device, evaluations, metrics, per_silo, goldstein_radius, noise",
+        ],
     ),
     ({"algorithm__diametre": 0.1}, ["algorithm.diametre: unknown key", "did you mean 'diameter'?"]),
     ({"federation__silos": "3"}, ["federation.silos = '3': expected a whole number"]),
@@ -143,7 +146,7 @@ def test_an_override_below_a_value_is_refused() -> None:
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        (None, "no such file; a scenario is a TOML file such as scenarios/quickstart.toml"),
+        (None, "no such file, and no scenario of that name is shipped; `fedpriv list scenarios`"),
         (b"name = [unclosed", "not valid TOML"),
         (b"\xff\xfe\x00", "cannot be read as a text file"),
     ],

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from clients.ledger import SiloLedger
-from clients.policy import read_policy
+from fedpriv.clients.ledger import SiloLedger
+from fedpriv.clients.policy import read_policy
 from fedpriv.errors import RunError
 from fedpriv.secure_aggregation.masks import Masker
 from tests.clients.test_guard import ZERO, cell_json, guard_of, write_silo

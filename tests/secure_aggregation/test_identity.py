@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from clients.guard import Guard
+from fedpriv.clients.guard import Guard
 from fedpriv.errors import InputError, RunError
 from fedpriv.secure_aggregation.identity import identity_of
 from fedpriv.secure_aggregation.masks import Masker

@@ -15,8 +15,8 @@ from flwr.clientapp import ClientApp
 from scipy import stats
 from torch import Tensor
 
-from clients.app import app as honest
-from clients.silo import simulated_silo
+from fedpriv.clients.app import app as honest
+from fedpriv.clients.federation import simulated_silo
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import InputError, RunError
 from fedpriv.objectives import Objective
@@ -25,11 +25,11 @@ from fedpriv.privacy.trust import Noise
 from fedpriv.protocol.arrays import one_array, vector_in
 from fedpriv.protocol.messages import KEY, keys_in, number_in
 from fedpriv.protocol.run_config import run_config_of
-from fedpriv.randomness import simulation_noise
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
-from server.strategy import ReleaseStrategy
+from fedpriv.server.app import simulated_strategy
+from fedpriv.server.strategy import ReleaseStrategy
 from tests.conftest import small_tree
 
 MakeCell = Callable[..., Cell]
@@ -65,7 +65,7 @@ def app_that(answer: Answer) -> ClientApp:
 
 def run_over(app: ClientApp, cell: Cell) -> ReleaseStrategy:
     initial = objective_of(cell).initial()
-    strategy = ReleaseStrategy(plan_with(cell), initial, simulation_noise(cell.seed, cell.run.dtype))
+    strategy = simulated_strategy(plan_with(cell), initial, cell)
     strategy.start(
         InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path())), one_array(initial), timeout=1.0
     )
@@ -226,7 +226,7 @@ class Forgetful(InProcessGrid):
 def test_a_reply_that_is_lost_is_never_summed_around() -> None:
     cell = masked_cell()
     initial = objective_of(cell).initial()
-    strategy = ReleaseStrategy(plan_with(cell), initial, simulation_noise(cell.seed, cell.run.dtype))
+    strategy = simulated_strategy(plan_with(cell), initial, cell)
     with pytest.raises(RunError, match="round 3: no reply from silo 2"):
         strategy.start(Forgetful(honest, 3, run_config_of(cell, Path())), one_array(initial), timeout=1.0)
     assert strategy.rounds_done == 2

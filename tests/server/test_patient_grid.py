@@ -11,10 +11,10 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-import server.patient_grid
+import fedpriv.server.patient_grid
 from fedpriv.errors import RunError
 from fedpriv.protocol.messages import ROSTER, TRAIN, Refusal, refusal_content, refusal_in, roster_content
-from server.patient_grid import PatientGrid
+from fedpriv.server.patient_grid import PatientGrid
 
 Answer = Callable[[Message, int], list[Message]]
 
@@ -90,8 +90,8 @@ def refusing(*, final: bool) -> Answer:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_POLL_SECONDS", "_LOOK_SECONDS", "_RETRY_SECONDS"):
-        monkeypatch.setattr(server.patient_grid, name, 0.001)
-    monkeypatch.setattr(server.patient_grid, "_SILENCE_SECONDS", 0.05)
+        monkeypatch.setattr(fedpriv.server.patient_grid, name, 0.001)
+    monkeypatch.setattr(fedpriv.server.patient_grid, "_SILENCE_SECONDS", 0.05)
 
 
 def ask(grid: ScriptedGrid, nodes: list[int], timeout: float = 10.0) -> list[Message]:

@@ -9,7 +9,6 @@ from fedpriv.errors import InputError
 from fedpriv.mechanisms.workload import Floats
 from fedpriv.theory.goldstein import (
     Nonsmooth,
-    certified,
     direction_energy,
     explicit_bound,
     leaf_noise_ratio,
@@ -17,10 +16,9 @@ from fedpriv.theory.goldstein import (
     multi_pass_error,
     paper_node_std,
     paper_window,
-    plan_multi,
-    plan_single,
     smoothness_constant,
 )
+from fedpriv.theory.goldstein_plans import certified, plan_multi, plan_single
 
 PROBLEM = Nonsmooth(dimension=20, lipschitz=1.0, gap=1.0, smoothing=0.2)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpriv.reports.plots.layout import layout_of
 from fedpriv.reports.plots.style import entitle, explain, look_of, name_panels, panels
-from fedpriv.reports.summary import Metric, cells_at, metrics_of, points, summarize
+from fedpriv.reports.summary import Metric, cells_at, points, shared_metrics, summarize
 from fedpriv.sweep.results import Results
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def draw_curves(results: Results, history: Sequence[Mapping[str, Any]]) -> dict[
 
     One figure "curves" with all metrics; where a sweep needs several panels, one for each, such as "loss".
     """
-    drawn = metrics_of(results)
+    drawn = shared_metrics(results)
     rows, columns = layout_of(results.axes).shape
     if rows * columns == 1:
         figure, grid = panels(4.7 * len(drawn), 4.2, 1, len(drawn))

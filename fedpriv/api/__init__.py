@@ -1,0 +1,1 @@
+"""Running and reading from Python; `import fedpriv` offers all of it."""

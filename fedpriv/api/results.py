@@ -1,0 +1,253 @@
+"""What `fedpriv.run` and `fedpriv.load` return: frozen, and shown as tables and figures in a notebook."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+from fedpriv.errors import InputError
+from fedpriv.models.trained import Trained, trained, with_parameters
+from fedpriv.reports.fragment import fragment_of
+from fedpriv.reports.page import write_report
+from fedpriv.reports.plots import plot_run, svgs_of
+from fedpriv.reports.summary import metrics_in
+from fedpriv.reports.table import STYLES, Style, render
+from fedpriv.running.task import DTYPES, public_task_of_cell
+from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.sweep.results import read_history, read_results
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The test set after one round; the accuracy is a share, 0 … 1."""
+
+    round: int
+    metrics: Mapping[str, float]
+
+    @property
+    def test_loss(self) -> float:
+        return self.metrics["test_loss"]
+
+    @property
+    def test_accuracy(self) -> float:
+        """KeyError for a regression, which has none."""
+        return self.metrics["test_accuracy"]
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What a cell guarantees, computed from what it released; see `fedpriv.accounting` for the conversions.
+
+    Guarantee: it holds for neighbouring data sets under `relation` that differ in one `unit`.  `mu`, `zcdp`,
+    `epsilon` (exact) and `epsilon_paper` (ε = μ²/2 + μ√(2 ln(1/δ))) are None if the run adds no noise.
+    """
+
+    trust: str
+    relation: str
+    unit: str
+    noise: str
+    """"simulation" (seeded: protects nobody), "release" or "none"."""
+    delta: float
+    mu: float | None
+    zcdp: float | None
+    epsilon: float | None
+    epsilon_paper: float | None
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that a notebook shows by itself."""
+
+    name: str
+    svg: str = field(repr=False)
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
+@dataclass(frozen=True, repr=False)
+class CellResults:
+    """One sweep point with one seed."""
+
+    point: Mapping[str, Any]
+    """Swept values by dotted key."""
+    seed: int
+    silos: int
+    rounds: int
+    metrics: Mapping[str, float]
+    """On the test set at the end: "test_loss", "test_accuracy" (a share), and what else the objective knows."""
+    gradient_evaluations: int | None
+    """Gradients of single records, of all silos; None in results that are older than this figure."""
+    bytes_sent: int | None
+    """By each silo, in all rounds; None in results that are older than this figure."""
+    fraction_clipped: float | None
+    """Share of the increments that were clipped; None where silos do not tell."""
+    wall_seconds: float
+    privacy: Privacy
+    history: tuple[Evaluation, ...]
+    scenario: Mapping[str, Any]
+    """The resolved scenario as plain data."""
+    model_file: Path
+    module: nn.Module | None = field(default=None, compare=False)
+    """The module that the calling program gave, untrained; None where the scenario names a model."""
+
+    def __repr__(self) -> str:
+        where = "".join(f"{key}={value!r}, " for key, value in self.point.items())
+        metrics = "".join(f", {name}={value:.4g}" for name, value in self.metrics.items())
+        epsilon = "no noise" if self.privacy.epsilon is None else f"epsilon={self.privacy.epsilon:.4g}"
+        return f"CellResults({where}seed={self.seed}, {epsilon}{metrics})"
+
+    @property
+    def test_loss(self) -> float:
+        return self.metrics["test_loss"]
+
+    @property
+    def test_accuracy(self) -> float:
+        """A share, 0 … 1; KeyError for a regression, which has none."""
+        return self.metrics["test_accuracy"]
+
+    def model(self) -> NDArray[np.floating[Any]]:
+        """The published model, flat: shape (d,)."""
+        try:
+            vector: NDArray[np.floating[Any]] = np.load(self.model_file, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise InputError(f"{self.model_file}: cannot be read as a model ({error})") from None
+        return vector
+
+    def to_module(self) -> nn.Module:
+        """The published model as a torch module in evaluation mode, a new one with every call.
+
+        It is the module that was given to `fedpriv.run`, or the scenario's model: softmax regression is a Linear
+        layer on the features that the scenario names (`predict` makes them).
+        """
+        if self.module is not None:
+            return with_parameters(self.module, torch.from_numpy(self.model()))
+        return self._trained().module
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The published parameters by name, as torch saves them."""
+        return dict(self.to_module().state_dict())
+
+    def predict(self, records: ArrayLike) -> NDArray[Any]:
+        """The class of each record (n,), or its value where the model is a regression.
+
+        Records are (n, …) as the data set has them, before the model's own features are computed.
+        """
+        cell = self._cell()
+        given = np.asarray(records.detach().cpu() if isinstance(records, torch.Tensor) else records)
+        features = cell.model.row.features(given, DTYPES[cell.run.dtype], cell.model.settings)
+        outputs = self._trained().outputs(features)
+        predicted = outputs.squeeze(-1) if cell.model.row.regression else outputs.argmax(-1)
+        found: NDArray[Any] = predicted.numpy()
+        return found
+
+    def _cell(self) -> Cell:
+        return resolve_cell(self.scenario, str(self.model_file.parents[1]))
+
+    def _trained(self) -> Trained:
+        return trained(public_task_of_cell(self._cell()).objective, self.model())
+
+
+@dataclass(frozen=True, repr=False)
+class RunResults:
+    """What a run left in its folder: every finished cell, in the order of the scenario."""
+
+    folder: Path
+    name: str
+    title: str
+    engine: str
+    complete: bool
+    cells: tuple[CellResults, ...]
+
+    def __repr__(self) -> str:
+        state = "complete" if self.complete else "incomplete"
+        return f"RunResults({self.name!r}, {len(self.cells)} cells, {state}, folder={str(self.folder)!r})"
+
+    def _repr_html_(self) -> str:
+        return fragment_of(read_results(self.folder))
+
+    def __iter__(self) -> Iterator[CellResults]:
+        return iter(self.cells)
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def __getitem__(self, place: int) -> CellResults:
+        return self.cells[place]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A flat dictionary for every cell: swept values, seed, metrics, privacy, cost."""
+        return [
+            {
+                **cell.point,
+                "seed": cell.seed,
+                **cell.metrics,
+                **{name: getattr(cell.privacy, name) for name in ("mu", "epsilon", "delta", "relation", "trust")},
+                **{
+                    name: getattr(cell, name) for name in ("silos", "rounds", "gradient_evaluations", "bytes_sent")
+                },
+                "wall_seconds": cell.wall_seconds,
+            }
+            for cell in self.cells
+        ]
+
+    def to_pandas(self) -> Any:
+        """`rows()` as a pandas DataFrame; InputError if pandas is not installed (extra: notebook)."""
+        try:
+            pandas = import_module("pandas")
+        except ImportError:
+            raise InputError("pandas is not installed; install it with: pip install 'fedpriv[notebook]'") from None
+        return pandas.DataFrame(self.rows())
+
+    def figures(self) -> dict[str, Drawing]:
+        """What `fedpriv plot` draws, by name; a notebook shows each of them inline."""
+        return {name: Drawing(name, svg) for name, svg in svgs_of(self.folder, read_results(self.folder)).items()}
+
+    def table(self, style: Style = "markdown") -> str:
+        """Measured beside published, as "markdown", "csv" or "latex"; InputError for another style."""
+        if style not in STYLES:
+            raise InputError(f"style = {style!r}: known styles are {', '.join(STYLES)}")
+        return render(read_results(self.folder), style)
+
+    def plot(self) -> list[Path]:
+        """Draw into folder/plots; returns the files."""
+        return plot_run(self.folder)
+
+    def report(self, file: str | Path | None = None) -> Path:
+        """Write one self-contained HTML file, folder/report.html by default; returns it."""
+        return write_report(self.folder, None if file is None else Path(file))
+
+
+def results_of(path: Path, module: nn.Module | None = None) -> RunResults:
+    """What a run left in its folder; `module` is the one that it trained.  InputError if there is none."""
+    results = read_results(path)
+    history: dict[int, list[Evaluation]] = {}
+    for line in read_history(path):
+        evaluation = Evaluation(line["round"], metrics_in(line))
+        history.setdefault(line["cell"], []).append(evaluation)
+    cells = tuple(_cell(path, cell, tuple(history.get(cell["cell"], ())), module) for cell in results.cells)
+    return RunResults(path, results.name, results.title, results.engine, results.complete, cells)
+
+
+def _cell(
+    folder: Path, record: Mapping[str, Any], history: tuple[Evaluation, ...], module: nn.Module | None
+) -> CellResults:
+    privacy = {name: record[name] for name in Privacy.__dataclass_fields__}
+    own = ("point", "seed", "silos", "rounds", "fraction_clipped", "wall_seconds")
+    return CellResults(
+        **{name: record[name] for name in own},
+        metrics=metrics_in(record),
+        gradient_evaluations=record.get("gradient_evaluations"),
+        bytes_sent=record.get("bytes_sent"),
+        privacy=Privacy(**privacy),
+        history=history,
+        scenario=record["scenario"],
+        model_file=folder / record["model"],
+        module=module,
+    )

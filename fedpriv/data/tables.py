@@ -1,0 +1,112 @@
+"""Tables as data sets: one file with everybody's records for a simulation, a silo's own records for a guard."""
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.data.dataset import Dataset, HeldOut, Sites
+from fedpriv.data.table_encode import Encoded, encode
+from fedpriv.data.table_file import RawTable, read_table
+from fedpriv.data.table_schema import TableSchema
+from fedpriv.errors import InputError
+from fedpriv.randomness import public_generator
+
+
+def load_table(name: str, path: Path, schema: TableSchema) -> Dataset:
+    """A table as a data set called `name`; training records in an order that is public and mixed.
+
+    InputError, in one line, for a table that does not keep to `schema`.
+    """
+    encoded = encoded_table(path, schema)
+    test = np.flatnonzero(encoded.test)
+    train = np.flatnonzero(~encoded.test)
+    train = public_generator(0, "table order").permutation(train)
+    for part, members in (("training", train), ("test", test)):
+        if not len(members):
+            raise InputError(f"{path}: has no {part} records; look at `split` and `test_share`")
+    sites = None
+    if encoded.sites is not None:
+        sites = Sites(schema.sites, encoded.sites[train], encoded.sites[test])
+        _check_persons(encoded, schema, path)
+    return Dataset(
+        name,
+        encoded.features[train],
+        encoded.labels[train],
+        encoded.features[test],
+        encoded.labels[test],
+        schema.class_count,
+        sites,
+        None if encoded.persons is None else encoded.persons[train],
+        schema.unit,
+        (encoded.rows[train], encoded.rows[test]),
+    )
+
+
+def load_table_test(name: str, path: Path, schema: TableSchema) -> HeldOut:
+    """The test records, all that a server reads."""
+    whole = load_table(name, path, schema)
+    return HeldOut(whole.test_images, whole.test_labels, whole.classes, whole.sites, whole.unit)
+
+
+def load_silo(path: Path, schema: TableSchema, silo: int) -> Encoded:
+    """One silo's own table, in the order of its file; a column that says whose site it is may be there.
+
+    InputError, in one line, for a table that does not keep to `schema`, or holds another site's records.
+    """
+    table = read_table(path)
+    if schema.site is not None and schema.site not in table.columns:
+        return encode(table, schema, of_one_site=True)
+    encoded = encode(table, schema)
+    if encoded.sites is not None:
+        if silo >= len(schema.sites):
+            raise InputError(f"{path}: silo = {silo}, and table.sites names {len(schema.sites)} sites, from 0")
+        if (foreign := np.flatnonzero(encoded.sites != silo)).size:
+            assert schema.site is not None
+            where = table.at(int(encoded.rows[foreign[0]]), schema.site)
+            raise InputError(f"{where} is another site than silo {silo}, {schema.sites[silo]!r}")
+    return encoded
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, size: int, changed: int) -> RawTable:
+    return read_table(path)
+
+
+def raw_table(path: Path) -> RawTable:
+    """The file's texts; a file that has not changed is not read twice."""
+    try:
+        found = path.stat()
+    except OSError:
+        return read_table(path)  # says what is wrong
+    return _read(path, found.st_size, found.st_mtime_ns)
+
+
+def encoded_table(path: Path, schema: TableSchema) -> Encoded:
+    return encode(raw_table(path), schema)
+
+
+def _check_persons(encoded: Encoded, schema: TableSchema, path: Path) -> None:
+    """InputError if a person has records at two sites: then no site's budget would bound what they give away."""
+    if encoded.persons is None or encoded.sites is None:
+        return
+    names, numbers = np.unique(encoded.persons, return_inverse=True)
+    low, high = _extremes(numbers, encoded.sites, len(names))
+    if (twice := np.flatnonzero(low != high)).size:
+        place = int(twice[0])
+        two = " and ".join(repr(schema.sites[site]) for site in (low[place], high[place]))
+        raise InputError(
+            f"{path}, column {schema.person!r}: {str(names[place])!r} has records at {two} (and so have "
+            f"{len(twice) - 1} others); a person belongs to one silo: give them one site, or a name at each"
+        )
+
+
+def _extremes(
+    groups: NDArray[np.int64], values: NDArray[np.int64], count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The smallest and the largest value of each group."""
+    low, high = np.full(count, values.max()), np.full(count, values.min())
+    np.minimum.at(low, groups, values)
+    np.maximum.at(high, groups, values)
+    return low, high

@@ -1,0 +1,112 @@
+"""What stands under a table: what is missing, how it was measured, and what is protected."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedpriv.privacy.trust import trust_named
+from fedpriv.reports.summary import Metric, compare, incomplete, metrics_of, missing, point_text, points
+from fedpriv.sweep.results import Results
+
+_LISTED = 10  # missing points that are named; the tables show the others
+
+
+def published_metrics(results: Results) -> list[Metric]:
+    if results.published is None:
+        return []
+    return [metric for metric in metrics_of(results) if metric.key in results.published.table.shown]
+
+
+def what_is_missing(results: Results) -> str:
+    """Which cells have no result, in bold Markdown; nothing if all have."""
+    if not (loud := incomplete(results)):
+        return ""
+    texts = []
+    for point, seeds in missing(results):
+        these = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        texts.append(", ".join(filter(None, [point_text(results, point), these])))
+    more = f"; and {len(texts) - _LISTED} more points" if len(texts) > _LISTED else ""
+    return f"**{loud}.** Missing: {'; '.join(texts[:_LISTED])}{more}."
+
+
+def how_measured(results: Results) -> str:
+    """Seeds, engine, and the largest difference to what was published, in one line."""
+    count = len(results.seeds)
+    seeds = "1 seed" if count == 1 else f"{count} seeds: mean ± sample standard deviation"
+    largest = []
+    for metric in published_metrics(results):
+        differences = [compare(results, metric, point).difference for point in points(results)]
+        if known := [abs(difference) for difference in differences if difference is not None]:
+            largest.append(f"{metric.title} {max(known):.{metric.digits}f}")
+    worst = f"; largest |difference|: {', '.join(largest)}" if largest else ""
+    notes = [each for each in (_withheld(results), _paired(results), _unread(results)) if each]
+    return " ".join([f"{seeds}; engine {results.engine}{worst}.", *notes])
+
+
+def _withheld(results: Results) -> str:
+    """Why no published values are shown, where a scenario has some."""
+    if results.published is None or not results.published.withheld:
+        return ""
+    return f"Published values are for other settings and not shown: {', '.join(results.published.withheld)}."
+
+
+def _paired(results: Results) -> str:
+    """That rows share their random numbers: differences between them spread less than each of them does."""
+    simulated = all(cell["noise"] != "release" for cell in results.cells)
+    if len(points(results)) < 2 or not results.cells or not simulated:
+        return ""
+    return (
+        "Cells of one seed share the order of records and, scaled, their noise: take differences seed by "
+        "seed, and their spread from those pairs."
+    )
+
+
+def _unread(results: Results) -> str:
+    """That samples were asked for which no round reads."""
+    left = sorted({cell["unread"] for cell in results.cells if cell.get("unread")})
+    if not left:
+        return ""
+    numbers = str(left[0]) if len(left) == 1 else f"{left[0]} to {left[-1]}"
+    return f"Of the samples asked for {numbers} are never read: they do not fill a round of every silo."
+
+
+def privacy_lines(results: Results) -> list[str]:
+    """A line for each distinct statement; those that differ only in μ share one."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for cell in results.cells:
+        kind = (
+            *(cell[key] for key in ("unit", "relation", "trust", "noise", "delta")),
+            cell["mu"] is None,
+        )
+        groups.setdefault(kind, []).append(cell)
+    return [_statement(cells) for cells in groups.values()]
+
+
+def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
+    first = cells[0]
+    server = trust_named(first["trust"]).title
+    if first["epsilon"] is None:
+        return f"Privacy: none, {server}: the run adds no noise."
+    seeded = " (seeded, not for release)" if first["noise"] == "simulation" else ""
+    if first["mu"] is None:
+        return (
+            f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: Poisson "
+            f"sampling, which no mu describes; (ε, δ) = ({_range(cells, 'epsilon')}, {first['delta']:g}), an "
+            "upper bound by its privacy loss distribution, as long as who was sampled stays secret; "
+            f"{first['noise']} noise{seeded}."
+        )
+    mu, zcdp, epsilon, paper = (_range(cells, key) for key in ("mu", "zcdp", "epsilon", "epsilon_paper"))
+    return (
+        f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: mu-GDP exactly with "
+        f"mu = {mu} (zCDP {zcdp}); (ε, δ) = ({epsilon}, {first['delta']:g}) exact, ({paper}, {first['delta']:g}) "
+        f"by the paper's formula; {first['noise']} noise{seeded}."
+    )
+
+
+def _range(cells: Sequence[Mapping[str, Any]], key: str) -> str:
+    values = [cell[key] for cell in cells]
+    low, high = figure(min(values)), figure(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def figure(value: float) -> str:
+    return f"{value:.4g}"

@@ -1,0 +1,51 @@
+"""[privacy] of a scenario: the target, and what it is a guarantee of."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedpriv.accounting.gdp import mu_of
+from fedpriv.accounting.zcdp import mu_of_zcdp
+from fedpriv.algorithms import Positive
+from fedpriv.privacy.unit import Unit, UnitName, unit_named
+from fedpriv.scenario.section import Probability, Section
+
+
+class PrivacySection(Section):
+    """[privacy]: the guarantee each silo's records get; exactly one of mu, rho, zcdp or epsilon with delta.
+
+    `mu` is the Gaussian-DP parameter μ; `rho` is the name Reshef & Levy give it; `zcdp` is μ²/2.
+    """
+
+    mode: Literal["gaussian", "none"] = Field("gaussian", description='"none" runs without noise or guarantee')
+    relation: Literal["replace-one", "zero-out"] = Field(description="which data sets are neighbours")
+    unit: UnitName = Field("record", description="whose privacy it is: what is clipped, counted and protected")
+    mu: Positive | None = None
+    rho: Positive | None = Field(None, description="the paper's name for mu (DP-μ²-FL only)")
+    zcdp: Positive | None = None
+    epsilon: Positive | None = None
+    delta: Probability = Field(1e-5, description="δ of every (ε, δ) that is printed, and of `epsilon`")
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Self:
+        given = [name for name in ("mu", "rho", "zcdp", "epsilon") if getattr(self, name) is not None]
+        if self.mode == "none" and given:
+            raise ValueError(f'mode = "none" means no noise, so {given[0]} cannot be given with it')
+        if self.mode == "gaussian" and len(given) != 1:
+            raise ValueError(
+                f"needs exactly one of mu, rho, zcdp and epsilon; given: {', '.join(given) or 'none'}"
+            )
+        return self
+
+    @property
+    def protected(self) -> Unit:
+        return unit_named(self.unit)
+
+    @property
+    def target(self) -> float | None:
+        """μ, or None when the run is not private."""
+        if self.epsilon is not None:
+            return mu_of(self.epsilon, self.delta)
+        if self.zcdp is not None:
+            return mu_of_zcdp(self.zcdp)
+        return self.mu if self.mu is not None else self.rho

@@ -1,0 +1,160 @@
+"""What was published for a scenario, how its tables are laid out, and which growth it is about."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedpriv.errors import InputError
+from fedpriv.scenario.messages import explain
+from fedpriv.scenario.tree import look_up
+
+PUBLISHED = ("test_loss", "test_accuracy", "test_accuracy_mean_of_silos")
+"""The metrics that tables beside the measured ones can be given for."""
+
+
+class Paper(BaseModel):
+    """[paper]: published values, shown beside what was measured; each metric is a table rows × columns.
+
+    [table] lays out the same tables where nothing was published.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rows: str
+    columns: str
+    metrics: list[str] = []
+    """Shown as tables although nothing was published for them."""
+    test_loss: list[list[float]] | None = None
+    test_accuracy: list[list[float]] | None = None
+    test_accuracy_mean_of_silos: list[list[float]] | None = None
+
+    @property
+    def values(self) -> list[str]:
+        """The metrics of which values were published."""
+        return [key for key in PUBLISHED if getattr(self, key) is not None]
+
+    @property
+    def shown(self) -> list[str]:
+        """The metrics that get a table of rows × columns."""
+        return [*self.metrics, *self.values]
+
+
+class Scaling(BaseModel):
+    """[scaling]: how what an algorithm needs grows with n; shown as fitted exponents beside the theory's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    along: str
+    """The swept key that is n."""
+    smallest: str
+    """The swept key whose smallest sufficient value is looked for, such as federation.rounds."""
+    by: str
+    """The swept key of what is compared, such as algorithm.name."""
+    metric: str
+    factor: float
+    scale: float
+    """L R: the unit of the target factor · scale · (1/√n + √d/(ε n))."""
+    theory: dict[str, float] = {}
+    """Exponents to compare with, by value of `by`."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """The paper's tables with the axis values they were printed for: a narrowed sweep still finds its own."""
+
+    table: Paper
+    row_values: list[Any]
+    column_values: list[Any]
+    withheld: list[str] = dataclasses.field(default_factory=list)
+    """The overridden keys for which published values are not shown."""
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data for results.json, enough to build this again."""
+        axes = {"row_values": self.row_values, "column_values": self.column_values}
+        return {**self.table.model_dump(), **axes, "withheld": self.withheld}
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> "Published":
+        """The inverse of `as_data`."""
+        table = {key: value for key, value in data.items() if key in Paper.model_fields}
+        return Published(
+            Paper.model_validate(table), data["row_values"], data["column_values"], data.get("withheld", [])
+        )
+
+    def without_values(self, changed: list[str]) -> "Published":
+        """The layout alone, if any key has `changed`: values belong to the settings they were published for."""
+        if not changed or not self.table.values:
+            return self
+        empty = Paper(rows=self.table.rows, columns=self.table.columns, metrics=self.table.shown)
+        return dataclasses.replace(self, table=empty, withheld=changed)
+
+    def value(self, metric: str, swept: Mapping[str, Any]) -> float | None:
+        """The published `metric` (one of `PUBLISHED`) at a sweep point; None where none was printed."""
+        cells: list[list[float]] | None = getattr(self.table, metric, None)
+        row, column = swept[self.table.rows], swept[self.table.columns]
+        if cells is None or row not in self.row_values or column not in self.column_values:
+            return None
+        return cells[self.row_values.index(row)][self.column_values.index(column)]
+
+
+def scaling_of(given: Any, axes: Mapping[str, list[Any]], source: str) -> Scaling | None:
+    if given is None:
+        return None
+    try:
+        scaling = Scaling.model_validate(given)
+    except ValidationError as error:
+        raise InputError(f"{source}: {explain(error, Scaling, 'scaling')}") from None
+    for role in ("along", "smallest", "by"):
+        if (key := getattr(scaling, role)) not in axes:
+            raise InputError(
+                f"{source}: scaling.{role} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}"
+            )
+    return scaling
+
+
+def published_of(given: Any, axes: Mapping[str, list[Any]], source: str) -> Published | None:
+    if given is None:
+        return None
+    try:
+        paper = Paper.model_validate(given)
+    except ValidationError as error:
+        raise InputError(f"{source}: {explain(error, Paper, 'paper')}") from None
+    for role, key in (("rows", paper.rows), ("columns", paper.columns)):
+        if key not in axes:
+            raise InputError(
+                f"{source}: paper.{role} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}"
+            )
+    rows, columns = axes[paper.rows], axes[paper.columns]
+    for metric in PUBLISHED:
+        table = getattr(paper, metric)
+        if table is not None and (len(table) != len(rows) or any(len(row) != len(columns) for row in table)):
+            raise InputError(f"{source}: paper.{metric}: expected {len(rows)} rows of {len(columns)} values")
+    return Published(paper, rows, columns)
+
+
+_SAME_RESULT = ("name", "title", "seed", "run", "deployment", "label")
+"""Keys and sections that say how to compute or what to call it, not what."""
+
+
+def changed(printed: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[str]:
+    """The overridden keys that make another setting of the one that values were published for."""
+    return [
+        key
+        for key, value in fixed.items()
+        if key.partition(".")[0] not in _SAME_RESULT and look_up(printed, key) != value
+    ]
+
+
+def changed_axes(
+    printed: Mapping[str, list[Any]], axes: Mapping[str, list[Any]], published: Published
+) -> list[str]:
+    """Swept keys beside rows and columns that have a value now which the printed sweep had not."""
+    own = (published.table.rows, published.table.columns)
+    return [
+        key
+        for key, values in printed.items()
+        if key not in own and (key not in axes or any(value not in values for value in axes[key]))
+    ]

@@ -1,0 +1,202 @@
+"""Records and modules of the calling program: trained on, handed back, refused in one line."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import fedpriv
+
+Arrays = tuple[NDArray[Any], NDArray[Any]]
+TREE: dict[str, Any] = {
+    "name": "own",
+    "federation": {"silos": 4, "rounds": 30},
+    "algorithm": {"name": "dp-ftrl", "trust": "trusted", "clip": 1.0, "step": 0.5},
+    "privacy": {"relation": "zero-out", "epsilon": 8.0},
+}
+
+
+def records(shape: tuple[int, ...] = (8,)) -> tuple[Arrays, Arrays]:
+    draw = np.random.default_rng(0)
+    features = draw.standard_normal((900, *shape)).astype("float32")
+    labels = (features.reshape(900, -1)[:, 0] > 0).astype(np.int64)
+    return (features[:800], labels[:800]), (features[800:], labels[800:])
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 2))
+
+
+class Branched(nn.Module):
+    """No sequence of layers: its gradients come from torch.func."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 2)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.first(features))
+        outputs: torch.Tensor = self.last(hidden * torch.sigmoid(hidden))
+        return outputs
+
+
+class Pairs(Dataset[Any]):
+    """A Dataset that only has items."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays = arrays
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    def __getitem__(self, place: int) -> Any:
+        return self.arrays[0][place], int(self.arrays[1][place])
+
+
+@pytest.mark.parametrize("model", [network(), Branched()])
+def test_a_module_is_trained_and_comes_back(tmp_path: Path, model: nn.Module) -> None:
+    train, test = records()
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    (cell,) = fedpriv.run(TREE, train=train, test=test, model=model, out=tmp_path / "run")
+    assert all(torch.equal(before[name], values) for name, values in model.state_dict().items())
+    assert cell.test_accuracy > 0.8
+    module = cell.to_module()
+    assert type(module) is type(model)
+    assert not module.training
+    outputs = module(torch.from_numpy(test[0]))
+    assert float((outputs.argmax(-1).numpy() == test[1]).mean()) == pytest.approx(cell.test_accuracy)
+    assert np.array_equal(cell.predict(test[0]), outputs.argmax(-1).numpy())
+    flat = torch.cat([values.flatten() for values in cell.state_dict().values()])
+    assert np.array_equal(flat.numpy(), cell.model())
+
+
+def test_training_starts_where_the_module_is(tmp_path: Path) -> None:
+    train, test = records()
+    model = network()
+    tree = {**TREE, "algorithm": {**TREE["algorithm"], "step": 1e-12}}
+    (cell,) = fedpriv.run(tree, train=train, test=test, model=model, out=tmp_path / "run")
+    for name, values in model.state_dict().items():
+        assert torch.allclose(cell.state_dict()[name], values, atol=1e-6)
+
+
+def test_both_engines_of_the_program_agree(tmp_path: Path) -> None:
+    train, test = records()
+    models = []
+    for engine in ("vectorized", "inprocess"):
+        (cell,) = fedpriv.run(TREE, train=train, test=test, model=network(), engine=engine, out=tmp_path / engine)
+        models.append(cell.model())
+    assert np.allclose(*models, atol=1e-5)
+
+
+def test_images_keep_their_shape(tmp_path: Path) -> None:
+    train, test = records((1, 6, 6))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 2))
+    (cell,) = fedpriv.run(TREE, train=train, test=test, model=model, out=tmp_path / "run")
+    assert [type(layer) for layer in cell.to_module().children()] == [type(layer) for layer in model]
+    assert cell.predict(test[0]).shape == (100,)
+
+
+@pytest.mark.parametrize("kind", ["tensors", "items"])
+def test_torch_data_sets_are_the_arrays_in_them(tmp_path: Path, kind: str) -> None:
+    train, test = records()
+    made: list[Any] = [
+        TensorDataset(*map(torch.from_numpy, part)) if kind == "tensors" else Pairs(part) for part in (train, test)
+    ]
+    (of_arrays,) = fedpriv.run(TREE, train=train, test=test, model=network(), out=tmp_path / "arrays")
+    (of_sets,) = fedpriv.run(TREE, train=made[0], test=made[1], model=network(), out=tmp_path / "sets")
+    assert np.array_equal(of_arrays.model(), of_sets.model())
+
+
+def test_a_model_of_the_scenario_on_own_records(tmp_path: Path) -> None:
+    train, test = records()
+    tree = {**TREE, "model": {"name": "softmax-regression", "feature_norm": 4.0}}
+    (cell,) = fedpriv.run(tree, train=train, test=test, out=tmp_path / "run")
+    assert isinstance(cell.to_module(), nn.Linear)
+    assert (cell.predict(test[0]) == test[1]).mean() == pytest.approx(cell.test_accuracy)
+    assert cell.scenario["federation"]["samples"] == 800
+
+
+def test_a_regression_has_a_loss_that_is_chosen(tmp_path: Path) -> None:
+    (features, _), (held_out, _) = records()
+    train, test = (features, features[:, 0]), (held_out, held_out[:, 0])
+    for loss in ("squared", "absolute"):
+        model = nn.Sequential(nn.Linear(8, 1))
+        (cell,) = fedpriv.run(TREE, train=train, test=test, model=model, loss=loss, out=tmp_path / loss)
+        assert "test_accuracy" not in cell.metrics
+        error = cell.predict(test[0]) - test[1]
+        expected = np.square(error).mean() / 2 if loss == "squared" else np.abs(error).mean()
+        assert cell.test_loss == pytest.approx(expected, rel=1e-4)
+
+
+def test_other_records_are_another_run(tmp_path: Path) -> None:
+    train, test = records()
+    fedpriv.run(TREE, train=train, test=test, model=network(), out=tmp_path / "run")
+    again = fedpriv.run(TREE, train=train, test=test, model=network(), out=tmp_path / "run", resume=True)
+    assert again.complete
+    changed = (train[0] + 1.0, train[1])
+    with pytest.raises(fedpriv.InputError, match="holds another run"):
+        fedpriv.run(TREE, train=changed, test=test, model=network(), out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ({"test": None}, "train and test: give both"),
+        ({"train": None, "test": None}, "model: a module is given with train and test"),
+        ({"train": np.zeros(3)}, "expected \\(records, labels\\)"),
+        ({"train": (np.zeros((4, 8)), np.zeros(3, int))}, "as many labels"),
+        ({"train": (np.full((800, 8), np.nan), np.zeros(800, int))}, "not finite"),
+        ({"model": nn.Linear(7, 2)}, "cannot be given a record of 8 values"),
+        ({"model": nn.Linear(8, 3)}, "maps one record to shape \\(1, 3\\), but \\(1, 2\\) is needed"),
+        ({"model": nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 2))}, "mixes the records of a batch"),
+        ({"model": nn.Linear(8, 2).requires_grad_(False)}, "requires_grad = False"),
+        ({"engine": "ray"}, "no arrays and modules of this program"),
+        ({"loss": "cubic"}, "accepted are 'squared', 'absolute'"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(tmp_path: Path, given: dict[str, Any], part: str) -> None:
+    train, test = records()
+    arguments = {"train": train, "test": test, "model": network(), **given}
+    with pytest.raises(fedpriv.InputError, match=part):
+        fedpriv.run(TREE, **arguments, out=tmp_path / "run")
+
+
+def test_results_show_themselves_in_a_notebook(tmp_path: Path) -> None:
+    train, test = records()
+    tree = {**TREE, "title": "<b>mine</b>", "sweep": {"privacy.epsilon": [1.0, 8.0]}}
+    results = fedpriv.run(tree, train=train, test=test, model=network(), out=tmp_path / "run")
+    assert len(repr(results)) < 200
+    assert len(repr(results[0])) < 200
+    shown = results._repr_html_()
+    assert "&lt;b&gt;mine&lt;/b&gt;" in shown
+    assert shown.count("<tr>") == 3
+    figures = results.figures()
+    assert all(figure._repr_svg_().startswith("<svg") for figure in figures.values())
+    rows = results.rows()
+    assert [row["privacy.epsilon"] for row in rows] == [1.0, 8.0]
+    assert rows[1]["test_accuracy"] == results[1].test_accuracy
+
+
+def test_a_table_for_pandas_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    train, test = records()
+    results = fedpriv.run(TREE, train=train, test=test, model=network(), out=tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(fedpriv.InputError, match=r"pip install 'fedpriv\[notebook\]'"):
+        results.to_pandas()
+
+
+def test_a_model_file_that_is_damaged_is_named(tmp_path: Path) -> None:
+    train, test = records()
+    (cell,) = fedpriv.run(TREE, train=train, test=test, model=network(), out=tmp_path / "run")
+    cell.model_file.write_bytes(b"garbage")
+    with pytest.raises(fedpriv.InputError, match="cannot be read as a model"):
+        cell.model()

@@ -1,0 +1,180 @@
+"""A server that may send any query: what it makes of a record's arithmetic, before and after a crash.
+
+"Real" tests talk to a guard process over its socket.  Findings of a review are named by their numbers.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fedpriv.clients.ledger import LedgerError, SiloLedger
+from fedpriv.errors import RunError
+from fedpriv.objectives import SoftmaxRegression
+from tests.attacks.guards import (
+    cards,
+    guard_for,
+    guard_process,
+    never,
+    random_records,
+    scenario,
+    zeros,
+)
+from tests.clients.guarded import guard_of
+
+OVERFLOWING = 1.7e308  # of allow.query: an administrator who allows everything
+
+
+def bright_and_dark() -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]:
+    """Neighbouring shards: the first record's two pixels are white, or black."""
+    images, labels = random_records()
+    bright, dark = images.copy(), images.copy()
+    bright[0, 0, :2], dark[0, 0, :2] = 255, 0
+    return bright, dark, labels
+
+
+def overflowing(dtype: str) -> NDArray[Any]:
+    """Finite, and its logits overflow at a record whose first two pixels are white."""
+    query = np.zeros((10, 785), dtype)
+    query[0, :2] = 0.6 * np.finfo(dtype).max
+    query[1, :2] = -0.6 * np.finfo(dtype).max
+    return query.ravel()
+
+
+# 1: what a query makes of a record's arithmetic
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_real_a_query_whose_logits_overflow_gives_a_finite_answer_for_both_neighbours(
+    tmp_path: Path, dtype: str
+) -> None:
+    """Gains: one pixel of one record, exactly, from whether the release is NaN (finding 1)."""
+    bright, dark, labels = bright_and_dark()
+    cell = scenario(run__dtype=dtype)
+    for name, images in (("bright", bright), ("dark", dark)):
+        with guard_process(tmp_path / name, images, labels, query=OVERFLOWING) as guard:
+            assert np.isfinite(guard.answered(cell, 1, overflowing(dtype))).all()
+            refused = guard.refused(cell, 1, np.zeros(7850, dtype))
+            assert "round 1 was answered already, for another query" in refused
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation", "trusted"])
+def test_such_a_query_is_answered_once_under_every_trust_and_moves_the_sum_by_its_clip(
+    tmp_path: Path, trust: str, dtype: str
+) -> None:
+    """Gains: with masks, a refusal for one record alone, and as many further looks as it likes (finding 1)."""
+    bright, dark, labels = bright_and_dark()
+    cell = scenario(trust, run__dtype=dtype)
+    query = torch.from_numpy(overflowing(dtype))
+    for name, images in (("bright", bright), ("dark", dark)):
+        guard = guard_for(tmp_path / name, images, labels, trust=trust, silos=3, query=OVERFLOWING)
+        keys = cards(guard.public_key("run", cell)) if trust == "secure-aggregation" else b""
+        answer = guard.answer("run", cell, 1, query, keys)
+        assert torch.isfinite(answer).all()
+        run = guard._ledger.run("run")
+        assert run is not None
+        assert run.state is not None
+        silo = guard._open["run"]
+        from fedpriv.clients.state import unpack
+
+        assert silo.plan.exact is not None
+        (total,) = (answer,) if trust == "trusted" else unpack(run.state, silo).sums
+        (norm,) = silo.plan.exact.norms(1)
+        assert sum(value**2 for value in total.tolist()) <= norm**2  # in Python's integers
+        with pytest.raises(RunError, match="round 1 was answered already, for another query"):
+            guard.answer("run", cell, 1, query * 0.5, keys)
+
+
+def test_queries_beyond_what_the_policy_allows_are_refused_before_a_record_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gains: overflow of any kind; by default coordinates are at most 2^40."""
+    guard = guard_for(tmp_path, *random_records())
+    monkeypatch.setattr("fedpriv.running.integers.integer_sum", never)
+    for value in (2.0**40 * 1.001, -1e300):
+        query = zeros()
+        query[17] = value
+        with pytest.raises(RunError, match=r"round 1: the query has values beyond 1\.09951e\+12"):
+            guard.answer("run", scenario(), 1, query)
+    assert guard._ledger.prices() == []
+
+
+def test_an_evaluation_that_fails_for_one_record_is_answered_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gains: whether a record is there, from an error that only it causes: it counts as zero, and nobody tells."""
+    images, labels = random_records()
+    guard = guard_for(tmp_path, images, labels, trust="trusted")
+    honest = SoftmaxRegression.per_record
+    failed = []
+
+    def fragile(self: SoftmaxRegression, points: Any, coefficients: Any, records: Any, *rest: Any) -> Any:
+        if int(records.labels[0]) == labels[1]:
+            failed.append(int(labels[1]))
+            raise ZeroDivisionError("a record that no arithmetic can bear")
+        return honest(self, points, coefficients, records, *rest)
+
+    monkeypatch.setattr(SoftmaxRegression, "per_record", fragile)
+    monkeypatch.setattr(SoftmaxRegression, "outer", None)
+    answers = [guard.answer("run", scenario("trusted"), t, zeros()) for t in range(1, 9)]
+    assert failed
+    assert [bool(answer.any()) for answer in answers] == [bool(labels[t] != labels[1]) for t in range(8)]
+
+
+def test_a_round_that_was_begun_is_answered_for_its_query_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gains: a second look at a record, with another query, by a crash or a full disk between the two commits."""
+    images, labels = random_records()
+    guard = guard_for(tmp_path, images, labels)
+    guard.answer("run", scenario(), 1, zeros())
+
+    def full(*_: object) -> None:
+        raise LedgerError("the silo's ledger could not be written, so nothing is released: disk full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SiloLedger, "record", full)
+        with pytest.raises(LedgerError, match="nothing is released"):
+            guard.answer("run", scenario(), 2, zeros())
+    again = guard_of(tmp_path / "silo-0.toml")
+    with pytest.raises(RunError, match="round 2 was asked already, for another query"):
+        again.answer("run", scenario(), 2, zeros() + 1.0)
+    answer = again.answer("run", scenario(), 2, zeros())
+    assert torch.equal(again.answer("run", scenario(), 2, zeros()), answer)
+
+
+def test_a_round_that_was_begun_and_skipped_is_never_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gains: records of a round that counts as missed, by coming back to it after a later one."""
+    cell = scenario(deployment__missing="continue")
+    guard = guard_for(tmp_path, *random_records())
+    guard.answer("run", cell, 1, zeros())
+    with monkeypatch.context() as patched:
+        patched.setattr(SiloLedger, "record", never)
+        with pytest.raises(RunError, match="its guard failed"):
+            guard.answer("run", cell, 2, zeros())
+    guard.answer("run", cell, 3, zeros())
+    with pytest.raises(RunError, match="asked for round 2 after round 3"):
+        guard.answer("run", cell, 2, zeros())
+
+
+def test_whatever_is_refused_is_refused_before_a_record_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gains: the words of a refusal that depend on records; here reading records at all is an error."""
+    guard = guard_for(tmp_path, *random_records(), trust="secure-aggregation", silos=3)
+    cell = scenario("secure-aggregation")
+    card = guard.public_key("run", cell)
+    monkeypatch.setattr("fedpriv.running.integers.integer_sum", never)
+    for keys in (b"", cards(card)[:-1], bytes(3 * 96), cards(card)[96:] + card):
+        with pytest.raises(RunError, match="silo 0: "):
+            guard.answer("run", cell, 1, zeros(), keys)
+    for t, query in ((2, zeros()), (1, zeros() + torch.nan), (1, zeros()[:-1]), (1, zeros().float())):
+        with pytest.raises(RunError, match="silo 0"):
+            guard.answer("run", cell, t, query, cards(card))
+    assert guard._ledger.answer("run", 1) is None

@@ -1,0 +1,124 @@
+"""`fedpriv list`, `init`, `show` and `compare`, and tables that fit a terminal."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedpriv.algorithms import ALGORITHMS
+from fedpriv.cli import tables
+from fedpriv.cli.app import app
+from fedpriv.cli.tables import Column, print_rich
+from fedpriv.errors import InputError
+from fedpriv.models.table import MODELS
+from fedpriv.scenario.find import shipped
+
+SMALL = ["--set", "data.name=synthetic", "--set", "federation.rounds=8", "--set", "federation.silos=4"]
+
+
+def fedpriv(*arguments: str) -> str:
+    tables._console.cache_clear()
+    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.output
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("scenarios", list(shipped())), ("algorithms", list(ALGORITHMS)), ("models", list(MODELS)),
+     ("mechanisms", ["independent", "tree", "banded"]), ("data", ["mnist", "synthetic"])],
+)  # fmt: skip
+def test_every_kind_is_listed_with_a_line_each(kind: str, names: list[str]) -> None:
+    said = fedpriv("list", kind)
+    for name in names:
+        assert re.search(rf"^{re.escape(name)} +\S", said, re.MULTILINE), name
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(InputError, match="did you mean 'models'"):
+        fedpriv("list", "model")
+
+
+def test_a_new_folder_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another process: what is imported there is imported here by no other test."""
+    monkeypatch.chdir(tmp_path)
+    fedpriv("init", "study")
+    run = ["run", "scenario.toml", "--import", "my_algorithm.py", "--import", "my_model.py", "--set", "seeds=1"]
+    script = "import sys; from fedpriv.cli import main; sys.argv = ['fedpriv', *sys.argv[1:]]; main()"
+    subprocess.run([sys.executable, "-c", script, *run, "--quiet"], cwd="study", check=True)
+    results = json.loads((tmp_path / "study" / "runs" / "study" / "results.json").read_text(encoding="utf-8"))
+    assert results["complete"]
+    assert [cell["test_accuracy"] > 0.5 for cell in results["cells"]][-1]
+    assert results["rerun"].split() == ["fedpriv", *run[:2], "--set", "seeds=1", *run[2:6]]
+
+
+def test_the_notebook_of_a_new_folder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fedpriv("init", "study")
+    cells = json.loads((tmp_path / "study" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    shared: dict[str, object] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "notebook", "exec"), shared)
+    assert len(shared["results"]) == 2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["taken", "Upper", "a b"])
+def test_a_folder_that_cannot_be_made_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(InputError, match=f"fedpriv init {name}"):
+        fedpriv("init", name)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_two_runs_are_compared_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = (("one", "0.1", "3"), ("two", "0.2", "2"))
+    for out, diameter, seeds in runs:
+        settings = ["--set", f"algorithm.diameter={diameter}", "--set", f"seeds={seeds}"]
+        fedpriv("run", "quickstart", *SMALL, *settings, "--out", out, "--quiet")
+    said = fedpriv("compare", "one", "two")
+    assert "algorithm.diameter: 0.1 in one, 0.2 in two" in said
+    losses = {
+        out: [
+            cell["test_loss"]
+            for cell in json.loads((tmp_path / out / "results.json").read_text(encoding="utf-8"))["cells"]
+            if cell["point"] == {"algorithm.trust": "untrusted", "privacy.rho": 4.0} and cell["seed"] < 2
+        ]
+        for out, _, _ in runs
+    }
+    difference = sum(losses["two"]) / 2 - sum(losses["one"]) / 2
+    row = next(line for line in said.splitlines() if re.match(r"untrusted +4 +test loss", line))
+    assert row.split()[4] == "2"
+    assert f"{difference:+.4f}" in row
+    assert "DP-μ²-FL" in fedpriv("show", "one")
+
+
+def test_runs_without_a_common_point_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for out, seed in (("one", "[0]"), ("two", "[1]")):
+        fedpriv("run", "quickstart", *SMALL, "--set", f"seeds={seed}", "--out", out, "--quiet")
+    with pytest.raises(InputError, match="no finished sweep point and seed in common"):
+        fedpriv("compare", "one", "two")
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_no_number_is_cut_at_any_width(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow = Console(width=width, force_terminal=True, color_system=None, highlight=False)
+    monkeypatch.setattr(tables, "_console", lambda: narrow)
+    figure = "2.2845 ± 0.0012 [2.285, -0.0005]"
+    columns = [Column("rho"), *(Column(f"silos {n}", right=True) for n in (1, 10))]
+    print_rich("losses", columns, [["4", figure, figure]])
+    said = capsys.readouterr().out
+    assert said.count(figure) == 2
+    assert max(map(len, said.splitlines())) <= width

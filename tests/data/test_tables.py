@@ -1,0 +1,329 @@
+"""Tables: features of one record alone, by what is public; bad tables end in one line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpriv.data.datasets import load, load_test
+from fedpriv.data.table_encode import encode
+from fedpriv.data.table_file import RawTable, read_table
+from fedpriv.data.table_schema import TableSchema
+from fedpriv.data.tables import load_silo
+from fedpriv.errors import InputError
+from fedpriv.running.task import spread, task_of_cell
+from fedpriv.scenario import resolve_cell
+from tests.data.tables import SCHEMA, rows, table_tree, write_csv
+
+
+def schema(**changes: Any) -> TableSchema:
+    return TableSchema.model_validate({**SCHEMA, **changes})
+
+
+def test_numbers_are_scaled_by_public_ranges_and_words_are_one_hot(tmp_path: Path) -> None:
+    records = rows(3)
+    records[0] |= {"age": "25", "sex": "m", "pain": "some", "outcome": "ill"}
+    records[1] |= {"age": "250", "sex": "f", "pain": "terrible", "outcome": "well"}
+    encoded = encode(read_table(write_csv(tmp_path / "t.csv", records)), schema())
+    assert encoded.features[:2].tolist() == [[-0.5, 0, 1, 0, 0, 1], [1.0, 0, 0, 1, 1, 0]]  # age, pain, sex
+    assert encoded.labels[:2].tolist() == [1, 0]
+    assert encoded.test.tolist() == [True, False, False]
+
+
+def test_a_real_target_is_scaled_and_clipped(tmp_path: Path) -> None:
+    records = rows(4)
+    for record, cost in zip(records, ("0", "50", "100", "1e9"), strict=True):
+        record["cost"] = cost
+    given = schema(target="cost", classes=None, range=[0, 100])
+    assert encode(read_table(write_csv(tmp_path / "t.csv", records)), given).labels.tolist() == [-1, 0, 1, 1]
+    assert given.unit == 50.0
+
+
+cells = st.fixed_dictionaries(
+    {
+        "age": st.one_of(st.floats(-1e300, 1e300).map(repr), st.integers().map(str)),
+        "sex": st.sampled_from(["f", "m"]),
+        "pain": st.text(st.characters(codec="utf-8"), max_size=5).map(lambda word: word.strip() or "none"),
+        "outcome": st.sampled_from(["well", "ill"]),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(cells, min_size=2, max_size=5), cells, st.integers(0, 4))
+def test_a_record_never_enters_the_features_of_another(
+    records: list[dict[str, str]], other: dict[str, str], place: int
+) -> None:
+    """The encoding's guarantee: replacing one record leaves every other record's features as they were."""
+    place %= len(records)
+    for each in (other, *records):
+        if each["pain"].lower() in {"", "?", "na", "n/a", "nan", "null"}:
+            each["pain"] = "none"
+    changed = [*records]
+    changed[place] = other
+    given_schema = schema(split=None, site=None, sites=[])
+    before, after = (
+        encode(
+            RawTable("t", {name: [r[name] for r in each] for name in other}, range(len(each)), "line"),
+            given_schema,
+        )
+        for each in (records, changed)
+    )
+    decay = np.arange(len(records)) != place
+    np.testing.assert_array_equal(before.features[decay], after.features[decay])
+    np.testing.assert_array_equal(before.test, after.test)
+    assert np.linalg.norm(after.features, axis=1).max() <= given_schema.norm * (1 + 1e-12)
+
+
+def test_features_do_not_depend_on_how_a_description_is_ordered(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", rows())
+    turned = schema(columns=dict(reversed(SCHEMA["columns"].items())))
+    assert turned != schema() or list(turned.columns) != list(schema().columns)
+    np.testing.assert_array_equal(
+        encode(read_table(path), turned).features, encode(read_table(path), schema()).features
+    )
+
+
+def test_missing_values_are_filled_dropped_or_refused(tmp_path: Path) -> None:
+    records = rows(6)
+    records[2]["age"], records[4]["sex"] = "NA", ""
+    path = write_csv(tmp_path / "t.csv", records)
+    with pytest.raises(
+        InputError, match=r"t\.csv, line 4, column 'age': 'NA' is a missing value; give the column"
+    ):
+        encode(read_table(path), schema())
+    assert encode(read_table(path), schema(missing="drop")).rows.tolist() == [0, 1, 3, 5]
+    columns = {**SCHEMA["columns"], "age": {"range": [0, 100], "missing": 75}}
+    columns["sex"] = {"values": ["f", "m"], "missing": "m"}
+    filled = encode(read_table(path), schema(columns=columns))
+    assert filled.features[2, 0] == 0.5
+    assert filled.features[4, -2:].tolist() == [0, 1]
+
+
+def test_parquet_and_csv_hold_the_same_table(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    records = rows()
+    columns: dict[str, Any] = {name: [record[name] for record in records] for name in records[0]}
+    columns["age"] = [None if age == "50" else float(age) for age in columns["age"]]
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    for record in records:
+        record["age"] = "" if record["age"] == "50" else record["age"]
+    csv, packed = (
+        encode(read_table(path), schema(missing="drop"))
+        for path in (write_csv(tmp_path / "t.csv", records), tmp_path / "t.parquet")
+    )
+    np.testing.assert_array_equal(csv.features, packed.features)
+    np.testing.assert_array_equal(csv.labels, packed.labels)
+
+
+def test_a_table_is_a_data_set_with_sites_and_persons(tmp_path: Path) -> None:
+    name = str(write_csv(tmp_path / "t.csv", rows()))
+    dataset = load(name, table=schema(person="patient"))
+    assert dataset.sites is not None
+    assert dataset.persons is not None
+    assert dataset.rows is not None
+    assert (len(dataset.train_labels), len(dataset.test_labels), dataset.classes) == (40, 20, 2)
+    by_row = dict(enumerate(rows()))
+    for place in range(40):
+        record = by_row[int(dataset.rows[0][place])]
+        assert dataset.persons[place] == record["patient"]
+        assert SCHEMA["sites"][dataset.sites.train[place]] == record["hospital"]
+    assert len(load_test(name, table=schema()).labels) == 20
+
+
+def test_the_partition_by_site_gives_each_silo_its_own_records(tmp_path: Path) -> None:
+    cell = resolve_cell(table_tree(write_csv(tmp_path / "t.csv", rows())), "test")
+    sites = task_of_cell(cell).sites
+    assert sites is not None
+    shares = [share.numpy() for share in spread(cell)]
+    assert [len(share) for share in shares] == [24, 16]
+    for silo, share in enumerate(shares):
+        assert len(set(share.tolist())) == len(share)
+        assert (sites[share] == silo).all()
+
+
+def test_validation_records_are_training_records_of_every_site(tmp_path: Path) -> None:
+    tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
+    tree["data"]["validation"], tree["federation"]["batches"] = 16, [5, 3]
+    tree["run"]["per_silo"] = True
+    task = task_of_cell(resolve_cell(tree, "test"))
+    assert sum(count for _, count in task.silos) == 16
+    assert min(count for _, count in task.silos) >= 2
+
+
+@pytest.fixture
+def run_of(tmp_path: Path) -> Callable[..., None]:
+    """Reads the records of a scenario on changed rows."""
+
+    def read(change: Callable[[list[dict[str, str]]], Any] = lambda _: None, **schema: Any) -> None:
+        records = rows()
+        change(records)
+        spread(resolve_cell(table_tree(write_csv(tmp_path / "bad.csv", records), **schema), "test"))
+
+    return read
+
+
+def cell_set(row: int, **values: str) -> Callable[[list[dict[str, str]]], Any]:
+    return lambda records: records[row].update(values)
+
+
+BAD: dict[str, tuple[Callable[[list[dict[str, str]]], Any], dict[str, Any], str]] = {
+    "missing value": (cell_set(3, age="?"), {}, r"line 5, column 'age': '\?' is a missing value; .* missing = "),
+    "missing target": (cell_set(3, outcome=""), {}, r"line 5, column 'outcome': '' is a missing value"),
+    "unseen category": (cell_set(1, sex="x"), {}, r"line 3, column 'sex': 'x' is not among values.*\"\*\""),
+    "unseen class": (cell_set(1, outcome="dead"), {}, r"column 'outcome': 'dead' is not among classes"),
+    "unseen site": (cell_set(1, hospital="nort"), {}, r"'nort' is not among sites; did you mean 'north'"),
+    "text in numbers": (cell_set(0, age="forty"), {}, r"line 2, column 'age': 'forty' is no finite number"),
+    "no finite number": (cell_set(0, age="inf"), {}, r"line 2, column 'age': 'inf' is no finite number"),
+    "wrong dtype": (
+        lambda _: None,
+        {"columns": {"pain": {"range": [0, 1]}}},
+        r"column 'pain'.* is no finite number",
+    ),
+    "no such column": (
+        lambda _: None,
+        {"columns": {"agee": {"range": [0, 1]}}},
+        r"has no column 'agee', only .*; did you mean 'age'",
+    ),
+    "a hospital with 5 records": (
+        lambda records: [each.update(hospital="north") for each in records if int(each["patient"][1:]) > 15],
+        {},
+        r"one pass of 'south' is 2 batches of 8 records, 16 in all, but it has \d training records; give each",
+    ),
+    "a person at two sites": (
+        cell_set(3, patient="p0"),
+        {"person": "patient"},
+        r"column 'patient': 'p0' has records at 'north' and 'south' .*a person belongs to one silo",
+    ),
+    "no test records": (
+        lambda records: [each.update(part="train") for each in records],
+        {},
+        "has no test records; look at `split`",
+    ),
+    "split in other words": (cell_set(0, part="valid"), {}, r"'valid' is not among the two words of a split"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_table_is_one_line_that_says_where(run_of: Callable[..., None], bad: str) -> None:
+    change, described, line = BAD[bad]
+    with pytest.raises(InputError, match=line) as caught:
+        run_of(change, **described)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "is empty; expected a line with the names"),
+        ("a;b\n1;2\n", "seems to be separated by semicolons"),
+        ("a,a\n1,2\n", "the column 'a' is named twice"),
+        ("a,\n1,2\n", "the column '' is without a name"),
+        ("a,b\n1,2\n3\n", r"line 3: has 1 values, and the header names 2"),
+        ("a,b\n", "has no records"),
+        ('a,b\n"1,2\n', r"line 2: unexpected end of data"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str, line: str) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(InputError, match=line):
+        read_table(tmp_path / "t.csv")
+
+
+def test_bytes_that_are_no_text_or_no_parquet_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    for suffix, line in ((".csv", "cannot be read as a table in UTF-8"), (".parquet", "not a readable .parquet")):
+        (tmp_path / f"t{suffix}").write_bytes(b"\xff\xfe\x00" * 30)
+        with pytest.raises(InputError, match=line):
+            read_table(tmp_path / f"t{suffix}")
+    with pytest.raises(InputError, match="no such file"):
+        read_table(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"public": None}, r"data\.table\.public: this key is missing"),
+        ({"range": [0, 1]}, "a target has either classes, or range"),
+        ({"columns": {}}, "at least one column"),
+        ({"columns": {"age": {}}}, "either range, for numbers, or values, for words"),
+        ({"columns": {"age": {"range": [3, 1]}}}, "expected .low, high. with low below high"),
+        ({"columns": {"age": {"range": [0, 1], "missing": 7}}}, "expected a number of the range"),
+        ({"columns": {"sex": {"values": ["f", "f"]}}}, "at least two words, each once"),
+        ({"columns": {"sex": {"values": ["f", "m"], "missing": "x"}}}, "expected one of the values"),
+        ({"columns": {"outcome": {"values": ["well", "ill"]}}}, "column 'outcome' has two roles"),
+        ({"sites": []}, "site, a column, and sites, its words, are given together"),
+        (
+            {"public": False},
+            r"data\.table\.public = false: ranges and vocabularies that were read from the records",
+        ),
+    ],
+)
+def test_a_description_that_says_too_little_is_refused(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+    tree = table_tree(tmp_path / "t.csv", **changes)
+    tree["data"]["table"] = {key: value for key, value in tree["data"]["table"].items() if value is not None}
+    with pytest.raises(InputError, match=line):
+        resolve_cell(tree, "test")
+
+
+def test_a_description_that_is_not_public_runs_without_noise_only(tmp_path: Path) -> None:
+    tree = table_tree(write_csv(tmp_path / "t.csv", rows()), public=False)
+    tree["privacy"] = {"relation": "zero-out", "mode": "none"}
+    assert len(spread(resolve_cell(tree, "test"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"federation": {"silos": 3, "rounds": 8, "batches": [1, 2, 3]}},
+            r"has 2 sites; federation\.silos =",
+        ),
+        (
+            {"federation": {"silos": 2, "rounds": 8, "batches": [1]}},
+            "batches has 1 numbers, and there are 2 silos",
+        ),
+        ({"federation": {"silos": 2, "samples": 8, "batches": [1, 1]}}, "give rounds, no samples, no batch"),
+        ({"data": {"name": "synthetic", "partition": "site"}}, 'partition = "site": needs a table'),
+        (
+            {"data": {"name": "t.csv"}},
+            r"data\.table: this key is missing, .* `fedpriv data inspect t\.csv` writes",
+        ),
+        (
+            {"data": {"name": "mnist", "table": SCHEMA}},
+            r"is for a \.csv or \.parquet file; data\.name = 'mnist' is none",
+        ),
+        ({"run": {"per_silo": True}, "data": {"name": "synthetic"}}, "run.per_silo: needs a table"),
+    ],
+)
+def test_scenarios_that_do_not_fit_their_table_are_refused(
+    tmp_path: Path, changes: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(InputError, match=line):
+        resolve_cell({**table_tree(tmp_path / "t.csv"), **changes}, "test")
+
+
+def test_the_order_of_columns_survives_the_way_to_a_silo(tmp_path: Path) -> None:
+    """A guard spells a scenario with sorted keys; its description must be the same one."""
+    cell = resolve_cell(table_tree(tmp_path / "t.csv"), "test")
+    again = resolve_cell(json.loads(json.dumps(cell.canonical(), sort_keys=True)), "test")
+    assert again.data.table == cell.data.table
+    assert hash(again.data) == hash(cell.data)
+
+
+def test_a_silos_own_table_has_no_column_for_its_site_or_only_its_own(tmp_path: Path) -> None:
+    own = [record for record in rows() if record["hospital"] == "south"]
+    encoded = load_silo(write_csv(tmp_path / "south.csv", own), schema(), 1)
+    without = [{key: value for key, value in record.items() if key != "hospital"} for record in own]
+    np.testing.assert_array_equal(
+        encoded.features, load_silo(write_csv(tmp_path / "none.csv", without), schema(), 1).features
+    )
+    with pytest.raises(InputError, match=r"column 'hospital': 'south' is another site than silo 0, 'north'"):
+        load_silo(tmp_path / "south.csv", schema(), 0)

@@ -1,0 +1,112 @@
+"""Algorithms, models and data of one's own without a change to the package."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedpriv
+from fedpriv import extensions
+from fedpriv.algorithms import ALGORITHMS, algorithm_named
+from fedpriv.models.table import MODELS
+from fedpriv.scenario import resolve_cell
+from tests.conftest import small_tree
+
+DATA = """
+import numpy as np
+import fedpriv
+
+def records():
+    draw = np.random.default_rng(0)
+    features = draw.standard_normal((60, 4))
+    return (features[:40], features[:40, 0] > 0), (features[40:], features[40:, 0] > 0)
+
+fedpriv.add_data("imported", records)
+"""
+
+
+@pytest.fixture(autouse=True)
+def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test adds is taken out again."""
+    monkeypatch.delenv(extensions.VARIABLE, raising=False)
+    models, algorithms, read = dict(MODELS), dict(ALGORITHMS), set(extensions._read)
+    yield
+    MODELS.clear()
+    MODELS.update(models)
+    ALGORITHMS.clear()
+    ALGORITHMS.update(algorithms)
+    extensions._read.clear()
+    extensions._read.update(read)
+    os.environ.pop(extensions.VARIABLE, None)
+
+
+def test_a_file_adds_data_here_and_in_processes_that_are_started(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(DATA, encoding="utf-8")
+    extensions.import_files([tmp_path / "mine.py"])
+    code = "from fedpriv.data.datasets import load; d = load('imported'); print(d.classes, d.train_images.shape)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "2 (40, 4)"
+
+
+def test_a_package_adds_rows_when_an_unknown_name_is_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = "dataclasses.replace(ALGORITHMS['dp-sgd'], name='from-a-package')"
+    (tmp_path / "some_package.py").write_text(
+        f"import dataclasses, fedpriv\nfrom fedpriv.algorithms import ALGORITHMS\nfedpriv.add_algorithm({row})\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = metadata.EntryPoint("any", "some_package", extensions.GROUP)
+    monkeypatch.setattr(metadata, "entry_points", lambda *, group: [entry] if group == entry.group else [])
+    assert algorithm_named("from-a-package").title == ALGORITHMS["dp-sgd"].title
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("x = 1\nraise ValueError('two\\nlines')", "line 2: ValueError: two lines"),
+        ("import fedpriv\nfedpriv.add_model('mlp', None)", "line 2: add_model: 'mlp' is a model of fedpriv"),
+        ("import fedpriv\nfedpriv.add_data('mnist', None)", "line 2: add_data: 'mnist' is a data set of fedpriv"),
+        ("def (", "SyntaxError"),
+    ],
+)
+def test_a_file_that_fails_is_named_in_one_line(tmp_path: Path, text: str, part: str) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(fedpriv.InputError) as caught:
+        extensions.import_files([path])
+    assert str(caught.value).startswith(f"--import {path}")
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert extensions.VARIABLE not in os.environ
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(fedpriv.InputError, match="cannot be read"):
+        extensions.import_files([tmp_path / "absent.py"])
+
+
+def test_shipped_rows_cannot_be_replaced() -> None:
+    with pytest.raises(fedpriv.InputError, match="'dp-sgd' is an algorithm of fedpriv"):
+        fedpriv.add_algorithm(ALGORITHMS["dp-sgd"])
+
+
+def test_a_data_set_that_is_added_again_is_read_again() -> None:
+    def of(labels: int) -> None:
+        features = np.zeros((40, 4))
+        part = features, np.arange(40) % labels
+        fedpriv.add_data("twice", lambda: (part, part))
+
+    from fedpriv.running.task import task_of_cell
+
+    cell = resolve_cell({**small_tree(), "data": {"name": "twice"}, "model": {"feature_norm": 1.0}}, "test")
+    of(2)
+    assert task_of_cell(cell).objective.dimension == 10
+    of(3)
+    assert task_of_cell(cell).objective.dimension == 15

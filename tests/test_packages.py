@@ -1,0 +1,89 @@
+"""What a wheel installs and what Flower bundles: one top-level package, and all that it needs."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tracked files as they are now, links as links."""
+    folder = tmp_path_factory.mktemp("checkout") / "fedpriv"
+    names = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    for name in names:
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    out = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
+         "--wheel-dir", str(out), str(checkout)],
+        check=True,
+    )  # fmt: skip
+    (path,) = out.glob("*.whl")
+    return zipfile.ZipFile(path).namelist()
+
+
+def test_a_wheel_installs_one_package_and_its_files(wheel: list[str]) -> None:
+    assert {name.partition("/")[0].partition("-")[0] for name in wheel} == {"fedpriv"}
+    for name in (
+        "fedpriv/server/app.py",
+        "fedpriv/clients/guard.py",
+        "fedpriv/scenario/shipped/quickstart.toml",
+        "fedpriv/cli/starter/scenario.toml",
+        "fedpriv/reports/page.html",
+        "fedpriv/py.typed",
+    ):
+        assert name in wheel
+    assert any(name.endswith("LICENSE") for name in wheel)
+
+
+def test_nothing_imports_the_two_folders_by_their_bare_names() -> None:
+    bare = re.compile(r"^\s*(?:from|import) (?:server|clients)\b", re.MULTILINE)
+    folders = ("fedpriv", "server", "clients", "tests", "benchmarks", "examples", "deploy")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert [str(path) for path in files if bare.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_flowers_bundle_has_the_apps_without_what_is_installed(checkout: Path, tmp_path: Path) -> None:
+    """Links stay behind, and the bundle's own copy is imported."""
+    (tmp_path / "app.fab").write_bytes(build_fab_from_disk(checkout))
+    zipfile.ZipFile(tmp_path / "app.fab").extractall(tmp_path / "app")
+    assert not (tmp_path / "app" / "fedpriv" / "server").exists()
+    code = (
+        "import fedpriv.server.app as server, fedpriv.clients.app as clients, fedpriv.scenario.find as find;"
+        "print(server.__file__, clients.__file__, *find.shipped())"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "app", env={"PYTHONPATH": str(tmp_path / "app")},
+        capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    assert said[0] == str(tmp_path / "app" / "server" / "app.py")
+    assert said[1] == str(tmp_path / "app" / "clients" / "app.py")
+    assert "quickstart" in said
+
+
+def test_the_bundle_follows_flowers_current_format() -> None:
+    app = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+    assert app["fab-format-version"] == 1
+    assert app["components"] == {
+        "serverapp": "fedpriv.server.app:app",
+        "clientapp": "fedpriv.clients.app:app",
+    }
