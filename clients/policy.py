@@ -44,6 +44,12 @@ class Allowed(BaseModel):
     )
     query: Positive = Field(2.0**40, description="the largest absolute value of a query's coordinates")
     dimension: Annotated[int, Field(ge=1)] = Field(2**20, description="the most parameters of a model")
+    models: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="import paths, package.module:Name, of torch modules of this installation that a scenario may "
+        "name; nothing else is imported",
+    )
     open_runs: Annotated[int, Field(ge=1)] = Field(8, description="the most runs that are under way at a time")
     tick: Annotated[float, Field(ge=0.0, le=60.0)] = Field(
         0.05,

@@ -114,8 +114,8 @@ def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, recor
 
 def policy_text(keys: Mapping[str, object], allow: Mapping[str, object], table: TableSchema | None = None) -> str:
     """A policy file of these keys, this [allow] and, for a table, what is public about it."""
-    described = "" if table is None else f"\n{schema_toml(table, 'table')}"
-    return f"{_toml(keys)}\n[allow]\n{_toml(allow)}{described}"
+    described = "" if table is None else f"{schema_toml(table, 'table')}\n"
+    return f"{_toml(keys)}\n{described}[allow]\n{_toml(allow)}"
 
 
 def _toml(keys: Mapping[str, object]) -> str:

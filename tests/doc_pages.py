@@ -8,7 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(
+    r"^(?:<!-- ((?:long|network|manual): [^\n]*) -->\n)?```(\w*)[^\n]*\n(.*?)^```", flags=re.DOTALL | re.MULTILINE
+)
 _INDENTED = re.compile(r"^    ((?:\.venv/bin/)?(?:fedpriv|make|flwr|docker|python3?|pip) .*)$", flags=re.MULTILINE)
 _REASONS = ("long:", "network:", "manual:")
 
@@ -20,6 +22,8 @@ class Block:
     page: str
     language: str
     text: str
+    reason: str = ""
+    """Why none of its commands is executed: said in a comment before the block, which no reader sees."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +42,17 @@ class Command:
 
 def blocks(page: Path) -> list[Block]:
     return [
-        Block(page.name, language, text) for language, text in _FENCE.findall(page.read_text(encoding="utf-8"))
+        Block(page.name, language, text, reason)
+        for reason, language, text in _FENCE.findall(page.read_text(encoding="utf-8"))
     ]
 
 
-def commands_in(page: str, text: str) -> list[Command]:
+def commands_in(page: str, text: str, reason: str = "") -> list[Command]:
     found = []
     for line in text.splitlines():
         command, _, comment = (part.strip() for part in line.partition(" #"))
         if command and not command.startswith("#"):
-            found.append(Command(page, command, comment if comment.startswith(_REASONS) else ""))
+            found.append(Command(page, command, comment if comment.startswith(_REASONS) else reason))
     return found
 
 
@@ -57,7 +62,7 @@ def commands(page: Path) -> list[Command]:
         command
         for block in blocks(page)
         if block.language == "sh"
-        for command in commands_in(page.name, block.text)
+        for command in commands_in(page.name, block.text, block.reason)
     ]
     outside = _FENCE.sub("", page.read_text(encoding="utf-8"))
     return shown + [command for line in _INDENTED.findall(outside) for command in commands_in(page.name, line)]

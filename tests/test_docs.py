@@ -77,7 +77,7 @@ def test_a_page_runs_from_top_to_bottom(
         if block.language == "python":
             exec(compile(block.text, page.name, "exec"), module.__dict__)
         if block.language == "sh":
-            for command in commands_in(page.name, block.text):
+            for command in commands_in(page.name, block.text, block.reason):
                 execute(command)
     for command in commands(page):
         if not any(command.line in block.text for block in blocks(page)):

@@ -1,13 +1,17 @@
 """Every example runs, offline, and leaves what it says."""
 
+import json
 import runpy
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import fedpriv
 
-EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -28,3 +32,19 @@ def test_the_first_steps_show_what_privacy_costs(tmp_path: Path, monkeypatch: py
     assert sum(losses[1]) > sum(losses[4]) > sum(losses[16])
     assert (tmp_path / "runs" / "first-steps" / "report.html").exists()
     assert names["trusted"].folder.name == "first-steps-2"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cell, in order, as a kernel would run it; MNIST is the synthetic data set here."""
+    monkeypatch.chdir(tmp_path)
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    code = ["".join(cell["source"]) for cell in tree["cells"] if cell["cell_type"] == "code"]
+    assert all(cell.get("outputs", []) == [] for cell in tree["cells"])
+    module = ModuleType("notebook")
+    monkeypatch.setitem(sys.modules, "notebook", module)
+    for place, source in enumerate(code):
+        small = source.replace('DATA = "mnist"', 'DATA = "synthetic"').replace(
+            '"seeds": 2', '"seeds": 2, "federation.rounds": 30'
+        )
+        exec(compile(small, f"{path.name}, cell {place}", "exec"), module.__dict__)

@@ -56,6 +56,9 @@ def run(
         ray: or in those of the Ray cluster at this address.
         progress: show a bar; by default in a notebook and in an interactive session.
 
+        workers: so many processes of this machine run groups of cells; results are the same.
+        ray: the address of a Ray cluster whose processes do.
+
     Raises:
         InputError: names the key that cannot be used, or what is wrong with records or module.
         RunError: says why a run could not be finished.
@@ -63,6 +66,12 @@ def run(
     overrides = [_assignment(key, value) for key, value in (set or {}).items()]
     rerun = None
     own = train is not None or test is not None or model is not None
+    chosen = None if workers is None and ray is None else Workers(workers, ray)
+    if own and chosen is not None:
+        raise InputError(
+            "workers: other processes have no arrays and modules of this program; leave workers and ray out, or "
+            "use fedpriv.add_data and add_model in a file that is imported"
+        )
     if own and engine not in ENGINES:
         raise InputError(
             f"engine = {engine!r}: its processes have no arrays and modules of this program; use "

@@ -13,18 +13,31 @@ from rich.progress import Progress
 
 from fedpriv.auditing.audit import Audit, AuditRefutedError, audit
 from fedpriv.privacy.trust import trust_named
+from fedpriv.reports.audited import check_audited, store_audit
 from fedpriv.scenario import load_scenario
 
 _LINE_EVERY = 5.0  # seconds, where there is no terminal to draw a bar on
 
 
 def audit_scenario(
-    path: Path, overrides: list[str], mu: float, trials: int, confidence: float, seed: int, *, as_json: bool
+    path: Path,
+    overrides: list[str],
+    mu: float,
+    trials: int,
+    confidence: float,
+    seed: int,
+    *,
+    as_json: bool,
+    store: Path | None = None,
 ) -> None:
-    """Audit the first cell of a scenario."""
+    """Audit the first cell of a scenario; `store` is the run whose report is to show it."""
     point = load_scenario(path, overrides).points[0]
+    if store is not None:
+        check_audited(store, point.cell.canonical())
     with _progress() as progress:
         outcome = audit(point.cell, mu, trials, confidence, seed, progress)
+    if store is not None:
+        store_audit(store, {**dataclasses.asdict(outcome), "stands": outcome.stands})
     if as_json:
         sys.stdout.write(json.dumps({**dataclasses.asdict(outcome), "stands": outcome.stands}) + "\n")
     else:

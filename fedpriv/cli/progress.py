@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from rich import progress as rich_progress
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.text import Text
 
+from fedpriv.cli.current import Current
+from fedpriv.running.fitted import Fitted
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Point, Scenario
@@ -24,7 +27,7 @@ class _RoundsPerSecond(rich_progress.ProgressColumn):
 
 
 class Progress(RunObserver):
-    """On a terminal one line that moves, elsewhere a line a finished cell; on stderr, nothing if `quiet`."""
+    """On a terminal a panel that moves, elsewhere a line a finished cell; on stderr, nothing if `quiet`."""
 
     def __init__(self, *, quiet: bool, console: Console | None = None) -> None:
         self._quiet = quiet
@@ -36,28 +39,34 @@ class Progress(RunObserver):
             rich_progress.BarColumn(bar_width=24),
             rich_progress.TextColumn("{task.percentage:>3.0f} %"),
             _RoundsPerSecond(),
-            rich_progress.TextColumn("{task.fields[latest]}"),
             rich_progress.TextColumn("left"),
             rich_progress.TimeRemainingColumn(compact=True),
             console=self._console,
-            disable=not self._live,
         )
+        self._current: Current | None = None
+        self._panel = Live(get_renderable=self._drawn, console=self._console, refresh_per_second=8)
+
+    def fitted(self, fit: Fitted) -> None:
+        self._say(fit.line)
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         self._scenario, self._folder = scenario, folder
         self._cells, self._done = len(places), 0
         self._began = time.monotonic()
         rounds = sum(scenario.points[place].cell.schedule.rounds for place in places)
-        self._task = self._bar.add_task("", total=rounds, cells=f"0/{self._cells} cells", latest="")
+        self._task = self._bar.add_task("", total=rounds, cells=f"0/{self._cells} cells")
         if left := max((scenario.points[place].cell.unread for place in places), default=0):
             self._say(f"up to {left} of federation.samples are left out: they do not fill a round of every silo")
-        self._bar.start()
+        if self._live:
+            self._panel.start()
 
     def advanced(self, rounds: int) -> None:
         self._bar.advance(self._task, rounds)
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
-        self._bar.update(self._task, latest=f"loss {metrics['test_loss']:.4f}")
+        if self._current is None or self._current.place != place:
+            self._current = Current.of(place, self._scenario.points[place])
+        self._current.heard(t, metrics)
 
     def finished(self, place: int, finished: Finished) -> None:
         for silo, rounds in finished.missed.items():  # never silently, and not for --quiet either
@@ -78,7 +87,11 @@ class Progress(RunObserver):
         sys.stderr.write(f"fedpriv: {worker} died; {len(places)} cells are run again\n")
 
     def ended(self) -> None:
-        self._bar.stop()
+        if self._live:
+            self._panel.stop()
+
+    def _drawn(self) -> RenderableType:
+        return self._bar if self._current is None else Group(self._bar, self._current.line(self._console.width))
 
     def stopped(self, rerun: str) -> None:
         """Say how to go on; `rerun` is the command that was given."""
@@ -100,6 +113,9 @@ class JsonLines(RunObserver):
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._folder: Path | None = None
+
+    def fitted(self, fit: Fitted) -> None:
+        self._tell("fitted", {"noise": dict(fit.found), "vectors": fit.vectors, "seconds": fit.seconds})
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         self._scenario, self._folder, self._left = scenario, folder, len(places)

@@ -2,17 +2,20 @@
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
 from fedpriv.cli.explore import show_run
 from fedpriv.cli.progress import JsonLines, Progress
+from fedpriv.cli.watch import Watched, watching
 from fedpriv.engines.base import Connection
 from fedpriv.engines.table import engine_row
 from fedpriv.engines.workers import Workers
 from fedpriv.errors import InputError, RunError
 from fedpriv.extensions import import_files
+from fedpriv.reports.page import write_report
 from fedpriv.reports.table import write_table
 from fedpriv.running.observer import RunObserver
 from fedpriv.scenario import load_scenario
@@ -36,6 +39,7 @@ def run_scenario(
     tensorboard: Path | None,
     mlflow: str | None,
     imports: Sequence[Path] = (),
+    watch: bool = False,
 ) -> None:
     """Run a scenario's missing cells; exits with code 130 when interrupted, leaving what is finished.
 
@@ -54,16 +58,17 @@ def run_scenario(
     rerun = rerun_command(str(path), engine, overrides, connection, imports)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        folder = run_sweep(
-            scenario,
-            engine,
-            out,
-            resume=resume,
-            rerun=rerun,
-            observers=observers,
-            connection=connection,
-            workers=workers,
-        )
+        with _page(observers) if watch else nullcontext():
+            folder = run_sweep(
+                scenario,
+                engine,
+                out,
+                resume=resume,
+                rerun=rerun,
+                observers=observers,
+                connection=connection,
+                workers=workers,
+            )
     except KeyboardInterrupt:
         display.stopped(rerun)
         sys.exit(INTERRUPTED)
@@ -74,8 +79,20 @@ def run_scenario(
     finally:
         signal.signal(signal.SIGTERM, before)
     write_table(folder)
+    if watch:
+        sys.stderr.write(f"fedpriv: report: {write_report(folder)}\n")
     if not (quiet or as_json):
         show_run(folder)
+
+
+@contextmanager
+def _page(observers: list[RunObserver]) -> Iterator[None]:
+    """Serve the run's page, and say where."""
+    watched = Watched()
+    observers.append(watched)
+    with watching(watched) as address:
+        sys.stderr.write(f"fedpriv: watch this run at {address}\n")
+        yield
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

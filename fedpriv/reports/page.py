@@ -1,4 +1,4 @@
-"""A run as one HTML file that stands alone: no scripts, nothing is loaded from elsewhere."""
+"""A run as one HTML file that stands alone: nothing is loaded from elsewhere, and it prints."""
 
 from functools import cache
 from importlib import resources
@@ -10,20 +10,18 @@ from markupsafe import Markup
 from fedpriv.algorithms import algorithm_named
 from fedpriv.errors import InputError
 from fedpriv.files import write_text
+from fedpriv.reports.audited import stored_audit
+from fedpriv.reports.charts.chart import drawn
+from fedpriv.reports.charts.of_results import charts_of
 from fedpriv.reports.comparison import dotted
+from fedpriv.reports.glossary import GLOSSARY
 from fedpriv.reports.notes import how_measured, what_is_missing
-from fedpriv.reports.plots import svgs_of
+from fedpriv.reports.plots import clipped_svg
 from fedpriv.reports.statement import NOT_PROTECTED, statements
-from fedpriv.reports.summary import incomplete, metric_named, value_text
+from fedpriv.reports.summary import incomplete, value_text
 from fedpriv.reports.table import tables_of
-from fedpriv.sweep.results import Results, read_results
-
-_CAPTIONS = {
-    "curves": "On the test set, round by round",
-    "privacy": "Accuracy against privacy",
-    "clipped": "How much of what records contribute was clipped",
-    "noise": "Noise that each mechanism would need for the same guarantee (from accounting, not from this run)",
-}
+from fedpriv.reports.verdict import RUNS, holders, repeated, verdict
+from fedpriv.sweep.results import Results, read_history, read_results
 
 
 def write_report(folder: Path, file: Path | None = None) -> Path:
@@ -39,15 +37,28 @@ def write_report(folder: Path, file: Path | None = None) -> Path:
     return target
 
 
-def page_of(folder: Path, results: Results) -> str:
-    """The page as text; the same for the same results.
+def page_of(folder: Path, results: Results, version: str = "", *, live: bool = False) -> str:
+    """The page as text; the same for the same results.  A `live` page asks its server for news of its `version`.
 
     Guarantee: everything that comes from a scenario is escaped; only our own drawings enter as markup.
     """
     said = statements(results)
+    audit = stored_audit(folder)
+    history = list(read_history(folder)) if results.cells else []
+    clipped = clipped_svg(results) if results.cells and not live else None
     return _template().render(
         results=results,
         title=results.title or results.name,
+        version=version,
+        live=live,
+        style=Markup(_file("page.css")),
+        script=Markup(_file("page.js") + (_file("live.js") if live else "")),
+        verdict=verdict(results),
+        holders=holders(results),
+        audit=audit,
+        repeated=repeated(results),
+        run_counts=RUNS,
+        glossary=GLOSSARY,
         state=incomplete(results),
         missing=what_is_missing(results).replace("**", ""),
         measured=how_measured(results),
@@ -58,24 +69,22 @@ def page_of(folder: Path, results: Results) -> str:
         about_the_loss=list(dict.fromkeys(line for each in said if each.private for line in each.about_the_loss)),
         not_protected=NOT_PROTECTED,
         tables=tables_of(results),
-        figures=[(name, _caption(name), Markup(svg)) for name, svg in svgs_of(folder, results).items()],
+        charts=[(chart, drawn(chart)) for chart in charts_of(results, history, audit)] if results.cells else [],
+        clipped=None if clipped is None else Markup(clipped),
+        nothing_clipped=bool(results.cells) and all(cell["fraction_clipped"] == 0 for cell in results.cells),
         settings=_settings(results),
     )
-
-
-def _caption(figure: str) -> str:
-    """What a drawing shows: one with a name of its own, or a metric's curve."""
-    if figure in _CAPTIONS:
-        return _CAPTIONS[figure]
-    metric = metric_named(figure) or metric_named(f"test_{figure}")
-    assert metric is not None
-    return f"{metric.title}, round by round".capitalize()
 
 
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    return environment.from_string(_file("page.html"))
+
+
+@cache
+def _file(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _facts(results: Results) -> list[tuple[str, str]]:
@@ -89,7 +98,9 @@ def _facts(results: Results) -> list[tuple[str, str]]:
         ("model", ", ".join(_values(results, "model", "name"))),
         ("silos", _range(results, "silos")),
         ("rounds", _range(results, "rounds")),
-        *([("records", records)] if (records := _range(results, "records")) else []),
+        *([("records read, of all silos", records)] if (records := _range(results, "records")) else []),
+        *([("records of all silos in a round", batch)] if (batch := _range(results, "batch")) else []),
+        *([("date", results.date)] if results.date else []),
         (
             "swept",
             "; ".join(f"{key}: {', '.join(map(value_text, v))}" for key, v in results.axes.items()) or "nothing",

@@ -168,7 +168,7 @@ def _level(streams: Sequence[ReleaseStream], delta: float) -> Level | None:
     guarantee = claim.guarantee
     if not isinstance(guarantee, GaussianDP):
         epsilon, advantage = guarantee.epsilon_of(delta), guarantee.delta_of(0.0)
-        return Level("none", "none", f"{epsilon:.4g}", "none", f"{delta:g}", _percent((1.0 + advantage) / 2.0))
+        return Level("none", "none", f"{epsilon:.4g}", "none", f"{delta:g}", percent((1.0 + advantage) / 2.0))
     mu, pair = guarantee.mu, guarantee.epsilon_delta(delta)
     return Level(
         mu=f"{mu:.4g}",
@@ -176,7 +176,7 @@ def _level(streams: Sequence[ReleaseStream], delta: float) -> Level | None:
         epsilon=f"{pair.exact:.4g}",
         epsilon_paper=f"{pair.paper:.4g}",
         delta=f"{delta:g}",
-        attacker=_percent(best_guess(mu)),
+        attacker=percent(best_guess(mu)),
     )
 
 
@@ -188,7 +188,7 @@ def best_guess(mu: float) -> float:
     return NormalDist().cdf(mu / 2.0)
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     """Never rounded up to certainty."""
     return f"{100.0 * share:.1f} %" if share < 0.9995 else "over 99.9 %"
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import Estimator
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.participation.base import Participation
@@ -12,18 +11,11 @@ from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.grid import Grid, grid_for
 
 
-def lattice_of(
-    cell: Cell, schedule: Participation, estimator: Estimator, mechanism: Mechanism, noise: Noise
-) -> Grid:
-    """The lattice for sums of masked messages; InputError for a run whose sums cannot be added so."""
-    if not mechanism.fresh_std > 0.0:
-        raise InputError(
-            f"{cell.algorithm.row.name}: rounding before the sum is not known to be private with this mechanism's "
-            'noise (some rounds may add nothing fresh); use trust = "untrusted" or "trusted"'
-        )
+def lattice_of(cell: Cell, schedule: Participation, estimator: Estimator, noise: Noise) -> Grid:
+    """The lattice for sums of masked messages; InputError for sums that do not fit."""
     share = min(source.weight * float(source.std) for source in noise.sources)
     digits = np.finfo(cell.run.dtype).nmant + 1
-    return grid_for(share * mechanism.fresh_std, len(noise.sources), digits, largest_sum(schedule, estimator))
+    return grid_for(share, digits, largest_sum(schedule, estimator))
 
 
 def largest_sum(schedule: Participation, estimator: Estimator) -> float:

@@ -13,7 +13,7 @@ from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.relation import Relation
 from fedpriv.algorithms import Problem
 from fedpriv.errors import InputError
-from fedpriv.estimators.gradients import Estimator
+from fedpriv.estimators.gradients import Estimator, RaisedClips
 from fedpriv.exact.plan import ExactPlan
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.objectives import Objective
@@ -174,6 +174,10 @@ def _survives_gaps(estimator: Estimator, mechanism: Mechanism) -> bool:
     return plain and mechanism.movement is None and mechanism.draws(1) is None
 
 
+def _workload(estimator: Estimator, schedule: Participation) -> Workload:
+    return Workload(schedule, estimator.decay, np.array(_batch_clips(estimator, schedule)), estimator.period)
+
+
 def _batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, ...]:
     """The norm bound of every round's increments, for a mean over one batch: where a round reads k, 1/k of it."""
     rounds = range(1, schedule.rounds + 1)
@@ -219,8 +223,11 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     weights = tuple(size / records for size in batch_sizes)
     problem = problem_of(cell, objective)
     estimator = row.estimator(settings, problem)
-    workload = Workload(schedule, estimator.decay, np.array(_batch_clips(estimator, schedule)), estimator.period)
+    workload = _workload(estimator, schedule)
     mechanism = row.mechanism(settings, problem, workload)
+    if (factors := settings.clip_factors(mechanism, workload)) is not None:
+        estimator = RaisedClips(estimator, factors)
+        workload = _workload(estimator, schedule)
     if cell.deployment.missing == "continue" and not _survives_gaps(estimator, mechanism):
         raise InputError(
             f'deployment.missing = "continue": {row.name} cannot go on without a silo: its sums restart, or are '
@@ -240,7 +247,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     lattice = None
     if exact is None and noise.sources:
         check_sums(noise, largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
-        lattice = lattice_of(cell, schedule, estimator, mechanism, noise) if trust.masked else None
+        lattice = lattice_of(cell, schedule, estimator, noise) if trust.masked else None
     return Plan(
         schedule,
         batch_sizes,

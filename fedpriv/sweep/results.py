@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from fedpriv.errors import InputError
 from fedpriv.files import write_json, write_vector
 from fedpriv.privacy.claim import EXACT
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
+from fedpriv.running.fitted import Fitted
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell, Point, Published, Scenario, resolve_cell
@@ -50,17 +52,31 @@ class Results:
     rerun: str | None
     """The command that runs the same again; None where it was not recorded."""
     scaling: Scaling | None = None
+    date: str | None = None
+    """When the run began, UTC; None in results that are older than this figure."""
 
 
 class RunFolder(RunObserver):
     """The writing side of a RUN_DIR."""
 
     def __init__(
-        self, path: Path, scenario: Scenario, engine: str, *, resume: bool, rerun: str | None = None
+        self,
+        path: Path,
+        scenario: Scenario,
+        engine: str,
+        *,
+        resume: bool,
+        rerun: str | None = None,
+        fits: Mapping[str, Fitted] | None = None,
     ) -> None:
-        """InputError if the folder holds results of another run, or of any run without `resume`."""
+        """InputError if the folder holds results of another run, or of any run without `resume`.
+
+        `fits` are those of the scenario's noise: a run that is resumed takes them from here.
+        """
         self.path = path
+        self._fits = fits or {}
         self._scenario, self._engine, self._rerun = scenario, engine, rerun
+        self._date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         self._cells: dict[int, dict[str, Any]] = {}
         if (path / "results.json").exists():
             if not resume:
@@ -116,7 +132,9 @@ class RunFolder(RunObserver):
                 "engine": self._engine,
                 "versions": versions(),
                 "rerun": self._rerun,
+                "date": self._date,
                 "complete": not self.missing,
+                "fits": [fit.as_data() for fit in self._fits.values()],
                 "cells": [self._cells[place] for place in sorted(self._cells)],
             },
         )
@@ -125,7 +143,7 @@ class RunFolder(RunObserver):
 
     def _finished_before(self) -> dict[int, dict[str, Any]]:
         before = read_results(self.path)
-        self._rerun = before.rerun or self._rerun
+        self._rerun, self._date = before.rerun or self._rerun, before.date or self._date
         found = {cell["cell"]: dict(cell) for cell in before.cells}
         for place, record in found.items():
             points = self._scenario.points
@@ -173,11 +191,24 @@ def read_results(folder: Path) -> Results:
             scaling=Scaling.model_validate(tree["scaling"]) if tree.get("scaling") else None,
             versions=tree.get("versions", {}),
             rerun=tree.get("rerun"),
+            date=tree.get("date"),
         )
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
+
+
+def fits_of(folder: Path) -> dict[str, Fitted]:
+    """The fits of a run that is to be resumed, by what they were asked for; none if there is no run yet."""
+    path = folder / "results.json"
+    if not path.exists():
+        return {}
+    try:
+        fits = [Fitted(**fit) for fit in json.loads(path.read_text(encoding="utf-8")).get("fits", [])]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
+    return {fit.asked: fit for fit in fits}
 
 
 def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
@@ -255,6 +286,7 @@ def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[s
         "rounds": rounds,
         "records": sum(point.cell.batch_sizes) * point.cell.schedule.batches_held,
         "unread": point.cell.unread,
+        "batch": sum(point.cell.batch_sizes),
         "dimension": finished.model.size,
         "gradient_evaluations": finished.gradient_evaluations,
         "bytes_sent": finished.bytes_sent,

@@ -9,10 +9,11 @@ from fedpriv.engines.base import LOCAL, Connection
 from fedpriv.engines.table import engine_named
 from fedpriv.engines.workers import Workers, on_workers
 from fedpriv.errors import FedprivError, RunError
+from fedpriv.running.fitted import fitted_scenario
 from fedpriv.running.observer import Observers, RunObserver
 from fedpriv.running.task import check_records
 from fedpriv.scenario import Scenario
-from fedpriv.sweep.results import RunFolder
+from fedpriv.sweep.results import RunFolder, fits_of
 
 _RUNS = Path("runs")
 
@@ -42,7 +43,9 @@ def run_sweep(
     if connection.superlink is None:  # silos elsewhere have records of their own
         for point in scenario.points:
             check_records(point.cell)
-    folder = RunFolder(path, scenario, engine_name, resume=resume, rerun=rerun)
+    told = Observers((), observers).fitted
+    scenario, fits = fitted_scenario(scenario, fits_of(path) if resume else {}, told)
+    folder = RunFolder(path, scenario, engine_name, resume=resume, rerun=rerun, fits=fits)
     places = folder.missing
     everybody = Observers(places, [folder, *observers])
     with ExitStack() as stack:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedpriv.cli.current import Current, sparkline
 from fedpriv.cli.progress import JsonLines, Progress
 from fedpriv.running.observer import Observers, RunObserver
 from fedpriv.running.outcome import Finished
@@ -45,9 +46,25 @@ def test_a_terminal_sees_cells_share_loss_and_time_left() -> None:
     two_cells(display)
     display.ended()
     last = stream.getvalue()
-    for part in ("1/2 cells", "50 %", "loss 2.5000", "left"):
+    for part in ("1/2 cells", "50 %", "silos 2, seed 1", "ε = 24.4 at δ = 1e-05", "round 4: loss 2.5000, 25.0 %"):
         assert part in last
-    assert "seed" not in last  # no line a cell: the live line says it
+    assert "left" in last
+    assert "[1/2" not in last  # no line a cell: the panel says it
+
+
+def test_a_sparkline_goes_from_the_least_to_the_largest_of_the_latest() -> None:
+    assert sparkline([9.0, 0.0, 0.5, 1.0], 3) == "▁▅█"
+    assert sparkline([2.0, 2.0], 9) == "▁▁"
+    assert sparkline([1.0], 0) == ""
+
+
+@pytest.mark.parametrize("width", [30, 60, 120])
+def test_the_line_of_a_cell_fits(width: int) -> None:
+    current = Current.of(0, scenario().points[0])
+    for t in range(1, 60):
+        current.heard(t, {"test_loss": 2.0, "test_accuracy": t / 60})
+    console = Console(file=io.StringIO(), width=width)
+    assert max(map(len, current.line(width).wrap(console, width))) <= width
 
 
 def test_elsewhere_there_is_a_plain_line_a_cell() -> None:

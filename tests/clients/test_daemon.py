@@ -83,7 +83,8 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
             return list(super().send_and_receive(messages, timeout=timeout))
 
     task = task_of_cell(cell)
-    strategy = simulated_strategy(plan_of(cell, task.objective), task.objective.initial(), cell)
+    plan = plan_of(cell, task.objective, released=True)
+    strategy = simulated_strategy(plan, task.objective.initial(), cell)
     strategy.start(GuardedGrid(client_app, 3, run_config), one_array(task.objective.initial()))
     assert strategy.rounds_done == 8
     assert strategy.counts is None  # a guard does not tell, and nobody takes that for none
@@ -132,7 +133,8 @@ def test_a_supernode_without_a_guard_is_refused(monkeypatch: pytest.MonkeyPatch)
     cell = resolve_cell(small_tree(seed=99), "test")  # no other test's, so that no silo is built yet
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/flwr-clientapp"])
     task = task_of_cell(cell)
-    strategy = simulated_strategy(plan_of(cell, task.objective), task.objective.initial(), cell)
+    plan = plan_of(cell, task.objective, released=True)
+    strategy = simulated_strategy(plan, task.objective.initial(), cell)
     with pytest.raises(RunError, match="has no guard"):
         strategy.start(
             InProcessGrid(client_app, 3, run_config_of(cell, Path())), one_array(task.objective.initial())

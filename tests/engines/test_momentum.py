@@ -326,6 +326,21 @@ def test_rows_tie_noise_steps_and_smoothness_to_the_same_numbers(small_cell: Mak
     assert plan.mechanism.decay == plan.estimator.decay == 1.0 - alpha
 
 
+def test_a_difference_is_charged_what_two_clipped_gradients_can_differ_by(small_cell: MakeCell) -> None:
+    """Guarantee: α min(LηN, 2G); with long steps α g_t is C at one epoch's start and -C at the next, no more."""
+    plans = [
+        planned(
+            small_cell, momentum_tree({"name": "momentum-tree-reduced", "clip": 2.0, "alpha": 0.5, "step": step})
+        )
+        for step in (1e-6, 100.0)
+    ]
+    short, long = (plan.mechanism for plan in plans)
+    assert isinstance(short, SlidingDifferences)
+    assert isinstance(long, SlidingDifferences)
+    assert short.difference == pytest.approx(short.residual * plans[0].schedule.rounds_per_epoch)
+    assert long.difference == 2.0 * plans[1].largest_clip == 2.0 * 0.5 * 2.0
+
+
 def test_a_model_without_known_smoothness_is_refused_unless_differences_are_clipped(small_cell: MakeCell) -> None:
     for algorithm, works in ((REDUCED, False), (ALIGNED, False), (IN_PARTS, True)):
         tree = momentum_tree({**algorithm, "clip": 1.0}) | {"model": {"name": "mlp", "hidden": 4}}

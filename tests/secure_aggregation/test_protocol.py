@@ -97,7 +97,7 @@ def test_the_server_sees_uniform_words_whose_sum_is_the_sum_of_the_rounded_relea
     app, sent, queries = overheard
     cell = masked_cell(federation=UNEQUAL)
     run_over(app, cell)
-    grid, weights = plan_with(cell).grid, plan_with(cell).weights
+    grid, weights = plan_with(cell).lattice, plan_with(cell).weights
     assert grid is not None
     assert len(set(weights)) > 1
     silos = [simulated_silo(cell, number) for number in range(3)]

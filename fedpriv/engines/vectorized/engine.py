@@ -39,11 +39,6 @@ _ROUND_VALUES = 2**26
 
 def run_vectorized(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
     """Run cells in groups that differ only in seeds and numbers; see `Engine`."""
-    if any(cell.run.arithmetic == "integers" for cell in cells):
-        raise InputError(
-            'run.arithmetic = "integers": engine vectorized adds all silos up at once, in floating point; use '
-            "--engine inprocess"
-        )
     plans = _plans(cells)
     with _one_torch_thread():
         for members in _groups(cells, plans):
@@ -56,6 +51,11 @@ def groups_of(cells: Sequence[Cell]) -> list[list[int]]:
 
 
 def _plans(cells: Sequence[Cell]) -> list[Plan]:
+    if any(cell.run.arithmetic == "integers" for cell in cells):
+        raise InputError(
+            'run.arithmetic = "integers": engine vectorized adds all silos up at once, in floating point; use '
+            "--engine inprocess"
+        )
     return [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
 
 

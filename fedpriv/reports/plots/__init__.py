@@ -28,7 +28,7 @@ def plot_run(folder: Path) -> list[Path]:
     |---|---|
     | curves, or loss and accuracy | always |
     | privacy | μ, or ε where a cell has no μ, varies, and there is an accuracy |
-    | clipped | silos tell how much they clip |
+    | clipped | silos tell how much they clip, and clip something |
     | noise | there is a guarantee |
 
     InputError if the folder holds no run, or one without a finished cell.
@@ -63,12 +63,21 @@ def svgs_of(folder: Path, results: Results) -> dict[str, str]:
     return {name: text[text.index("<svg") :] for name, text in texts.items()}
 
 
+def clipped_svg(results: Results) -> str | None:
+    """The figure of what was clipped alone; None where nothing was, or silos do not tell."""
+    if not any(cell["fraction_clipped"] for cell in results.cells):
+        return None
+    with _our_settings():
+        text = _rendered(draw_clipping(results), "svg", "clipped").decode()
+    return text[text.index("<svg") :]
+
+
 def figures_of(folder: Path, results: Results) -> dict[str, "Figure"]:
     """Every figure that the finished cells allow, by name."""
     figures = draw_curves(results, list(read_history(folder)))
     if len(levels(results)) > 1 and all("test_accuracy" in cell for cell in results.cells):
         figures["privacy"] = draw_tradeoff(results)
-    if any(cell["fraction_clipped"] is not None for cell in results.cells):
+    if any(cell["fraction_clipped"] for cell in results.cells):
         figures["clipped"] = draw_clipping(results)
     if (noise := draw_noise(results.cells)) is not None:
         figures["noise"] = noise

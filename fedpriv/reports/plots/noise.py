@@ -20,7 +20,7 @@ _HORIZONS = 12
 
 
 @dataclass(frozen=True)
-class _Question:
+class Question:
     """What is compared: a setting with clip norm and batch 1, a μ, and the mechanism that was used."""
 
     setting: Setting
@@ -34,8 +34,7 @@ def draw_noise(cells: Sequence[Mapping[str, Any]]) -> "Figure | None":
     For the first cell with a guarantee and a mechanism that is compared; None if there is none.
     Units: clip norm divided by batch size.
     """
-    asked = (_question(cell) for cell in cells if cell["mu"] is not None)
-    question = next(filter(None, asked), None)
+    question = question_of(cells)
     if question is None:
         return None
     setting = question.setting
@@ -53,7 +52,24 @@ def draw_noise(cells: Sequence[Mapping[str, Any]]) -> "Figure | None":
     return figure
 
 
-def _question(cell: Mapping[str, Any]) -> _Question | None:
+def question_of(cells: Sequence[Mapping[str, Any]]) -> Question | None:
+    """What is compared: the first cell with a guarantee and a mechanism that a scenario can name."""
+    return next(filter(None, (_question(cell) for cell in cells if cell["mu"] is not None)), None)
+
+
+def costs_by_rounds(question: Question) -> dict[str, list[tuple[int, float]]]:
+    """For each mechanism: the root mean square over the rounds of the noise in a release, by number of rounds."""
+    setting = question.setting
+    passes = np.unique(np.geomspace(1, setting.rounds // setting.epochs, _HORIZONS).astype(int))
+    horizons = [int(places) * setting.epochs for places in passes]
+    costs = [replace(setting, rounds=rounds).compare(question.mu) for rounds in horizons]
+    return {
+        name: [(rounds, cost[name].error) for rounds, cost in zip(horizons, costs, strict=True) if name in cost]
+        for name in setting.compare(question.mu)
+    }
+
+
+def _question(cell: Mapping[str, Any]) -> Question | None:
     stream = from_data(cell["releases"][0])
     if not isinstance(stream.mechanism, CHOSEN):
         return None
@@ -67,26 +83,23 @@ def _question(cell: Mapping[str, Any]) -> _Question | None:
         relation=stream.relation,
         epochs=1 if once else rounds // stream.schedule.rounds_per_epoch,
     )
-    return _Question(setting, cell["mu"], stream.mechanism.label)
+    return Question(setting, cell["mu"], stream.mechanism.label)
 
 
-def _against_rounds(axes: "Axes", question: _Question, names: Sequence[str]) -> None:
+def _against_rounds(axes: "Axes", question: Question, names: Sequence[str]) -> None:
     """Root mean square over the rounds of the noise in what one owner of noise releases."""
-    setting = question.setting
-    passes = np.unique(np.geomspace(1, setting.rounds // setting.epochs, _HORIZONS).astype(int))
-    horizons = [int(each) * setting.epochs for each in passes]
-    costs = [replace(setting, rounds=rounds).compare(question.mu) for rounds in horizons]
+    found = costs_by_rounds(question)
     for place, name in enumerate(names):
-        known = [(rounds, cost[name].error) for rounds, cost in zip(horizons, costs, strict=True) if name in cost]
         label = f"{name}, this run" if name == question.used else name
-        axes.plot(*zip(*known, strict=True), **colour(place), label=label)
+        axes.plot(*zip(*found[name], strict=True), **colour(place), label=label)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.xaxis.set_minor_formatter("")  # between powers of ten they run into each other in short runs
     axes.set_xlabel("rounds")
     axes.set_ylabel("noise in one release")
 
 
-def _in_the_mean(axes: "Axes", question: _Question, names: Sequence[str]) -> None:
+def _in_the_mean(axes: "Axes", question: Question, names: Sequence[str]) -> None:
     """The same at the run's number of rounds: a silo's release, and the mean over silos with either trust."""
     views: dict[str, tuple[dict[str, Cost], str]] = {
         "a silo's release": (_costs(question, "untrusted"), "error"),
@@ -103,5 +116,5 @@ def _in_the_mean(axes: "Axes", question: _Question, names: Sequence[str]) -> Non
     axes.set_xlabel(f"noise, {question.setting.rounds} rounds")
 
 
-def _costs(question: _Question, trust: str) -> dict[str, Cost]:
+def _costs(question: Question, trust: str) -> dict[str, Cost]:
     return replace(question.setting, trust=trust).compare(question.mu)

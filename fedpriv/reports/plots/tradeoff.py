@@ -25,10 +25,10 @@ _NAMES = {"mu": "μ of Gaussian DP", "epsilon": "ε at the scenario's δ"}
 
 def levels(results: Results) -> dict[str, float]:
     """The privacy of all cells by the text that is shown: rounding in an accountant makes no second value."""
-    return {f"{level:.3g}": level for cell in results.cells if (level := cell[_scale(results)]) is not None}
+    return {f"{level:.3g}": level for cell in results.cells if (level := cell[privacy_scale(results)]) is not None}
 
 
-def _scale(results: Results) -> str:
+def privacy_scale(results: Results) -> str:
     """What privacy is drawn in: μ, or ε if a cell with a guarantee has no μ, as with Poisson sampling."""
     return "epsilon" if any(c["mu"] is None and c["epsilon"] is not None for c in results.cells) else "mu"
 
@@ -46,7 +46,7 @@ def draw_tradeoff(results: Results) -> "Figure":
     lines: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for point in product(told):
         lines.setdefault(layout.panel_of(point), []).append(point)
-    published, scale = False, _scale(results)
+    published, scale = False, privacy_scale(results)
     for (row, column), here in lines.items():
         for rank, point in enumerate(here):
             cells = [cell for cell in results.cells if cell[scale] is not None and _is_at(cell, point)]
@@ -79,7 +79,7 @@ def _line(
     """Draw one line; whether there was a published value to draw beside it."""
     by_level: dict[float, list[Mapping[str, Any]]] = {}
     for cell in cells:
-        by_level.setdefault(cell[_scale(results)], []).append(cell)
+        by_level.setdefault(cell[privacy_scale(results)], []).append(cell)
     if not by_level:
         return False
     found = ((level * shift, summarize(by_level[level], _ACCURACY)) for level in sorted(by_level))

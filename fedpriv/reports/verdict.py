@@ -1,0 +1,179 @@
+"""What a run says, in one paragraph; who holds what; what running again costs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedpriv.accounting import GaussianDP
+from fedpriv.accounting.gdp import compose
+from fedpriv.algorithms import ALGORITHMS
+from fedpriv.privacy.trust import trust_named
+from fedpriv.reports.statement import best_guess, percent
+from fedpriv.reports.summary import Metric, cells_at, metrics_of, point_text, points, summarize
+from fedpriv.sweep.results import Results
+
+WORDS = ((0.6, "strong"), (0.75, "moderate"), (0.95, "weak"), (1.0, "next to no"))
+"""Up to which probability of guessing a record rightly protection is called what."""
+RUNS = (1, 2, 5, 10, 50)
+_MOST = 6  # levels in the table of repeated runs
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One party: what it has, and what it gets to see."""
+
+    who: str
+    holds: str
+    sees: str
+
+
+def verdict(results: Results) -> str:
+    """What ran, how good it got, at what privacy, and how far to believe it."""
+    if not results.cells:
+        return "No cell is finished yet."
+    sentences = [_what(results), _how_good(results)]
+    if protection := _how_private(results):
+        sentences.append(protection)
+    kinds = {cell["noise"] for cell in results.cells}
+    if kinds == {"simulation"}:
+        sentences.append("It was a simulation with seeded noise: the figures hold for a deployment, not for it.")
+    elif "release" in kinds:
+        sentences.append("The noise came from operating systems' secret keys: these releases are protected.")
+    return " ".join(sentences)
+
+
+def _what(results: Results) -> str:
+    rows = dict.fromkeys(cell["scenario"]["algorithm"]["name"] for cell in results.cells)
+    titles = [ALGORITHMS[name].title if name in ALGORITHMS else name for name in rows]
+    algorithms = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} algorithms"
+    first = results.cells[0]["scenario"]
+    silos = _numbers(results.cells, "silos")
+    rounds = _numbers(results.cells, "rounds")
+    many = "silo" if silos == "1" else "silos"
+    trained = f"{first['model']['name']} on {first['data']['name']}"
+    return f"{algorithms} trained {trained}: {silos} {many}, {rounds} rounds."
+
+
+def _how_good(results: Results) -> str:
+    metric = next((each for each in metrics_of(results) if each.key == "test_accuracy"), metrics_of(results)[0])
+    private = [point for point in points(results) if _has_cells(results, point)]
+    best = _best(results, private, metric)
+    text = f"Best: {metric.title.removesuffix(' (%)')} {_shown(results, best, metric)}{_at(results, best)}."
+    levels = {cells_at(results, point)[0]["epsilon"] for point in private} - {None}
+    if len(levels) > 1:
+        strictest = [p for p in private if cells_at(results, p)[0]["epsilon"] == min(levels)]
+        chosen = _best(results, strictest, metric)
+        text += f" Most private: {_shown(results, chosen, metric)}{_at(results, chosen)}."
+    return text
+
+
+def _how_private(results: Results) -> str:
+    mus = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
+    unit = " or ".join(dict.fromkeys(cell["unit"] for cell in results.cells))
+    if any(cell["epsilon"] is None for cell in results.cells):
+        unprotected = "A cell without noise protects nothing."
+        return unprotected if not mus else f"{_guess(unit, min(mus), max(mus))} {unprotected}"
+    if len(mus) < len(results.cells):
+        epsilons = [cell["epsilon"] for cell in results.cells]
+        return f"Privacy: ε at most {max(epsilons):.4g} at δ = {results.cells[0]['delta']:g}, for {unit}."
+    return _guess(unit, min(mus), max(mus))
+
+
+def _guess(unit: str, low: float, high: float) -> str:
+    word = protection_word(high)
+    if f"{low:.4g}" == f"{high:.4g}":
+        return (
+            f"At μ = {high:.4g}, whoever knows all the rest guesses about {unit} rightly in at most "
+            f"{percent(best_guess(high))} of cases: {word} protection."
+        )
+    return (
+        f"Whoever knows all the rest guesses about {unit} rightly in at most {percent(best_guess(low))} of cases "
+        f"(μ = {low:.4g}: {protection_word(low)} protection) to {percent(best_guess(high))} (μ = {high:.4g}: "
+        f"{word} protection)."
+    )
+
+
+def protection_word(mu: float) -> str:
+    """A word for μ, by how often the best guess about one record is right."""
+    guess = best_guess(mu)
+    return next(word for most, word in WORDS if guess <= most)
+
+
+def holders(results: Results) -> list[Holder]:
+    """Who has what, for each trust setting of the run."""
+    found = []
+    for name in dict.fromkeys(cell["trust"] for cell in results.cells):
+        cells = [cell for cell in results.cells if cell["trust"] == name]
+        found += _holders(name, cells)
+    return list(dict.fromkeys(found))
+
+
+def _holders(name: str, cells: Sequence[Mapping[str, Any]]) -> list[Holder]:
+    trust, each = trust_named(name), _per_silo(cells)
+    released = all(cell["noise"] == "release" for cell in cells)
+    key = "the key of its noise" if released else "noise from the scenario's seed"
+    own = f"its own records{each}"
+    if trust.masked:
+        silo = f"{own}, {key}, the keys of its masks"
+        seen = "masked messages, and their sum with the noise of all silos"
+    elif trust.noise_at_server:
+        silo, seen = own, "every silo's sum without noise"
+    else:
+        silo, seen = f"{own}, {key}", "every silo's releases, noise included"
+    server = f"the test records, {key}" if trust.noise_at_server else "the test records"
+    return [
+        Holder(f"each silo ({name})", silo, "the model of every round"),
+        Holder(f"the server ({name})", server, seen),
+        Holder("everyone else", "nothing", "the models that are published"),
+    ]
+
+
+def _per_silo(cells: Sequence[Mapping[str, Any]]) -> str:
+    shares = sorted({round(cell["records"] / cell["silos"]) for cell in cells if "records" in cell})
+    if not shares:
+        return ""
+    about = f"{shares[0]:,}" if len(shares) == 1 else f"{shares[0]:,} to {shares[-1]:,}"
+    return f" ({about} on average)"
+
+
+def repeated(results: Results) -> list[list[str]]:
+    """ε of so many runs with the same records, for every μ of the run: μ, then ε for each number in `RUNS`."""
+    private = [cell for cell in results.cells if cell["mu"] is not None]
+    known = sorted({(float(f"{cell['mu']:.4g}"), cell["delta"]) for cell in private})
+    shown = known if len(known) <= _MOST else [*known[: _MOST // 2], *known[-_MOST // 2 :]]
+    return [
+        [f"{mu:.4g}", *(f"{GaussianDP(compose([mu] * runs)).epsilon_delta(delta).exact:.4g}" for runs in RUNS)]
+        for mu, delta in shown
+    ]
+
+
+def _has_cells(results: Results, point: Mapping[str, Any]) -> bool:
+    return bool(cells_at(results, point))
+
+
+def _best(results: Results, among: Sequence[Mapping[str, Any]], metric: Metric) -> Mapping[str, Any]:
+    choose = max if metric.key == "test_accuracy" else min
+    return choose(among, key=lambda point: _mean(results, point, metric))
+
+
+def _mean(results: Results, point: Mapping[str, Any], metric: Metric) -> float:
+    summary = summarize(cells_at(results, point), metric)
+    return float("nan") if summary is None else summary.mean
+
+
+def _shown(results: Results, point: Mapping[str, Any], metric: Metric) -> str:
+    unit = " %" if metric.key == "test_accuracy" else ""
+    return f"{_mean(results, point, metric):.{metric.digits}f}{unit}"
+
+
+def _at(results: Results, point: Mapping[str, Any]) -> str:
+    cell = cells_at(results, point)[0]
+    epsilon = "" if cell["epsilon"] is None else f"ε = {cell['epsilon']:.4g} at δ = {cell['delta']:g}"
+    varied = point_text(results, {key: value for key, value in point.items() if len(results.axes[key]) > 1})
+    where = "; ".join(filter(None, [varied, epsilon]))
+    return f" ({where})" if where else ""
+
+
+def _numbers(cells: Sequence[Mapping[str, Any]], key: str) -> str:
+    values = sorted({cell[key] for cell in cells})
+    return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,} to {values[-1]:,}"
