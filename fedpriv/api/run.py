@@ -52,6 +52,8 @@ def run(
         set: values for dotted keys; a swept key is narrowed.
         out: where results are written as the run goes; runs/NAME by default.
         resume: keep what is in `out`, and run what is missing.
+        workers: run groups of cells in so many processes; results are the same.
+        ray: or in those of the Ray cluster at this address.
         progress: show a bar; by default in a notebook and in an interactive session.
 
         workers: so many processes of this machine run groups of cells; results are the same.
@@ -74,6 +76,12 @@ def run(
         raise InputError(
             f"engine = {engine!r}: its processes have no arrays and modules of this program; use "
             f"{' or '.join(map(repr, ENGINES))}, or fedpriv.add_data and add_model in a file that is imported"
+        )
+    chosen = None if workers is None and ray is None else Workers(workers, ray)
+    if own and chosen is not None:
+        raise InputError(
+            "workers, ray: other processes have no arrays and modules of this program; use fedpriv.add_data and "
+            "add_model in a file that is imported"
         )
     if own or isinstance(scenario, Mapping):
         given = scenario if isinstance(scenario, Mapping) else read_toml(scenario_file(Path(scenario)))
