@@ -31,7 +31,7 @@ class Sensitivity(NamedTuple):
     reason: str
 
 
-class Columns(NamedTuple):
+class Blocks(NamedTuple):
     """The columns of a C whose columns each reach over few rounds."""
 
     bands: int
@@ -105,7 +105,7 @@ class Mechanism(Protocol):
         """
         return self.certified(workload).value
 
-    def columns(self, workload: Workload) -> Columns | None:
+    def blocks(self, workload: Workload) -> Blocks | None:
         """The columns of C, where what an increment moves ends after a few rounds; None where it may not.
 
         Guarantee: increments of rounds that lie `bands` or more apart move disjoint blocks of C s, one whose

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from fedpriv.mechanisms.base import Columns, Mechanism, MechanismState, Sensitivity
+from fedpriv.mechanisms.base import Blocks, Mechanism, MechanismState, Sensitivity
 from fedpriv.mechanisms.sensitivity import nonincreasing
 from fedpriv.mechanisms.workload import Floats, Workload, geometric_sums, powers
 
@@ -46,9 +46,9 @@ class IndependentGaussian(Mechanism):
     def fresh_std(self) -> float:
         return 1.0
 
-    def columns(self, workload: Workload) -> Columns | None:
+    def blocks(self, workload: Workload) -> Blocks | None:
         """C = A, which is the identity for decay 0; with any other an increment stays in all later sums."""
-        return Columns(1, np.ones(workload.rounds)) if workload.decay == 0.0 else None
+        return Blocks(1, np.ones(workload.rounds)) if workload.decay == 0.0 else None
 
     def variance(self, workload: Workload) -> Floats:
         return np.ones(workload.rounds)

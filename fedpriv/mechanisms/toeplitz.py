@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from fedpriv.errors import InputError
-from fedpriv.mechanisms.base import Columns, Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.mechanisms.base import Blocks, Mechanism, MechanismState, Sensitivity, check_matches
 from fedpriv.mechanisms.sensitivity import nonincreasing, series
 from fedpriv.mechanisms.workload import Floats, Workload
 from fedpriv.replicates.columns import SHARED
@@ -88,11 +88,11 @@ class BandedSquareRoot(Mechanism):
         """C has a diagonal of ones, and so has B."""
         return 1.0
 
-    def columns(self, workload: Workload) -> Columns:
+    def blocks(self, workload: Workload) -> Blocks:
         check_matches(workload, self.decay, None)
         bands = min(self.bands, workload.rounds)
         squares = series.column_squared_norms(series.square_root(self.decay, bands), workload.rounds)
-        return Columns(bands, np.sqrt(squares))
+        return Blocks(bands, np.sqrt(squares))
 
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, self.decay, None)
