@@ -142,21 +142,21 @@ class RunningSums:
         is fixed when the block begins: blocks are accounted for as rounds with independent noise, under either
         relation.  InputError for anything else, with the reason.
         """
-        decay, columns = self.workload.decay, self.mechanism.blocks(self.workload)
+        decay, blocks = self.workload.decay, self.mechanism.blocks(self.workload)
         refused = "secret participation (federation.sampling) cannot be accounted for"
-        if columns is None:
+        if blocks is None:
             raise InputError(
                 f"{refused} with {self.mechanism.name} noise on running sums of decay = {decay:g}: what a record "
                 "moves has no end there; take an algorithm that releases each round by itself, such as dp-sgd, or "
                 'mechanism = "banded" with federation.groups of at least its bands'
             )
-        if columns.bands > groups:
+        if blocks.bands > groups:
             raise InputError(
-                f"{refused} with {columns.bands} bands of correlated noise and federation.groups = {groups}: what "
-                f"a record moves in two of its rounds would overlap; set groups to {columns.bands} or more, or "
+                f"{refused} with {blocks.bands} bands of correlated noise and federation.groups = {groups}: what "
+                f"a record moves in two of its rounds would overlap; set groups to {blocks.bands} or more, or "
                 "take fewer bands"
             )
-        return float(np.max(self.workload.clips * columns.norms) * (1.0 + _ROUNDING))
+        return float(np.max(self.workload.clips * blocks.norms) * (1.0 + _ROUNDING))
 
     def moved(self, distance: float) -> float:
         return moved_by(self.relation, self.per_record, distance)

@@ -161,10 +161,10 @@ def test_columns_are_those_of_the_strategy_and_rounds_of_a_record_move_disjoint_
     """κ against C, computed from the noise: what it is for the accountant of independent rounds."""
     mechanism, form, bands = MECHANISMS[name]()
     workload = Workload(Allocation(12, 12, 4), form["decay"], CLIPS, form.get("period"))
-    columns, matrix = mechanism.blocks(workload), strategy(mechanism, workload)
-    assert columns is not None
-    assert columns.bands == bands
-    np.testing.assert_allclose(columns.norms, np.linalg.norm(matrix, axis=0), rtol=1e-9)
+    blocks, matrix = mechanism.blocks(workload), strategy(mechanism, workload)
+    assert blocks is not None
+    assert blocks.bands == bands
+    np.testing.assert_allclose(blocks.norms, np.linalg.norm(matrix, axis=0), rtol=1e-9)
     lag = np.subtract.outer(np.arange(12), np.arange(12))
     assert np.abs(matrix[(lag < 0) | (lag >= bands)]).max() < 1e-12
     sums = RunningSums(mechanism, workload, "zero-out")
