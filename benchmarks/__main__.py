@@ -1,4 +1,4 @@
-"""Run all benchmarks, or those named: startup, noise, tables, messages, objectives, crossing, peers, growth."""
+"""Run all benchmarks, or those named."""
 
 import os
 import platform
@@ -6,17 +6,30 @@ import sys
 
 import torch
 
-from benchmarks import growth, messages, momentum_crossing, noise, objectives, peers, startup, tables
+from benchmarks import (
+    exact_noise,
+    growth,
+    messages,
+    momentum_crossing,
+    noise,
+    objectives,
+    peers,
+    startup,
+    tables,
+    workers,
+)
 
 BENCHMARKS = {
     "startup": startup.run,
     "noise": noise.run,
+    "exact_noise": exact_noise.run,
     "tables": tables.run,
     "messages": messages.run,
     "objectives": objectives.run,
     "crossing": momentum_crossing.run,
     "peers": peers.run,
     "growth": growth.run,
+    "workers": workers.run,
 }
 
 

@@ -1,6 +1,6 @@
 """Fitted noise: what it leaves in a row's output, how long a fit takes, and what a round of it costs.
 
-python -m benchmarks.fitting [T[,PLACES] ...]      60, 240, 600 and 600,60 if left out
+python -m benchmarks.fitting [T[,N] ...]      N rounds an epoch; 60, 240, 600 and 600,60 if left out
 """
 
 import sys
@@ -12,9 +12,18 @@ import numpy as np
 import torch
 
 from fedpriv.estimators.gradients import Estimator, PlainGradient, RecursiveGradient
-from fedpriv.fitting import candidates, compared, least, objective_of, response_of
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, Mechanism, Workload
-from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
+from fedpriv.fitting import candidates, choice, compared, least, objective_of
+from fedpriv.fitting.published import response_of
+from fedpriv.mechanisms import (
+    BandedInverseSquareRoot,
+    BandedSquareRoot,
+    BinaryTree,
+    BufferedToeplitz,
+    IndependentGaussian,
+    LambdaCgd,
+    Mechanism,
+    Workload,
+)
 from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, NesterovCoupling, Optimizer, ProjectedSGD
 from fedpriv.participation.fixed_order import Schedule
 
@@ -55,17 +64,37 @@ def fits(rounds: int, rounds_per_epoch: int) -> None:
         response, seconds = timed(lambda o=optimizer, e=estimator: response_of(o, e.round, rounds))
         objective, bound = objective_of(response, workload), least(response, workload)
         print(f"{row}, T = {rounds}, rounds_per_epoch = {rounds_per_epoch}: its linear map in {seconds:.2f} s")
-        remaining = candidates(objective, MOST_VECTORS)
+        remaining, total, all_found = candidates(objective, MOST_VECTORS), seconds, []
         while True:
             found, seconds = timed(lambda rest=remaining: next(rest, None))
+            total += seconds
             if found is None:
                 break
+            all_found.append(found)
             published = compared(found.mechanism, response, workload).published
             print(
-                f"    {found.name:14} {found.vectors} vectors, output {published.output / bound.output:.4f}, "
+                f"    {found.name:22} {found.vectors} vectors, output {published.output / bound.output:.4f}, "
                 f"queries {published.queries / bound.queries:.4f}, √(J/2) {found.noise / 2**0.5:.6f}, "
                 f"{seconds:.2f} s"
             )
+        best = choice(all_found)
+        rivals = [
+            (np.sqrt(objective.value(mechanism)), mechanism.label)
+            for mechanism in named(rounds)
+            if mechanism.memory_vectors(workload) <= MOST_VECTORS
+        ]
+        worst, rival = min(rivals)
+        print(
+            f"    auto takes {best.name} in {total:.2f} s; the best that is named, with at most {MOST_VECTORS} "
+            f"vectors, is {rival} with {worst / best.noise:.4f} times its noise"
+        )
+
+
+def named(rounds: int) -> list[Mechanism]:
+    """What a person could name, with numbers that are rules of thumb."""
+    banded = [kind(1.0, bands) for kind in (BandedSquareRoot, BandedInverseSquareRoot) for bands in (1, 2, 3, 4)]
+    lambdas = [LambdaCgd(1.0, (max(0.1, 1.0 - kappa / rounds),), (0.0,)) for kappa in (2.5, 12.3)]
+    return [IndependentGaussian(), BinaryTree(), *banded, *lambdas]
 
 
 def rounds_of_noise() -> None:
@@ -84,7 +113,7 @@ def rounds_of_noise() -> None:
 
 
 def run(settings: list[str]) -> None:
-    for setting in settings or ["60", "240", "600", "600,60"]:
+    for setting in settings or ["60", "240", "600", "600,60"]:  # 60000 takes a few minutes
         rounds, _, rounds_per_epoch = setting.partition(",")
         fits(int(rounds), int(rounds_per_epoch or rounds))
     print(f"streaming, d = {DIMENSION}:")

@@ -16,6 +16,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "complexity-table": {"federation.samples": [1024, 4096], "federation.rounds": [4, 16]},
     "containers": {"federation.rounds": 4},
     "deployment": {"federation.samples": 6000, "federation.rounds": 8},
+    "heart-hospitals": {"federation.rounds": 4, "federation.epochs": 4, "privacy.epsilon": [1.0]},
     "mnist-best-ablation": {"federation.rounds": 30},
     "mnist-cnn-single-epoch": {"federation.samples": 2000, "federation.rounds": 5},
     "mnist-heterogeneous": {"federation.silos": 20, "federation.samples": 6000, "federation.rounds": 30},

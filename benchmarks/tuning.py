@@ -2,7 +2,8 @@
 
 A tuning file (scenarios/tuning/*.toml) names the scenario, the seeds and the keys that hold while tuning, and a
 grid for each algorithm; every point of the scenario's other axes gets the setting of the best mean accuracy.
-Where the scenario sweeps something else than `algorithm.name`, such as `label.method`, `axis` is that key.
+Where the scenario sweeps something else than `algorithm.name`, such as `label.method`, `axis` is that key; where
+another metric than the accuracy of all test records is looked at, `metric` is its name.
 """
 
 import itertools
@@ -16,6 +17,7 @@ from typing import Any
 
 from benchmarks.tables import Silent
 from fedpriv.engines.vectorized.engine import run_vectorized
+from fedpriv.running.fitted import Fitted, fitted_scenario
 from fedpriv.scenario import Cell, load_scenario
 
 
@@ -45,16 +47,20 @@ def tune(
     cells: list[Cell] = []
     labels: list[tuple[tuple[tuple[str, Any], ...], int]] = []
     settings = _settings(grid)
+    fits = dict[str, Fitted]()
     for number, setting in enumerate(settings):
         overrides = [f"{key}={json.dumps(value)}" for key, value in {**fixed, **setting}.items()]
-        for point in load_scenario(scenario, overrides).points:
+        loaded, more = fitted_scenario(load_scenario(scenario, overrides), fits)
+        fits |= more
+        for point in loaded.points:
             place = tuple((key, value) for key, value in point.swept.items() if key != axis)
             cells.append(point.cell)
             labels.append((place, number))
+    metric = tuning.get("metric", "test_accuracy")
     scores: dict[tuple[tuple[str, Any], ...], dict[int, list[float]]] = {}
     for outcome in run_vectorized(cells, Silent()):
         place, number = labels[outcome.index]
-        scores.setdefault(place, {}).setdefault(number, []).append(outcome.finished.test_accuracy)
+        scores.setdefault(place, {}).setdefault(number, []).append(outcome.finished.metrics[metric])
     best = {}
     for place, of_setting in scores.items():
         ranked = sorted(

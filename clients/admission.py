@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedpriv.clients.policy import Policy, presuming, unaccountable
@@ -60,7 +61,7 @@ class Admission:
             cell = resolve_cell(json.loads(canonical), "the server's scenario")
             self._check_cell(cell)
             objective = self._objective(cell)
-            plan = plan_of(cell, objective)
+            plan = plan_of(cell, objective, released=True)
             return Admitted(cell, plan, self._price(cell, plan), hashlib.sha256(canonical.encode()).digest())
 
     def canonical(self, cell_json: str) -> str:
@@ -110,7 +111,9 @@ class Admission:
         needed = cell.schedule.batches_held * cell.batch_sizes[number]
         if needed > len(self.shard.labels):
             raise self.refusal(f"the scenario needs {needed} records of this silo, here are fewer")
-        if cell.model.row.regression != (self.policy.class_count == 0):
+        if unknown := [path for path in cell.model.code if path not in allow.models]:
+            raise self.refusal(f"the scenario's model runs {unknown[0]!r}, and allow.models does not name it")
+        if cell.model.regression != (self.policy.class_count == 0):
             held = "real numbers" if self.policy.class_count == 0 else "classes"
             raise self.refusal(f"model {cell.model.name!r} is not for labels that are {held}, as they are here")
         if self.policy.table is not None and cell.data.table_schema != self.policy.table:
@@ -123,7 +126,7 @@ class Admission:
     def _objective(self, cell: Cell) -> Objective:
         """The model's loss, built once without memory to see how large it is."""
         model, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
-        shape = tuple(model.features(self.shard.images[:1], dtype, settings).shape[1:])
+        shape = tuple(model.features(np.zeros_like(self.shard.images[:1]), dtype, settings).shape[1:])
         with torch.device("meta"):
             dimension = model.objective(shape, self.policy.class_count, dtype, settings).dimension
         if dimension > self.policy.allow.dimension:
@@ -148,6 +151,9 @@ class Admission:
             )
         if (clip := plan.largest_clip) > allow.clip * ROUNDING:
             raise self.refusal(f"the scenario clips at {clip:.4g}, allowed is {allow.clip:g}")
+        smallest = min(min(plan.estimator.round(t).clips) for t in range(1, rounds + 1))
+        if smallest * ROUNDING < allow.least_clip:
+            raise self.refusal(f"the scenario clips at {smallest:.4g}, allowed is {allow.least_clip:g} or more")
         self._check_size(plan, stream)
         return stream.mu
 

@@ -121,10 +121,21 @@ class Desk:
     def work(self) -> None:
         """Answer what is waiting, for ever."""
         while True:
-            asked = self._waiting.get()
-            self._began = time.monotonic()
-            asked.reply.set_result(self._replied(asked))
-            self._began = None
+            self.work_once()
+
+    def work_once(self) -> None:
+        """Wait for a request and answer it.
+
+        Guarantee: a request, refused or not, takes a whole multiple of `allow.tick`, and nothing else is begun
+        until then: neither its reply nor the next one's comes at a time that tells more of the records than that.
+        """
+        asked = self._waiting.get()
+        self._began = began = time.monotonic()
+        reply = self._replied(asked)
+        if (tick := self._policy.allow.tick) > 0.0:
+            time.sleep((began - time.monotonic()) % tick)
+        asked.reply.set_result(reply)
+        self._began = None
 
     def _converse(self, connection: socket.socket) -> None:
         """One request and its reply; whoever is silent, gone or sends too much is left alone."""

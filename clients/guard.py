@@ -20,7 +20,7 @@ from fedpriv.clients.ledger import Answer, LedgerError, Run, SiloLedger, create_
 from fedpriv.clients.policy import Policy
 from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.clients.shard import Shard
-from fedpriv.clients.silo import SiloState
+from fedpriv.clients.silo import Silo, SiloState
 from fedpriv.clients.state import pack, unpack
 from fedpriv.errors import InputError, RunError
 from fedpriv.objectives import Records
@@ -38,7 +38,7 @@ Kept = TypeVar("Kept")
 class _Question(NamedTuple):
     """A round whose query is on file, and what it takes to answer it."""
 
-    silo: ReleasingSilo
+    silo: Silo
     state: SiloState
     query: Tensor
     keys: bytes
@@ -82,7 +82,7 @@ class Guard:
         self._identity = identity_of(policy.silo, policy.identity, policy.peers)
         if self.peers and policy.allow.silos not in (None, self.peers):
             raise InputError(f"allow.silos = {policy.allow.silos}, and {policy.peers} has {self.peers} silos")
-        self._open: dict[str, ReleasingSilo] = {}
+        self._open: dict[str, Silo] = {}
         self._admitted: dict[str, Admitted] = {}
         self._records: dict[str, Records] = {}
 
@@ -102,7 +102,7 @@ class Guard:
                 return known.reply
             if run.key is None:
                 raise self._refusal("a public key: this run is over")
-            if admitted.plan.lattice is None:
+            if not admitted.plan.masked:
                 raise self._refusal("a public key: this run has no masks")
             silo = self._silo(run_id, run, admitted)
             card = self._identity.card(run_id, admitted.digest, silo.masker.public)
@@ -141,7 +141,7 @@ class Guard:
         if known is not None:
             self._check_same(known, digest, t)
         public, silos = b"", len(plan.weights)
-        if plan.lattice is not None:
+        if plan.masked:
             public = self._identity.keys(run_id, admitted.digest, keys, silos)
             silo.masker.agree(public, silos)
         if known is None:
@@ -189,8 +189,7 @@ class Guard:
         if run is not None and run.cell != canonical:
             raise self._refusal("the scenario is not the one this run was opened with")
         admitted = _kept(self._admitted, canonical, lambda: self._admission.admit(canonical))
-        masked = admitted.plan.lattice is not None
-        if masked and self.peers not in (0, len(admitted.plan.weights)):
+        if admitted.plan.masked and self.peers not in (0, len(admitted.plan.weights)):
             raise self._refusal(f"it knows {self.peers} silos, and the scenario has {len(admitted.plan.weights)}")
         if run is None:
             return self._new_run(run_id, canonical, admitted), admitted
@@ -226,7 +225,7 @@ class Guard:
             done = "answered" if known.reply is not None else "asked"
             raise self._refusal(f"round {t} was {done} already, for another query")
 
-    def _silo(self, run_id: str, run: Run, admitted: Admitted) -> ReleasingSilo:
+    def _silo(self, run_id: str, run: Run, admitted: Admitted) -> Silo:
         """The silo of an open run, with the ledger's key."""
         assert run.key is not None
         key, cell = run.key, admitted.cell

@@ -34,6 +34,9 @@ class Allowed(BaseModel):
     clip: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = Field(
         description="the largest norm bound on one record's increment, and on each part that is clipped for itself"
     )
+    least_clip: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = Field(
+        SMALLEST_CLIP, description="the smallest such bound: a clip next to nothing asks arithmetic for too much"
+    )
     rounds: Annotated[int, Field(ge=1)] = Field(description="the most rounds of one run")
     budget: Positive = Field(description="mu (Gaussian DP) over the lifetime of the shard, all runs composed")
     silos: Annotated[int, Field(ge=2)] | None = Field(
@@ -41,11 +44,27 @@ class Allowed(BaseModel):
     )
     query: Positive = Field(2.0**40, description="the largest absolute value of a query's coordinates")
     dimension: Annotated[int, Field(ge=1)] = Field(2**20, description="the most parameters of a model")
+    models: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="import paths, package.module:Name, of torch modules of this installation that a scenario may "
+        "name; nothing else is imported",
+    )
     open_runs: Annotated[int, Field(ge=1)] = Field(8, description="the most runs that are under way at a time")
+    tick: Annotated[float, Field(ge=0.0, le=60.0)] = Field(
+        0.05,
+        description="seconds: a request takes a whole multiple of this, so that its time tells less; 0 is at once",
+    )
     runs: Annotated[int, Field(ge=1)] = Field(1000, description="the most runs over the lifetime of the ledger")
     noise_free: bool = Field(
         False, description="true gives up all protection: runs without noise are answered, `budget` bounds nothing"
     )
+
+    @model_validator(mode="after")
+    def _clips_in_order(self) -> Self:
+        if self.least_clip > self.clip:
+            raise ValueError(f"least_clip = {self.least_clip:g} is above clip = {self.clip:g}: no run has both")
+        return self
 
 
 class Policy(BaseModel):

@@ -74,7 +74,7 @@ def allowance_of(cell: Cell) -> dict[str, Any]:
     """The narrowest [allow] of a policy under which one run of `cell` is answered; InputError if none is."""
     if (reason := unaccountable(cell)) is not None:
         raise InputError(f"a deployment's silos refuse this scenario: {reason}")
-    plan = plan_of(cell, task_of_cell(cell).objective)
+    plan = plan_of(cell, task_of_cell(cell).objective, released=True)
     if (reason := presuming(plan)) is not None:
         raise InputError(f"a deployment's silos refuse this scenario: {reason}")
     if (target := cell.privacy.target) is None:
@@ -86,7 +86,7 @@ def allowance_of(cell: Cell) -> dict[str, Any]:
         "rounds": cell.schedule.rounds,
         "budget": target,
         "dimension": plan.objective.dimension,
-        **({"silos": cell.federation.silos} if plan.lattice is not None else {}),
+        **({"silos": cell.federation.silos} if plan.masked else {}),
     }
 
 
@@ -114,8 +114,8 @@ def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, recor
 
 def policy_text(keys: Mapping[str, object], allow: Mapping[str, object], table: TableSchema | None = None) -> str:
     """A policy file of these keys, this [allow] and, for a table, what is public about it."""
-    described = "" if table is None else f"\n{schema_toml(table, 'table')}"
-    return f"{_toml(keys)}\n[allow]\n{_toml(allow)}{described}"
+    described = "" if table is None else f"{schema_toml(table, 'table')}\n"
+    return f"{_toml(keys)}\n{described}[allow]\n{_toml(allow)}"
 
 
 def _toml(keys: Mapping[str, object]) -> str:

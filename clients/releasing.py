@@ -1,7 +1,8 @@
-"""A silo whose releases are meant: noise from a secret key, and nothing of it used twice.
+"""A silo whose releases are exact: integers from its records to the noise, and nothing of the noise used twice.
 
-    chain_t = H(chain_{t-1}, query of round t, or "missed")
-    fresh noise of round t = KeyedNormal(H(key, silo, t, chain_t))
+    s_t      `IntegerStep.sums`: increments truncated to the lattice, added exactly
+    y_t      (C s)_t + z_t, keyed by (key, silo, round, chain, (C s)_t); chain_t = H(chain_{t-1}, query)
+    leaves   untrusted: unit / B_i · (B y)_t       masked: y_t modulo 2^w plus masks       trusted: s_t itself
 
 A silo that is put back to an earlier state (a restored disk) and asked something else draws other noise, in that
 round and in all that follow; asked the same, it gives the same bytes.  Masks are bound to the chain likewise, so
@@ -9,114 +10,97 @@ that no two messages share one: silos that are asked the same agree on them, and
 things gets a sum of masks.
 """
 
-import hashlib
-import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.clients.increments import Bounded
-from fedpriv.clients.silo import Silo, SiloState
-from fedpriv.objectives import Increment, Objective, Records
-from fedpriv.randomness import KeyedNormal, derive_key
-from fedpriv.replicates.columns import Scalar
+from fedpriv.clients.silo import Release, Silo, SiloState
+from fedpriv.exact.fixed_point import Ints
+from fedpriv.exact.subkeys import START, linked, linked_missed
+from fedpriv.exact.words import packed
+from fedpriv.objectives import Records
+from fedpriv.protocol.arrays import Counts
+from fedpriv.randomness import KeyedNormal
+from fedpriv.running.integers import IntegerStep
 from fedpriv.running.plan import Plan
-from fedpriv.running.release import released
-from fedpriv.running.round_step import fresh_vectors
 from fedpriv.secure_aggregation.masks import Masker
-
-_log = logging.getLogger("fedpriv.guard")
-
-
-@dataclass(frozen=True)
-class Forgiving(Bounded):
-    """A record whose increment cannot be computed counts as zero: giving up then would tell of it.
-
-    Guarantee: what the other records add does not depend on it.  The reason goes to the silo's own log.
-    """
-
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
-        try:
-            return super().increment(points, coefficients, records, weights, clip)
-        except Exception:
-            _log.exception("an evaluation failed; it is done again for each record among dummies")
-        total = torch.zeros(self.dimension, dtype=torch.float64)
-        clipped = torch.zeros((), dtype=torch.int64)
-        for row in range(len(records.labels)):
-            only = torch.arange(len(records.labels)) == row
-            try:
-                alone = super().increment(
-                    points, coefficients, _among_dummies(records, only), weights.where(only, 0.0), clip
-                )
-            except Exception:
-                clipped += 1
-            else:
-                total, clipped = total + alone.total, clipped + alone.clipped
-        return Increment(total, clipped)
-
-
-def _among_dummies(records: Records, kept: Tensor) -> Records:
-    """The kept rows in their places, zeros in the others: a batch of another shape would have other last bits."""
-    features = records.features.where(kept.view(-1, *[1] * (records.features.dim() - 1)), 0)
-    return Records(features, records.labels.where(kept, 0))
 
 
 @dataclass(frozen=True)
 class ReleasingSilo(Silo):
-    """`Silo` with a key of its own for noise and masks, for one run.
+    """`Silo` with a key of its own for noise and masks, for one run; `plan.exact` says on which lattice.
 
-    Guarantee: what leaves is a function of exact sums plus float64 noise, rounded once (`released`, `Grid`); its
-    noise is a function of the key and of all queries until now, never drawn ahead, and unrelated for two different
-    sequences of queries; no evaluation of records ends in an exception.
+    Guarantee: what leaves is a function of y_t (untrusted, masked), or is s_t (a trusted server, which adds the
+    noise): every record enters as integers of bounded norm, whatever it is asked.  The noise is a function of the
+    key, of all queries until now and of the integers it is added to, never drawn ahead.  No evaluation of records
+    ends in an exception.  In a simulation the key is the seed's, and protects nobody.
     """
 
-    key: bytes = field(default=b"", repr=False)
-    """32 bytes that nobody else has."""
     scenario: bytes = b""
     """A digest of the scenario: silos with different ones do not agree on masks."""
 
     @staticmethod
-    def of(
-        number: int, plan: Plan, records: Records, key: bytes, scenario: bytes, *, gaps: bool = False
-    ) -> "ReleasingSilo":
+    def of(number: int, plan: Plan, records: Records, key: bytes, scenario: bytes, *, gaps: bool = False) -> Silo:
+        """The silo of a plan: a plain one where there is no noise, of which nothing is claimed."""
         noise = KeyedNormal(key, np.float64)
+        if plan.exact is None:
+            if plan.noise.sources:
+                raise ValueError("noise that is really released needs a plan made for it: plan_of(released=True)")
+            return Silo(number, plan, plan.objective, records, noise, gaps, key)
         return ReleasingSilo(number, plan, plan.objective, records, noise, gaps, key, scenario)
 
     def start(self) -> SiloState:
-        return super().start()._replace(chain=bytes(hashlib.sha256().digest_size))
+        """Whoever adds no noise has no strategy, and who is masked no B: those are the server's."""
+        sums = () if self.plan.trust.noise_at_server else self._integers.strategy.start()
+        hidden = self.plan.mechanism.start() if self.plan.trust.private_messages else ()
+        return SiloState(0, (), _tensors(sums), hidden, START)
+
+    def answer(self, state: SiloState, t: int, query: Tensor) -> tuple[Release, SiloState]:
+        """As for `Silo`; the release is s_t, y_t or (B y)_t in real units, whatever the trust setting wants."""
+        self.check(state, t, query)
+        state, current = self._after_gap(state, t)
+        read, held = self._read(t), self.plan.batch_sizes[self.number] * self._integers.most_batches
+        sums, past = self._integers.sums(state.past, current, query, read, held)
+        chain = linked(state.chain, query.contiguous().numpy().tobytes())
+        vector, after = self._released(state, t, sums, chain)
+        return Release(vector, Counts(len(read.weights), None)), after._replace(past=past)
+
+    def message(self, release: Tensor, t: int, keys: bytes, chain: bytes = b"") -> Tensor:
+        if not self.plan.masked:
+            return release.reshape(-1).to(self.plan.message_dtype)
+        silos, noisy = len(self.plan.weights), release.numpy().reshape(-1)
+        mask = self.masker.mask(keys, silos, t, len(noisy), chain)
+        words = packed(noisy, mask, self._integers.exact.run.word)
+        return torch.frombuffer(bytearray(words), dtype=torch.uint8)
 
     @cached_property
     def masker(self) -> Masker:
         return Masker(self.noise.secret(self.number), self.number, self.scenario)
 
-    @property
-    def _looked_at(self) -> Objective:
-        return Forgiving(self.objective)
+    @cached_property
+    def _integers(self) -> IntegerStep:
+        assert self.plan.exact is not None  # as `of` says
+        return IntegerStep(self.plan, self.plan.exact)
 
-    def _linked(self, chain: bytes, query: Tensor | None) -> bytes:
-        asked = b"missed" if query is None else b"asked" + query.contiguous().numpy().tobytes()
-        return hashlib.sha256(b"fedpriv queries" + chain + asked).digest()
+    def _missed(self, state: SiloState, t: int) -> SiloState:
+        _, after = self._released(state, t, self._integers.nothing(t), linked_missed(state.chain))
+        return after
 
-    def _fresh(self, t: int, chain: bytes) -> Tensor:
-        key = derive_key(self.key, "noise of a round", str(self.number), str(t), chain.hex())
-        source = KeyedNormal(key, np.float64)
-        return fresh_vectors(source, self.plan.mechanism, self.objective.dimension, self.number, t)
+    def _released(self, state: SiloState, t: int, sums: Ints, chain: bytes) -> tuple[Tensor, SiloState]:
+        """What round t releases of these sums, and the state after it, past queries apart."""
+        step, trust = self._integers, self.plan.trust
+        if trust.noise_at_server:
+            return torch.from_numpy(sums), SiloState(t, state.past, (), (), chain)
+        strategy = tuple(vector.numpy() for vector in state.sums)
+        noisy, strategy = step.noisy(strategy, t, sums, self.key, self.number, chain)
+        vector, hidden = torch.from_numpy(noisy), state.hidden
+        if trust.private_messages:
+            vector, hidden = step.leaving(hidden, t, noisy, self.plan.batch_sizes[self.number])
+        return vector, SiloState(t, state.past, _tensors(strategy), hidden, chain)
 
-    def _rounded(self, release: Tensor) -> Tensor:
-        """Rounded far below the least noise that this mechanism's rounds have."""
-        std = float(self.plan.noise.std_of(self.number))
-        if not std:
-            return super()._rounded(release)
-        least = self.plan.mechanism.fresh_std
-        return released(release, std * least if least > 0.0 else std, self.plan.message_dtype)
+
+def _tensors(vectors: tuple[Ints, ...]) -> tuple[Tensor, ...]:
+    return tuple(map(torch.from_numpy, vectors))

@@ -10,7 +10,7 @@ Sums, noise and the mechanism's state are float64.  A `Silo` is a simulation's: 
 run's own type, and what leaves is converted.  What a silo really releases is clients/releasing.py's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -24,11 +24,9 @@ from fedpriv.estimators.running_sum import RunningSum
 from fedpriv.mechanisms import MechanismState
 from fedpriv.objectives import Objective, Records
 from fedpriv.protocol.arrays import Counts, is_finite
-from fedpriv.randomness import DrawAhead, KeyedCoins, KeyedNormal, simulation_noise
-from fedpriv.running.plan import Plan, plan_of
+from fedpriv.randomness import DrawAhead, KeyedCoins, KeyedNormal
+from fedpriv.running.plan import Plan
 from fedpriv.running.round_step import Read, RoundStep, fresh_vectors, record_weight
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.masks import Masker
 
 _ROUNDS_AHEAD = 16
@@ -36,13 +34,23 @@ _VALUES_AHEAD = 2**26  # of noise that all silos together hold ahead, when one p
 
 
 class SiloState(NamedTuple):
-    """What a silo keeps between rounds: the last round answered, its running sum, its mechanism's state."""
+    """What a silo keeps between rounds; all vectors (d,)."""
 
     answered: int
-    sum: RunningSum
+    """The last round that was answered."""
+    past: tuple[Tensor, ...]
+    """What the estimator remembers."""
+    sums: tuple[Tensor, ...]
+    """The running sum; for exact releases the strategy's integers."""
     hidden: MechanismState
     chain: bytes = b""
     """A digest of all queries until now, where the noise depends on them; see clients/releasing.py."""
+
+    @property
+    def sum(self) -> RunningSum:
+        """The running sum of a simulation."""
+        (total,) = self.sums
+        return RunningSum(self.past, total)
 
 
 class Release(NamedTuple):
@@ -63,10 +71,12 @@ class Silo:
     noise: KeyedNormal
     gaps: bool = False
     """Whether rounds may be missing between two that are asked for."""
+    key: bytes = field(default=b"", repr=False)
+    """32 bytes that nobody else has, for one run, where something is really released."""
 
     def start(self) -> SiloState:
         nothing = torch.zeros(self.objective.dimension, dtype=torch.float64)
-        return SiloState(0, RunningSum((), nothing), self.plan.mechanism.start())
+        return SiloState(0, (), (nothing,), self.plan.mechanism.start())
 
     def answer(self, state: SiloState, t: int, query: Tensor) -> tuple[Release, SiloState]:
         """The release of round t and the next state.
@@ -83,23 +93,22 @@ class Silo:
         """
         self.check(state, t, query)
         state, current = self._after_gap(state, t)
-        chain = self._linked(state.chain, query)
         read = self._read(t)
-        total, clipped = self._step.summed(state.sum, current, query, read)
-        vector, hidden = self._step.noisy(total.total, state.hidden, t, self._noise(t, chain))
-        return Release(vector, Counts(len(read.weights), int(clipped))), SiloState(t, total, hidden, chain)
+        (past, total), clipped = self._step.summed(state.sum, current, query, read)
+        vector, hidden = self._step.noisy(total, state.hidden, t, self._noise(t))
+        return Release(vector, Counts(len(read.weights), int(clipped))), SiloState(t, past, (total,), hidden)
 
     def message(self, release: Tensor, t: int, keys: bytes, chain: bytes = b"") -> Tensor:
-        """What leaves the silo in round t, (d,) of `plan.message_dtype`: the release, or its masked words.
+        """What leaves the silo in round t, of `plan.message_dtype`: the release, or its masked words.
 
         `keys` are the public keys of all silos that the query came with, `chain` the state's after this round.
 
         Guarantee: masked words are uniform for everybody but the silos themselves, and the sum of all silos'
-        words is the sum of their rounded releases; see `Masker` and `Grid` for what this rests on.
+        words is the sum of their releases; see `Masker` for what this rests on.
         """
         lattice = self.plan.lattice
         if lattice is None:
-            return self._rounded(release)
+            return release.to(self.plan.message_dtype)
         try:
             words = lattice.encode(self.plan.weights[self.number] * release.numpy())
         except RunError as error:
@@ -117,13 +126,16 @@ class Silo:
         current, estimator = self.plan.estimator.round(t), self.plan.estimator
         if t == state.answered + 1:
             return state, current
-        total, hidden, chain = state.sum.total, state.hidden, state.chain
-        for missed in range(state.answered + 1, t):
-            total, chain = total * estimator.round(missed).decay, self._linked(chain, None)
-            _, hidden = self._step.noisy(total, hidden, missed, self._noise(missed, chain))
         past = estimator.round(state.answered + 1).coefficients[1:]
-        current = current._replace(coefficients=(current.coefficients[0], *past))
-        return SiloState(t - 1, RunningSum(state.sum.past, total), hidden, chain), current
+        for missed in range(state.answered + 1, t):
+            state = self._missed(state, missed)
+        return state, current._replace(coefficients=(current.coefficients[0], *past))
+
+    def _missed(self, state: SiloState, t: int) -> SiloState:
+        """The state after a round that nobody asked for."""
+        total = state.sum.total * self.plan.estimator.round(t).decay
+        _, hidden = self._step.noisy(total, state.hidden, t, self._noise(t))
+        return SiloState(t, state.past, (total,), hidden)
 
     def check(self, state: SiloState, t: int, query: Tensor) -> None:
         """RunError, in words that depend on public values alone, for a round or a query that is not answered."""
@@ -140,33 +152,22 @@ class Silo:
             )
         if not is_finite(query):
             raise RunError(f"silo {self.number}, round {t}: the query has values that are not finite")
-        self._step.check_moved(state.sum, t, query, f"silo {self.number}, round {t}")
+        self._step.check_moved(state.past, t, query, f"silo {self.number}, round {t}")
 
     @cached_property
     def _step(self) -> RoundStep:
-        return RoundStep(self.plan.estimator, self.plan.mechanism, self._looked_at)
+        return RoundStep(self.plan.estimator, self.plan.mechanism, Bounded(self.objective))
 
-    @property
-    def _looked_at(self) -> Objective:
-        return Bounded(self.objective)
-
-    def _linked(self, chain: bytes, query: Tensor | None) -> bytes:
-        """The chain after this round's query, None for a round that was missed; a simulation has none."""
-        return chain
-
-    def _noise(self, t: int, chain: bytes) -> Tensor | None:
+    def _noise(self, t: int) -> Tensor | None:
         """Round t's fresh vectors with this silo's standard deviation, None if it adds no noise."""
         std = float(self.plan.noise.std_of(self.number))
-        return self._fresh(t, chain) * std if std else None
+        return self._fresh(t) * std if std else None
 
-    def _fresh(self, t: int, chain: bytes) -> Tensor:
+    def _fresh(self, t: int) -> Tensor:
         """Round t's fresh vectors, of variance 1 and float64; see `fresh_vectors`."""
         if self.plan.mechanism.draws(t) is None:
             return torch.from_numpy(self._noise_ahead.vector(t)).double()
         return fresh_vectors(self.noise, self.plan.mechanism, self.objective.dimension, self.number, t).double()
-
-    def _rounded(self, release: Tensor) -> Tensor:
-        return release.to(self.plan.message_dtype)
 
     def _read(self, t: int) -> Read:
         """The records of round t with their weights in the silo's mean."""
@@ -190,31 +191,3 @@ class Silo:
         size = self.objective.dimension
         ahead = max(1, min(_ROUNDS_AHEAD, _VALUES_AHEAD // (size * len(self.plan.batch_sizes))))
         return DrawAhead(self.noise, size, self.number, self.plan.schedule.rounds, ahead)
-
-
-@dataclass(frozen=True)
-class SimulatedFederation:
-    """What all silos of a simulation share, built once a process: records, plan, one source of noise.
-
-    The noise is keyed by the scenario's seed; each silo draws its own streams of it, one silo at a time.
-    """
-
-    cell: Cell
-    plan: Plan
-    order: list[Tensor]
-    noise: KeyedNormal
-
-    @staticmethod
-    def of(cell: Cell) -> "SimulatedFederation":
-        plan = plan_of(cell, task_of_cell(cell).objective)
-        return SimulatedFederation(cell, plan, spread(cell), simulation_noise(cell.seed, cell.run.dtype))
-
-    def silo(self, number: int) -> Silo:
-        task, shard = task_of_cell(self.cell), self.order[number]
-        records = Records(task.train.features[shard], task.train.labels[shard])
-        return Silo(number, self.plan, self.plan.objective, records, self.noise)
-
-
-def simulated_silo(cell: Cell, number: int) -> Silo:
-    """Silo `number` of a simulation."""
-    return SimulatedFederation.of(cell).silo(number)

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from flwr.app import Context, Message
 
-from fedpriv.clients.silo import Silo, SimulatedFederation
+from fedpriv.clients.federation import SimulatedFederation
+from fedpriv.clients.silo import Silo
 from fedpriv.clients.state import ContextStore
 from fedpriv.errors import RunError
 from fedpriv.protocol.arrays import release_content, vector_in
@@ -25,7 +26,7 @@ def answer(message: Message, context: Context) -> Message:
     t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
     silo, store = _silo_of(context), ContextStore(context.state)
     simulated, state = silo.answer(store.load(silo), t, query)
-    leaving = silo.message(simulated.vector, t, keys_in(message.content))
+    leaving = silo.message(simulated.vector, t, keys_in(message.content), state.chain)
     store.save(state)
     return Message(release_content(leaving, simulated.counts), reply_to=message)
 

@@ -4,7 +4,7 @@ A simulation keeps them in Flower's Context, a deployment in the silo's ledger (
 """
 
 import struct
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,44 +12,49 @@ from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedpriv.clients.silo import Silo, SiloState
-from fedpriv.estimators.running_sum import RunningSum
 from fedpriv.protocol.messages import bytes_in
 
 _RECORD, _KEY = "fedpriv-silo", "state"
-_HEADER = struct.Struct("<QIIQ")  # the last round answered, past vectors, the mechanism's, bytes of the chain
-_TYPES = (torch.float32, torch.float64)
+_HEADER = struct.Struct(
+    "<QIIIQ"
+)  # the last round answered, past vectors, sums, the mechanism's, bytes of the chain
+_TYPES: dict[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype("<f4"),
+    torch.float64: np.dtype("<f8"),
+    torch.int64: np.dtype("<i8"),
+}
 _ALIGNED = 8
 
 
 def pack(state: SiloState) -> bytes:
-    """The header, the chain, every vector's type, then the vectors: the sum, the past, the mechanism's.
+    """The header, the chain, every vector's type, then the vectors: the past, the sums, the mechanism's.
 
-    Each vector keeps its own type: past queries are the run's, sums and noise float64.
+    Each vector keeps its own type: past queries are the run's, sums integers where releases are exact and float64
+    else, noise float64.
     """
-    vectors = (state.sum.total, *state.sum.past, *state.hidden)
-    header = _HEADER.pack(state.answered, len(state.sum.past), len(state.hidden), len(state.chain))
-    types = bytes(_TYPES.index(vector.dtype) for vector in vectors)
+    vectors, numbered = (*state.past, *state.sums, *state.hidden), list(_TYPES)
+    counts = len(state.past), len(state.sums), len(state.hidden)
+    header = _HEADER.pack(state.answered, *counts, len(state.chain))
+    types = bytes(numbered.index(vector.dtype) for vector in vectors)
     return b"".join(map(_padded, (header + state.chain + types, *(v.numpy().tobytes() for v in vectors))))
 
 
 def unpack(packed: bytes, silo: Silo) -> SiloState:
     """The state over the packed bytes, without copies: nobody writes into a state's vectors."""
-    answered, past, hidden, chained = _HEADER.unpack_from(packed)
+    answered, past, sums, hidden, chained = _HEADER.unpack_from(packed)
     start, size = _HEADER.size + chained, silo.objective.dimension
-    types = packed[start : start + 1 + past + hidden]
+    types = packed[start : start + past + sums + hidden]
     offset = _aligned(start + len(types))
     vectors: list[Tensor] = []
+    numbered = list(_TYPES.values())
     for code in types:
-        values = np.frombuffer(packed, _numpy(_TYPES[code]), size, offset)
+        values = np.frombuffer(packed, numbered[code], size, offset)
         vectors.append(torch.from_numpy(values))
         offset += _aligned(values.nbytes)
-    total, *rest = vectors
+    ends = past, past + sums
     chain = packed[_HEADER.size : start]
-    return SiloState(answered, RunningSum(tuple(rest[:past]), total), tuple(rest[past:]), chain)
-
-
-def _numpy(dtype: torch.dtype) -> type[np.floating]:
-    return np.float32 if dtype == torch.float32 else np.float64
+    before, between, after = vectors[: ends[0]], vectors[ends[0] : ends[1]], vectors[ends[1] :]
+    return SiloState(answered, tuple(before), tuple(between), tuple(after), chain)
 
 
 def _aligned(size: int) -> int:

@@ -29,7 +29,7 @@ give_to_silos() {
 }
 case $scenario in scenarios/*) ;; *) fail "$scenario: it has to lie in scenarios/, which the job's container sees" ;; esac
 [ -e "$scenario" ] || fail "$scenario: no such scenario"
-[ ! -e deploy/run/silo-0/guard/shard.npz ] || fail "deploy/run holds silos already.  A new image for them: \
+[ ! -e deploy/run/silo-0/guard/policy.toml ] || fail "deploy/run holds silos already.  A new image for them: \
 docker-compose build.  New silos, whose ledgers forget the old ones: docker-compose down --volumes; rm -r deploy/run"
 docker info > /dev/null 2>&1 || fail "no Docker daemon answers here: is it running, and may $(id -un) use it?"
 
@@ -48,7 +48,7 @@ own
 docker run --rm --user "$user" --env FEDPRIV_DATA=/run/fedpriv/data \
     --volume "$PWD/deploy/run:/run/fedpriv" --volume "$PWD/scenarios:/app/scenarios:ro" \
     "$image" fedpriv data split "$scenario" --out /run/fedpriv "$@" > /dev/null
-silos=$(find deploy/run -path '*/guard/shard.npz' | wc -l)
+silos=$(find deploy/run -path '*/guard/policy.toml' | wc -l)
 deploy/make-keys.sh deploy/run "$silos"
 own
 give_to_silos

@@ -222,6 +222,11 @@ def _streams(owners: Sequence[int], rounds: Sequence[int]) -> NDArray[np.uint64]
     return upper
 
 
+def integers_key(seed: int) -> bytes:
+    """The key of a simulation's exact releases: a function of the scenario's seed, and no secret."""
+    return seed_key(seed, "integers")
+
+
 def simulation_noise(seed: int, dtype: DTypeLike) -> KeyedNormal:
     """The noise of a simulation: every owner's streams from the scenario's seed, reproducible and no secret."""
     return KeyedNormal(seed_key(seed, "noise"), dtype)

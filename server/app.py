@@ -17,14 +17,14 @@ from fedpriv.protocol.arrays import one_array, tensor_of
 from fedpriv.protocol.cell_folder import FolderReporter
 from fedpriv.protocol.messages import REGISTERED
 from fedpriv.protocol.run_config import cell_of
-from fedpriv.randomness import simulation_noise
+from fedpriv.randomness import integers_key, simulation_noise
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished, evaluation_rounds, finished_after, measured
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import PublicTask, public_task_of_cell, task_of_cell
 from fedpriv.scenario import Cell
-from fedpriv.server.journal import ServerJournal
-from fedpriv.server.noise_chain import NoiseChain
+from fedpriv.server.integer_sums import sums_of
+from fedpriv.server.journal import Entries, ServerJournal
 from fedpriv.server.patient_grid import PatientGrid
 from fedpriv.server.roster import learn_roster
 from fedpriv.server.strategy import ReleaseStrategy, Roster
@@ -56,8 +56,7 @@ def server_app(observer_of: Callable[[Context], RunObserver]) -> ServerApp:
 def run_cell(grid: Grid, cell: Cell, observer: RunObserver) -> Finished:
     """All rounds of one simulated cell over a grid."""
     task = task_of_cell(cell)
-    plan, noise = plan_of(cell, task.objective), simulation_noise(cell.seed, cell.run.dtype)
-    strategy = ReleaseStrategy(plan, task.objective.initial(), noise)
+    strategy = simulated_strategy(plan_of(cell, task.objective), task.objective.initial(), cell)
     return _run(strategy, grid, cell, task, observer)
 
 
@@ -68,9 +67,9 @@ def deploy_cell(grid: Grid, cell: Cell, observer: RunObserver, folder: Path) -> 
     while the run lasts.
     """
     task = public_task_of_cell(cell)
-    plan, initial = plan_of(cell, task.objective), task.objective.initial()
+    plan, initial = plan_of(cell, task.objective, released=True), task.objective.initial()
     patient = PatientGrid(grid, registered=os.environ.get(REGISTERED) == "1")
-    with ServerJournal(folder, len(initial), initial.dtype) as journal:
+    with ServerJournal(folder, Entries.of(plan)) as journal:
         strategy = deployed_strategy(
             plan,
             initial,
@@ -92,8 +91,14 @@ def deployed_strategy(
     without_missing: bool = False,
 ) -> ReleaseStrategy:
     """The strategy of a server whose releases are real: its noise is keyed by the journal, and by nothing else."""
-    chain = NoiseChain(journal.key(plan.schedule.rounds))
-    return ReleaseStrategy(plan, initial, chain, journal, roster, without_missing=without_missing)
+    sums = sums_of(plan, initial, journal.key(), journal.secret)
+    return ReleaseStrategy(plan, initial, sums, journal, roster, without_missing=without_missing)
+
+
+def simulated_strategy(plan: Plan, initial: Tensor, cell: Cell) -> ReleaseStrategy:
+    """The strategy of a simulation's server, whose noise is the seed's."""
+    noise = simulation_noise(cell.seed, cell.run.dtype)
+    return ReleaseStrategy(plan, initial, sums_of(plan, initial, integers_key(cell.seed), simulated=noise))
 
 
 def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, observer: RunObserver) -> Finished:
@@ -119,7 +124,8 @@ def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, ob
     )
     model = next(iter(result.arrays.to_numpy_ndarrays()))
     wall = time.perf_counter() - started
-    return finished_after(plan, strategy.rounds_done, model, metrics, strategy.counts, wall)
+    clipped = None if strategy.counts is None else strategy.counts.fraction_clipped
+    return finished_after(plan, strategy.rounds_done, model, metrics, clipped, wall)
 
 
 def _folder_reporter(context: Context) -> FolderReporter:

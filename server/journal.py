@@ -1,8 +1,9 @@
 """The server's own record of a run, from which a killed server goes on: its noise key and every q~_t.
 
     noise.key      256 bits of the operating system, drawn once a run, wiped after its last round
-    released.bin   an entry a round: q~_t as its bytes, the link of its noise, a check of both; each is on the disk
-                   before a query that depends on it is sent
+    released.bin   an entry a round: q~_t as its bytes, or the noisy integers it is made of, the link of its noise,
+                   a check of both; each is on the disk before a query that depends on it is sent
+    sums-T.bin     where the server adds noise: what it keeps of the sums after round T, as secret as the key
     last.npy, missed.json   where silos may be missing: every silo's last noisy release, and who missed what
 
 Guarantee: a resumed server asks every round's query again byte for byte, and adds the same noise to the same
@@ -11,37 +12,58 @@ disk is never used.  Whoever reads the key can remove a trusted server's noise: 
 (mode 0700, files 0600), and others' permissions on it are refused.
 """
 
+import bisect
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedpriv.errors import RunError
+from fedpriv.exact.subkeys import CHAIN_BYTES
 from fedpriv.files import OWN, sync_folder, write_bytes, write_json, write_vector
 from fedpriv.randomness import system_key
-from fedpriv.server.noise import Released
-from fedpriv.server.noise_chain import LINK_BYTES
+from fedpriv.running.plan import Plan
+from fedpriv.server.noise import Kept
 from fedpriv.server.strategy import Missed
 
 _KEY_BYTES = 32
 _CHECK_BYTES = 16
 
 
-class ServerJournal(AbstractContextManager["ServerJournal"]):
-    """The journal of one run, for vectors of `dimension` values of type `dtype`; one server at a time."""
+class Entries(NamedTuple):
+    """What a run's rounds leave in its journal."""
 
-    def __init__(self, folder: Path, dimension: int, dtype: torch.dtype) -> None:
+    dtype: torch.dtype
+    lengths: tuple[int, ...]
+    """How many numbers every round has."""
+    secret: bool = False
+    """Whether the server keeps something of the silos' sums from round to round."""
+
+    @staticmethod
+    def of(plan: Plan) -> "Entries":
+        lengths = tuple(map(plan.kept_length, range(1, plan.schedule.rounds + 1)))
+        return Entries(plan.kept_dtype, lengths, plan.exact is not None and plan.trust.noise_at_server)
+
+
+class ServerJournal(AbstractContextManager["ServerJournal"]):
+    """The journal of one run; one server at a time."""
+
+    def __init__(self, folder: Path, entries: Entries) -> None:
         """RunError if another server has it, or the folder cannot be used."""
-        self._folder, self._dtype = folder, dtype
-        self._vector_bytes = dimension * dtype.itemsize
-        self._entry_bytes = self._vector_bytes + LINK_BYTES + _CHECK_BYTES
+        self._folder, self._dtype, self._secret = folder, entries.dtype, entries.secret
+        self._last_round = len(entries.lengths)
+        sizes = (count * self._dtype.itemsize + CHAIN_BYTES + _CHECK_BYTES for count in entries.lengths)
+        self._ends = [0, *itertools.accumulate(sizes)]
+        """Where the entry of round t ends."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
@@ -54,21 +76,22 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             raise RunError(f"{folder}: another server is working on this run") from None
         except OSError as error:
             raise RunError(f"{folder}: cannot be used as the server's journal: {error}") from None
-        self._rounds = os.fstat(self._file).st_size // self._entry_bytes  # an entry cut short was never acted on
+        written = os.fstat(self._file).st_size
+        self._rounds = bisect.bisect_right(self._ends, written) - 1  # an entry cut short was never acted on
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
-    def key(self, rounds: int) -> bytes:
-        """The noise key of a run of so many rounds, drawn before the first; RunError if it is lost after that.
+    def key(self) -> bytes:
+        """The noise key of the run, drawn before its first round; RunError if it is lost after that.
 
         A tree's noise hangs together over rounds: rows of two keys over the same sums would cancel it.  When all
         rounds are over the key is wiped, nothing is drawn any more, and zeros stand for it.
         """
         path = self._folder / "noise.key"
-        if self._rounds >= rounds:
+        if self._rounds >= self._last_round:
             return bytes(_KEY_BYTES)
         if self._rounds and not path.exists():
             raise RunError(
@@ -90,20 +113,37 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         """Let another server have it."""
         os.close(self._file)
 
-    def released(self, t: int) -> Released | None:
+    def released(self, t: int) -> Kept | None:
         """RunError if the entry is not what was written."""
         if t > self._rounds:
             return None
         path = self._folder / "released.bin"
         try:
-            entry = os.pread(self._file, self._entry_bytes, (t - 1) * self._entry_bytes)
+            entry = os.pread(self._file, self._ends[t] - self._ends[t - 1], self._ends[t - 1])
         except OSError as error:
             raise RunError(f"{path}, round {t}: cannot be read: {error}") from None
         body, check = entry[:-_CHECK_BYTES], entry[-_CHECK_BYTES:]
-        if len(entry) != self._entry_bytes or check != _check(t, body):
+        if check != _check(t, body):
             raise RunError(f"{path}, round {t}: the entry is damaged, so the run cannot go on: start a new run")
-        vector = torch.frombuffer(bytearray(body[: self._vector_bytes]), dtype=self._dtype)
-        return Released(vector, body[self._vector_bytes :])
+        values = torch.frombuffer(bytearray(body[:-CHAIN_BYTES]), dtype=self._dtype)
+        return Kept(values, body[-CHAIN_BYTES:])
+
+    def secret(self) -> bytes:
+        """What the last round kept of the silos' sums, b"" before the first; RunError if it is lost."""
+        if not self._rounds or not self._secret:
+            return b""
+        path = self._sums(self._rounds)
+        try:
+            whole = path.read_bytes()
+        except OSError as error:
+            raise RunError(f"{path}: cannot be read, so the run cannot go on: {error}") from None
+        check, kept = whole[:_CHECK_BYTES], whole[_CHECK_BYTES:]
+        if check != _check(self._rounds, kept):
+            raise RunError(f"{path}: damaged, so the run cannot go on: start a new run")
+        return kept
+
+    def _sums(self, t: int) -> Path:
+        return self._folder / f"sums-{t}.bin"
 
     def missed(self) -> Missed:
         path = self._folder / "missed.json"
@@ -122,21 +162,24 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         except (OSError, ValueError, EOFError) as error:
             raise RunError(f"{path}: damaged, so the run cannot go on: {error}") from None
 
-    def record(self, t: int, released: Released, missed: Missed, last: Tensor | None) -> None:
-        """RunError if the disk refuses: then nothing that depends on `released` may leave."""
+    def record(self, t: int, kept: Kept, missed: Missed, last: Tensor | None, secret: bytes = b"") -> None:
+        """RunError if the disk refuses: then nothing that depends on `kept` may leave."""
         if t != self._rounds + 1:
             raise RunError(f"round {t} follows round {self._rounds} in the server's journal: rounds come in order")
-        vector = released.vector.contiguous().numpy().tobytes()
-        body = vector + released.link.ljust(LINK_BYTES, b"\0")
+        body = kept.values.contiguous().numpy().tobytes() + kept.link.ljust(CHAIN_BYTES, b"\0")
         try:
             if last is not None:
                 write_vector(self._folder / "last.npy", last.numpy(), OWN)
                 by_silo = {str(silo): rounds for silo, rounds in missed.items()}
                 write_json(self._folder / "missed.json", by_silo, OWN)
-            written = os.pwrite(self._file, body + _check(t, body), (t - 1) * self._entry_bytes)
-            if written != self._entry_bytes:
+            if self._secret:  # first: an entry without what it was added to could not be gone on from
+                write_bytes(self._sums(t), _check(t, secret) + secret, OWN)
+                sync_folder(self._folder)
+            written = os.pwrite(self._file, body + _check(t, body), self._ends[t - 1])
+            if written != self._ends[t] - self._ends[t - 1]:
                 raise OSError("the disk is full")
             os.fsync(self._file)
+            _wipe(self._sums(t - 1))
         except OSError as error:
             raise RunError(
                 f"round {t}: the server's journal could not be written, so nothing is released: {error}"
@@ -144,22 +187,26 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         self._rounds = t
 
     def wipe_key(self) -> None:
-        """Forget the noise key: after the last round nobody needs it.
+        """Forget the noise key and the silos' sums: after the last round nobody needs them.
 
-        Overwritten where it lies and synced before its name goes.  A disk or file system that keeps old blocks
+        Overwritten where they lie and synced before their names go.  A disk or file system that keeps old blocks
         (copy on write, wear levelling, backups) may keep them all the same.
         """
-        path = self._folder / "noise.key"
-        try:
-            if path.exists():
-                with path.open("r+b") as file:
-                    file.write(bytes(_KEY_BYTES))
-                    file.flush()
-                    os.fsync(file.fileno())
-                path.unlink()
-                sync_folder(self._folder)
-        except OSError as error:
-            raise RunError(f"{path}: the noise key could not be wiped: {error}") from None
+        for path in (self._folder / "noise.key", *self._folder.glob("sums-*.bin")):
+            try:
+                _wipe(path)
+            except OSError as error:
+                raise RunError(f"{path}: what is secret could not be wiped: {error}") from None
+        sync_folder(self._folder)
+
+
+def _wipe(path: Path) -> None:
+    if path.exists():
+        with path.open("r+b") as file:
+            file.write(bytes(path.stat().st_size))
+            file.flush()
+            os.fsync(file.fileno())
+        path.unlink()
 
 
 def _check(t: int, body: bytes) -> bytes:

@@ -3,14 +3,10 @@
     q~_t = Σ_i p_i · release_i  (+ row t of the mechanism's noise, where the trust setting puts it at the server)
     x_{t+1} from the optimizer
 
-One strategy serves every trust setting and algorithm: a trusted server's plan gives the server a standard
-deviation, an untrusted one's gives it none; a plan with a lattice has the mean decoded from the sum of masked
-messages, which say nothing else.  The mean has fixed weights; a missing, failed, malformed or
+One strategy serves every trust setting and algorithm: `ServerSums` says what the messages of a round come to.
+The mean has fixed weights; a missing, failed, malformed or
 non-finite reply ends the run with the silo's number and the round, never with a mean over fewer.  A silo that is
 late may, where the scenario says so, count with its last release: its weight stays, and the round is on record.
-
-What a deployed server releases with noise of its own is float64 until one rounding at the end
-(fedpriv/running/release.py); a simulation's noise has the run's type, and protects nobody.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,14 +21,12 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedpriv.errors import RunError, printable
-from fedpriv.protocol.arrays import Counts, counts_in, is_finite, one_array, query_content, vector_in
+from fedpriv.protocol.arrays import Counts, counts_in, one_array, query_content, vector_in
 from fedpriv.protocol.messages import KEY, TRAIN, bytes_in, refusal_in
-from fedpriv.randomness import KeyedNormal
 from fedpriv.running.plan import Plan
 from fedpriv.secure_aggregation.identity import CARD_BYTES
 from fedpriv.secure_aggregation.masks import KEY_BYTES
-from fedpriv.server.noise import Released, ServerNoise, SumBound
-from fedpriv.server.noise_chain import NoiseChain
+from fedpriv.server.noise import Kept, ServerSums
 from fedpriv.server.roster import learn_roster
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -47,14 +41,15 @@ Missed = dict[int, list[int]]
 class Journal(Protocol):
     """What was released round by round, for a run that goes on after a crash."""
 
-    def released(self, t: int) -> Released | None:
+    def released(self, t: int) -> Kept | None:
         """What round t released, if it is over."""
         ...
 
-    def record(self, t: int, released: Released, missed: Missed, last: Tensor | None) -> None:
-        """Keep it for good, before anything that depends on it leaves the server.
+    def record(self, t: int, kept: Kept, missed: Missed, last: Tensor | None, secret: bytes = b"") -> None:
+        """Keep what round t released for good, before anything that depends on it leaves the server.
 
-        With it the rounds that silos missed, and every silo's last release, (silos, d), if that can be needed.
+        `secret` is what the next round needs and nobody else may see.  With it the rounds that silos missed, and
+        every silo's last release, (silos, d), if that can be needed.
         """
         ...
 
@@ -73,24 +68,19 @@ class ReleaseStrategy(Strategy):
     Guarantee: what it broadcasts is post-processing of the releases it received (untrusted server), or of the
     q~_t with its own noise, or of the sums of masked messages, whose sequence keeps what `plan.releases` claims
     for each silo's records (trusted server, secure aggregation).  Masked messages are added up all or none.
-    A server that adds noise refuses sums beyond what clipped records can add up to: a silo that sent one could
-    otherwise drown the noise in the arithmetic.
     """
 
     def __init__(
         self,
         plan: Plan,
         initial: Tensor,
-        noise: KeyedNormal | NoiseChain,
+        sums: ServerSums,
         journal: Journal | None = None,
         roster: Roster = learn_roster,
         *,
         without_missing: bool = False,
     ) -> None:
-        """`noise` is a simulation's, or the chain of a server whose noise is really released.
-
-        With `without_missing`, a silo that does not answer in time counts with its last release.
-        """
+        """With `without_missing`, a silo that does not answer in time counts with its last release."""
         self.plan = plan
         self.counts: Counts | None = Counts(0, 0)  # None once a silo did not tell, as silos with a guard do not
         self.rounds_done = 0
@@ -101,8 +91,7 @@ class ReleaseStrategy(Strategy):
         self._without_missing = without_missing
         self._last = torch.zeros(len(plan.weights), len(initial), dtype=initial.dtype) if kept is None else kept
         self._initial = initial
-        self._noise = ServerNoise(plan, initial, noise)
-        self._bound = SumBound(plan)
+        self._sums = sums
         self._optimizer_state = plan.optimizer.start(initial)
         self._nodes: list[int] = []  # the node id of silo 0, 1, …
         self._asked: list[Message] = []  # the messages to silo 0, 1, … of the round that is under way
@@ -136,15 +125,14 @@ class ReleaseStrategy(Strategy):
             known = self._journal.released(t) if self._journal else None
             if known is None:
                 self._nodes = self._nodes or self._roster(grid, len(self.plan.weights), timeout)
-                if self.plan.lattice is not None:
+                if self.plan.masked:
                     self._keys = self._keys or self._public_keys(grid, timeout)
                     config["keys"] = self._keys
                 query = one_array(self.plan.optimizer.query(self._optimizer_state))
                 replies = grid.send_and_receive(self.configure_train(t, query, config, grid), timeout=timeout)
                 self.aggregate_train(t, replies)
             else:
-                self._noise.repeat(known, t)
-                self._move(t, known.vector)
+                self._move(t, self._sums.repeat(known, t))
             metrics = evaluate_fn(t, one_array(self.model)) if evaluate_fn else None
             if metrics is not None:
                 result.evaluate_metrics_serverapp[t] = metrics
@@ -176,24 +164,16 @@ class ReleaseStrategy(Strategy):
             self.missed.setdefault(silo, []).append(server_round)
             releases[silo] = self._last[silo] * self.plan.estimator.round(server_round).decay
         # Sorted by silo before any sum, so that the order of arrival cannot change the last bit.
-        mean = self._mean([releases[silo] for silo in range(len(self._nodes))])
-        if not is_finite(mean):  # weights are positive, so a value that is not finite shows in the mean
-            wrong = ", ".join(str(silo) for silo, release in releases.items() if not is_finite(release))
-            raise RunError(f"silo {wrong}, round {server_round}: the release has values that are not finite")
-        released = self._noise.released(mean, server_round)
+        messages = [releases[silo] for silo in range(len(self._nodes))]
+        query = self.plan.optimizer.query(self._optimizer_state)
+        released = self._sums.released(messages, server_round, query)
+        if self._without_missing:
+            self._last = torch.stack(messages)
         if self._journal:
             last = self._last if self._without_missing else None
-            self._journal.record(server_round, released, self.missed, last)
+            self._journal.record(server_round, released.kept, self.missed, last, released.secret)
         self._move(server_round, released.vector)
         return one_array(self.plan.optimizer.query(self._optimizer_state)), None
-
-    def _mean(self, releases: list[Tensor]) -> Tensor:
-        """Σ_i p_i · release_i (d,), from the messages of all silos."""
-        if self.plan.lattice is not None:
-            total = self.plan.lattice.decode_sum([message.numpy() for message in releases])
-            return torch.from_numpy(total).to(self._initial.dtype)
-        self._last = torch.stack(releases)
-        return torch.tensor(self.plan.weights, dtype=self._last.dtype) @ self._last
 
     def _public_keys(self, grid: Grid, timeout: float) -> bytes:
         """The public keys of silo 0, 1, … in a row; RunError unless every silo gives one."""
@@ -239,7 +219,6 @@ class ReleaseStrategy(Strategy):
     def _move(self, t: int, released: Tensor) -> None:
         current = self.plan.estimator.round(t)
         self._optimizer_state = self.plan.optimizer.update(self._optimizer_state, released, current)
-        self._bound.move(t)
         self.rounds_done = t
 
     def _release_in(self, content: RecordDict, silo: int, t: int) -> Tensor:
@@ -249,22 +228,20 @@ class ReleaseStrategy(Strategy):
             if told is None or self.counts is None:
                 self.counts = None
             else:
-                self.counts = Counts(self.counts.drawn + told.drawn, self.counts.clipped + told.clipped)
+                self.counts = self.counts.with_those(told)
         except ValueError as error:
             raise RunError(f"silo {silo}, round {t}: {error}") from None
-        if told is None and self._noise.simulated:
+        if told is None and self._sums.simulated:
             raise RunError(
                 f"silo {silo}, round {t}: it answers as silos with guards do, and this server's noise is a "
                 "simulation's, drawn from the scenario's seed, which protects nobody; use --engine deployment"
             )
-        shape, dtype = self._initial.shape, self.plan.message_dtype
+        shape, dtype = (self.plan.message_length(t),), self.plan.message_dtype
         if release.shape != shape or release.dtype != dtype:
             raise RunError(
                 f"silo {silo}, round {t}: a release of shape {tuple(release.shape)} and type {release.dtype}, "
-                f"expected {tuple(shape)} and {dtype}"
+                f"expected {shape} and {dtype}"
             )
-        if self._noise.std and is_finite(release):
-            self._bound.check(release, silo, t)
         return release
 
     def configure_evaluate(

@@ -1,15 +1,18 @@
 """What a row of the table of algorithms is, and the settings that rows share."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedpriv.accounting.relation import Relation
+from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import Estimator
 from fedpriv.mechanisms import IndependentGaussian, Mechanism, Workload
-from fedpriv.mechanisms.registry import ChosenName, MechanismOptions, chosen_mechanism
+from fedpriv.mechanisms.columns import raised
+from fedpriv.mechanisms.registry import ChosenName, MechanismOptions, chosen_mechanism, unfitted
 from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
@@ -24,6 +27,10 @@ class Settings(BaseModel):
     """The algorithm's own keys of the scenario's [algorithm] section."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def clip_factors(self, mechanism: Mechanism, workload: Workload) -> tuple[float, ...] | None:
+        """What clips are multiplied by, (T,), where the columns of C leave room; None for nothing."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ class Problem:
     seed: int = 0
     """Of public random choices an optimizer makes before round 1."""
     silos: int = 1
+    gap: float = math.inf
+    """Φ: a bound on F(x_1) - inf F; inf if none is known.  Bounds are printed with it, nothing runs on it."""
     relation: Relation = "replace-one"
     """Which data sets are neighbours: theorems ask for twice as much noise where records are exchanged."""
 
@@ -82,16 +91,63 @@ class Algorithm:
     """The trust settings under which the row's releases are all that anyone outside learns."""
     theorems: Callable[[Any, Problem], tuple[Prescription, ...]] = lambda _settings, _problem: ()
     """What theory asks for at these numbers; shown beside what a scenario uses, by `fedpriv privacy theorem`."""
+    published: Literal["points", "rows"] | None = None
+    """What noise is fitted to: the points that the optimizer asks at and its output, which are linear in the
+    released rows while no projection is active; the rows themselves, of which theorems ask the mean noise; None:
+    nothing can be fitted, since the optimizer is neither linear nor has such a theorem, or its sums restart."""
     name_of_mu: str = "mu"
     """What the paper calls the GDP parameter; accepted as a key of [privacy] beside `mu`."""
+
+
+UNITS = ("clip", "step", "beta", "radius", "diameter")
+"""Settings that scale a run's numbers and leave its linear map alike."""
 
 
 class NoiseSettings(Settings, MechanismOptions):
     """Which noise is added to the running sums; every algorithm can be run with every mechanism."""
 
     mechanism: ChosenName = Field(
-        "tree", description="binary tree, fresh noise in every round, or banded square root"
+        "tree",
+        description="binary tree, fresh noise in every round, banded square root or its inverse, one or a few "
+        "buffers, or what serves the algorithm's output best (auto)",
     )
+    late_clip: Literal["same", "balanced", "column"] = Field(
+        "same",
+        description='"column" raises the clips of rounds that the noise covers well, at the same noise; over '
+        'several epochs a record\'s clips are redistributed; "balanced" is its name for independent noise in '
+        "one pass, S √(T / (T - t + 1))",
+    )
+
+    @model_validator(mode="after")
+    def _room_is_used_once(self) -> Self:
+        if self.scale and self.late_clip != "same":
+            raise ValueError("scale and late_clip use up the same room: give one of them")
+        if self.late_clip == "balanced" and self.mechanism != IndependentGaussian.name:
+            raise ValueError('late_clip = "balanced" is for mechanism = "independent": elsewhere it costs noise')
+        return self
+
+    def clip_factors(self, mechanism: Mechanism, workload: Workload) -> tuple[float, ...] | None:
+        if self.late_clip == "same":
+            return None
+        if self.late_clip == "balanced" and not workload.schedule.single_pass:
+            raise InputError(
+                'algorithm.late_clip = "balanced" is free for a single pass in fixed order only: with epochs = 2 '
+                'the noise would grow by 17 %; use "same", or "column"'
+            )
+        return tuple(raised(mechanism.columns(workload), workload).tolist())
+
+    @property
+    def unfitted(self) -> bool:
+        """Whether numbers of the mechanism have to be fitted before a run."""
+        return unfitted(self.mechanism, self)
+
+    def in_units(self) -> Self:
+        """The same with clip, step and sizes of 1, and a mechanism that stands in for one yet to be fitted."""
+        ours = type(self).model_fields.keys()
+        units: dict[str, Any] = {name: 1.0 for name in UNITS if name in ours}
+        if "parameters" in ours:
+            units["parameters"] = "explicit"
+        return self.model_copy(update=units | {"mechanism": IndependentGaussian.name, "late_clip": "same"})
 
 
 def chosen(settings: NoiseSettings, _problem: Problem, workload: Workload) -> Mechanism:

@@ -120,6 +120,7 @@ DP_FTRL = Algorithm(
     optimizer=lambda settings, _problem, _noise_std: FollowTheRegularizedLeader(
         settings.step, settings.radius, settings.momentum
     ),
+    published="points",
 )
 
 
@@ -194,4 +195,5 @@ ONLINE_TO_BATCH = Algorithm(
     optimizer=lambda settings, _problem, _noise_std: AnytimeSGD(
         settings.step, settings.radius, PowerWeights(settings.power)
     ),
+    published="points",
 )

@@ -41,6 +41,8 @@ class AcceleratedSettings(NoiseSettings):
         for key in ("clip", "beta"):
             if (getattr(self, key) is None) == (self.parameters == "explicit"):
                 raise ValueError(f'{key} is needed with parameters = "explicit", and only there')
+        if self.first_clip == "balanced" and self.late_clip != "same":
+            raise ValueError('late_clip evens out round 1 as well: leave first_clip = "balanced" out')
         return self
 
     def numbers(self, problem: Problem) -> tuple[float, float]:
@@ -126,6 +128,7 @@ ACCELERATED_DP_SRGD = Algorithm(
         settings.numbers(problem)[1], settings.radius
     ),
     theorems=_prescribed,
+    published="points",
 )
 
 
@@ -147,6 +150,7 @@ UNACCELERATED_DP_SRGD = Algorithm(
     optimizer=lambda settings, problem, _noise_std: ProjectedSGD(
         step=1.0 / settings.numbers(problem)[1], radius=settings.radius, averaged=settings.output == "average"
     ),
+    published="points",
 )
 
 

@@ -6,12 +6,16 @@ without noise.  The tree here covers every leaf, is fresh in every period, and e
 clipped; docs/goldstein.md lists what else differs.
 """
 
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 
+from fedpriv.accounting.gdp import mu_of
 from fedpriv.algorithms.base import Algorithm, Positive, Problem, Settings
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import VarianceReducedGradient
@@ -28,9 +32,12 @@ from fedpriv.theory.goldstein import (
     paper_window,
     single_pass_error,
 )
+from fedpriv.theory.goldstein_plans import Parameters, plan_multi, plan_single
+from fedpriv.theory.prescription import Prescription
 
 _PAPER = "Kornowski, Liu & Talwar, Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization"
 Count = Annotated[int, Field(ge=1)]
+_TARGETS = 200
 
 
 class GoldsteinSettings(Settings):
@@ -86,6 +93,56 @@ class SinglePassSettings(GoldsteinSettings):
     anchor_batches: Count = Field(
         1, description="batches of its order that a silo reads in an anchor round: B1/B2"
     )
+
+
+def _prescribed(
+    name: str, problem: Problem, plan: Callable[[Nonsmooth, float], Parameters], settings: GoldsteinSettings
+) -> tuple[Prescription, ...]:
+    """What the theorem asks for, with its constants repaired, and the bound that it promises then."""
+    try:
+        if problem.epsilon is None or not (math.isfinite(problem.gap) and math.isfinite(problem.lipschitz)):
+            raise InputError(
+                f"{name} needs a guarantee, a loss with a known Lipschitz constant, and a bound on what it can "
+                "fall by (--gap)"
+            )
+        known = dataclasses.replace(settings.nonsmooth(problem), lipschitz=problem.lipschitz, gap=problem.gap)
+        mu = mu_of(problem.epsilon, problem.delta)
+        # the theory's noise is for replace-one, where a record moves twice as far
+        asked = plan(known, mu if problem.relation == "replace-one" else 2.0 * mu)
+    except InputError as error:
+        return (Prescription(name, {}, refusal=str(error)),)
+    numbers = {
+        "rounds": float(asked.rounds),
+        "batch": float(asked.batch),
+        "anchor batch": float(asked.anchor_batch),
+        "clip": asked.clip,
+        "anchor_clip": asked.anchor_clip,
+        "noise std": asked.difference_std,
+        "anchor noise std": asked.anchor_std,
+        "radius": asked.radius,
+        "period": float(asked.period),
+        "window": float(asked.window),
+        "step": asked.step,
+        "bound": asked.bound,
+    }
+    assumption = "clips take nothing away; the bound is on the Goldstein measure at radius 2α of a random window"
+    return (Prescription(name, numbers, assumption=assumption),)
+
+
+def _single_pass_theorem(settings: SinglePassSettings, problem: Problem) -> tuple[Prescription, ...]:
+    name = "Theorem 6.1" if settings.first_order else "Theorem 3.1"
+    return _prescribed(name, problem, lambda known, mu: plan_single(known, problem.records, mu), settings)
+
+
+def _multi_pass_theorem(settings: GoldsteinSettings, problem: Problem) -> tuple[Prescription, ...]:
+    """The target β for which the theorem's own numbers have the least bound: the paper leaves it open."""
+
+    def least(known: Nonsmooth, mu: float) -> Parameters:
+        targets = known.lipschitz * np.geomspace(1e-3, 4.0, _TARGETS)
+        plans = (plan_multi(known, problem.records, float(target), mu) for target in targets)
+        return min(plans, key=lambda plan: plan.bound)
+
+    return _prescribed("Theorem 4.1", problem, least, settings)
 
 
 def _estimator(settings: GoldsteinSettings, _problem: Problem) -> VarianceReducedGradient:
@@ -171,6 +228,7 @@ GOLDSTEIN_SINGLE_PASS = Algorithm(
         settings, problem, _single_pass_error(settings, problem, noise_std)
     ),
     objective=_smoothed,
+    theorems=_single_pass_theorem,
 )
 
 GOLDSTEIN_ERM = Algorithm(
@@ -189,4 +247,5 @@ GOLDSTEIN_ERM = Algorithm(
         settings, problem, _erm_error(settings, problem, noise_std)
     ),
     objective=_smoothed,
+    theorems=_multi_pass_theorem,
 )

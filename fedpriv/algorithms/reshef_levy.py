@@ -1,16 +1,17 @@
 """DP-μ²-FL: Reshef & Levy 2024, Algorithms 1 (untrusted server) and 2 (trusted server)."""
 
 import math
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedpriv.accounting.gdp import mu_of
 from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, chosen
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import RecursiveGradient
 from fedpriv.mechanisms import Workload
+from fedpriv.mechanisms.registry import ChosenName
 from fedpriv.optimizers import AnytimeSGD
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.theory.mu2 import Mu2Problem, mu2_parameters
@@ -20,48 +21,38 @@ from fedpriv.theory.prescription import Prescription
 class Mu2Settings(NoiseSettings):
     """Reshef & Levy 2024: parameters of Theorems 5.2 and 6.2, each of which may be overridden."""
 
-    mechanism: Literal["tree", "independent", "banded"] = Field(
-        "independent", description="the paper's fresh noise in every round, binary tree, or banded square root"
+    mechanism: ChosenName = Field(
+        "independent", description="the paper's fresh noise in every round, or one of the others"
     )
 
     diameter: Positive = Field(description="D: diameter of the ball the model stays in")
-    clip: Literal["lipschitz"] | Positive = Field(
-        "lipschitz", description="norm bound S on one record's increment; 'lipschitz' is the paper's G + 2LD"
+    clip: Literal["lipschitz", "growing"] | Positive = Field(
+        "lipschitz",
+        description="norm bound S on one record's increment; 'lipschitz' is the paper's G + 2LD, 'growing' is "
+        "G + 2LD (t-1)/(t+1) in round t, which clips no more and costs less noise",
     )
-    late_clip: Literal["same", "balanced"] = Field(
-        "same",
-        description="round t's increment is in T - t + 1 sums: 'balanced' clips it to S √(T / (T - t + 1)), "
-        "at the same noise; for a single pass",
+    output: Literal["last", "next"] = Field(
+        "last", description="what is published: the paper's x_T, or x_{T+1}, in which the last batch counts, too"
     )
     step: Literal["paper"] | Positive = Field(
         "paper",
         description="η; 'paper' is min(D / (std of the mean's noise · √(T d)), 1 / (4 L T)), L the smoothness",
     )
 
-    @model_validator(mode="after")
-    def _balanced_where_it_is_free(self) -> Self:
-        if self.late_clip == "balanced" and self.mechanism != "independent":
-            raise ValueError('late_clip = "balanced" is for mechanism = "independent": elsewhere it costs noise')
-        return self
-
 
 def _clip(settings: Mu2Settings, problem: Problem) -> float:
-    """S = G + 2LD."""
+    """S = G + 2LD, or the G that rounds add to."""
+    if settings.clip == "growing":
+        return problem.lipschitz
     if settings.clip != "lipschitz":
         return settings.clip
     return problem.lipschitz + 2.0 * problem.smoothness * settings.diameter
 
 
-def _balanced_over(settings: Mu2Settings, problem: Problem) -> int | None:
-    """T where late clips are raised; in further epochs a record's raised increments would add up."""
-    if settings.late_clip == "same":
-        return None
-    if not problem.schedule.single_pass:
-        raise InputError(
-            'algorithm.late_clip = "balanced" is free for a single pass in fixed order only: with epochs = 2 the '
-            'noise would grow by 17 %; use "same"'
-        )
-    return problem.rounds
+def _estimator(settings: Mu2Settings, problem: Problem) -> RecursiveGradient:
+    """The increment of round t is g_t + (t-1)(g_t - g~_{t-1}), and (t-1) ‖x_t - x_{t-1}‖ ≤ 2D (t-1)/(t+1)."""
+    moved = 2.0 * problem.smoothness * settings.diameter if settings.clip == "growing" else 0.0
+    return RecursiveGradient(_clip(settings, problem), moved=moved)
 
 
 def _step(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
@@ -133,15 +124,16 @@ DP_MU2_FL = Algorithm(
     source="Reshef & Levy, Private and Federated Stochastic Convex Optimization (ICML 2024), Algorithms 1 and 2",
     settings=Mu2Settings,
     # s_t = t g_t - (t-1) g~_{t-1}, summed: q_t = q_{t-1} + s_t
-    estimator=lambda settings, problem: RecursiveGradient(
-        clip=_clip(settings, problem), balanced_over=_balanced_over(settings, problem)
-    ),
+    estimator=_estimator,
     # fresh noise on every q_t, unless the scenario asks for another mechanism
     mechanism=chosen,
     # w_{t+1} = P_K(w_t - eta q~_t), x_{t+1} the weighted average of the w
     optimizer=lambda settings, problem, noise_std: AnytimeSGD(
-        step=_step(settings, problem, noise_std), radius=settings.diameter / 2.0
+        step=_step(settings, problem, noise_std),
+        radius=settings.diameter / 2.0,
+        following=settings.output == "next",
     ),
     theorems=_prescribed,
+    published="points",
     name_of_mu="rho",
 )

@@ -16,10 +16,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedpriv.accounting.gdp import mu_of
-from fedpriv.algorithms.base import Algorithm, Positive, Problem, Settings
+from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, Settings, chosen
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import PlainGradient, SplitGradient
-from fedpriv.mechanisms import AlignedDifferences, BinaryTree, PaperTree, SlidingDifferences, Workload
+from fedpriv.mechanisms import AlignedDifferences, BinaryTree, Mechanism, PaperTree, SlidingDifferences, Workload
 from fedpriv.mechanisms.differences import Trees, calibrated, sized_by_the_paper
 from fedpriv.optimizers import NormalizedSGD
 from fedpriv.optimizers.normalized_sgd import movement_bound
@@ -29,6 +29,7 @@ from fedpriv.theory.momentum import (
     paper_node_count,
     reduced_parameters,
     simple_noise_multiplier,
+    tree_gradient_bound,
     tree_parameters,
 )
 from fedpriv.theory.prescription import Prescription
@@ -90,24 +91,39 @@ def _sigma_mu(problem: Problem, reduced: bool) -> float:
     return sigma * mu_of(problem.epsilon, problem.delta)
 
 
-def _tree(settings: MomentumSettings, problem: Problem, workload: Workload) -> BinaryTree:
+class MomentumTreeSettings(MomentumSettings, NoiseSettings):
+    """Algorithm 1 is the row with a tree; other noise is sized by exact counting only."""
+
+    @model_validator(mode="after")
+    def _the_papers_constants_are_a_trees(self) -> Self:
+        if self.calibration == "paper" and (self.mechanism != BinaryTree.name or self.late_clip != "same"):
+            raise ValueError('calibration = "paper" is for the paper\'s tree with equal clips: use "exact"')
+        return self
+
+
+def _tree(settings: MomentumTreeSettings, problem: Problem, workload: Workload) -> Mechanism:
     decay, rounds_per_epoch = workload.decay, problem.schedule.rounds_per_epoch
     if settings.calibration == "exact":
-        return BinaryTree(decay)
+        return chosen(settings, problem, workload)
     if decay > 1.0 - 1.0 / rounds_per_epoch + 1e-12:
         raise InputError(f'algorithm.calibration = "paper" needs alpha of at least 1/N = 1/{rounds_per_epoch}')
     count = paper_node_count(problem.rounds, rounds_per_epoch)
     return PaperTree(decay, least=2.0 * math.sqrt(count) * _sigma_mu(problem, reduced=False))
 
 
-def _theorem_6(_settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
-    return (
-        _prescription(
-            "Theorem 6",
-            problem,
-            lambda epsilon: tree_parameters(problem.records, problem.dimension, epsilon, problem.delta),
-        ),
+def _theorem_6(settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
+    """With its bound on E‖∇F(w_U)‖ where G, L and what the loss can fall by are known."""
+    asked = _prescription(
+        "Theorem 6",
+        problem,
+        lambda epsilon: tree_parameters(problem.records, problem.dimension, epsilon, problem.delta),
     )
+    known = (problem.gap, settings.clip_for(problem), problem.smoothness)
+    if asked.refusal is not None or problem.epsilon is None or not all(map(math.isfinite, known)):
+        return (asked,)
+    bound = tree_gradient_bound(*known, problem.records, problem.dimension, problem.epsilon, problem.delta)
+    assumption = "the bound is for an order that is drawn anew in every epoch, and runs here keep one"
+    return (asked._replace(numbers={**asked.numbers, "bound": bound}, assumption=assumption),)
 
 
 def _theorem_9(_settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
@@ -136,7 +152,7 @@ MOMENTUM_TREE = Algorithm(
     name="momentum-tree",
     title="Momentum with tree noise",
     source=f"{_PAPER}, Algorithm 1",
-    settings=MomentumSettings,
+    settings=MomentumTreeSettings,
     # m_t = (1-α) m_{t-1} + α g_t
     estimator=_momentum,
     # the binary tree on every m_t, nodes decaying by 1-α a round
@@ -144,6 +160,7 @@ MOMENTUM_TREE = Algorithm(
     # w_{t+1} = w_t - η m^_t / ‖m^_t‖, on the mean over silos
     optimizer=lambda settings, problem, _noise_std: _normalized(settings, problem),
     theorems=_theorem_6,
+    published="rows",
 )
 
 
@@ -166,9 +183,12 @@ class ReducedSettings(MomentumSettings):
         return order
 
     def differences_for(self, problem: Problem) -> tuple[float, float]:
-        """How far α g_t moves from anchor to anchor, and in one round: α L η N and α L η."""
-        moved = movement_bound(self.step_for(problem)) * self.alpha_for(problem) * problem.smoothness
-        return moved * problem.schedule.rounds_per_epoch, moved
+        """How far α g_t moves from anchor to anchor, and in one round: α L η N, and no more than 2αG; α L η."""
+        alpha = self.alpha_for(problem)
+        moved = movement_bound(self.step_for(problem)) * alpha * problem.smoothness
+        if not math.isfinite(moved):
+            return moved, moved  # refused: residuals have no bound then
+        return min(moved * problem.schedule.rounds_per_epoch, 2.0 * alpha * self.clip_for(problem)), moved
 
     def movement_for(self, problem: Problem) -> float | None:
         return movement_bound(self.step_for(problem))

@@ -12,6 +12,7 @@ from torch import nn
 from fedpriv.api.own import ENGINES, Given, with_own
 from fedpriv.api.results import RunResults, results_of
 from fedpriv.cli.progress import Progress
+from fedpriv.engines.workers import Workers
 from fedpriv.errors import InputError
 from fedpriv.reports.table import write_table
 from fedpriv.running.observer import RunObserver
@@ -34,6 +35,8 @@ def run(
     resume: bool = False,
     observers: Sequence[RunObserver] = (),
     progress: bool | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
 ) -> RunResults:
     """Run every cell of a scenario, as `fedpriv run` does, and return what it gave.
 
@@ -54,6 +57,9 @@ def run(
         observers: hear how the run goes.
         progress: show a bar; by default in a notebook and in an interactive session.
 
+        workers: so many processes of this machine run groups of cells; results are the same.
+        ray: the address of a Ray cluster whose processes do.
+
     Raises:
         InputError: names the key that cannot be used, or what is wrong with records or module.
         RunError: says why a run could not be finished.
@@ -61,6 +67,12 @@ def run(
     overrides = [_assignment(key, value) for key, value in (set or {}).items()]
     rerun = None
     own = train is not None or test is not None or model is not None
+    chosen = None if workers is None and ray is None else Workers(workers, ray)
+    if own and chosen is not None:
+        raise InputError(
+            "workers: other processes have no arrays and modules of this program; leave workers and ray out, or "
+            "use fedpriv.add_data and add_model in a file that is imported"
+        )
     if own and engine not in ENGINES:
         raise InputError(
             f"engine = {engine!r}: its processes have no arrays and modules of this program; use "
@@ -77,7 +89,7 @@ def run(
     if _interactive() if progress is None else progress:
         heard.append(Progress(quiet=False))
     target = None if out is None else Path(out)
-    folder = run_sweep(loaded, engine, target, resume=resume, rerun=rerun, observers=heard)
+    folder = run_sweep(loaded, engine, target, resume=resume, rerun=rerun, observers=heard, workers=chosen)
     write_table(folder)
     return results_of(folder, None if model is None else copy.deepcopy(model))
 

@@ -4,29 +4,31 @@ The code that a deployment runs (guards with their ledgers, the server with its 
 the scenario's own arithmetic, and fixed families of tests try to tell the worlds apart:
 
 * canaries in the worst case of the clip and the relation (`transcripts`, `statistics`),
-* the lattice of the noise, which floating-point numbers show (`lattice`),
-* hostile queries (`hostile`),
+* the same canaries where hostile queries drive the arithmetic (`hostile.driving`),
+* the bits of the noisy integers, and of the floats that leave (`integers`),
+* whether replies to hostile queries come, and are finite (`hostile`),
 
 and the order in which records are read is compared with the definition of a single pass.  The largest lower bound
 on μ, corrected for the size of the families (Bonferroni), must stay under the claim.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedpriv.accounting.gdp import epsilon_of
-from fedpriv.auditing import hostile, lattice
+from fedpriv.auditing import hostile, integers
 from fedpriv.auditing.canaries import Layout, auditable, misread, objective_for, single_pass
 from fedpriv.auditing.statistics import best_bound, heaviest_round
 from fedpriv.auditing.transcripts import Trials, run_trials
 from fedpriv.errors import FedprivError, InputError
-from fedpriv.running.plan import plan_of
+from fedpriv.running.plan import Plan, plan_of
 from fedpriv.scenario import Cell
 
 MOST_ROUNDS = 12
@@ -106,7 +108,7 @@ def audit(
     confidence: float = 0.99,
     seed: int = 0,
     progress: Progress = lambda _: None,
-    families: Collection[str] = ("canaries", "lattice", "hostile queries"),
+    families: Collection[str] = ("canaries", "driven canaries", "integers", "hostile queries"),
 ) -> Audit:
     """Audit a cell's code path, recalibrated to `claimed_mu` and cut to a few rounds and silos by the same code.
 
@@ -170,26 +172,45 @@ def _check(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: 
 
 def _canaries(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
     """The best bound of canaries in the worst case; every run has its own coins and noise."""
-    plan = plan_of(asked.small, objective_for(asked.small, CANARIES))
+    plan = _canary_plan(asked)
+    return best_bound(plan, _gathered(asked, plan, asked.runs, None, steps), failure)
+
+
+def _driven(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
+    """The same where queries overflow, are denormal or cancel: what canaries add there may have either sign."""
+    plan = _canary_plan(asked)
+    trials = _gathered(asked, plan, _driven_runs(asked.runs), hostile.driving(plan), steps)
+    turned = trials._replace(seen=-trials.seen)
+    bound, test = max(best_bound(plan, either, failure / 2) for either in (trials, turned))
+    return bound, f"{test}, under hostile queries"
+
+
+def _driven_runs(runs: int) -> int:
+    return -(-runs // 4)
+
+
+def _canary_plan(asked: _Asked) -> Plan:
+    return plan_of(asked.small, objective_for(asked.small, CANARIES), released=True)
+
+
+def _gathered(asked: _Asked, plan: Plan, runs: int, queries: Sequence[Tensor] | None, steps: _Steps) -> Trials:
     layout = Layout.of(single_pass(asked.small), heaviest_round(plan), CANARIES, IN_HEAVIEST)
     gathered = []
-    for number in range(asked.runs):
-        gathered.append(run_trials(asked.small, layout, asked.seed_of(number)))
+    for number in range(runs):
+        gathered.append(run_trials(asked.small, layout, asked.seed_of(number), queries))
         steps()
-    return best_bound(plan, Trials(*(np.concatenate(columns) for columns in zip(*gathered, strict=True))), failure)
+    return Trials(*(np.concatenate(columns) for columns in zip(*gathered, strict=True)))
 
 
-def _lattice(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
-    small = lattice.lattice_cell(asked.cell, asked.mu)
-    if small is None:
-        return 0.0, "none"
+def _integers(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
+    small = integers.integers_cell(asked.cell, asked.mu)
     present, scores = [], []
-    for number in range(lattice.TRIALS):
-        coin, score = lattice.attack(small, asked.seed_of(number))
+    for number in range(integers.TRIALS):
+        coin, score = integers.attack(small, asked.seed_of(number))
         present.append(coin)
         scores.append(score)
         steps(0.5)
-    return lattice.lattice_bound(present, scores, failure)
+    return integers.integers_bound(present, scores, failure)
 
 
 def _hostile(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
@@ -212,8 +233,9 @@ class _Family(NamedTuple):
 
 
 _FAMILIES = {
-    "canaries": _Family(0.6, lambda runs: runs, _canaries),
-    "lattice": _Family(0.2, lambda _: lattice.TRIALS / 2, _lattice),
+    "canaries": _Family(0.5, lambda runs: runs, _canaries),
+    "driven canaries": _Family(0.1, _driven_runs, _driven),
+    "integers": _Family(0.2, lambda _: integers.TRIALS / 2, _integers),
     "hostile queries": _Family(0.2, lambda _: len(hostile.KINDS) * hostile.TRIALS / 16, _hostile),
 }
 

@@ -37,13 +37,13 @@ def hostile_cell(cell: Cell, mu: float) -> Cell | None:
 def attack(cell: Cell, kind: str, seed: int) -> tuple[bool, Scores]:
     """A run of one kind of query: whether its record is bright, and what came back, one number a test; (2,)."""
     objective = objective_for(cell, _FEATURES)
-    plan = plan_of(cell, objective)
+    plan = plan_of(cell, objective, released=True)
     bright = bool(public_generator(seed, "audit hostile", kind).random() < 0.5)
     record = nothing(plan.schedule.batches_held, _FEATURES)
     record.images[0] = FAR / _FEATURES**0.5 if bright else 0.0
     idle = [nothing(plan.schedule.batches_held, _FEATURES)] * (len(plan.weights) - 1)
     with folder_of_silos(cell, plan, [record, *idle]) as (_, silos):
-        keys = b"".join(silo.public_key("run") for silo in silos) if plan.lattice else b""
+        keys = b"".join(silo.public_key("run") for silo in silos) if plan.masked else b""
         queries = _queries(kind, objective, plan.schedule.rounds)
         replies = [_reply(silos[0], t, query, keys) for t, query in enumerate(queries, start=1)]
     silent = [reply is None or not torch.isfinite(reply.double()).all() for reply in replies]
@@ -61,6 +61,13 @@ def hostile_bound(trials: Mapping[str, list[tuple[bool, Scores]]], failure: floa
     return found
 
 
+def driving(plan: Plan) -> list[Tensor]:
+    """One query a round, of all kinds in turn: what canaries are looked at under."""
+    rounds = plan.schedule.rounds
+    kinds = [_queries(kind, plan.objective, rounds) for kind in KINDS]
+    return [kinds[t % len(kinds)][t] for t in range(rounds)]
+
+
 def _queries(kind: str, objective: Objective, rounds: int) -> list[Tensor]:
     """One query a round."""
     pattern = torch.zeros_like(objective.initial())
@@ -68,7 +75,7 @@ def _queries(kind: str, objective: Objective, rounds: int) -> list[Tensor]:
     largest = torch.finfo(pattern.dtype)
     match kind:
         case "overflowing logits":
-            return [0.6 * largest.max * pattern] * rounds
+            return [largest.max / (2 * pattern.numel()) * pattern] * rounds  # sums of its values do not overflow
         case "large weights":
             return [2.0**39 * pattern] * rounds
         case "denormal weights":
@@ -86,7 +93,7 @@ def _reply(silo: GuardedSilo, t: int, query: Tensor, keys: bytes) -> Tensor | No
 
 def _length(plan: Plan, reply: Tensor | None) -> float:
     """1 if a reply is longer than clipped records and six times the noise account for, else 0."""
-    if reply is None or plan.lattice is not None:  # masked words have no length
+    if reply is None or plan.masked:  # masked words have no length
         return 0.0
     rounds = range(1, plan.schedule.rounds + 1)
     accounted = sum(plan.estimator.round(t).largest for t in rounds)

@@ -2,7 +2,7 @@
 
 A matched filter on the whole transcript is the best test of code that is right; repeated, forgotten or badly
 stored noise would lower its score, and shows in single releases, in differences of releases, of silos and of runs,
-in the sum of all releases, and in what is left without the noise that the scenario's public seed would give.
+and in the sum of all releases.
 """
 
 import itertools
@@ -18,7 +18,6 @@ from fedpriv.errors import InputError
 from fedpriv.randomness import SERVER
 from fedpriv.running.plan import Plan
 
-TYPES = ("float32", "float64")
 _ON_THE_BEST = 0.5
 """The share of the failure for the best test of code that is right: the whole transcript of canaries in the round
 where they weigh most, half-way between what it expects in both worlds."""
@@ -66,7 +65,7 @@ def _half_way(plan: Plan, canary_round: int) -> float:
     if plan.relation == "replace-one":
         return 0.0  # increments that point in opposite directions
     clip = float(plan.estimator.round(canary_round).clip) / _batches(plan, canary_round)
-    in_mean = plan.lattice is not None or float(plan.noise.std_of(SERVER)) > 0.0
+    in_mean = plan.masked or float(plan.noise.std_of(SERVER)) > 0.0
     weight = (plan.weights[0] if in_mean else 1.0) / plan.batch_sizes[0]
     return weight * clip * float(_signal(plan, canary_round) @ matched_filter(plan, canary_round)) / 2.0
 
@@ -82,12 +81,6 @@ def _scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str, tuple
         for early, late in itertools.combinations(range(1, rounds + 1), 2)
     }
     scores |= {f"release {t} minus silo 1's": trials.apart[:, t - 1] for t in range(1, trials.apart.shape[1] + 1)}
-    for place, dtype in enumerate(TYPES):
-        guessed = trials.guessed[..., place]
-        scores |= {
-            f"release {t} without {dtype} noise of the public seed": seen[:, t - 1] - guessed[:, t - 1]
-            for t in range(1, rounds + 1)
-        }
     twice = {
         f"release {t} minus that of another run": (trials.twice[:, t - 1], 2)
         for t in range(1, trials.twice.shape[1] + 1)

@@ -83,6 +83,12 @@ def run(
     root_certificates: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Deployment: whom to trust for the SuperLink's TLS (PEM).")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Run groups of cells in so many processes (extra: ray).")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run groups of cells on this Ray cluster (extra: ray).")
+    ] = None,
 ) -> None:
     """Run every cell of a scenario; write results.json, history.jsonl and table.md as it goes.
 
@@ -99,9 +105,12 @@ def run(
         fedpriv run scenario.toml --import my_algorithm.py
 
         fedpriv run deployment --engine deployment
+
+        fedpriv run mnist-untrusted --workers 2
     """
     from fedpriv.cli.run import run_scenario
     from fedpriv.engines.base import Connection
+    from fedpriv.engines.workers import Workers
 
     run_scenario(
         scenario,
@@ -109,6 +118,7 @@ def run(
         overrides or [],
         out,
         Connection(superlink, root_certificates),
+        None if workers is None and ray is None else Workers(workers, ray),
         resume=resume,
         quiet=quiet,
         as_json=as_json,

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from fedpriv.cli.compare import compare
 from fedpriv.cli.ledger import ledger
 from fedpriv.cli.options import (
     Batch,
@@ -27,7 +28,6 @@ from fedpriv.cli.options import (
     mechanism_options,
 )
 from fedpriv.cli.shown import cost_facts, setting_facts, show
-from fedpriv.cli.text import print_table
 from fedpriv.cli.theorem import theorem
 
 app = typer.Typer(
@@ -36,6 +36,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
 )
+app.command()(compare)
 app.command()(theorem)
 app.command()(ledger)
 
@@ -140,60 +141,3 @@ def spent(
         delta,
         as_json,
     )
-
-
-@app.command()
-def compare(
-    rounds: Rounds,
-    mu: Mu = None,
-    zcdp: Zcdp = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    decay: Decay = 1.0,
-    clip: Clip = 1.0,
-    batch: Batch = 1,
-    silos: Silos = 1,
-    trust: TrustName = "untrusted",
-    relation: Relation = "replace-one",
-    epochs: Epochs = 1,
-    max_participations: Times = None,
-    min_separation: Separation = 1,
-    as_json: Json = False,
-) -> None:
-    """Print noise, error and memory of every mechanism at the same guarantee, so that you can choose one.
-
-    Errors are standard deviations per coordinate of the noise in a released running sum: root mean square over
-    the rounds, in the last round, and (rms) in the mean over silos.  Memory counts vectors of the model's size;
-    "square root" would store all T of them and shows what more bands can still buy.
-
-    Examples:
-
-        fedpriv privacy compare --rounds 1000 --mu 1
-
-        fedpriv privacy compare --rounds 2000 --epochs 20 --decay 0.9 --epsilon 2 --delta 1e-6 --silos 10
-    """
-    from fedpriv.accounting.target import target_mu
-    from fedpriv.privacy.setting import Setting
-
-    setting = Setting(
-        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
-    )
-    claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
-    costs = setting.compare(claim.guarantee.mu)
-    if as_json:
-        rows = [{"mechanism": name, **cost_facts(cost)} for name, cost in costs.items()]
-        show({**setting_facts(setting), "mechanisms": rows}, claim, delta, as_json=True)
-        return
-    header = ("mechanism", "noise std", "rms error", "last round", "in the mean", "memory", "sensitivity")
-    lines = [
-        (
-            name,
-            *(f"{value:.5g}" for value in (cost.std, cost.error, cost.error_last, cost.error_in_mean)),
-            str(cost.memory),
-            ("" if cost.sensitivity.exact else "≤ ") + f"{cost.sensitivity.value:.5g}",
-        )
-        for name, cost in costs.items()
-    ]
-    print_table([header, *lines])
-    typer.echo()
-    show(setting_facts(setting), claim, delta, as_json=False)

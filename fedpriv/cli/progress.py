@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fedpriv.cli.current import Current
+from fedpriv.running.fitted import Fitted
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Point, Scenario
@@ -44,6 +45,9 @@ class Progress(RunObserver):
         )
         self._current: Current | None = None
         self._panel = Live(get_renderable=self._drawn, console=self._console, refresh_per_second=8)
+
+    def fitted(self, fit: Fitted) -> None:
+        self._say(fit.line)
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         self._scenario, self._folder = scenario, folder
@@ -79,6 +83,9 @@ class Progress(RunObserver):
                 f"[{self._done}/{self._cells}, {elapsed:.0f} s] {_words(self._scenario.points[place])}: {line}"
             )
 
+    def lost(self, worker: str, places: Sequence[int]) -> None:
+        sys.stderr.write(f"fedpriv: {worker} died; {len(places)} cells are run again\n")
+
     def ended(self) -> None:
         if self._live:
             self._panel.stop()
@@ -107,6 +114,9 @@ class JsonLines(RunObserver):
         self._stream = stream
         self._folder: Path | None = None
 
+    def fitted(self, fit: Fitted) -> None:
+        self._tell("fitted", {"noise": dict(fit.found), "vectors": fit.vectors, "seconds": fit.seconds})
+
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         self._scenario, self._folder, self._left = scenario, folder, len(places)
         rounds = sum(scenario.points[place].cell.schedule.rounds for place in places)
@@ -120,6 +130,9 @@ class JsonLines(RunObserver):
         self._left -= 1
         self._tell("finished", {**self._where(place), **finished.metrics})
         self._complete_if_nothing_is_left()
+
+    def lost(self, worker: str, places: Sequence[int]) -> None:
+        self._tell("lost", {"worker": worker, "cells": list(places)})
 
     def stopped(self, rerun: str) -> None:
         """Say how to go on; `rerun` is the command that was given."""

@@ -12,6 +12,7 @@ from fedpriv.cli.progress import JsonLines, Progress
 from fedpriv.cli.watch import Watched, watching
 from fedpriv.engines.base import Connection
 from fedpriv.engines.table import engine_row
+from fedpriv.engines.workers import Workers
 from fedpriv.errors import InputError, RunError
 from fedpriv.extensions import import_files
 from fedpriv.reports.page import write_report
@@ -30,6 +31,7 @@ def run_scenario(
     overrides: Sequence[str],
     out: Path | None,
     connection: Connection,
+    workers: Workers | None,
     *,
     resume: bool,
     quiet: bool,
@@ -58,7 +60,14 @@ def run_scenario(
     try:
         with _page(observers) if watch else nullcontext():
             folder = run_sweep(
-                scenario, engine, out, resume=resume, rerun=rerun, observers=observers, connection=connection
+                scenario,
+                engine,
+                out,
+                resume=resume,
+                rerun=rerun,
+                observers=observers,
+                connection=connection,
+                workers=workers,
             )
     except KeyboardInterrupt:
         display.stopped(rerun)

@@ -25,11 +25,23 @@ Policy = Annotated[Path, typer.Argument(metavar="POLICY", help="The silo's polic
 
 
 @app.command()
-def init(policy: Policy) -> None:
+def init(
+    policy: Policy,
+    template: Annotated[
+        bool, typer.Option("--template", help="Write a policy file to be edited, and begin nothing.")
+    ] = False,
+) -> None:
     """Begin the ledger of a policy's records: once, before the guard is started for the first time.
 
+    Example: fedpriv silo init silo-0.toml --template
     Example: fedpriv silo init silo-0.toml
     """
+    if template:
+        from fedpriv.clients.template import write_template
+
+        write_template(policy)
+        typer.echo(f"wrote {policy}: set the keys marked with # choose, then begin its ledger")
+        return
     from fedpriv.clients.guard import begin_ledger
     from fedpriv.clients.policy import read_policy
 

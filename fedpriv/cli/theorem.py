@@ -1,5 +1,6 @@
 """`fedpriv privacy theorem`: what a scenario runs with beside what its algorithm's theorems ask for."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -25,6 +26,14 @@ def theorem(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key; a swept key is narrowed. Repeatable."),
     ] = None,
+    gap: Annotated[
+        float | None,
+        typer.Option(help="What the loss can fall by from the start, for theorems whose bound needs it."),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN_DIR", help="Results of the scenario: the excess risk measured there, if known."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Print what a scenario runs with beside what its algorithm's theorems ask for, and which conditions hold.
@@ -38,10 +47,11 @@ def theorem(
 
         fedpriv privacy theorem scenarios/mnist-single-epoch.toml --set algorithm.name=accelerated-dp-srgd --json
     """
+    from fedpriv.running.fitted import fitted_scenario
     from fedpriv.scenario import load_scenario
 
-    loaded = load_scenario(scenario, overrides or [])
-    points = [_compared(point) for point in _first_seeds(loaded.points)]
+    loaded, _ = fitted_scenario(load_scenario(scenario, overrides or []), {})
+    points = [_compared(point, gap, run) for point in _first_seeds(loaded.points)]
     if not any(point["theorems"] for point in points):
         names = ", ".join(sorted({point["algorithm"] for point in points}))
         raise InputError(f"{scenario}: no theorem with explicit numbers is known for {names}")
@@ -62,14 +72,17 @@ def _first_seeds(points: "list[Point]") -> "list[Point]":
     return list(first.values())
 
 
-def _compared(point: "Point") -> dict[str, Any]:
+def _compared(point: "Point", gap: float | None, run: Path | None) -> dict[str, Any]:
     """The numbers of one point, its own and each theorem's; a theorem that cannot be run says why."""
+    from fedpriv.accounting.checks import check_positive
     from fedpriv.running.plan import problem_of
     from fedpriv.running.task import task_of_cell
 
     cell = point.cell
     objective = task_of_cell(cell).objective
     problem = problem_of(cell, objective)
+    if gap is not None:
+        problem = dataclasses.replace(problem, gap=check_positive("gap", gap))
     return {
         "point": dict(point.swept),
         "algorithm": cell.algorithm.name,
@@ -83,7 +96,7 @@ def _compared(point: "Point") -> dict[str, Any]:
             "lipschitz": _finite(problem.lipschitz),
             "smoothness": _finite(problem.smoothness),
         },
-        "scenario": _used(cell, objective),
+        "scenario": _used(cell, objective) | _measured(point, run),
         "theorems": [
             _as_data(asked, problem) for asked in cell.algorithm.row.theorems(cell.algorithm.settings, problem)
         ],
@@ -107,6 +120,17 @@ def _used(cell: "Cell", objective: "Objective") -> dict[str, Any]:
         **_numbers(cell.algorithm.settings.model_dump(exclude={"clip"})),
         **_numbers(vars(plan.optimizer)),
     }
+
+
+def _measured(point: "Point", run: Path | None) -> dict[str, float]:
+    """The mean excess risk that the seeds of this point have in a run's results; nothing where none is known."""
+    if run is None:
+        return {}
+    from fedpriv.sweep.results import read_results
+
+    cells = [cell for cell in read_results(run).cells if cell["point"] == dict(point.swept)]
+    found = [float(cell["excess_risk"]) for cell in cells if "excess_risk" in cell]
+    return {"excess risk": sum(found) / len(found)} if found else {}
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -45,9 +45,15 @@ def load_table(name: str, path: Path, schema: TableSchema) -> Dataset:
 
 
 def load_table_test(name: str, path: Path, schema: TableSchema) -> HeldOut:
-    """The test records, all that a server reads."""
-    whole = load_table(name, path, schema)
-    return HeldOut(whole.test_images, whole.test_labels, whole.classes, whole.sites, whole.unit)
+    """The test records, all that a server reads: its file may hold no others, and no column for their sites."""
+    table = raw_table(path)
+    encoded = encode(table, schema, of_one_site=schema.site is not None and schema.site not in table.columns)
+    if not encoded.test.any():
+        raise InputError(f"{path}: has no test records; look at `split` and `test_share`")
+    nothing = np.zeros(0, np.int64)
+    sites = None if encoded.sites is None else Sites(schema.sites, nothing, encoded.sites[encoded.test])
+    features, labels = encoded.features[encoded.test], encoded.labels[encoded.test]
+    return HeldOut(features, labels, schema.class_count, sites, schema.unit)
 
 
 def load_silo(path: Path, schema: TableSchema, silo: int) -> Encoded:

@@ -38,7 +38,7 @@ def run_deployment(
     """
     address = connection.superlink
     if address is None:
-        refuse_root("deployment")
+        refuse_root("--engine deployment")
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "deployment")
         out = folder.resolve() / "deployment" / _digest(cell)
@@ -76,7 +76,7 @@ def _local_federation(cell: Cell, token: str) -> Iterator[SuperLink]:
         with federation_superlink(home, len(policies)) as link:
             assert link.address is not None
             for number, policy in enumerate(policies):
-                LocalSilo(number, len(policies), policy, link.address, node_keys(home, number)).start()
+                LocalSilo(number, policy, link.address, node_keys(home, number)).start()
             yield link
 
 

@@ -16,12 +16,11 @@ from fedpriv.clients.policy import read_policy
 from fedpriv.clients.prepare import allowance_of, policy_text, write_shard
 from fedpriv.data.datasets import load
 from fedpriv.engines import supernode_process
-from fedpriv.engines.processes import POLL_INTERVAL, environment, script
+from fedpriv.engines.processes import environment, script
 from fedpriv.running.task import spread
 from fedpriv.scenario import Cell
 
 SOCKET = "guard.sock"
-_LOOKS_PER_SECOND = 20.0  # for messages, by all silos together: a look takes 3 ms of a processor they share
 Process = subprocess.Popen[bytes]
 
 
@@ -63,13 +62,12 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
 
 @dataclass
 class LocalSilo:
-    """The processes of silo `number` of `silos`; the short-lived folder of `policy` has its socket and logs.
+    """The processes of silo `number`; the short-lived folder of `policy` has its socket and logs.
 
     `keys` is the folder with its SuperNode's key.
     """
 
     number: int
-    silos: int
     policy: Path
     superlink: str
     keys: Path
@@ -105,10 +103,9 @@ class LocalSilo:
         return None
 
     def _start(self, name: str, command: list[str]) -> None:
-        own = {**environment(self.home), POLL_INTERVAL: f"{self.silos / _LOOKS_PER_SECOND:.3f}"}
         with (self.home / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                command, cwd=self.home, env=own, stdout=log, stderr=log, start_new_session=True
+                command, cwd=self.home, env=environment(self.home), stdout=log, stderr=log, start_new_session=True
             )
 
     def _log_tail(self, name: str) -> str:

@@ -17,9 +17,6 @@ import psutil
 from fedpriv.errors import InputError, RunError
 
 ALLOW_ROOT = "FEDPRIV_ALLOW_ROOT"
-POLL_INTERVAL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
-"""The variable with the seconds between an executor's looks for messages."""
-
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -27,15 +24,15 @@ _QUIET = {
     "FLWR_LOG_LEVEL": "WARNING",
     "RAY_DEDUP_LOGS": "0",
     "OMP_NUM_THREADS": "1",
-    POLL_INTERVAL: "0.1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # for runs; a SuperNode says when there is a message
 }
 
 
-def refuse_root(engine: str) -> None:
+def refuse_root(option: str) -> None:
     """InputError for root, unless the environment says that it is meant."""
     if os.geteuid() == 0 and os.environ.get(ALLOW_ROOT) != "1":
         raise InputError(
-            f"--engine {engine} starts servers that run code they are sent, as root here: run it as another user, "
+            f"{option} starts servers that run code they are sent, as root here: run it as another user, "
             f"or set {ALLOW_ROOT}=1 in a container that has nothing else"
         )
 

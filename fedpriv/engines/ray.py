@@ -23,7 +23,7 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
     """Run cells one after another on one SuperLink in simulation mode; see `Engine`."""
     if importlib.util.find_spec("ray") is None:
         raise InputError("--engine ray: Ray is not installed here; pip install 'fedpriv[ray]'")
-    refuse_root("ray")
+    refuse_root("--engine ray")
     with (
         tempfile.TemporaryDirectory(prefix="fedpriv-ray-") as folder,
         simulating_superlink(Path(folder)) as link,

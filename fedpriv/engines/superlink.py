@@ -17,7 +17,8 @@ from pathlib import Path
 import httpx
 
 from fedpriv.engines import certificates
-from fedpriv.engines.flower_private import UNIX, Control
+from fedpriv.engines.flower_private import UNIX
+from fedpriv.engines.flower_private.control import Control
 from fedpriv.engines.processes import environment, free_ports, left_by_nobody, script
 from fedpriv.errors import RunError, printable
 

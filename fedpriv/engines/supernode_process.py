@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedpriv.engines import certificates
-from fedpriv.engines.flower_private import superexec_command, supernode_command
+from fedpriv.engines.flower_private.commands import superexec_command, supernode_command
 from fedpriv.engines.processes import free_ports
 from fedpriv.errors import InputError
 
@@ -65,21 +65,22 @@ def run_supernode(superlink: str, silo: int, guard: Path, keys: Path | None) -> 
             authority = keys / certificates.AUTHORITY
             options += [f"--root-certificates={authority}", f"--auth-supernode-private-key={keys / NODE_KEY}"]
         runtime = f"127.0.0.1:{port}"
-        executor = subprocess.Popen(
-            superexec_command(runtime, folder / certificates.AUTHORITY, secret, os.getpid())
-        )
+        heard, bell = os.pipe()  # a byte for each task, from the SuperNode to the executor
+        words = superexec_command(runtime, folder / certificates.AUTHORITY, secret, os.getpid(), heard)
+        executor = subprocess.Popen(words, pass_fds=[heard])
+        os.close(heard)
         try:
-            return _until_it_stays(supernode_command(options))
+            return _until_it_stays(supernode_command(options, bell), bell)
         finally:
             executor.terminate()
             executor.wait()
 
 
-def _until_it_stays(words: Sequence[str]) -> int:
+def _until_it_stays(words: Sequence[str], bell: int) -> int:
     first = time.monotonic()
     while True:
         started = time.monotonic()
-        node = subprocess.Popen(words)
+        node = subprocess.Popen(words, pass_fds=[bell])
         try:
             code = node.wait()
         finally:

@@ -1,12 +1,15 @@
 """The engines by name; each is imported when it is asked for, because each is heavy in its own way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from fedpriv.engines.base import LOCAL, Connection, Engine
 from fedpriv.errors import InputError
+from fedpriv.scenario import Cell
+
+Groups = Callable[[Sequence[Cell]], list[list[int]]]
 
 
 @dataclass(frozen=True)
@@ -18,12 +21,24 @@ class EngineRow:
     """Whether it can use a SuperLink that runs already, with records that are not here."""
     resumes_cells: bool = False
     """Whether a cell that failed goes on from its last round: its silos and server keep what they released."""
+    groups: Groups | None = None
+    """The cells that it computes together, as places in the list; None if it has processes of its own."""
 
 
 def _vectorized(_: Path, __: Connection) -> Engine:
     from fedpriv.engines.vectorized.engine import run_vectorized
 
     return run_vectorized
+
+
+def _vectorized_groups(cells: Sequence[Cell]) -> list[list[int]]:
+    from fedpriv.engines.vectorized.engine import groups_of
+
+    return groups_of(cells)
+
+
+def _one_by_one(cells: Sequence[Cell]) -> list[list[int]]:
+    return [[place] for place in range(len(cells))]
 
 
 def _inprocess(_: Path, __: Connection) -> Engine:
@@ -45,8 +60,8 @@ def _deployment(folder: Path, connection: Connection) -> Engine:
 
 
 ENGINES = {
-    "vectorized": EngineRow(_vectorized),
-    "inprocess": EngineRow(_inprocess),
+    "vectorized": EngineRow(_vectorized, groups=_vectorized_groups),
+    "inprocess": EngineRow(_inprocess, groups=_one_by_one),
     "ray": EngineRow(_ray),
     "deployment": EngineRow(_deployment, connects=True, resumes_cells=True),
 }

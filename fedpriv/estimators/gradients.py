@@ -7,7 +7,6 @@
 | running sum | q_t = q_{t-1} + s_t | (d,) |
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,10 +51,11 @@ class RecursiveGradient:
     first_clip: Scalar | None = None
     """Of round 1, whose increment is a plain gradient; `clip` if left out."""
     weights: Weights = field(default_factory=LinearWeights)
+    moved: Scalar = 0.0
+    """2LD, which the clip of round t has (t-1)/(t+1) of in addition: as far as the change of a gradient, weighted
+    by t - 1, can go where x_t is the anytime average of iterates in a ball of diameter D."""
     growth: int = 0
     """The clip of round t is `clip` · t^growth: increments of the weights t^k grow like t^(k-1)."""
-    balanced_over: int | None = None
-    """T, if the clip of round t is to be multiplied by √(T / (T - t + 1)): see `clip_of`."""
     decay: float = 1.0
     period: int | None = None
     memory: int = 2
@@ -66,18 +66,37 @@ class RecursiveGradient:
         return Round(t, coefficients, self.decay, self.clip_of(t), scale=now)
 
     def clip_of(self, t: int) -> Scalar:
-        """The norm bound of round t's increments, public and fixed before round 1.
-
-        An increment of round t is in T - t + 1 of the T sums.  With independent noise of one size on each, clips
-        S_t = S √(T / (T - t + 1)) let every record cost what the first one does, S √T in all, so that the later
-        clips are raised for free.
-        """
+        """The norm bound of round t's increments, public and fixed before round 1."""
         if t == 1 and self.first_clip is not None:
             return self.first_clip
-        clip = self.clip * float(t**self.growth)
-        if self.balanced_over is None:
-            return clip
-        return clip * math.sqrt(self.balanced_over / (self.balanced_over - t + 1))
+        return self.clip * float(t**self.growth) + self.moved * ((t - 1.0) / (t + 1.0))
+
+
+@dataclass(frozen=True)
+class RaisedClips:
+    """Another estimator, with the clip of round t multiplied by `factors[t - 1]`.
+
+    Guarantee: increments of round t are clipped to norm `round(t).clip`, factor included.
+    """
+
+    base: Estimator
+    factors: tuple[float, ...] = field(metadata=SHARED)
+
+    @property
+    def decay(self) -> float:
+        return self.base.decay
+
+    @property
+    def period(self) -> int | None:
+        return self.base.period
+
+    @property
+    def memory(self) -> int:
+        return self.base.memory
+
+    def round(self, t: int) -> Round:
+        plain = self.base.round(t)
+        return plain._replace(clip=plain.clip * self.factors[t - 1])
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ weighted mean increments: one silo's records, or all silos' records with weights
 import torch
 from torch import Tensor
 
+from fedpriv.estimators.parts import parts_of
 from fedpriv.estimators.round import Round
 from fedpriv.estimators.split_sum import RunningSum, absorb_split
 from fedpriv.objectives import Objective, Records
@@ -43,12 +44,13 @@ def absorb(
     replace-one by twice that, whatever the queries are.  In float64 it moves q_t by that too, up to 1e-9 of it; a
     float32 sum is rounded to more than that, and serves simulations only.
     """
-    queries, weights = (query, *state.past), weights.to(state.total.dtype)
+    weights = weights.to(state.total.dtype)
     if records is None:
-        return RunningSum(queries[: memory - 1], current.decay * state.total), query.new_zeros(query.shape[:-1])
+        past = (query, *state.past)[: memory - 1]
+        return RunningSum(past, current.decay * state.total), query.new_zeros(query.shape[:-1])
     if current.split is not None:
         return absorb_split(state, current, current.split, query, objective, records, weights)
-    coefficients = current.coefficients
-    increment = objective.increment(queries[: len(coefficients)], coefficients, records, weights, current.clip)
+    (part, *_), past = parts_of(current, query, state.past, memory)
+    increment = objective.increment(part.points, part.coefficients, records, weights, part.clip)
     total = torch.add(increment.total, state.total, alpha=current.decay)
-    return RunningSum(queries[: memory - 1], total), increment.clipped
+    return RunningSum(past, total), increment.clipped

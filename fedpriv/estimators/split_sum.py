@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedpriv.estimators.parts import parts_of
 from fedpriv.estimators.round import Round, Split
 from fedpriv.objectives import Objective, Records
 
@@ -45,20 +46,17 @@ def absorb_split(
     """
     epoch, place = divmod(current.t - 1, split.rounds_per_epoch)
     started = min(2, epoch + (place > 0))
-    anchors, ring = state.past[:started], state.past[started:]
-    if place == 0:
-        anchors = (query, *anchors)[:2]
-    (weight,) = current.coefficients
-    part = objective.increment(anchors[:1], (weight,), records, weights, current.clip)
+    remembered, ring = state.past[:started], state.past[started:]
+    (gradient, change, residual), anchors = parts_of(current, query, remembered, 1)
+    part = objective.increment(gradient.points, gradient.coefficients, records, weights, gradient.clip)
     own, clipped = part.total, part.clipped
-    if epoch:
-        change = objective.increment(anchors, (weight, -weight), records, weights, split.difference_clip)
-        own = (1.0 - split.mixing) * (ring[0] + change.total) + split.mixing * own
-        clipped = torch.maximum(clipped, change.clipped)
+    if change is not None:
+        changed = objective.increment(change.points, change.coefficients, records, weights, change.clip)
+        own = (1.0 - split.mixing) * (ring[0] + changed.total) + split.mixing * own
+        clipped = torch.maximum(clipped, changed.clipped)
     added = own
-    if place:
-        points = (query, anchors[0])
-        residual = objective.increment(points, (weight, -weight), records, weights, split.residual_clip)
-        added, clipped = own + residual.total, torch.maximum(clipped, residual.clipped)
+    if residual is not None:
+        since = objective.increment(residual.points, residual.coefficients, records, weights, residual.clip)
+        added, clipped = own + since.total, torch.maximum(clipped, since.clipped)
     kept = (*ring, own)[-split.rounds_per_epoch :]
     return RunningSum((*anchors, *kept), torch.add(added, state.total, alpha=current.decay)), clipped

@@ -95,9 +95,17 @@ def claim_of(
     `Claim.slack`, and so is everything computed from it; `Claim.mu` ≤ `mu` (1 + 2^-39).
     """
     check_positive("mu", mu)
-    deducted = _deducted(groups)
     sigma = sqrt_above(whole_variance(distance, mu, groups) / owners)
-    left = owners * Fraction(sigma) ** 2 - deducted
+    return claim_with(distance, sigma, groups, dimension, draws, owners)
+
+
+def claim_with(
+    distance: float, sigma: float, groups: Sequence[Group], dimension: int, draws: Sequence[int], owners: int = 1
+) -> Claim:
+    """What noise of `sigma` > 16 of every owner promises; InputError and guarantee as for `claim_of`."""
+    left = owners * Fraction(sigma) ** 2 - _deducted(groups)
+    if not left > 0:
+        raise InputError(f"noise of {sigma:.4g} units: exact releases draw from 2^16 to 2^48 units")
     recorded = at_least(Fraction(sqrt_above(Fraction(distance) ** 2 / left)) * _FLOAT)
     claim = Claim(distance, sigma, owners, recorded, _slack(dimension, draws, owners))
     for _, scale, _ in groups:

@@ -6,12 +6,12 @@ from fractions import Fraction
 
 from fedpriv.accounting.relation import Relation
 from fedpriv.errors import InputError
-from fedpriv.exact.claim import MOST_SIGMA, Claim, claim_of, distance_of, whole_variance
+from fedpriv.exact.claim import MOST_SIGMA, Claim, claim_of, claim_with, distance_of, whole_variance
 from fedpriv.exact.directed import sqrt_above
 from fedpriv.exact.factored import Factored
 from fedpriv.exact.fixed_point import LIMIT
 from fedpriv.exact.lattice import MOST_KAPPA, Lattice, lattice_for
-from fedpriv.exact.strategies import Load
+from fedpriv.exact.strategies import Group, Load
 
 WORDS = {64: 24, 48: 24, 40: 15}
 """Bits of a word that sums are formed in, and the fewest bits of a clip that are accepted with them.
@@ -51,6 +51,14 @@ class ExactPlan:
         return tuple(self.lattice.norm(clip) for clip in self.run.factored.part_clips(t))
 
 
+def claimed(
+    factored: Factored, lattice: Lattice, relation: Relation, dimension: int, sigma: float, owners: int
+) -> Claim:
+    """What a run of `factored` promises whose owners each added noise of `sigma` units; see `claim_of`."""
+    distance, groups, draws = _distance(factored, lattice, relation, dimension)
+    return claim_with(distance, sigma, groups, dimension, draws, owners)
+
+
 def fitted(run: ExactRun) -> ExactPlan:
     """The finest lattice, at most 2^37 units a clip, on which no integer can leave its word.
 
@@ -86,13 +94,12 @@ def _on(run: ExactRun, lattice: Lattice) -> tuple[int, ExactPlan | None]:
     """The plan on this lattice; or by how many bits at least it has to be coarser, 1 or more."""
     factored, strategy = run.factored, run.factored.strategy
     rounds = factored.workload.rounds
-    groups = strategy.groups(rounds, factored.participations)
     norms = [[lattice.norm(clip) for clip in factored.part_clips(t)] for t in range(1, rounds + 1)]
     loads: list[Load] = [
         tuple(held * norm for norm in of_round) for held, of_round in zip(run.records, norms, strict=True)
     ]
     reach = strategy.reach(loads)
-    distance = distance_of(factored.certified(lattice), run.relation, groups, run.dimension, factored.spread)
+    distance, groups, draws = _distance(factored, lattice, run.relation, run.dimension)
     largest = max(Fraction(group.scale) for group in groups)
     whole = math.ceil(largest * Fraction(sqrt_above(whole_variance(distance, run.mu, groups))))
     share = -(-whole // math.isqrt(run.owners))
@@ -104,9 +111,18 @@ def _on(run: ExactRun, lattice: Lattice) -> tuple[int, ExactPlan | None]:
     )
     if excess:
         return excess, None
-    draws = [strategy.draws(t) or 1 for t in range(1, rounds + 1)]
     claim = claim_of(distance, run.mu, groups, run.dimension, draws, run.owners)
     return 0, ExactPlan(run, lattice, claim, reach.outputs)
+
+
+def _distance(
+    factored: Factored, lattice: Lattice, relation: Relation, dimension: int
+) -> tuple[float, tuple[Group, ...], list[int]]:
+    """Δ, the groups of fresh vectors, and how many each round has."""
+    strategy, rounds = factored.strategy, factored.workload.rounds
+    groups = strategy.groups(rounds, factored.participations)
+    distance = distance_of(factored.certified(lattice), relation, groups, dimension, factored.spread)
+    return distance, groups, [strategy.draws(t) or 1 for t in range(1, rounds + 1)]
 
 
 def _excess(value: int, limit: int) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedpriv.errors import InputError
 from fedpriv.fitting.filters import ratio
-from fedpriv.mechanisms.row_bound import heaviest_patterns
+from fedpriv.mechanisms.sensitivity.row_bound import heaviest_patterns
 from fedpriv.mechanisms.workload import Floats, Separated, Workload
 from fedpriv.participation.phases import Phases
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpriv.fitting.adjoint import NoiseStream, pulled_back
 from fedpriv.fitting.bounds import lower_bounds
 from fedpriv.fitting.response import Response
+from fedpriv.fitting.spread import spread
 from fedpriv.mechanisms import Mechanism, Sensitivity, Workload
 
 
@@ -42,8 +42,7 @@ class Comparison:
 def compared(mechanism: Mechanism, response: Response, workload: Workload) -> Comparison:
     sensitivity = mechanism.certified(workload)
     rows = response.queries if response.output is None else np.vstack([response.queries, response.output])
-    spread = np.sum(pulled_back(NoiseStream(mechanism), rows) ** 2, axis=1)
-    stds = (sensitivity.value * np.sqrt(spread)).tolist()
+    stds = (sensitivity.value * np.sqrt(spread(mechanism, rows, workload))).tolist()
     variance = mechanism.variance(workload)
     count = len(response.queries)
     return Comparison(

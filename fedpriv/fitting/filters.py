@@ -20,3 +20,8 @@ def ratio(signal: Floats, zeros: Sequence[float], poles: Sequence[float]) -> Flo
 def delayed(signal: Floats, pole: float) -> Floats:
     """x / (1 - pole x) applied to `signal` (..., T)."""
     return np.asarray(lfilter([0.0, 1.0], [1.0, -pole], signal, axis=-1), np.float64)
+
+
+def dot(left: Floats, right: Floats) -> float:
+    """The sum of products, without the threads of a matrix library: on a busy machine they wait for each other."""
+    return float(np.sum(left * right))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize, minimize_scalar
 
-from fedpriv.fitting.filters import delayed, ratio
+from fedpriv.fitting.filters import delayed, dot, ratio
 from fedpriv.fitting.loss import Loss
 from fedpriv.fitting.objective import Objective
 from fedpriv.fitting.worst import worst_record
@@ -42,14 +42,14 @@ def fit_lambda(objective: Objective) -> Fit:
     """
     workload, largest = objective.workload, _largest(objective.workload)
     fresh, past = objective.rows[:, ::-1], delayed(objective.rows[:, ::-1], workload.decay)
-    own, mixed, carried = np.vdot(fresh, fresh), np.vdot(fresh, past), np.vdot(past, past)
+    own, mixed, carried = dot(fresh, fresh), dot(fresh, past), dot(past, past)
 
     def loss(log_gap: float) -> float:
         root = -largest * math.expm1(log_gap)
         series = powers(root, workload.rounds)
         moved = ratio(worst_record(series, workload), (), (root,))
         kept = workload.decay - root
-        return math.log(np.vdot(moved, moved)) + math.log(own + 2.0 * kept * mixed + kept**2 * carried)
+        return math.log(dot(moved, moved)) + math.log(own + 2.0 * kept * mixed + kept**2 * carried)
 
     grid = np.linspace(math.log(0.05 / workload.rounds), math.log(0.95), _GRID)
     best = int(np.argmin([loss(log_gap) for log_gap in grid]))

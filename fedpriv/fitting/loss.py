@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedpriv.fitting.filters import delayed, ratio
+from fedpriv.fitting.filters import delayed, dot, ratio
 from fedpriv.fitting.objective import Objective
 from fedpriv.fitting.worst import worst_record
 from fedpriv.mechanisms import Workload
@@ -46,12 +46,12 @@ class PlainLoss:
         impulse = np.eye(1, self.workload.rounds)[0]
         moved = ratio(worst_record(ratio(impulse, phi, theta), self.workload), phi, theta)
         spread = ratio(self.summed, theta, phi)
-        squared_norm, variance = np.vdot(moved, moved), np.vdot(spread, spread)
+        squared_norm, variance = dot(moved, moved), dot(spread, spread)
         gradient = np.empty(len(roots))
         for place, root in enumerate(roots):
             sign = 1.0 if place % 2 == 0 else -1.0
-            by_squared_norm = np.vdot(moved, delayed(moved, root)) / squared_norm
-            by_variance = np.vdot(spread, delayed(spread, root)) / variance
+            by_squared_norm = dot(moved, delayed(moved, root)) / squared_norm
+            by_variance = dot(spread, delayed(spread, root)) / variance
             gradient[place] = 2.0 * sign * (by_squared_norm - by_variance)
         return float(np.log(squared_norm) + np.log(variance)), gradient
 
@@ -84,14 +84,14 @@ class ScaledLoss:
         norms = np.sqrt(np.cumsum(series**2))  # of the columns, last round first, as the rows are
         summed = self._unscaled.summed * self.workload.clips[0]
         spread = ratio(summed * norms, theta, phi)
-        variance = np.vdot(spread, spread)
+        variance = dot(spread, spread)
         back = ratio(spread[:, ::-1], theta, phi)[:, ::-1]
         by_norms = np.sum(back * summed, axis=0) / norms
         gradient = np.empty(len(roots))
         for place, root in enumerate(roots):
             sign = 1.0 if place % 2 == 0 else -1.0
             grown = np.cumsum(series * delayed(series, root))
-            change = np.vdot(by_norms, grown) - np.vdot(spread, delayed(spread, root))
+            change = dot(by_norms, grown) - dot(spread, delayed(spread, root))
             gradient[place] = 2.0 * sign * change / variance
         return float(np.log(variance)), gradient
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedpriv.errors import InputError
-from fedpriv.fitting.adjoint import NoiseStream, pulled_back
 from fedpriv.fitting.bounds import lower_bounds
 from fedpriv.fitting.response import Response
+from fedpriv.fitting.spread import spread
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.mechanisms.workload import Floats
 
@@ -28,8 +28,8 @@ class Objective:
 
     def value(self, mechanism: Mechanism) -> float:
         """J, with the mechanism's certified sensitivity."""
-        spread = np.sum(pulled_back(NoiseStream(mechanism), self.rows) ** 2)
-        return float(mechanism.sensitivity(self.workload) ** 2 * spread)
+        variances = spread(mechanism, self.rows, self.workload)
+        return float(mechanism.sensitivity(self.workload) ** 2 * np.sum(variances))
 
 
 def objective_of(response: Response, workload: Workload) -> Objective:

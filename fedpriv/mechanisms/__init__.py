@@ -2,7 +2,9 @@
 
 from fedpriv.mechanisms.aligned_differences import AlignedDifferences
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
+from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz, LambdaCgd
 from fedpriv.mechanisms.gaussian import IndependentGaussian
+from fedpriv.mechanisms.inverse_square_root import BandedInverseSquareRoot
 from fedpriv.mechanisms.leaf import LeafGaussian
 from fedpriv.mechanisms.paper_tree import PaperTree
 from fedpriv.mechanisms.phased import PhaseEnds
@@ -13,9 +15,12 @@ from fedpriv.mechanisms.workload import Separated, Workload
 
 __all__ = [
     "AlignedDifferences",
+    "BandedInverseSquareRoot",
     "BandedSquareRoot",
     "BinaryTree",
+    "BufferedToeplitz",
     "IndependentGaussian",
+    "LambdaCgd",
     "LeafGaussian",
     "Mechanism",
     "MechanismState",

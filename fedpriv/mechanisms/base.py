@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 
 from fedpriv.errors import InputError
+from fedpriv.mechanisms.columns import Columns
 from fedpriv.mechanisms.workload import Floats, Workload
 
 if TYPE_CHECKING:  # the algebra and the command line start without torch
@@ -71,6 +72,14 @@ class Mechanism(Protocol):
         one = cls.of(workload, options)
         return {one.label: one}
 
+    def options(self) -> dict[str, Any]:
+        """The keys of a scenario, beside the name, from which `of` makes it again; numbers as JSON has them."""
+        return {}
+
+    def columns(self, workload: Workload) -> Columns:
+        """What is known of the columns of C; InputError if nothing is."""
+        raise InputError(f"mechanism = {self.name!r}: the columns of its strategy matrix are not known")
+
     @property
     def label(self) -> str:
         """The name with what tells two of a kind apart."""
@@ -101,6 +110,10 @@ class Mechanism(Protocol):
     def variance(self, workload: Workload) -> Floats:
         """The noise variance of every release per coordinate, for fresh vectors of variance 1; shape (T,)."""
         ...
+
+    def noise_series(self, workload: Workload) -> Floats | None:
+        """b_0 … b_{T-1} if row t of B z is Σ_j b_j z_{t-j}, one fresh vector a round; None if it is not."""
+        return None
 
     def mean_variance(self, workload: Workload) -> float:
         """`variance` averaged over the rounds."""

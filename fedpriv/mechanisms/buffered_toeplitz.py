@@ -9,22 +9,42 @@ Late columns of C are short, and a D that lengthens them costs no record more th
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from fedpriv.errors import InputError
-from fedpriv.mechanisms import roots, row_bound
+from fedpriv.mechanisms import roots
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
-from fedpriv.mechanisms.sensitivity import nonincreasing, series
-from fedpriv.mechanisms.workload import Floats, Separated, Workload, powers
+from fedpriv.mechanisms.columns import Columns, column_scale, toeplitz_columns
+from fedpriv.mechanisms.sensitivity import nonincreasing
+from fedpriv.mechanisms.workload import Floats, Workload, powers
 from fedpriv.replicates.columns import SHARED
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_Root = Annotated[float, Field(ge=0, le=1, strict=True)]
+_MostRoots = Annotated[tuple[_Root, ...], Field(max_length=16, strict=False)]  # TOML and JSON have lists
+
+
+class BufferedOptions(BaseModel):
+    """What a scenario can say of it; without roots they are fitted before the run, and sent as numbers."""
+
+    theta: _MostRoots = Field(
+        (), description='poles of C, falling, for "blt", or λ alone for "lambda-cgd"; fitted if left out'
+    )
+    phi: _MostRoots = Field((), description='zeros of C for "blt", one below each pole')
+    scale: bool = Field(
+        False,
+        description='"blt" and "lambda-cgd" in one pass with equal clips: late noise shrinks where C is short, at '
+        "the same price",
+    )
 
 
 @dataclass(frozen=True)
@@ -37,7 +57,7 @@ class BufferedToeplitz(Mechanism):
     separated participations with unequal clips it is bounded.
     """
 
-    name: ClassVar[str] = "buffered"
+    name: ClassVar[str] = "blt"
     words: ClassVar[str] = "Gaussian noise correlated over the rounds (a few decaying buffers)"
 
     decay: float = field(default=1.0, metadata=SHARED)
@@ -58,22 +78,60 @@ class BufferedToeplitz(Mechanism):
             raise InputError("column_scale: every factor is a finite number above 0")
         roots.check(self.theta, self.phi, self.decay)
 
+    @classmethod
+    def of(cls, workload: Workload, options: BufferedOptions) -> Self:
+        """The mechanism of given roots; InputError for none: whoever builds a plan never fits."""
+        if not options.theta:
+            raise InputError(
+                f"mechanism = {cls.name!r}: its roots are fitted before a run starts and sent as numbers, and "
+                "here are none; give theta"
+            )
+        plain = cls(workload.decay, options.theta, cls._zeros(options), period=workload.period)
+        return plain.lengthened(workload) if options.scale else plain
+
+    @classmethod
+    def comparisons(cls, workload: Workload, options: BufferedOptions) -> dict[str, Self]:
+        """None: whoever compares fits them first."""
+        return {}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        numbers: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
+        }
+        return cls(**numbers)
+
+    def options(self) -> dict[str, Any]:
+        given = {"theta": list(self.theta), "phi": list(self.phi)}
+        return given | ({"scale": True} if self.column_scale else {})
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} ({len(self.theta)}{', scaled' if self.column_scale else ''})"
+
+    def lengthened(self, workload: Workload) -> Self:
+        """With the `column_scale` that makes every column as long as the first; one pass with equal clips.
+
+        Guarantee: the sensitivity stays what it was; InputError for participations of which that is not known.
+        """
+        if workload.period is not None or not (workload.order.single_pass and workload.equal_clips):
+            raise InputError("scale: noise is scaled in a single pass with the same clip in every round only")
+        plain = replace(self, column_scale=())
+        return replace(
+            self, column_scale=tuple(column_scale(plain.columns(workload).squared_norms, workload).tolist())
+        )
+
     def certified(self, workload: Workload) -> Sensitivity:
         self._check(workload)
         scaled = replace(workload, clips=workload.clips * self._scale(workload.rounds))
-        coefficients = self.strategy(workload.block)
-        columns = self._over_periods(workload, lambda rounds: series.column_squared_norms(coefficients, rounds))
+        return nonincreasing.of_series(scaled, self.strategy(workload.block))
 
-        def within(clips: Floats, rounds_per_epoch: int) -> Floats:
-            return series.record_squared_norms(coefficients[: len(clips)], clips, rounds_per_epoch)
-
-        found = nonincreasing.certified(scaled, lambda: coefficients, columns, within)
-        if found.exact or not isinstance(workload.schedule, Separated) or workload.rounds > row_bound.MOST_ROUNDS:
-            return found
-        by_rows = row_bound.row_bound(coefficients, scaled, workload.schedule)
-        if by_rows >= found.value:
-            return found
-        return Sensitivity(by_rows, False, "the heaviest pattern of every row, over the heaviest pattern")
+    def columns(self, workload: Workload) -> Columns:
+        self._check(workload)
+        plain, scale = toeplitz_columns(self.strategy(workload.block), workload), self._scale(workload.rounds)
+        return Columns(
+            plain.squared_norms * scale**2, lambda held: plain.inner(held) * np.outer(scale[held], scale[held])
+        )
 
     @property
     def fresh_std(self) -> float:
@@ -85,6 +143,10 @@ class BufferedToeplitz(Mechanism):
         if self.column_scale:
             return self._scaled_variance(workload.rounds)
         return self._over_periods(workload, lambda rounds: np.cumsum(self._rows(rounds) ** 2))
+
+    def noise_series(self, workload: Workload) -> Floats | None:
+        self._check(workload)
+        return None if self.column_scale or self.period is not None else self._rows(workload.rounds)
 
     def memory_vectors(self, workload: Workload) -> int:
         return len(self.phi) + (self.decay > 0.0) if self.column_scale else len(self._modes)
@@ -107,6 +169,10 @@ class BufferedToeplitz(Mechanism):
     def strategy(self, count: int) -> Floats:
         """The coefficients of C that are not 0, at most `count`; without `column_scale`."""
         return roots.coefficients(self.theta, self.phi, count if self.theta else 1)
+
+    @classmethod
+    def _zeros(cls, options: BufferedOptions) -> roots.Roots:
+        return options.phi
 
     def _scaled_noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         if t > len(self.column_scale):
@@ -175,6 +241,32 @@ class BufferedToeplitz(Mechanism):
     @cached_property
     def _inverse_residues(self) -> tuple[float, ...]:
         return tuple(roots.residues(self.phi, self.theta).tolist())
+
+
+@dataclass(frozen=True)
+class LambdaCgd(BufferedToeplitz):
+    """λ-CGD: one buffer with φ = 0; a round's noise takes back λ of the one before.
+
+    Guarantee: that of `BufferedToeplitz`.
+    """
+
+    name: ClassVar[str] = "lambda-cgd"
+    words: ClassVar[str] = "Gaussian noise correlated over the rounds (each increment takes back some of the last)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.theta) != 1 or self.phi != (0.0,):
+            raise InputError(
+                f"theta = {list(self.theta)}, phi = {list(self.phi)}: lambda-cgd has one root and no zero above 0"
+            )
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} ({self.theta[0]:.6g}{', scaled' if self.column_scale else ''})"
+
+    @classmethod
+    def _zeros(cls, options: BufferedOptions) -> roots.Roots:
+        return options.phi or (0.0,)
 
 
 def _advanced(kept: "Tensor", pole: float, fresh: "Tensor") -> "Tensor":

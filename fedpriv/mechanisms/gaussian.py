@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
+from fedpriv.mechanisms.columns import Columns, toeplitz_inner
 from fedpriv.mechanisms.sensitivity import nonincreasing
 from fedpriv.mechanisms.workload import Floats, Workload, geometric_sums, powers
 
@@ -41,7 +42,12 @@ class IndependentGaussian(Mechanism):
         def coefficients() -> Floats:
             return powers(workload.decay, workload.rounds)
 
-        return nonincreasing.certified(workload, coefficients, _column_squared_norms(workload), within)
+        return nonincreasing.certified(workload, coefficients, self.columns(workload), within)
+
+    def columns(self, workload: Workload) -> Columns:
+        coefficients = powers(workload.decay, workload.block)
+        inner = toeplitz_inner(coefficients, workload.rounds, workload.period)
+        return Columns(_column_squared_norms(workload), inner)
 
     @property
     def fresh_std(self) -> float:
@@ -49,6 +55,11 @@ class IndependentGaussian(Mechanism):
 
     def variance(self, workload: Workload) -> Floats:
         return np.ones(workload.rounds)
+
+    def noise_series(self, workload: Workload) -> Floats:
+        series = np.zeros(workload.rounds)
+        series[0] = 1.0
+        return series
 
     def memory_vectors(self, workload: Workload) -> int:
         return 0

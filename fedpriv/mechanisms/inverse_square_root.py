@@ -9,19 +9,23 @@ Factorization Error for Multi-Epoch Differentially Private SGD".
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from fedpriv.errors import InputError
+from fedpriv.mechanisms import band_stream
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.mechanisms.columns import Columns, toeplitz_columns
 from fedpriv.mechanisms.sensitivity import nonincreasing, series
+from fedpriv.mechanisms.toeplitz import BandedOptions
 from fedpriv.mechanisms.workload import Floats, Workload, powers
 from fedpriv.replicates.columns import SHARED
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_COMPARED = 4
 _ROUNDING = 1e-12
 
 
@@ -33,7 +37,7 @@ class BandedInverseSquareRoot(Mechanism):
     Separated participations rest on coefficients that never increase, which is checked, not proved.
     """
 
-    name: ClassVar[str] = "inverse-square-root"
+    name: ClassVar[str] = "bisr"
     words: ClassVar[str] = "Gaussian noise correlated over the rounds (banded inverse matrix factorization)"
 
     decay: float = field(default=1.0, metadata=SHARED)
@@ -45,16 +49,30 @@ class BandedInverseSquareRoot(Mechanism):
         if self.bands < 1:
             raise InputError(f"bands = {self.bands}: C^-1 has at least one band, its diagonal")
 
+    @classmethod
+    def of(cls, workload: Workload, options: BandedOptions) -> Self:
+        return cls(workload.decay, options.bands)
+
+    @classmethod
+    def comparisons(cls, workload: Workload, options: BandedOptions) -> dict[str, Self]:
+        one = cls(workload.decay, min(_COMPARED, workload.rounds))
+        return {one.label: one}
+
+    def options(self) -> dict[str, Any]:
+        return {"bands": self.bands}
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} ({self.bands})"
+
     def certified(self, workload: Workload) -> Sensitivity:
         """InputError if the coefficients of C should ever increase: then the worst pattern is not known."""
         check_matches(workload, self.decay, None)
-        coefficients = self._strategy(workload.rounds)
-        columns = series.column_squared_norms(coefficients, workload.rounds)
+        return nonincreasing.of_series(workload, self._strategy(workload.rounds))
 
-        def within(clips: Floats, rounds_per_epoch: int) -> Floats:
-            return series.record_squared_norms(coefficients, clips, rounds_per_epoch)
-
-        return nonincreasing.certified(workload, lambda: coefficients, columns, within)
+    def columns(self, workload: Workload) -> Columns:
+        check_matches(workload, self.decay, None)
+        return toeplitz_columns(self._strategy(workload.rounds), workload)
 
     @property
     def fresh_std(self) -> float:
@@ -62,25 +80,21 @@ class BandedInverseSquareRoot(Mechanism):
         return 1.0
 
     def variance(self, workload: Workload) -> Floats:
+        return np.cumsum(self.noise_series(workload) ** 2)
+
+    def noise_series(self, workload: Workload) -> Floats:
         check_matches(workload, self.decay, None)
         row = np.zeros(workload.rounds)
         for lag, weight in enumerate(self._inverse[: workload.rounds]):
             row[lag:] += weight * powers(self.decay, workload.rounds - lag)
-        return np.cumsum(row**2)
+        return row
 
     def memory_vectors(self, workload: Workload) -> int:
-        return min(self.bands, workload.rounds + 1)
+        return band_stream.memory_vectors(self.bands, workload.rounds)
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """The state holds the last noise and the last bands - 1 fresh vectors, latest first."""
-        if not state:
-            return fresh, (fresh, fresh)[: self.bands]
-        past = state[1:]
-        increment = fresh.clone()
-        for weight, earlier in zip(self._inverse[1:], past, strict=False):
-            increment.add_(earlier, alpha=weight)
-        noise = increment.add_(state[0], alpha=self.decay)
-        return noise, (noise, *(fresh, *past)[: self.bands - 1])
+        return band_stream.noise(state, fresh, self.decay, self._inverse[1:], of_rows=False)
 
     def _strategy(self, rounds: int) -> Floats:
         coefficients = series.inverse(np.array(self._inverse[:rounds]), rounds)

@@ -1,14 +1,16 @@
 """The table of mechanisms: a line each.  Name, words, options, JSON form and certificate are in its own file."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from fedpriv.errors import InputError
 from fedpriv.mechanisms.aligned_differences import AlignedDifferences
 from fedpriv.mechanisms.base import Mechanism
+from fedpriv.mechanisms.buffered_toeplitz import BufferedOptions, BufferedToeplitz, LambdaCgd
 from fedpriv.mechanisms.gaussian import IndependentGaussian
+from fedpriv.mechanisms.inverse_square_root import BandedInverseSquareRoot
 from fedpriv.mechanisms.leaf import LeafGaussian
 from fedpriv.mechanisms.paper_tree import PaperTree
 from fedpriv.mechanisms.phased import PhaseEnds
@@ -17,8 +19,18 @@ from fedpriv.mechanisms.toeplitz import BandedOptions, BandedSquareRoot
 from fedpriv.mechanisms.tree import BinaryTree
 from fedpriv.mechanisms.workload import Workload
 
-CHOSEN: tuple[type[Mechanism], ...] = (IndependentGaussian, BinaryTree, BandedSquareRoot)
+CHOSEN: tuple[type[Mechanism], ...] = (
+    IndependentGaussian,
+    BinaryTree,
+    BandedSquareRoot,
+    BandedInverseSquareRoot,
+    LambdaCgd,
+    BufferedToeplitz,
+)
 """Those that a scenario can name: `of` builds them from any workload."""
+
+AUTO = "auto"
+"""No mechanism: a fit replaces it by one of them, with its numbers, before round 1."""
 
 _OF_ONE_ALGORITHM: tuple[type[Mechanism], ...] = (
     LeafGaussian,
@@ -30,23 +42,40 @@ _OF_ONE_ALGORITHM: tuple[type[Mechanism], ...] = (
 MECHANISMS = {kind.name: kind for kind in (*CHOSEN, *_OF_ONE_ALGORITHM)}
 
 
-class MechanismOptions(BandedOptions):
+class MechanismOptions(BandedOptions, BufferedOptions):
     """What scenarios can say of the mechanisms they name, all in one; each reads its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    max_vectors: Annotated[int, Field(ge=0, le=64)] = Field(
+        4, description='the most vectors that what "auto" chooses, or "blt" fits, keeps from round to round'
+    )
 
 
 if TYPE_CHECKING:
     ChosenName = str
 else:
-    ChosenName = Literal[tuple(kind.name for kind in CHOSEN)]
+    ChosenName = Literal[(*(kind.name for kind in CHOSEN), AUTO)]
+
+
+def unfitted(name: str, options: MechanismOptions) -> bool:
+    """Whether numbers have to be fitted before `chosen_mechanism` can make it."""
+    return name == AUTO or (name in (LambdaCgd.name, BufferedToeplitz.name) and not options.theta)
 
 
 def chosen_mechanism(name: str, workload: Workload, options: MechanismOptions) -> Mechanism:
     """The mechanism that a person named; InputError if there is none, or it cannot be chosen."""
+    if name == AUTO:
+        raise InputError(
+            'mechanism = "auto": it is fitted before a run starts, and what is sent then names the mechanism and '
+            "its numbers; nothing is fitted here"
+        )
     if name not in MECHANISMS:
         raise InputError(f"mechanism = {name!r}: accepted are {', '.join(repr(kind.name) for kind in CHOSEN)}")
-    return MECHANISMS[name].of(workload, options)
+    kind, roots = MECHANISMS[name], options.model_fields_set & BufferedOptions.model_fields.keys()
+    if roots and not issubclass(kind, BufferedToeplitz):
+        raise InputError(f'{min(roots)} is for mechanism = "blt" or "lambda-cgd", not for {name!r}')
+    return kind.of(workload, options)
 
 
 def mechanism_from(data: Mapping[str, Any]) -> Mechanism:

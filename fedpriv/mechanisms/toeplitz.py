@@ -9,13 +9,15 @@ Sources: see `series`; Choquette-Choo et al. 2023, "(Amplified) banded matrix fa
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 from pydantic import BaseModel, Field
 
 from fedpriv.errors import InputError
+from fedpriv.mechanisms import band_stream
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.mechanisms.columns import Columns, toeplitz_columns
 from fedpriv.mechanisms.sensitivity import nonincreasing, series
 from fedpriv.mechanisms.workload import Floats, Workload
 from fedpriv.replicates.columns import SHARED
@@ -32,7 +34,9 @@ class BandedOptions(BaseModel):
     """What a scenario can say of it."""
 
     bands: Annotated[int, Field(ge=1, le=1024)] = Field(
-        16, description='diagonals of C, for mechanism = "banded"; a round takes as many vector additions'
+        16,
+        description='diagonals of C for mechanism = "banded", of its inverse for "bisr"; a round takes as many '
+        "vector additions",
     )
 
 
@@ -73,15 +77,16 @@ class BandedSquareRoot(Mechanism):
     def label(self) -> str:
         return f"banded ({self.bands})"
 
+    def options(self) -> dict[str, Any]:
+        return {"bands": self.bands}
+
     def certified(self, workload: Workload) -> Sensitivity:
         check_matches(workload, self.decay, None)
-        coefficients = series.square_root(self.decay, min(self.bands, workload.rounds))
-        columns = series.column_squared_norms(coefficients, workload.rounds)
+        return nonincreasing.of_series(workload, self._strategy(workload.rounds))
 
-        def within(clips: Floats, rounds_per_epoch: int) -> Floats:
-            return series.record_squared_norms(coefficients, clips, rounds_per_epoch)
-
-        return nonincreasing.certified(workload, lambda: coefficients, columns, within)
+    def columns(self, workload: Workload) -> Columns:
+        check_matches(workload, self.decay, None)
+        return toeplitz_columns(self._strategy(workload.rounds), workload)
 
     @property
     def fresh_std(self) -> float:
@@ -90,21 +95,17 @@ class BandedSquareRoot(Mechanism):
 
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, self.decay, None)
-        return np.cumsum(self._noise_series(workload.rounds) ** 2)
+        return np.cumsum(self.noise_series(workload) ** 2)
+
+    def noise_series(self, workload: Workload) -> Floats:
+        return self._noise_series(workload.rounds)
 
     def memory_vectors(self, workload: Workload) -> int:
-        return min(self.bands, workload.rounds)
+        return band_stream.memory_vectors(self.bands, workload.rounds)
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """The state holds the last noise and the last bands - 1 rows of C^-1 z, latest first."""
-        if not state:
-            return fresh, (fresh, fresh)[: self.bands]
-        past = state[1:]
-        increment = fresh.clone()
-        for coefficient, row in zip(self._coefficients[1:], past, strict=False):
-            increment.sub_(row, alpha=coefficient)
-        noise = increment.add(state[0], alpha=self.decay)
-        return noise, (noise, *(increment, *past)[: self.bands - 1])
+        return band_stream.noise(state, fresh, self.decay, self._weights, of_rows=True)
 
     def noise_rounds(
         self, state: MechanismState, t: int, fresh: "Tensor"
@@ -133,18 +134,22 @@ class BandedSquareRoot(Mechanism):
     @cached_property
     def _block_answers(self) -> tuple[Floats, Floats]:
         """Rows of C^-1 z from the rows before the block, and from the block's fresh vectors."""
-        coefficients = series.square_root(self.decay, self.bands)
+        coefficients = self._strategy(self.bands)
         inverted = series.inverse(coefficients, self.bands)
         return series.history_response(coefficients, inverted), series.lower_toeplitz(inverted)
 
     @cached_property
-    def _coefficients(self) -> list[float]:
-        coefficients: list[float] = series.square_root(self.decay, self.bands).tolist()
-        return coefficients
+    def _weights(self) -> list[float]:
+        """Of the last rows of C^-1 z in the next one."""
+        weights: list[float] = (-self._strategy(self.bands)[1:]).tolist()
+        return weights
+
+    def _strategy(self, rounds: int) -> Floats:
+        return series.square_root(self.decay, min(self.bands, rounds))
 
     def _noise_series(self, rounds: int) -> Floats:
         """The coefficients of B = A C^-1."""
-        coefficients = series.square_root(self.decay, min(self.bands, rounds))
+        coefficients = self._strategy(rounds)
         if self.bands >= rounds:
             return coefficients
         return series.inverse(np.convolve(coefficients, [1.0, -self.decay]), rounds)

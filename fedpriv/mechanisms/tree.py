@@ -12,7 +12,9 @@ import numpy as np
 
 from fedpriv.errors import InputError
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.mechanisms.columns import Columns
 from fedpriv.mechanisms.sensitivity import nodes, participation
+from fedpriv.mechanisms.sensitivity.row_bound import tightened
 from fedpriv.mechanisms.workload import Floats, Separated, Workload
 from fedpriv.replicates.columns import SHARED
 
@@ -46,15 +48,20 @@ class BinaryTree(Mechanism):
 
     def certified(self, workload: Workload) -> Sensitivity:
         check_matches(workload, self.decay, self.period)
-        columns = self._over_periods(workload, nodes.column_squared_norms)
+        columns = self.columns(workload)
         if isinstance(workload.order, Separated):
-            return self._separated(workload, workload.order, columns)
+            found = self._separated(workload, workload.order, columns.squared_norms)
+            return found if workload.equal_clips else tightened(found, columns.inner, workload)
 
         def within(clips: Floats, rounds_per_epoch: int) -> Floats:
             return nodes.record_squared_norms(clips, rounds_per_epoch, self.decay)
 
-        squared_norms = participation.record_squared_norms(workload, columns, within)
+        squared_norms = participation.record_squared_norms(workload, columns.squared_norms, within)
         return Sensitivity(math.sqrt(float(np.max(squared_norms))), True, "released nodes that hold the record")
+
+    def columns(self, workload: Workload) -> Columns:
+        inner = nodes.inner(workload.rounds, workload.block, self.decay)
+        return Columns(self._over_periods(workload, nodes.column_squared_norms), inner)
 
     @property
     def fresh_std(self) -> float:

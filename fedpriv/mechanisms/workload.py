@@ -84,6 +84,10 @@ class Workload:
         raise InputError("a certificate needs to know in which rounds a record takes part: that is secret")
 
     @property
+    def equal_clips(self) -> bool:
+        return bool(np.all(self.clips == self.clips[0]))
+
+    @property
     def block(self) -> int:
         """Rounds between two restarts of the sums."""
         return self.rounds if self.period is None else min(self.period, self.rounds)

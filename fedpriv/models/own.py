@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.errors import InputError
-from fedpriv.models.table import Model, ModuleSettings, add_model, flat_pixels
+from fedpriv.models.probes import check_outputs, check_shape, reshaped
+from fedpriv.models.row import Model, ModuleSettings, flat_pixels
+from fedpriv.models.table import add_model
 from fedpriv.objectives import AbsoluteError, CrossEntropy, Objective, SquaredError, View, objective_of
 from fedpriv.objectives.losses import Loss
-from fedpriv.objectives.module import check_module
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 """From the shape of one record and the number of classes (0: a regression) to an untrained module."""
@@ -84,31 +85,3 @@ def add_given(name: str, module: nn.Module, record: tuple[int, ...], *, regressi
         return Started(objective_of(whole, math.prod(record), chosen, 0, dtype), whole)
 
     add_model(name, Model(ModuleSettings, flat_pixels, objective, regression=regression))
-
-
-def check_shape(record: tuple[int, ...], flat: tuple[int, ...], name: str) -> None:
-    """InputError if records of this shape have another number of values than the data set's."""
-    if math.prod(record) != math.prod(flat):
-        raise InputError(
-            f"model.name = {name!r} takes records of shape {record}, {math.prod(record)} values, and those of the "
-            f"data set have {math.prod(flat)}"
-        )
-
-
-def check_outputs(module: nn.Module, values: int, outputs: int, name: str) -> None:
-    """InputError if the module cannot be trained here, or does not map one flat record to this many outputs."""
-    check_module(module)
-    probe = torch.zeros(1, values, dtype=next(module.parameters(), torch.zeros(1)).dtype)
-    try:
-        with torch.no_grad():
-            shape = tuple(module(probe).shape)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"model.name = {name!r} cannot be given a record of {values} values: {reason}") from None
-    if shape != (1, outputs):
-        raise InputError(f"model.name = {name!r} maps one record to shape {shape}, but (1, {outputs}) is needed")
-
-
-def reshaped(module: nn.Module, record: tuple[int, ...]) -> nn.Module:
-    """The module behind a layer that gives flat records their shape back."""
-    return module if len(record) == 1 else nn.Sequential(nn.Unflatten(1, record), module)

@@ -1,173 +1,43 @@
 """The table of models: how raw images become features, and which loss they get."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedpriv.data.fetch import LINEAR_REGRESSION, PHASE_RETRIEVAL
 from fedpriv.data.synthetic import power_law
 from fedpriv.errors import InputError, suggestion
 from fedpriv.extensions import changed, load_extensions
-from fedpriv.models.features import orientation_histograms, pixels, scaled
+from fedpriv.models.by_path import model_at
+from fedpriv.models.imported import is_import_path
+from fedpriv.models.linear import (
+    LinearSettings,
+    RidgeSettings,
+    SoftmaxSettings,
+    features_and_bias,
+    least_squares_of_scores,
+    logistic_regression,
+    softmax_regression,
+)
+from fedpriv.models.row import Model, ModelSettings, ModuleSettings, flat_pixels
 from fedpriv.objectives import (
     AbsoluteError,
     CrossEntropy,
     LeastSquares,
-    LogisticRegression,
     Objective,
     PhaseRetrieval,
-    SoftmaxRegression,
     SquaredError,
     objective_of,
 )
 from fedpriv.objectives.population import quadratic_in_ball
 
 
-class ModelSettings(BaseModel):
-    """A model's own keys of the scenario's [model] section."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-@dataclass(frozen=True)
-class Model:
-    """One row of the table; `settings` is the type of the row's own keys.
-
-    `features` maps images (n, ...) of bytes to (n, f); `objective` takes the shape of one record's features,
-    the number of classes, the dtype and the settings.
-    """
-
-    settings: type[ModelSettings]
-    features: Callable[[NDArray[Any], torch.dtype, Any], Tensor]
-    objective: Callable[[tuple[int, ...], int, torch.dtype, Any], Objective]
-    regression: bool = False
-    """Whether the labels are real numbers, as those of a data set without classes are."""
-    only_for: str | None = None
-    """The one data set that the objective's constants hold for; None if the features keep to them by themselves.
-
-    Noise may rest on the smoothness: with other records it would be too little.
-    """
-
-    def check_data(self, name: str, data: str) -> None:
-        """InputError if `data` is not what the constants of this row, called `name`, were derived from."""
-        if self.only_for is not None and data != self.only_for:
-            raise InputError(
-                f"model.name = {name!r} is for data.name = {self.only_for!r} alone, not {data!r}: its smoothness "
-                "and optimum are those of that data"
-            )
-
-
-class SoftmaxSettings(ModelSettings):
-    """Softmax regression: G = √2 · max‖z‖ and L = max‖z‖²/2, so a smaller `feature_norm` lowers both."""
-
-    features: Literal["pixels", "orientations"] = Field(
-        "pixels", description="pixels / 255, or how much edge there is in 8 directions in cells of 4 x 4 pixels"
-    )
-    centre: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="a public constant that is subtracted from every pixel / 255"
-    )
-    feature_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="images whose features have a larger norm are scaled down to it; the bias stays 1"
-    )
-    scaling: Literal["at-most", "exactly"] = Field(
-        "at-most", description="whether images with a smaller norm are scaled up to `feature_norm` as well"
-    )
-
-    @model_validator(mode="after")
-    def _keys_fit(self) -> Self:
-        if self.features == "orientations" and self.centre:
-            raise ValueError('centre is for features = "pixels"')
-        if self.feature_norm is None and (self.features == "orientations" or self.scaling == "exactly"):
-            raise ValueError('feature_norm is needed with features = "orientations" and with scaling = "exactly"')
-        return self
-
-
-class ModuleSettings(ModelSettings):
-    """Models of torch layers."""
-
-    initial_seed: Annotated[int, Field(ge=0)] = Field(0, description="the first model follows from it alone")
-
-
 class PerceptronSettings(ModuleSettings):
     hidden: Annotated[int, Field(ge=1)] = Field(64, description="width of the hidden layer")
-
-
-class LinearSettings(SoftmaxSettings):
-    """A linear score of the features and a constant 1."""
-
-    penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        0.0, description="of ‖x‖²/2 in every record's loss, the constant's weight included; clipped with it"
-    )
-
-
-class RidgeSettings(SoftmaxSettings):
-    penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        description="of ‖x‖²/2 in every record's loss, the constant's weight included; clipped with it"
-    )
-
-
-def flat_pixels(images: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
-    """Pixels divided by 255, and features that are numbers as they are: (n, features)."""
-    return pixels(images, dtype)
-
-
-def features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
-    """The features that the settings name, scaled, and a constant 1: (n, features + 1).
-
-    Each record is mapped by itself, so the features are no release about the others.  InputError for features that
-    are numbers and have no `feature_norm`: nothing else bounds them.
-    """
-    if images.dtype != np.uint8 and settings.feature_norm is None:
-        raise InputError("model.feature_norm: needed for features that are numbers, to bound a record's norm")
-    if settings.features == "orientations":
-        values = orientation_histograms(images, dtype)
-    else:
-        values = pixels(images, dtype).sub(settings.centre)
-    if settings.feature_norm is not None:
-        values = scaled(values, settings.feature_norm, exactly=settings.scaling == "exactly")
-    return torch.cat([values, torch.ones(len(values), 1, dtype=dtype)], dim=1)
-
-
-def softmax_regression(
-    shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
-) -> SoftmaxRegression:
-    levels = 255 if settings.feature_norm is None and settings.centre == 0.0 else None  # else no bytes are left
-    return SoftmaxRegression(shape[0], classes, _norm_of(shape, settings), dtype, levels=levels)
-
-
-def _norm_of(shape: tuple[int, ...], settings: SoftmaxSettings) -> float:
-    """A bound on the norm of a record's features and its constant 1."""
-    largest = settings.feature_norm
-    if largest is None:
-        largest = math.sqrt(shape[0] - 1) * max(settings.centre, 1.0 - settings.centre)
-    return math.hypot(largest, 1.0)
-
-
-def logistic_regression(
-    shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: LinearSettings
-) -> LogisticRegression:
-    if classes != 2:
-        raise InputError(
-            f'model.name = "logistic-regression" is for two classes, not {classes}; use "softmax-regression"'
-        )
-    norm = _norm_of(shape, settings)
-    bounded = settings.penalty == 0.0
-    return LogisticRegression(shape[0], norm, dtype=dtype, penalty=settings.penalty, convex=bounded)
-
-
-def least_squares_of_scores(
-    shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: LinearSettings | RidgeSettings
-) -> LeastSquares:
-    """For any data: the model may be anywhere, so no bound on the gradients is known beside the clip."""
-    norm = _norm_of(shape, settings)
-    return LeastSquares(shape[0], norm, dtype=dtype, penalty=settings.penalty, radius=math.inf)
 
 
 def perceptron(activation: type[nn.Module]) -> Model:
@@ -304,11 +174,14 @@ def add_model(name: str, model: Model) -> None:
 
 
 def model_named(name: str) -> Model:
-    """A row by name, one's own included; InputError if there is none."""
+    """A row by name, one's own included, or one for an import path; InputError if there is none."""
+    if is_import_path(name):
+        return model_at(name)
     if name not in MODELS:
         load_extensions()
     if name not in MODELS:
         raise InputError(
-            f"model.name = {name!r}: known models are {', '.join(map(repr, MODELS))}{suggestion(name, MODELS)}"
+            f"model.name = {name!r}: known models are {', '.join(map(repr, MODELS))}, or package.module:Name"
+            f"{suggestion(name, MODELS)}"
         )
     return MODELS[name]

@@ -4,7 +4,7 @@ The module gives the structure only; its parameters are the flat point, in the o
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,8 +28,11 @@ _CHUNK_VALUES = 2**20
 class ModuleObjective(Deterministic):
     """The loss of `module`'s outputs; the module maps (records, features) to (records, outputs).
 
-    Each record passes through the module alone, in a batch of one, so its gradient depends on nothing else.
     Constructing raises InputError if a layer mixes records, draws random numbers or keeps buffers.
+
+    Guarantee: each record passes through the module alone, in a batch of one, so its gradient depends on no other
+    record, whatever the module's code does with a batch.  A record on which the module raises adds nothing and
+    counts as clipped, and no other record is touched.  The code is trusted to keep nothing between calls.
     """
 
     module: nn.Module
@@ -119,18 +122,10 @@ class ModuleObjective(Deterministic):
         clip: Scalar,
     ) -> tuple[list[Tensor], Clipping]:
         """The increments of a batch by parameters, (B, size) each, zeros if not held, and what clips them."""
-        gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0))
-        try:
-            parts = [gradients(parameters, *records) for parameters in points]
-        except RuntimeError as error:
-            if "random" not in str(error):
-                raise
-            raise InputError(
-                f"model: {type(self.module).__name__} draws random numbers in its forward pass; "
-                "a model without dropout can be used"
-            ) from None
+        parts = self._gradients(points, records)
         combined = [
-            sum(coefficient * part[name] for coefficient, part in zip(coefficients, parts, strict=True))
+            torch.stack([coefficient * part[name] for coefficient, part in zip(coefficients, parts, strict=True)])
+            .sum(0)
             .flatten(1)
             .to(weights.dtype)
             for name in points[0]
@@ -138,6 +133,36 @@ class ModuleObjective(Deterministic):
         norm = torch.stack([upper_norm(part) for part in combined]).norm(dim=0)
         clipped = clipping(formed(norm), weights, clip)
         return clipped.only(*combined), clipped
+
+    def _gradients(self, points: Sequence[dict[str, Tensor]], records: Records) -> list[dict[str, Tensor]]:
+        """Every record's gradient at each point, (B, *shape) by parameter; NaN for a record it raises on."""
+        gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0))
+        try:
+            return [gradients(parameters, *records) for parameters in points]
+        except (RuntimeError, IndexError, ValueError) as error:
+            if "random" in str(error):
+                raise InputError(
+                    f"model: {type(self.module).__name__} draws random numbers in its forward pass; "
+                    "a model without dropout can be used"
+                ) from None
+            raising = torch.tensor([self._raises(points, Records(*one)) for one in _singles(records)])
+            if not raising.any() or raising.all():
+                raise
+            # The batch keeps its shape, with zeros for these records: rows of other shapes round otherwise.
+            shown = records.features.where(~_along(raising, records.features), 0.0)
+            return [
+                {name: part.where(~_along(raising, part), torch.nan) for name, part in gradient.items()}
+                for gradient in (gradients(parameters, shown, records.labels) for parameters in points)
+            ]
+
+    def _raises(self, points: Sequence[dict[str, Tensor]], one: Records) -> bool:
+        gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0))
+        try:
+            for parameters in points:
+                gradients(parameters, *one)
+        except (RuntimeError, IndexError, ValueError):
+            return True
+        return False
 
     def _loss_of_one(self, parameters: dict[str, Tensor], features: Tensor, label: Tensor) -> Tensor:
         outputs: Tensor = functional_call(self.module, parameters, (features.unsqueeze(0),))
@@ -153,6 +178,15 @@ class ModuleObjective(Deterministic):
         outputs = self.outputs(point, records)
         loss = self.loss.value(outputs, records.labels).mean(-1)
         return Evaluation(loss, self.loss.accuracy(outputs, records.labels))
+
+
+def _singles(records: Records) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(torch.split(records.features, 1), torch.split(records.labels, 1), strict=True)
+
+
+def _along(which: Tensor, values: Tensor) -> Tensor:
+    """(B,) as (B, 1, …), to go with values (B, …)."""
+    return which.view(-1, *(1,) * (values.dim() - 1))
 
 
 def parameters_of(module: nn.Module, point: Tensor) -> dict[str, Tensor]:

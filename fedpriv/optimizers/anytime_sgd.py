@@ -4,7 +4,7 @@ Source: Reshef & Levy 2024, Algorithms 1 and 2, server lines; anytime averaging 
 
     w_{t+1} = Π_K(w_t - η q~_t)
     x_{t+1} = (1 - a) x_t + a w_{t+1},   a = α_{t+1} / α_{1:t+1}
-    output x_T: what is released in round T moves nothing that is published
+    output x_T: what is released in round T moves nothing that is published; or x_{T+1}, which it does move
 
 | here | paper | shape |
 |---|---|---|
@@ -45,6 +45,8 @@ class AnytimeSGD:
     step: Scalar
     radius: Scalar
     weights: Weights = field(default_factory=LinearWeights)
+    following: bool = False
+    """Whether the point after the last round, x_{T+1}, is published in place of x_T."""
 
     def start(self, initial: Tensor) -> AnytimeState:
         return AnytimeState(iterate=initial, ask=initial, answered=initial)
@@ -59,4 +61,4 @@ class AnytimeSGD:
         return AnytimeState(iterate, ask=state.ask.lerp(iterate, share), answered=state.ask)
 
     def output(self, state: AnytimeState) -> Tensor:
-        return state.answered
+        return state.ask if self.following else state.answered

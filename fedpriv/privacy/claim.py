@@ -10,6 +10,9 @@ from fedpriv.accounting.guarantees import Promise
 from fedpriv.accounting.relation import Relation
 from fedpriv.privacy.unit import RECORD, Unit
 
+EXACT = "up to 2^-60 in total variation, if AES-256 is a pseudorandom permutation"
+"""What an exact release's guarantee takes for granted; its slack is checked when the run is planned."""
+
 
 @dataclass(frozen=True)
 class PrivacyClaim(Generic[Promise]):
@@ -22,7 +25,12 @@ class PrivacyClaim(Generic[Promise]):
     guarantee: Promise
     relation: Relation
     unit: Unit = RECORD
+    exact: bool = False
+    """Whether it holds for the program's own arithmetic, not for real numbers alone."""
 
     def statement(self, delta: float) -> str:
         """The claim as a person reads it, on one line."""
-        return f"{self.guarantee.statement(delta)}; {self.relation} neighbours, unit: {self.unit.words}"
+        claimed = self.guarantee.statement(delta)
+        if self.exact:
+            claimed = f"{claimed}, {EXACT}"
+        return f"{claimed}; {self.relation} neighbours, unit: {self.unit.words}"

@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,10 @@ from fedpriv.accounting.guarantees import GaussianDP, Guarantee, weakest
 from fedpriv.accounting.relation import Relation, moved_by, relation_named
 from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
+from fedpriv.exact.claim import Claim
+from fedpriv.exact.factored import factored
+from fedpriv.exact.lattice import Lattice
+from fedpriv.exact.plan import claimed
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.mechanisms.registry import mechanism_from
 from fedpriv.participation.base import Participation
@@ -23,6 +27,18 @@ from fedpriv.participation.registry import participation_from
 from fedpriv.privacy.claim import PrivacyClaim
 from fedpriv.privacy.renamed import current
 from fedpriv.privacy.unit import RECORD, Unit, unit_named
+
+
+class Integers(NamedTuple):
+    """The arithmetic of a release that is exact: sums are integers, noise is a discrete Gaussian."""
+
+    exponent: int
+    """The lattice's unit is 2 to this power."""
+    sigma: float
+    """Of a fresh vector of one owner and scale 1, in units."""
+    dimension: int
+    owners: int
+    """How many add noise of `sigma` each."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,7 @@ class ReleaseStream:
     | `std` | standard deviation of a fresh noise vector's coordinates | gradient |
     | `period` | the sums restart from 0 every so many rounds; None if they never do | rounds |
     | `unit` | whose increment is clipped: where other fields say record, read this | |
+    | `integers` | how an exact release was made; None for floating point, whose claim is one in real numbers | |
     """
 
     owner: str
@@ -51,15 +68,31 @@ class ReleaseStream:
     std: float
     period: int | None = None
     unit: Unit = RECORD
+    integers: Integers | None = None
 
     @property
     def guarantee(self) -> Guarantee | None:
         """What the whole stream promises to each unit behind it; None without noise.
 
         Guarantee: neighbours differ in one `unit` under `relation`; the stream is what everybody
-        outside the owner sees.  InputError for what cannot be accounted for.
+        outside the owner sees.  An exact release's μ follows from its integers and their noise, on the safe side
+        of all rounding, and holds up to `slack`.  InputError for what cannot be accounted for.
         """
-        return None if self.std == 0.0 else self.schedule.guarantee(self.sums, self.std)
+        if self.std == 0.0:
+            return None
+        if self.integers is None:
+            return self.schedule.guarantee(self.sums, self.std)
+        return GaussianDP(self._claimed(self.integers).mu)
+
+    @property
+    def slack(self) -> float:
+        """Up to which total variation an exact release's guarantee holds; 0 in real numbers."""
+        return 0.0 if self.integers is None else self._claimed(self.integers).slack
+
+    def _claimed(self, integers: Integers) -> Claim:
+        exponent, sigma, dimension, owners = integers
+        form = factored(self.mechanism, self.workload)
+        return claimed(form, Lattice(exponent), self.relation, dimension, sigma, owners)
 
     @property
     def mu(self) -> float:
@@ -143,7 +176,8 @@ def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None
     known = [each for each in guarantees if each is not None]
     if not known or len(known) < len(guarantees):
         return None
-    return PrivacyClaim(weakest(known), relations.pop(), units.pop())
+    exact = all(stream.integers for stream in streams)
+    return PrivacyClaim(weakest(known), relations.pop(), units.pop(), exact)
 
 
 def as_data(stream: ReleaseStream) -> dict[str, Any]:
@@ -159,6 +193,7 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
         "std": stream.std,
         "period": stream.period,
         "unit": stream.unit.name,
+        **({} if stream.integers is None else {"integers": stream.integers._asdict()}),
     }
 
 
@@ -178,6 +213,7 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
         std=data["std"],
         period=data.get("period"),
         unit=unit_named(data.get("unit", RECORD.name)),
+        integers=Integers(**data["integers"]) if data.get("integers") else None,
     )
 
 

@@ -10,10 +10,19 @@ from fedpriv.accounting.relation import relation_named
 from fedpriv.errors import InputError
 from fedpriv.mechanisms.base import Mechanism
 from fedpriv.mechanisms.registry import CHOSEN, MechanismOptions, chosen_mechanism
+from fedpriv.mechanisms.registry import unfitted as to_fit
 from fedpriv.mechanisms.workload import Separated, Workload
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.privacy.cost import Cost, cost_of
 from fedpriv.privacy.trust import Noise, Trust, trust_named
+
+
+def unfitted(workload: Workload) -> dict[str, Mechanism]:
+    """Every mechanism for these sums whose numbers are given and not fitted, by a name that says them."""
+    found: dict[str, Mechanism] = {}
+    for kind in CHOSEN:
+        found |= kind.comparisons(workload, MechanismOptions())
+    return found
 
 
 @dataclass(frozen=True)
@@ -58,13 +67,21 @@ class Setting:
         return trust_named(self.trust)
 
     def mechanism(self, name: str, options: MechanismOptions) -> Mechanism:
-        """The mechanism called `name` for these sums."""
-        return chosen_mechanism(name, self.workload, options)
+        """The mechanism called `name` for these sums, fitted to their mean noise where it has no numbers yet."""
+        if not to_fit(name, options):
+            return chosen_mechanism(name, self.workload, options)
+        from fedpriv.fitting import fitted, objective_of, rows_response
+
+        return fitted(objective_of(rows_response(self.rounds), self.workload), name, options).mechanism
 
     def cost(self, mechanism: Mechanism, mu: float) -> Cost:
         """The cost of `mechanism` at μ > 0."""
+        return self.cost_for(mechanism, self.workload, mu)
+
+    def cost_for(self, mechanism: Mechanism, workload: Workload, mu: float) -> Cost:
+        """The same for other sums, such as those of an algorithm."""
         check_positive("mu", mu)
-        return cost_of(mechanism, self.workload, lambda sensitivity: self._noise(sensitivity, mu))
+        return cost_of(mechanism, workload, lambda sensitivity: self._noise(sensitivity, mu))
 
     def mu_spent(self, mechanism: Mechanism, std: float) -> float:
         """The μ that noise of standard deviation `std` gives: noise is inversely proportional to μ."""
@@ -73,11 +90,8 @@ class Setting:
         return float(at_one.sources[0].std) / std
 
     def compare(self, mu: float) -> dict[str, Cost]:
-        """The cost of every mechanism at μ, by a name that says its parameters."""
-        candidates: dict[str, Mechanism] = {}
-        for kind in CHOSEN:
-            candidates |= kind.comparisons(self.workload, MechanismOptions())
-        return {name: self.cost(mechanism, mu) for name, mechanism in candidates.items()}
+        """The cost at μ of every mechanism that needs no fit, by a name that says its parameters."""
+        return {name: self.cost(mechanism, mu) for name, mechanism in unfitted(self.workload).items()}
 
     def _noise(self, sensitivity: float, mu: float) -> Noise:
         share = 1.0 / self.silos

@@ -56,14 +56,25 @@ class Counts(NamedTuple):
     """What a silo has to say about one round's records: how many took part, and how many of those were clipped."""
 
     drawn: int
-    clipped: int
+    clipped: int | None
+    """None where nobody counted: integers are not asked what became of their increments."""
+
+    def with_those(self, others: "Counts") -> "Counts":
+        clipped = None if self.clipped is None or others.clipped is None else self.clipped + others.clipped
+        return Counts(self.drawn + others.drawn, clipped)
+
+    @property
+    def fraction_clipped(self) -> float | None:
+        """The share of records, None where nobody counted."""
+        return None if self.clipped is None else self.clipped / max(1, self.drawn)
 
 
 def release_content(release: Tensor, counts: Counts | None) -> RecordDict:
     """Counts of records are a release that nobody accounts for: simulations send them, silos do not."""
     content = RecordDict({"release": one_array(release)})
     if counts is not None:
-        content["metrics"] = MetricRecord({"drawn": counts.drawn, "clipped": counts.clipped})
+        told = {"drawn": counts.drawn, "clipped": counts.clipped}
+        content["metrics"] = MetricRecord({name: count for name, count in told.items() if count is not None})
     return content
 
 
@@ -71,7 +82,9 @@ def counts_in(content: RecordDict) -> Counts | None:
     """The counts beside a release, None if there are none; ValueError if they are malformed."""
     if "metrics" not in content:
         return None
-    return Counts(number_in(content, "metrics", "drawn"), number_in(content, "metrics", "clipped"))
+    drawn = number_in(content, "metrics", "drawn")
+    clipped = number_in(content, "metrics", "clipped") if "clipped" in content["metrics"] else None
+    return Counts(drawn, clipped)
 
 
 def vector_in(content: RecordDict, record: str) -> Tensor:

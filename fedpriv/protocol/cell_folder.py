@@ -20,7 +20,7 @@ from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 
 _PROGRESS_EVERY = 0.5  # seconds
-_PLAIN = ("metrics", "fraction_clipped", "wall_seconds", "gradient_evaluations", "noise")
+_PLAIN = ("metrics", "fraction_clipped", "wall_seconds", "gradient_evaluations", "noise", "bytes_sent")
 _FILES = ("progress", "history.jsonl", "failure.json", "outcome.json")
 
 

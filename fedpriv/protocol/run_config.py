@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.errors import InputError
+from fedpriv.running.fitted import fitted
 from fedpriv.scenario import Cell, load_scenario, resolve_cell
 
 
@@ -29,7 +30,8 @@ def cell_of(run_config: Mapping[str, Any]) -> Cell:
     """The cell that a run configuration names.
 
     `cell-json` holds a resolved cell; otherwise `scenario` is a path or the name of a shipped scenario, `set`
-    overrides separated by spaces, `cell` the number of the sweep point, from 0.
+    overrides separated by spaces, `cell` the number of the sweep point, from 0;
+    noise that is to be fitted is fitted here then, by server and clients alike.
     """
     if run_config["cell-json"]:
         return resolve_cell(json.loads(str(run_config["cell-json"])), "cell-json")
@@ -38,4 +40,4 @@ def cell_of(run_config: Mapping[str, Any]) -> Cell:
     chosen = int(run_config["cell"])
     if not 0 <= chosen < len(scenario.points):
         raise InputError(f"cell = {chosen}: {path} has cells 0 … {len(scenario.points) - 1}")
-    return scenario.points[chosen].cell
+    return fitted(scenario.points[chosen].cell)

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedpriv.accounting import GaussianDP
 from fedpriv.accounting.gdp import compose
+from fedpriv.privacy.claim import EXACT
 from fedpriv.privacy.ledger import ReleaseStream, claim_of, from_data
 from fedpriv.privacy.trust import Trust, trust_named
 from fedpriv.sweep.results import Results
@@ -64,14 +65,19 @@ class Statement:
     about_the_loss: Sequence[str]
     """What the figures take for granted about loss and model."""
     assumptions: Sequence[str]
-    """What they take for granted about units, noise and choices."""
+    """What they take for granted about units, noise, numbers and choices."""
 
 
+_INTEGERS = (
+    "Records enter as integers of bounded size and the noise is a discrete Gaussian, sampled exactly: the figures "
+    f"hold for the arithmetic of the program itself, {EXACT}."
+)
+_REAL = (
+    "The noise is Gaussian in real arithmetic. What was written comes from floating-point numbers, whose lowest "
+    "bits can tell more."
+)
 _ASSUMPTIONS = (
     "Every {unit} takes part only in the rounds that the schedule says, and its contribution is clipped there.",
-    "The noise is Gaussian in real arithmetic. What guards and deployed servers release is rounded once, far "
-    "below its noise, against the known attacks on the lowest bits of floating-point numbers, which is no proof; "
-    "what a simulation writes is not.",
     "Settings were chosen without a look at the data, or that look was accounted for elsewhere: choosing the best "
     "of several runs is not part of these figures.",
 )
@@ -127,8 +133,20 @@ def _statement(cells: Sequence[Mapping[str, Any]], together: str) -> Statement:
         mechanisms=sorted({_described_noise(stream) for released in streams for stream in released}),
         levels=sorted(known, key=lambda level: float(level.epsilon)),
         about_the_loss=sorted({about_the_loss(stream) for released in streams for stream in released}),
-        assumptions=[unit.presumes, *(text.format(unit=unit.noun) for text in _ASSUMPTIONS)],
+        assumptions=[
+            unit.presumes,
+            *(text.format(unit=unit.noun) for text in _ASSUMPTIONS),
+            *_arithmetic(streams),
+        ],
     )
+
+
+def _arithmetic(streams: Sequence[Sequence[ReleaseStream]]) -> list[str]:
+    """What figures of these cells take for granted about numbers; nothing where nothing is private."""
+    claims = [claim for released in streams if (claim := claim_of(released)) is not None]
+    if not claims:
+        return []
+    return [_INTEGERS if all(claim.exact for claim in claims) else _REAL]
 
 
 def _noise(kind: str, trust: Trust) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from fedpriv.errors import InputError
 from fedpriv.estimators.round import Round
 from fedpriv.privacy.trust import Noise
-from fedpriv.running.release import MOST_DEVIATIONS
 
 SMALLEST_CLIP, LARGEST_CLIP = 2.0**-40, 2.0**40
 """`fedpriv.objectives.clipping` holds between these."""
 _SMALLEST_SHARE = 2.0**-70  # of a record: float32 ends at 2^-126, and factors go down by a norm of 2^50
 _SMALLEST_STD, _LARGEST_STD = 2.0**-100, 2.0**100
+MOST_DEVIATIONS = 2.0**30
+"""The largest sum, in standard deviations of its noise: then 22 digits of float64 lie below one of them."""
 
 
 def check_clips(rounds: Iterable[Round], largest_batch: int, private: bool) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedpriv.errors import FedprivError
+from fedpriv.running.fitted import Fitted
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Scenario
 
@@ -14,6 +15,9 @@ class RunObserver:
     `place` is a cell's number: in `Scenario.points` for observers of a run, in the list of cells for the observer
     of an engine, and 0 for that of a server, which runs one cell.
     """
+
+    def fitted(self, fit: Fitted) -> None:
+        """Noise was fitted to what some cells publish; called before `started`, once for each such fit."""
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         """The cells at `places` are about to be run, with results in `folder`; finished ones are left out."""
@@ -26,6 +30,9 @@ class RunObserver:
 
     def finished(self, place: int, finished: Finished) -> None:
         """A cell is finished."""
+
+    def lost(self, worker: str, places: Sequence[int]) -> None:
+        """A worker died; the cells it had are run again."""
 
     def failed(self, error: FedprivError) -> None:
         """The run failed; the error is also raised to whoever started it."""
@@ -40,6 +47,10 @@ class Observers(RunObserver):
     def __init__(self, places: Sequence[int], observers: Sequence[RunObserver]) -> None:
         self._places, self._observers = places, observers
 
+    def fitted(self, fit: Fitted) -> None:
+        for observer in self._observers:
+            observer.fitted(fit)
+
     def advanced(self, rounds: int) -> None:
         for observer in self._observers:
             observer.advanced(rounds)
@@ -51,6 +62,10 @@ class Observers(RunObserver):
     def finished(self, place: int, finished: Finished) -> None:
         for observer in self._observers:
             observer.finished(self._places[place], finished)
+
+    def lost(self, worker: str, places: Sequence[int]) -> None:
+        for observer in self._observers:
+            observer.lost(worker, [self._places[place] for place in places])
 
     def failed(self, error: FedprivError) -> None:
         for observer in self._observers:

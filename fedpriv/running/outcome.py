@@ -38,6 +38,9 @@ class Finished:
     missed: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Silo -> rounds in which its last release stood in for the one that did not come."""
 
+    bytes_sent: int = 0
+    """By one silo in all rounds, headers apart."""
+
     @property
     def test_loss(self) -> float:
         return self.metrics["test_loss"]
@@ -53,17 +56,18 @@ def finished_after(
     rounds: int,
     model: NDArray[np.floating],
     metrics: Mapping[str, float],
-    counts: tuple[float, float] | None,
+    fraction_clipped: float | None,
     wall_seconds: float,
 ) -> Finished:
-    """The outcome of a plan's first `rounds` rounds; `counts` of records drawn and clipped, None if untold."""
+    """The outcome of a plan's first `rounds` rounds, its ledger and its costs with it."""
     return Finished(
         metrics=metrics,
-        fraction_clipped=None if counts is None else counts[1] / max(1.0, counts[0]),
+        fraction_clipped=fraction_clipped,
         wall_seconds=wall_seconds,
         releases=plan.releases(rounds),
         gradient_evaluations=plan.gradient_evaluations(rounds),
         model=model,
+        bytes_sent=sum(map(plan.message_length, range(1, rounds + 1))) * plan.message_dtype.itemsize,
     )
 
 

@@ -13,18 +13,21 @@ from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.relation import Relation
 from fedpriv.algorithms import Problem
 from fedpriv.errors import InputError
-from fedpriv.estimators.gradients import Estimator
+from fedpriv.estimators.gradients import Estimator, RaisedClips
+from fedpriv.exact.plan import ExactPlan
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
-from fedpriv.privacy.ledger import ReleaseStream, RunningSums
-from fedpriv.privacy.trust import Noise, NoiseSource
+from fedpriv.privacy.ledger import ReleaseStream
+from fedpriv.privacy.trust import Noise, NoiseSource, Trust
 from fedpriv.privacy.unit import RECORD, Unit
 from fedpriv.randomness import SERVER
 from fedpriv.running.arithmetic import check_clips, check_noise, check_sums
+from fedpriv.running.exact_plan import exact_plan_of, integers_of, noise_of
+from fedpriv.running.float_plan import float_noise_of, largest_sum, lattice_of
 from fedpriv.scenario import Cell
-from fedpriv.secure_aggregation.grid import Grid, grid_for
+from fedpriv.secure_aggregation.grid import Grid
 
 
 @dataclass(frozen=True)
@@ -43,21 +46,45 @@ class Plan:
     relation: Relation
     objective: Objective
     """What silos take increments of; evaluations are of the model's own loss."""
+    trust: Trust
     lattice: Grid | None = None
-    """Where silos' masked messages are added; None: the server gets their releases as they are."""
+    """Where masked messages of floating-point noise are added; None: there are none."""
+    exact: ExactPlan | None = None
+    """Lattice, sums and noise of a run whose releases are integers; None: a simulation's floating point."""
     unit: Unit = RECORD
     """A row of a batch: what is clipped, and what batches and weights count."""
 
     @property
-    def message_dtype(self) -> torch.dtype:
-        """Of a silo's vector on its way: words where masked, float64 where the noise is still to come."""
-        if self.lattice is not None:
-            return torch.uint64
-        return torch.float64 if float(self.noise.std_of(SERVER)) else self.objective.initial().dtype
+    def masked(self) -> bool:
+        """Whether the server gets the silos' messages in their sum alone."""
+        return self.trust.masked and bool(self.noise.sources)
 
-    def largest_sum_after(self, before: float, t: int) -> float:
-        """A bound on the norm of a silo's running sum after round t, from the one before it."""
-        return _sum_after(before, t, self.schedule, self.estimator)
+    @property
+    def message_dtype(self) -> torch.dtype:
+        """Of a silo's message, which is one row of numbers: words where masked, sums where noise is to come."""
+        if self.masked:
+            return torch.uint64 if self.exact is None else torch.uint8
+        if not float(self.noise.std_of(SERVER)):
+            return self.objective.initial().dtype
+        return torch.float64 if self.exact is None else torch.int64
+
+    def message_length(self, t: int) -> int:
+        """How many numbers of `message_dtype` a silo's message of round t has."""
+        values = self.kept_length(t)
+        return values * (self.exact.run.word // 8) if self.masked and self.exact is not None else values
+
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        """Of what a server keeps of a round: noisy integers, or what it released."""
+        exact = self.exact is not None and not self.trust.private_messages
+        return torch.int64 if exact else self.objective.initial().dtype
+
+    def kept_length(self, t: int) -> int:
+        """How many numbers of `kept_dtype` that are in round t."""
+        size = self.objective.dimension
+        if self.exact is None or self.trust.private_messages:
+            return size
+        return size * (self.exact.run.factored.strategy.draws(t) or 1)
 
     @property
     def largest_clip(self) -> float:
@@ -73,10 +100,11 @@ class Plan:
         """
         if not self.noise.sources:
             return (self._stream("everyone", self.unit.in_silo(min(self.batch_sizes)), 0.0, rounds),)
-        if self.lattice is not None:
+        if self.masked:
             owners = _owners([source.owner for source in self.noise.sources])
             std = self.noise.std_in_mean
-            return (self._stream(f"sum of {owners}", self._per_record_in_mean, std, rounds),)
+            number = len(self.noise.sources)
+            return (self._stream(f"sum of {owners}", self._per_record_in_mean, std, rounds, number),)
         alike = itertools.groupby(self.noise.sources, key=lambda source: (self._per_record(source), source.std))
         return tuple(
             self._stream(_owners([source.owner for source in sources]), per_record, float(std), rounds)
@@ -110,19 +138,21 @@ class Plan:
         std = float(self.noise.std_of(silo))
         return self._stream(f"silo {silo}", self.unit.in_silo(self.batch_sizes[silo]), std, rounds)
 
-    def _stream(self, owner: str, per_record: float, std: float, rounds: int) -> ReleaseStream:
+    def _stream(self, owner: str, per_record: float, std: float, rounds: int, owners: int = 1) -> ReleaseStream:
+        """`owners` is of how many the noise is that was added."""
         clips = _batch_clips(self.estimator, self.schedule)[:rounds]
         return ReleaseStream(
             owner,
             self.mechanism,
             self.schedule.first(rounds),
-            self.estimator.decay,
+            self.estimator.decay if self.exact is None else self.exact.run.factored.workload.decay,
             clips,
             per_record,
             self.relation,
             std,
             self.estimator.period,
             self.unit,
+            None if self.exact is None or not std else integers_of(self.exact, owners),
         )
 
     def _per_record(self, source: NoiseSource) -> float:
@@ -142,6 +172,10 @@ def _survives_gaps(estimator: Estimator, mechanism: Mechanism) -> bool:
     """Whether a silo may skip rounds: its next increment then starts at the query that it answered last."""
     plain = estimator.period is None and estimator.round(1).split is None
     return plain and mechanism.movement is None and mechanism.draws(1) is None
+
+
+def _workload(estimator: Estimator, schedule: Participation) -> Workload:
+    return Workload(schedule, estimator.decay, np.array(_batch_clips(estimator, schedule)), estimator.period)
 
 
 def _batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, ...]:
@@ -173,21 +207,27 @@ def problem_of(cell: Cell, objective: Objective) -> Problem:
     )
 
 
-def plan_of(cell: Cell, objective: Objective) -> Plan:
+def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan:
     """Calibrate the noise to the cell's privacy target and derive the optimizer from it.
+
+    With `released`, noise is there to protect somebody, and what is released are integers, as in a simulation
+    with `run.arithmetic = "integers"`; InputError for what cannot be.
 
     Guarantee: clips, noise and sums of a plan are numbers that floating point holds (see `arithmetic`);
     InputError otherwise, for a silo's guard and for a simulation alike.
     """
-    row, settings = cell.algorithm.row, cell.algorithm.settings
+    row, settings, trust = cell.algorithm.row, cell.algorithm.settings, cell.algorithm.trust_setting
     schedule = cell.schedule
     batch_sizes = cell.batch_sizes
     records = sum(batch_sizes)
     weights = tuple(size / records for size in batch_sizes)
     problem = problem_of(cell, objective)
     estimator = row.estimator(settings, problem)
-    workload = Workload(schedule, estimator.decay, np.array(_batch_clips(estimator, schedule)), estimator.period)
+    workload = _workload(estimator, schedule)
     mechanism = row.mechanism(settings, problem, workload)
+    if (factors := settings.clip_factors(mechanism, workload)) is not None:
+        estimator = RaisedClips(estimator, factors)
+        workload = _workload(estimator, schedule)
     if cell.deployment.missing == "continue" and not _survives_gaps(estimator, mechanism):
         raise InputError(
             f'deployment.missing = "continue": {row.name} cannot go on without a silo: its sums restart, or are '
@@ -195,64 +235,42 @@ def plan_of(cell: Cell, objective: Objective) -> Plan:
         )
     private = cell.privacy.target is not None
     check_clips(map(estimator.round, range(1, schedule.rounds + 1)), max(batch_sizes), private)
-    noise = _noise(cell, schedule, workload, mechanism, weights)
+    exact = exact_plan_of(cell, objective, estimator, mechanism, workload) if _exactly(cell, released) else None
+    if exact is None:
+        noise = float_noise_of(cell, schedule, workload, mechanism, weights)
+    else:
+        mechanism, noise = exact.run.factored.mechanism, noise_of(exact, trust, batch_sizes)
     check_noise(noise)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation, unit = cell.privacy.relation, cell.privacy.protected
     looked_at = row.objective(settings, problem, objective)
-    lattice = (
-        _lattice(cell, schedule, estimator, mechanism, noise) if cell.algorithm.trust_setting.masked else None
-    )
-    if noise.sources:
-        check_sums(noise, _largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
+    lattice = None
+    if exact is None and noise.sources:
+        check_sums(noise, largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
+        lattice = lattice_of(cell, schedule, estimator, noise) if trust.masked else None
     return Plan(
-        schedule, batch_sizes, weights, estimator, mechanism, noise, optimizer, relation, looked_at, lattice, unit
+        schedule,
+        batch_sizes,
+        weights,
+        estimator,
+        mechanism,
+        noise,
+        optimizer,
+        relation,
+        looked_at,
+        trust,
+        lattice,
+        exact,
+        unit,
     )
 
 
-def _lattice(
-    cell: Cell, schedule: Participation, estimator: Estimator, mechanism: Mechanism, noise: Noise
-) -> Grid:
-    """The lattice for sums of masked messages; InputError for a run whose sums cannot be added so."""
-    if not mechanism.fresh_std > 0.0:
+def _exactly(cell: Cell, released: bool) -> bool:
+    """Whether the run's releases are integers; InputError for a simulation that asks so for none."""
+    private = cell.privacy.target is not None
+    if cell.run.arithmetic == "integers" and not private:
         raise InputError(
-            f"{cell.algorithm.row.name}: rounding before the sum is not known to be private with this mechanism's "
-            'noise (some rounds may add nothing fresh); use trust = "untrusted" or "trusted"'
+            'run.arithmetic = "integers": without noise there is no lattice to release on; give a privacy target, '
+            "or leave out run.arithmetic"
         )
-    share = min(source.weight * float(source.std) for source in noise.sources)
-    digits = np.finfo(cell.run.dtype).nmant + 1
-    return grid_for(share * mechanism.fresh_std, len(noise.sources), digits, _largest_sum(schedule, estimator))
-
-
-def _largest_sum(schedule: Participation, estimator: Estimator) -> float:
-    """A bound on the norm of the silos' mean running sum in every round, whatever the records are."""
-    largest = total = 0.0
-    for t in range(1, schedule.rounds + 1):
-        total = _sum_after(total, t, schedule, estimator)
-        largest = max(largest, total)
-    return largest
-
-
-def _sum_after(before: float, t: int, schedule: Participation, estimator: Estimator) -> float:
-    """The bound after round t, from the one before it; a round that reads k batches divides by k."""
-    current = estimator.round(t)
-    most = schedule.most_batches(t) / max(1, schedule.expected_batches(t))
-    return float(current.decay) * before + most * current.largest
-
-
-def _noise(
-    cell: Cell, schedule: Participation, workload: Workload, mechanism: Mechanism, weights: tuple[float, ...]
-) -> Noise:
-    """The noise of every owner that reaches the cell's target; none if it has none.
-
-    Guarantee: a public order gets its μ exactly; sampling gets the (ε, δ) of that μ at the cell's δ.  InputError
-    for sampling that cannot be accounted for.
-    """
-    target, relation, delta = cell.privacy.target, cell.privacy.relation, cell.privacy.delta
-    if target is None:
-        return Noise()
-    sums = RunningSums(mechanism, workload, relation)
-    distance, mu = schedule.charged(sums, target, delta)
-    return cell.algorithm.trust_setting.noise(
-        distance, cell.batch_sizes, weights, relation, mu, cell.privacy.protected
-    )
+    return private and (released or cell.run.arithmetic == "integers")

@@ -57,10 +57,10 @@ class RoundStep:
     mechanism: Mechanism
     objective: Objective
 
-    def check_moved(self, state: RunningSum, t: int, query: Tensor, where: str) -> None:
+    def check_moved(self, past: tuple[Tensor, ...], t: int, query: Tensor, where: str) -> None:
         """RunError if the query (..., d) moved farther than the mechanism's sensitivity allows for."""
         if t > 1 and (bound := self.mechanism.movement) is not None:
-            check_movement(bound, state.past[0], query, where)
+            check_movement(bound, past[0], query, where)
 
     def summed(self, state: RunningSum, current: Round, query: Tensor, read: Read) -> tuple[RunningSum, Tensor]:
         """The running sum after this round's records, and how many were clipped (...); see `absorb`."""

@@ -79,7 +79,7 @@ def task_of(
 ) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
     dataset, row, settings, torch_dtype = load(data, table=table), model.row, model.settings, DTYPES[dtype]
-    if row.regression != (dataset.classes == 0):
+    if model.regression != (dataset.classes == 0):
         labels = "real numbers" if dataset.classes == 0 else "classes"
         raise InputError(
             f"model.name = {model.name!r} does not fit data.name = {data!r}, whose labels are {labels}"
@@ -135,7 +135,7 @@ def _measured(task: PublicTask, cell: Cell) -> Objective:
         silos = task.silos if run.per_silo else ()
         if run.per_silo and (empty := [name for name, count in silos if not count]):
             raise InputError(f"run.per_silo: {empty[0]!r} has no test records; leave it out, or give it some")
-        check_scores(run.metrics, task.test.labels, silos, regression=cell.model.row.regression)
+        check_scores(run.metrics, task.test.labels, silos, regression=cell.model.regression)
         objective = Scored(objective, run.metrics, silos, task.unit)
     return objective if run.goldstein_radius is None else Measured(objective, run.goldstein_radius)
 

@@ -8,7 +8,9 @@ from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
 from fedpriv.data.partition import silo_sizes
 from fedpriv.errors import InputError
 from fedpriv.metrics.scores import Score
-from fedpriv.models.table import Model, ModelSettings, model_named
+from fedpriv.models.imported import is_import_path
+from fedpriv.models.row import Model, ModelSettings
+from fedpriv.models.table import model_named
 from fedpriv.participation.base import Participation
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.participation.registry import CHOSEN, SamplingName
@@ -33,6 +35,17 @@ class ModelSection(BaseModel):
     def settings(self) -> ModelSettings:
         """The row's own keys, validated by the row's own type."""
         return self.row.settings.model_validate(self.model_extra or {})
+
+    @property
+    def regression(self) -> bool:
+        """Whether its labels are real numbers."""
+        own = self.settings.regression
+        return self.row.regression if own is None else own
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Import paths of code that is none of fedpriv's."""
+        return (*((self.name,) if is_import_path(self.name) else ()), *self.settings.code)
 
 
 class FederationSection(Section):
@@ -142,6 +155,13 @@ class RunSection(Section):
     """[run]: how to compute, not what; nothing here changes the guarantee."""
 
     dtype: Literal["float32", "float64"] = "float32"
+    arithmetic: Literal["float", "integers"] = Field(
+        "float",
+        description='"integers" releases as deployments always do (engine inprocess): exact sums, discrete noise',
+    )
+    word: Literal[40, 48] = Field(
+        48, description="bits of a number in a masked message, where integers are masked"
+    )
     device: str = Field("cpu", description="where the vectorized engine computes, as torch names it")
     evaluations: Count = Field(20, description="how many rounds, evenly spaced, are evaluated on the test set")
     metrics: Annotated[tuple[Score, ...], Field(strict=False)] = Field(

@@ -2,7 +2,7 @@
 
 | file | what |
 |---|---|
-| `grid` | real vectors as integers modulo 2^64, and why a rounded sum is as private as the exact one |
+| `grid` | a simulation's real vectors as integers modulo 2^64 |
 | `masks` | pairwise masks that cancel in the sum of all silos' messages |
 | `identity` | signatures by which silos know each other's keys, whatever the server relays |
 

@@ -18,14 +18,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
-from fedpriv.files import write_json, write_vector
+from fedpriv.files import write_json, write_text, write_vector
+from fedpriv.privacy.claim import EXACT
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
+from fedpriv.running.fitted import Fitted
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell, Point, Published, Scenario, resolve_cell
@@ -60,17 +60,28 @@ class RunFolder(RunObserver):
     """The writing side of a RUN_DIR."""
 
     def __init__(
-        self, path: Path, scenario: Scenario, engine: str, *, resume: bool, rerun: str | None = None
+        self,
+        path: Path,
+        scenario: Scenario,
+        engine: str,
+        *,
+        resume: bool,
+        rerun: str | None = None,
+        fits: Mapping[str, Fitted] | None = None,
     ) -> None:
-        """InputError if the folder holds results of another run, or of any run without `resume`."""
+        """InputError if the folder holds results of another run, or of any run without `resume`.
+
+        `fits` are those of the scenario's noise: a run that is resumed takes them from here.
+        """
         self.path = path
+        self._fits = fits or {}
         self._scenario, self._engine, self._rerun = scenario, engine, rerun
         self._date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         self._cells: dict[int, dict[str, Any]] = {}
         if (path / "results.json").exists():
-            if not resume:
-                raise InputError(f"{path} holds results already; give another --out, or --resume to go on there")
-            self._cells = self._finished_before()
+            if not resume and _has_begun(path):
+                raise InputError(f"{path} holds results already; give another --out, or --resume to resume there")
+            self._cells = self._finished_before() if resume else {}
         path.mkdir(parents=True, exist_ok=True)
         self._drop_unfinished_history()
         self._write()
@@ -123,6 +134,7 @@ class RunFolder(RunObserver):
                 "rerun": self._rerun,
                 "date": self._date,
                 "complete": not self.missing,
+                "fits": [fit.as_data() for fit in self._fits.values()],
                 "cells": [self._cells[place] for place in sorted(self._cells)],
             },
         )
@@ -146,9 +158,8 @@ class RunFolder(RunObserver):
     def _drop_unfinished_history(self) -> None:
         """A cell that is run again must not appear twice in the history."""
         path = self.path / "history.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["cell"] in self._cells]
-        path.write_text("".join(kept), encoding="utf-8")
+        kept = [line for line in (read_history(self.path) if path.exists() else ()) if line["cell"] in self._cells]
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def _with_journal(cells: list[Mapping[str, Any]], journal: Path) -> list[Mapping[str, Any]]:
@@ -187,14 +198,37 @@ def read_results(folder: Path) -> Results:
         raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
 
 
+def fits_of(folder: Path) -> dict[str, Fitted]:
+    """The fits of a run that is to be resumed, by what they were asked for; none if there is no run yet."""
+    path = folder / "results.json"
+    if not path.exists():
+        return {}
+    try:
+        fits = [Fitted(**fit) for fit in json.loads(path.read_text(encoding="utf-8")).get("fits", [])]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
+    return {fit.asked: fit for fit in fits}
+
+
 def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
     """The lines of RUN_DIR/history.jsonl; a last line cut short by a kill is left out."""
     path = folder / "history.jsonl"
     if not path.exists():
         raise InputError(f"{folder}: no history.jsonl there; give a folder that `fedpriv run` wrote")
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
         if line.endswith("\n"):
-            yield json.loads(line)
+            try:
+                evaluation = json.loads(line)
+                _ = evaluation["cell"], evaluation["round"]
+            except (ValueError, KeyError, TypeError):
+                raise InputError(f"{path}, line {number}: not an evaluation; take the line out") from None
+            yield evaluation
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether a run there got as far as an evaluation: one that could not start leaves nothing to keep."""
+    history = folder / "history.jsonl"
+    return bool(read_results(folder).cells) or (history.exists() and history.stat().st_size > 0)
 
 
 def versions() -> dict[str, str]:
@@ -219,6 +253,7 @@ def privacy_of(
         "relation": cell.privacy.relation if claim is None else claim.relation,
         "unit": (cell.privacy.protected if claim is None else claim.unit).words,
         "noise": "none" if claim is None else noise,
+        "holds": None if claim is None else EXACT if claim.exact else "in real arithmetic",
         "delta": delta,
         "releases": [as_data(stream) for stream in releases],
     }
@@ -249,16 +284,6 @@ def _target(cell: Cell) -> str:
     return f"epsilon = {epsilon_of(target, asked.delta):.6g} at delta = {asked.delta:g}{given}"
 
 
-def message_bytes(cell: Cell, dimension: int) -> int:
-    """What one silo sends in one round, headers apart: `dimension` numbers of the plan's `message_dtype`.
-
-    8 bytes each where messages are masked words, or float64 since the server is to add the noise.
-    """
-    setting = cell.algorithm.trust_setting
-    wide = setting.masked or (setting.noise_at_server and cell.privacy.target is not None)
-    return dimension * np.dtype("float64" if wide else cell.run.dtype).itemsize
-
-
 def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:
     federation, rounds = point.cell.federation, point.cell.schedule.rounds
     return {
@@ -274,7 +299,7 @@ def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[s
         "batch": sum(point.cell.batch_sizes),
         "dimension": finished.model.size,
         "gradient_evaluations": finished.gradient_evaluations,
-        "bytes_sent": rounds * message_bytes(point.cell, finished.model.size),
+        "bytes_sent": finished.bytes_sent,
         "fraction_clipped": finished.fraction_clipped,
         "missed": {str(silo): list(rounds) for silo, rounds in finished.missed.items()},
         "wall_seconds": finished.wall_seconds,

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from fedpriv.engines.base import LOCAL, Connection
 from fedpriv.engines.table import engine_named
+from fedpriv.engines.workers import Workers, on_workers
 from fedpriv.errors import FedprivError, RunError
+from fedpriv.running.fitted import fitted_scenario
 from fedpriv.running.observer import Observers, RunObserver
 from fedpriv.running.task import check_records
 from fedpriv.scenario import Scenario
-from fedpriv.sweep.results import RunFolder
+from fedpriv.sweep.results import RunFolder, fits_of
 
 _RUNS = Path("runs")
 
@@ -25,19 +27,25 @@ def run_sweep(
     rerun: str | None = None,
     observers: Sequence[RunObserver] = (),
     connection: Connection = LOCAL,
+    workers: Workers | None = None,
 ) -> Path:
     """Run the cells of a scenario that have no result yet; returns the folder with the results.
 
-    `out` is the folder, runs/NAME by default; `rerun` is the command that would run the same again.  Stopped at
+    `out` is the folder, runs/NAME by default; `rerun` is the command that would run the same again; `workers` run
+    the cells if there are any, and change no result.  Stopped at
     any moment, by an exception of an observer too, the folder is valid and can be resumed.  InputError for what
     cannot be run, RunError for what could not be finished.
     """
     path = out or _free_folder(scenario.name, resume=resume)
     engine = engine_named(engine_name, path, connection)
+    if workers is not None:
+        engine = on_workers(engine_name, workers)
     if connection.superlink is None:  # silos elsewhere have records of their own
         for point in scenario.points:
             check_records(point.cell)
-    folder = RunFolder(path, scenario, engine_name, resume=resume, rerun=rerun)
+    told = Observers((), observers).fitted
+    scenario, fits = fitted_scenario(scenario, fits_of(path) if resume else {}, told)
+    folder = RunFolder(path, scenario, engine_name, resume=resume, rerun=rerun, fits=fits)
     places = folder.missing
     everybody = Observers(places, [folder, *observers])
     with ExitStack() as stack:

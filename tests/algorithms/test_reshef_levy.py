@@ -10,7 +10,7 @@ import torch
 
 from fedpriv.engines.vectorized.engine import run_vectorized
 from fedpriv.errors import InputError
-from fedpriv.estimators.gradients import RecursiveGradient
+from fedpriv.estimators.gradients import RaisedClips, RecursiveGradient
 from fedpriv.estimators.running_sum import absorb, empty_sum
 from fedpriv.mechanisms import IndependentGaussian, Workload
 from fedpriv.objectives import Records, SoftmaxRegression
@@ -19,6 +19,7 @@ from fedpriv.participation.fixed_order import Schedule
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
+from tests.engines.test_engines import run
 
 ROUNDS, CLIP, MU = 8, 5.0, 4.0
 
@@ -55,7 +56,7 @@ def test_raised_late_clips_cost_no_noise_and_every_record_what_is_claimed(
 
 def test_increments_are_clipped_to_the_raised_bounds() -> None:
     """A record with a huge gradient moves the sum by its round's clip, from S at first to S √T."""
-    estimator = RecursiveGradient(CLIP, balanced_over=ROUNDS)
+    estimator = RaisedClips(RecursiveGradient(CLIP), tuple((ROUNDS / (ROUNDS - t)) ** 0.5 for t in range(ROUNDS)))
     objective = SoftmaxRegression(4, 3, feature_norm=1e9, dtype=torch.float64)
     records = Records(torch.full((1, 4), 1e6, dtype=torch.float64), torch.tensor([1]))
     total = empty_sum(objective.initial())
@@ -134,3 +135,40 @@ def test_late_clips_in_two_epochs_would_cost_17_percent() -> None:
         IndependentGaussian().sensitivity(Workload(schedule, 1.0, of)) for of in (clips, np.ones(rounds))
     )
     assert raised / same == pytest.approx(1.17, abs=0.01)
+
+
+@pytest.mark.parametrize(("rounds", "share"), [(16, 0.674), (60, 0.812), (600, 0.936)])
+def test_growing_clips_cost_less(small_cell: Callable[..., Cell], rounds: int, share: float) -> None:
+    """S_t = G + 2LD (t-1)/(t+1): the noise falls to that of the worst round, S_t √(T - t + 1) over S √T."""
+    keys: dict[str, Any] = {"federation__rounds": rounds, "algorithm__diameter": 0.1}
+    keys |= {"data__name": "synthetic", "model": {"name": "softmax-regression"}}
+    paper, growing = plan(small_cell(**keys)), plan(small_cell(**keys, algorithm__clip="growing"))
+    assert growing.noise.std_in_mean / paper.noise.std_in_mean == pytest.approx(share, abs=6e-4)
+    assert float(growing.estimator.round(1).clip) < float(growing.estimator.round(rounds).clip)
+    assert growing.largest_clip <= paper.largest_clip
+    (stream,) = growing.releases(rounds)
+    assert stream.mu == pytest.approx(4.0)
+
+
+def test_no_increment_is_clipped_by_growing_clips(small_cell: Callable[..., Cell]) -> None:
+    """Without noise the trajectory is the paper's: the bound holds for every increment of the run."""
+    quiet = {"privacy": {"relation": "replace-one", "mode": "none"}, "algorithm__step": 0.01}
+    (paper,), _ = run("vectorized", small_cell(**quiet))
+    (growing,), _ = run("vectorized", small_cell(**quiet, algorithm__clip="growing"))
+    assert growing.finished.fraction_clipped == 0.0
+    np.testing.assert_allclose(growing.finished.model, paper.finished.model, rtol=1e-9, atol=1e-15)
+
+
+def test_the_next_point_uses_the_last_batch(small_cell: Callable[..., Cell]) -> None:
+    """x_{T+1} of T rounds is x_T of a run that asks once more, whose last release moves nothing."""
+    quiet = {"privacy": {"relation": "replace-one", "mode": "none"}, "algorithm__step": 0.01}
+    (following,), _ = run("vectorized", small_cell(**quiet, algorithm__output="next"))
+    (last,), _ = run("vectorized", small_cell(**quiet))
+    assert np.linalg.norm(following.finished.model - last.finished.model) > 0.0
+    (inprocess,), _ = run("inprocess", small_cell(**quiet, algorithm__output="next"))
+    np.testing.assert_allclose(following.finished.model, inprocess.finished.model, rtol=1e-9)
+    optimizer = plan(small_cell(**quiet, algorithm__output="next")).optimizer
+    state = optimizer.start(torch.zeros(3, dtype=torch.float64))
+    for t in range(1, 4):
+        state = optimizer.update(state, torch.ones(3, dtype=torch.float64), RecursiveGradient(1.0).round(t))
+        assert torch.equal(optimizer.output(state), optimizer.query(state))

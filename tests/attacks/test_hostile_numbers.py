@@ -43,17 +43,26 @@ class Hostile:
         draw, number = self.random, self.number
         rounds = draw.choice(_ROUNDS)
         epochs = draw.choice([each for each in range(1, rounds + 1) if rounds % each == 0])
-        noise: dict[str, Any] = {"mechanism": draw.choice(["tree", "independent", "banded"])}
-        if noise["mechanism"] == "banded":
+        named = draw.choice(["tree", "independent", "banded", "bisr", "lambda-cgd", "blt"])
+        noise: dict[str, Any] = {"mechanism": named}
+        if named in ("banded", "bisr"):
             noise["bands"] = draw.randint(1, rounds + 2)
+        elif named in ("lambda-cgd", "blt"):
+            roots = sorted((self.share() for _ in range(2 * draw.randint(1, 3))), reverse=True)
+            noise |= {"theta": roots[:1]} if named == "lambda-cgd" else {"theta": roots[::2], "phi": roots[1::2]}
+            noise["scale"] = draw.random() < 0.3
+        if not noise.get("scale") and draw.random() < 0.3:
+            noise["late_clip"] = "column"
         keys: dict[str, Any] = {"name": name, "clip": number()}
         if name == "dp-mu2-fl":
             keys |= {"diameter": number(), "step": 1.0, **noise}
-            keys |= {"late_clip": "balanced"} if noise["mechanism"] == "independent" and epochs == 1 else {}
+            keys |= {"late_clip": "balanced"} if named == "independent" and epochs == 1 else {}
         elif name == "online-to-batch":
             keys |= {"step": 1.0, "radius": 1.0, "power": draw.randint(1, 8), **noise}
         elif name == "accelerated-dp-srgd":
             keys |= {"beta": 1.0, "radius": 1.0, "first_clip": draw.choice(["same", "balanced"]), **noise}
+            if "late_clip" in noise:
+                keys["first_clip"] = "same"
         elif name.startswith("goldstein"):
             keys |= {"anchor_clip": number(), "period": draw.randint(1, rounds + 1), "radius": 0.1}
             keys |= {"smoothing": 0.01, "window": 1, "step": 0.1}

@@ -28,7 +28,8 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from starlette.testclient import TestClient
 
 from fedpriv.engines.certificates import make_server_keys
-from fedpriv.engines.flower_private import CONTROL, FLEET, superlink_app
+from fedpriv.engines.flower_private import CONTROL, FLEET
+from fedpriv.engines.flower_private.superlink import superlink_app
 from fedpriv.engines.superlink_process import Only
 from fedpriv.server.patient_grid import PatientGrid
 from tests.e2e.federation import federation, finish
@@ -125,7 +126,7 @@ def test_a_silos_name_is_what_its_key_was_registered_with(app: Any, keys: Mappin
     for name, pair in keys.items():
         request = ActivateNodeRequest(public_key=public_key_to_bytes(pair[1]), heartbeat_interval=30.0)
         nodes[name] = fleet(app, pair).ActivateNode(request).node_id
-    state = app.state.linkstate_factory.state()
+    state = app.app.state.linkstate_factory.state()
     assert {info.name: info.node_id for info in state.get_node_info()} == nodes
 
 

@@ -22,8 +22,7 @@ from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.clients.state import unpack
 from fedpriv.clients.status import end_run, status_lines
 from fedpriv.errors import InputError, RunError
-from tests.attacks.guards import KEPT_STATE, guard_for, random_records, scenario, zeros
-from tests.attacks.test_hostile_server import cards
+from tests.attacks.guards import KEPT_STATE, cards, guard_for, random_records, scenario, zeros
 from tests.clients.guarded import guard_of
 from tests.secure_aggregation.test_masks import p_value
 
@@ -164,7 +163,8 @@ def test_a_shard_that_is_not_the_one_the_ledger_is_for_is_noticed(tmp_path: Path
 def pieces(vector: torch.Tensor) -> list[bytes]:
     """Parts of a vector that would be found in a file that has it on pages of any size."""
     content = vector.numpy().tobytes()
-    return [content[start : start + 48] for start in range(480, len(content) - 48, 4800)]
+    found = [content[start : start + 48] for start in range(480, len(content) - 48, 4800)]
+    return [piece for piece in found if any(piece)]
 
 
 @pytest.mark.parametrize("how", ["its last round", "an administrator", "a last round that fails"])
@@ -186,13 +186,13 @@ def test_what_is_wiped_is_gone_from_the_file(
         assert now is not None
         assert now.state is not None
         state = unpack(now.state, guard._open["run"])
-        for vector in (state.sum.total, *state.hidden):
+        for vector in (*state.sums, *state.hidden):
             secret += pieces(vector)
     _, final = guard._open["run"].answer(state, 8, zeros())
     raw = (tmp_path / LEDGER).read_bytes()
     assert opened.key in raw
     assert sum(piece in raw for piece in secret) > 10  # they can be found while they are there
-    secret += pieces(final.sum.total)
+    secret += pieces(final.sums[-1])
     if how == "its last round":
         guard.answer("run", cell, 8, zeros())
     elif how == "an administrator":
@@ -268,7 +268,7 @@ def test_a_crash_in_a_commit_is_undone_from_the_journal_that_is_kept(tmp_path: P
     assert (tmp_path / LEDGER).read_bytes() != before  # some pages were written already
     again = guard_of(tmp_path / "silo-0.toml")
     assert torch.equal(again.answer("run", scenario(), 1, zeros()), first)
-    assert [row.mu for row in again._ledger.overview()] == [4.0]
+    assert [row.mu for row in again._ledger.overview()] == [pytest.approx(4.0)]
 
 
 def test_a_link_in_the_marks_place_writes_nowhere_else(tmp_path: Path) -> None:

@@ -1,24 +1,20 @@
 """Bugs planted into the code that the audit looks at, each a function that plants it."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
-import fedpriv.clients.guard
-import fedpriv.server.noise
 from fedpriv.auditing.guarded import GuardedSilo
-from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.errors import RunError
-from fedpriv.mechanisms import IndependentGaussian
+from fedpriv.exact.discrete_gaussian import KeyedIntegers
+from fedpriv.exact.plan import ExactPlan
 from fedpriv.objectives import SoftmaxRegression
 from fedpriv.participation.fixed_order import Schedule
-from fedpriv.privacy.trust import Noise, Trust
-from fedpriv.randomness import KeyedNormal, derive_key, seed_key, simulation_noise
-from fedpriv.server.noise_chain import NoiseChain
+from fedpriv.randomness import KeyedNormal, derive_key, integers_key
+from fedpriv.running import integers
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -32,35 +28,43 @@ def fixed_keys(plant: pytest.MonkeyPatch) -> None:
 
 def noise_times(factor: float) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        honest = Trust.noise
+        honest = KeyedIntegers.vector
 
-        def less(self: Trust, *arguments: Any) -> Noise:
-            return Noise(tuple(s._replace(std=s.std * factor) for s in honest(self, *arguments).sources))
+        def less(self: KeyedIntegers, size: int, sigma: float, node: int = 0) -> Any:
+            return honest(self, size, sigma * factor, node)
 
-        patch.setattr(Trust, "noise", less)
+        patch.setattr(KeyedIntegers, "vector", less)
 
     return plant
 
 
-def divided_twice(patch: pytest.MonkeyPatch) -> None:
-    honest = Trust.noise
-
-    def divided(self: Trust, sensitivity: float, batches: Any, weights: Any, relation: Any, mu: float) -> Noise:
-        noise = honest(self, sensitivity, batches, weights, relation, mu)
-        return Noise(tuple(s._replace(std=s.std / len(batches)) for s in noise.sources))
-
-    patch.setattr(Trust, "noise", divided)
-
-
 def no_clip(patch: pytest.MonkeyPatch) -> None:
-    honest = SoftmaxRegression.increment
+    """An increment of four times the clip, and a check that lets it pass."""
+    honest, increment = ExactPlan.norms, SoftmaxRegression.per_record
+    patch.setattr(ExactPlan, "norms", lambda self, t: tuple(4 * norm for norm in honest(self, t)))
 
-    def unclipped(
-        self: SoftmaxRegression, points: Any, coefficients: Any, records: Any, weights: Any, clip: float
-    ) -> Any:
-        return honest(self, points, coefficients, records, weights, 4.0 * clip)
+    def unclipped(self: SoftmaxRegression, *arguments: Any) -> Tensor:
+        return increment(self, *arguments[:-1], 4.0 * arguments[-1])
 
-    patch.setattr(SoftmaxRegression, "increment", unclipped)
+    patch.setattr(SoftmaxRegression, "per_record", unclipped)
+
+
+def no_check_in_integers(patch: pytest.MonkeyPatch) -> None:
+    """Increments are clipped by the norm at the first point: a query that drives it to zero leaves the other."""
+
+    def unchecked(increments: Any, norm: int, factor: float) -> Any:
+        return np.nan_to_num(np.clip(increments * factor, -(2.0**50), 2.0**50)).astype(np.int64)
+
+    def careless(
+        self: SoftmaxRegression, points: Any, coefficients: Any, records: Any, places: Any, clip: float
+    ) -> Tensor:
+        first = self._residuals(points[:1], coefficients[:1], records).double()
+        size = first.norm(dim=-1, keepdim=True) * records.features.double().norm(dim=-1, keepdim=True)
+        residual = self._residuals(points, coefficients, records).double() * clip / size.clamp(min=clip)
+        return (residual.unsqueeze(-1) * records.features.double().unsqueeze(-2)).flatten(-2)
+
+    patch.setattr("fedpriv.exact.chunks.integers", unchecked)
+    patch.setattr(SoftmaxRegression, "per_record", careless)
 
 
 def read_twice(patch: pytest.MonkeyPatch) -> None:
@@ -71,54 +75,53 @@ def same_noise_twice(first: int) -> Plant:
     """Round 4 repeats the noise of an earlier one; repeated noise would lower the score of a matched filter."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        def repeating(_: Any, state: Any, t: int, fresh: Tensor) -> tuple[Tensor, Any]:
-            kept = (fresh,) if t == first else state
-            return (kept[0] if t == 4 else fresh), kept
+        honest = integers.round_noise
 
-        patch.setattr(IndependentGaussian, "noise", repeating)
+        def repeating(key: bytes, owner: int, t: int, chain: bytes, sums: Any) -> KeyedIntegers:
+            return honest(key, owner, first if t == 4 else t, bytes(32), 0 * sums)
+
+        patch.setattr(integers, "round_noise", repeating)
 
     return plant
 
 
 def one_round_without(patch: pytest.MonkeyPatch) -> None:
-    def forgetful(_: Any, state: Any, t: int, fresh: Tensor) -> tuple[Tensor, Any]:
-        return (torch.zeros_like(fresh) if t == 4 else fresh), state
+    honest, drawn = integers.round_noise, KeyedIntegers.vector
+    silent: list[KeyedIntegers] = []
 
-    patch.setattr(IndependentGaussian, "noise", forgetful)
+    def forgetful(key: bytes, owner: int, t: int, chain: bytes, sums: Any) -> KeyedIntegers:
+        source = honest(key, owner, t, chain, sums)
+        silent[:] = [source] if t == 4 else []
+        return source
+
+    def vector(self: KeyedIntegers, size: int, sigma: float, node: int = 0) -> Any:
+        return drawn(self, size, sigma, node) * (self not in silent)
+
+    patch.setattr(integers, "round_noise", forgetful)
+    patch.setattr(KeyedIntegers, "vector", vector)
 
 
 def same_noise_at_two_silos(patch: pytest.MonkeyPatch) -> None:
-    honest = ReleasingSilo._fresh
-    patch.setattr("fedpriv.clients.guard.system_key", lambda: bytes(32))
+    honest = integers.round_noise
     patch.setattr(
-        ReleasingSilo,
-        "_fresh",
-        lambda self, t, chain: honest(dataclasses.replace(self, number=0), t, chain),
+        integers, "round_noise", lambda _, owner, t, chain, sums: honest(bytes(32), 0, t, bytes(32), 0 * sums)
     )
 
 
 def one_key_for_all_runs(patch: pytest.MonkeyPatch) -> None:
-    """45: a second open run is served under the first one's key."""
-    honest, public = KeyedNormal.__init__, seed_key(1, "noise")
-    patch.setattr(
-        KeyedNormal,
-        "__init__",
-        lambda self, key, dtype="float32": honest(self, key if key == public else bytes(32), dtype),
-    )
+    """45: a second open run is served under the first one's key, and what it was asked is not hashed."""
+    honest, drawn = integers.round_noise, integers_key(1)
+
+    def forgetful(key: bytes, owner: int, t: int, chain: bytes, sums: Any) -> KeyedIntegers:
+        return honest(key if key == drawn else bytes(32), owner, t, bytes(32), 0 * sums)
+
+    patch.setattr(integers, "round_noise", forgetful)
 
 
 def a_key_from_the_seed(patch: pytest.MonkeyPatch) -> None:
     """47, and the same at a silo: anybody can draw the noise again."""
-    honest = KeyedNormal.__init__
-    patch.setattr(
-        KeyedNormal, "__init__", lambda self, _, dtype="float32": honest(self, seed_key(1, "noise"), dtype)
-    )
-
-
-def state_without_nodes(patch: pytest.MonkeyPatch) -> None:
-    """44: what a guard writes to its ledger has lost the mechanism's vectors."""
-    honest = fedpriv.clients.guard.pack
-    patch.setattr(fedpriv.clients.guard, "pack", lambda state: honest(state._replace(hidden=())))
+    for module in ("fedpriv.clients.guard", "fedpriv.server.journal"):
+        patch.setattr(f"{module}.system_key", lambda: integers_key(1))
 
 
 def refusals_that_tell(patch: pytest.MonkeyPatch) -> None:
@@ -134,10 +137,33 @@ def refusals_that_tell(patch: pytest.MonkeyPatch) -> None:
 
 
 def float32_noise(patch: pytest.MonkeyPatch) -> None:
-    """2 and 5, at the server: noise of the run's type, not rounded."""
-    patch.setattr(NoiseChain, "source", lambda self, link: KeyedNormal(self._of(b"noise", link), "float32"))
-    patch.setattr(fedpriv.server.noise, "released", lambda noisy, _, dtype: noisy.to(dtype))
+    """2 and 5: noise of floating-point numbers of the run's type, with its generator's radii."""
+    calls = iter(range(10**9))
+
+    def drawn(self: KeyedIntegers, size: int, sigma: float, node: int = 0) -> Any:
+        source = KeyedNormal(derive_key(b"float32", str(next(calls))), np.float32)
+        return np.rint(source.vector(size, 0, 1).astype(np.float64) * sigma).astype(np.int64)
+
+    patch.setattr(KeyedIntegers, "vector", drawn)
 
 
-def chain_from_the_seed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(NoiseChain, "source", lambda *_: simulation_noise(1, "float32"))
+def coarse_noise(patch: pytest.MonkeyPatch) -> None:
+    """Noise of some twenty digits, as a float32 holds: its lowest bits are zeros, the sum's are in the clear."""
+    honest = KeyedIntegers.vector
+
+    def coarse(self: KeyedIntegers, size: int, sigma: float, node: int = 0) -> Any:
+        return honest(self, size, sigma, node) >> 20 << 20
+
+    patch.setattr(KeyedIntegers, "vector", coarse)
+
+
+def release_that_reads_the_sum(patch: pytest.MonkeyPatch) -> None:
+    """Noise is rounded to be sent, and the sum is added again: what leaves is no function of y."""
+    honest = integers.private_sums
+
+    def reading(strategy: Any, claim: Any, state: Any, t: int, sums: Any, noise_of: Any) -> Any:
+        noisy, after = honest(strategy, claim, state, t, sums, noise_of)
+        exact, _ = strategy.step(state, t, sums)
+        return ((noisy - exact) >> 25 << 25) + exact, after
+
+    patch.setattr(integers, "private_sums", reading)

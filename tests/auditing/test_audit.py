@@ -55,9 +55,9 @@ def test_mechanisms_with_state_stand(small_cell: MakeCell, trust: str, mechanism
     "trust",
     ["trusted", "untrusted", "secure-aggregation"],
 )
-@pytest.mark.parametrize("family", ["lattice", "hostile queries"])
+@pytest.mark.parametrize("family", ["integers", "driven canaries", "hostile queries"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_lattice_and_hostile_queries_tell_nothing(
+def test_integers_and_hostile_queries_tell_nothing(
     small_cell: MakeCell, trust: str, family: str, dtype: str
 ) -> None:
     """For new keys a false refutation has probability at most 0.2 %."""
@@ -168,7 +168,7 @@ def test_exit_codes_of_the_command(
     assert stands.value.code == 0
     found = json.loads(said.out)
     assert found["stands"] is True
-    assert set(found["families"]) == {"canaries", "lattice", "hostile queries"}
+    assert set(found["families"]) == {"canaries", "driven canaries", "integers", "hostile queries"}
     assert said.err.startswith("fedpriv: auditing")
     monkeypatch.setattr(IndependentGaussian, "noise", lambda _, state, t, fresh: (fresh / 4, state))
     monkeypatch.setattr("sys.argv", ["fedpriv", "audit", str(path), "--trials", "2048"])

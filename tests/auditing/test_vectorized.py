@@ -90,7 +90,6 @@ def shown(small: Cell, folder: Path, patch: pytest.MonkeyPatch) -> float:
         np.concatenate(seen),
         none,
         none,
-        np.zeros((n, ROUNDS, 2)),  # its noise is the public seed's, as every simulation's
         np.concatenate(coins),
         np.tile(layout.round, RUNS),
     )

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from fedpriv.accounting import gdp, rdp, zcdp
 from fedpriv.cli.privacy import app
 from fedpriv.errors import InputError
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Workload
+from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, LambdaCgd, Workload
 from fedpriv.participation.fixed_order import Schedule
 
 
@@ -115,7 +116,62 @@ def test_compare_lists_every_mechanism_with_the_librarys_numbers() -> None:
         assert row["error_in_mean"] == pytest.approx(row["error_rms"] / 2)
         assert row["memory_vectors"] == mechanism.memory_vectors(workload)
         assert row["sensitivity_exact"] is True
+    assert sum(row["auto"] for row in answer["mechanisms"]) == 1
+    best = min(row["queries"] for row in answer["mechanisms"] if row["memory_vectors"] <= 4)
+    assert next(row["queries"] for row in answer["mechanisms"] if row["auto"]) <= 1.01 * best
+    assert all(row["queries"] >= answer["least"]["queries"] for row in answer["mechanisms"])
     assert answer["participation"] == "3 epochs in a fixed order"
+
+
+@pytest.mark.parametrize(
+    ("line", "auto", "most"),
+    [
+        ("accelerated-dp-srgd --rounds 60", "lambda-cgd", 1.015),
+        ("dp-mu2-fl --rounds 16", "lambda-cgd", 1.015),
+        ("unaccelerated-dp-srgd --rounds 60", "blt", 1.01),
+        ("dp-ftrl --set momentum=0.9 --rounds 60", "blt", 1.21),
+    ],
+)
+def test_compare_shows_what_noise_does_to_an_algorithms_output(line: str, auto: str, most: float) -> None:
+    """The specification's ratios to the least that any mechanism leaves in the output."""
+    answer = asked(f"compare --algorithm {line} --mu 1 --dimension 0 --silos 4 --clip 3")
+    rows = answer["mechanisms"]
+    (chosen,) = (row for row in rows if row["auto"])
+    assert chosen["mechanism"].startswith(auto)
+    assert chosen["output_over_least"] <= most
+    assert all(row["output_over_least"] >= 1.0 - 1e-9 for row in rows)
+    for row in rows:
+        assert row["output"] == pytest.approx(row["output_over_least"] * answer["least"]["output"])
+        assert row["error_in_mean"] == pytest.approx(row["error_rms"] / 2)
+        assert row["seconds_per_round"] is None
+
+
+def test_compare_gives_the_golden_noise_of_the_output() -> None:
+    """At 1-GDP under zero-out with steps of 1, one silo and clip 1, figures are those of sensitivity 1."""
+    answer = asked("compare --algorithm dp-ftrl --set momentum=0.9 --rounds 60 --mu 1 --relation zero-out")
+    rows = {row["mechanism"]: row for row in answer["mechanisms"]}
+    assert rows["tree"]["output"] == pytest.approx(32.7777786, rel=1e-8)
+    assert answer["least"]["output"] == pytest.approx(9.982029897, rel=1e-9)
+    assert rows["tree"]["seconds_per_round"] > 0.0
+    assert asked("compare --algorithm momentum-tree --rounds 20 --mu 1")["least"]["output"] is None
+
+
+def test_compare_draws_what_it_prints(tmp_path: Path) -> None:
+    ask(f"compare --rounds 20 --mu 1 --plot {tmp_path / 'sums.svg'}")
+    ask(f"compare --algorithm dp-ftrl --rounds 12 --mu 1 --dimension 100 --plot {tmp_path / 'row.png'}")
+    assert (
+        "tree, 5 vectors" in (tmp_path / "sums.svg").read_text() or (tmp_path / "sums.svg").stat().st_size > 5000
+    )
+    assert (tmp_path / "row.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_noise_that_is_to_be_fitted_is_fitted_to_the_sums() -> None:
+    """Without numbers "blt" and "auto" serve the mean noise of running sums; with them they are taken as given."""
+    fitted = asked("noise --rounds 100 --mu 1 --mechanism blt")
+    assert fitted["error_rms"] < asked("noise --rounds 100 --mu 1 --mechanism tree")["error_rms"]
+    given = asked("noise --rounds 100 --mu 1 --mechanism lambda-cgd --set theta=[0.96]")
+    workload = Workload(Schedule(100, 100), 1.0, np.ones(100))
+    assert given["sensitivity_value"] == pytest.approx(LambdaCgd(1.0, (0.96,), (0.0,)).sensitivity(workload))
 
 
 def test_compare_as_text_has_a_line_a_mechanism_and_marks_bounds() -> None:
@@ -136,7 +192,19 @@ def test_compare_as_text_has_a_line_a_mechanism_and_marks_bounds() -> None:
         ("convert --mu 1 --delta 2", "delta = 2"),
         ("convert --mu 1 --relation add-one", "'replace-one', 'zero-out'"),
         ("noise --rounds 10 --mu 0", "mu = 0"),
-        ("noise --rounds 10 --mu 1 --mechanism blt", "'independent', 'tree', 'banded'"),
+        ("noise --rounds 10 --mu 1 --mechanism bst", "'independent', 'tree', 'banded'"),
+        ("noise --rounds 10 --mu 1 --mechanism blt --set theta=[0.5]", "theta has 1 roots and phi 0"),
+        ("noise --rounds 10 --mu 1 --mechanism tree --set theta=[0.5]", 'theta is for mechanism = "blt"'),
+        ("noise --rounds 10 --mu 1 --mechanism blt --set theta=[0.5,0.6] --set phi=[0.4,0.1]", "θ_1 > φ_1"),
+        ("noise --rounds 10 --mu 1 --mechanism blt --set max_vectors=0", "max_vectors = 0 are too few"),
+        ("noise --rounds 10 --epochs 2 --mu 1 --mechanism blt --set scale=true", "one pass with equal clips"),
+        ("compare --rounds 10 --mu 1 --set momentum=0.5", "give --algorithm"),
+        ("compare --rounds 10 --mu 1 --algorithm dp-ftrl --decay 0.5", "a decay of its own"),
+        ("compare --rounds 10 --mu 1 --algorithm dp-sgd", "cannot be fitted"),
+        ("compare --rounds 10 --mu 1 --algorithm goldstein-erm", "cannot be fitted"),
+        ("compare --rounds 10 --mu 1 --algorithm dp-ftrl --set momentum=2", "momentum = 2"),
+        ("compare --rounds 10 --mu 1 --algorithm dp-ftrl --dimension 0 --plot a.txt", "--plot a.txt"),
+        ("compare --rounds 10 --mu 1 --plot /nowhere/a.png", "cannot be written"),
         ("noise --rounds 10 --mu 1 --decay 2", "decay = 2"),
         ("noise --rounds 10 --mu 1 --clip 0", "clip = 0"),
         ("noise --rounds 10 --mu 1 --trust maybe", "trust"),

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import fedpriv
 from fedpriv.cli.app import app
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import load_scenario
 from fedpriv.theory.accelerated import Problem, non_realizable, realizable
+from fedpriv.theory.goldstein import Nonsmooth, plan_multi, plan_single
+from fedpriv.theory.momentum import tree_gradient_bound
 from fedpriv.theory.noisy_minibatch import by_moments
 
 SCENARIO = """
@@ -159,3 +162,89 @@ def test_rounds_that_no_scenario_can_have_are_not_called_runnable(scenario: Path
     (point,) = asked(file)
     (found,) = point["theorems"]
     assert "no multiple of the 6000 rounds of an epoch" in found["refusal"]
+
+
+def _with_algorithm(tmp_path: Path, algorithm: str, **sections: str) -> Path:
+    """The scenario with another [algorithm], and sections added or replaced by their text."""
+    text = SCENARIO
+    parts = {"algorithm": algorithm, **sections}
+    for name, lines in parts.items():
+        head = f"[{name}]\n"
+        before, _, after = text.partition(head)
+        rest = after[after.index("[") :] if "[" in after else ""
+        text = f"{before}{head}{lines}\n{rest}"
+    file = tmp_path / "other.toml"
+    file.write_text(text)
+    return file
+
+
+def test_goldsteins_theorems_have_their_plans_and_bounds(tmp_path: Path) -> None:
+    keys = """name = "goldstein-single-pass"
+trust = "trusted"
+smoothing = 0.1
+radius = 0.01
+period = 5
+anchor_clip = 1.0
+clip = 0.5
+window = 2"""
+    file = _with_algorithm(tmp_path, keys)
+    (point,) = asked(file)
+    assert "--gap" in point["theorems"][0]["refusal"]
+    (point,) = asked(file, "--gap", "2.3")
+    numbers, told = point["theorems"][0]["numbers"], point["problem"]
+    known = Nonsmooth(told["dimension"], told["lipschitz"], 2.3, 0.1, "first", 8, True)
+    plan = plan_single(known, told["records"], 2.0 * 2.0)
+    assert numbers["bound"] == pytest.approx(plan.bound)
+    assert numbers["noise std"] == pytest.approx(plan.difference_std)
+    text = CliRunner().invoke(app, ["privacy", "theorem", str(file), "--gap", "2.3"]).output
+    assert "Theorem 6.1" in text
+    assert "bound" in text
+
+
+def test_the_multi_pass_theorem_is_asked_for_its_best_target(tmp_path: Path) -> None:
+    keys = """name = "goldstein-erm"
+trust = "trusted"
+smoothing = 0.1
+radius = 0.01
+period = 5
+anchor_clip = 1.0
+clip = 0.5
+window = 2"""
+    file = _with_algorithm(tmp_path, keys, federation="silos = 2\nrounds = 10\nepochs = 10\nbatch = 100\n")
+    (point,) = asked(file, "--gap", "2.3")
+    told = point["problem"]
+    known = Nonsmooth(told["dimension"], told["lipschitz"], 2.3, 0.1, "first", 8, True)
+    for target in (0.01, 0.1, 0.5, 1.0, 2.0):
+        other = plan_multi(known, told["records"], target * told["lipschitz"], 4.0)
+        assert point["theorems"][0]["numbers"]["bound"] <= other.bound * (1.0 + 1e-3)
+
+
+def test_theorem_6_has_its_bound_where_the_gap_is_known(tmp_path: Path) -> None:
+    file = _with_algorithm(tmp_path, 'name = "momentum-tree"\ntrust = "trusted"')
+    (without,), (point,) = asked(file), asked(file, "--gap", "2.3")
+    told = point["problem"]
+    expected = tree_gradient_bound(
+        2.3, told["lipschitz"], told["smoothness"], told["records"], told["dimension"], told["epsilon"], 1e-5
+    )
+    assert point["theorems"][0]["numbers"]["bound"] == pytest.approx(expected)
+    assert "bound" not in without["theorems"][0]["numbers"]
+    result = CliRunner().invoke(app, ["privacy", "theorem", str(file), "--gap", "0"])
+    assert "gap = 0" in str(result.exception or result.output)
+
+
+def test_what_was_measured_stands_beside_the_theorems(tmp_path: Path) -> None:
+    """The excess risk is exact where the population is known."""
+    file = _with_algorithm(
+        tmp_path,
+        'name = "dp-mu2-fl"\ntrust = "trusted"\ndiameter = 2.0',
+        data='name = "linear-regression"',
+        federation="silos = 2\nrounds = 10\n",
+    )
+    file.write_text(file.read_text() + '[model]\nname = "least-squares"\n[sweep]\nseeds = 2\n')
+    folder = tmp_path / "run"
+    results = fedpriv.run(file, out=folder)
+    (point,) = asked(file, "--run", str(folder))
+    measured = sum(cell.metrics["excess_risk"] for cell in results.cells) / 2
+    assert point["scenario"]["excess risk"] == pytest.approx(measured)
+    (without,) = asked(file)
+    assert "excess risk" not in without["scenario"]

@@ -9,26 +9,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from flwr.app import Message
 
+from fedpriv.clients import daemon
 from fedpriv.clients.app import app as client_app
-from fedpriv.clients.ledger import SiloLedger
+from fedpriv.clients.daemon import Reply
+from fedpriv.clients.guard import Guard
+from fedpriv.clients.ledger import LedgerError, SiloLedger
+from fedpriv.clients.policy import read_policy
 from fedpriv.clients.proxy import ask
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
 from fedpriv.protocol.arrays import one_array
 from fedpriv.protocol.messages import Refusal
 from fedpriv.protocol.run_config import run_config_of
-from fedpriv.randomness import simulation_noise
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import resolve_cell
-from fedpriv.server.strategy import ReleaseStrategy
+from fedpriv.server.app import simulated_strategy
 from tests.clients.guarded import CELL, ZERO, start_daemon, write_silo
 from tests.conftest import small_tree
 
@@ -79,9 +83,8 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
             return list(super().send_and_receive(messages, timeout=timeout))
 
     task = task_of_cell(cell)
-    strategy = ReleaseStrategy(
-        plan_of(cell, task.objective), task.objective.initial(), simulation_noise(0, "float64")
-    )
+    plan = plan_of(cell, task.objective, released=True)
+    strategy = simulated_strategy(plan, task.objective.initial(), cell)
     strategy.start(GuardedGrid(client_app, 3, run_config), one_array(task.objective.initial()))
     assert strategy.rounds_done == 8
     assert strategy.counts is None  # a guard does not tell, and nobody takes that for none
@@ -130,10 +133,56 @@ def test_a_supernode_without_a_guard_is_refused(monkeypatch: pytest.MonkeyPatch)
     cell = resolve_cell(small_tree(seed=99), "test")  # no other test's, so that no silo is built yet
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/flwr-clientapp"])
     task = task_of_cell(cell)
-    strategy = ReleaseStrategy(
-        plan_of(cell, task.objective), task.objective.initial(), simulation_noise(0, "float64")
-    )
+    plan = plan_of(cell, task.objective, released=True)
+    strategy = simulated_strategy(plan, task.objective.initial(), cell)
     with pytest.raises(RunError, match="has no guard"):
         strategy.start(
             InProcessGrid(client_app, 3, run_config_of(cell, Path())), one_array(task.objective.initial())
         )
+
+
+class Clock:
+    """Time that passes only where somebody works or sleeps; a guard works for so long at each request."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.now, self.work, self.replied = 0.0, list(seconds), []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(
+    ("tick", "moments"), [(0.05, [0.05, 0.1, 0.2, 0.35]), (0.0, [0.013, 0.062, 0.113, 0.233])]
+)
+def test_replies_and_refusals_leave_at_multiples_of_the_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tick: float, moments: list[float]
+) -> None:
+    """Guarantee: a request takes a whole multiple of `allow.tick`, and nothing else is begun until then."""
+    clock = Clock(0.013, 0.049, 0.051, 0.12)
+
+    class Slow:
+        peers = 0
+
+        def answer(self, *_: object) -> torch.Tensor:
+            clock.now += (seconds := clock.work.pop(0))
+            if seconds < 0.04:
+                raise RunError("refused")
+            if seconds < 0.05:
+                raise LedgerError("full")
+            return ZERO
+
+    class Kept(Future[Reply]):
+        def set_result(self, result: Reply) -> None:
+            clock.replied.append(round(clock.now, 9))
+            super().set_result(result)
+
+    monkeypatch.setattr(daemon, "time", clock)
+    desk = daemon.Desk(read_policy(write_silo(tmp_path, tick=tick)), cast("Guard", Slow()))
+    header = {"run": "r", "cell": "{}", "t": 1, "keys": "", "dtype": "float64"}
+    for _ in range(4):
+        desk._waiting.put(daemon.Asked(header, bytearray(8), Kept()))
+        desk.work_once()
+    assert clock.replied == moments

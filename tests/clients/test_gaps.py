@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from fedpriv.clients.silo import Silo, SimulatedFederation
+from fedpriv.clients.federation import SimulatedFederation
+from fedpriv.clients.silo import Silo
 from fedpriv.errors import InputError, RunError
 from fedpriv.mechanisms import BinaryTree
 from fedpriv.running.plan import plan_of

@@ -105,8 +105,10 @@ def test_increments_are_clipped_whatever_the_query(tmp_path: Path) -> None:
     packed = SiloLedger(tmp_path / "ledger-0.sqlite").run("run")
     assert packed is not None
     assert packed.state is not None
-    total = unpack(packed.state, next(iter(guard._open.values()))).sum.total
-    assert float(total.norm()) <= 2 * CLIP * (1 + 1e-9)
+    silo = next(iter(guard._open.values()))
+    assert silo.plan.exact is not None
+    (total,) = unpack(packed.state, silo).sums
+    assert 0.0 < float(total.double().norm()) * silo.plan.exact.lattice.unit <= 2 * CLIP
 
 
 def test_a_full_disk_releases_nothing(tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ from fedpriv.clients.ledger import SiloLedger
 from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.clients.state import pack, unpack
 from fedpriv.errors import RunError
+from fedpriv.exact.fixed_point import Ints
+from fedpriv.exact.subkeys import START, round_noise
 from fedpriv.objectives import Records
 from fedpriv.randomness import KeyedNormal
 from fedpriv.secure_aggregation.masks import Masker
-from tests.attacks.guards import KEPT_STATE, guard_for, guard_process, random_records, scenario, zeros
-from tests.attacks.test_hostile_server import cards
+from tests.attacks.guards import KEPT_STATE, cards, guard_for, guard_process, random_records, scenario, zeros
 from tests.clients.guarded import guard_of
 
 
@@ -54,9 +55,7 @@ def test_a_guard_that_restarts_between_all_rounds_releases_what_one_in_memory_do
         release, state = silo.answer(state, t, query)
         assert found.dtype == getattr(torch, dtype)
         assert torch.equal(found, silo.message(release.vector, t, b"", state.chain)), t
-        for kept, there in zip(
-            unpacked(state, silo), (state.sum.total, *state.sum.past, *state.hidden), strict=True
-        ):
+        for kept, there in zip(unpacked(state, silo), (*state.past, *state.sums, *state.hidden), strict=True):
             assert kept.dtype == there.dtype
             assert torch.equal(kept, there)
 
@@ -64,11 +63,13 @@ def test_a_guard_that_restarts_between_all_rounds_releases_what_one_in_memory_do
 def unpacked(state: Any, silo: ReleasingSilo) -> tuple[torch.Tensor, ...]:
     again = unpack(pack(state), silo)
     assert (again.answered, again.chain) == (state.answered, state.chain)
-    return (again.sum.total, *again.sum.past, *again.hidden)
+    return (*again.past, *again.sums, *again.hidden)
 
 
 @pytest.mark.parametrize("name", KEPT_STATE)
-def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(tmp_path: Path, name: str) -> None:
+def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Variance of every round's noise against the algebra: 7,850 values, 6 standard errors, 1.6e-8 a run."""
     cell = scenario(**KEPT_STATE[name])
     guard = guard_for(tmp_path, *random_records())
@@ -80,25 +81,38 @@ def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(tmp_path: P
     workload = Workload(silo.plan.schedule, stream.decay, np.array(stream.clips), stream.period)  # type: ignore[arg-type]
     wanted = stream.std**2 * silo.plan.mechanism.variance(workload)
     state = silo.start()
+    monkeypatch.setattr("fedpriv.exact.release.drawn", lambda *_: np.int64(0))
     for t, found in enumerate(released, start=1):
-        _, state = silo.answer(state, t, zeros())
-        noise = (found - state.sum.total).numpy()
+        exact, state = silo.answer(state, t, zeros())
+        noise = (found - exact.vector).numpy()
         assert noise.var() == pytest.approx(wanted[t - 1], rel=6 * np.sqrt(2 / 7850)), t
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation"])
 @pytest.mark.parametrize("name", KEPT_STATE)
-def test_what_leaves_is_rounded_once_to_a_public_unit(tmp_path: Path, name: str, dtype: str) -> None:
-    """Multiples of 2^-20 of the noise's least standard deviation, no coarser than it; noise and sum are finer."""
-    cell = scenario(**KEPT_STATE[name], run__dtype=dtype)
-    guard = guard_for(tmp_path, *random_records())
-    for t in range(1, 8):
-        found = guard.answer("run", cell, t, zeros(getattr(torch, dtype)))
-        plan = guard._open["run"].plan
-        least = float(plan.noise.std_of(0)) * plan.mechanism.fresh_std
-        units = found.double().numpy() / 2.0 ** (np.floor(np.log2(least)) - 20)
-        assert np.array_equal(units, np.round(units)), t
-        assert float(found.std()) > 0.5 * least
+def test_what_leaves_is_a_function_of_the_noisy_integers(
+    tmp_path: Path, name: str, trust: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guarantee of `ReleasingSilo`: with other records and the same y, every reply has the same bytes."""
+    cell = scenario(trust, **KEPT_STATE[name])
+    generator = np.random.default_rng(1)
+    noisy = {(t, n): generator.integers(-(2**40), 2**40, (n, 7850)) for t in range(1, 9) for n in (1, 2, 3)}
+
+    def fixed(_: Any, __: Any, state: Any, t: int, sums: Ints, *rest: Any) -> tuple[Ints, Any]:
+        return noisy[t, sums.size // 7850].reshape(sums.shape), state
+
+    monkeypatch.setattr("fedpriv.running.integers.private_sums", fixed)
+    monkeypatch.setattr("fedpriv.clients.guard.system_key", lambda: bytes(32))
+    monkeypatch.setattr(Masker, "mask", lambda _, __, ___, t, size, chain: np.full(size, t, np.uint64))
+    replies = []
+    for seed in (0, 1):
+        allowed = {"trust": trust, "silos": 3 if trust == "secure-aggregation" else None, "budget": 9.0}
+        guard = guard_for(tmp_path / str(seed), *random_records(seed=seed), **allowed)
+        keys = cards(guard.public_key("run", cell)) if trust == "secure-aggregation" else b""
+        replies.append([guard.answer("run", cell, t, zeros(), keys) for t in range(1, 9)])
+    for one, other in zip(*replies, strict=True):
+        assert torch.equal(one, other)
+        assert len(one.unique()) > 200
 
 
 def test_two_runs_at_once_have_keys_states_and_noise_of_their_own(tmp_path: Path) -> None:
@@ -193,10 +207,13 @@ def test_mask_secret_and_noise_are_unrelated_and_neither_is_public(tmp_path: Pat
         assert found not in [Masker(guess, 0).public for guess in guesses]
         assert found == Masker(KeyedNormal(opened.key).secret(0), 0).public
         silo = ReleasingSilo.of(0, silo_of(guard, cell, run).plan, _no_records(), opened.key, b"")
-        assert not np.array_equal(
-            silo._fresh(1, b"").numpy(),
-            KeyedNormal(KeyedNormal(opened.key).secret(0), np.float64).vector(7850, 0, 1),
-        )
+        secret = KeyedNormal(opened.key).secret(0)
+        drawn = [
+            round_noise(key, 0, 1, START, np.zeros(7850, np.int64)).vector(7850, 2.0**40)
+            for key in (opened.key, secret)
+        ]
+        assert not np.array_equal(*drawn)
+        assert secret != silo.key
 
 
 def _no_records() -> Records:

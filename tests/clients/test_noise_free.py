@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.clients.federation import simulated_silo
 from fedpriv.clients.guard import Guard
 from fedpriv.clients.ledger import SiloLedger, create_ledger
 from fedpriv.clients.policy import Policy
 from fedpriv.clients.shard import Shard
-from fedpriv.clients.silo import simulated_silo
 from fedpriv.errors import RunError
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from fedpriv.clients.ledger import SiloLedger, create_ledger
-from fedpriv.clients.policy import read_policy
+from fedpriv.clients.policy import Allowed, Policy, read_policy
 from fedpriv.clients.shard import load_shard
+from fedpriv.clients.template import write_template
 from fedpriv.errors import InputError, RunError
 from tests.clients.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_of, write_silo
 
@@ -75,6 +76,70 @@ def test_the_budget_is_for_the_shard_and_not_for_a_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="budget is 4"):
         again.answer("d", cell_json(privacy__rho=0.1), 1, ZERO)
     assert torch.isfinite(again.answer("b", cell_json(privacy__rho=3.2), 2, ZERO)).all()
+
+
+@pytest.mark.parametrize(
+    ("epochs", "algorithm"),
+    [
+        (2, {"name": "dp-ftrl", "clip": 1e-3, "step": 0.1}),
+        (2, {
+            "name": "momentum-tree-aligned", "clip": 1.0, "alpha": 1.0, "step": 0.1, "gamma": 0.3,
+            "difference_clip": 1.0, "residual_clip": 1e-3,
+        }),
+        (1, {
+            "name": "goldstein-single-pass", "anchor_clip": 1.0, "clip": 1e-3, "period": 4, "radius": 0.1,
+            "smoothing": 0.01, "window": 2, "step": 0.1, "oracle": "first-order", "anchor_batches": 1,
+        }),
+    ],
+    ids=["clip", "residual_clip", "clip beside an anchor's"],
+)  # fmt: skip
+def test_the_smallest_clip_of_any_round_and_part_has_a_bound_too(
+    tmp_path: Path, epochs: int, algorithm: dict[str, Any]
+) -> None:
+    """A server that clips at next to nothing chooses the numbers that arithmetic is worst at."""
+    asked = cell_json(
+        algorithm={"trust": "untrusted", **algorithm},
+        federation__epochs=epochs,
+        privacy={"relation": "replace-one", "mu": 1.0},
+    )
+    with pytest.raises(RunError, match=r"the scenario clips at 0\.001, allowed is 0\.01 or more"):
+        guard_of(write_silo(tmp_path, least_clip=0.01)).answer("run", asked, 1, ZERO)
+    assert torch.isfinite(guard_of(write_silo(tmp_path, least_clip=1e-3)).answer("run", asked, 1, ZERO)).all()
+
+
+def test_a_policy_written_before_a_key_was_there_still_loads(tmp_path: Path) -> None:
+    """What it does not say is at its default: none of these keys widens what it allowed."""
+    allow = read_policy(write_silo(tmp_path)).allow
+    assert (allow.least_clip, allow.query, allow.tick) == (2.0**-40, 2.0**40, 0.05)
+    assert allow.model_fields_set == {"relation", "clip", "rounds", "budget"}
+
+
+def test_a_template_has_every_key_and_is_a_policy(tmp_path: Path) -> None:
+    path = tmp_path / "new.toml"
+    write_template(path)
+    policy = read_policy(path)
+    assert (policy.allow.relation, policy.allow.trust, policy.shard.name) == (
+        "replace-one",
+        "untrusted",
+        "shard.npz",
+    )
+    text = path.read_text()
+    for model in (Policy, Allowed):
+        for name, field in model.model_fields.items():
+            assert name == "allow" or f"{name} = " in text
+            assert field.description is None or field.description.split()[-1] in text
+    with pytest.raises(InputError, match="exists"):
+        write_template(path)
+    with pytest.raises(InputError, match="cannot be written"):
+        write_template(tmp_path / "nowhere" / "new.toml")
+
+
+def test_bounds_of_clips_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"least_clip = 2 is above clip = 1: no run has both"):
+        read_policy(write_silo(tmp_path, clip=1.0, least_clip=2.0))
+    for key, value in {"least_clip": 2.0**-41, "tick": -0.1, "query": 0.0}.items():
+        with pytest.raises(InputError, match=rf"allow\.{key}"):
+            read_policy(write_silo(tmp_path, **{key: value}))
 
 
 def test_files_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.clients.federation import simulated_silo
 from fedpriv.clients.guard import begin_ledger, open_guard
 from fedpriv.clients.policy import read_policy
 from fedpriv.clients.prepare import prepare_silos
 from fedpriv.clients.shard import load_shard
-from fedpriv.clients.silo import simulated_silo
 from fedpriv.errors import InputError, RunError
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Scenario

@@ -10,7 +10,8 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from scipy import stats
 
-from fedpriv.clients.silo import Silo, simulated_silo
+from fedpriv.clients.federation import simulated_silo
+from fedpriv.clients.silo import Silo
 from fedpriv.clients.state import ContextStore
 from fedpriv.errors import RunError
 from fedpriv.randomness import KeyedNormal

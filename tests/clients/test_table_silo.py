@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.clients.federation import simulated_silo
 from fedpriv.clients.guard import Guard, begin_ledger, open_guard
 from fedpriv.clients.policy import read_policy
 from fedpriv.clients.prepare import policy_text, prepare_silos
-from fedpriv.clients.silo import simulated_silo
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.errors import InputError, RunError
 from fedpriv.running.task import task_of_cell

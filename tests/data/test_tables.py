@@ -138,6 +138,21 @@ def test_a_table_is_a_data_set_with_sites_and_persons(tmp_path: Path) -> None:
     assert len(load_test(name, table=schema()).labels) == 20
 
 
+def test_a_server_reads_a_file_of_test_records_alone(tmp_path: Path) -> None:
+    held = [
+        {key: value for key, value in record.items() if key != "hospital"}
+        for record in rows()
+        if record["part"] == "test"
+    ]
+    name = str(write_csv(tmp_path / "test.csv", held))
+    part = load_test(name, table=schema())
+    assert (len(part.labels), part.sites) == (20, None)
+    whole = load_test(str(write_csv(tmp_path / "t.csv", rows())), table=schema())
+    np.testing.assert_array_equal(part.images, whole.images)
+    with pytest.raises(InputError, match="has no column 'hospital'"):
+        load(name, table=schema())
+
+
 def test_the_partition_by_site_gives_each_silo_its_own_records(tmp_path: Path) -> None:
     cell = resolve_cell(table_tree(write_csv(tmp_path / "t.csv", rows())), "test")
     sites = task_of_cell(cell).sites

@@ -33,7 +33,7 @@ from fedpriv.protocol.run_config import run_config_of
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell, load_scenario
-from fedpriv.server.noise_chain import NoiseChain
+from fedpriv.server.integer_sums import sums_of
 from fedpriv.server.strategy import ReleaseStrategy
 
 SCENARIO = Path(__file__).with_name("federation.toml")
@@ -58,7 +58,7 @@ class Federation:
             policy.write_text(text)
         assert link.address is not None
         self.silos = [
-            LocalSilo(number, len(policies), policy, link.address, node_keys(home, number))
+            LocalSilo(number, policy, link.address, node_keys(home, number))
             for number, policy in enumerate(policies)
         ]
 
@@ -126,7 +126,7 @@ class Federation:
         for process in psutil.process_iter():
             try:
                 ours = Path(process.environ().get("FLWR_HOME", "/")).is_relative_to(self.home)
-                if ours and any(Path(word).name == name for word in process.cmdline()[:2]):
+                if ours and any(Path(word).name == name for word in process.cmdline()[:5]):
                     found.append(process)
             except psutil.Error:
                 continue
@@ -157,7 +157,7 @@ class Federation:
     def replay(self, silo_keys: list[bytes], server_key: bytes) -> np.ndarray:
         """The model of the same run in one process, uninterrupted, with the keys that the federation used."""
         cell, task, order = self.cell, task_of_cell(self.cell), spread(self.cell)
-        plan = plan_of(cell, task.objective)
+        plan = plan_of(cell, task.objective, released=True)
         scenario = sha256(json.dumps(cell.canonical(), sort_keys=True).encode()).digest()
         app = ClientApp()
 
@@ -186,7 +186,8 @@ class Federation:
             return Message(release_content(leaving, None), reply_to=message)
 
         grid = InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path()))
-        strategy = ReleaseStrategy(plan, task.objective.initial(), NoiseChain(server_key))
+        initial = task.objective.initial()
+        strategy = ReleaseStrategy(plan, initial, sums_of(plan, initial, server_key))
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:

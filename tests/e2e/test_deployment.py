@@ -81,7 +81,7 @@ def test_a_command_that_is_killed_leaves_nothing_running_and_no_keys(tmp_path: P
         wanted = "raylet" if engine == "ray" else "flwr-serverapp"
 
         def is_there() -> bool:
-            return any(wanted in " ".join(process.cmdline()[:2]) for process in left_running(home))
+            return any(wanted in " ".join(process.cmdline()[:5]) for process in left_running(home))
 
         wait_until(lambda: is_there() or running.poll() is not None, wanted)
         assert running.poll() is None, running.communicate()

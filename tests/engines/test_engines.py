@@ -203,3 +203,11 @@ def test_memory_does_not_grow_with_rounds(tmp_path: Path) -> None:
         check=True,
     )
     assert float(done.stdout) < 30.0
+
+
+def test_the_vectorized_engine_refuses_integers_in_one_line(small_cell: MakeCell) -> None:
+    """It would train on floating-point noise under the name of another arithmetic."""
+    with pytest.raises(
+        InputError, match=r'run\.arithmetic = "integers": engine vectorized .* use --engine inprocess'
+    ):
+        run("vectorized", small_cell(), small_cell(run__arithmetic="integers"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.clients.silo import simulated_silo
+from fedpriv.clients.federation import simulated_silo
 from fedpriv.errors import InputError, RunError
 from fedpriv.estimators.gradients import Estimator, PlainGradient, SplitGradient
 from fedpriv.estimators.running_sum import absorb, empty_sum
@@ -324,6 +324,21 @@ def test_rows_tie_noise_steps_and_smoothness_to_the_same_numbers(small_cell: Mak
     assert plan.mechanism.difference == plan.estimator.difference_clip == pytest.approx(alpha * 0.5)
     assert plan.mechanism.residual == plan.estimator.residual_clip == pytest.approx(alpha * 0.2)
     assert plan.mechanism.decay == plan.estimator.decay == 1.0 - alpha
+
+
+def test_a_difference_is_charged_what_two_clipped_gradients_can_differ_by(small_cell: MakeCell) -> None:
+    """Guarantee: α min(LηN, 2G); with long steps α g_t is C at one epoch's start and -C at the next, no more."""
+    plans = [
+        planned(
+            small_cell, momentum_tree({"name": "momentum-tree-reduced", "clip": 2.0, "alpha": 0.5, "step": step})
+        )
+        for step in (1e-6, 100.0)
+    ]
+    short, long = (plan.mechanism for plan in plans)
+    assert isinstance(short, SlidingDifferences)
+    assert isinstance(long, SlidingDifferences)
+    assert short.difference == pytest.approx(short.residual * plans[0].schedule.rounds_per_epoch)
+    assert long.difference == 2.0 * plans[1].largest_clip == 2.0 * 0.5 * 2.0
 
 
 def test_a_model_without_known_smoothness_is_refused_unless_differences_are_clipped(small_cell: MakeCell) -> None:

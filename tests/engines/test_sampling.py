@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.subsampled import SubsampledGaussian
-from fedpriv.clients.silo import SimulatedFederation, simulated_silo
+from fedpriv.clients.federation import SimulatedFederation, simulated_silo
 from fedpriv.errors import InputError
 from fedpriv.participation.poisson import Poisson
 from fedpriv.privacy.ledger import as_data, claim_of, from_data

@@ -8,7 +8,6 @@ import numpy as np
 from fedpriv.exact.factored import Factored, factored
 from fedpriv.exact.fixed_point import ONE, Ints, coefficient
 from fedpriv.exact.lattice import Lattice
-from fedpriv.exact.rounded_banded import toeplitz_certified
 from fedpriv.exact.state import pack, unpack
 from fedpriv.exact.strategies import IntegerBuffered, IntegerStrategy
 from fedpriv.exact.strategies.buffered import buffered, series_of
@@ -21,6 +20,7 @@ from fedpriv.mechanisms import (
     Mechanism,
     Workload,
 )
+from fedpriv.mechanisms.sensitivity import nonincreasing
 from fedpriv.participation.fixed_order import Schedule
 
 UNITS = Lattice(0)
@@ -80,7 +80,7 @@ BUFFERED = {
 
 
 def buffered_certified(strategy: IntegerBuffered, workload: Workload) -> float:
-    return toeplitz_certified(series_of(strategy, workload.rounds), workload).value
+    return nonincreasing.of_series(workload, series_of(strategy, workload.rounds)).value
 
 
 def strategy_buffered(name: str, digits: int) -> IntegerBuffered:

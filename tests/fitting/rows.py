@@ -4,7 +4,8 @@ import numpy as np
 
 from fedpriv.estimators.gradients import Estimator, PlainGradient, RecursiveGradient
 from fedpriv.estimators.weights import PowerWeights
-from fedpriv.fitting import Objective, Response, objective_of, response_of
+from fedpriv.fitting import Objective, Response, objective_of
+from fedpriv.fitting.published import response_of
 from fedpriv.mechanisms import Workload
 from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, NesterovCoupling, Optimizer, ProjectedSGD
 from fedpriv.participation.fixed_order import Schedule

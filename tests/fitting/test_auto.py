@@ -70,21 +70,22 @@ def test_what_a_candidate_claims_is_what_its_mechanism_does(case: str) -> None:
 @pytest.mark.parametrize(
     ("row", "rounds", "rounds_per_epoch", "name"),
     [
-        ("accelerated", 60, None, "λ-CGD"),
-        ("dp-mu2-fl", 60, None, "λ-CGD"),
+        ("accelerated", 60, None, "lambda-cgd"),
+        ("dp-mu2-fl", 60, None, "lambda-cgd"),
         ("online-to-batch", 60, None, "independent"),  # its clips grow: early columns of C may be long
         ("dp-ftrl", 8, 2, "banded (2)"),
-        ("accelerated", 600, 60, "λ-CGD"),
-        ("unaccelerated", 60, None, "BLT 2"),
-        ("dp-ftrl", 600, 60, "BLT 2"),
-        ("dp-ftrl", 60, None, "BLT 2, scaled"),
-        ("dp-ftrl, momentum", 600, 60, "λ-CGD"),
+        ("accelerated", 600, 60, "lambda-cgd"),
+        ("unaccelerated", 60, None, "blt (2)"),
+        ("dp-ftrl", 600, 60, "blt (2)"),
+        ("dp-ftrl", 60, None, "blt (2, scaled)"),
+        ("dp-ftrl, momentum", 600, 60, "lambda-cgd"),
         ("accelerated", 2, None, "independent"),
         ("accelerated", 1, None, "independent"),
     ],
 )
 def test_choices(row: str, rounds: int, rounds_per_epoch: int | None, name: str) -> None:
-    assert auto(objective(row, rounds, rounds_per_epoch)).name == name
+    found = auto(objective(row, rounds, rounds_per_epoch))
+    assert found.name.partition(" (0.")[0] == name
 
 
 def test_the_bound_on_memory_is_kept_down_to_nothing() -> None:

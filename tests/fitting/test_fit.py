@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fedpriv.fitting import Objective, Response, compared, least, objective_of
-from fedpriv.fitting.auto import lengthened
 from fedpriv.fitting.fit import Fit, fit_lambda, fit_roots
 from fedpriv.fitting.loss import Loss, PlainLoss, ScaledLoss
 from fedpriv.mechanisms import BinaryTree, IndependentGaussian, Mechanism, Separated, Workload
@@ -29,12 +28,18 @@ def fitted(wanted: Objective, pairs: int, last_free: bool = True) -> Fit:
 
 @pytest.mark.parametrize(
     ("rounds", "pairs", "error"),
-    [(60, 2, 2.370437127), (600, 2, 3.140162313), (600, 3, 3.105023815), (10_000, 3, 4.033251607)],
+    [
+        (60, 2, 2.370437127),
+        (600, 2, 3.140162313),
+        (600, 3, 3.105023815),
+        pytest.param(10_000, 3, 4.033251607, marks=pytest.mark.slow),
+    ],
 )
 def test_golden_optima_of_prefix_sums(rounds: int, pairs: int, error: float) -> None:
     assert math.exp(fitted(last_prefix(rounds), pairs).loss / 2) == pytest.approx(error, rel=1e-8)
 
 
+@pytest.mark.slow
 def test_golden_optima_at_a_hundred_thousand_rounds() -> None:
     """jax-privacy's own fit: θ .9999528892, .9857068667 with a largest error of 5.2967471463."""
     wanted = last_prefix(100_000)
@@ -210,7 +215,7 @@ def test_unaccelerated_comes_within_one_percent(rounds: int) -> None:
 def test_ftrl_with_two_buffers_and_a_scale(row: str, rounds: int, most: float) -> None:
     wanted = objective(row, rounds)
     found = fit_roots(ScaledLoss(wanted), 2, True, fit_lambda(wanted).theta)
-    mechanism = lengthened(BufferedToeplitz(1.0, found.theta, found.phi), wanted.workload)
+    mechanism = BufferedToeplitz(1.0, found.theta, found.phi).lengthened(wanted.workload)
     assert output_ratio(mechanism, row, rounds) <= most
     assert mechanism.sensitivity(wanted.workload) == pytest.approx(
         BufferedToeplitz(1.0, found.theta, found.phi).sensitivity(wanted.workload), rel=1e-12

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import PlainGradient
-from fedpriv.fitting import adjoint, response_of, rows_response
+from fedpriv.fitting import adjoint, rows_response
 from fedpriv.fitting.adjoint import NoiseStream, pulled_back
+from fedpriv.fitting.published import response_of
 from fedpriv.mechanisms import AlignedDifferences, BandedSquareRoot, BinaryTree, Mechanism
 from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
 from fedpriv.optimizers import NormalizedSGD

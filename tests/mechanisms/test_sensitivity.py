@@ -125,7 +125,7 @@ def test_a_separation_of_at_least_the_bands_is_exact_for_any_clips(bands: int, e
     mechanism, workload = BandedSquareRoot(1.0, bands), Workload(Separated(8, 2, 3), 1.0, clips)
     found, farthest = mechanism.certified(workload), brute_force(factor(mechanism, workload), workload)
     assert found.exact is exact
-    assert found.value == pytest.approx(farthest) if exact else found.value > farthest
+    assert found.value == pytest.approx(farthest) if exact else found.value >= farthest * (1.0 - 1e-12)
 
 
 def test_the_number_of_participations_counts_also_without_overlap() -> None:

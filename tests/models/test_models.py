@@ -10,7 +10,9 @@ from pydantic import ValidationError
 
 from fedpriv.data.datasets import load
 from fedpriv.errors import InputError
-from fedpriv.models.table import MODELS, ModuleSettings, PerceptronSettings, SoftmaxSettings, model_named
+from fedpriv.models.linear import SoftmaxSettings
+from fedpriv.models.row import ModuleSettings
+from fedpriv.models.table import MODELS, PerceptronSettings, model_named
 from fedpriv.objectives import LayeredObjective, Records, SoftmaxRegression
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (50, 28, 28)).astype(np.uint8)

@@ -3,16 +3,20 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
+from fedpriv.accounting import GaussianDP
 from fedpriv.mechanisms.registry import MECHANISMS
-from fedpriv.privacy.ledger import as_data
+from fedpriv.privacy.claim import EXACT
+from fedpriv.privacy.ledger import as_data, claim_of, from_data
 from fedpriv.reports import statement
 from fedpriv.reports.statement import statements
+from fedpriv.running.outcome import finished_after
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.sweep.results import Results, message_bytes, privacy_of
+from fedpriv.sweep.results import Results, privacy_of
 from tests.conftest import small_tree
 
 PHASED = {"name": "phased-sgd", "trust": "curator", "step": 0.001, "radius": 1.0}
@@ -36,7 +40,7 @@ def said(cell: Cell, kind: str) -> statement.Statement:
 def test_every_mechanism_of_the_ledger_has_words() -> None:
     """Five of eight were shown as the name of a class."""
     assert all(kind.words.startswith(("Gaussian noise", "independent Gaussian")) for kind in MECHANISMS.values())
-    assert len({kind.words for kind in MECHANISMS.values()}) == len(MECHANISMS) == 8
+    assert len({kind.words for kind in MECHANISMS.values()}) == len(MECHANISMS) == 11
 
 
 @pytest.mark.parametrize(
@@ -136,5 +140,30 @@ def test_bytes_sent_are_those_of_a_message(trust: str, dtype: str, private: bool
         changes["privacy"] = {"relation": "replace-one", "mode": "none"}
     cell = cell_of(trust, **changes)
     plan = plan_of(cell, task_of_cell(cell).objective)
-    assert message_bytes(cell, 10) == 10 * plan.message_dtype.itemsize
-    assert message_bytes(cell, 10) == (40 if dtype == "float32" and (trust == "untrusted" or not private) else 80)
+    finished = finished_after(plan, 8, np.zeros(7850), {}, None, 0.0)
+    width = 4 if dtype == "float32" and (trust == "untrusted" or not private) else 8
+    assert finished.bytes_sent == 8 * 7850 * width
+    if private:
+        exact = plan_of(cell, task_of_cell(cell).objective, released=True)
+        width = {"untrusted": 4 if dtype == "float32" else 8, "trusted": 8, "secure-aggregation": 6}[trust]
+        assert finished_after(exact, 8, np.zeros(7850), {}, None, 0.0).bytes_sent == 8 * 7850 * width
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
+def test_an_exact_release_says_up_to_what_it_holds(trust: str) -> None:
+    """Claim, results and statement; floating point claims nothing but real numbers."""
+    cell = cell_of(trust)
+    for released, words in ((True, EXACT), (False, "in real arithmetic")):
+        streams = plan_of(cell, task_of_cell(cell).objective, released=released).releases(8)
+        record = privacy_of(cell, streams)
+        assert record["holds"] == words
+        (found,) = statements(Results("n", "", "deployment", True, {}, [0], None, [record], {}, None))
+        assert (EXACT in " ".join(found.assumptions)) == released
+        claim = claim_of(streams)
+        assert claim is not None
+        assert (EXACT in claim.statement(1e-5)) == released
+        assert isinstance(claim.guarantee, GaussianDP)
+        assert 4.0 * (1 - 1e-9) < claim.guarantee.mu <= 4.0
+        assert [from_data(as_data(stream)) for stream in streams] == list(streams)
+        if released:
+            assert max(stream.slack for stream in streams) < 2.0**-60

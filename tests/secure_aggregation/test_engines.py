@@ -13,9 +13,12 @@ from typer.testing import CliRunner
 from fedpriv.cli.app import app
 from fedpriv.mechanisms import (
     AlignedDifferences,
+    BandedInverseSquareRoot,
     BandedSquareRoot,
     BinaryTree,
+    BufferedToeplitz,
     IndependentGaussian,
+    LambdaCgd,
     LeafGaussian,
     Mechanism,
     SlidingDifferences,
@@ -81,6 +84,10 @@ MECHANISMS: list[Mechanism] = [
     BinaryTree(),
     BinaryTree(0.9, 5),
     BandedSquareRoot(1.0, 4),
+    BandedInverseSquareRoot(1.0, 4),
+    LambdaCgd(1.0, (0.9,), (0.0,)),
+    BufferedToeplitz(0.9, (0.9, 0.5), (0.7, 0.0), period=6),
+    BufferedToeplitz(1.0, (0.9, 0.5), (0.7, 0.2), tuple(1.0 + 0.1 * t for t in range(20))),
     LeafGaussian(0.7, 6, 0.25),
     SlidingDifferences(4, 0.3, 1.0, 1.0, 0.1, 0.8, 0.5, 0.4, 0.3, 0.2),
     AlignedDifferences(4, 0.3, 1.0, 1.0, None, 0.8, 0.5, 0.4, 0.3, 0.2),

@@ -16,7 +16,7 @@ from scipy import stats
 from torch import Tensor
 
 from fedpriv.clients.app import app as honest
-from fedpriv.clients.silo import simulated_silo
+from fedpriv.clients.federation import simulated_silo
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import InputError, RunError
 from fedpriv.objectives import Objective
@@ -25,10 +25,10 @@ from fedpriv.privacy.trust import Noise
 from fedpriv.protocol.arrays import one_array, vector_in
 from fedpriv.protocol.messages import KEY, keys_in, number_in
 from fedpriv.protocol.run_config import run_config_of
-from fedpriv.randomness import simulation_noise
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.server.app import simulated_strategy
 from fedpriv.server.strategy import ReleaseStrategy
 from tests.conftest import small_tree
 
@@ -65,7 +65,7 @@ def app_that(answer: Answer) -> ClientApp:
 
 def run_over(app: ClientApp, cell: Cell) -> ReleaseStrategy:
     initial = objective_of(cell).initial()
-    strategy = ReleaseStrategy(plan_with(cell), initial, simulation_noise(cell.seed, cell.run.dtype))
+    strategy = simulated_strategy(plan_with(cell), initial, cell)
     strategy.start(
         InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path())), one_array(initial), timeout=1.0
     )
@@ -97,7 +97,7 @@ def test_the_server_sees_uniform_words_whose_sum_is_the_sum_of_the_rounded_relea
     app, sent, queries = overheard
     cell = masked_cell(federation=UNEQUAL)
     run_over(app, cell)
-    grid, weights = plan_with(cell).grid, plan_with(cell).weights
+    grid, weights = plan_with(cell).lattice, plan_with(cell).weights
     assert grid is not None
     assert len(set(weights)) > 1
     silos = [simulated_silo(cell, number) for number in range(3)]
@@ -226,7 +226,7 @@ class Forgetful(InProcessGrid):
 def test_a_reply_that_is_lost_is_never_summed_around() -> None:
     cell = masked_cell()
     initial = objective_of(cell).initial()
-    strategy = ReleaseStrategy(plan_with(cell), initial, simulation_noise(cell.seed, cell.run.dtype))
+    strategy = simulated_strategy(plan_with(cell), initial, cell)
     with pytest.raises(RunError, match="round 3: no reply from silo 2"):
         strategy.start(Forgetful(honest, 3, run_config_of(cell, Path())), one_array(initial), timeout=1.0)
     assert strategy.rounds_done == 2

@@ -1,6 +1,5 @@
 """A deployed server over silos of this process, whose rounds can be cut off anywhere."""
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -9,17 +8,17 @@ import torch
 from torch import Tensor
 
 from fedpriv.clients.app import app as client_app
-from fedpriv.clients.silo import SimulatedFederation
+from fedpriv.clients.federation import SimulatedFederation
 from fedpriv.engines.inprocess_grid import InProcessGrid
-from fedpriv.mechanisms import Mechanism
 from fedpriv.protocol.arrays import one_array
 from fedpriv.protocol.run_config import run_config_of
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
 from fedpriv.server.app import deployed_strategy
-from fedpriv.server.journal import ServerJournal
-from fedpriv.server.noise import Released
+from fedpriv.server.integer_sums import sums_of
+from fedpriv.server.journal import Entries, ServerJournal
+from fedpriv.server.noise import Kept
 from fedpriv.server.strategy import Missed, ReleaseStrategy
 
 
@@ -32,17 +31,16 @@ class MortalJournal(ServerJournal):
 
     dies_in, after_writing = 0, False
 
-    def record(self, t: int, released: Released, missed: Missed, last: Tensor | None) -> None:
+    def record(self, t: int, kept: Kept, missed: Missed, last: Tensor | None, secret: bytes = b"") -> None:
         if t == self.dies_in and not self.after_writing:
             raise KilledError
-        super().record(t, released, missed, last)
+        super().record(t, kept, missed, last, secret)
         if t == self.dies_in:
             raise KilledError
 
 
-def plan_with(cell: Cell, mechanism: Mechanism | None = None) -> Plan:
-    plan = plan_of(cell, task_of_cell(cell).objective)
-    return plan if mechanism is None else dataclasses.replace(plan, mechanism=mechanism)
+def plan_with(cell: Cell) -> Plan:
+    return plan_of(cell, task_of_cell(cell).objective, released=True)
 
 
 def silos_of(cell: Cell) -> InProcessGrid:
@@ -52,7 +50,7 @@ def silos_of(cell: Cell) -> InProcessGrid:
 def serve(plan: Plan, folder: Path, grid: InProcessGrid, rounds: int = 0, dies_in: int = 0) -> ReleaseStrategy:
     """A server from the journal in `folder` on; it dies in round |dies_in|, after its entry if negative."""
     initial = plan.objective.initial()
-    with MortalJournal(folder, len(initial), initial.dtype) as journal:
+    with MortalJournal(folder, Entries.of(plan)) as journal:
         journal.dies_in, journal.after_writing = abs(dies_in), dies_in < 0
         strategy = deployed_strategy(plan, initial, journal)
         with suppress(KilledError):
@@ -63,16 +61,18 @@ def serve(plan: Plan, folder: Path, grid: InProcessGrid, rounds: int = 0, dies_i
 def released_in(folder: Path, plan: Plan) -> Iterator[Tensor]:
     """What every round in a journal released, each (d,)."""
     initial = plan.objective.initial()
-    with ServerJournal(folder, len(initial), initial.dtype) as journal:
+    with ServerJournal(folder, Entries.of(plan)) as journal:
+        sums = sums_of(plan, initial, bytes(32))
         for t in range(1, plan.schedule.rounds + 1):
             known = journal.released(t)
             if known is None:
                 return
-            yield known.vector
+            yield sums.repeat(known, t)
 
 
 def exact_means(cell: Cell, queries: list[Tensor]) -> list[Tensor]:
     """The silos' weighted means of such a run of queries, in float64, without any noise."""
+    cell = cell.model_copy(update={"run": cell.run.model_copy(update={"arithmetic": "float"})})
     silos = [SimulatedFederation.of(cell).silo(number) for number in range(cell.federation.silos)]
     states, means = [silo.start() for silo in silos], []
     for t, query in enumerate(queries, start=1):

@@ -1,11 +1,11 @@
 """The noise of a deployed server that is trusted: whose key, which arithmetic, the same bytes after any kill."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import Message
@@ -15,31 +15,15 @@ from fedpriv.clients.app import app as client_app
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
 from fedpriv.files import OWN, write_bytes
-from fedpriv.mechanisms import (
-    AlignedDifferences,
-    BandedSquareRoot,
-    BinaryTree,
-    IndependentGaussian,
-    LeafGaussian,
-    SlidingDifferences,
-)
 from fedpriv.protocol.arrays import one_array, release_content, vector_in
 from fedpriv.protocol.run_config import run_config_of
 from fedpriv.randomness import SERVER, simulation_noise
-from fedpriv.scenario import Cell
-from fedpriv.server.app import deploy_cell
-from fedpriv.server.noise_chain import NoiseChain
-from fedpriv.server.strategy import ReleaseStrategy
+from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.server.app import deploy_cell, simulated_strategy
+from tests.attacks.guards import KEPT_STATE, scenario
 from tests.server.deployed import exact_means, plan_with, released_in, serve, silos_of
 
 MakeCell = Callable[..., Cell]
-STATEFUL = {
-    "tree": BinaryTree(),
-    "banded": BandedSquareRoot(bands=3),
-    "leaf": LeafGaussian(),
-    "aligned": AlignedDifferences(4, 0.5, 1.0, 1.0, None, decay=0.9),
-    "sliding": SlidingDifferences(4, 0.5, 1.0, 1.0, None, decay=0.9),
-}
 
 
 class Quiet:
@@ -50,7 +34,7 @@ class Quiet:
 
 def test_the_noise_is_not_that_of_the_public_seed(small_cell: MakeCell, tmp_path: Path) -> None:
     """An insider of a silo would remove all noise from every broadcast with the seed in the scenario."""
-    cell = small_cell(algorithm__trust="trusted")
+    cell = small_cell(algorithm__trust="trusted", run__arithmetic="integers")
     plan = plan_with(cell)
     std = float(plan.noise.std_of(SERVER))
     deploy_cell(silos_of(cell), cell, Quiet(), tmp_path / "j")
@@ -68,7 +52,7 @@ def test_the_noise_is_not_that_of_the_public_seed(small_cell: MakeCell, tmp_path
 
 def test_the_key_is_overwritten_and_gone_after_the_last_round(small_cell: MakeCell, tmp_path: Path) -> None:
     """Whoever finds the disk later would remove the noise of everything that was broadcast."""
-    cell = small_cell(algorithm__trust="trusted")
+    cell = small_cell(algorithm__trust="trusted", run__arithmetic="integers")
     grid = silos_of(cell)
     serve(plan_with(cell), tmp_path / "j", grid, rounds=1)
     (tmp_path / "hard link").hardlink_to(tmp_path / "j" / "noise.key")
@@ -78,30 +62,12 @@ def test_the_key_is_overwritten_and_gone_after_the_last_round(small_cell: MakeCe
     assert (tmp_path / "hard link").read_bytes() == bytes(32)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_what_leaves_is_rounded_far_below_the_noise_and_far_above_its_last_bits(
-    small_cell: MakeCell, tmp_path: Path, dtype: str
-) -> None:
-    """float noise has marks of its generator in the lowest bits, which tell two sums apart."""
-    cell = small_cell(algorithm__trust="trusted", run__dtype=dtype)
-    plan = plan_with(cell)
-    serve(plan, tmp_path / "j", silos_of(cell))
-    std = float(plan.noise.std_of(SERVER))
-    unit = 2.0 ** (math.floor(math.log2(std)) - 20)
-    for vector in released_in(tmp_path / "j", plan):
-        assert vector.dtype == getattr(torch, dtype)
-        multiples = vector.double() / unit
-        assert torch.equal(multiples, multiples.round())
-        assert len(vector.unique()) > 7000  # nothing coarser
-
-
-@pytest.mark.parametrize("name", STATEFUL)
-def test_a_server_killed_between_any_two_lines_releases_the_same_bytes(
-    small_cell: MakeCell, tmp_path: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", KEPT_STATE)
+def test_a_server_killed_between_any_two_lines_releases_the_same_bytes(tmp_path: Path, name: str) -> None:
     """Another row of noise over the same sums would cancel a tree's: it hangs together over rounds."""
-    cell = small_cell(algorithm__trust="trusted", run__dtype="float32")
-    plan = plan_with(cell, STATEFUL[name])
+    text = scenario("trusted", **KEPT_STATE[name], run__arithmetic="integers", run__dtype="float32")
+    cell = resolve_cell(json.loads(text), "test")
+    plan = plan_with(cell)
     serve(plan, tmp_path / "whole", silos_of(cell))
     key = (tmp_path / "whole" / "noise.key").read_bytes()
     expected = list(released_in(tmp_path / "whole", plan))
@@ -137,10 +103,10 @@ class Repeating(InProcessGrid):
 
 def test_a_flower_run_without_a_token_over_guarded_silos_is_refused(small_cell: MakeCell) -> None:
     """`flwr run` against real silos would take the noise of a trusted server from the public seed."""
-    cell = small_cell(algorithm__trust="trusted")
+    cell = small_cell(algorithm__trust="trusted", run__arithmetic="integers")
     plan = plan_with(cell)
     initial = plan.objective.initial()
-    strategy = ReleaseStrategy(plan, initial, simulation_noise(cell.seed, "float64"))
+    strategy = simulated_strategy(plan, initial, cell)
 
     class Guarded(InProcessGrid):
         def _call(self, message: Message) -> Message:
@@ -164,17 +130,10 @@ def test_a_deployment_that_is_not_private_adds_nothing(small_cell: MakeCell, tmp
         assert torch.equal(one, other)
 
 
-def test_noise_is_drawn_in_float64() -> None:
-    """float32 draws have radii of 31 bits, a lattice that tells two sums apart."""
-    drawn = NoiseChain(bytes(range(32))).source(b"link").vector(1000, SERVER, 1)
-    assert drawn.dtype == np.float64
-    assert not np.array_equal(drawn, drawn.astype(np.float32))
-
-
 def test_independent_noise_differs_between_rounds(small_cell: MakeCell, tmp_path: Path) -> None:
     """The chain of equal sums still gives every round its own noise."""
-    cell = small_cell(algorithm__trust="trusted")
-    plan = plan_with(cell, IndependentGaussian())
+    cell = small_cell(algorithm__trust="trusted", run__arithmetic="integers")
+    plan = plan_with(cell)
     serve(plan, tmp_path / "j", silos_of(cell))
     one, two, *_ = released_in(tmp_path / "j", plan)
     assert float((one - two).std()) > float(plan.noise.std_of(SERVER))

@@ -1,6 +1,5 @@
 """The server's journal: what a killed server goes on from."""
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,23 +10,19 @@ from fedpriv.clients.app import app
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import InputError, RunError
 from fedpriv.files import OWN, write_bytes
-from fedpriv.mechanisms import BinaryTree
-from fedpriv.protocol.arrays import one_array
 from fedpriv.protocol.run_config import run_config_of
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.server.journal import ServerJournal
-from fedpriv.server.noise import Released
-from fedpriv.server.noise_chain import NoiseChain
-from fedpriv.server.strategy import ReleaseStrategy
+from fedpriv.server.journal import Entries, ServerJournal
+from fedpriv.server.noise import Kept
 from tests.conftest import small_tree
+from tests.server.deployed import plan_with
+from tests.server.deployed import serve as serve_plan
 
 MakeCell = Callable[..., Cell]
 
 
-def journal_in(folder: Path) -> ServerJournal:
-    return ServerJournal(folder, 7850, torch.float64)
+def journal_in(folder: Path, rounds: int = 8) -> ServerJournal:
+    return ServerJournal(folder, Entries(torch.float64, (7850,) * rounds))
 
 
 def silos_of(cell: Cell) -> InProcessGrid:
@@ -36,13 +31,7 @@ def silos_of(cell: Cell) -> InProcessGrid:
 
 def serve(cell: Cell, folder: Path, silos: InProcessGrid, rounds: int) -> torch.Tensor:
     """The model of a server that dies after `rounds` rounds."""
-    initial, journal = task_of_cell(cell).objective.initial(), journal_in(folder)
-    noise = NoiseChain(journal.key(8))
-    plan = dataclasses.replace(plan_of(cell, task_of_cell(cell).objective), mechanism=BinaryTree())
-    strategy = ReleaseStrategy(plan, initial, noise, journal)
-    strategy.start(silos, one_array(initial), num_rounds=rounds)
-    journal.close()
-    return strategy.model
+    return serve_plan(plan_with(cell), folder, silos, rounds).model
 
 
 @pytest.mark.parametrize("trust", ["trusted", "untrusted"])
@@ -50,7 +39,8 @@ def test_a_server_that_is_killed_twice_asks_no_round_again_and_ends_where_it_wou
     small_cell: MakeCell, tmp_path: Path, trust: str
 ) -> None:
     """Silos refuse a round that they have answered, and a tree's noise hangs together over all rounds."""
-    cell = small_cell(algorithm__trust=trust)
+    algorithm = {"name": "dp-ftrl", "mechanism": "tree", "clip": 1.0, "step": 0.1, "trust": trust}
+    cell = small_cell(algorithm=algorithm, privacy={"relation": "zero-out", "mu": 2.0}, run__arithmetic="integers")
     whole = serve(cell, tmp_path / "whole", silos_of(cell), 8)
     write_bytes(tmp_path / "cut" / "noise.key", (tmp_path / "whole" / "noise.key").read_bytes(), OWN)
     silos = silos_of(cell)
@@ -62,20 +52,20 @@ def test_a_server_that_is_killed_twice_asks_no_round_again_and_ends_where_it_wou
 def test_an_entry_cut_short_never_happened_and_rounds_come_in_order(tmp_path: Path) -> None:
     journal = journal_in(tmp_path)
     first = torch.randn(7850, dtype=torch.float64)
-    journal.record(1, Released(first), {}, None)
+    journal.record(1, Kept(first), {}, None)
     with pytest.raises(RunError, match="round 3 follows round 1"):
-        journal.record(3, Released(first), {}, None)
+        journal.record(3, Kept(first), {}, None)
     journal.close()
     with (tmp_path / "released.bin").open("ab") as file:
         file.write(b"half of a vector")
     again = journal_in(tmp_path)
-    again.record(2, Released(2 * first), {0: [2]}, first.reshape(1, -1))
+    again.record(2, Kept(2 * first), {0: [2]}, first.reshape(1, -1))
     again.close()
     once_more = journal_in(tmp_path)
     one, two = once_more.released(1), once_more.released(2)
     assert one is not None
     assert two is not None
-    for vector, factor in zip((one.vector, two.vector, once_more.last()), (1, 2, 1), strict=True):
+    for vector, factor in zip((one.values, two.values, once_more.last()), (1, 2, 1), strict=True):
         assert vector is not None
         assert torch.equal(vector.flatten(), factor * first)
     assert (once_more.released(3), once_more.missed()) == (None, {0: [2]})
@@ -83,15 +73,16 @@ def test_an_entry_cut_short_never_happened_and_rounds_come_in_order(tmp_path: Pa
 
 def test_key_and_folder_are_the_servers_own_and_the_key_goes_when_the_run_is_over(tmp_path: Path) -> None:
     journal = journal_in(tmp_path / "j")
-    key = journal.key(8)
-    assert (len(key), journal.key(8)) == (32, key)
+    key = journal.key()
+    assert (len(key), journal.key()) == (32, key)
     assert (tmp_path / "j").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "j").iterdir()} == {0o600}
-    journal.record(1, Released(torch.zeros(7850, dtype=torch.float64)), {}, None)
+    journal.record(1, Kept(torch.zeros(7850, dtype=torch.float64)), {}, None)
     journal.wipe_key()
     with pytest.raises(RunError, match=r"noise\.key: lost, so that the noise of 1 rounds cannot go on"):
-        journal.key(8)
-    assert journal.key(1) == bytes(32)
+        journal.key()
+    journal.close()
+    assert journal_in(tmp_path / "j", rounds=1).key() == bytes(32)
 
 
 def test_one_server_at_a_time(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
 from fedpriv.protocol.arrays import Counts, one_array, release_content
 from fedpriv.protocol.run_config import run_config_of
-from fedpriv.randomness import simulation_noise
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
+from fedpriv.server.app import simulated_strategy
 from fedpriv.server.strategy import ReleaseStrategy
 
 MakeCell = Callable[..., Cell]
@@ -44,9 +44,7 @@ def run_with(app: ClientApp, cell: Cell, grid_type: type[InProcessGrid] = InProc
     from pathlib import Path
 
     task = task_of_cell(cell)
-    strategy = ReleaseStrategy(
-        plan_of(cell, task.objective), task.objective.initial(), simulation_noise(cell.seed, cell.run.dtype)
-    )
+    strategy = simulated_strategy(plan_of(cell, task.objective), task.objective.initial(), cell)
     grid = grid_type(app, cell.federation.silos, run_config_of(cell, Path()))
     strategy.start(grid, one_array(task.objective.initial()), timeout=1.0)
     return strategy
@@ -147,8 +145,8 @@ def test_a_trusted_server_adds_noise_once_and_an_untrusted_one_none(small_cell: 
         for seed in (1, 2):
             from pathlib import Path
 
-            strategy = ReleaseStrategy(
-                plan_of(cell, task.objective), task.objective.initial(), simulation_noise(seed, "float64")
+            strategy = simulated_strategy(
+                plan_of(cell, task.objective), task.objective.initial(), cell.model_copy(update={"seed": seed})
             )
             grid = InProcessGrid(honest, 3, run_config_of(cell, Path()))
             strategy.start(grid, one_array(task.objective.initial()))

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedpriv.engines.base import Outcome
 from fedpriv.engines.vectorized.noise_feed import NoiseFeed, aggregate
 from fedpriv.engines.vectorized.sampled_batches import SampledBatches
-from fedpriv.errors import RunError
+from fedpriv.errors import InputError, RunError
 from fedpriv.estimators.gradients import Estimator
 from fedpriv.estimators.running_sum import empty_sum
 from fedpriv.mechanisms import Mechanism
@@ -39,15 +39,33 @@ _ROUND_VALUES = 2**26
 
 def run_vectorized(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
     """Run cells in groups that differ only in seeds and numbers; see `Engine`."""
-    plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
+    plans = _plans(cells)
+    with _one_torch_thread():
+        for members in _groups(cells, plans):
+            yield from _Group(members, [cells[i] for i in members], [plans[i] for i in members], observer).run()
+
+
+def groups_of(cells: Sequence[Cell]) -> list[list[int]]:
+    """The places of the cells that run together, group by group; each group alone computes the same bits."""
+    return list(_groups(cells, _plans(cells)))
+
+
+def _plans(cells: Sequence[Cell]) -> list[Plan]:
+    if any(cell.run.arithmetic == "integers" for cell in cells):
+        raise InputError(
+            'run.arithmetic = "integers": engine vectorized adds all silos up at once, in floating point; use '
+            "--engine inprocess"
+        )
+    return [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
+
+
+def _groups(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list[int]]:
     groups: dict[object, list[int]] = {}
     for index, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
         groups.setdefault(_group_key(cell, plan), []).append(index)
-    with _one_torch_thread():
-        for members in itertools.chain.from_iterable(
-            _pieces(members, cells[members[0]], plans[members[0]]) for members in groups.values()
-        ):
-            yield from _Group(members, [cells[i] for i in members], [plans[i] for i in members], observer).run()
+    return itertools.chain.from_iterable(
+        _pieces(members, cells[members[0]], plans[members[0]]) for members in groups.values()
+    )
 
 
 def _pieces(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
@@ -126,7 +144,7 @@ class _Group:
         unreported = 0
         for t, read in enumerate(self._batches(), start=1):
             current, query = self._estimator.round(t), optimizer.query(state)
-            step.check_moved(total, t, query, f"round {t}")
+            step.check_moved(total.past, t, query, f"round {t}")
             total, clips = step.summed(total, current, query, read)
             noisy, hidden = step.noisy(total.total, hidden, t, next(self._fresh).to(self._device))
             state = optimizer.update(state, noisy, current)
@@ -140,11 +158,11 @@ class _Group:
                 metrics = self._evaluate(t, optimizer.output(state))
         wall = (time.perf_counter() - started) / count
         models = optimizer.output(state).cpu().numpy()
-        counts = torch.stack([drawn, clipped], 1).tolist()
+        shares = (clipped / drawn.clamp(min=1.0)).tolist()
         return [
-            Outcome(index, finished_after(plan, self._schedule.rounds, model.copy(), of_cell, (every, cut), wall))
-            for index, plan, model, of_cell, (every, cut) in zip(
-                self._indices, self._plans, models, metrics, counts, strict=True
+            Outcome(index, finished_after(plan, self._schedule.rounds, model.copy(), of_cell, share, wall))
+            for index, plan, model, of_cell, share in zip(
+                self._indices, self._plans, models, metrics, shares, strict=True
             )
         ]
 

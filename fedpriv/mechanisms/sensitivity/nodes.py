@@ -43,6 +43,28 @@ def column_squared_norms(rounds: int, decay: float, longest: int | None = None) 
     return np.concatenate(pieces[::-1])
 
 
+def inner(rounds: int, block: int, decay: float) -> Callable[[NDArray[np.int64]], Floats]:
+    """⟨C_i, C_j⟩ of some rounds, counted from 0, (n,) -> (n, n), for trees that restart every `block` rounds.
+
+    The sum over released nodes [y, z] that hold both i and j of decay^(z-i) decay^(z-j).
+    """
+
+    def products(held: NDArray[np.int64]) -> Floats:
+        start = held // block * block
+        place, length = held - start, np.minimum(block, rounds - start)
+        found = np.zeros((len(held), len(held)))
+        for level in range(levels(min(block, rounds))):
+            node = place >> level
+            released = (node % 2 == 0) & ((node + 1) << level <= length)
+            until = ((node + 1) << level) - 1 - place
+            weight = np.where(released, float(decay) ** until, 0.0)
+            same = np.equal.outer(node, node) & np.equal.outer(start, start)
+            found += np.where(same, np.outer(weight, weight), 0.0)
+        return found
+
+    return products
+
+
 def row_squared_norms(rounds: int, decay: float) -> Floats:
     """Squared norms of the rows of B: the noise variance of every prefix at unit node variance; (T,).  O(T)."""
     squared_norms = np.zeros(1)

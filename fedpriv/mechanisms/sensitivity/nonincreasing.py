@@ -11,29 +11,44 @@ from collections.abc import Callable
 import numpy as np
 
 from fedpriv.mechanisms.base import Sensitivity
+from fedpriv.mechanisms.columns import Columns, toeplitz_columns
+from fedpriv.mechanisms.sensitivity import series
 from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern, record_squared_norms
+from fedpriv.mechanisms.sensitivity.row_bound import tightened
 from fedpriv.mechanisms.workload import Floats, Separated, Workload
+
+
+def of_series(workload: Workload, coefficients: Floats) -> Sensitivity:
+    """`certified` for c_0 … up to the last that matters, at most `workload.block` of them."""
+
+    def within(clips: Floats, rounds_per_epoch: int) -> Floats:
+        return series.record_squared_norms(coefficients[: len(clips)], clips, rounds_per_epoch)
+
+    return certified(workload, lambda: coefficients, toeplitz_columns(coefficients, workload), within)
 
 
 def certified(
     workload: Workload,
     coefficients: Callable[[], Floats],
-    columns: Floats,
+    columns: Columns,
     within: Callable[[Floats, int], Floats],
 ) -> Sensitivity:
-    """The exact worst case where one is known, else the smaller of two bounds.
+    """The exact worst case where one is known, else the smallest of three bounds.
 
-    `coefficients()`: c_0 … up to the last that matters, at most T; `columns`: squared column norms of C (T,);
-    `within(clips, rounds_per_epoch)`: squared norms of the records of a fixed order in one period.
+    `coefficients()`: c_0 … up to the last that matters, at most T; `within(clips, rounds_per_epoch)`: squared
+    norms of the records of a fixed order in one period.
     """
-    squared_norms = workload.clips**2 * columns
+    squared_norms = workload.clips**2 * columns.squared_norms
     if workload.order.single_pass:
         return Sensitivity(math.sqrt(float(np.max(squared_norms))), True, "one participation: largest column norm")
     if isinstance(workload.order, Separated):
-        return _separated(workload, workload.order, coefficients(), columns)
-    if workload.period is None and _equal(workload.clips):
-        return _earliest(workload, coefficients(), columns, workload.order.rounds_per_epoch, workload.rounds)
-    worst = float(np.max(record_squared_norms(workload, columns, within)))
+        found = _separated(workload, workload.order, coefficients(), columns.squared_norms)
+        return tightened(found, columns.inner, workload)
+    if workload.period is None and workload.equal_clips:
+        return _earliest(
+            workload, coefficients(), columns.squared_norms, workload.order.rounds_per_epoch, workload.rounds
+        )
+    worst = float(np.max(record_squared_norms(workload, columns.squared_norms, within)))
     return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
 
 
@@ -41,7 +56,7 @@ def _separated(workload: Workload, pattern: Separated, coefficients: Floats, col
     squared_norms = workload.clips**2 * columns
     if workload.period is None:
         earliest = _earliest(workload, coefficients, columns, pattern.min_separation, pattern.most)
-        if _equal(workload.clips):
+        if workload.equal_clips:
             return earliest
         if len(coefficients) <= pattern.min_separation:
             worst = heaviest_pattern(squared_norms, pattern)
@@ -50,10 +65,6 @@ def _separated(workload: Workload, pattern: Separated, coefficients: Floats, col
     if workload.period is None and earliest.value < triangle:
         return Sensitivity(earliest.value, False, "unequal clips, as if all were the largest")
     return Sensitivity(triangle, False, "triangle inequality over the heaviest pattern")
-
-
-def _equal(clips: Floats) -> bool:
-    return bool(np.all(clips == clips[0]))
 
 
 def _earliest(

@@ -5,9 +5,9 @@ import pytest
 from numpy.typing import NDArray
 
 from fedpriv.errors import InputError
-from fedpriv.fitting.column import Inner, column_scale, fixed_order_scale, toeplitz_inner
 from fedpriv.mechanisms import BinaryTree, IndependentGaussian, Mechanism, Separated, Workload
 from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
+from fedpriv.mechanisms.columns import Inner, column_scale, fixed_order_scale, toeplitz_inner
 from fedpriv.mechanisms.sensitivity import series
 from fedpriv.mechanisms.sensitivity.nodes import column_squared_norms
 from fedpriv.participation.fixed_order import Schedule

@@ -1,4 +1,4 @@
-"""A bound for separated participations with unequal clips, close to exact, for Toeplitz C ≥ 0.
+"""A bound for separated participations with unequal clips, close to exact, for C ≥ 0.
 
 With X_ij = clip_i clip_j ⟨C_i, C_j⟩ ≥ 0 a record that takes part in the rounds S moves C s by at most
 
@@ -11,18 +11,34 @@ import math
 
 import numpy as np
 
+from fedpriv.mechanisms.base import Sensitivity
+from fedpriv.mechanisms.columns import Inner
 from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern
 from fedpriv.mechanisms.workload import Floats, Separated, Workload
 
 MOST_ROUNDS = 2000  # beyond, T² numbers are too much work for a few percent
 
 
-def row_bound(coefficients: Floats, workload: Workload, pattern: Separated) -> float:
-    """The bound, in the units of C s; `coefficients` of C ≥ 0, zero beyond their end.
+def tightened(found: Sensitivity, inner: Inner, workload: Workload) -> Sensitivity:
+    """`found`, or the row-wise bound where that is smaller: for a bound of separated participations.
+
+    Guarantee: what is exact stays as it is, and a bound is replaced by a bound.
+    """
+    schedule = workload.schedule
+    if found.exact or not isinstance(schedule, Separated) or workload.rounds > MOST_ROUNDS:
+        return found
+    by_rows = row_bound(inner, workload, schedule)
+    if by_rows >= found.value:
+        return found
+    return Sensitivity(by_rows, False, "the heaviest pattern of every row, over the heaviest pattern")
+
+
+def row_bound(inner: Inner, workload: Workload, pattern: Separated) -> float:
+    """The bound, in the units of C s, for the inner products of the columns of C ≥ 0.
 
     Guarantee: no pattern of `pattern`, no signs and no directions of increments move C s farther.
     """
-    weights = _inner_products(coefficients, workload) * np.outer(workload.clips, workload.clips)
+    weights = inner(np.arange(workload.rounds)) * np.outer(workload.clips, workload.clips)
     return math.sqrt(heaviest_pattern(heaviest_patterns(weights, pattern), pattern))
 
 
@@ -35,19 +51,3 @@ def heaviest_patterns(weights: Floats, pattern: Separated) -> Floats:
         with_last[:, gap:] += best[:, 1 : max(1, rounds - gap + 1)]
         best[:, 1:] = np.maximum.accumulate(with_last, axis=1)
     return best[:, -1]
-
-
-def _inner_products(coefficients: Floats, workload: Workload) -> Floats:
-    """⟨C_i, C_j⟩, shape (T, T); 0 for rounds of two periods."""
-    rounds, block = workload.rounds, workload.block
-    series = np.zeros(block)
-    series[: len(coefficients)] = coefficients[:block]
-    products = np.zeros((rounds, rounds))
-    for start in range(0, rounds, block):
-        length = min(block, rounds - start)
-        inside = products[start : start + length, start : start + length]
-        for lag in range(length):
-            shared = np.cumsum(series[: length - lag] * series[lag:length])[::-1]
-            place = np.arange(length - lag)
-            inside[place, place + lag] = inside[place + lag, place] = shared
-    return products

@@ -1,0 +1,216 @@
+"""`fedpriv privacy compare`: every mechanism at one guarantee.  Imports torch for an algorithm or a time only."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedpriv.cli.options import (
+    Batch,
+    Clip,
+    Decay,
+    Delta,
+    Epochs,
+    Epsilon,
+    Json,
+    Mu,
+    Relation,
+    Rounds,
+    Separation,
+    Silos,
+    Times,
+    TrustName,
+    Zcdp,
+    claim_of,
+)
+from fedpriv.cli.shown import cost_facts, setting_facts, show
+from fedpriv.cli.text import print_table
+from fedpriv.errors import InputError
+
+if TYPE_CHECKING:
+    from fedpriv.algorithms import Algorithm
+    from fedpriv.algorithms.base import NoiseSettings
+    from fedpriv.fitting import Published, Response
+    from fedpriv.mechanisms import Workload
+    from fedpriv.privacy.comparison import Line, Table
+    from fedpriv.privacy.setting import Setting
+
+_DIMENSION = 100_000
+
+
+def compare(
+    rounds: Rounds,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(help="Whose output and queries noise ends up in, such as dp-ftrl; running sums if left out."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Of the algorithm, such as momentum=0.9. Repeatable."),
+    ] = None,
+    mu: Mu = None,
+    zcdp: Zcdp = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    decay: Decay = 1.0,
+    clip: Clip = 1.0,
+    batch: Batch = 1,
+    silos: Silos = 1,
+    trust: TrustName = "untrusted",
+    relation: Relation = "replace-one",
+    epochs: Epochs = 1,
+    max_participations: Times = None,
+    min_separation: Separation = 1,
+    max_vectors: Annotated[
+        int, typer.Option(min=0, max=64, help="The most vectors of state that fitted noise may keep.")
+    ] = 4,
+    dimension: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Measure a round of noise with vectors of so many numbers; 0 for no times.  "
+            f"[default: {_DIMENSION} with --algorithm]",
+        ),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw it into this file: .png, .svg or .pdf.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print noise, error and memory of every mechanism at the same guarantee, so that you can choose one.
+
+    Errors are standard deviations per coordinate of the noise in a released running sum: root mean square over
+    the rounds, in the last round, and (rms) in the mean over silos.  With --algorithm also in its output and (rms)
+    in the points that it asks at, for steps of 1, in the mean over silos; "ms" is the time of a round of noise.
+    The last line is what no mechanism falls below, and "/least" divides by it.  λ-CGD and BLT are fitted; "auto"
+    marks what `mechanism = "auto"` takes.  Memory counts vectors of the model's size; "square root" would store
+    all T of them.
+
+    Examples:
+
+        fedpriv privacy compare --rounds 1000 --mu 1
+
+        fedpriv privacy compare --algorithm dp-ftrl --set momentum=0.9 --rounds 240 --mu 1
+
+        fedpriv privacy compare --rounds 2000 --epochs 20 --decay 0.9 --epsilon 2 --delta 1e-6 --silos 10
+    """
+    from fedpriv.accounting.target import target_mu
+    from fedpriv.privacy.comparison import table_of
+    from fedpriv.privacy.setting import Setting
+
+    setting = Setting(
+        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
+    )
+    claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
+    if algorithm is None and settings:
+        raise InputError("--set: its keys are an algorithm's: give --algorithm, too")
+    if algorithm is not None and decay != 1.0:
+        raise InputError(f"--decay {decay}: an algorithm has a decay of its own, with its own settings (--set)")
+    response, workload = _asked(algorithm, settings or [], setting)
+    table = table_of(setting, claim.guarantee.mu, response, workload, max_vectors)
+    size = (_DIMENSION if algorithm else 0) if dimension is None else dimension
+    seconds = _times(table, workload, size)
+    if plot is not None:
+        from fedpriv.reports.plots.comparison import save_comparison
+
+        save_comparison(table, plot, f"{algorithm or 'running sums'}, {rounds} rounds")
+    facts = setting_facts(setting) | ({} if algorithm is None else {"algorithm": algorithm})
+    if as_json:
+        rows = [_facts(line, took) for line, took in zip(table.lines, seconds, strict=True)]
+        show({**facts, "mechanisms": rows, "least": vars(table.least)}, claim, delta, as_json=True)
+        return
+    print_table(_text(table, seconds, size))
+    typer.echo()
+    show(facts, claim, delta, as_json=False)
+
+
+def _asked(algorithm: str | None, settings: list[str], setting: "Setting") -> tuple["Response", "Workload"]:
+    """What noise is compared in, and the sums that are released."""
+    from fedpriv.fitting import rows_response
+
+    if algorithm is None:
+        return rows_response(setting.rounds), setting.workload
+    from fedpriv.algorithms import algorithm_named
+    from fedpriv.participation.fixed_order import Schedule
+    from fedpriv.running.fitted import response_and_workload
+
+    row = algorithm_named(algorithm)
+    schedule = Schedule(setting.rounds, setting.rounds // setting.epochs)
+    response, workload = response_and_workload(row, _settings(row, settings), schedule)
+    clips = setting.clip * workload.clips
+    return response, dataclasses.replace(workload, clips=clips, schedule=setting.workload.schedule)
+
+
+def _settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
+    """The row's own keys, those of its scale 1 where they are not given; InputError if it takes no noise."""
+    from pydantic import ValidationError
+
+    from fedpriv.algorithms.base import UNITS, NoiseSettings
+    from fedpriv.scenario.messages import explain
+    from fedpriv.scenario.tree import parsed_assignment
+
+    if row.published is None or not issubclass(row.settings, NoiseSettings):
+        raise InputError(f"--algorithm {row.name}: noise cannot be fitted to what it publishes")
+    units = {name: 1.0 for name in UNITS if name in row.settings.model_fields}
+    try:
+        return row.settings.model_validate(units | dict(map(parsed_assignment, assignments)))
+    except ValidationError as error:
+        raise InputError(f"--set {explain(error, row.settings)}") from None
+
+
+def _times(table: "Table", workload: "Workload", dimension: int) -> list[float | None]:
+    """Seconds per round of every line's noise; None where that is not measured."""
+    if not dimension:
+        return [None] * len(table.lines)
+    from fedpriv.running.noise_time import seconds_per_round
+
+    return [seconds_per_round(line.mechanism, workload, dimension) for line in table.lines]
+
+
+def _facts(line: "Line", seconds: float | None) -> dict[str, Any]:
+    return {
+        "mechanism": line.name,
+        **line.mechanism.options(),
+        "auto": line.chosen,
+        **cost_facts(line.cost),
+        "output": line.published.output,
+        "queries": line.published.queries,
+        "output_over_least": line.ratio.output,
+        "queries_over_least": line.ratio.queries,
+        "seconds_per_round": seconds,
+    }
+
+
+def _text(table: "Table", seconds: list[float | None], dimension: int) -> list[tuple[str, ...]]:
+    """The table's lines, every one with the same columns: those of an algorithm's output only where it has one."""
+    output = table.least.output is not None
+    header = ["mechanism", "noise std", "rms error", "last round", "in the mean", *_published_header(output)]
+    lines = [(*header, *(["ms"] if dimension else []), "memory", "sensitivity")]
+    for line, took in zip(table.lines, seconds, strict=True):
+        cost = line.cost
+        figures = (cost.std, cost.error, cost.error_last, cost.error_in_mean)
+        time = ["-" if took is None else f"{1000.0 * took:.3g}"] if dimension else []
+        exact = "" if cost.sensitivity.exact else "≤ "
+        lines.append(
+            (
+                line.name + (" (auto)" if line.chosen else ""),
+                *(f"{value:.5g}" for value in figures),
+                *_published(line.published, line.ratio),
+                *time,
+                str(cost.memory),
+                f"{exact}{cost.sensitivity.value:.5g}",
+            )
+        )
+    least = _published(table.least, None)
+    lines.append(("least", *["-"] * 4, *least, *["-"] * (2 + bool(dimension))))
+    return lines
+
+
+def _published_header(output: bool) -> list[str]:
+    return ["output", "queries", "output/least", "queries/least"] if output else ["in sums", "/least"]
+
+
+def _published(values: "Published", ratio: "Published | None") -> list[str]:
+    stds = [values.queries] if values.output is None else [values.output, values.queries]
+    over = () if ratio is None else (ratio.output, ratio.queries)
+    ratios = ["1"] * len(stds) if ratio is None else [f"{each:.3f}" for each in over if each is not None]
+    return [*(f"{value:.5g}" for value in stds), *ratios]

@@ -1,0 +1,101 @@
+"""Starting and stopping runs, over the SuperLink's Control API."""
+
+import hashlib
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import fab_to_proto
+from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequest
+from flwr.proto.federation_config_pb2 import SimulationConfig
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.error import FlowerError
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from fedpriv.engines.flower_private import UNIX
+from fedpriv.errors import RunError, printable
+
+_CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 30.0
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Control:
+    """The Control API at `address`: `unix:SOCKET`, or host:port, over TLS if there are root certificates.
+
+    Every method raises RunError, within seconds, if nobody answers there or the answer is a refusal.
+    """
+
+    address: str
+    root_certificates: Path | None = None
+
+    def start_run(self, pyproject: str, simulation: Mapping[str, int] | None = None) -> int:
+        """Submit an app that is nothing but its pyproject.toml; the run's id."""
+        content, _ = build_fab_from_files({"pyproject.toml": pyproject.encode()})
+        request = StartRunRequest(
+            fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
+            override_federation_config=None if simulation is None else _simulation(simulation),
+        )
+        answer = self._ask(lambda client: client.StartRun(request))
+        if not answer.HasField("run_id"):
+            raise RunError(f"the SuperLink at {self.address} did not start the run")
+        return answer.run_id
+
+    def status(self, run_id: int) -> str:
+        """Flower's word for a run, such as `running` or `finished:failed`."""
+        answer = self._ask(lambda client: client.ListRuns(ListRunsRequest(run_id=run_id)))
+        if run_id not in answer.run_dict:
+            raise RunError(f"the SuperLink at {self.address} does not know run {run_id}: was it started again?")
+        status = answer.run_dict[run_id].status
+        return ":".join(filter(None, (status.status, status.sub_status)))
+
+    def stop_run(self, run_id: int) -> None:
+        self._ask(lambda client: client.StopRun(StopRunRequest(run_id=run_id)))
+
+    def _ask(self, question: Callable[[ControlHttpClient], Answer]) -> Answer:
+        try:
+            with self._client() as client:
+                return question(client)
+        except httpx.HTTPStatusError as error:
+            told = FlowerError.from_json(error.response.text)
+            reason = printable(str(told or error.response.text or error))
+            raise RunError(f"the SuperLink at {self.address} refuses: {reason}") from None
+        except httpx.RequestError as error:
+            raise RunError(f"the SuperLink at {self.address} cannot be reached: {_reason(error)}") from None
+
+    def _client(self) -> ControlHttpClient:
+        socket, verify = None, True if self.root_certificates is None else _trusting(self.root_certificates)
+        scheme, host = "http" if self.root_certificates is None else "https", self.address
+        if self.address.startswith(UNIX):
+            socket, host = self.address.removeprefix(UNIX), "superlink"
+        version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+        client = ControlHttpClient(f"{scheme}://{host}", interceptors=[version])
+        client.close()
+        client._client = httpx.Client(  # Flower's own has no Unix sockets, and looks for proxies
+            transport=httpx.HTTPTransport(uds=socket, verify=verify, trust_env=False),
+            timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
+        )
+        return client
+
+
+def _trusting(certificates: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(certificates))
+
+
+def _simulation(keys: Mapping[str, int]) -> SimulationConfig:
+    config = SimulationConfig()
+    for key, value in keys.items():
+        setattr(config, key, value)
+    return config
+
+
+def _reason(error: httpx.RequestError) -> str:
+    text = str(error) or type(error).__name__
+    if "certificate has expired" in text:
+        return f"its certificate has expired; the server's owner has to make a new one ({text})"
+    return text

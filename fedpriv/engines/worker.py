@@ -1,0 +1,89 @@
+"""What a worker does: it runs an engine, and says as it goes what the engine says."""
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from fedpriv.engines.base import Outcome
+from fedpriv.engines.table import engine_named
+from fedpriv.running.observer import RunObserver
+from fedpriv.scenario import Cell
+
+_TELL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Began:
+    """The first thing a worker says: who it is."""
+
+    machine: str
+    process: int
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Advanced:
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    place: int
+    t: int
+    metrics: Mapping[str, float]
+
+
+Event = Began | Advanced | Evaluated | Outcome
+_Said = Event | BaseException | None
+
+
+def installed() -> dict[str, str]:
+    """The versions that results depend on."""
+    return {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy")}
+
+
+def work(engine: str, cells: Sequence[Cell]) -> Iterator[Event]:
+    """Run cells on the engine of this name; what it would tell an observer comes as events, and its outcomes."""
+    yield Began(socket.gethostname(), os.getpid(), installed())
+    said: queue.SimpleQueue[_Said] = queue.SimpleQueue()
+    threading.Thread(target=_run, args=(engine, cells, said), daemon=True).start()
+    while (event := said.get()) is not None:
+        if isinstance(event, BaseException):
+            raise event
+        yield event
+
+
+def _run(engine: str, cells: Sequence[Cell], said: "queue.SimpleQueue[_Said]") -> None:
+    teller = _Teller(said)
+    try:
+        for outcome in engine_named(engine)(cells, teller):
+            teller.flush()
+            said.put(outcome)
+        said.put(None)
+    except BaseException as error:
+        said.put(error)
+
+
+class _Teller(RunObserver):
+    """Puts what an engine says into the queue, rounds not more often than a person reads."""
+
+    def __init__(self, said: "queue.SimpleQueue[_Said]") -> None:
+        self._said, self._rounds, self._last = said, 0, time.monotonic()
+
+    def advanced(self, rounds: int) -> None:
+        self._rounds += rounds
+        if time.monotonic() - self._last > _TELL_SECONDS:
+            self.flush()
+
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
+        self._said.put(Evaluated(place, t, metrics))
+
+    def flush(self) -> None:
+        if self._rounds:
+            self._said.put(Advanced(self._rounds))
+        self._rounds, self._last = 0, time.monotonic()

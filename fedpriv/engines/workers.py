@@ -1,0 +1,249 @@
+"""Groups of cells as Ray tasks, on the cores of this machine or on a cluster's: Ray schedules, fedpriv listens.
+
+    cells ── groups that an engine runs together ── a task each ──▶ a worker, which runs the same engine
+    observer ◀── progress, evaluations, outcomes, one stream a task ──
+
+A group is never cut: arithmetic on several replicates at once may round otherwise than on one.
+"""
+
+import importlib
+import importlib.util
+import logging
+import os
+import secrets
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from fedpriv.engines.base import Engine, Outcome
+from fedpriv.engines.processes import left_by_nobody, refuse_root
+from fedpriv.engines.table import Groups, engine_row
+from fedpriv.engines.worker import Advanced, Began, Evaluated, Event, installed, work
+from fedpriv.errors import FedprivError, InputError, RunError, printable
+from fedpriv.running.observer import RunObserver
+from fedpriv.scenario import Cell
+
+_ATTEMPTS = 3
+_LOOK_SECONDS = 0.5  # so that Ctrl-C is heard
+_STORE_BYTES = 2**27
+
+
+@dataclass(frozen=True)
+class Workers:
+    """So many worker processes of this machine, or the Ray cluster at an address; InputError unless it is one."""
+
+    count: int | None = None
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.count is None) == (self.address is None):
+            raise InputError("--workers and --ray: give one of them")
+        if self.count is not None and self.count < 1:
+            raise InputError(f"--workers {self.count}: give a number of processes, 1 or more")
+
+
+@dataclass
+class _Group:
+    """Cells that are run together by one task, and what was heard of them, through all its attempts."""
+
+    members: list[int]
+    attempts: int = 0
+    worker: str = "a worker"
+    finished: set[int] = field(default_factory=set)
+    evaluated: set[tuple[int, int]] = field(default_factory=set)
+    advanced: int = 0
+    """Rounds that were told to the observer."""
+    again: int = 0
+    """Rounds of this attempt, told before or not."""
+
+
+def on_workers(name: str, workers: Workers) -> Engine:
+    """The engine of this name, on workers; InputError for one that starts processes of its own."""
+    groups = engine_row(name).groups
+    if groups is None:
+        raise InputError(f"--engine {name}: it has processes of its own, and takes neither --workers nor --ray")
+    return partial(_run, name, groups, workers)
+
+
+def _run(
+    engine: str, groups: Groups, workers: Workers, cells: Sequence[Cell], observer: RunObserver
+) -> Iterator[Outcome]:
+    """Run cells, group by group, on workers that use the engine of this name.
+
+    Guarantee: what a worker computes is what this process would.  The groups of a worker that dies are run again,
+    and the observer hears of it (`lost`).  RunError for a group whose worker died three times in a row, and for
+    workers that have other versions than this process.
+    """
+    ordered = _costliest_first(groups(cells), cells)
+    with _ray_of(workers) as ray:
+        running = {_submitted(ray, engine, cells, group): group for group in ordered}
+        try:
+            while running:
+                ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_SECONDS)
+                for stream in ready:
+                    group = running[stream]
+                    try:
+                        event = ray.get(next(stream))
+                    except StopIteration:
+                        del running[stream]
+                    except ray.exceptions.RayTaskError as error:
+                        raise _of_the_engine(error, group) from None
+                    except ray.exceptions.RayError as error:
+                        del running[stream]
+                        observer.lost(group.worker, group.members)
+                        running[_again(ray, engine, cells, group, error)] = group
+                    else:
+                        yield from _heard(event, group, observer)
+        finally:
+            for stream in running:
+                ray.cancel(stream, force=True)
+
+
+def _heard(event: Event, group: _Group, observer: RunObserver) -> Iterator[Outcome]:
+    """Tell the observer what a worker said, once, however often a group is run."""
+    match event:
+        case Began():
+            group.worker = f"worker {event.process} on {printable(event.machine)}"
+            if event.versions != installed():
+                raise RunError(f"{group.worker} {_difference(event.versions)}: results would not be the same")
+        case Advanced(rounds):
+            group.again += rounds
+            if (news := group.again - group.advanced) > 0:
+                group.advanced = group.again
+                observer.advanced(news)
+        case Evaluated(place, t, metrics):
+            if (place, t) not in group.evaluated:
+                group.evaluated.add((place, t))
+                observer.evaluated(group.members[place], t, metrics)
+        case Outcome(place, finished):
+            if place not in group.finished:
+                group.finished.add(place)
+                yield Outcome(group.members[place], finished)
+
+
+def _difference(versions: Mapping[str, str]) -> str:
+    here = installed()
+    return ", ".join(
+        f"has {name} {versions.get(name)} where this machine has {here[name]}"
+        for name in here
+        if versions.get(name) != here[name]
+    )
+
+
+def _submitted(ray: Any, engine: str, cells: Sequence[Cell], group: _Group) -> Any:
+    group.attempts += 1
+    group.again = 0
+    task = ray.remote(work).options(num_cpus=1, max_retries=0, num_returns="streaming")
+    return task.remote(engine, [cells[member] for member in group.members])
+
+
+def _again(ray: Any, engine: str, cells: Sequence[Cell], group: _Group, error: Exception) -> Any:
+    if group.attempts >= _ATTEMPTS:
+        first = printable(str(error).strip().splitlines()[0])
+        places = ", ".join(map(str, group.members))
+        raise RunError(f"cells {places}: {group.worker} died, {_ATTEMPTS} times in a row: {first}")
+    return _submitted(ray, engine, cells, group)
+
+
+def _of_the_engine(error: Any, group: _Group) -> FedprivError:
+    """What the engine said in the worker, as it would have been said here; a bug there is a bug here."""
+    if isinstance(error.cause, FedprivError):
+        return error.cause
+    return RunError(f"{group.worker}: {type(error.cause).__name__}: {printable(str(error.cause))}")
+
+
+def _costliest_first(groups: Sequence[Sequence[int]], cells: Sequence[Cell]) -> list[_Group]:
+    """The last to be begun should be small; the estimate decides nothing else."""
+
+    def cost(members: Sequence[int]) -> int:
+        first = cells[members[0]]
+        return first.schedule.rounds * (24 + len(members) * sum(first.batch_sizes))
+
+    return [_Group(list(members)) for members in sorted(groups, key=cost, reverse=True)]
+
+
+@contextmanager
+def _ray_of(workers: Workers) -> Iterator[Any]:
+    """Ray, connected; a cluster that was started here is gone when the block is left."""
+    if importlib.util.find_spec("ray") is None:
+        raise InputError("--workers, --ray: Ray is not installed here; pip install 'fedpriv[ray]'")
+    if workers.address is not None:
+        with _connected(workers, address=workers.address) as ray:
+            yield ray
+        return
+    refuse_root(f"--workers {workers.count}")
+    with (
+        tempfile.TemporaryDirectory(prefix="fedpriv-workers-") as name,
+        left_by_nobody(Path(name)),
+        _environment(Path(name)),
+        _connected(
+            workers,
+            num_cpus=workers.count,
+            include_dashboard=False,
+            object_store_memory=_STORE_BYTES,
+            _temp_dir=name,
+            _node_ip_address="127.0.0.1",
+        ) as ray,
+    ):
+        yield ray
+
+
+@contextmanager
+def _environment(home: Path) -> Iterator[None]:
+    """Variables that what Ray starts here is to have.
+
+    Guarantee: Ray, which runs what it is sent, asks for a token that only our processes have.
+    """
+    own = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "FLWR_HOME": str(home),  # by which `left_by_nobody` knows them
+    }
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    _let_ray_read_it()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        _let_ray_read_it()
+
+
+def _let_ray_read_it() -> None:
+    """Ray reads whether there is a token, and which, once a process, and may have been imported before."""
+    raylet = importlib.import_module("ray._raylet")
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _connected(workers: Workers, **options: Any) -> Iterator[Any]:
+    import ray
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(**options, configure_logging=False, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        reason = printable(str(error).strip().splitlines()[0])
+        raise RunError(f"Ray at {workers.address or 'this machine'} cannot be used: {reason}") from None
+    if before is not None:
+        signal.signal(signal.SIGTERM, before)  # Ray's own would end the run without a word how to go on
+    private = importlib.import_module("ray._private.worker")
+    try:
+        # What it prints to stdout comes as an exception too, and would stand between our lines of JSON.
+        with mock.patch.object(private, "print_to_stdstream"):
+            yield ray
+    finally:
+        ray.shutdown()

@@ -1,0 +1,76 @@
+"""From a cell to the lattice, the integers and the noise of a run whose releases are exact."""
+
+from fedpriv.errors import InputError
+from fedpriv.estimators.gradients import Estimator
+from fedpriv.exact.factored import FactoredDifferences, factored
+from fedpriv.exact.plan import ExactPlan, ExactRun, fitted
+from fedpriv.mechanisms import Mechanism, Workload
+from fedpriv.objectives import Objective
+from fedpriv.privacy.ledger import Integers
+from fedpriv.privacy.trust import Noise, NoiseSource, Trust
+from fedpriv.randomness import SERVER
+from fedpriv.scenario import Cell
+
+MOST_SLACK = 2.0**-60
+"""Of a claim, in total variation: what reports call it."""
+_SAFE = 1.0 - 2.0**-38
+"""Less than what rounding to the safe side adds to μ: what is recorded stays within what was asked for."""
+
+
+def exact_plan_of(
+    cell: Cell, objective: Objective, estimator: Estimator, mechanism: Mechanism, workload: Workload
+) -> ExactPlan:
+    """InputError, naming the algorithm and the reason, for a run whose releases cannot be made of integers.
+
+    Guarantee: the recorded μ is not above the cell's target, and the slack not above 2^-60.
+    """
+    name, schedule, trust, target = (
+        cell.algorithm.row.name,
+        cell.schedule,
+        cell.algorithm.trust_setting,
+        cell.privacy.target,
+    )
+    assert target is not None  # of a run without noise nothing is exact
+    if schedule.secret:
+        raise InputError(
+            f"{name}: releases of integers are accounted for in public orders only, not with {schedule.name} "
+            "sampling; leave out federation.sampling"
+        )
+    unit = cell.privacy.protected
+    if unit.records != 1:
+        raise InputError(f"{name}: integers are made of records one by one, and the unit is {unit.words}")
+    sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
+    together = max(sizes) if trust.private_messages else sum(sizes)
+    try:
+        form = factored(mechanism, workload)
+        if (estimator.round(1).split is not None) != isinstance(form, FactoredDifferences):
+            raise InputError(f"{mechanism.name} noise on increments that are clipped in parts")
+        exact = fitted(
+            ExactRun(
+                form,
+                tuple(together * schedule.most_batches(t) for t in rounds),
+                objective.dimension,
+                cell.privacy.relation,
+                target * _SAFE,
+                owners=len(sizes) if trust.masked else 1,
+                word=cell.run.word if trust.masked else 64,
+            )
+        )
+    except InputError as error:
+        raise InputError(f"{name}: what it releases cannot be made of integers: {error}") from None
+    if exact.claim.slack > MOST_SLACK:
+        raise InputError(f"{name}: {schedule.rounds} rounds of {objective.dimension} values are too many")
+    return exact
+
+
+def noise_of(exact: ExactPlan, trust: Trust, batch_sizes: tuple[int, ...]) -> Noise:
+    """Every owner's noise in the units of the model; that in the mean follows from it."""
+    std, total = exact.lattice.unit * exact.claim.sigma, sum(batch_sizes)
+    if trust.noise_at_server:
+        return Noise((NoiseSource(SERVER, std / total, 1.0),))
+    return Noise(tuple(NoiseSource(silo, std / size, size / total) for silo, size in enumerate(batch_sizes)))
+
+
+def integers_of(exact: ExactPlan, owners: int) -> Integers:
+    """What a ledger keeps of it, for noise of so many owners."""
+    return Integers(exact.lattice.exponent, exact.claim.sigma, exact.run.dimension, owners)

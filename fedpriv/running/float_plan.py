@@ -1,0 +1,52 @@
+"""The noise of a simulation in floating point, and the lattice on which masked messages of it are added."""
+
+import numpy as np
+
+from fedpriv.estimators.gradients import Estimator
+from fedpriv.mechanisms import Mechanism, Workload
+from fedpriv.participation.base import Participation
+from fedpriv.privacy.ledger import RunningSums
+from fedpriv.privacy.trust import Noise
+from fedpriv.scenario import Cell
+from fedpriv.secure_aggregation.grid import Grid, grid_for
+
+
+def lattice_of(cell: Cell, schedule: Participation, estimator: Estimator, noise: Noise) -> Grid:
+    """The lattice for sums of masked messages; InputError for sums that do not fit."""
+    share = min(source.weight * float(source.std) for source in noise.sources)
+    digits = np.finfo(cell.run.dtype).nmant + 1
+    return grid_for(share, digits, largest_sum(schedule, estimator))
+
+
+def largest_sum(schedule: Participation, estimator: Estimator) -> float:
+    """A bound on the norm of the silos' mean running sum in every round, whatever the records are."""
+    largest = total = 0.0
+    for t in range(1, schedule.rounds + 1):
+        total = _sum_after(total, t, schedule, estimator)
+        largest = max(largest, total)
+    return largest
+
+
+def _sum_after(before: float, t: int, schedule: Participation, estimator: Estimator) -> float:
+    """The bound after round t, from the one before it; a round that reads k batches divides by k."""
+    current = estimator.round(t)
+    most = schedule.most_batches(t) / max(1, schedule.expected_batches(t))
+    return float(current.decay) * before + most * current.largest
+
+
+def float_noise_of(
+    cell: Cell, schedule: Participation, workload: Workload, mechanism: Mechanism, weights: tuple[float, ...]
+) -> Noise:
+    """The noise of every owner that reaches the cell's target; none if it has none.
+
+    Guarantee: a public order gets its μ exactly; sampling gets the (ε, δ) of that μ at the cell's δ.  InputError
+    for sampling that cannot be accounted for.
+    """
+    target, relation, delta = cell.privacy.target, cell.privacy.relation, cell.privacy.delta
+    if target is None:
+        return Noise()
+    sums = RunningSums(mechanism, workload, relation)
+    distance, mu = schedule.charged(sums, target, delta)
+    return cell.algorithm.trust_setting.noise(
+        distance, cell.batch_sizes, weights, relation, mu, cell.privacy.protected
+    )

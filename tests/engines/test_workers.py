@@ -1,0 +1,293 @@
+"""Cells on workers: the same results, whoever dies; and nothing left running."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from fedpriv.engines import workers as engine
+from fedpriv.engines.base import Outcome
+from fedpriv.engines.table import engine_row
+from fedpriv.engines.worker import Advanced, Began, Evaluated, Event, installed, work
+from fedpriv.engines.workers import Workers, on_workers
+from fedpriv.errors import InputError, RunError
+from fedpriv.running.observer import RunObserver
+from fedpriv.running.outcome import Finished
+from fedpriv.scenario import Cell, load_scenario
+from fedpriv.sweep.runner import run_sweep
+
+FEDPRIV = Path(sys.executable).with_name("fedpriv")
+SCENARIO = """
+name = "small"
+title = "Three groups of two cells"
+[data]
+name = "synthetic"
+[federation]
+silos = 3
+rounds = 8
+[algorithm]
+name = "dp-mu2-fl"
+trust = "untrusted"
+diameter = 0.1
+[privacy]
+relation = "replace-one"
+rho = 4.0
+[run]
+evaluations = 4
+[sweep]
+"federation.silos" = [1, 2, 3]
+seeds = 2
+"""
+FINISHED = Finished({"test_loss": 1.0}, 0.0, 0.1, (), 1, np.zeros(2))
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SCENARIO)
+    return path
+
+
+class Recorder(RunObserver):
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.heard: list[Any] = []
+
+    def advanced(self, rounds: int) -> None:
+        self.rounds += rounds
+
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
+        self.heard.append((place, t))
+
+    def lost(self, worker: str, places: Sequence[int]) -> None:
+        self.heard.append((worker, list(places)))
+
+
+class TaskError(Exception):
+    def __init__(self, cause: BaseException) -> None:
+        self.cause = cause
+
+
+class DiedError(Exception):
+    pass
+
+
+class FakeRay:
+    """Ray of one worker, which does what `script` says at each attempt: events, or an exception at the end."""
+
+    exceptions = SimpleNamespace(RayTaskError=TaskError, RayError=DiedError)
+
+    def __init__(self, script: list[list[Event | BaseException]]) -> None:
+        self.script = script
+        self.cancelled = 0
+
+    def remote(self, _: object) -> "FakeRay":
+        return self
+
+    def options(self, **_: object) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda *_: iter(self.script.pop(0)))
+
+    def wait(self, streams: list[object], **_: object) -> tuple[list[object], list[object]]:
+        return streams[:1], streams[1:]
+
+    def get(self, event: Event | BaseException) -> Event:
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+    def cancel(self, *_: object, **__: object) -> None:
+        self.cancelled += 1
+
+
+def heard_of(
+    script: list[list[Event | BaseException]], monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Outcome], Recorder, FakeRay]:
+    """What comes of two cells in one group."""
+    ray, recorder = FakeRay(script), Recorder()
+
+    @contextmanager
+    def connected(_: Workers) -> Iterator[FakeRay]:
+        yield ray
+
+    monkeypatch.setattr(engine, "_ray_of", connected)
+    cell: Any = SimpleNamespace(schedule=SimpleNamespace(rounds=2), batch_sizes=(1,))
+    run = engine._run("vectorized", lambda cells: [[1, 0]], Workers(1), [cell, cell], recorder)
+    try:
+        return list(run), recorder, ray
+    finally:
+        ray.script.append([])  # so that a failure can be looked at
+
+
+BEGAN = Began("here", 12, installed())
+
+
+def test_a_group_whose_worker_died_is_run_again_and_nothing_is_told_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = [BEGAN, Advanced(3), Evaluated(0, 1, {}), Outcome(0, FINISHED), DiedError("the node was taken away")]
+    again = [
+        Began("there", 7, installed()),
+        *(Advanced(2), Evaluated(0, 1, {}), Advanced(2), Evaluated(0, 2, {})),
+        *(Outcome(0, FINISHED), Outcome(1, FINISHED)),
+    ]
+    outcomes, recorder, ray = heard_of([first, again], monkeypatch)
+    assert [outcome.index for outcome in outcomes] == [1, 0]  # as the list of cells numbers them
+    assert recorder.heard == [(1, 1), ("worker 12 on here", [1, 0]), (1, 2)]
+    assert recorder.rounds == 4
+    assert ray.cancelled == 0
+
+
+def test_a_group_that_kills_its_workers_is_named_after_the_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    script: list[list[Event | BaseException]] = [[BEGAN, DiedError("killed: out of memory\nmore")]] * 3
+    with pytest.raises(RunError, match="cells 1, 0: worker 12 on here died, 3 times in a row: killed: out of mem"):
+        heard_of(list(script), monkeypatch)
+
+
+def test_a_worker_with_other_versions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guarantee: what a worker computes is what this process would."""
+    began = Began("there", 7, {**installed(), "torch": "1.0"})
+    with pytest.raises(RunError, match=r"worker 7 on there has torch 1\.0 where this machine has"):
+        heard_of([[began, Outcome(0, FINISHED)]], monkeypatch)
+
+
+@pytest.mark.parametrize("error", [RunError("cell 3 is not finite"), InputError("a key")])
+def test_what_an_engine_refuses_on_a_worker_is_refused_here_in_the_same_words(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    with pytest.raises(type(error), match=f"^{error}$"):
+        heard_of([[BEGAN, TaskError(error)]], monkeypatch)
+
+
+def test_a_bug_on_a_worker_is_one_line_with_the_workers_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunError, match=r"^worker 12 on here: ZeroDivisionError: division$"):
+        heard_of([[BEGAN, TaskError(ZeroDivisionError("division"))]], monkeypatch)
+
+
+def cells_of(scenario: Path) -> list[Cell]:
+    return [point.cell for point in load_scenario(scenario).points]
+
+
+@pytest.mark.parametrize("name", ["vectorized", "inprocess"])
+def test_a_worker_says_what_its_engine_says(scenario: Path, name: str) -> None:
+    """And each group alone computes the bits that it computes among the others."""
+    cells, whole = cells_of(scenario), Recorder()
+    row = engine_row(name)
+    assert row.groups is not None
+    expected = {outcome.index: outcome.finished for outcome in row.made(Path(), engine_local())(cells, whole)}
+    told = 0
+    for group in row.groups(cells):
+        began, *events = work(name, [cells[place] for place in group])
+        assert began == Began(began.machine, os.getpid(), installed())  # type: ignore[union-attr]
+        told += sum(event.rounds for event in events if isinstance(event, Advanced))
+        for outcome in (event for event in events if isinstance(event, Outcome)):
+            same = expected.pop(group[outcome.index])
+            assert np.array_equal(outcome.finished.model, same.model)
+            assert outcome.finished.metrics == same.metrics
+            assert outcome.finished.fraction_clipped == same.fraction_clipped
+    assert (expected, told) == ({}, whole.rounds)
+
+
+def engine_local() -> Any:
+    from fedpriv.engines.base import LOCAL
+
+    return LOCAL
+
+
+def test_an_error_of_the_engine_is_raised_by_the_worker(scenario: Path) -> None:
+    with pytest.raises(InputError, match="known engines"):
+        list(work("none", cells_of(scenario)))
+
+
+@pytest.mark.parametrize(
+    ("count", "address", "words"), [(0, None, "--workers 0"), (None, None, "give one"), (1, "auto", "give one")]
+)
+def test_workers_are_a_number_or_a_cluster(count: int | None, address: str | None, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Workers(count, address)
+
+
+@pytest.mark.parametrize("name", ["deployment", "ray"])
+def test_engines_with_processes_of_their_own_take_no_workers(name: str) -> None:
+    with pytest.raises(InputError, match=f"--engine {name}: it has processes of its own"):
+        on_workers(name, Workers(2))
+
+
+def test_root_needs_leave(monkeypatch: pytest.MonkeyPatch, scenario: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.delenv("FEDPRIV_ALLOW_ROOT")
+    with pytest.raises(InputError, match="--workers 2 starts servers"):
+        list(on_workers("vectorized", Workers(2))(cells_of(scenario), Recorder()))
+
+
+def without_times(folder: Path) -> Any:
+    results = json.loads((folder / "results.json").read_text())
+    for cell in results["cells"]:
+        assert cell.pop("wall_seconds") > 0.0
+    return json.dumps(results)
+
+
+@pytest.mark.slow
+def test_two_workers_leave_the_results_of_one_process_byte_for_byte(scenario: Path, tmp_path: Path) -> None:
+    """But for the seconds it took; and a line in history.jsonl for each evaluation."""
+    pytest.importorskip("ray")
+    loaded = load_scenario(scenario)
+    one = run_sweep(loaded, "vectorized", tmp_path / "one", resume=False)
+    two = run_sweep(loaded, "vectorized", tmp_path / "two", resume=False, workers=Workers(2))
+    assert without_times(two) == without_times(one)
+    lines = [sorted((folder / "history.jsonl").read_text().splitlines()) for folder in (one, two)]
+    assert lines[0] == lines[1]
+    for model in (one / "models").iterdir():
+        assert (two / "models" / model.name).read_bytes() == model.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_named_and_its_cells_run_again_and_ctrl_c_leaves_nothing(
+    scenario: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    command = [FEDPRIV, "run", scenario, "--workers", "1", "--json", "--out", tmp_path / "out"]
+    command += ["--set", "federation.rounds=600", "--set", "run.evaluations=300"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    assert running.stderr is not None
+    heard: list[Any] = []
+
+    def until(event: str) -> Any:
+        for line in running.stdout or ():
+            heard.append(json.loads(line))
+            if heard[-1]["event"] == event:
+                return heard[-1]
+        raise AssertionError((heard[-3:], running.communicate()))
+
+    until("evaluated")
+    ours = psutil.Process(running.pid).children(recursive=True)
+    (worker,) = (process for process in ours if "ray::work" in " ".join(process.cmdline()))
+    worker.kill()
+    lost = until("lost")
+    assert lost["worker"].startswith(f"worker {worker.pid} on ")
+    until("finished")
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=120)
+    assert running.returncode == 130
+    deadline = time.monotonic() + 60.0
+    while (left := [process for process in ours if process.is_running()]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+    whole = run_sweep(
+        load_scenario(scenario, ["federation.rounds=600", "run.evaluations=300"]),
+        "vectorized",
+        tmp_path / "out",
+        resume=True,
+    )
+    assert json.loads((whole / "results.json").read_text())["complete"]

@@ -1,0 +1,78 @@
+"""Torch modules as people have them, by import path: good ones, and ones that look at other records."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Wide(nn.Module):
+    """A multilayer perceptron with a skip connection: no Sequential, so torch.func takes its gradients."""
+
+    def __init__(self, features: int, outputs: int, hidden: int = 8) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
+        self.skip = nn.Linear(features, outputs, bias=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        out: Tensor = self.outer(torch.tanh(self.inner(values))) + self.skip(values)
+        return out
+
+
+class Centred(Wide):
+    """Subtracts the mean of the batch: no known layer, no buffer, and every record looks at the others."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return super().forward(values - values.mean(0, keepdim=True))
+
+
+class Remembering(Wide):
+    """Adds what the call before it saw."""
+
+    kept: Tensor | float = 0.0
+
+    def forward(self, values: Tensor) -> Tensor:
+        out = super().forward(values) + self.kept
+        self.kept = values.detach().sum()
+        return out
+
+
+class Looking(nn.Module):
+    """A table of rows by number: raises on a record whose number is none of its rows."""
+
+    def __init__(self, features: int, outputs: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, outputs)
+
+    def forward(self, values: Tensor) -> Tensor:
+        out: Tensor = self.table(values[..., 0].long().abs())
+        return out
+
+
+def normalized(features: int, outputs: int) -> nn.Module:
+    """With BatchNorm, as most image models come."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * features, outputs)
+    )
+
+
+def backbone(width: int = 5) -> nn.Module:
+    """What has been trained elsewhere; 6 values in."""
+    return nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.Tanh())
+
+
+def mixing_backbone() -> nn.Module:
+    """Looks at the whole batch, whatever mode it is in."""
+
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 5)
+
+        def forward(self, values: Tensor) -> Tensor:
+            out: Tensor = self.inner(values - values.mean(0))
+            return out
+
+    return Mixing()
+
+
+def three(_features: int, _outputs: int) -> int:
+    return 3

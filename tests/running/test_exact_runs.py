@@ -1,0 +1,131 @@
+"""A deployment and a simulation with `run.arithmetic = "integers"` agree bit for bit, whoever adds the noise.
+
+Guards and a deployed server of this process, with the simulation's keys in place of the system's, are restarted in
+the middle of the run; every mechanism that has state takes part.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedpriv.clients.answering import client_app_of
+from fedpriv.clients.guard import Guard
+from fedpriv.clients.ledger import SiloLedger, create_ledger
+from fedpriv.clients.policy import Allowed, Policy
+from fedpriv.clients.shard import Shard
+from fedpriv.data.datasets import load
+from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.protocol.arrays import one_array
+from fedpriv.protocol.run_config import run_config_of
+from fedpriv.randomness import integers_key
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import spread, task_of_cell
+from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.server.app import deployed_strategy
+from fedpriv.server.journal import Entries
+from fedpriv.server.strategy import ReleaseStrategy
+from tests.attacks.guards import KEPT_STATE, scenario
+from tests.engines.test_engines import run
+from tests.server.deployed import KilledError, MortalJournal
+
+TRUSTS = ("untrusted", "secure-aggregation", "trusted")
+
+
+class GuardedSilo:
+    """A silo with a guard and a ledger on disk; `restart` is a process that ended and another one that began."""
+
+    def __init__(self, folder: Path, number: int, cell: Cell, shard: Shard) -> None:
+        self._cell, self._shard = json.dumps(cell.canonical()), shard
+        allow = {
+            "relation": cell.privacy.relation, "clip": 2.0**20, "rounds": 100, "budget": 100.0, "silos": 3,
+            "trust": cell.algorithm.trust,
+        }  # fmt: skip
+        self._policy = Policy(
+            silo=number, shard=folder / "none", classes=10, ledger=folder / f"{number}.sqlite",
+            socket=folder / "none", allow=Allowed.model_validate(allow),
+        )  # fmt: skip
+        create_ledger(self._policy.ledger, self._policy.marked, shard.fingerprint)
+        self._opened()
+
+    def _opened(self) -> None:
+        self.ledger = SiloLedger(self._policy.ledger)
+        self._guard = Guard(self._policy, self.ledger, self._shard)
+
+    def restart(self) -> None:
+        self.ledger.close()
+        self._opened()
+
+    def public_key(self, run: str) -> bytes:
+        return self._guard.public_key(run, self._cell)
+
+    def answer(self, run: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
+        return self._guard.answer(run, self._cell, t, query, keys)
+
+
+@pytest.fixture(autouse=True)
+def the_keys_of_the_simulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("fedpriv.clients.guard.system_key", lambda: integers_key(1))
+    monkeypatch.setattr("fedpriv.server.journal.system_key", lambda: integers_key(1))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def cell_of(name: str, trust: str, **overrides: Any) -> Cell:
+    overrides = {"run__arithmetic": "integers", "run__dtype": "float32", **overrides}
+    text = scenario(trust, **KEPT_STATE[name], **overrides)
+    return resolve_cell(json.loads(text), "test")
+
+
+def guards_of(folder: Path, cell: Cell) -> list[GuardedSilo]:
+    folder.mkdir(exist_ok=True)
+    data = load(cell.data.name)
+    return [
+        GuardedSilo(folder, number, cell, Shard(data.train_images[order], data.train_labels[order]))
+        for number, order in enumerate(share.numpy() for share in spread(cell))
+    ]
+
+
+def deployed(folder: Path, cell: Cell, *, dies_in: int) -> ReleaseStrategy:
+    """A run over guards; server and guards end in round `dies_in`, after or before its entry, and go on."""
+    plan, silos = plan_of(cell, task_of_cell(cell).objective, released=True), guards_of(folder / "silos", cell)
+    initial = plan.objective.initial()
+
+    def served(dies_in: int) -> ReleaseStrategy:
+        grid = InProcessGrid(client_app_of(silos, "run"), len(silos), run_config_of(cell, Path()))
+        with MortalJournal(folder / "journal", Entries.of(plan)) as journal, torch.inference_mode():
+            journal.dies_in, journal.after_writing = abs(dies_in), dies_in < 0
+            strategy = deployed_strategy(plan, initial, journal)
+            with suppress(KilledError):
+                strategy.start(grid, one_array(initial))
+        return strategy
+
+    served(dies_in)
+    for silo in silos:
+        silo.restart()
+    return served(0)
+
+
+@pytest.mark.parametrize("dies_in", [3, -4])
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("name", KEPT_STATE)
+def test_a_deployment_computes_what_the_simulation_does(
+    tmp_path: Path, name: str, trust: str, dies_in: int
+) -> None:
+    """Guarantee of `run.arithmetic`: every bit of the model, for every mechanism that guards accept."""
+    cell = cell_of(name, trust)
+    (outcome,), _ = run("inprocess", cell)
+    strategy = deployed(tmp_path, cell, dies_in=dies_in)
+    assert strategy.plan.exact is not None
+    assert strategy.rounds_done == cell.schedule.rounds
+    assert np.linalg.norm(outcome.finished.model) > 1e-3
+    assert outcome.finished.model.tobytes() == strategy.model.numpy().tobytes()
+    assert outcome.finished.releases == strategy.plan.releases(strategy.rounds_done)

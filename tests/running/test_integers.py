@@ -1,0 +1,112 @@
+"""Runs on integers: what is refused, and that without noise they are the runs in floating point."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.clients.silo import Silo
+from fedpriv.errors import InputError, RunError
+from fedpriv.randomness import DrawAhead, KeyedNormal
+from fedpriv.running.plan import plan_of
+from fedpriv.running.round_step import RoundStep
+from fedpriv.running.task import task_of_cell
+from fedpriv.scenario import Cell
+from tests.attacks.guards import KEPT_STATE
+from tests.engines.test_engines import run
+from tests.running.test_exact_runs import TRUSTS, cell_of
+
+MakeCell = Callable[..., Cell]
+PHASED = {"name": "phased-sgd", "trust": "curator", "step": 0.01, "radius": 2.0}
+SLIDING = {"name": "momentum-tree-reduced", "trust": "untrusted", "clip": 1.0, "alpha": 0.3, "step": 1e-8}
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("name", KEPT_STATE)
+def test_without_noise_integers_are_the_run_in_floating_point(
+    name: str, trust: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Model within 1e-6: truncation to the lattice, and clipping in units, cost no more."""
+    last = {"algorithm__output": "last"} if name in ("trees that restart", "leaves") else {}
+    exact = cell_of(name, trust, run__dtype="float64", **last)
+    plain = exact.model_copy(update={"run": exact.run.model_copy(update={"arithmetic": "float"})})
+    monkeypatch.setattr("fedpriv.exact.release.drawn", lambda *_: np.int64(0))
+    monkeypatch.setattr(Silo, "_noise", lambda *_: None)  # floating point: silos' noise, and the server's
+    monkeypatch.setattr(RoundStep, "noisy", lambda _, total, hidden, *__: (total, hidden))
+    (one,), _ = run("inprocess", exact)
+    (other,), _ = run("inprocess", plain)
+    length = np.linalg.norm(other.finished.model)
+    assert length > 1e-5
+    atol = 1e-3 if trust == "secure-aggregation" else 1e-6  # what floating point rounds to, to add masked messages
+    np.testing.assert_allclose(one.finished.model, other.finished.model, rtol=0.0, atol=atol * length)
+
+
+def test_no_vector_of_floating_point_noise_is_drawn_by_integers(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control of the test above: what it sets to zero is all that a simulation draws."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("floating-point noise in an exact run")
+
+    monkeypatch.setattr(KeyedNormal, "vectors", never)
+    monkeypatch.setattr(DrawAhead, "vector", never)
+    (outcome,), _ = run("inprocess", small_cell(run__arithmetic="integers"))
+    assert torch.isfinite(torch.from_numpy(outcome.finished.model)).all()
+    with pytest.raises(RunError, match="floating-point noise"):
+        run("inprocess", small_cell())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"privacy": {"relation": "zero-out", "mode": "none"}}, "run.arithmetic = .* give a privacy target"),
+        (
+            {
+                "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
+                "privacy": {"relation": "zero-out", "epsilon": 1.0},
+                "federation__sampling": "poisson",
+            },
+            "dp-sgd: releases of integers are accounted for in public orders only, not with poisson",
+        ),
+        (
+            {"algorithm": PHASED, "privacy": {"relation": "zero-out", "mu": 1.0}},
+            "phased-sgd: what it releases cannot be made of integers",
+        ),
+        (
+            {"algorithm": SLIDING, "privacy": {"relation": "zero-out", "mu": 1.0}, "federation__epochs": 2},
+            "momentum-tree-reduced: .* SlidingDifferences: its noise cannot be added to integers",
+        ),
+    ],
+    ids=["no noise", "Poisson", "phases", "sliding windows"],
+)
+def test_what_cannot_be_made_exact_is_refused_with_the_reason(
+    small_cell: MakeCell, changes: dict[str, Any], reason: str
+) -> None:
+    """By a simulation on integers, and by the plan of everything that really releases; others run."""
+    cell = small_cell(run__arithmetic="integers", **changes)
+    with pytest.raises(InputError, match=reason):
+        plan_of(cell, task_of_cell(cell).objective)
+    plain = small_cell(**changes)
+    assert plan_of(plain, task_of_cell(plain).objective).exact is None
+    if plain.privacy.target is not None:
+        with pytest.raises(InputError, match=reason):
+            plan_of(plain, task_of_cell(plain).objective, released=True)
+
+
+def test_the_vectorized_engine_refuses_integers(small_cell: MakeCell) -> None:
+    with pytest.raises(InputError, match="use --engine inprocess"):
+        run("vectorized", small_cell(run__arithmetic="integers"))
+
+
+@pytest.mark.parametrize(("word", "width"), [(48, 6), (40, 5)])
+def test_masked_words_have_the_width_that_was_asked_for(small_cell: MakeCell, word: int, width: int) -> None:
+    """The same model to the lattice's precision: what 40 bits cost is truncation."""
+    cell = small_cell(algorithm__trust="secure-aggregation", run__arithmetic="integers", run__word=word)
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    assert plan.message_length(1) == 7850 * width
+    (outcome,), _ = run("inprocess", cell)
+    assert outcome.finished.bytes_sent == 8 * 7850 * width
+    assert np.linalg.norm(outcome.finished.model) > 1e-3
