@@ -1,4 +1,4 @@
-"""What a disk, a folder or a number can do to a command: one line, never a traceback, never a folder that is stuck."""
+"""What a disk, a folder or a number can do to a command: one line, no traceback, no folder that is stuck."""
 
 import sys
 from pathlib import Path
