@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from fedpriv.cli.data import app as data_app
+from fedpriv.cli.flower import superlink, supernode
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
 from fedpriv.errors import InputError
@@ -17,7 +19,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-data_app = typer.Typer(help="Data sets: download, verify, cache.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(silo_app, name="silo")
@@ -253,113 +254,5 @@ def audit(
     audit_scenario(scenario, overrides or [], mu, trials, confidence, seed, as_json=as_json, store=store)
 
 
-@app.command()
-def superlink(
-    control: Annotated[
-        Path, typer.Option(metavar="SOCKET", help="Where its owner, and nobody else, starts runs: a Unix socket.")
-    ],
-    keys: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="With ca.crt, server.pem, server.key and nodes/silo-N.pub."),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Where SuperNodes connect.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Where SuperNodes connect.")] = 8000,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS, and any SuperNode may connect: on one's own machine only.")
-    ] = False,
-    simulation: Annotated[
-        bool, typer.Option("--simulation", help="No SuperNodes: for Flower's Ray engine.")
-    ] = False,
-) -> None:
-    """Run Flower's SuperLink, where the server runs, until ended; SuperNodes reach nothing of it but messages.
-
-    Example: fedpriv superlink --control /run/fedpriv/control.sock --keys deploy/run/superlink --host 0.0.0.0
-    """
-    from fedpriv.engines.superlink_process import serve_superlink
-
-    serve_superlink(control, keys, host=host, port=port, simulation=simulation, insecure=insecure)
-
-
-@app.command()
-def supernode(
-    superlink: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="The SuperLink, as its certificate names it.")
-    ],
-    silo: Annotated[int, typer.Option(min=0, metavar="N", help="The silo's number.")],
-    guard: Annotated[Path, typer.Option(metavar="SOCKET", help="Where the silo's guard answers.")],
-    keys: Annotated[Path | None, typer.Option(metavar="FOLDER", help="With ca.crt and node.key.")] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS and no key: on one's own machine only.")
-    ] = False,
-) -> None:
-    """Run a silo's SuperNode, which carries queries to the guard and releases back, until ended.
-
-    Example: fedpriv supernode --superlink fl.example.org:8000 --silo 0 --guard /run/fedpriv/guard.sock --keys node
-    """
-    from fedpriv.engines.supernode_process import become_supernode
-
-    become_supernode(superlink, silo, guard, keys, insecure=insecure)
-
-
-@data_app.command("fetch")
-def data_fetch(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="NAME", help="mnist, fashion-mnist, emnist, cifar10, heart-hospitals or adult."),
-    ],
-    root: Annotated[
-        Path | None, typer.Option(help="Where to keep it; $FEDPRIV_DATA, or a folder of the user's cache.")
-    ] = None,
-) -> None:
-    """Download a data set, verify it and keep it; does nothing if a verified copy is there.
-
-    Example: fedpriv data fetch mnist
-    """
-    from fedpriv.data.datasets import fetch
-
-    typer.echo(f"{name}: verified in {fetch(name, root, say=typer.echo)}")
-
-
-@data_app.command("inspect")
-def data_inspect(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv or .parquet file.")],
-    target: Annotated[str | None, typer.Option(help="The column that is to be predicted.")] = None,
-    site: Annotated[str | None, typer.Option(help="The column that says whose records they are.")] = None,
-    person: Annotated[str | None, typer.Option(help="The column that says who a record is about.")] = None,
-    split: Annotated[str | None, typer.Option(help='A column with "train" and "test".')] = None,
-    regression: Annotated[
-        bool | None, typer.Option("--regression/--classes", help="What the target is; guessed otherwise.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where to write scenario.toml and a policy a silo, to start from.")
-    ] = None,
-) -> None:
-    """Say what is in a table, and write a scenario and policies to start from; they have to be made public first.
-
-    Example: fedpriv data inspect patients.csv --target outcome --site hospital --out patients
-    """
-    from fedpriv.cli.inspect import Roles, inspect_table
-
-    inspect_table(file, Roles(target, site, person, split, regression), out)
-
-
-@data_app.command("split")
-def data_split(
-    scenario: Annotated[
-        Path, typer.Argument(metavar="SCENARIO", help="A scenario file; one federation throughout.")
-    ],
-    out: Annotated[Path, typer.Option(help="Where the silos' folders go.")],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
-    ] = None,
-    runs: Annotated[int, typer.Option(min=1, help="How many runs of it the silos' budgets allow.")] = 10,
-) -> None:
-    """Give each silo of a demonstration a folder of its own: its shard of the data set, and a policy.
-
-    Example: fedpriv data split scenarios/containers.toml --out deploy/run
-    """
-    from fedpriv.clients.prepare import prepare_silos
-    from fedpriv.scenario import load_scenario
-
-    for folder in prepare_silos(load_scenario(scenario, overrides or []), out, runs):
-        typer.echo(folder)
+app.command()(superlink)
+app.command()(supernode)

@@ -50,8 +50,8 @@ def grid_for(share: float, digits: int, largest: float) -> Grid:
     """The grid for messages with noise of standard deviation `share` > 0 in every silo's part of the mean.
 
     Half of the `digits` binary digits in which noise is drawn lie above the unit and half below it: the rounding
-    adds less than 2^-24 to the variance.  `largest` bounds every coordinate of the sum of all silos' vectors without
-    noise; InputError where that does not fit.
+    adds less than 2^-24 to the variance.  `largest` bounds every coordinate of the sum of all silos' vectors
+    without noise; InputError where that does not fit.
     """
     unit = 2.0 ** math.floor(math.log2(share) - digits // 2)
     if largest > unit * _ROOM:

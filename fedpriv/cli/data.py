@@ -1,0 +1,72 @@
+"""`fedpriv data`: data sets and tables."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Data sets: download, verify, cache.", no_args_is_help=True)
+
+
+@app.command("fetch")
+def data_fetch(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="mnist, fashion-mnist, emnist, cifar10, heart-hospitals or adult."),
+    ],
+    root: Annotated[
+        Path | None, typer.Option(help="Where to keep it; $FEDPRIV_DATA, or a folder of the user's cache.")
+    ] = None,
+) -> None:
+    """Download a data set, verify it and keep it; does nothing if a verified copy is there.
+
+    Example: fedpriv data fetch mnist
+    """
+    from fedpriv.data.datasets import fetch
+
+    typer.echo(f"{name}: verified in {fetch(name, root, say=typer.echo)}")
+
+
+@app.command("inspect")
+def data_inspect(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv or .parquet file.")],
+    target: Annotated[str | None, typer.Option(help="The column that is to be predicted.")] = None,
+    site: Annotated[str | None, typer.Option(help="The column that says whose records they are.")] = None,
+    person: Annotated[str | None, typer.Option(help="The column that says who a record is about.")] = None,
+    split: Annotated[str | None, typer.Option(help='A column with "train" and "test".')] = None,
+    regression: Annotated[
+        bool | None, typer.Option("--regression/--classes", help="What the target is; guessed otherwise.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write scenario.toml and a policy a silo, to start from.")
+    ] = None,
+) -> None:
+    """Say what is in a table, and write a scenario and policies to start from; they have to be made public first.
+
+    Example: fedpriv data inspect patients.csv --target outcome --site hospital --out patients
+    """
+    from fedpriv.cli.inspect import Roles, inspect_table
+
+    inspect_table(file, Roles(target, site, person, split, regression), out)
+
+
+@app.command("split")
+def data_split(
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO", help="A scenario file; one federation throughout.")
+    ],
+    out: Annotated[Path, typer.Option(help="Where the silos' folders go.")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1, help="How many runs of it the silos' budgets allow.")] = 10,
+) -> None:
+    """Give each silo of a demonstration a folder of its own: its shard of the data set, and a policy.
+
+    Example: fedpriv data split scenarios/containers.toml --out deploy/run
+    """
+    from fedpriv.clients.prepare import prepare_silos
+    from fedpriv.scenario import load_scenario
+
+    for folder in prepare_silos(load_scenario(scenario, overrides or []), out, runs):
+        typer.echo(folder)
