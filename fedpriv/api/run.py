@@ -42,20 +42,20 @@ def run(
 
     Args:
         scenario: the name of a shipped scenario, a file, or the same as nested dictionaries.
-        train, test: records of your own in place of the scenario's: (records, labels) as arrays or tensors, or a
-            torch Dataset of such pairs.  Records are (n, …), bytes or numbers; labels (n,) are whole numbers, or
-            numbers for a regression.
+        train: records of your own in place of the scenario's: (records, labels) as arrays or tensors, or a torch
+            Dataset of such pairs.  Records are (n, …), bytes or numbers; labels (n,) are whole numbers, or numbers
+            for a regression.
+        test: the same, to evaluate on.
         model: a torch module in place of the scenario's model; x_1 are the parameters that it has.  It maps
             (n, …) to (n, classes), or to (n, 1) for a regression.  The module itself is not changed.
         classes: how many classes there are, 0 for a regression; by default one more than the largest label.
         loss: of a module's regression, "squared" or "absolute".
         set: values for dotted keys; a swept key is narrowed.
+        engine: "vectorized", "inprocess", "ray" or "deployment"; your own records and modules need the first two.
         out: where results are written as the run goes; runs/NAME by default.
         resume: keep what is in `out`, and run what is missing.
-        workers: run groups of cells in so many processes; results are the same.
-        ray: or in those of the Ray cluster at this address.
+        observers: hear how the run goes.
         progress: show a bar; by default in a notebook and in an interactive session.
-
         workers: so many processes of this machine run groups of cells; results are the same.
         ray: the address of a Ray cluster whose processes do.
 
