@@ -66,12 +66,6 @@ def run(
     overrides = [_assignment(key, value) for key, value in (set or {}).items()]
     rerun = None
     own = train is not None or test is not None or model is not None
-    chosen = None if workers is None and ray is None else Workers(workers, ray)
-    if own and chosen is not None:
-        raise InputError(
-            "workers: other processes have no arrays and modules of this program; leave workers and ray out, or "
-            "use fedpriv.add_data and add_model in a file that is imported"
-        )
     if own and engine not in ENGINES:
         raise InputError(
             f"engine = {engine!r}: its processes have no arrays and modules of this program; use "

@@ -43,9 +43,6 @@ def exact_plan_of(
     known = RunningSums(mechanism, replace(workload, schedule=schedule.known), sums.relation)
     apart = known.sensitivity() / schedule.distance(sums)
     mu = schedule.charged(sums.relation, target, cell.privacy.delta) * apart
-    unit = cell.privacy.protected
-    if unit.records != 1:
-        raise InputError(f"{name}: integers are made of records one by one, and the unit is {unit.words}")
     sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
     together = max(sizes) if trust.private_messages else sum(sizes)
     try:

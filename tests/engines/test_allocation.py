@@ -11,8 +11,8 @@ import torch
 
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.poisson import PoissonGaussian
+from fedpriv.clients.federation import simulated_silo
 from fedpriv.clients.releasing import ReleasingSilo
-from fedpriv.clients.silo import simulated_silo
 from fedpriv.clients.state import pack, unpack
 from fedpriv.errors import InputError
 from fedpriv.participation.allocation import Allocation

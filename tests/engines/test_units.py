@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.clients.silo import simulated_silo
+from fedpriv.clients.federation import simulated_silo
 from fedpriv.data.units import in_a_row, of_persons
 from fedpriv.errors import InputError
 from fedpriv.objectives import Records
