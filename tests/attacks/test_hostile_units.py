@@ -12,6 +12,7 @@ import torch
 from fedpriv.clients.guard import open_guard
 from fedpriv.clients.policy import read_policy
 from fedpriv.errors import RunError
+from fedpriv.objectives import SoftmaxRegression
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.privacy.ledger import as_data, claim_of, from_data
 from fedpriv.running.plan import plan_of
@@ -20,6 +21,8 @@ from fedpriv.scenario import resolve_cell
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
 from tests.clients.test_persons import QUERY, silo
 from tests.clients.test_persons import scenario as of_persons
+from tests.clients.test_sampled_runs import ROUNDS, policy_of
+from tests.clients.test_sampled_runs import scenario as sampled
 from tests.engines.test_units import persons_tree
 
 MU = 2.0
@@ -100,3 +103,29 @@ def test_a_scenario_makes_a_guard_import_nothing(
         guard.answer("run", scenario(model=model), 1, zeros())
     assert not (tmp_path / "ran").exists()
     assert "planted" not in sys.modules
+
+
+@pytest.mark.parametrize("sampling", ["allocation", "poisson"])
+def test_a_round_takes_the_same_work_whoever_was_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: str
+) -> None:
+    """Gains: how many records take part in a round, and of it who does, by the time of the answer."""
+    seen: list[int] = []
+    honest = SoftmaxRegression.per_record
+
+    def watched(self: SoftmaxRegression, points: Any, coefficients: Any, records: Any, *given: Any) -> Any:
+        seen.append(len(records.labels))
+        return honest(self, points, coefficients, records, *given)
+
+    monkeypatch.setattr(SoftmaxRegression, "per_record", watched)
+    monkeypatch.setattr("fedpriv.exact.records.rank_one_suits", lambda *_: False)
+    monkeypatch.setattr("fedpriv.exact.chunks._VALUES", 3 * 7850)
+    guard = open_guard(read_policy(policy_of(tmp_path)))
+    drawn = set[int]()
+    for t in range(1, ROUNDS + 1):
+        seen.clear()
+        guard.answer("run", sampled(sampling), t, torch.zeros(7850))
+        assert seen == [3] * 5  # of 20 records a round draws more than 15 once in a million million times
+        plan = guard._admitted[next(iter(guard._admitted))].plan
+        drawn.add(len(plan.schedule.rows(t, 2, 0, lambda: guard._open["run"]._coins)) if t < ROUNDS else 0)
+    assert len(drawn) > 1
