@@ -8,14 +8,15 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedpriv.clients.admission import ROUNDING, Admission, Admitted
+from fedpriv.clients.increments import without_denormals
 from fedpriv.clients.ledger import Answer, LedgerError, Run, SiloLedger, create_ledger
 from fedpriv.clients.policy import Policy
 from fedpriv.clients.releasing import ReleasingSilo
@@ -23,6 +24,7 @@ from fedpriv.clients.shard import Shard
 from fedpriv.clients.silo import Silo, SiloState
 from fedpriv.clients.state import pack, unpack
 from fedpriv.errors import InputError, RunError
+from fedpriv.models.trained import shapes_of
 from fedpriv.objectives import Records
 from fedpriv.randomness import system_key
 from fedpriv.running.task import DTYPES, labels_of
@@ -91,6 +93,13 @@ class Guard:
         """How many silos it knows by their keys."""
         return len(self._identity.peers)
 
+    def shapes(self, cell_json: str) -> list[tuple[int, ...]]:
+        """The arrays that a query of this scenario consists of; RunError if the policy does not allow it.
+
+        Nothing is opened or charged: shapes follow from the scenario, the policy and the shape of a record.
+        """
+        return shapes_of(self._admitted_as(self._admission.canonical(cell_json)).plan.objective)
+
     def public_key(self, run_id: str, cell_json: str) -> bytes:
         """This silo's signed public key for the masks of a run, on record as its answer to round 0.
 
@@ -152,7 +161,7 @@ class Guard:
         """Read the records, and commit the reply before it is returned; the last round's wipes key and state."""
         silo, last = asked.silo, t == asked.silo.plan.schedule.rounds
         try:
-            with _without_denormals():
+            with without_denormals():
                 release, after = silo.answer(asked.state, t, asked.query)
             leaving = silo.message(release.vector, t, asked.keys, after.chain)
             with self._ledger.transaction():
@@ -188,7 +197,7 @@ class Guard:
         run = self._ledger.run(run_id)
         if run is not None and run.cell != canonical:
             raise self._refusal("the scenario is not the one this run was opened with")
-        admitted = _kept(self._admitted, canonical, lambda: self._admission.admit(canonical))
+        admitted = self._admitted_as(canonical)
         if admitted.plan.masked and self.peers not in (0, len(admitted.plan.weights)):
             raise self._refusal(f"it knows {self.peers} silos, and the scenario has {len(admitted.plan.weights)}")
         if run is None:
@@ -200,6 +209,9 @@ class Guard:
                     f"by its policy this run costs mu = {admitted.price:.4g}, and it was charged {run.mu:.4g}"
                 )
         return run, admitted
+
+    def _admitted_as(self, canonical: str) -> Admitted:
+        return _kept(self._admitted, canonical, lambda: self._admission.admit(canonical))
 
     def _new_run(self, run_id: str, canonical: str, admitted: Admitted) -> Run:
         """Open a run: its whole price is charged before its first release."""
@@ -277,16 +289,6 @@ def _kept(kept: dict[str, Kept], name: str, build: Callable[[], Kept]) -> Kept:
         while len(kept) > _KEPT:
             del kept[next(iter(kept))]
     return kept[name]
-
-
-@contextmanager
-def _without_denormals() -> Iterator[None]:
-    """Denormal numbers are 0: they take many times as long, and a query can make them of some records only."""
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
 
 
 def _digest(query: Tensor, keys: bytes) -> bytes:
