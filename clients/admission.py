@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedpriv.accounting.lifetime import Price
 from fedpriv.clients.policy import Policy, presuming, unaccountable
+from fedpriv.clients.prices import Cost, cost_of, priced_stream
 from fedpriv.clients.shard import Shard
 from fedpriv.errors import FedprivError, InputError, RunError
 from fedpriv.objectives import Objective, Smoothed
@@ -41,8 +43,8 @@ class Admitted:
 
     cell: Cell
     plan: Plan
-    price: float
-    """μ of this silo's whole stream, by this installation's accounting."""
+    cost: Cost
+    """Of this silo's whole stream, by this installation's accounting."""
     digest: bytes
     """Of the canonical scenario: what silos of one run have in common."""
 
@@ -62,7 +64,12 @@ class Admission:
             self._check_cell(cell)
             objective = self._objective(cell)
             plan = plan_of(cell, objective, released=True)
-            return Admitted(cell, plan, self._price(cell, plan), hashlib.sha256(canonical.encode()).digest())
+            return Admitted(cell, plan, self._cost(cell, plan), hashlib.sha256(canonical.encode()).digest())
+
+    def price(self, admitted: Admitted, slack: float) -> Price:
+        """What an admitted run costs at a `slack` for runs that need one; RunError if there is no price."""
+        with self._refusing():
+            return admitted.cost.at(slack)
 
     def canonical(self, cell_json: str) -> str:
         """The scenario in one spelling, whoever wrote it; RunError if it is none."""
@@ -101,6 +108,11 @@ class Admission:
             raise self.refusal(f"the scenario has {federation.total_rounds} rounds, allowed are {allow.rounds}")
         if (reason := unaccountable(cell)) is not None:
             raise self.refusal(reason)
+        if cell.schedule.secret and allow.slack == 0.0:
+            raise self.refusal(
+                f"the budget is in mu, and a run with {cell.schedule.title} keeps to one but for a probability: "
+                "allow.slack = 0 leaves none"
+            )
         if cell.algorithm.trust_setting.masked and allow.silos is not None and federation.silos != allow.silos:
             raise self.refusal(
                 f"the scenario shares the noise among {federation.silos} silos, and by allow.silos they are "
@@ -108,12 +120,13 @@ class Admission:
             )
         if cell.schedule.rounds > allow.rounds:  # an algorithm may add rounds of its own
             raise self.refusal(f"the scenario has {cell.schedule.rounds} rounds, allowed are {allow.rounds}")
-        needed = cell.schedule.batches_held * cell.batch_sizes[number]
-        if needed > len(self.shard.labels):
-            raise self.refusal(f"the scenario needs {needed} records of this silo, here are fewer")
-        if unknown := [path for path in cell.model.code if path not in allow.models]:
-            raise self.refusal(f"the scenario's model runs {unknown[0]!r}, and allow.models does not name it")
-        if cell.model.regression != (self.policy.class_count == 0):
+        needed, units = (
+            cell.schedule.batches_held * cell.batch_sizes[number],
+            self.shard.units(cell.privacy.protected),
+        )
+        if needed > len(self.shard.labels if units is None else units):
+            raise self.refusal(f"the scenario needs {needed} {cell.privacy.unit}s of this silo, here are fewer")
+        if cell.model.row.regression != (self.policy.class_count == 0):
             held = "real numbers" if self.policy.class_count == 0 else "classes"
             raise self.refusal(f"model {cell.model.name!r} is not for labels that are {held}, as they are here")
         if self.policy.table is not None and cell.data.table_schema != self.policy.table:
@@ -135,15 +148,13 @@ class Admission:
             )
         return model.objective(shape, self.policy.class_count, dtype, settings)
 
-    def _price(self, cell: Cell, plan: Plan) -> float:
-        """μ; RunError if the policy is exceeded."""
-        allow, number, rounds = self.policy.allow, self.policy.silo, plan.schedule.rounds
+    def _cost(self, cell: Cell, plan: Plan) -> Cost:
+        """What it costs; RunError if the policy is exceeded."""
+        allow, number = self.policy.allow, self.policy.silo
         if (reason := presuming(plan)) is not None:
             raise self.refusal(reason)
         asked, allowed = cell.algorithm.trust_setting, trust_named(allow.trust)
-        stream = plan.stream_of(number, rounds)
-        if not asked.private_messages and asked.trust_level <= allowed.trust_level:
-            (stream,) = plan.releases(rounds)  # what is left of the silos' messages: noisy means, or their sums
+        stream = priced_stream(plan, number, asked, allowed)
         if stream.std == 0.0 and not allow.noise_free:
             nobody = allowed.noise_at_server
             raise self.refusal(
@@ -151,11 +162,11 @@ class Admission:
             )
         if (clip := plan.largest_clip) > allow.clip * ROUNDING:
             raise self.refusal(f"the scenario clips at {clip:.4g}, allowed is {allow.clip:g}")
-        smallest = min(min(plan.estimator.round(t).clips) for t in range(1, rounds + 1))
+        smallest = min(min(plan.estimator.round(t).clips) for t in range(1, plan.schedule.rounds + 1))
         if smallest * ROUNDING < allow.least_clip:
             raise self.refusal(f"the scenario clips at {smallest:.4g}, allowed is {allow.least_clip:g} or more")
         self._check_size(plan, stream)
-        return stream.mu
+        return cost_of(plan, stream.guarantee, number)
 
     def _check_size(self, plan: Plan, stream: ReleaseStream) -> None:
         """What a run keeps from round to round, and what one round takes: memory of the guard, and its ledger."""

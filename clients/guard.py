@@ -8,17 +8,20 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedpriv.accounting.lifetime import Budget, Price
 from fedpriv.clients.admission import ROUNDING, Admission, Admitted
 from fedpriv.clients.increments import without_denormals
+from fedpriv.clients.kept import kept
 from fedpriv.clients.ledger import Answer, LedgerError, Run, SiloLedger, create_ledger
 from fedpriv.clients.policy import Policy
+from fedpriv.clients.prices import Charge, refusal, spent, words
 from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.clients.shard import Shard
 from fedpriv.clients.silo import Silo, SiloState
@@ -27,14 +30,12 @@ from fedpriv.errors import InputError, RunError
 from fedpriv.models.trained import shapes_of
 from fedpriv.objectives import Records
 from fedpriv.randomness import system_key
-from fedpriv.running.task import DTYPES, labels_of
+from fedpriv.running.task import DTYPES, labels_of, rows_of
 from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.identity import identity_of
 
 _log = logging.getLogger("fedpriv.guard")
 _LONGEST_NAME = 128
-_KEPT = 4  # scenarios, silos and shards' features that are kept in memory: they can be built again
-Kept = TypeVar("Kept")
 
 
 class _Question(NamedTuple):
@@ -49,11 +50,13 @@ class _Question(NamedTuple):
 class Guard:
     """Answers queries for one silo.
 
-    Guarantee: over the lifetime of the ledger, everything that leaves through `answer` is `allow.budget`-GDP for
-    each record of the shard under `allow.relation`, against a server that may send anything: increments are
-    clipped here, every round is answered for one query (a repetition gets the same bytes), the noise is drawn here
-    from a key of the operating system, and a run whose price, composed with all runs before, exceeds the budget is
-    never opened.  It is a proof in real numbers; what floating point adds is in docs/privacy.md.
+    Guarantee: over the lifetime of the ledger, everything that leaves through `answer` is `allow.budget`-GDP, but
+    for a probability of `allow.slack`, for each record of the shard under `allow.relation`, against a server that
+    may send anything: increments are clipped here, every round is answered for one query (a repetition gets the
+    same bytes), the noise and, where they are secret, the rounds of every record are drawn here from a key of the
+    operating system, and a run whose price, composed with all runs before, exceeds budget or slack is never
+    opened.  Servers may choose runs after having seen the releases of others.  It is a proof in real numbers; what
+    floating point adds is in docs/privacy.md.
     Records are read for a query only after it is on file as the one that its round is answered for, and nothing is
     refused after that: refusals depend on what was sent, on the policy and on the ledger, never on the records.
     With `allow.trust = "trusted"` sums may leave without noise, and `budget` bounds what the server publishes if
@@ -203,34 +206,40 @@ class Guard:
         if run is None:
             return self._new_run(run_id, canonical, admitted), admitted
         if run.key is not None:
-            self._check_budget(admitted.price, math.hypot(*self._ledger.prices()))
-            if admitted.price > run.mu * ROUNDING:
+            charged = Charge(run.cell, run.mu, run.slack)
+            self._check_budget(self._ledger.charges(run_id), self._spent([charged])[0])
+            asked = self._admission.price(admitted, run.slack)
+            if (math.inf if asked is None else asked.mu) > run.mu * ROUNDING:
                 raise self._refusal(
-                    f"by its policy this run costs mu = {admitted.price:.4g}, and it was charged {run.mu:.4g}"
+                    f"by its policy this run costs {words(asked)}, and it was charged {run.mu:.4g}"
                 )
         return run, admitted
 
     def _admitted_as(self, canonical: str) -> Admitted:
-        return _kept(self._admitted, canonical, lambda: self._admission.admit(canonical))
+        return kept(self._admitted, canonical, lambda: self._admission.admit(canonical))
 
     def _new_run(self, run_id: str, canonical: str, admitted: Admitted) -> Run:
         """Open a run: its whole price is charged before its first release."""
-        allow, prices = self._policy.allow, self._ledger.prices()
-        if len(prices) >= allow.runs:
-            raise self._refusal(f"{len(prices)} runs were opened, allowed are {allow.runs}")
+        allow, before = self._policy.allow, self._ledger.charges()
+        if len(before) >= allow.runs:
+            raise self._refusal(f"{len(before)} runs were opened, allowed are {allow.runs}")
         if (underway := self._ledger.open_runs()) >= allow.open_runs:
             raise self._refusal(f"{underway} runs are under way, allowed are {allow.open_runs}")
-        self._check_budget(admitted.price, math.hypot(*prices, admitted.price))
+        asked = self._admission.price(admitted, allow.slack_per_run)
+        self._check_budget(before, asked)
+        mu, slack = (math.inf, 0.0) if asked is None else (asked.mu, asked.slack)
         key = system_key()
-        self._ledger.open_run(run_id, canonical, admitted.price, key)
-        return Run(canonical, admitted.price, key, None)
+        self._ledger.open_run(run_id, Charge(canonical, mu, slack), key)
+        return Run(canonical, mu, key, None, slack)
 
-    def _check_budget(self, price: float, total: float) -> None:
-        budget = self._policy.allow.budget
-        if total > budget * ROUNDING and not self._policy.allow.noise_free:
-            raise self._refusal(
-                f"the run costs mu = {price:.4g}, with all before {total:.4g}; the budget is {budget:g}"
-            )
+    def _check_budget(self, before: Sequence[Charge], asked: Price) -> None:
+        allow = self._policy.allow
+        reason = refusal(Budget(allow.budget * ROUNDING, allow.slack), self._spent(before), asked)
+        if reason is not None and not allow.noise_free:
+            raise self._refusal(reason)
+
+    def _spent(self, charges: Sequence[Charge]) -> list[Price]:
+        return spent(charges, self._policy.allow.relation, self._policy.allow.unit)
 
     def _check_same(self, known: Answer, digest: bytes, t: int) -> None:
         if known.query != digest:
@@ -243,7 +252,7 @@ class Guard:
         key, cell = run.key, admitted.cell
         if run_id in self._open and self._open[run_id].key != key:
             del self._open[run_id]
-        return _kept(
+        return kept(
             self._open,
             run_id,
             lambda: ReleasingSilo.of(
@@ -258,14 +267,16 @@ class Guard:
 
     def _features(self, cell: Cell) -> Records:
         """The shard as this model sees it, record by record, by public constants alone."""
-        dtype, model = DTYPES[cell.run.dtype], cell.model
-        name = json.dumps([cell.run.dtype, model.model_dump(mode="json")], sort_keys=True)
+        dtype, model, unit = DTYPES[cell.run.dtype], cell.model, cell.privacy.protected
+        name = json.dumps([cell.run.dtype, model.model_dump(mode="json"), unit.as_data()], sort_keys=True)
 
         def seen() -> Records:
             features = model.row.features(self._shard.images, dtype, model.settings)
-            return Records(features, labels_of(self._shard.labels, dtype))
+            records = Records(features, labels_of(self._shard.labels, dtype))
+            units = self._shard.units(unit)
+            return records if units is None else rows_of(records, units)
 
-        return _kept(self._records, name, seen)
+        return kept(self._records, name, seen)
 
     def _refusal(self, reason: str) -> RunError:
         return self._admission.refusal(reason)
@@ -280,15 +291,6 @@ def open_guard(policy: Policy, in_time: Callable[[], AbstractContextManager[None
     """The guard of a policy; InputError if shard or ledger cannot be used."""
     shard = policy.load_shard()
     return Guard(policy, SiloLedger(policy.ledger, policy.marked), shard, in_time)
-
-
-def _kept(kept: dict[str, Kept], name: str, build: Callable[[], Kept]) -> Kept:
-    """`kept[name]`, built if it is not there; the oldest of too many is let go."""
-    if name not in kept:
-        kept[name] = build()
-        while len(kept) > _KEPT:
-            del kept[next(iter(kept))]
-    return kept[name]
 
 
 def _digest(query: Tensor, keys: bytes) -> bytes:

@@ -1,7 +1,8 @@
 """The silo's own record of what it has released: SQLite, written before a reply leaves.
 
     about    one row: the ledger's own name, how many commits it has had, the fingerprint of the records it is for
-    runs     one row a run: its scenario, its price in μ, its key and its state (both wiped when the run is over)
+    runs     one row a run: its scenario, its price (μ, and the probability with which it may fail), its key and
+             its state (both wiped when the run is over)
     answers  one row a round: a digest of the query, and the bytes of the reply; without a reply, what may have
     been
              looked at, and can be answered for that query only
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedpriv.clients.mark import Mark, Reading
+from fedpriv.clients.prices import Charge
 from fedpriv.errors import InputError, RunError
 
 _TABLES = """
@@ -34,7 +36,8 @@ CREATE TABLE runs (
     cell TEXT NOT NULL,
     mu REAL NOT NULL,
     key BLOB,
-    state BLOB
+    state BLOB,
+    slack REAL NOT NULL DEFAULT 0
 );
 CREATE TABLE answers (
     run_id TEXT NOT NULL REFERENCES runs (run_id),
@@ -61,6 +64,7 @@ class Run(NamedTuple):
     mu: float
     key: bytes | None
     state: bytes | None
+    slack: float = 0.0
 
 
 class Answer(NamedTuple):
@@ -78,6 +82,7 @@ class Row(NamedTuple):
     mu: float
     underway: bool
     answered: int
+    slack: float
 
 
 def create_ledger(path: Path, mark: Path, shard: bytes) -> None:
@@ -119,6 +124,7 @@ class SiloLedger:
         except (OSError, sqlite3.Error, TypeError) as error:
             raise InputError(f"{path}: cannot be used as a ledger: {error}") from None
         self._check_age()
+        self._add_slack()
         self._wiped = False  # by a process that was killed: nobody knows
         self._wipe_if_idle()
 
@@ -171,6 +177,13 @@ class SiloLedger:
         """μ of every run ever opened."""
         return [mu for (mu,) in self._database.execute("SELECT mu FROM runs")]
 
+    def charges(self, other_than: str = "") -> list[Charge]:
+        """What every run was charged, except that of one name."""
+        return [
+            Charge(*row)
+            for row in self._database.execute("SELECT cell, mu, slack FROM runs WHERE run_id != ?", (other_than,))
+        ]
+
     def open_runs(self) -> int:
         """How many runs are not over."""
         return int(self._database.execute("SELECT COUNT(*) FROM runs WHERE key IS NOT NULL").fetchone()[0])
@@ -178,22 +191,22 @@ class SiloLedger:
     def overview(self) -> list[Row]:
         """Every run, the first that was opened first."""
         return [
-            Row(run_id, cell, mu, bool(underway), answered)
-            for run_id, cell, mu, underway, answered in self._database.execute(
+            Row(run_id, cell, mu, bool(underway), answered, slack)
+            for run_id, cell, mu, underway, answered, slack in self._database.execute(
                 "SELECT run_id, cell, mu, key IS NOT NULL, (SELECT COUNT(*) FROM answers WHERE t > 0 "
-                "AND reply IS NOT NULL AND answers.run_id = runs.run_id) FROM runs ORDER BY rowid"
+                "AND reply IS NOT NULL AND answers.run_id = runs.run_id), slack FROM runs ORDER BY rowid"
             )
         ]
 
     def run(self, run_id: str) -> Run | None:
         row = self._database.execute(
-            "SELECT cell, mu, key, state FROM runs WHERE run_id = ?", (run_id,)
+            "SELECT cell, mu, key, state, slack FROM runs WHERE run_id = ?", (run_id,)
         ).fetchone()
         return None if row is None else Run(*row)
 
-    def open_run(self, run_id: str, cell: str, mu: float, key: bytes) -> None:
+    def open_run(self, run_id: str, charge: Charge, key: bytes) -> None:
         self._database.execute(
-            "INSERT INTO runs (run_id, cell, mu, key) VALUES (?, ?, ?, ?)", (run_id, cell, mu, key)
+            "INSERT INTO runs (run_id, cell, mu, slack, key) VALUES (?, ?, ?, ?, ?)", (run_id, *charge, key)
         )
 
     def answer(self, run_id: str, t: int) -> Answer | None:
@@ -220,6 +233,13 @@ class SiloLedger:
         """Forget the key and the state of a run that is over; repeats are served from the replies."""
         self._wiped = False
         self._database.execute("UPDATE runs SET key = NULL, state = NULL WHERE run_id = ?", (run_id,))
+
+    def _add_slack(self) -> None:
+        """Ledgers of fedpriv 0.1 have no slack: all their runs were charged an exact μ."""
+        columns = {row[1] for row in self._database.execute("PRAGMA table_info(runs)")}
+        if "slack" not in columns:
+            with self.alone(), suppress(sqlite3.OperationalError):  # another process may have been first
+                self._database.execute("ALTER TABLE runs ADD COLUMN slack REAL NOT NULL DEFAULT 0")
 
     def _wipe_if_idle(self) -> None:
         """Wipe what another process has left, unless one is at work: then that one does."""

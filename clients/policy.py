@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedpriv.accounting.curves import LEAST_DELTA
 from fedpriv.algorithms import Positive
 from fedpriv.clients.shard import Shard, load_shard, load_table_shard
 from fedpriv.data.table_file import is_table
@@ -17,6 +18,8 @@ from fedpriv.running.arithmetic import LARGEST_CLIP, SMALLEST_CLIP
 from fedpriv.running.plan import Plan
 from fedpriv.scenario import Cell
 from fedpriv.scenario.messages import explain
+
+SLACK_PER_RUN = 1e-8
 
 
 class Allowed(BaseModel):
@@ -39,6 +42,14 @@ class Allowed(BaseModel):
     )
     rounds: Annotated[int, Field(ge=1)] = Field(description="the most rounds of one run")
     budget: Positive = Field(description="mu (Gaussian DP) over the lifetime of the shard, all runs composed")
+    slack: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.0,
+        description="the probability with which `budget` may fail, over the lifetime of the shard, all runs added "
+        "up: runs whose records take part in secret need some (1e-6, say), and 0 refuses them",
+    )
+    slack_per_run: Annotated[float, Field(ge=LEAST_DELTA, lt=1.0)] = Field(
+        SLACK_PER_RUN, description="how much of `slack` each such run uses up: a smaller one makes it cost more mu"
+    )
     silos: Annotated[int, Field(ge=2)] | None = Field(
         None, description="how many silos share the noise of a masked run; needed unless `peers` says it"
     )
@@ -173,8 +184,6 @@ def read_policy(path: Path) -> Policy:
 
 def unaccountable(cell: Cell) -> str | None:
     """Why no policy allows any run of `cell`, whatever its budget; None if some policy can."""
-    if cell.schedule.secret:
-        return f"the budget is in mu, and a run with {cell.schedule.name.capitalize()} sampling has none"
     if cell.algorithm.trust_setting.trust_level > TRUSTED.trust_level:
         return f"trust = {cell.algorithm.trust!r} broadcasts what is not private"
     if cell.model.row.only_for is not None:

@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.clients.policy import presuming, unaccountable
+from fedpriv.accounting.slack import decimal
+from fedpriv.clients.policy import SLACK_PER_RUN, presuming, unaccountable
+from fedpriv.clients.prices import cost_of, priced_stream
 from fedpriv.data.datasets import Dataset, load, table_path
 from fedpriv.data.table_file import write_rows
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.data.table_toml import schema_toml
 from fedpriv.data.tables import raw_table
 from fedpriv.errors import InputError
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import spread, task_of_cell
+from fedpriv.running.plan import Plan, plan_of
+from fedpriv.running.task import records_of_silos, task_of_cell
 from fedpriv.scenario import Cell, Scenario
 
 
@@ -47,13 +49,15 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
         "dimension": max(each["dimension"] for each in allowances),
         "budget": math.sqrt(runs) * math.hypot(*(each["budget"] for each in allowances)),
     }
+    if slack := runs * sum(decimal(each.get("slack", 0.0)) for each in allowances):
+        allow["slack"] = float(slack)
     folders = [folder / f"silo-{silo}" / "guard" for silo in range(first.federation.silos)]
     for guard in folders:
         for name in ("shard.npz", "shard.csv"):
             if (guard / name).exists():
                 raise InputError(f"{guard / name} exists, and a ledger may belong to it; give another --out")
     dataset = load(first.data.name, table=first.data.table)
-    order, schema = [share.numpy() for share in spread(first)], first.data.table_schema
+    order, schema = records_of_silos(first), first.data.table_schema
     for silo, guard in enumerate(folders):
         for name in ("ledger", "socket"):
             (guard / name).mkdir(parents=True, exist_ok=True)
@@ -84,20 +88,32 @@ def allowance_of(cell: Cell) -> dict[str, Any]:
         "relation": cell.privacy.relation,
         "clip": plan.largest_clip,
         "rounds": cell.schedule.rounds,
-        "budget": target,
+        **_budget(cell, plan, target),
         "dimension": plan.objective.dimension,
         **({"silos": cell.federation.silos} if plan.masked else {}),
     }
+
+
+def _budget(cell: Cell, plan: Plan, target: float) -> dict[str, float]:
+    """The target; for records that take part in secret what the silo that pays most is charged."""
+    if not cell.schedule.secret:
+        return {"budget": target}
+    trust, prices = cell.algorithm.trust_setting, []
+    for silo in range(cell.federation.silos):
+        stream = priced_stream(plan, silo, trust, trust)
+        prices.append(cost_of(plan, stream.guarantee, silo).at(SLACK_PER_RUN))
+    return {"budget": max(each.mu for each in prices if each is not None), "slack": SLACK_PER_RUN}
 
 
 def write_shard(path: Path, dataset: Dataset, records: NDArray[np.int64]) -> None:
     """The training records of these numbers, in this order, as a silo's shard."""
     values = dataset.train_images[records]
     labels = dataset.train_labels[records]
+    persons: dict[str, Any] = {} if dataset.persons is None else {"persons": dataset.persons[records]}
     if values.dtype == np.uint8:
-        np.savez(path, images=values, labels=labels)
+        np.savez(path, images=values, labels=labels, **persons)
     else:
-        np.savez(path, features=values, labels=labels)
+        np.savez(path, features=values, labels=labels, **persons)
 
 
 def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:

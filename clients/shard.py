@@ -1,9 +1,10 @@
 """A silo's records as they lie on its disk."""
 
+import dataclasses
 import hashlib
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 from fedpriv.data.own import check_records
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.data.tables import load_silo
+from fedpriv.data.units import Table, of_persons
 from fedpriv.errors import InputError
+from fedpriv.privacy.unit import RECORD, USER, Unit
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Shard:
     """Images as bytes, or features as floats: (n, ...)."""
     labels: NDArray[Any]
     """(n,): classes, or floats of a regression."""
+    persons: NDArray[Any] | None = field(default=None, kw_only=True)
+    """Whose each record is, (n,), if the silo says so."""
     test: "Shard | None" = None
     """The silo's own test records, which no training reads."""
 
@@ -32,10 +37,26 @@ class Shard:
     def fingerprint(self) -> bytes:
         """SHA-256 of the arrays: which records, in which order."""
         digest = hashlib.sha256()
-        for values in (self.images, self.labels):
+        for values in (self.images, self.labels, *(() if self.persons is None else (self.persons,))):
             digest.update(f"{values.dtype.str} {values.shape} ".encode())
             digest.update(np.ascontiguousarray(values).data)
         return digest.digest()
+
+    def units(self, unit: Unit) -> Table | None:
+        """Which records make up each unit of a run; None where units are records.
+
+        InputError for units that these records do not tell.
+        """
+        if unit.name == RECORD.name:
+            return None
+        if unit.name != USER.name:
+            raise InputError(f"unit = {unit.name!r}: a silo's guard answers for records, or for persons")
+        if self.persons is None:
+            raise InputError(
+                "unit = 'user': this silo's records do not say whose they are; give `persons` in the .npz file, "
+                "or table.person"
+            )
+        return of_persons(self.persons, unit.records)
 
 
 def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
@@ -57,9 +78,16 @@ def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
     encoded = load_silo(path, schema, silo)
     if encoded.test.all():
         raise InputError(f"{path}: has no training records; look at table.split and table.test_share")
-    parts = [Shard(encoded.features[which], encoded.labels[which]) for which in (encoded.test, ~encoded.test)]
+    parts = [
+        Shard(
+            encoded.features[which],
+            encoded.labels[which],
+            persons=None if encoded.persons is None else encoded.persons[which],
+        )
+        for which in (encoded.test, ~encoded.test)
+    ]
     held_out = _fixed(parts[0]) if encoded.test.any() else None
-    return _fixed(Shard(parts[1].images, parts[1].labels, held_out))
+    return _fixed(dataclasses.replace(parts[1], test=held_out))
 
 
 def _part(
@@ -73,11 +101,14 @@ def _part(
         )
     values, labels = arrays[found[0]], arrays[f"{prefix}labels"]
     check_records(values, labels, classes, str(path))
-    return _fixed(Shard(values, labels.astype(np.int64 if classes else np.float64), test))
+    persons = arrays.get(f"{prefix}persons")
+    if persons is not None and (persons.shape != labels.shape or persons.dtype.kind not in "iuUS"):
+        raise InputError(f"{path}: `{prefix}persons` needs one number or text for each of {len(labels)} records")
+    return _fixed(Shard(values, labels.astype(np.int64 if classes else np.float64), test, persons=persons))
 
 
 def _fixed(shard: Shard) -> Shard:
     """What was fingerprinted is what is read."""
-    for values in (shard.images, shard.labels):
+    for values in (shard.images, shard.labels, *(() if shard.persons is None else (shard.persons,))):
         values.flags.writeable = False
     return shard

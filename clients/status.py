@@ -4,8 +4,11 @@ import json
 import math
 from pathlib import Path
 
+from fedpriv.accounting.lifetime import Budget
+from fedpriv.accounting.slack import ApproximateGDP
 from fedpriv.clients.ledger import SiloLedger
 from fedpriv.clients.policy import read_policy
+from fedpriv.clients.prices import spent, together
 from fedpriv.errors import InputError
 
 
@@ -16,18 +19,23 @@ def status_lines(path: Path) -> list[str]:
     """
     policy = read_policy(path)
     ledger = SiloLedger(policy.ledger, policy.marked)
-    rows, budget = ledger.overview(), policy.allow.budget
-    spent = math.hypot(*(row.mu for row in rows))
-    left = math.sqrt(max(0.0, budget**2 - spent**2)) if math.isfinite(spent) else 0.0
+    rows, allow = ledger.overview(), policy.allow
+    prices = spent(ledger.charges(), allow.relation, allow.unit)
+    total, left = together(prices), Budget(allow.budget, allow.slack).left(prices) or ApproximateGDP(0.0)
     lines = [
         f"silo {policy.silo}: {policy.ledger}",
-        f"budget mu = {budget:g}, spent {spent:.6g} by {len(rows)} runs, left for one more {left:.6g}",
+        f"budget mu = {allow.budget:g}, spent {math.inf if total is None else total.mu:.6g} by {len(rows)} runs, "
+        f"left for one more {left.mu:.6g}",
     ]
+    if allow.slack or any(row.slack for row in rows):
+        used = sum(row.slack for row in rows)
+        lines.append(f"slack {allow.slack:g}, spent {used:.3g}, left {left.slack:.3g}")
     for row in rows:
         of = json.loads(row.cell)
+        with_slack = f" with slack {row.slack:g}" if row.slack else ""
         state = "under way" if row.underway else "over"
         lines.append(
-            f"{row.run_id!r}: mu = {row.mu:.6g}, {row.answered} rounds answered, {state}, "
+            f"{row.run_id!r}: mu = {row.mu:.6g}{with_slack}, {row.answered} rounds answered, {state}, "
             f"{of['algorithm']['name']} ({of['algorithm']['trust']}), scenario {of['name']!r}"
         )
     ledger.close()

@@ -14,9 +14,15 @@ GENERATED: dict[str, Callable[[], str]] = {
     "algorithms": algorithms_reference,
     "commands": commands_reference,
 }
+_FOR_TESTS = re.compile(r"(  # )(?:long|network|manual): ")
+_COMMENT = re.compile(r"^<!-- (?:long|network|manual): .* -->\n", flags=re.MULTILINE)
 _MARK = re.compile(r"^<!-- generated: (.+) -->$", flags=re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """MkDocs calls this for each page; KeyError for a name that nothing generates."""
-    return _MARK.sub(lambda found: GENERATED[found[1]](), markdown)
+    """MkDocs calls this for each page; KeyError for a name that nothing generates.
+
+    What tells the tests which commands not to execute is no business of a reader's.
+    """
+    shown = _FOR_TESTS.sub(r"\1", _COMMENT.sub("", markdown))
+    return _MARK.sub(lambda found: GENERATED[found[1]](), shown)

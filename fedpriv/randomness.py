@@ -138,22 +138,35 @@ class KeyedCoins:
     """Independent coins, each a pure function of (key, owner, round, place).
 
     Guarantee: for anyone who does not hold the key the coins are independent, and each falls on heads with at
-    most the probability asked for, and less by at most 2^-63.
+    most the probability asked for, and less by at most 2^-63.  Numbers are independent of coins and of each
+    other, and exactly uniform.
     """
 
     def __init__(self, key: bytes) -> None:
-        self._encrypt = _block_cipher(key)
+        self._encrypt, self._encrypt_numbers = _block_cipher(key), _block_cipher(derive_key(key, "numbers"))
 
     def heads(self, count: int, probability: float, owner: int, t: int) -> NDArray[np.bool_]:
         """Which of the coins of places 0 … count-1 fall on heads, shape (count,); 0 ≤ `probability` ≤ 1."""
         if not 0.0 <= probability <= 1.0:
             raise ValueError(f"probability = {probability}: it lies between 0 and 1")
-        counters = np.empty((-(-count * 8 // _BLOCK_BYTES), 2), np.uint64)
-        counters[:, 0] = _streams([owner], [t])
-        counters[:, 1] = np.arange(len(counters), dtype=np.uint64)
-        words = np.frombuffer(self._encrypt.update(counters.tobytes()), np.uint64)[:count]
+        words = _words(self._encrypt, count, owner, t, 0)
         fallen: NDArray[np.bool_] = (words >> np.uint64(1)) < np.uint64(int(probability * 2.0**63))
         return fallen
+
+    def numbers(self, count: int, choices: int, owner: int, t: int) -> NDArray[np.int64]:
+        """A number of 0 … choices-1 for each of the places 0 … count-1, shape (count,); 1 ≤ `choices` ≤ 2^32.
+
+        Words at the end of the range of 64 bits, where some numbers would be likelier, are drawn again.
+        """
+        if not 1 <= choices <= _WORD:
+            raise ValueError(f"choices = {choices}: a number is drawn among 1 to {_WORD}")
+        last = np.uint64(2**64 - 2**64 % choices - 1)
+        words = _words(self._encrypt_numbers, count, owner, t, 0)
+        attempt = 0
+        while (again := words > last).any():
+            attempt += 1
+            words = np.where(again, _words(self._encrypt_numbers, count, owner, t, attempt), words)
+        return (words % np.uint64(choices)).astype(np.int64)
 
 
 class DrawAhead:
@@ -225,6 +238,14 @@ def _streams(owners: Sequence[int], rounds: Sequence[int]) -> NDArray[np.uint64]
 def integers_key(seed: int) -> bytes:
     """The key of a simulation's exact releases: a function of the scenario's seed, and no secret."""
     return seed_key(seed, "integers")
+
+
+def _words(encrypt: CipherContext, count: int, owner: int, t: int, attempt: int) -> NDArray[np.uint64]:
+    """64 secret bits for each of the places 0 … count-1 of (owner, round t), others every attempt; (count,)."""
+    counters = np.empty((-(-count * 8 // _BLOCK_BYTES), 2), np.uint64)
+    counters[:, 0] = _streams([owner], [t])
+    counters[:, 1] = np.arange(attempt * _WORD, attempt * _WORD + len(counters), dtype=np.uint64)
+    return np.frombuffer(encrypt.update(counters.tobytes()), np.uint64)[:count]
 
 
 def simulation_noise(seed: int, dtype: DTypeLike) -> KeyedNormal:

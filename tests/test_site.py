@@ -14,6 +14,7 @@ from fedpriv.cli import reference
 from fedpriv.data.table_schema import Column, TableSchema
 from fedpriv.scenario import Cell
 from tests.doc_pages import ROOT
+from tests.reports.browser import CHROMIUM, look_at
 
 DOCS = ROOT / "docs"
 
@@ -104,3 +105,15 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         assert not re.search(r"""<(?:script|link|img)[^>]+(?:src|href)=["']https?://(?!127\.0\.0\.1)""", text), (
             page.name
         )
+    if CHROMIUM is not None:  # formulas are typeset by what the site ships
+        typeset = """new Promise((done) => setInterval(() => {
+          const found = document.querySelectorAll("mjx-container").length; if (found) done(found); }, 100))"""
+        seen = look_at((site / "formulas.html").as_uri(), 1300, typeset)
+        assert seen.answers[0] >= 10
+        assert seen.complaints == []
+        assert [address for address in seen.requests if not address.startswith(("file:", "data:"))] == []
+
+
+def test_what_tells_the_tests_what_not_to_run_is_not_shown() -> None:
+    shown = hooks().on_page_markdown("<!-- long: an hour -->\n```sh\nmake run    # network: fetches\n```\n")
+    assert shown == "```sh\nmake run    # fetches\n```\n"

@@ -1,12 +1,14 @@
 """What a stream of releases promises: an exact μ, or a curve of (ε, δ)."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from fedpriv.accounting import gdp, rdp, zcdp
+from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.checks import check_mu
-from fedpriv.accounting.subsampled import SubsampledGaussian
+from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.errors import InputError
 
 
@@ -59,7 +61,10 @@ class GaussianDP:
         )
 
 
-Guarantee = GaussianDP | SubsampledGaussian
+Sampled = PoissonGaussian | AllocatedGaussian
+"""What secret participation promises."""
+
+Guarantee = GaussianDP | Sampled
 """What a stream of releases promises: an exact μ, or a curve of (ε, δ) that no μ describes."""
 
 Promise = TypeVar("Promise", bound=Guarantee, covariant=True)
@@ -68,9 +73,9 @@ Promise = TypeVar("Promise", bound=Guarantee, covariant=True)
 def weakest(guarantees: Sequence[Guarantee]) -> Guarantee:
     """The guarantee that all of them give, of one or more; InputError where they cannot be compared."""
     gaussian = [each for each in guarantees if isinstance(each, GaussianDP)]
-    sampled = [each for each in guarantees if isinstance(each, SubsampledGaussian)]
+    sampled = [each for each in guarantees if not isinstance(each, GaussianDP)]
     if gaussian and not sampled:
         return max(gaussian, key=lambda each: each.mu)
-    if gaussian or len({(each.sampling_rate, each.rounds) for each in sampled}) > 1:
-        raise InputError("a run is sampled throughout, at one rate for all rounds, or not at all")
+    if gaussian or len({dataclasses.replace(each, noise_multiplier=1.0) for each in sampled}) > 1:
+        raise InputError("a run is sampled throughout, in one way and at one rate for all rounds, or not at all")
     return min(sampled, key=lambda each: each.noise_multiplier)

@@ -42,18 +42,20 @@ def run(
 
     Args:
         scenario: the name of a shipped scenario, a file, or the same as nested dictionaries.
-        train, test: records of your own in place of the scenario's: (records, labels) as arrays or tensors, or a
-            torch Dataset of such pairs.  Records are (n, …), bytes or numbers; labels (n,) are whole numbers, or
-            numbers for a regression.
+        train: records of your own in place of the scenario's: (records, labels) as arrays or tensors, or a torch
+            Dataset of such pairs.  Records are (n, …), bytes or numbers; labels (n,) are whole numbers, or numbers
+            for a regression.
+        test: the same, to evaluate on.
         model: a torch module in place of the scenario's model; x_1 are the parameters that it has.  It maps
             (n, …) to (n, classes), or to (n, 1) for a regression.  The module itself is not changed.
         classes: how many classes there are, 0 for a regression; by default one more than the largest label.
         loss: of a module's regression, "squared" or "absolute".
         set: values for dotted keys; a swept key is narrowed.
+        engine: "vectorized", "inprocess", "ray" or "deployment"; your own records and modules need the first two.
         out: where results are written as the run goes; runs/NAME by default.
         resume: keep what is in `out`, and run what is missing.
+        observers: hear how the run goes.
         progress: show a bar; by default in a notebook and in an interactive session.
-
         workers: so many processes of this machine run groups of cells; results are the same.
         ray: the address of a Ray cluster whose processes do.
 
@@ -64,16 +66,16 @@ def run(
     overrides = [_assignment(key, value) for key, value in (set or {}).items()]
     rerun = None
     own = train is not None or test is not None or model is not None
-    chosen = None if workers is None and ray is None else Workers(workers, ray)
-    if own and chosen is not None:
-        raise InputError(
-            "workers: other processes have no arrays and modules of this program; leave workers and ray out, or "
-            "use fedpriv.add_data and add_model in a file that is imported"
-        )
     if own and engine not in ENGINES:
         raise InputError(
             f"engine = {engine!r}: its processes have no arrays and modules of this program; use "
             f"{' or '.join(map(repr, ENGINES))}, or fedpriv.add_data and add_model in a file that is imported"
+        )
+    chosen = None if workers is None and ray is None else Workers(workers, ray)
+    if own and chosen is not None:
+        raise InputError(
+            "workers, ray: other processes have no arrays and modules of this program; use fedpriv.add_data and "
+            "add_model in a file that is imported"
         )
     if own or isinstance(scenario, Mapping):
         given = scenario if isinstance(scenario, Mapping) else read_toml(scenario_file(Path(scenario)))

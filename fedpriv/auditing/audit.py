@@ -28,6 +28,7 @@ from fedpriv.auditing.canaries import Layout, auditable, misread, objective_for,
 from fedpriv.auditing.statistics import best_bound, heaviest_round
 from fedpriv.auditing.transcripts import Trials, run_trials
 from fedpriv.errors import FedprivError, InputError
+from fedpriv.privacy.unit import RECORD
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.scenario import Cell
 
@@ -162,6 +163,10 @@ def _check(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: 
         raise InputError(
             f"trials = {trials}, confidence = {confidence}, mu = {claimed_mu}: expected at least {LEAST_TRIALS} "
             f"trials, a confidence in [0.5, 1) and a mu in [{SMALLEST_MU:g}, {LARGEST_MU:g}]"
+        )
+    if cell.privacy.unit != RECORD.name:
+        raise InputError(
+            f'privacy.unit = "{cell.privacy.unit}": the audit plants single records; use unit = "record"'
         )
     if cell.algorithm.trust == "curator":
         raise InputError('algorithm.trust = "curator": the audit is of what a deployment runs, and none runs this')

@@ -3,7 +3,9 @@
 import sys
 
 from fedpriv.cli.app import app
-from fedpriv.errors import FedprivError
+from fedpriv.errors import FedprivError, InputError, RunError
+
+INTERRUPTED = 130
 
 
 def main() -> None:
@@ -13,3 +15,21 @@ def main() -> None:
     except FedprivError as error:
         sys.stderr.write(f"fedpriv: {error}\n")
         sys.exit(error.exit_code)
+    except OSError as error:  # a folder that cannot be written, a full disk
+        sys.stderr.write(f"fedpriv: {_where(error)}{error.strerror or error}\n")
+        sys.exit(RunError.exit_code)
+    except MemoryError:
+        sys.stderr.write("fedpriv: out of memory; run fewer cells at a time, smaller batches or a smaller model\n")
+        sys.exit(RunError.exit_code)
+    except OverflowError as error:
+        sys.stderr.write(f"fedpriv: a number that was given is too large to compute with ({error.args[-1]})\n")
+        sys.exit(InputError.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("fedpriv: stopped\n")
+        sys.exit(INTERRUPTED)
+
+
+def _where(error: OSError) -> str:
+    """The file that could not be used: the one that was meant, not the draft of it."""
+    name = error.filename2 or error.filename
+    return "" if name is None else f"{name}: "

@@ -13,18 +13,23 @@ from fedpriv.cli.options import (
     Delta,
     Epochs,
     Epsilon,
+    Groups,
     Json,
     Mu,
     Relation,
     Rounds,
+    Sampling,
     Separation,
     Silos,
     Times,
     TrustName,
+    UnitKind,
+    UnitRecords,
     Zcdp,
     claim_of,
 )
-from fedpriv.cli.shown import cost_facts, setting_facts, show
+from fedpriv.cli.sampled import aim
+from fedpriv.cli.shown import cost_facts, guarantee_facts, setting_facts, show
 from fedpriv.cli.text import print_table
 from fedpriv.errors import InputError
 
@@ -62,6 +67,10 @@ def compare(
     epochs: Epochs = 1,
     max_participations: Times = None,
     min_separation: Separation = 1,
+    sampling: Sampling = "fixed",
+    groups: Groups = 1,
+    unit: UnitKind = "record",
+    records: UnitRecords = 1,
     max_vectors: Annotated[
         int, typer.Option(min=0, max=64, help="The most vectors of state that fitted noise may keep.")
     ] = 4,
@@ -93,20 +102,25 @@ def compare(
 
         fedpriv privacy compare --rounds 2000 --epochs 20 --decay 0.9 --epsilon 2 --delta 1e-6 --silos 10
     """
-    from fedpriv.accounting.target import target_mu
+    from fedpriv.accounting.target import DEFAULT_DELTA, target_mu
     from fedpriv.privacy.comparison import table_of
     from fedpriv.privacy.setting import Setting
 
-    setting = Setting(
-        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
-    )
-    claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
+    of_records = (relation, epochs, max_participations, min_separation, sampling, groups)
+    setting = Setting(rounds, decay, clip, batch, silos, trust, *of_records)
+    target, at = target_mu(mu, zcdp, epsilon, delta), DEFAULT_DELTA if delta is None else delta
+    if setting.secret:
+        if algorithm is not None or plot is not None:
+            raise InputError(f"--sampling {sampling}: is compared without --algorithm and --plot")
+        _amplified(setting, target, at, aim(target, at, relation, unit, records), as_json)
+        return
+    claim = claim_of(target, relation, unit, records)
     if algorithm is None and settings:
         raise InputError("--set: its keys are an algorithm's: give --algorithm, too")
     if algorithm is not None and decay != 1.0:
         raise InputError(f"--decay {decay}: an algorithm has a decay of its own, with its own settings (--set)")
     response, workload = _asked(algorithm, settings or [], setting)
-    table = table_of(setting, claim.guarantee.mu, response, workload, max_vectors)
+    table = table_of(setting, target, response, workload, max_vectors)
     size = (_DIMENSION if algorithm else 0) if dimension is None else dimension
     seconds = _times(table, workload, size)
     if plot is not None:
@@ -116,11 +130,36 @@ def compare(
     facts = setting_facts(setting) | ({} if algorithm is None else {"algorithm": algorithm})
     if as_json:
         rows = [_facts(line, took) for line, took in zip(table.lines, seconds, strict=True)]
-        show({**facts, "mechanisms": rows, "least": vars(table.least)}, claim, delta, as_json=True)
+        show(
+            {**facts, "mechanisms": rows, "least": vars(table.least), **guarantee_facts(claim, delta)},
+            as_json=True,
+        )
         return
     print_table(_text(table, seconds, size))
     typer.echo()
-    show(facts, claim, delta, as_json=False)
+    show({**facts, **guarantee_facts(claim, delta)}, as_json=False)
+
+
+def _amplified(setting: "Setting", mu: float, delta: float, claim: dict[str, Any], as_json: bool) -> None:
+    """What secrecy amplifies, at the (ε, δ) that μ gives at δ."""
+    costs = setting.compare(mu, delta)
+    if as_json:
+        rows = [{"mechanism": name, **cost_facts(cost)} for name, cost in costs.items()]
+        show({**setting_facts(setting), "mechanisms": rows, **claim}, as_json=True)
+        return
+    header = ("mechanism", "noise std", "rms error", "last round", "in the mean", "memory", "sensitivity")
+    lines = [
+        (
+            name,
+            *(f"{value:.5g}" for value in (cost.std, cost.error, cost.error_last, cost.error_in_mean)),
+            str(cost.memory),
+            f"{cost.sensitivity.value:.5g}",
+        )
+        for name, cost in costs.items()
+    ]
+    print_table([header, *lines])
+    typer.echo()
+    show({**setting_facts(setting), **claim}, as_json=False)
 
 
 def _asked(algorithm: str | None, settings: list[str], setting: "Setting") -> tuple["Response", "Workload"]:

@@ -7,7 +7,7 @@ import typer
 from fedpriv.errors import InputError
 
 if TYPE_CHECKING:
-    from fedpriv.accounting import GaussianDP
+    from fedpriv.accounting.guarantees import Guarantee
     from fedpriv.mechanisms.registry import MechanismOptions
     from fedpriv.privacy.claim import PrivacyClaim
 
@@ -31,7 +31,20 @@ TrustName = Annotated[
         help="untrusted: each silo adds noise; trusted: the server does; secure-aggregation: each silo a share."
     ),
 ]
-Epochs = Annotated[int, typer.Option(min=1, help="Passes over the records, in the same order every time.")]
+Epochs = Annotated[int, typer.Option(min=1, help="Passes over the records.")]
+Sampling = Annotated[
+    str,
+    typer.Option(help="fixed: the same order every epoch; allocation or poisson: drawn by the silos in secret."),
+]
+Groups = Annotated[
+    int, typer.Option(min=1, help="Public groups of records, for secret sampling with correlated noise.")
+]
+UnitKind = Annotated[
+    str, typer.Option("--unit", help="Whose contribution is clipped and protected: record, user or client.")
+]
+UnitRecords = Annotated[
+    int, typer.Option("--records", min=1, help="The most records of one user or client in a round.")
+]
 Times = Annotated[
     int | None,
     typer.Option(
@@ -62,9 +75,15 @@ def mechanism_options(assignments: list[str]) -> "MechanismOptions":
         raise InputError(f"--set {explain(error, MechanismOptions)}") from None
 
 
-def claim_of(mu: float, relation: str) -> "PrivacyClaim[GaussianDP]":
+def claim_of(mu: float, relation: str, unit: str, records: int) -> "PrivacyClaim[Guarantee]":
     from fedpriv.accounting import GaussianDP
+
+    return claim_on(GaussianDP(mu), relation, unit, records)
+
+
+def claim_on(guarantee: "Guarantee", relation: str, unit: str, records: int) -> "PrivacyClaim[Guarantee]":
     from fedpriv.accounting.relation import relation_named
     from fedpriv.privacy.claim import PrivacyClaim
+    from fedpriv.privacy.unit import unit_named
 
-    return PrivacyClaim(GaussianDP(mu), relation_named(relation))
+    return PrivacyClaim(guarantee, relation_named(relation), unit_named(unit, records))

@@ -13,21 +13,27 @@ from fedpriv.cli.options import (
     Delta,
     Epochs,
     Epsilon,
+    Groups,
     Json,
     MechanismName,
     Mu,
     Options,
     Relation,
     Rounds,
+    Sampling,
     Separation,
     Silos,
     Times,
     TrustName,
+    UnitKind,
+    UnitRecords,
     Zcdp,
     claim_of,
+    claim_on,
     mechanism_options,
 )
-from fedpriv.cli.shown import cost_facts, setting_facts, show
+from fedpriv.cli.sampled import guarantee_of
+from fedpriv.cli.shown import cost_facts, guarantee_facts, setting_facts, show
 from fedpriv.cli.theorem import theorem
 
 app = typer.Typer(
@@ -48,20 +54,39 @@ def convert(
     epsilon: Epsilon = None,
     delta: Delta = None,
     relation: Relation = "replace-one",
+    multiplier: Annotated[
+        float | None, typer.Option(help="Noise std over clip, of records that --sampling draws in secret.")
+    ] = None,
+    sampling: Sampling = "fixed",
+    rounds: Annotated[int | None, typer.Option(min=1, help="T, with --multiplier.")] = None,
+    epochs: Epochs = 1,
+    groups: Groups = 1,
+    unit: UnitKind = "record",
+    records: UnitRecords = 1,
     as_json: Json = False,
 ) -> None:
     """Turn one guarantee into all others: give exactly one of --mu, --zcdp, or --epsilon with --delta.
+
+    Or --multiplier with --sampling and --rounds: a secret participation has no mu, but one for every slack (the
+    probability with which it may fail), which is what a lifetime budget is charged.
 
     Examples:
 
         fedpriv privacy convert --mu 1 --delta 1e-6
 
         fedpriv privacy convert --epsilon 2 --delta 1e-6
+
+        fedpriv privacy convert --sampling allocation --rounds 60 --multiplier 0.9205 --relation zero-out
     """
     from fedpriv.accounting.target import target_mu
 
-    claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
-    show({}, claim, delta, as_json)
+    if multiplier is None:
+        claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation, unit, records)
+    else:
+        claim = claim_on(
+            guarantee_of(sampling, multiplier, rounds, epochs, groups, relation), relation, unit, records
+        )
+    show({**guarantee_facts(claim, delta)}, as_json)
 
 
 @app.command()
@@ -81,6 +106,10 @@ def noise(
     epochs: Epochs = 1,
     max_participations: Times = None,
     min_separation: Separation = 1,
+    sampling: Sampling = "fixed",
+    groups: Groups = 1,
+    unit: UnitKind = "record",
+    records: UnitRecords = 1,
     options: Options = None,
     as_json: Json = False,
 ) -> None:
@@ -92,15 +121,23 @@ def noise(
 
         fedpriv privacy noise --rounds 1000 --epochs 10 --epsilon 2 --delta 1e-6 --mechanism tree
     """
-    from fedpriv.accounting.target import target_mu
+    from fedpriv.accounting.target import DEFAULT_DELTA, target_mu
     from fedpriv.privacy.setting import Setting
 
-    setting = Setting(
-        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
+    of_records = (relation, epochs, max_participations, min_separation, sampling, groups)
+    setting = Setting(rounds, decay, clip, batch, silos, trust, *of_records)
+    target = target_mu(mu, zcdp, epsilon, delta)
+    chosen = setting.mechanism(mechanism, mechanism_options(options or []))
+    cost = setting.cost(chosen, target, DEFAULT_DELTA if delta is None else delta)
+    claim = (
+        claim_on(setting.spent(chosen, cost.std), relation, unit, records)
+        if setting.secret
+        else claim_of(target, relation, unit, records)
     )
-    claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation)
-    cost = setting.cost(setting.mechanism(mechanism, mechanism_options(options or [])), claim.guarantee.mu)
-    show({"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost)}, claim, delta, as_json)
+    show(
+        {"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost), **guarantee_facts(claim, delta)},
+        as_json,
+    )
 
 
 @app.command()
@@ -118,6 +155,10 @@ def spent(
     epochs: Epochs = 1,
     max_participations: Times = None,
     min_separation: Separation = 1,
+    sampling: Sampling = "fixed",
+    groups: Groups = 1,
+    unit: UnitKind = "record",
+    records: UnitRecords = 1,
     options: Options = None,
     as_json: Json = False,
 ) -> None:
@@ -129,15 +170,12 @@ def spent(
     """
     from fedpriv.privacy.setting import Setting
 
-    setting = Setting(
-        rounds, decay, clip, batch, silos, trust, relation, epochs, max_participations, min_separation
-    )
+    of_records = (relation, epochs, max_participations, min_separation, sampling, groups)
+    setting = Setting(rounds, decay, clip, batch, silos, trust, *of_records)
     chosen = setting.mechanism(mechanism, mechanism_options(options or []))
-    mu = setting.mu_spent(chosen, std)
-    cost = setting.cost(chosen, mu)
+    cost = setting.cost_of_std(chosen, std)
+    claim = claim_on(setting.spent(chosen, std), relation, unit, records)
     show(
-        {"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost)},
-        claim_of(mu, relation),
-        delta,
+        {"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost), **guarantee_facts(claim, delta)},
         as_json,
     )

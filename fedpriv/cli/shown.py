@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedpriv.cli.sampled import sampled_facts
 from fedpriv.cli.text import print_table
 
 if TYPE_CHECKING:
-    from fedpriv.accounting import GaussianDP
+    from fedpriv.accounting.guarantees import Guarantee
     from fedpriv.privacy.claim import PrivacyClaim
     from fedpriv.privacy.cost import Cost
     from fedpriv.privacy.setting import Setting
@@ -16,17 +17,11 @@ if TYPE_CHECKING:
 
 def setting_facts(setting: "Setting") -> dict[str, Any]:
     """What the numbers are about: who is protected, and how a record takes part."""
-    if setting.max_participations is not None:
-        participation = f"at most {setting.max_participations} rounds, at least {setting.min_separation} apart"
-    elif setting.epochs > 1:
-        participation = f"{setting.epochs} epochs in a fixed order"
-    else:
-        participation = "single pass"
     return {
         "trust": setting.trust,
         "protects": setting.protection.protects,
         "rounds": setting.rounds,
-        "participation": participation,
+        "participation": setting.words,
     }
 
 
@@ -42,19 +37,23 @@ def cost_facts(cost: "Cost") -> dict[str, Any]:
     }
 
 
-def _guarantee(claim: "PrivacyClaim[GaussianDP]", delta: float | None) -> dict[str, Any]:
+def guarantee_facts(claim: "PrivacyClaim[Guarantee]", delta: float | None) -> dict[str, Any]:
+    from fedpriv.accounting import GaussianDP
     from fedpriv.accounting.target import DEFAULT_DELTA
 
-    pair = claim.guarantee.epsilon_delta(DEFAULT_DELTA if delta is None else delta)
+    at = DEFAULT_DELTA if delta is None else delta
+    guarantee, about = claim.guarantee, {"relation": claim.relation, "unit": claim.unit.words}
+    if not isinstance(guarantee, GaussianDP):
+        return {**sampled_facts(guarantee, at), **about}
+    pair = guarantee.epsilon_delta(at)
     return {
-        "mu": claim.guarantee.mu,
-        "zcdp": claim.guarantee.zcdp,
+        "mu": guarantee.mu,
+        "zcdp": guarantee.zcdp,
         "delta": pair.delta,
         "epsilon": pair.exact,
         "epsilon_rdp": pair.rdp,
         "epsilon_paper": pair.paper,
-        "relation": claim.relation,
-        "unit": claim.unit.words,
+        **about,
     }
 
 
@@ -68,6 +67,8 @@ _LABELS = {
     "sensitivity_value": "sensitivity",
     "sensitivity_exact": "sensitivity is exact",
     "sensitivity_reason": "because",
+    "noise_multiplier": "noise multiplier",
+    "epsilon_at_most": "epsilon, at most",
     "mu": "mu (Gaussian DP)",
     "zcdp": "zcdp (mu²/2)",
     "epsilon": "epsilon, exact",
@@ -76,12 +77,11 @@ _LABELS = {
 }
 
 
-def show(facts: dict[str, Any], claim: "PrivacyClaim[GaussianDP]", delta: float | None, as_json: bool) -> None:
-    everything = {**facts, **_guarantee(claim, delta)}
+def show(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(everything))
+        typer.echo(json.dumps(facts))
         return
-    print_table([(_LABELS.get(name, name), _text(value)) for name, value in everything.items()])
+    print_table([(_LABELS.get(name, name.replace("_", " ")), _text(value)) for name, value in facts.items()])
 
 
 def _text(value: Any) -> str:

@@ -17,7 +17,7 @@ from fedpriv.clients.prepare import allowance_of, policy_text, write_shard
 from fedpriv.data.datasets import load
 from fedpriv.engines import supernode_process
 from fedpriv.engines.processes import environment, script
-from fedpriv.running.task import spread
+from fedpriv.running.task import records_of_silos
 from fedpriv.scenario import Cell
 
 SOCKET = "guard.sock"
@@ -37,7 +37,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     was released.  InputError for a run that no policy allows.
     """
     allow = allowance_of(cell)
-    dataset, order = load(cell.data.name, table=cell.data.table), spread(cell)
+    dataset, order = load(cell.data.name, table=cell.data.table), records_of_silos(cell)
     policies = []
     for silo in range(cell.federation.silos):
         kept, own = folder / f"silo-{silo}", home / f"silo-{silo}"
@@ -45,7 +45,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         begun = (kept / "ledger.sqlite").exists() or (kept / "shard.npz").exists()
         if not begun:
-            write_shard(kept / "shard.npz", dataset, order[silo].numpy())
+            write_shard(kept / "shard.npz", dataset, order[silo])
         keys = {
             "silo": silo,
             "classes": dataset.classes,

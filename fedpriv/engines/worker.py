@@ -8,11 +8,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 from fedpriv.engines.base import Outcome
 from fedpriv.engines.table import engine_named
+from fedpriv.extensions import import_files
 from fedpriv.running.observer import RunObserver
-from fedpriv.scenario import Cell
+from fedpriv.scenario import Cell, resolve_cell
 
 _TELL_SECONDS = 0.1
 
@@ -47,11 +50,17 @@ def installed() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy")}
 
 
-def work(engine: str, cells: Sequence[Cell]) -> Iterator[Event]:
-    """Run cells on the engine of this name; what it would tell an observer comes as events, and its outcomes."""
+def work(engine: str, cells: Sequence[Mapping[str, Any]], imports: Sequence[str]) -> Iterator[Event]:
+    """Run cells on the engine of this name; what it would tell an observer comes as events, and its outcomes.
+
+    `cells` are resolved ones as plain data (`Cell.canonical`), `imports` files of algorithms, models and data of
+    one's own: what they define is not known here before they are imported.
+    """
     yield Began(socket.gethostname(), os.getpid(), installed())
+    import_files([Path(file) for file in imports])
+    resolved = [resolve_cell(cell, "a worker's cell") for cell in cells]
     said: queue.SimpleQueue[_Said] = queue.SimpleQueue()
-    threading.Thread(target=_run, args=(engine, cells, said), daemon=True).start()
+    threading.Thread(target=_run, args=(engine, resolved, said), daemon=True).start()
     while (event := said.get()) is not None:
         if isinstance(event, BaseException):
             raise event

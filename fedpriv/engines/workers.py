@@ -26,6 +26,7 @@ from fedpriv.engines.processes import left_by_nobody, refuse_root
 from fedpriv.engines.table import Groups, engine_row
 from fedpriv.engines.worker import Advanced, Began, Evaluated, Event, installed, work
 from fedpriv.errors import FedprivError, InputError, RunError, printable
+from fedpriv.extensions import VARIABLE
 from fedpriv.running.observer import RunObserver
 from fedpriv.scenario import Cell
 
@@ -140,7 +141,8 @@ def _submitted(ray: Any, engine: str, cells: Sequence[Cell], group: _Group) -> A
     group.attempts += 1
     group.again = 0
     task = ray.remote(work).options(num_cpus=1, max_retries=0, num_returns="streaming")
-    return task.remote(engine, [cells[member] for member in group.members])
+    imports = [path for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
+    return task.remote(engine, [cells[member].canonical() for member in group.members], imports)
 
 
 def _again(ray: Any, engine: str, cells: Sequence[Cell], group: _Group, error: Exception) -> Any:

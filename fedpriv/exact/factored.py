@@ -9,24 +9,30 @@ from functools import singledispatch
 import numpy as np
 
 from fedpriv.errors import InputError
-from fedpriv.exact.fixed_point import coefficient, rounded
+from fedpriv.exact.fixed_point import ONE, coefficient, rounded
 from fedpriv.exact.lattice import Lattice
 from fedpriv.exact.rounded_banded import RoundedBanded
 from fedpriv.exact.strategies import (
     IntegerAligned,
     IntegerBanded,
+    IntegerBuffered,
     IntegerLeaf,
     IntegerPrefix,
     IntegerStrategy,
     IntegerTree,
 )
+from fedpriv.exact.strategies.buffered import buffered, phi_of, series_of
 from fedpriv.mechanisms.aligned_differences import AlignedDifferences
 from fedpriv.mechanisms.base import Mechanism
+from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
 from fedpriv.mechanisms.gaussian import IndependentGaussian
 from fedpriv.mechanisms.leaf import LeafGaussian
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
 from fedpriv.mechanisms.tree import BinaryTree
 from fedpriv.mechanisms.workload import Separated, Workload
+
+_MOST_DIGITS = 10
+_NO_ROOT = 2.0**-20  # φ_m = 0 comes out of rounded residues a little beside it
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,10 @@ class Factored:
     def part_clips(self, t: int) -> tuple[float, ...]:
         """The norm bound of one record in each vector of round t, in real units."""
         return (float(self.workload.clips[t - 1]),)
+
+    def stretch(self, t: int) -> float:
+        """What increments of round t are multiplied by before they become integers; their clips as well."""
+        return 1.0
 
     def certified(self, lattice: Lattice) -> float:
         """The sensitivity of C for integers of norm K_t under zero-out, in units."""
@@ -75,6 +85,28 @@ class FactoredDifferences(Factored):
     def certified(self, lattice: Lattice) -> float:
         difference, residual = (float(lattice.norm(clip)) for clip in (self.trees.difference, self.trees.residual))
         return self._in_units(dataclasses.replace(self.trees, difference=difference, residual=residual), lattice)
+
+
+@dataclass(frozen=True)
+class FactoredScaled(Factored):
+    """Noise that shrinks where columns of C are short: increments D_t s_t of norm D_t S_t, and B divides by D_t.
+
+    Guarantee: C is charged for the longer increments, as if they were the records'.
+    """
+
+    scaled: BufferedToeplitz = dataclasses.field(kw_only=True)
+
+    def stretch(self, t: int) -> float:
+        return self.scaled.column_scale[t - 1]
+
+    def part_clips(self, t: int) -> tuple[float, ...]:
+        return (float(self.workload.clips[t - 1]) * self.stretch(t),)
+
+    def certified(self, lattice: Lattice) -> float:
+        rounds = range(1, self.workload.rounds + 1)
+        norms = np.array([float(lattice.norm(clip)) for t in rounds for clip in self.part_clips(t)])
+        plain = dataclasses.replace(self.scaled, column_scale=())
+        return plain.sensitivity(dataclasses.replace(self.workload, clips=norms))
 
 
 def participations_of(workload: Workload) -> int:
@@ -123,6 +155,24 @@ def _(mechanism: BandedSquareRoot, workload: Workload) -> Factored:
 
 
 @factored.register
+def _(mechanism: BufferedToeplitz, workload: Workload) -> Factored:
+    """C of the rounded poles and residues; φ follows from them, so that B is the inverse of that C."""
+    strategy = buffered(mechanism.theta, mechanism.phi, period=mechanism.period)
+    strategy = dataclasses.replace(
+        strategy, digits=min(_MOST_DIGITS, strategy.carried(workload.block).bit_length())
+    )
+    theta = tuple(root / ONE for root in strategy.theta)
+    phi = tuple(max(0.0, root) if root > -_NO_ROOT else root for root in phi_of(strategy).tolist())
+    decay = rounded(mechanism.decay)
+    exact = dataclasses.replace(mechanism, decay=decay, theta=theta, phi=phi)
+    workload = dataclasses.replace(workload, decay=decay)
+    if not exact.column_scale:
+        return Factored(strategy, exact, workload, _series_spread(strategy, exact, workload))
+    spread = _series_spread(strategy, exact, workload)
+    return FactoredScaled(strategy, exact, workload, spread, scaled=exact)
+
+
+@factored.register
 def _(mechanism: AlignedDifferences, workload: Workload) -> Factored:
     if mechanism.movement is not None:
         raise InputError(
@@ -134,6 +184,16 @@ def _(mechanism: AlignedDifferences, workload: Workload) -> Factored:
     workload = dataclasses.replace(workload, decay=decay)
     strategy = IntegerAligned(coefficient(decay), trees.rounds_per_epoch, *trees.stds)
     return FactoredDifferences(strategy, trees, workload, _level_spread(decay, workload), trees=trees)
+
+
+def _series_spread(strategy: IntegerBuffered, mechanism: BufferedToeplitz, workload: Workload) -> Fraction:
+    """1 + participations · ‖c - c'‖, for the series c of the integers and c' of the roots, rounded up.
+
+    A column of C moves by that much at most, and the sensitivity is at least the record's largest norm.
+    """
+    apart = series_of(strategy, workload.block) - mechanism.strategy(workload.block)
+    rounding = 2.0**-44 * math.sqrt(workload.block)  # of either series, whose terms are at most 1
+    return 1 + Fraction(participations_of(workload) * (float(np.linalg.norm(apart)) + rounding))
 
 
 def _level_spread(decay: float, workload: Workload) -> Fraction:

@@ -26,6 +26,11 @@ class Loss(Protocol):
     @property
     def workload(self) -> Workload: ...
 
+    @property
+    def size(self) -> int:
+        """How many numbers are filtered for a value: rows times rounds."""
+        ...
+
     def at(self, roots: Floats) -> tuple[float, Floats]:
         """log J and its gradient by the roots."""
         ...
@@ -40,6 +45,10 @@ class PlainLoss:
     @property
     def workload(self) -> Workload:
         return self.objective.workload
+
+    @property
+    def size(self) -> int:
+        return self.objective.rows.size
 
     def at(self, roots: Floats) -> tuple[float, Floats]:
         theta, phi = roots[0::2].tolist(), roots[1::2].tolist()
@@ -77,6 +86,10 @@ class ScaledLoss:
     @property
     def workload(self) -> Workload:
         return self.objective.workload
+
+    @property
+    def size(self) -> int:
+        return self.objective.rows.size
 
     def at(self, roots: Floats) -> tuple[float, Floats]:
         theta, phi = roots[0::2].tolist(), roots[1::2].tolist()

@@ -32,6 +32,15 @@ class Sensitivity(NamedTuple):
     reason: str
 
 
+class Blocks(NamedTuple):
+    """The columns of a C whose columns each reach over few rounds."""
+
+    bands: int
+    """Column t has entries in rounds t … t + bands - 1 only."""
+    norms: Floats
+    """Their l2 norms, shape (T,)."""
+
+
 class Mechanism(Protocol):
     """A streaming factorization of the workload: a frozen dataclass, of which `registry` has a line."""
 
@@ -39,8 +48,6 @@ class Mechanism(Protocol):
     """In scenarios, ledgers and reports."""
     words: ClassVar[str]
     """What it adds, as a report says it."""
-    fresh: ClassVar[bool] = False
-    """Whether every release has noise of its own, independent of all others': what sampling can amplify."""
     movement: float | None = None
     """The sensitivity holds if queries move by at most this a round, which silos check; None: for any queries."""
 
@@ -106,6 +113,14 @@ class Mechanism(Protocol):
         under replace-one, for everything released over the whole run.
         """
         return self.certified(workload).value
+
+    def blocks(self, workload: Workload) -> Blocks | None:
+        """The columns of C, where what an increment moves ends after a few rounds; None where it may not.
+
+        Guarantee: increments of rounds that lie `bands` or more apart move disjoint blocks of C s, one whose
+        column has norm n by n times its own norm.  That is what secret participation amplifies.
+        """
+        return None
 
     def variance(self, workload: Workload) -> Floats:
         """The noise variance of every release per coordinate, for fresh vectors of variance 1; shape (T,)."""

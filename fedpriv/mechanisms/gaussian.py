@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
+from fedpriv.mechanisms.base import Blocks, Mechanism, MechanismState, Sensitivity
 from fedpriv.mechanisms.columns import Columns, toeplitz_inner
 from fedpriv.mechanisms.sensitivity import nonincreasing
 from fedpriv.mechanisms.workload import Floats, Workload, geometric_sums, powers
@@ -29,7 +29,6 @@ class IndependentGaussian(Mechanism):
 
     name: ClassVar[str] = "independent"
     words: ClassVar[str] = "independent Gaussian noise in every round"
-    fresh: ClassVar[bool] = True
 
     @classmethod
     def of(cls, workload: Workload, options: Any) -> Self:
@@ -52,6 +51,10 @@ class IndependentGaussian(Mechanism):
     @property
     def fresh_std(self) -> float:
         return 1.0
+
+    def blocks(self, workload: Workload) -> Blocks | None:
+        """C = A, which is the identity for decay 0; with any other an increment stays in all later sums."""
+        return Blocks(1, np.ones(workload.rounds)) if workload.decay == 0.0 else None
 
     def variance(self, workload: Workload) -> Floats:
         return np.ones(workload.rounds)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from fedpriv.errors import InputError
-from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.mechanisms.base import Blocks, Mechanism, MechanismState, Sensitivity, check_matches
 from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern
 from fedpriv.mechanisms.workload import Floats, Separated, Workload
 from fedpriv.replicates.columns import SHARED
@@ -58,6 +58,11 @@ class LeafGaussian(Mechanism):
     @property
     def fresh_std(self) -> float:
         return min(1.0, self.first)
+
+    def blocks(self, workload: Workload) -> Blocks:
+        """C is diagonal: the inverse noises."""
+        check_matches(workload, self.decay, self.period)
+        return Blocks(1, 1.0 / self._scales(workload))
 
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, self.decay, self.period)

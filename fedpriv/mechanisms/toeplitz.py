@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import band_stream
-from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.mechanisms.base import Blocks, Mechanism, MechanismState, Sensitivity, check_matches
 from fedpriv.mechanisms.columns import Columns, toeplitz_columns
 from fedpriv.mechanisms.sensitivity import nonincreasing, series
 from fedpriv.mechanisms.workload import Floats, Workload
@@ -92,6 +92,12 @@ class BandedSquareRoot(Mechanism):
     def fresh_std(self) -> float:
         """C has a diagonal of ones, and so has B."""
         return 1.0
+
+    def blocks(self, workload: Workload) -> Blocks:
+        check_matches(workload, self.decay, None)
+        bands = min(self.bands, workload.rounds)
+        squares = series.column_squared_norms(series.square_root(self.decay, bands), workload.rounds)
+        return Blocks(bands, np.sqrt(squares))
 
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, self.decay, None)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.accounting.guarantees import Guarantee
+from fedpriv.accounting.relation import Relation
 from fedpriv.randomness import KeyedCoins
 
 Rows = slice | NDArray[np.int64]
@@ -20,13 +21,19 @@ class Sums(Protocol):
         """How far one record can move all that is released, where it is public in which rounds it takes part."""
         ...
 
-    def clip_once(self) -> float:
-        """How far one record can move each release by itself; InputError where one moves several."""
+    def clip_apart(self, groups: int) -> float:
+        """How far one record, where it is there or not, can move what is released of any one of its rounds.
+
+        Its rounds lie `groups` or more apart.  InputError where what they move would overlap.
+        """
         ...
 
     def moved(self, distance: float) -> float:
         """Such a distance with the record's weight and the neighbouring relation in it."""
         ...
+
+    @property
+    def relation(self) -> Relation: ...
 
 
 class Participation(Protocol):
@@ -34,12 +41,17 @@ class Participation(Protocol):
 
     name: ClassVar[str]
     """In scenarios and ledgers."""
+    title: ClassVar[str]
+    """What a report calls it."""
     secret: ClassVar[bool]
     """Whether only the silo that holds a record may know in which rounds it takes part."""
 
     @classmethod
-    def instead_of(cls, order: "Participation") -> "Participation":
-        """What a scenario that names this sampling gets in place of the public `order` that it declares."""
+    def instead_of(cls, order: "Participation", groups: int) -> "Participation":
+        """What a scenario that names this sampling gets in place of the public `order` that it declares.
+
+        InputError for public `groups` that it cannot have.
+        """
         ...
 
     @property
@@ -83,11 +95,21 @@ class Participation(Protocol):
         """
         ...
 
-    def charged(self, sums: Sums, mu: float, delta: float) -> tuple[float, float]:
-        """(distance, μ') so that noise of `sums.moved(distance)` / μ' gives what μ-GDP gives at δ.
+    def distance(self, sums: Sums) -> float:
+        """What `sums.moved` makes the distance that noise is measured by; InputError if there is no such thing."""
+        ...
 
-        InputError for sums that cannot be accounted for.
-        """
+    @property
+    def known(self) -> "Participation":
+        """The public order in which a record moves as much as somebody sees of it who knows its rounds."""
+        ...
+
+    def promised(self, mu: float, relation: Relation) -> Guarantee:
+        """What every record is promised where one in the order `known` is promised `mu` > 0."""
+        ...
+
+    def charged(self, relation: Relation, mu: float, delta: float) -> float:
+        """μ' so that noise of `sums.moved(distance)` / μ' gives what μ-GDP gives at δ."""
         ...
 
     @property

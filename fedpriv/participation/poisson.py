@@ -1,22 +1,21 @@
 """Every record by a coin of its own in every round."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.accounting.gdp import epsilon_of
-from fedpriv.accounting.subsampled import SubsampledGaussian, calibrated
-from fedpriv.participation.base import Participation, Sums
+from fedpriv.accounting.poisson import PoissonGaussian, calibrated
+from fedpriv.accounting.relation import Relation
+from fedpriv.participation.secret_order import SecretOrder
 from fedpriv.randomness import KeyedCoins
 
 
 @dataclass(frozen=True)
-class Poisson:
-    """Poisson sampling: in every round each record takes part with probability 1/`rounds_per_epoch`, whatever
-    else happens.
+class Poisson(SecretOrder):
+    """Poisson sampling: in every round of its group each record takes part with probability `rate`.
 
     A silo's sum is divided by its public expected batch, never by the number drawn.
 
@@ -24,59 +23,34 @@ class Poisson:
     """
 
     name: ClassVar[str] = "poisson"
-    secret: ClassVar[bool] = True
-
-    rounds: int
-    rounds_per_epoch: int
-    """Rounds of one expected pass."""
-
-    @classmethod
-    def instead_of(cls, order: Participation) -> Self:
-        return cls(order.rounds, order.rounds_per_epoch)
-
-    @property
-    def batches_held(self) -> int:
-        """How many expected batches a silo holds."""
-        return self.rounds_per_epoch
+    title: ClassVar[str] = "Poisson sampling"
 
     @property
     def rate(self) -> float:
-        """q: the probability with which a record takes part in a round."""
-        return 1.0 / self.rounds_per_epoch
+        """q: the probability with which a record takes part in a round of its group."""
+        return 1.0 / self.bins
 
-    @property
-    def single_pass(self) -> bool:
-        """Never: a record may take part in any number of rounds."""
-        return False
-
-    def first(self, rounds: int) -> "Poisson":
+    def first(self, rounds: int) -> Self:
         """What a run that stopped after so many rounds has drawn."""
-        return Poisson(rounds, self.rounds_per_epoch)
-
-    def expected_batches(self, t: int) -> int:
-        return 1
-
-    def most_batches(self, t: int) -> int:
-        return self.batches_held
+        return type(self)(rounds, self.rounds_per_epoch, self.groups)
 
     def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:
-        return np.flatnonzero(coins().heads(self.batches_held * batch, self.rate, silo, t))
+        count = self.batches_held * batch
+        rows = np.arange(count)[self.group(t)]
+        return rows[coins().heads(count, self.rate, silo, t)[rows]]
 
-    def guarantee(self, sums: Sums, std: float) -> SubsampledGaussian:
-        return SubsampledGaussian(std / sums.moved(sums.clip_once()), self.rate, self.rounds)
+    def calibrated(self, epsilon: float, delta: float, relation: Relation) -> PoissonGaussian:
+        return calibrated(epsilon, delta, self.rate, self._coins, relation)
 
-    def charged(self, sums: Sums, mu: float, delta: float) -> tuple[float, float]:
-        """Of one round, for a record that is known to take part; a rounding to the safe side is in it."""
-        clip, sampled = sums.clip_once(), calibrated(epsilon_of(mu, delta), delta, self.rate, self.rounds)
-        return clip, (1.0 - 1e-12) / sampled.noise_multiplier
+    def promise(self, multiplier: float, relation: Relation) -> PoissonGaussian:
+        return PoissonGaussian(multiplier, self.rate, self._coins, relation)
+
+    @property
+    def _coins(self) -> int:
+        """In how many rounds a coin is thrown for a record of the first group, which has the most."""
+        return -(-self.rounds // self.groups)
 
     @property
     def words(self) -> str:
-        return f"takes part in each with probability {self.rate:.5g}, and in which ones stays secret"
-
-    def as_data(self) -> dict[str, Any]:
-        return {"name": self.name, "rounds": self.rounds, "rounds_per_epoch": self.rounds_per_epoch}
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Self:
-        return cls(data["rounds"], data["rounds_per_epoch"])
+        among = "" if self.groups == 1 else f" of its group ({self.groups} groups)"
+        return f"takes part in each{among} with probability {self.rate:.5g}, and in which ones stays secret"

@@ -1,9 +1,11 @@
 """What participations have in common whose rounds everyone may know."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.accounting.relation import Relation
+from fedpriv.errors import InputError
 from fedpriv.participation.base import Sums
 from fedpriv.randomness import KeyedCoins
 
@@ -31,10 +33,16 @@ class PublicOrder:
         @property
         def single_pass(self) -> bool: ...
 
+    title: ClassVar[str] = "fixed order"
     secret: ClassVar[bool] = False
 
     @classmethod
-    def instead_of(cls, order: "Participation") -> "Participation":
+    def instead_of(cls, order: "Participation", groups: int) -> "Participation":
+        if groups != 1:
+            raise InputError(
+                f"federation.groups = {groups}: groups are for records that take part in secret; with sampling = "
+                '"fixed" leave them out'
+            )
         return order
 
     def batches(self, t: int) -> range:
@@ -52,10 +60,20 @@ class PublicOrder:
         return slice(batches.start * batch, batches.stop * batch)
 
     def guarantee(self, sums: Sums, std: float) -> GaussianDP:
-        return GaussianDP(sums.moved(sums.sensitivity()) / std)
+        return GaussianDP(sums.moved(self.distance(sums)) / std)
 
-    def charged(self, sums: Sums, mu: float, delta: float) -> tuple[float, float]:
-        return sums.sensitivity(), mu
+    def distance(self, sums: Sums) -> float:
+        return sums.sensitivity()
+
+    @property
+    def known(self) -> Self:
+        return self
+
+    def promised(self, mu: float, relation: Relation) -> GaussianDP:
+        return GaussianDP(mu)
+
+    def charged(self, relation: Relation, mu: float, delta: float) -> float:
+        return mu
 
     @property
     def words(self) -> str:

@@ -1,7 +1,6 @@
 """What a mechanism costs for one workload and one privacy target, in the units of a release."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,10 +30,8 @@ class Cost:
     """Vectors in the state, at most."""
 
 
-def cost_of(mechanism: Mechanism, workload: Workload, noise_of: Callable[[float], Noise]) -> Cost:
-    """`noise_of` turns a sensitivity into the owners' noise, as a trust setting does for a target μ."""
-    sensitivity = mechanism.certified(workload)
-    noise = noise_of(sensitivity.value)
+def cost_of(mechanism: Mechanism, workload: Workload, sensitivity: Sensitivity, noise: Noise) -> Cost:
+    """`noise` is what a trust setting makes of that sensitivity for a target."""
     std = float(noise.sources[0].std)
     variance = mechanism.variance(workload)
     typical = math.sqrt(float(np.mean(variance)))

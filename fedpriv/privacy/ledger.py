@@ -6,15 +6,16 @@ guarantee of the run is recomputed from the streams alone.
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedpriv.accounting.gdp import compose
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee, weakest
 from fedpriv.accounting.relation import Relation, moved_by, relation_named
-from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
 from fedpriv.exact.claim import Claim
 from fedpriv.exact.factored import factored
@@ -26,7 +27,7 @@ from fedpriv.participation.base import Participation
 from fedpriv.participation.registry import participation_from
 from fedpriv.privacy.claim import PrivacyClaim
 from fedpriv.privacy.renamed import current
-from fedpriv.privacy.unit import RECORD, Unit, unit_named
+from fedpriv.privacy.unit import RECORD, Unit, unit_from
 
 
 class Integers(NamedTuple):
@@ -82,7 +83,7 @@ class ReleaseStream:
             return None
         if self.integers is None:
             return self.schedule.guarantee(self.sums, self.std)
-        return GaussianDP(self._claimed(self.integers).mu)
+        return self.schedule.promised(self._claimed(self.integers).mu, self.relation)
 
     @property
     def slack(self) -> float:
@@ -91,7 +92,7 @@ class ReleaseStream:
 
     def _claimed(self, integers: Integers) -> Claim:
         exponent, sigma, dimension, owners = integers
-        form = factored(self.mechanism, self.workload)
+        form = factored(self.mechanism, replace(self.workload, schedule=self.schedule.known))
         return claimed(form, Lattice(exponent), self.relation, dimension, sigma, owners)
 
     @property
@@ -117,6 +118,10 @@ class ReleaseStream:
         return RunningSums(self.mechanism, self.workload, self.relation, self.per_record)
 
 
+_ROUNDING = 1e-14
+"""Relative, of a norm of a column."""
+
+
 @dataclass(frozen=True)
 class RunningSums:
     """Released running sums as accounting asks about them; see `participation.base.Sums`."""
@@ -129,31 +134,29 @@ class RunningSums:
     def sensitivity(self) -> float:
         return self.mechanism.sensitivity(self.workload)
 
-    def clip_once(self) -> float:
-        """The norm bound of one record's contribution to each release.
+    def clip_apart(self, groups: int) -> float:
+        """κ = max_t clip_t ‖C_t‖: the norm bound of what one record adds to C s for one of its rounds.
 
-        Guarantee: where this returns, every release is a sum of contributions of that norm at most, of the records
-        drawn in its own round, with fresh noise: the mechanism that `SubsampledGaussian` accounts for.  InputError
-        for anything else, with the reason.
+        Guarantee: where this returns, columns of C that lie `groups` or more apart have no row in common.  What a
+        round of a record moves of C s + z is then a block that no other of its rounds reaches, and its increment
+        is fixed when the block begins: blocks are accounted for as rounds with independent noise, under either
+        relation.  InputError for anything else, with the reason.
         """
-        decay, clips = self.workload.decay, self.workload.clips
-        refused = "Poisson sampling (federation.sampling) cannot be accounted for"
-        if self.relation not in SubsampledGaussian.relations:
+        decay, blocks = self.workload.decay, self.mechanism.blocks(self.workload)
+        refused = "secret participation (federation.sampling) cannot be accounted for"
+        if blocks is None:
             raise InputError(
-                f"{refused} under {self.relation}: amplification by sampling is known for zero-out, where a "
-                "record is there or not; a factor of 2 in the noise does not give replace-one"
+                f"{refused} with {self.mechanism.name} noise on running sums of decay = {decay:g}: what a record "
+                "moves has no end there; take an algorithm that releases each round by itself, such as dp-sgd, or "
+                'mechanism = "banded" with federation.groups of at least its bands'
             )
-        if decay != 0.0 or not self.mechanism.fresh:
+        if blocks.bands > groups:
             raise InputError(
-                f"{refused} for running sums (decay = {decay:g}) or correlated noise ({self.mechanism.name}): the "
-                "algebra of participations knows fixed orders only; take an algorithm that releases each round's "
-                "gradient with independent noise, such as dp-sgd"
+                f"{refused} with {blocks.bands} bands of correlated noise and federation.groups = {groups}: what "
+                f"a record moves in two of its rounds would overlap; set groups to {blocks.bands} or more, or "
+                "take fewer bands"
             )
-        if len(set(clips.tolist())) != 1:
-            raise InputError(
-                f"{refused} with clips that change from round to round: {min(clips):g} to {max(clips):g}"
-            )
-        return float(clips[0])
+        return float(np.max(self.workload.clips * blocks.norms) * (1.0 + _ROUNDING))
 
     def moved(self, distance: float) -> float:
         return moved_by(self.relation, self.per_record, distance)
@@ -162,8 +165,8 @@ class RunningSums:
 def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None:
     """The guarantee of all streams together; None if there is none (no stream, or one without noise).
 
-    Guarantee: silos hold disjoint records, so a record is behind one stream only and the worst stream is
-    charged, never the sum.  InputError if streams name different neighbouring relations or units.
+    Guarantee: a unit is behind at most `unit.shared` streams: the worst ones are charged, together; of records,
+    which are in one silo each, the worst one.  InputError if streams name different relations or units.
     """
     relations, units = {stream.relation for stream in streams}, {stream.unit for stream in streams}
     if len(relations) > 1:
@@ -176,8 +179,24 @@ def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None
     known = [each for each in guarantees if each is not None]
     if not known or len(known) < len(guarantees):
         return None
-    exact = all(stream.integers for stream in streams)
-    return PrivacyClaim(weakest(known), relations.pop(), units.pop(), exact)
+    exact, unit = all(stream.integers for stream in streams), units.pop()
+    together = weakest(known) if unit.shared == 1 else _in_several(streams, known, unit.shared)
+    return PrivacyClaim(together, relations.pop(), unit, exact)
+
+
+def _in_several(streams: Sequence[ReleaseStream], known: Sequence[Guarantee], shared: int) -> Guarantee:
+    """What units promise that are behind up to `shared` of the silos' streams: those of the largest μ together."""
+    mus = [guarantee.mu for guarantee in known if isinstance(guarantee, GaussianDP)]
+    if len(mus) < len(known):
+        raise InputError(f"shared = {shared}: persons in several silos are accounted for in public orders only")
+    each = [mu for stream, mu in zip(streams, mus, strict=True) for _ in range(_owners_of(stream.owner))]
+    return GaussianDP(compose(sorted(each, reverse=True)[:shared]))
+
+
+def _owners_of(owner: str) -> int:
+    """How many streams an owner's name stands for: of "silos 0-99" each has its own."""
+    numbers = [int(number) for number in re.findall("[0-9]+", owner)]
+    return numbers[1] - numbers[0] + 1 if owner.startswith("silos ") else 1
 
 
 def as_data(stream: ReleaseStream) -> dict[str, Any]:
@@ -192,7 +211,7 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
         "relation": stream.relation,
         "std": stream.std,
         "period": stream.period,
-        "unit": stream.unit.name,
+        "unit": stream.unit.as_data(),
         **({} if stream.integers is None else {"integers": stream.integers._asdict()}),
     }
 
@@ -212,7 +231,7 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
         relation=relation_named(data["relation"]),
         std=data["std"],
         period=data.get("period"),
-        unit=unit_named(data.get("unit", RECORD.name)),
+        unit=unit_from(data.get("unit", RECORD.name)),
         integers=Integers(**data["integers"]) if data.get("integers") else None,
     )
 

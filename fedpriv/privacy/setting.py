@@ -1,20 +1,30 @@
 """A federation with equal silos and one clip norm, as `fedpriv privacy` is asked about it."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from fedpriv.accounting.checks import check_positive
+from fedpriv.accounting.guarantees import GaussianDP, Guarantee
 from fedpriv.accounting.relation import relation_named
+from fedpriv.accounting.target import DEFAULT_DELTA
 from fedpriv.errors import InputError
-from fedpriv.mechanisms.base import Mechanism
+from fedpriv.mechanisms.base import Mechanism, Sensitivity
+from fedpriv.mechanisms.gaussian import IndependentGaussian
 from fedpriv.mechanisms.registry import CHOSEN, MechanismOptions, chosen_mechanism
 from fedpriv.mechanisms.registry import unfitted as to_fit
+from fedpriv.mechanisms.toeplitz import BandedSquareRoot
 from fedpriv.mechanisms.workload import Separated, Workload
+from fedpriv.participation.base import Participation
 from fedpriv.participation.fixed_order import Schedule
+from fedpriv.participation.registry import CHOSEN as SAMPLINGS
 from fedpriv.privacy.cost import Cost, cost_of
+from fedpriv.privacy.ledger import RunningSums
 from fedpriv.privacy.trust import Noise, Trust, trust_named
+
+_MOST_COMPARED = 8  # numbers of groups, each of which has to be calibrated
 
 
 def unfitted(workload: Workload) -> dict[str, Mechanism]:
@@ -37,10 +47,13 @@ class Setting:
     trust: str = "untrusted"
     relation: str = "replace-one"
     epochs: int = 1
-    """Passes in the same order every time."""
+    """Passes over the records."""
     max_participations: int | None = None
     """If given, not `epochs` but any so many rounds count, at least `min_separation` apart."""
     min_separation: int = 1
+    sampling: str = Schedule.name
+    """By which participation a scenario would name; those in secret have `groups`."""
+    groups: int = 1
 
     def __post_init__(self) -> None:
         check_positive("clip", self.clip)
@@ -52,15 +65,38 @@ class Setting:
             raise InputError(
                 f"min_separation = {self.min_separation} has a meaning only together with max_participations"
             )
+        if self.sampling not in SAMPLINGS:
+            raise InputError(f"sampling = {self.sampling!r}: accepted are {', '.join(map(repr, SAMPLINGS))}")
+        if self.max_participations is not None and self.secret:
+            raise InputError(f"max_participations and sampling = {self.sampling!r}: give only one of them")
         if self.rounds % self.epochs:
             raise InputError(f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}")
 
+    @property
+    def secret(self) -> bool:
+        """Whether only silos know who takes part when."""
+        return SAMPLINGS[self.sampling].secret
+
+    @cached_property
+    def participation(self) -> Participation | Separated:
+        if self.max_participations is not None:
+            return Separated(self.rounds, self.max_participations, self.min_separation)
+        declared = Schedule(self.rounds, self.rounds // self.epochs)
+        return SAMPLINGS[self.sampling].instead_of(declared, self.groups)
+
+    @property
+    def words(self) -> str:
+        """How a record takes part."""
+        order = self.participation
+        if isinstance(order, Separated):
+            return f"at most {order.max_participations} rounds, at least {order.min_separation} apart"
+        if self.secret:
+            return f"a record {order.words}"
+        return f"{self.epochs} epochs in a fixed order" if self.epochs > 1 else "single pass"
+
     @cached_property
     def workload(self) -> Workload:
-        participation: Schedule | Separated = Schedule(self.rounds, self.rounds // self.epochs)
-        if self.max_participations is not None:
-            participation = Separated(self.rounds, self.max_participations, self.min_separation)
-        return Workload(participation, self.decay, np.full(self.rounds, self.clip))
+        return Workload(self.participation, self.decay, np.full(self.rounds, self.clip))
 
     @property
     def protection(self) -> Trust:
@@ -74,27 +110,78 @@ class Setting:
 
         return fitted(objective_of(rows_response(self.rounds), self.workload), name, options).mechanism
 
-    def cost(self, mechanism: Mechanism, mu: float) -> Cost:
-        """The cost of `mechanism` at μ > 0."""
-        return self.cost_for(mechanism, self.workload, mu)
+    def cost(self, mechanism: Mechanism, mu: float, delta: float = DEFAULT_DELTA) -> Cost:
+        """The cost of `mechanism` at μ > 0; for records that take part in secret, at the (ε, δ) that μ gives."""
+        check_positive("mu", mu)
+        order = self.participation
+        if not isinstance(order, Separated):
+            mu = order.charged(relation_named(self.relation), mu, delta)
+        noise = self._noise(self._distance(mechanism), mu)
+        return cost_of(mechanism, self.workload, self._certified(mechanism), noise)
 
     def cost_for(self, mechanism: Mechanism, workload: Workload, mu: float) -> Cost:
-        """The same for other sums, such as those of an algorithm."""
+        """The cost at μ > 0 for other sums, such as those of an algorithm."""
         check_positive("mu", mu)
-        return cost_of(mechanism, workload, lambda sensitivity: self._noise(sensitivity, mu))
+        certified = mechanism.certified(workload)
+        return cost_of(mechanism, workload, certified, self._noise(certified.value, mu))
 
-    def mu_spent(self, mechanism: Mechanism, std: float) -> float:
-        """The μ that noise of standard deviation `std` gives: noise is inversely proportional to μ."""
-        check_positive("std", std)
-        at_one = self._noise(mechanism.sensitivity(self.workload), 1.0)
-        return float(at_one.sources[0].std) / std
+    def cost_of_std(self, mechanism: Mechanism, std: float) -> Cost:
+        """The cost of noise of standard deviation `std`."""
+        noise = self._noise(self._distance(mechanism), 1.0 / self._multiplier(mechanism, std))
+        return cost_of(mechanism, self.workload, self._certified(mechanism), noise)
 
-    def compare(self, mu: float) -> dict[str, Cost]:
-        """The cost at μ of every mechanism that needs no fit, by a name that says its parameters."""
-        return {name: self.cost(mechanism, mu) for name, mechanism in unfitted(self.workload).items()}
+    def spent(self, mechanism: Mechanism, std: float) -> Guarantee:
+        """What noise of standard deviation `std` gives."""
+        order, multiplier = self.participation, self._multiplier(mechanism, std)
+        if isinstance(order, Separated):
+            return GaussianDP(1.0 / multiplier)
+        sums = self._sums(mechanism)
+        return order.guarantee(sums, multiplier * sums.moved(order.distance(sums)))
+
+    def compare(self, mu: float, delta: float = DEFAULT_DELTA) -> dict[str, Cost]:
+        """The cost of every mechanism at μ, by a name that says its parameters."""
+        if self.secret:
+            return {name: setting.cost(one, mu, delta) for name, setting, one in self._amplified()}
+        return {name: self.cost(mechanism, mu, delta) for name, mechanism in unfitted(self.workload).items()}
+
+    def _amplified(self) -> Iterator[tuple[str, "Setting", Mechanism]]:
+        """Banded noise with as many groups as bands, for numbers that divide an epoch; independent noise."""
+        if self.decay == 0.0:
+            yield IndependentGaussian.name, self, IndependentGaussian()
+            return
+        rounds = self.rounds // self.epochs
+        of_an_epoch = [self.groups] if self.groups > 1 else _up_to(rounds, _MOST_COMPARED)
+        for groups in of_an_epoch:
+            one = BandedSquareRoot(self.decay, groups)
+            yield f"{one.label}, {groups} groups", replace(self, groups=groups), one
+
+    def _multiplier(self, mechanism: Mechanism, std: float) -> float:
+        """How many distances, as they are released, `std` is: noise is proportional to their number."""
+        return check_positive("std", std) / float(self._noise(self._distance(mechanism), 1.0).sources[0].std)
+
+    def _sums(self, mechanism: Mechanism) -> RunningSums:
+        return RunningSums(mechanism, self.workload, relation_named(self.relation))
+
+    def _distance(self, mechanism: Mechanism) -> float:
+        order = self.participation
+        if isinstance(order, Separated):
+            return mechanism.sensitivity(self.workload)
+        return order.distance(self._sums(mechanism))
+
+    def _certified(self, mechanism: Mechanism) -> Sensitivity:
+        """Of everything released, or, where rounds are secret, of what is amplified."""
+        if not self.secret:
+            return mechanism.certified(self.workload)
+        clip = self._sums(mechanism).clip_apart(self.groups)
+        return Sensitivity(clip, True, "rounds of a record move disjoint blocks: of one block, where it is known")
 
     def _noise(self, sensitivity: float, mu: float) -> Noise:
         share = 1.0 / self.silos
         return self.protection.noise(
             sensitivity, (self.batch,) * self.silos, (share,) * self.silos, relation_named(self.relation), mu
         )
+
+
+def _up_to(rounds: int, count: int) -> list[int]:
+    """The smallest `count` divisors of `rounds`."""
+    return [each for each in range(1, rounds + 1) if rounds % each == 0][:count]

@@ -94,9 +94,10 @@ class Trust:
             return Noise((NoiseSource(SERVER, of_mean, 1.0),))
         if self.masked:
             return _equal_shares(of_mean, weights)
+        own = unit.of_one_silo(mu)
         return Noise(
             tuple(
-                NoiseSource(silo, noise_for(mu, moved_by(relation, unit.in_silo(batch), sensitivity)), weight)
+                NoiseSource(silo, noise_for(own, moved_by(relation, unit.in_silo(batch), sensitivity)), weight)
                 for silo, (batch, weight) in enumerate(zip(batch_sizes, weights, strict=True))
             )
         )

@@ -30,8 +30,8 @@ def cell_of(run_config: Mapping[str, Any]) -> Cell:
     """The cell that a run configuration names.
 
     `cell-json` holds a resolved cell; otherwise `scenario` is a path or the name of a shipped scenario, `set`
-    overrides separated by spaces, `cell` the number of the sweep point, from 0;
-    noise that is to be fitted is fitted here then, by server and clients alike.
+    overrides separated by spaces, `cell` the number of the sweep point, from 0; noise that is to be fitted is
+    fitted here then, by server and clients alike.
     """
     if run_config["cell-json"]:
         return resolve_cell(json.loads(str(run_config["cell-json"])), "cell-json")

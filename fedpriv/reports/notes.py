@@ -76,6 +76,7 @@ def privacy_lines(results: Results) -> list[str]:
         kind = (
             *(cell[key] for key in ("unit", "relation", "trust", "noise", "delta")),
             cell["mu"] is None,
+            cell.get("participation"),
         )
         groups.setdefault(kind, []).append(cell)
     return [_statement(cells) for cells in groups.values()]
@@ -88,10 +89,11 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
         return f"Privacy: none, {server}: the run adds no noise."
     seeded = " (seeded, not for release)" if first["noise"] == "simulation" else ""
     if first["mu"] is None:
+        sampling = first.get("participation", "Poisson sampling")
         return (
-            f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: Poisson "
-            f"sampling, which no mu describes; (ε, δ) = ({_range(cells, 'epsilon')}, {first['delta']:g}), an "
-            "upper bound by its privacy loss distribution, as long as who was sampled stays secret; "
+            f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {sampling}, which no mu "
+            f"describes; (ε, δ) = ({_range(cells, 'epsilon')}, {first['delta']:g}), an upper bound by its "
+            "privacy loss distribution, as long as who takes part when stays secret; "
             f"{first['noise']} noise{seeded}."
         )
     mu, zcdp, epsilon, paper = (_range(cells, key) for key in ("mu", "zcdp", "epsilon", "epsilon_paper"))

@@ -9,7 +9,9 @@ from fedpriv.accounting import GaussianDP
 from fedpriv.accounting.gdp import compose
 from fedpriv.privacy.claim import EXACT
 from fedpriv.privacy.ledger import ReleaseStream, claim_of, from_data
+from fedpriv.privacy.several import words_of_several
 from fedpriv.privacy.trust import Trust, trust_named
+from fedpriv.privacy.unit import RECORD
 from fedpriv.sweep.results import Results
 
 _HIDDEN = {
@@ -53,7 +55,7 @@ class Statement:
 
     private: bool
     sampled: bool
-    """Whether it rests on Poisson sampling: no μ, and ε and the best guess are upper bounds."""
+    """Whether it rests on who takes part when staying secret: no μ, and ε and the best guess are upper bounds."""
     trust: str
     protects: str
     unit: str
@@ -135,6 +137,7 @@ def _statement(cells: Sequence[Mapping[str, Any]], together: str) -> Statement:
         about_the_loss=sorted({about_the_loss(stream) for released in streams for stream in released}),
         assumptions=[
             unit.presumes,
+            *_of_several(streams, first["delta"]),
             *(text.format(unit=unit.noun) for text in _ASSUMPTIONS),
             *_arithmetic(streams),
         ],
@@ -147,6 +150,15 @@ def _arithmetic(streams: Sequence[Sequence[ReleaseStream]]) -> list[str]:
     if not claims:
         return []
     return [_INTEGERS if all(claim.exact for claim in claims) else _REAL]
+
+
+def _of_several(streams: Sequence[Sequence[ReleaseStream]], delta: float) -> list[str]:
+    """What the run that protects least says of persons with several records, where it protects records."""
+    claims = [claim for released in streams if (claim := claim_of(released)) is not None]
+    if not claims or claims[0].unit.name != RECORD.name:
+        return []
+    worst = max((claim.guarantee for claim in claims), key=lambda guarantee: guarantee.epsilon_of(delta))
+    return [words_of_several(worst, delta)]
 
 
 def _noise(kind: str, trust: Trust) -> str:

@@ -1,12 +1,14 @@
 """From a cell to the lattice, the integers and the noise of a run whose releases are exact."""
 
+from dataclasses import replace
+
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import Estimator
 from fedpriv.exact.factored import FactoredDifferences, factored
 from fedpriv.exact.plan import ExactPlan, ExactRun, fitted
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.objectives import Objective
-from fedpriv.privacy.ledger import Integers
+from fedpriv.privacy.ledger import Integers, RunningSums
 from fedpriv.privacy.trust import Noise, NoiseSource, Trust
 from fedpriv.randomness import SERVER
 from fedpriv.scenario import Cell
@@ -31,18 +33,20 @@ def exact_plan_of(
         cell.privacy.target,
     )
     assert target is not None  # of a run without noise nothing is exact
-    if schedule.secret:
+    blocks = mechanism.blocks(workload)
+    if schedule.secret and not (workload.decay == 0.0 and blocks is not None and blocks.bands == 1):
         raise InputError(
-            f"{name}: releases of integers are accounted for in public orders only, not with {schedule.name} "
-            "sampling; leave out federation.sampling"
+            f"{name}: releases of integers with {schedule.name} sampling are accounted for where every round is "
+            "released by itself, with independent noise; take such an algorithm, or leave out federation.sampling"
         )
-    unit = cell.privacy.protected
-    if unit.records != 1:
-        raise InputError(f"{name}: integers are made of records one by one, and the unit is {unit.words}")
+    sums = RunningSums(mechanism, workload, cell.privacy.relation)
+    known = RunningSums(mechanism, replace(workload, schedule=schedule.known), sums.relation)
+    apart = known.sensitivity() / schedule.distance(sums)
+    mu = schedule.charged(sums.relation, target, cell.privacy.delta) * apart
     sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
     together = max(sizes) if trust.private_messages else sum(sizes)
     try:
-        form = factored(mechanism, workload)
+        form = factored(mechanism, known.workload)
         if (estimator.round(1).split is not None) != isinstance(form, FactoredDifferences):
             raise InputError(f"{mechanism.name} noise on increments that are clipped in parts")
         exact = fitted(
@@ -51,7 +55,7 @@ def exact_plan_of(
                 tuple(together * schedule.most_batches(t) for t in rounds),
                 objective.dimension,
                 cell.privacy.relation,
-                target * _SAFE,
+                mu * _SAFE,
                 owners=len(sizes) if trust.masked else 1,
                 word=cell.run.word if trust.masked else 64,
             )

@@ -45,8 +45,8 @@ def float_noise_of(
     target, relation, delta = cell.privacy.target, cell.privacy.relation, cell.privacy.delta
     if target is None:
         return Noise()
-    sums = RunningSums(mechanism, workload, relation)
-    distance, mu = schedule.charged(sums, target, delta)
+    distance = schedule.distance(RunningSums(mechanism, workload, relation))
+    mu = schedule.charged(relation, target, delta)
     return cell.algorithm.trust_setting.noise(
         distance, cell.batch_sizes, weights, relation, mu, cell.privacy.protected
     )

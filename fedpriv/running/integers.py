@@ -47,6 +47,7 @@ class IntegerStep:
         Guarantee: one record moves the part of each vector by at most K under zero-out and 2 K under replace-one,
         whatever the query is; nothing but the sums depends on the records.
         """
+        stretch = self.exact.run.factored.stretch(current.t)
         parts, past = parts_of(current, query, past, self.plan.estimator.memory)
         batches = max(1, self.plan.schedule.expected_batches(current.t))
         objective = self.plan.objective.at(Slots(current.t, read.rows))
@@ -56,7 +57,7 @@ class IntegerStep:
         if parts.change is not None:
             wanted.append(parts.change)
         sums = [
-            self._sum(objective, part, read, held, norm, batches)
+            self._sum(objective, part, read, held, norm, batches, stretch)
             for part, norm in zip(wanted, self.exact.norms(current.t), strict=True)
         ]
         return sums[0] if self.strategy.draws(current.t) is None else np.stack(sums), past
@@ -101,11 +102,18 @@ class IntegerStep:
         return max(map(self.plan.schedule.most_batches, range(1, self.plan.schedule.rounds + 1)))
 
     def _sum(
-        self, objective: Objective, part: Part | None, read: Read, held: int, norm: int, batches: int
+        self,
+        objective: Objective,
+        part: Part | None,
+        read: Read,
+        held: int,
+        norm: int,
+        batches: int,
+        stretch: float,
     ) -> Ints:
         if part is None:
             return np.zeros(objective.dimension, np.int64)
-        factor = self.exact.lattice.factor(batches)
+        factor = self.exact.lattice.factor(batches) * stretch
         return integer_sum(
             objective, part.points, part.coefficients, float(part.clip), read.records, held, norm, factor
         )

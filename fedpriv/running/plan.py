@@ -16,7 +16,8 @@ from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import Estimator, RaisedClips
 from fedpriv.exact.plan import ExactPlan
 from fedpriv.mechanisms import Mechanism, Workload
-from fedpriv.objectives import Objective
+from fedpriv.objectives import Objective, Slots
+from fedpriv.objectives.per_unit import PerUnit
 from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
 from fedpriv.privacy.ledger import ReleaseStream
@@ -140,11 +141,12 @@ class Plan:
 
     def _stream(self, owner: str, per_record: float, std: float, rounds: int, owners: int = 1) -> ReleaseStream:
         """`owners` is of how many the noise is that was added."""
-        clips = _batch_clips(self.estimator, self.schedule)[:rounds]
+        accounted = self.schedule.first(rounds)
+        clips = _batch_clips(self.estimator, self.schedule)[: accounted.rounds]
         return ReleaseStream(
             owner,
             self.mechanism,
-            self.schedule.first(rounds),
+            accounted,
             self.estimator.decay if self.exact is None else self.exact.run.factored.workload.decay,
             clips,
             per_record,
@@ -243,7 +245,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     check_noise(noise)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
     relation, unit = cell.privacy.relation, cell.privacy.protected
-    looked_at = row.objective(settings, problem, objective)
+    looked_at = _by_units(row.objective(settings, problem, objective), unit, row.name)
     lattice = None
     if exact is None and noise.sources:
         check_sums(noise, largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
@@ -263,6 +265,18 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
         exact,
         unit,
     )
+
+
+def _by_units(objective: Objective, unit: Unit, name: str) -> Objective:
+    """The objective over rows that are units; InputError for one that takes rows for records."""
+    if unit.name == RECORD.name:
+        return objective
+    if objective.at(Slots(1, ())) is not objective:
+        raise InputError(
+            f'privacy.unit = "{unit.name}": {name} trains inside silos, or has coins for every record; use '
+            'unit = "record", or another algorithm'
+        )
+    return objective if unit.records == 1 else PerUnit(objective, unit.records)
 
 
 def _exactly(cell: Cell, released: bool) -> bool:

@@ -14,11 +14,14 @@ from fedpriv.data.dataset import Sites
 from fedpriv.data.datasets import load, load_test
 from fedpriv.data.partition import by_site, dirichlet, iid, shards
 from fedpriv.data.table_schema import TableSchema
+from fedpriv.data.units import Table, in_a_row, of_persons
 from fedpriv.errors import InputError
 from fedpriv.extensions import revision
 from fedpriv.metrics.measured import Measured
 from fedpriv.metrics.scored import Scored, check_scores
 from fedpriv.objectives import Objective, Records
+from fedpriv.objectives.per_unit import absent
+from fedpriv.privacy.unit import RECORD, USER, Unit
 from fedpriv.scenario import Cell
 from fedpriv.scenario.schema import ModelSection
 
@@ -45,6 +48,10 @@ class Task(PublicTask):
     train: Records
     sites: NDArray[np.int64] | None = field(default=None, kw_only=True)
     """Which site each training record belongs to, if the data say so."""
+    persons: NDArray[np.str_] | None = field(default=None, kw_only=True)
+    """Whose each training record is, if the data say so."""
+    units: Table | None = field(default=None, kw_only=True)
+    """Which training records of the data make up each row of `train`; None where rows are records."""
 
 
 @lru_cache(maxsize=2)
@@ -104,7 +111,8 @@ def task_of(
     objective = row.objective(tuple(train.features.shape[1:]), dataset.classes, torch_dtype, settings)
     test, silos = _silo_by_silo(test, sites)
     of_records = None if sites is None else sites.train
-    return Task(objective, test, train, silos=silos, unit=dataset.unit, sites=of_records)
+    persons = None if dataset.persons is None else dataset.persons[: len(train.labels)]
+    return Task(objective, test, train, silos=silos, unit=dataset.unit, sites=of_records, persons=persons)
 
 
 def _silo_by_silo(test: Records, sites: Sites | None) -> tuple[Records, tuple[tuple[str, int], ...]]:
@@ -124,8 +132,45 @@ def labels_of(labels: NDArray[Any], dtype: torch.dtype) -> Tensor:
 
 def task_of_cell(cell: Cell) -> Task:
     data, model = cell.data, cell.model
-    task = task_of(data.name, model, cell.run.dtype, data.validation, data.table, revision())
+    unit = cell.privacy.protected
+    if unit.name == RECORD.name:
+        task = task_of(data.name, model, cell.run.dtype, data.validation, data.table, revision())
+    else:
+        task = _by_units(unit, data.name, model, cell.run.dtype, data.validation, data.table, revision())
     return dataclasses.replace(task, objective=_measured(task, cell))
+
+
+@lru_cache(maxsize=1)
+def _by_units(
+    unit: Unit,
+    data: str,
+    model: ModelSection,
+    dtype: str,
+    validation: int | None,
+    table: TableSchema | None,
+    revision: int,
+) -> Task:
+    """The task whose training rows are units: persons, or clients of so many records in a row."""
+    task = task_of(data, model, dtype, validation, table, revision)
+    count = len(task.train.labels)
+    if unit.name == USER.name:
+        assert task.persons is not None  # a cell is checked for it
+        units = of_persons(task.persons, unit.records)
+    else:
+        units = in_a_row(count, unit.records)
+    sites = None if task.sites is None else task.sites[units[:, 0]]
+    return dataclasses.replace(task, train=rows_of(task.train, units), units=units, sites=sites)
+
+
+def rows_of(records: Records, units: Table) -> Records:
+    """`records` (n, ...) as units: (units, most, ...), or (units, ...) where a unit is one record."""
+    if units.shape[1] == 1:
+        return Records(*(column[torch.from_numpy(units[:, 0])] for column in records))
+    index = torch.from_numpy(units)
+    there = index >= 0
+    features, labels = (column[index.clamp(min=0)] for column in records)
+    features = features.where(there.view(*there.shape, *[1] * (features.dim() - 2)), 0)
+    return Records(features, labels.where(there, absent(labels)))
 
 
 def _measured(task: PublicTask, cell: Cell) -> Objective:
@@ -177,7 +222,7 @@ def spread(cell: Cell) -> list[Tensor]:
     """
     check_records(cell)
     task = task_of_cell(cell)
-    labels = task.train.labels.numpy()
+    labels = task.train.labels.numpy() if task.train.labels.dim() == 1 else task.train.labels[:, 0].numpy()
     batches = cell.schedule.batches_held
     sizes = [batches * batch for batch in cell.batch_sizes]
     data = cell.data
@@ -194,3 +239,11 @@ def spread(cell: Cell) -> list[Tensor]:
             assert task.sites is not None
             shares = by_site(task.sites, sizes, cell.seed)
     return [torch.from_numpy(share) for share in shares]
+
+
+def records_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
+    """The numbers, in the data set, of each silo's training records, unit by unit in the order it reads them."""
+    units, shares = task_of_cell(cell).units, [share.numpy() for share in spread(cell)]
+    if units is None:
+        return shares
+    return [of_silo[of_silo >= 0] for of_silo in (units[share].ravel() for share in shares)]

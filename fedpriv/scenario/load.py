@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
 from fedpriv.scenario.find import scenario_file
 from fedpriv.scenario.messages import explain
@@ -128,14 +127,9 @@ def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
 
 
 def _check_sampling(cell: Cell, source: str) -> None:
-    """Refuse at once what no accounting of Poisson sampling would allow; the plan refuses the rest."""
-    if cell.federation.sampling == "fixed":
+    """Refuse at once a sampling that the rounds do not fit; the plan refuses what cannot be accounted for."""
+    if cell.federation.sampling == "fixed" and cell.federation.groups == 1:
         return
-    if cell.privacy.target is not None and cell.privacy.relation not in SubsampledGaussian.relations:
-        raise InputError(
-            f'{source}: federation.sampling = "poisson" with privacy.relation = {cell.privacy.relation!r}: '
-            'amplification by sampling is known for records that are there or not; use "zero-out"'
-        )
     try:
         _ = cell.schedule
     except InputError as error:

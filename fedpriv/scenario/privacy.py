@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 from fedpriv.accounting.gdp import mu_of
 from fedpriv.accounting.zcdp import mu_of_zcdp
 from fedpriv.algorithms import Positive
-from fedpriv.privacy.unit import Unit, UnitName, unit_named
-from fedpriv.scenario.section import Probability, Section
+from fedpriv.privacy.unit import RECORD, USER, Unit, UnitName, unit_named
+from fedpriv.scenario.section import Count, Probability, Section
 
 
 class PrivacySection(Section):
@@ -20,6 +20,10 @@ class PrivacySection(Section):
     mode: Literal["gaussian", "none"] = Field("gaussian", description='"none" runs without noise or guarantee')
     relation: Literal["replace-one", "zero-out"] = Field(description="which data sets are neighbours")
     unit: UnitName = Field("record", description="whose privacy it is: what is clipped, counted and protected")
+    records: Count | None = Field(
+        None, description="the most records of one person or client in a round, for the units of several records"
+    )
+    shared: Count = Field(1, description="the most silos in which one person has records; a public bound")
     mu: Positive | None = None
     rho: Positive | None = Field(None, description="the paper's name for mu (DP-μ²-FL only)")
     zcdp: Positive | None = None
@@ -37,9 +41,17 @@ class PrivacySection(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _records_of_a_unit(self) -> Self:
+        if (self.unit == RECORD.name) != (self.records is None):
+            raise ValueError('records is needed for unit = "user" or "client", and only there')
+        if self.unit != USER.name and self.shared > 1:
+            raise ValueError(f"shared = {self.shared}: only persons have records in several silos")
+        return self
+
     @property
     def protected(self) -> Unit:
-        return unit_named(self.unit)
+        return unit_named(self.unit, self.records or 1, self.shared)
 
     @property
     def target(self) -> float | None:

@@ -18,6 +18,7 @@ from fedpriv.privacy.trust import Trust, trust_named
 from fedpriv.scenario.data_section import DataSection
 from fedpriv.scenario.privacy import PrivacySection
 from fedpriv.scenario.section import Count, Section
+from fedpriv.scenario.units import check_units
 
 
 class ModelSection(BaseModel):
@@ -69,13 +70,17 @@ class FederationSection(Section):
     batches: Annotated[tuple[Count, ...], Field(strict=False)] | None = Field(
         None, description="in place of `batch`, one number a silo, where silos are not of one size; needs rounds"
     )
-    epochs: Count = Field(
-        1, description="passes over the records, always in the same order; expected ones with Poisson sampling"
-    )
+    epochs: Count = Field(1, description="passes over the records; expected ones with Poisson sampling")
     sampling: SamplingName = Field(
         "fixed",
         description='"fixed": every record once an epoch, in the same order; "poisson": in every round each '
-        "record takes part by a coin of its own, and `batch` is what is expected",
+        'record takes part by a coin of its own; "allocation": in every epoch each in one round of its own, drawn '
+        "in secret; with both `batch` is what is expected",
+    )
+    groups: Count = Field(
+        1,
+        description="public groups of records that share out the rounds of an epoch, for secret sampling with "
+        "correlated noise: at least as many as the noise has bands",
     )
     size_skew: Positive | None = Field(
         None, description="silos of unequal size: concentration of their shares of the samples, small is uneven"
@@ -237,6 +242,12 @@ class Cell(Section):
         self.data.check_table(self.federation.silos, private=private, per_silo=self.run.per_silo)
         return self
 
+    @model_validator(mode="after")
+    def _units_are_known(self) -> Self:
+        secret, trust = CHOSEN[self.federation.sampling].secret, trust_named(self.algorithm.trust)
+        check_units(self.privacy.protected, self.data, self.federation.silos, secret, trust)
+        return self
+
     @property
     def schedule(self) -> Participation:
         """Which records are read in which round, as the algorithm arranges them; InputError if it cannot."""
@@ -254,7 +265,7 @@ class Cell(Section):
                 f'federation.sampling = "{federation.sampling}": {self.algorithm.name} reads records in an order '
                 'of its own; use "fixed"'
             )
-        return CHOSEN[federation.sampling].instead_of(arranged)
+        return CHOSEN[federation.sampling].instead_of(arranged, federation.groups)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

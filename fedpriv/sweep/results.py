@@ -18,11 +18,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.accounting.subsampled import SubsampledGaussian
+from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.errors import InputError
-from fedpriv.files import write_json, write_vector
+from fedpriv.files import write_json, write_text, write_vector
 from fedpriv.privacy.claim import EXACT
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
 from fedpriv.running.fitted import Fitted
@@ -79,9 +80,9 @@ class RunFolder(RunObserver):
         self._date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         self._cells: dict[int, dict[str, Any]] = {}
         if (path / "results.json").exists():
-            if not resume:
-                raise InputError(f"{path} holds results already; give another --out, or --resume to go on there")
-            self._cells = self._finished_before()
+            if not resume and _has_begun(path):
+                raise InputError(f"{path} holds results already; give another --out, or --resume to resume there")
+            self._cells = self._finished_before() if resume else {}
         path.mkdir(parents=True, exist_ok=True)
         self._drop_unfinished_history()
         self._write()
@@ -158,9 +159,8 @@ class RunFolder(RunObserver):
     def _drop_unfinished_history(self) -> None:
         """A cell that is run again must not appear twice in the history."""
         path = self.path / "history.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["cell"] in self._cells]
-        path.write_text("".join(kept), encoding="utf-8")
+        kept = [line for line in (read_history(self.path) if path.exists() else ()) if line["cell"] in self._cells]
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def _with_journal(cells: list[Mapping[str, Any]], journal: Path) -> list[Mapping[str, Any]]:
@@ -216,9 +216,20 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
     path = folder / "history.jsonl"
     if not path.exists():
         raise InputError(f"{folder}: no history.jsonl there; give a folder that `fedpriv run` wrote")
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
         if line.endswith("\n"):
-            yield json.loads(line)
+            try:
+                evaluation = json.loads(line)
+                _ = evaluation["cell"], evaluation["round"]
+            except (ValueError, KeyError, TypeError):
+                raise InputError(f"{path}, line {number}: not an evaluation; take the line out") from None
+            yield evaluation
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether a run there got as far as an evaluation: one that could not start leaves nothing to keep."""
+    history = folder / "history.jsonl"
+    return bool(read_results(folder).cells) or (history.exists() and history.stat().st_size > 0)
 
 
 def versions() -> dict[str, str]:
@@ -242,6 +253,7 @@ def privacy_of(
         "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation if claim is None else claim.relation,
         "unit": (cell.privacy.protected if claim is None else claim.unit).words,
+        "participation": cell.schedule.title,
         "noise": "none" if claim is None else noise,
         "holds": None if claim is None else EXACT if claim.exact else "in real arithmetic",
         "delta": delta,
@@ -258,7 +270,7 @@ def privacy_of(
                 "epsilon": pair.exact,
                 "epsilon_paper": pair.paper,
             }
-        case SubsampledGaussian():  # a target in mu was met as the (ε, δ) that it gives
+        case PoissonGaussian() | AllocatedGaussian():  # a target in mu was met as the (ε, δ) that it gives
             figures["epsilon"] = guarantee.epsilon_of(delta)
     return {**statement, "target": _target(cell), **figures}
 
@@ -268,7 +280,7 @@ def _target(cell: Cell) -> str:
     asked, target = cell.privacy, cell.privacy.target
     if target is None:
         return "none"
-    if cell.federation.sampling == "fixed":
+    if not cell.schedule.secret:
         return f"mu = {target:.6g}"
     given = "" if asked.epsilon is not None else f", what mu = {target:.6g} gives"
     return f"epsilon = {epsilon_of(target, asked.delta):.6g} at delta = {asked.delta:g}{given}"

@@ -32,9 +32,9 @@ def run_sweep(
     """Run the cells of a scenario that have no result yet; returns the folder with the results.
 
     `out` is the folder, runs/NAME by default; `rerun` is the command that would run the same again; `workers` run
-    the cells if there are any, and change no result.  Stopped at
-    any moment, by an exception of an observer too, the folder is valid and can be resumed.  InputError for what
-    cannot be run, RunError for what could not be finished.
+    the cells if there are any, and change no result.  Stopped at any moment, by an exception of an observer too,
+    the folder is valid and can be resumed.  InputError for what cannot be run, RunError for
+    what could not be finished.
     """
     path = out or _free_folder(scenario.name, resume=resume)
     engine = engine_named(engine_name, path, connection)

@@ -7,7 +7,7 @@ import pytest
 
 from fedpriv.accounting.gdp import epsilon_of, mu_of
 from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.accounting.subsampled import SubsampledGaussian, calibrated
+from fedpriv.accounting.poisson import PoissonGaussian, calibrated
 from fedpriv.privacy.ledger import claim_of
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell
@@ -76,5 +76,5 @@ def test_no_sampled_claim_is_above_its_target() -> None:
             cell = resolve_cell(tree, "test")
             found = calibrated(epsilon_of(mu_of(1.0, 1e-5), 1e-5), 1e-5, 0.25, 8)
             for stream in plan_of(cell, task_of_cell(cell).objective).releases(8):
-                assert isinstance(stream.guarantee, SubsampledGaussian)
+                assert isinstance(stream.guarantee, PoissonGaussian)
                 assert found.noise_multiplier <= stream.guarantee.noise_multiplier < 1.001 * found.noise_multiplier

@@ -13,7 +13,6 @@ from fedpriv.accounting import gdp
 from fedpriv.accounting.curves import chained, epsilon_at
 from fedpriv.accounting.poisson import PoissonGaussian, calibrated, connected_dots, directions
 from fedpriv.accounting.relation import Relation
-from fedpriv.accounting.subsampled import SubsampledGaussian
 from fedpriv.errors import InputError
 
 DELTA = 1e-5
@@ -159,12 +158,6 @@ def test_never_below_dp_accounting_at_a_finer_step(z: float, rate: float, rounds
         for delta in (1e-3, 1e-5, 1e-8):
             finer = theirs.get_epsilon_for_delta(delta)
             assert finer * (1 - 1e-6) <= ours.epsilon_of(delta) <= finer * 1.003
-
-
-def test_zero_out_is_what_the_accountant_before_it_gives() -> None:
-    for z, rate, rounds in ((2.0, 1 / 60, 1200), (1.5, 0.25, 8)):
-        before = SubsampledGaussian(z, rate, rounds).epsilon_of(DELTA)
-        assert PoissonGaussian(z, rate, rounds).epsilon_of(DELTA) == pytest.approx(before, rel=1e-3)
 
 
 def test_replace_one_dominates_increments_of_any_direction_and_length() -> None:

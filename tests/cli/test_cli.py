@@ -177,7 +177,7 @@ def test_a_second_run_into_the_same_folder_is_refused(copied: Path) -> None:
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
     done = fedpriv("run", "small.toml", "--out", "out", cwd=copied)
     assert done.returncode == 2
-    assert done.stderr == ("fedpriv: out holds results already; give another --out, or --resume to go on there\n")
+    assert done.stderr == ("fedpriv: out holds results already; give another --out, or --resume to resume there\n")
     assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
 
 

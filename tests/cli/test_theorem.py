@@ -13,7 +13,8 @@ from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import load_scenario
 from fedpriv.theory.accelerated import Problem, non_realizable, realizable
-from fedpriv.theory.goldstein import Nonsmooth, plan_multi, plan_single
+from fedpriv.theory.goldstein import Nonsmooth
+from fedpriv.theory.goldstein_plans import plan_multi, plan_single
 from fedpriv.theory.momentum import tree_gradient_bound
 from fedpriv.theory.noisy_minibatch import by_moments
 

@@ -19,14 +19,6 @@ from tests.conftest import small_tree
 ZERO = torch.zeros(7850, dtype=torch.float64)
 CLIP = math.sqrt(2 * 785) + 78.5
 UNACCOUNTABLE: dict[str, tuple[dict[str, Any], str]] = {
-    "poisson": (
-        {
-            "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
-            "privacy": {"relation": "zero-out", "epsilon": 1.0},
-            "federation__sampling": "poisson",
-        },
-        "the budget is in mu, and a run with Poisson sampling has none",
-    ),
     "curator": (
         {
             "algorithm": {"name": "phased-sgd", "trust": "curator", "step": 0.01, "radius": 2.0},

@@ -68,6 +68,26 @@ def test_engines_agree_and_the_claim_is_the_target(row: str, name: str, variant:
             assert from_data(json.loads(json.dumps(as_data(stream)))) == stream
 
 
+@pytest.mark.parametrize(("name", "variant"), list(itertools.product(["lambda-cgd", "blt"], VARIANTS)))
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
+def test_integers_have_the_same_noise(name: str, variant: str, trust: str) -> None:
+    """What guards release: C of rounded poles and residues, B its inverse, within the target and near floats."""
+    floats = fitted(cell_of("dp-ftrl", trust, mechanism=name, **VARIANTS[variant]))
+    integers = floats.model_copy(update={"run": floats.run.model_copy(update={"arithmetic": "integers"})})
+    ours, theirs = planned(integers), planned(floats)
+    assert ours.exact is not None
+    assert ours.noise.std_in_mean == pytest.approx(theirs.noise.std_in_mean, rel=1e-5)
+    (private,), _ = run("inprocess", integers)
+    for stream in private.finished.releases:
+        assert stream.mu <= 1.5
+        assert from_data(json.loads(json.dumps(as_data(stream)))).mu == stream.mu
+    little = {"privacy": integers.privacy.model_copy(update={"mu": 2e3})}
+    (exact,), _ = run("inprocess", integers.model_copy(update=little))
+    (plain,), _ = run("inprocess", floats.model_copy(update=little))
+    model = plain.finished.model
+    np.testing.assert_allclose(exact.finished.model, model, atol=0.03 * float(np.max(np.abs(model))))
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("row", NOISY)
 def test_late_clips_are_raised_at_the_same_noise(row: str, name: str) -> None:

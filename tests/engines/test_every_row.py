@@ -66,10 +66,11 @@ RUNS = {
     "several epochs": _FIXED,
     "all records": _FIXED | {"goldstein-erm"},
     "poisson": _ALWAYS,
+    "allocation": _ALWAYS,
 }
 """Which rows run without noise under which schedule; all others are refused.  Without a line, either is fine."""
-PRIVATE_POISSON = {"accelerated-independent", "dp-sgd", "noisy-minibatch"}
-"""Fresh noise on every round's own gradients: what there is an accounting of sampling for."""
+AMPLIFIED = {"accelerated-independent", "dp-sgd", "noisy-minibatch"}
+"""Fresh noise on every round's own gradients: what secrecy amplifies where noise is not correlated in bands."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -148,8 +149,8 @@ def test_a_step_of_zero_is_refused(private: bool) -> None:
 
 def runs(name: str, schedule: str, trust: str, private: bool) -> bool:
     """Whether this combination trains; all others are refused."""
-    if private and schedule == "poisson":
-        trains = name in PRIVATE_POISSON
+    if private and secret(schedule):
+        trains = name in AMPLIFIED
     else:
         trains = name in RUNS[schedule] and not (private and name == "fedavg")
     if trust == "secure-aggregation":

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedpriv.accounting.gdp import epsilon_of
-from fedpriv.accounting.subsampled import SubsampledGaussian
+from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.clients.federation import SimulatedFederation, simulated_silo
 from fedpriv.errors import InputError
 from fedpriv.participation.poisson import Poisson
@@ -176,13 +176,13 @@ def test_the_claim_is_recomputed_from_what_was_released(small_cell: MakeCell, tr
     claim = claim_of(releases)
     assert claim is not None
     guarantee = claim.guarantee
-    assert isinstance(guarantee, SubsampledGaussian)
+    assert isinstance(guarantee, PoissonGaussian)
     assert (guarantee.sampling_rate, guarantee.rounds) == (0.25, 8)
     assert 0.4995 < guarantee.epsilon_of(1e-5) <= 0.5 + 1e-9
     for stream in releases:
         assert stream.std == pytest.approx(guarantee.noise_multiplier * CLIP * stream.per_record, rel=1e-12)
     statement = privacy_of(cell, releases)
-    assert statement["guarantee"] == "subsampled-gaussian"
+    assert statement["guarantee"] == "poisson-gaussian"
     assert [statement[key] for key in ("mu", "rho", "zcdp", "epsilon_paper")] == [None] * 4
     assert statement["epsilon"] == guarantee.epsilon_of(1e-5)
     assert statement["target"] == "epsilon = 0.5 at delta = 1e-05"
@@ -212,16 +212,17 @@ def test_less_noise_shows_in_the_claim(small_cell: MakeCell) -> None:
     with pytest.raises(InputError, match="has no mu"):
         _ = honest[0].mu
     fixed = dataclasses.replace(honest[1], schedule=dataclasses.replace(honest[1].schedule, rounds_per_epoch=5))
-    with pytest.raises(InputError, match="at one rate"):
+    with pytest.raises(InputError, match="in one way and at one rate"):
         claim_of([honest[0], fixed])
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
+        ({"federation": {"silos": 3, "rounds": 8, "batch": 2, "groups": 2}}, "groups = 2: groups are for records"),
         (
-            {"privacy": {"relation": "replace-one", "epsilon": 0.5}},
-            "privacy.relation = 'replace-one': amplification",
+            {"federation": {"silos": 3, "rounds": 8, "batch": 2, "sampling": "poisson", "groups": 3}},
+            "groups = 3: groups share out the 8 rounds of an epoch",
         ),
         (
             {
@@ -250,18 +251,23 @@ def test_scenarios_that_sampling_does_not_protect_are_refused(
 )
 def test_running_sums_and_correlated_noise_are_refused(small_cell: MakeCell, algorithm: dict[str, Any]) -> None:
     cell = small_cell(**sampled(algorithm={"trust": "trusted", **algorithm}))
-    with pytest.raises(InputError, match="knows fixed orders only; take an algorithm that releases each round"):
+    with pytest.raises(InputError, match="what a record moves has no end there; take an algorithm that releases"):
         plan_of(cell, task_of_cell(cell).objective)
 
 
-def test_replace_one_is_refused_in_a_ledger_too(small_cell: MakeCell) -> None:
+def test_a_ledger_charges_replace_one_and_the_largest_clip(small_cell: MakeCell) -> None:
+    """z is σ over the clip under both relations: the 2 of replace-one is in its pair of distributions."""
     cell = small_cell(**sampled())
     (stream,) = plan_of(cell, task_of_cell(cell).objective).releases(8)
-    with pytest.raises(InputError, match="cannot be accounted for under replace-one"):
-        _ = dataclasses.replace(stream, relation="replace-one").guarantee
-    with pytest.raises(InputError, match="clips that change from round to round"):
-        _ = dataclasses.replace(stream, clips=(1.0, 2.0) * 4).guarantee
-    with pytest.raises(InputError, match="'shuffled' is none of fixed, poisson, phases"):
+    other = dataclasses.replace(stream, relation="replace-one").guarantee
+    assert isinstance(stream.guarantee, PoissonGaussian)
+    assert isinstance(other, PoissonGaussian)
+    assert other.relation == "replace-one"
+    assert other.noise_multiplier == pytest.approx(stream.guarantee.noise_multiplier, rel=1e-12)
+    assert other.epsilon_of(1e-5) > 1.3 * stream.guarantee.epsilon_of(1e-5)
+    changing = dataclasses.replace(stream, clips=(1.0, 2.0) * 4).guarantee
+    assert changing == dataclasses.replace(stream, clips=(2.0,) * 8).guarantee
+    with pytest.raises(InputError, match="'shuffled' is none of fixed, poisson, allocation, phases"):
         from_data({**as_data(stream), "participation": {"name": "shuffled"}})
 
 

@@ -121,7 +121,7 @@ def heard_of(
         yield ray
 
     monkeypatch.setattr(engine, "_ray_of", connected)
-    cell: Any = SimpleNamespace(schedule=SimpleNamespace(rounds=2), batch_sizes=(1,))
+    cell: Any = SimpleNamespace(schedule=SimpleNamespace(rounds=2), batch_sizes=(1,), canonical=dict)
     run = engine._run("vectorized", lambda cells: [[1, 0]], Workers(1), [cell, cell], recorder)
     try:
         return list(run), recorder, ray
@@ -187,7 +187,7 @@ def test_a_worker_says_what_its_engine_says(scenario: Path, name: str) -> None:
     expected = {outcome.index: outcome.finished for outcome in row.made(Path(), engine_local())(cells, whole)}
     told = 0
     for group in row.groups(cells):
-        began, *events = work(name, [cells[place] for place in group])
+        began, *events = work(name, [cells[place].canonical() for place in group], [])
         assert began == Began(began.machine, os.getpid(), installed())  # type: ignore[union-attr]
         told += sum(event.rounds for event in events if isinstance(event, Advanced))
         for outcome in (event for event in events if isinstance(event, Outcome)):
@@ -206,7 +206,7 @@ def engine_local() -> Any:
 
 def test_an_error_of_the_engine_is_raised_by_the_worker(scenario: Path) -> None:
     with pytest.raises(InputError, match="known engines"):
-        list(work("none", cells_of(scenario)))
+        list(work("none", [cell.canonical() for cell in cells_of(scenario)], []))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ from fedpriv.mechanisms import (
     AlignedDifferences,
     BandedSquareRoot,
     BinaryTree,
+    BufferedToeplitz,
     IndependentGaussian,
+    LambdaCgd,
     LeafGaussian,
     Mechanism,
     Workload,
@@ -45,11 +47,17 @@ def simple(name: str, decay: float, period: int | None = None) -> Mechanism:
         "banded 1": BandedSquareRoot(decay, 1),
         "banded 4": BandedSquareRoot(decay, 4),
         "banded all": BandedSquareRoot(decay, 100),
+        "lambda-cgd": LambdaCgd(decay, (0.96 * decay or 0.5,), (0.0,), period=period),
+        "blt": BufferedToeplitz(decay, _roots(decay, 0.98, 0.7), _roots(decay, 0.9, 0.3), period=period),
     }[name]
 
 
-SIMPLE = ["independent", "tree", "leaf", "banded 1", "banded 4", "banded all"]
-PERIODIC = ["independent", "tree", "leaf"]
+def _roots(decay: float, *shares: float) -> tuple[float, ...]:
+    return tuple(share * (decay or 1.0) for share in shares)
+
+
+SIMPLE = ["independent", "tree", "leaf", "banded 1", "banded 4", "banded all", "lambda-cgd", "blt"]
+PERIODIC = ["independent", "tree", "leaf", "lambda-cgd", "blt"]
 
 
 def aligned(decay: float, rounds_per_epoch: int, clip: float = 1.0) -> AlignedDifferences:
@@ -98,6 +106,14 @@ def rows_of_c(name: str, decay: float, rounds: int, period: int | None = None) -
         for j in range(1, min(bands, rounds)):
             exact.append(exact[-1] * Fraction(decay) * Fraction(2 * j - 1, 2 * j))
         series = [Fraction(round(c * ONE), ONE) for c in exact]
+    if name in ("lambda-cgd", "blt"):
+        strategy = exact_form(name, decay, workload_of(rounds, decay, period=period)).strategy
+        assert isinstance(strategy, IntegerBuffered)
+        poles = [
+            (Fraction(theta, ONE), Fraction(omega, ONE))
+            for theta, omega in zip(strategy.theta, strategy.omega, strict=True)
+        ]
+        series += [sum(omega * theta ** (j - 1) for theta, omega in poles) for j in range(1, rounds)]
     for t in range(rounds):
         place = t if period is None else t % period
         for age in range(place + 1):
@@ -105,7 +121,7 @@ def rows_of_c(name: str, decay: float, rounds: int, period: int | None = None) -
                 rows[t][t - age] = factor**age
             elif name == "leaf" and age == 0:
                 rows[t][t] = Fraction(2 if place == 0 else 1)
-            elif name.startswith("banded") and age < len(series):
+            elif name.startswith(("banded", "lambda", "blt")) and age < len(series):
                 rows[t][t - age] = series[age]
     return rows
 

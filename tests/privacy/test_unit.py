@@ -1,12 +1,15 @@
 """Whose privacy it is, said once: a second unit, planted here, shows who reads it."""
 
 import dataclasses
+import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from fedpriv.accounting import GaussianDP
+from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.clients.guard import begin_ledger, open_guard
 from fedpriv.clients.policy import read_policy
 from fedpriv.errors import InputError, RunError
@@ -14,8 +17,9 @@ from fedpriv.mechanisms import IndependentGaussian
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.privacy.claim import PrivacyClaim
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of, from_data
+from fedpriv.privacy.several import epsilons_of_several, words_of_several
 from fedpriv.privacy.trust import TRUSTED, UNTRUSTED
-from fedpriv.privacy.unit import RECORD, UNITS, Unit, unit_named
+from fedpriv.privacy.unit import RECORD, UNITS, Unit, unit_from, unit_named
 from fedpriv.reports.statement import statements
 from fedpriv.sweep.results import Results
 from tests.clients.guarded import ZERO, cell_json, write_silo
@@ -46,7 +50,7 @@ def test_a_stream_keeps_its_unit_and_older_ones_are_of_records(planted: Unit) ->
     assert from_data(as_data(stream)) == stream
     older = {key: value for key, value in as_data(STREAM).items() if key != "unit"}
     assert from_data(older).unit is RECORD
-    with pytest.raises(InputError, match="unit = 'household': accepted are 'record', 'person'"):
+    with pytest.raises(InputError, match="unit = 'household': accepted are 'record', 'user', 'client', 'person'"):
         from_data({**older, "unit": "household"})
 
 
@@ -97,6 +101,58 @@ def test_a_report_speaks_of_the_unit(planted: Unit) -> None:
 
 
 def test_units_that_scenarios_can_name_are_those_of_the_table() -> None:
-    assert UNITS == {"record": RECORD}
-    with pytest.raises(InputError, match="unit = 'user': accepted are 'record'"):
-        unit_named("user")
+    assert list(UNITS) == ["record", "user", "client"]
+    assert unit_named("record") is RECORD
+    with pytest.raises(InputError, match="unit = 'household': accepted are 'record', 'user', 'client'"):
+        unit_named("household")
+    with pytest.raises(InputError, match="a record is one in one silo"):
+        unit_named("record", 2)
+
+
+@pytest.mark.parametrize(
+    "unit", [RECORD, unit_named("user", 8, 3), unit_named("client", 1), unit_named("client", 60)]
+)
+def test_a_unit_is_read_back_from_a_ledger(unit: Unit) -> None:
+    assert unit_from(json.loads(json.dumps(unit.as_data()))) == unit
+
+
+def test_words_say_how_many_records_make_one_up() -> None:
+    assert unit_named("user", 8).words == "all records of one person in one silo, at most 8 a round"
+    assert "in which one has any: 3" in unit_named("user", 8, 3).presumes
+
+
+def test_persons_in_several_silos_pay_in_each_of_them() -> None:
+    """Guarantee of `claim_of` and of `Trust.noise` with `shared` = 2: the worst two streams compose to it."""
+    unit = unit_named("user", 4, 2)
+    batches, weights = (4, 2, 8), (2 / 7, 1 / 7, 4 / 7)
+    noise = UNTRUSTED.noise(1.0, batches, weights, "zero-out", 1.0, unit)
+    streams = [
+        dataclasses.replace(
+            STREAM, owner=f"silo {source.owner}", per_record=1 / batch, std=float(source.std), unit=unit
+        )
+        for source, batch in zip(noise.sources, batches, strict=True)
+    ]
+    claim = claim_of(streams)
+    assert claim is not None
+    assert isinstance(claim.guarantee, GaussianDP)
+    own = [stream.mu for stream in streams]
+    assert claim.guarantee.mu == pytest.approx(math.sqrt(2.0) * own[0])
+    assert 1.0 - 1e-9 < claim.guarantee.mu <= 1.0
+    alike = claim_of([dataclasses.replace(streams[0], owner="silos 0-2")])
+    assert alike is not None
+    assert alike.guarantee == claim.guarantee
+    assert unit.in_mean(weights, batches) == pytest.approx(2 / 14)
+    trusted = TRUSTED.noise(1.0, (4, 4), (0.5, 0.5), "zero-out", 1.0, unit)
+    assert float(trusted.sources[0].std) == pytest.approx(0.25)  # both means move by 1/8
+
+
+def test_a_run_says_what_it_means_for_persons_with_several_records() -> None:
+    """mu = 1: 2 records 9.997, 8 records 65.32; with secret rounds the chain, which √k·μ would undercut."""
+    exact = epsilons_of_several(GaussianDP(1.0), 1e-5)
+    assert exact[2] == pytest.approx(9.997, abs=1e-3)
+    assert exact[8] == pytest.approx(65.32, abs=1e-2)
+    secret = AllocatedGaussian(0.9205, 60)
+    chained = epsilons_of_several(secret, 1e-5)[2]
+    assert chained > 2.0 * secret.epsilon_of(1e-5)
+    assert secret.delta_of(chained / 2.0) * (1.0 + math.exp(chained / 2.0)) == pytest.approx(1e-5, rel=1e-3)
+    assert "2 records: epsilon 9.997, 8 records: epsilon 65.32" in words_of_several(GaussianDP(1.0), 1e-5)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.clients.federation import SimulatedFederation
 from fedpriv.clients.silo import Silo
 from fedpriv.errors import InputError, RunError
 from fedpriv.randomness import DrawAhead, KeyedNormal
@@ -110,3 +111,21 @@ def test_masked_words_have_the_width_that_was_asked_for(small_cell: MakeCell, wo
     (outcome,), _ = run("inprocess", cell)
     assert outcome.finished.bytes_sent == 8 * 7850 * width
     assert np.linalg.norm(outcome.finished.model) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["tree", "aligned differences, clipped in parts", "trees that restart"])
+def test_a_record_is_as_long_as_its_clip_and_no_longer(name: str) -> None:
+    """Guarantee of `IntegerStep.sums`: one record a batch and far queries, every part, in Python's integers."""
+    cell = cell_of(name, "trusted", run__dtype="float64")
+    silo = SimulatedFederation.of(cell).silo(0)
+    exact, state = silo.plan.exact, silo.start()
+    assert exact is not None
+    assert silo.plan.batch_sizes[0] == 1
+    generator = torch.Generator().manual_seed(1)
+    for t in range(1, 9):
+        query = 1e3 * torch.randn(7850, generator=generator, dtype=torch.float64)
+        release, state = silo.answer(state, t, query)
+        for vector, norm in zip(release.vector.reshape(-1, 7850).tolist(), exact.norms(t), strict=True):
+            length = sum(value**2 for value in vector)
+            assert length <= norm**2
+            assert length == 0 or length > 0.99 * norm**2, t

@@ -6,6 +6,7 @@
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -47,14 +48,20 @@ class IntegerBuffered(IntegerStrategy):
 
     def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
         block = rounds if self.period is None else min(self.period, rounds)
-        carried = sum(
+        return (Group(rounds, 1.0, len(self.theta) + self._carried(block) / 2**self.digits),)
+
+    def carried(self, block: int) -> int:
+        """How many roundings of a buffer one output can have in it after `block` rounds, rounded up."""
+        return math.ceil(self._carried(block))
+
+    def _carried(self, block: int) -> Fraction:
+        return sum(
             (
                 Fraction(omega, ONE) * accumulated(theta, block)
                 for theta, omega in zip(self.theta, self.omega, strict=True)
             ),
             Fraction(0),
         )
-        return (Group(rounds, 1.0, len(self.theta) + carried / 2**self.digits),)
 
     def reach(self, loads: Sequence[Load]) -> Reach:
         largest = inside = 0

@@ -29,7 +29,7 @@ def levels(results: Results) -> dict[str, float]:
 
 
 def privacy_scale(results: Results) -> str:
-    """What privacy is drawn in: μ, or ε if a cell with a guarantee has no μ, as with Poisson sampling."""
+    """What privacy is drawn in: μ, or ε if a cell with a guarantee has no μ, as with sampling."""
     return "epsilon" if any(c["mu"] is None and c["epsilon"] is not None for c in results.cells) else "mu"
 
 

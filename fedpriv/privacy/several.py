@@ -1,0 +1,31 @@
+"""What a run that protects one unit says about several at once: a person with k records."""
+
+import math
+from collections.abc import Mapping
+
+from fedpriv.accounting import gdp
+from fedpriv.accounting.curves import epsilon_at
+from fedpriv.accounting.groups import chain, mu_together
+from fedpriv.accounting.guarantees import GaussianDP, Guarantee
+
+SIZES = (2, 8)
+
+
+def epsilons_of_several(guarantee: Guarantee, delta: float) -> Mapping[int, float]:
+    """ε at δ for k units at once, by k; inf where nothing is known.
+
+    Guarantee: exact for public orders, where all k meet in one round: k·μ.  Where rounds are secret it is the
+    chain through k neighbours, δ_k(kε) ≤ Σ_{i<k} e^{iε} δ(ε): there is no rule in μ.
+    """
+    if isinstance(guarantee, GaussianDP):
+        return {size: gdp.epsilon_of(mu_together(guarantee.mu, size), delta) for size in SIZES}
+    return {size: epsilon_at(chain(guarantee.curve, size), delta) for size in SIZES}
+
+
+def words_of_several(guarantee: Guarantee, delta: float) -> str:
+    """A sentence of a report."""
+    told = ", ".join(
+        f"{size} records: epsilon {'unknown' if math.isinf(epsilon) else f'{epsilon:.4g}'}"
+        for size, epsilon in epsilons_of_several(guarantee, delta).items()
+    )
+    return f"A person with several records is protected less, at delta = {delta:g}: {told}."

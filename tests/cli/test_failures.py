@@ -1,0 +1,79 @@
+"""What a disk, a folder or a number can do to a command: one line, no traceback, no folder that is stuck."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedpriv.cli import main
+
+SMALL = ["--set", "data.name=synthetic", "--set", "federation.rounds=4", "--set", "federation.silos=3",
+         "--set", "seeds=1", "--quiet"]  # fmt: skip
+
+
+def said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int | str | None, str]:
+    """Exit code and standard error of a command."""
+    monkeypatch.setattr(sys, "argv", ["fedpriv", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return caught.value.code, capsys.readouterr().err
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    monkeypatch.chdir(tmp_path)
+    assert said(monkeypatch, capsys, "run", "quickstart", *SMALL, "--out", "done")[0] == 0
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    return tmp_path / "done"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["run", "quickstart", *SMALL, "--out", "file"], "fedpriv: file"),
+        (["run", "quickstart", *SMALL, "--out", "file/below"], "fedpriv: file/below"),
+        (["report", "done", "--out", "done"], "fedpriv: done: Is a directory"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_one_line(
+    run: Path, arguments: list[str], part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = said(monkeypatch, capsys, *arguments)
+    assert code in (1, 2)
+    assert text.count("\n") == 1
+    assert text.startswith(part)
+    assert not list(run.parent.glob(".*"))
+
+
+@pytest.mark.parametrize("arguments", [["report", "done"], ["plot", "done"], ["run", "quickstart", *SMALL,
+                                       "--out", "done", "--resume"]])  # fmt: skip
+def test_a_garbage_line_of_the_history_is_named(
+    run: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (run / "history.jsonl").read_text(encoding="utf-8").count("\n")
+    with (run / "history.jsonl").open("a", encoding="utf-8") as file:
+        file.write("garbage\n")
+    code, text = said(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert f"history.jsonl, line {lines + 1}: not an evaluation" in text
+    assert text.count("\n") == 1
+
+
+def test_a_run_that_could_not_start_does_not_block_the_corrected_one(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = ["run", "quickstart", *SMALL, "--set", "run.device=nowhere", "--out", "next"]
+    assert said(monkeypatch, capsys, *wrong)[0] == 1
+    assert said(monkeypatch, capsys, "run", "quickstart", *SMALL, "--out", "next") == (0, "")
+    assert said(monkeypatch, capsys, "run", "quickstart", *SMALL, "--out", "next")[0] == 2
+
+
+def test_a_number_beyond_floating_point_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = said(monkeypatch, capsys, "privacy", "convert", "--mu", "1e308")
+    assert code == 2
+    assert text.count("\n") == 1
+    assert "too large" in text

@@ -1,0 +1,207 @@
+"""Persons and clients of several records, from the scenario to the claim: engines agree, a unit is bounded."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.clients.federation import simulated_silo
+from fedpriv.data.units import in_a_row, of_persons
+from fedpriv.errors import InputError
+from fedpriv.objectives import Records
+from fedpriv.privacy.ledger import as_data, claim_of, from_data
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import records_of_silos, spread, task_of_cell
+from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.sweep.results import privacy_of
+from tests.conftest import small_tree
+from tests.data.tables import rows, table_tree, write_csv
+from tests.engines.test_engines import run
+
+MakeCell = Callable[..., Cell]
+
+
+def persons_tree(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Two hospitals, 20 patients with 1 to 6 visits each, all of them every round or in a secret one."""
+    draw, records = np.random.default_rng(5), rows(240)
+    owners = [[f"n{number}" for number in range(12)], [f"s{number}" for number in range(10)]]
+    for record in records:
+        record["patient"] = str(draw.choice(owners[record["hospital"] == "south"]))
+        record["part"] = "train" if draw.random() < 0.6 else "test"
+    tree = table_tree(write_csv(folder / "visits.csv", records), person="patient")
+    tree["federation"] = {"silos": 2, "rounds": 8, "epochs": 4, "batches": [5, 4]}
+    tree["privacy"] = {"unit": "user", "records": 4, "relation": "replace-one", "mu": 2.0}
+    for dotted, value in changes.items():
+        section, key = dotted.split("__")
+        tree[section] = {**tree[section], key: value}
+    return tree
+
+
+def person_cell(folder: Path, **changes: Any) -> Cell:
+    return resolve_cell(persons_tree(folder, **changes), "test")
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson", "allocation"])
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
+def test_engines_agree_on_persons(tmp_path: Path, trust: str, sampling: str) -> None:
+    cell = person_cell(tmp_path, algorithm__trust=trust, federation__sampling=sampling)
+    (vectorized,), _ = run("vectorized", cell)
+    (inprocess,), _ = run("inprocess", cell)
+    near = 1e-3 if trust == "secure-aggregation" else 1e-9
+    model = vectorized.finished.model
+    assert np.linalg.norm(model) > 1e-3
+    np.testing.assert_allclose(model, inprocess.finished.model, rtol=near, atol=near * np.linalg.norm(model))
+    assert vectorized.finished.fraction_clipped == inprocess.finished.fraction_clipped
+    releases = [from_data(json.loads(json.dumps(as_data(stream)))) for stream in vectorized.finished.releases]
+    assert tuple(releases) == vectorized.finished.releases
+    claim = claim_of(releases)
+    assert claim is not None
+    assert claim.unit == cell.privacy.protected
+    said = privacy_of(cell, releases)
+    assert said["unit"] == "all records of one person in one silo, at most 4 a round"
+
+
+def test_without_noise_it_is_the_mean_of_clipped_means(tmp_path: Path) -> None:
+    """One round, written out person by person: the first four records of each, over the public number of them."""
+    cell = person_cell(tmp_path, privacy__mode="none", privacy__mu=None, algorithm__trust="trusted")
+    task = task_of_cell(cell)
+    plain = task_of_cell(
+        resolve_cell({**persons_tree(tmp_path), "privacy": {"relation": "zero-out", "mu": 1.0}}, "")
+    )
+    assert task.units is not None
+    names = np.asarray(task.persons)
+    silo = simulated_silo(cell, 1)
+    query, one = torch.randn(silo.objective.dimension, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    release, _ = silo.answer(silo.start(), 1, query)
+    total = torch.zeros_like(query)
+    for unit in spread(cell)[1][:4].tolist():
+        person = names[task.units[unit, 0]]
+        own = np.flatnonzero(names == person)[:4]
+        gradients = [
+            task.objective.increment(
+                [query], [1.0], Records(plain.train.features[[row]], plain.train.labels[[row]]), one, 1e9
+            ).total
+            for row in own
+        ]
+        mean = torch.stack(gradients).mean(0)
+        total += mean * min(1.0, 1.0 / float(mean.norm()))
+    torch.testing.assert_close(release.vector, total / 4, rtol=1e-9, atol=1e-12)
+
+
+def test_a_person_moves_a_release_by_their_clip_however_many_records_they_have(tmp_path: Path) -> None:
+    """Guarantee of the user unit: 2 C / B for one person exchanged for another, with four records far away."""
+    cell = person_cell(tmp_path, privacy__mode="none", privacy__mu=None, algorithm__trust="trusted")
+    silo = simulated_silo(cell, 0)
+    query = torch.randn(silo.objective.dimension, dtype=torch.float64)
+    release, _ = silo.answer(silo.start(), 1, query)
+    features, labels = silo.records.features.clone(), silo.records.labels.clone()
+    features[2], labels[2] = 1e6 * torch.randn(features[2].shape, dtype=torch.float64), 1
+    other, _ = dataclasses.replace(silo, records=Records(features, labels)).answer(silo.start(), 1, query)
+    assert 0.0 < float((release.vector - other.vector).norm()) <= 2.0 / 5 * (1 + 1e-9)
+
+
+def test_clients_are_rows_of_a_pool(small_cell: MakeCell) -> None:
+    """Clients of six records each, ten of which are expected in a round, drawn in secret by the server's silo."""
+    changes = {
+        "federation": {"silos": 1, "rounds": 12, "epochs": 3, "batch": 10, "sampling": "poisson"},
+        "algorithm": {"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1},
+        "privacy": {"unit": "client", "records": 6, "relation": "zero-out", "epsilon": 2.0},
+    }
+    cell = small_cell(**changes)
+    (vectorized,), _ = run("vectorized", cell)
+    (inprocess,), _ = run("inprocess", cell)
+    np.testing.assert_allclose(vectorized.finished.model, inprocess.finished.model, rtol=1e-9, atol=1e-12)
+    claim = claim_of(vectorized.finished.releases)
+    assert claim is not None
+    assert claim.unit.words == "everything one client holds, at most 6 records a round"
+    assert len(spread(cell)[0]) == 40
+    assert vectorized.finished.gradient_evaluations == 6 * 12 * 10
+
+
+def test_correlated_noise_and_recursive_gradients_take_persons(tmp_path: Path) -> None:
+    tree = persons_tree(tmp_path, federation__sampling="allocation", federation__groups=2)
+    tree["algorithm"] = {
+        "name": "accelerated-dp-srgd", "trust": "untrusted", "clip": 2.0, "beta": 5.0, "radius": 3.0,
+        "mechanism": "banded", "bands": 2,
+    }  # fmt: skip
+    cell = resolve_cell(tree, "test")
+    (vectorized,), _ = run("vectorized", cell)
+    (inprocess,), _ = run("inprocess", cell)
+    np.testing.assert_allclose(vectorized.finished.model, inprocess.finished.model, rtol=1e-9, atol=1e-12)
+
+
+def test_persons_are_grouped_by_their_own_records_alone() -> None:
+    owners = ["b", "a", "b", "c", "b", "a"]
+    assert of_persons(owners, 2).tolist() == [[0, 2], [1, 5], [3, -1]]
+    assert of_persons(owners, 4).tolist() == [[0, 2, 4, -1], [1, 5, -1, -1], [3, -1, -1, -1]]
+    assert of_persons([7, 7, 3], 1).tolist() == [[0], [2]]
+    assert in_a_row(7, 3).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_the_records_of_a_silo_are_those_of_its_persons(tmp_path: Path) -> None:
+    cell = person_cell(tmp_path)
+    names = np.asarray(task_of_cell(cell).persons)
+    of_silos = [set(names[records].tolist()) for records in records_of_silos(cell)]
+    assert [len(each) for each in of_silos] == [10, 8]
+    assert all(name.startswith("n") for name in of_silos[0])
+    assert not of_silos[0] & of_silos[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"privacy": {"unit": "user", "relation": "zero-out", "mu": 1.0}}, "records is needed for unit"),
+        ({"privacy": {"records": 4, "relation": "zero-out", "mu": 1.0}}, "records is needed for unit"),
+        (
+            {"privacy": {"unit": "user", "records": 4, "relation": "zero-out", "mu": 1.0}},
+            "the data do not say whose a record is",
+        ),
+        (
+            {"privacy": {"unit": "client", "records": 4, "shared": 2, "relation": "zero-out", "mu": 1.0}},
+            "only persons have records in several silos",
+        ),
+        (
+            {
+                "privacy": {"unit": "client", "records": 4, "relation": "zero-out", "mu": 1.0},
+                "data": {"name": "synthetic", "partition": "shards", "shards": 2},
+            },
+            'partition = "shards" with privacy.unit = "client"',
+        ),
+    ],
+)
+def test_units_that_the_data_do_not_have_are_refused(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        resolve_cell({**small_tree(), **changes}, "test")
+
+
+def test_persons_in_several_silos_are_refused_with_secret_rounds(tmp_path: Path) -> None:
+    assert person_cell(tmp_path, privacy__shared=2).privacy.protected.shared == 2
+    with pytest.raises(InputError, match="accounted for in public orders only"):
+        person_cell(tmp_path, privacy__shared=2, federation__sampling="poisson")
+    with pytest.raises(InputError, match="there are 2 silos"):
+        person_cell(tmp_path, privacy__shared=3)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "goldstein-erm"])
+def test_what_takes_rows_for_records_is_refused(tmp_path: Path, name: str) -> None:
+    settings = {
+        "fedavg": {"step": 0.1, "local_batch": 2, "local_epochs": 1},
+        "goldstein-erm": {
+            "smoothing": 0.1, "radius": 0.02, "period": 3, "anchor_clip": 20.0, "clip": 5.0, "step": 0.0005,
+            "window": 2, "output": "last",
+        },
+    }[name]  # fmt: skip
+    tree = persons_tree(tmp_path)
+    tree["algorithm"] = {"name": name, "trust": "trusted", **settings}
+    if name == "goldstein-erm":
+        tree["federation"] = {"silos": 2, "rounds": 6, "epochs": 6, "batches": [10, 8]}
+    else:
+        tree["privacy"] = {"unit": "user", "records": 4, "relation": "zero-out", "mode": "none"}
+    cell = resolve_cell(tree, "test")
+    with pytest.raises(InputError, match=r'privacy\.unit = "user"'):
+        plan_of(cell, task_of_cell(cell).objective)
