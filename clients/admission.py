@@ -126,7 +126,9 @@ class Admission:
         )
         if needed > len(self.shard.labels if units is None else units):
             raise self.refusal(f"the scenario needs {needed} {cell.privacy.unit}s of this silo, here are fewer")
-        if cell.model.row.regression != (self.policy.class_count == 0):
+        if unknown := [path for path in cell.model.code if path not in allow.models]:
+            raise self.refusal(f"the scenario's model runs {unknown[0]!r}, and allow.models does not name it")
+        if cell.model.regression != (self.policy.class_count == 0):
             held = "real numbers" if self.policy.class_count == 0 else "classes"
             raise self.refusal(f"model {cell.model.name!r} is not for labels that are {held}, as they are here")
         if self.policy.table is not None and cell.data.table_schema != self.policy.table:
