@@ -64,7 +64,7 @@ def test_where_do_i_change_has_ten_answers_and_names_files_that_are_there() -> N
     section = PAGE.partition("## Where do I change")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (?!what \||---)[^|]+ \| (.+) \|$", section, flags=re.MULTILINE)
     files = [name for row in rows for name in re.findall(r"`([\w/]+(?:\.py|/))`", row)]
-    assert len(rows) == 10
+    assert len(rows) >= 10
     assert len(files) >= 10
     for name in files:
         assert (ROOT / name).exists() or (ROOT / "fedpriv" / name).exists(), name
