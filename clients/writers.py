@@ -10,7 +10,7 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_writers(files: Iterable[Path]) -> None:
-    """InputError for a file, or the folder it lies in, that its group or others may write; what is not there passes.
+    """InputError for a file, or its folder, that its group or others may write; what is not there passes.
 
     A folder with the sticky bit passes, as /tmp has it: there nobody renames or removes what is another's.  Modes
     count whoever the owner is, root too.
