@@ -8,29 +8,21 @@ table.md         measured beside published
 """
 
 import json
-import platform
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.gdp import epsilon_of
-from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.errors import InputError
 from fedpriv.files import write_json, write_text, write_vector
-from fedpriv.privacy.claim import EXACT
-from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
 from fedpriv.running.fitted import Fitted
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
-from fedpriv.scenario import Cell, Point, Published, Scenario, resolve_cell
+from fedpriv.scenario import Published, Scenario, resolve_cell
 from fedpriv.scenario.published import Scaling
+from fedpriv.sweep.record import record_of, versions
 
 FORMAT = 1
 _JOURNAL = "cells.jsonl"
@@ -108,7 +100,7 @@ class RunFolder(RunObserver):
         """Add a cell; a run that is killed right after this has lost nothing of it."""
         model = f"models/{place:04d}.npy"
         write_vector(self.path / model, finished.model)
-        record = {**_record(place, self._scenario.points[place], finished, self._engine), "model": model}
+        record = {**record_of(place, self._scenario.points[place], finished, self._engine), "model": model}
         with (self.path / _JOURNAL).open("a", encoding="utf-8") as journal:
             journal.write(json.dumps(record, allow_nan=False) + "\n")
         self._cells[place] = record
@@ -230,81 +222,3 @@ def _has_begun(folder: Path) -> bool:
     """Whether a run there got as far as an evaluation: one that could not start leaves nothing to keep."""
     history = folder / "history.jsonl"
     return bool(read_results(folder).cells) or (history.exists() and history.stat().st_size > 0)
-
-
-def versions() -> dict[str, str]:
-    """What computed the results."""
-    packages = {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "flwr", "cryptography")}
-    return {
-        "python": platform.python_version(),
-        **packages,
-        "platform": sys.platform,
-    }
-
-
-def privacy_of(
-    cell: Cell, releases: Sequence[ReleaseStream], noise: Literal["simulation", "release"] = "simulation"
-) -> dict[str, Any]:
-    """The privacy statement of a cell as data: computed from its ledger, not from what the scenario asked for."""
-    claim, delta = claim_of(releases), cell.privacy.delta
-    guarantee = None if claim is None else claim.guarantee
-    statement: dict[str, Any] = {
-        "guarantee": "none" if guarantee is None else guarantee.kind,
-        "trust": cell.algorithm.trust,
-        "relation": cell.privacy.relation if claim is None else claim.relation,
-        "unit": (cell.privacy.protected if claim is None else claim.unit).words,
-        "participation": cell.schedule.title,
-        "noise": "none" if claim is None else noise,
-        "holds": None if claim is None else EXACT if claim.exact else "in real arithmetic",
-        "delta": delta,
-        "releases": [as_data(stream) for stream in releases],
-    }
-    figures: dict[str, float | None] = dict.fromkeys(("mu", "rho", "zcdp", "epsilon", "epsilon_paper"))
-    match guarantee:
-        case GaussianDP(mu):
-            pair = guarantee.epsilon_delta(delta)
-            figures = {
-                "mu": mu,
-                "rho": mu if cell.algorithm.row.name_of_mu == "rho" else None,
-                "zcdp": guarantee.zcdp,
-                "epsilon": pair.exact,
-                "epsilon_paper": pair.paper,
-            }
-        case PoissonGaussian() | AllocatedGaussian():  # a target in mu was met as the (ε, δ) that it gives
-            figures["epsilon"] = guarantee.epsilon_of(delta)
-    return {**statement, "target": _target(cell), **figures}
-
-
-def _target(cell: Cell) -> str:
-    """What the noise was calibrated to, and from which key of the scenario it follows."""
-    asked, target = cell.privacy, cell.privacy.target
-    if target is None:
-        return "none"
-    if not cell.schedule.secret:
-        return f"mu = {target:.6g}"
-    given = "" if asked.epsilon is not None else f", what mu = {target:.6g} gives"
-    return f"epsilon = {epsilon_of(target, asked.delta):.6g} at delta = {asked.delta:g}{given}"
-
-
-def _record(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:
-    federation, rounds = point.cell.federation, point.cell.schedule.rounds
-    return {
-        "cell": place,
-        "point": dict(point.swept),
-        "seed": point.cell.seed,
-        **finished.metrics,
-        **privacy_of(point.cell, finished.releases, finished.noise),
-        "silos": federation.silos,
-        "rounds": rounds,
-        "records": sum(point.cell.batch_sizes) * point.cell.schedule.batches_held,
-        "unread": point.cell.unread,
-        "batch": sum(point.cell.batch_sizes),
-        "dimension": finished.model.size,
-        "gradient_evaluations": finished.gradient_evaluations,
-        "bytes_sent": finished.bytes_sent,
-        "fraction_clipped": finished.fraction_clipped,
-        "missed": {str(silo): list(rounds) for silo, rounds in finished.missed.items()},
-        "wall_seconds": finished.wall_seconds,
-        "engine": engine,
-        "scenario": point.cell.canonical(),
-    }

@@ -21,7 +21,7 @@ from fedpriv.randomness import SERVER, simulation_noise
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.sweep.results import privacy_of
+from fedpriv.sweep.record import privacy_of
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
 from tests.engines.test_sampling import CLIP, STEP, gradient, sampled

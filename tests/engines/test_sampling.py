@@ -20,7 +20,7 @@ from fedpriv.randomness import SERVER, simulation_noise
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell
-from fedpriv.sweep.results import privacy_of
+from fedpriv.sweep.record import privacy_of
 from tests.engines.test_engines import run
 
 MakeCell = Callable[..., Cell]

@@ -18,7 +18,7 @@ from fedpriv.privacy.ledger import as_data, claim_of, from_data
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import records_of_silos, spread, task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.sweep.results import privacy_of
+from fedpriv.sweep.record import privacy_of
 from tests.conftest import small_tree
 from tests.data.tables import rows, table_tree, write_csv
 from tests.engines.test_engines import run

@@ -24,7 +24,8 @@ from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
 from fedpriv.scenario.load import scenario_of
-from fedpriv.sweep.results import RunFolder, privacy_of
+from fedpriv.sweep.record import privacy_of
+from fedpriv.sweep.results import RunFolder
 from tests.conftest import small_tree
 
 MakeCell = Callable[..., Cell]

@@ -16,7 +16,8 @@ from fedpriv.running.outcome import finished_after
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.sweep.results import Results, privacy_of
+from fedpriv.sweep.record import privacy_of
+from fedpriv.sweep.results import Results
 from tests.conftest import small_tree
 
 PHASED = {"name": "phased-sgd", "trust": "curator", "step": 0.001, "radius": 1.0}
