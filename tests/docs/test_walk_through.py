@@ -75,11 +75,11 @@ def toml(tree: dict[str, Any]) -> str:
     return "\n".join(tops)
 
 
-def test_where_do_i_change_has_ten_answers_and_names_files_that_are_there() -> None:
+def test_where_do_i_change_has_its_answers_and_names_files_that_are_there() -> None:
     section = PAGE.partition("## Where do I change")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (?!what \||---)[^|]+ \| (.+) \|$", section, flags=re.MULTILINE)
     files = [name for row in rows for name in re.findall(r"`([\w/]+(?:\.py|/))`", row)]
-    assert len(rows) == 10
+    assert len(rows) >= 10
     assert len(files) >= 10
     for name in files:
         assert (ROOT / name).exists() or (ROOT / "fedpriv" / name).exists(), name
