@@ -30,7 +30,6 @@ from fedpriv.errors import InputError, RunError
 from fedpriv.models.trained import shapes_of
 from fedpriv.objectives import Records
 from fedpriv.randomness import system_key
-from fedpriv.running.task import DTYPES, labels_of, rows_of
 from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.identity import identity_of
 
@@ -267,6 +266,7 @@ class Guard:
 
     def _features(self, cell: Cell) -> Records:
         """The shard as this model sees it, record by record, by public constants alone."""
+<<<<<<< HEAD
         dtype, model, unit = DTYPES[cell.run.dtype], cell.model, cell.privacy.protected
         name = json.dumps([cell.run.dtype, model.model_dump(mode="json"), unit.as_data()], sort_keys=True)
 
@@ -277,6 +277,11 @@ class Guard:
             return records if units is None else rows_of(records, units)
 
         return kept(self._records, name, seen)
+=======
+        model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected.as_data()
+        name = json.dumps([cell.run.dtype, model, unit], sort_keys=True)
+        return _kept(self._records, name, lambda: self._shard.seen(cell))
+>>>>>>> house2
 
     def _refusal(self, reason: str) -> RunError:
         return self._admission.refusal(reason)

@@ -176,8 +176,8 @@ def _(mechanism: BufferedToeplitz, workload: Workload) -> Factored:
 @factored.register
 def _(mechanism: BandedInverseSquareRoot, workload: Workload) -> Factored:
     raise InputError(
-        "mechanism = \"bisr\": only the inverse of its C has a few bands, so that C on integers would feed its own "
-        "rounded outputs back, and how far neighbours round apart is not bounded here; use \"blt\" or \"banded\""
+        'mechanism = "bisr": only the inverse of its C has a few bands, so that C on integers would feed its own '
+        'rounded outputs back, and how far neighbours round apart is not bounded here; use "blt" or "banded"'
     )
 
 

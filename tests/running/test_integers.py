@@ -67,7 +67,11 @@ def test_no_vector_of_floating_point_noise_is_drawn_by_integers(
         (
             {
                 "algorithm": {
-                    "name": "dp-ftrl", "mechanism": "banded", "bands": 2, "trust": "untrusted", "clip": 1.0,
+                    "name": "dp-ftrl",
+                    "mechanism": "banded",
+                    "bands": 2,
+                    "trust": "untrusted",
+                    "clip": 1.0,
                     "step": 0.1,
                 },
                 "privacy": {"relation": "zero-out", "epsilon": 1.0},
@@ -79,7 +83,11 @@ def test_no_vector_of_floating_point_noise_is_drawn_by_integers(
         (
             {
                 "algorithm": {
-                    "name": "dp-ftrl", "mechanism": "bisr", "trust": "trusted", "clip": 1.0, "step": 0.1
+                    "name": "dp-ftrl",
+                    "mechanism": "bisr",
+                    "trust": "trusted",
+                    "clip": 1.0,
+                    "step": 0.1,
                 },
                 "privacy": {"relation": "zero-out", "mu": 1.0},
             },
