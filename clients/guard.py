@@ -266,22 +266,9 @@ class Guard:
 
     def _features(self, cell: Cell) -> Records:
         """The shard as this model sees it, record by record, by public constants alone."""
-<<<<<<< HEAD
-        dtype, model, unit = DTYPES[cell.run.dtype], cell.model, cell.privacy.protected
-        name = json.dumps([cell.run.dtype, model.model_dump(mode="json"), unit.as_data()], sort_keys=True)
-
-        def seen() -> Records:
-            features = model.row.features(self._shard.images, dtype, model.settings)
-            records = Records(features, labels_of(self._shard.labels, dtype))
-            units = self._shard.units(unit)
-            return records if units is None else rows_of(records, units)
-
-        return kept(self._records, name, seen)
-=======
         model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected.as_data()
         name = json.dumps([cell.run.dtype, model, unit], sort_keys=True)
-        return _kept(self._records, name, lambda: self._shard.seen(cell))
->>>>>>> house2
+        return kept(self._records, name, lambda: self._shard.seen(cell))
 
     def _refusal(self, reason: str) -> RunError:
         return self._admission.refusal(reason)
