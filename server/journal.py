@@ -3,8 +3,8 @@
     noise.key      256 bits of the operating system, drawn once a run, wiped after its last round
     released.bin   an entry a round: q~_t as its bytes, or the noisy integers it is made of, the link of its noise,
                    a check of both; each is on the disk before a query that depends on it is sent
-    sums-T.bin     where the server adds noise: what it keeps of the sums after round T, as secret as the key, wiped
-                   when round T + 1 is on the disk
+    sums-T.bin     where the server adds noise: what it keeps of the sums after round T, as secret as the key,
+                   wiped when round T + 1 is on the disk
     last.npy, missed.json   where silos may be missing: every silo's last noisy release, and who missed what
 
 Guarantee: a resumed server asks every round's query again byte for byte, and adds the same noise to the same

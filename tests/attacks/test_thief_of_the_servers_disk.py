@@ -103,7 +103,7 @@ class Linking(ServerJournal):
 def test_the_sums_of_a_round_are_wiped_when_the_next_is_on_file(
     small_cell: MakeCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mechanism: str
 ) -> None:
-    """Gains: the exact sums of two rounds, whose difference is what one round's records sent, without any noise."""
+    """Gains: the exact sums of two rounds, whose difference is what one round's records sent, without noise."""
     algorithm = {"name": "dp-ftrl", "mechanism": mechanism, "clip": 1.0, "step": 0.1, "trust": "trusted"}
     run = {"dtype": "float32", "arithmetic": "integers"}
     cell = small_cell(algorithm=algorithm, privacy={"relation": "zero-out", "mu": 2.0}, run=run)
