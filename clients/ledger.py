@@ -4,8 +4,7 @@
     runs     one row a run: its scenario, its price (μ, and the probability with which it may fail), its key and
              its state (both wiped when the run is over)
     answers  one row a round: a digest of the query, and the bytes of the reply; without a reply, what may have
-    been
-             looked at, and can be answered for that query only
+             been looked at, and can be answered for that query only
 
 Guarantee: a reply exists outside the silo only if its row was committed to the disk before (synchronous = FULL),
 and records are read for a round only if its query was, so that a restarted silo neither uses a record for two

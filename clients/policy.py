@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedpriv.accounting.curves import LEAST_DELTA
 from fedpriv.algorithms import Positive
 from fedpriv.clients.shard import Shard, load_shard, load_table_shard
+from fedpriv.clients.writers import check_writers
 from fedpriv.data.table_file import is_table
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.errors import InputError
@@ -163,7 +164,12 @@ class Policy(BaseModel):
 
 
 def read_policy(path: Path) -> Policy:
-    """Read and validate a policy file; InputError with one line if it cannot be used."""
+    """Read and validate a policy file; InputError with one line if it cannot be used.
+
+    Guarantee: refused where others than its owner may write the policy, the records, the ledger with its mark, the
+    identity or the peers, or a folder of theirs.
+    """
+    check_writers([path])
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -179,7 +185,10 @@ def read_policy(path: Path) -> Policy:
     here = path.resolve().parent
     files = ("shard", "ledger", "mark", "socket", "identity", "peers")
     given = {name: here / getattr(policy, name) for name in files if getattr(policy, name) is not None}
-    return policy.model_copy(update=given)
+    found = policy.model_copy(update=given)
+    relied_on = (found.shard, found.ledger, found.marked, found.identity, found.peers)
+    check_writers(file for file in relied_on if file is not None)
+    return found
 
 
 def unaccountable(cell: Cell) -> str | None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedpriv.accounting.slack import decimal
 from fedpriv.clients.policy import SLACK_PER_RUN, presuming, unaccountable
 from fedpriv.clients.prices import cost_of, priced_stream
+from fedpriv.clients.writers import keep_to_owner
 from fedpriv.data.datasets import Dataset, load, table_path
 from fedpriv.data.table_file import write_rows
 from fedpriv.data.table_schema import TableSchema
@@ -61,16 +62,16 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
     for silo, guard in enumerate(folders):
         for name in ("ledger", "socket"):
             (guard / name).mkdir(parents=True, exist_ok=True)
-        rounds_per_epoch = {"ledger": "ledger/ledger.sqlite", "socket": "socket/guard.sock"}
+            keep_to_owner(guard / name)
+        keep_to_owner(guard)
+        state = {"ledger": "ledger/ledger.sqlite", "socket": "socket/guard.sock"}
         if schema is not None and schema.split is not None:
             write_table_shard(guard / "shard.csv", first, dataset, silo, order[silo])
             keys, table = {"silo": silo, "shard": "shard.csv"}, schema
         else:
             write_shard(guard / "shard.npz", dataset, order[silo])
             keys, table = {"silo": silo, "classes": dataset.classes, "shard": "shard.npz"}, None
-        (guard / "policy.toml").write_text(
-            policy_text({**keys, **rounds_per_epoch}, allow, table), encoding="utf-8"
-        )
+        write_policy(guard / "policy.toml", policy_text({**keys, **state}, allow, table))
     return folders
 
 
@@ -106,7 +107,7 @@ def _budget(cell: Cell, plan: Plan, target: float) -> dict[str, float]:
 
 
 def write_shard(path: Path, dataset: Dataset, records: NDArray[np.int64]) -> None:
-    """The training records of these numbers, in this order, as a silo's shard."""
+    """The training records of these numbers, in this order, as a silo's shard that its owner alone may write."""
     values = dataset.train_images[records]
     labels = dataset.train_labels[records]
     persons: dict[str, Any] = {} if dataset.persons is None else {"persons": dataset.persons[records]}
@@ -114,6 +115,7 @@ def write_shard(path: Path, dataset: Dataset, records: NDArray[np.int64]) -> Non
         np.savez(path, images=values, labels=labels, **persons)
     else:
         np.savez(path, features=values, labels=labels, **persons)
+    keep_to_owner(path)
 
 
 def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:
@@ -126,6 +128,13 @@ def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, recor
         else test[:0]
     )
     write_rows(raw_table(table_path(cell.data.name)), [*train[records].tolist(), *own.tolist()], path)
+    keep_to_owner(path)
+
+
+def write_policy(path: Path, text: str) -> None:
+    """A policy file that its owner alone may write: a guard refuses any other."""
+    path.write_text(text, encoding="utf-8")
+    keep_to_owner(path)
 
 
 def policy_text(keys: Mapping[str, object], allow: Mapping[str, object], table: TableSchema | None = None) -> str:

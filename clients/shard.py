@@ -17,7 +17,10 @@ from fedpriv.data.table_schema import TableSchema
 from fedpriv.data.tables import load_silo
 from fedpriv.data.units import Table, of_persons
 from fedpriv.errors import InputError
+from fedpriv.objectives import Records
 from fedpriv.privacy.unit import RECORD, USER, Unit
+from fedpriv.running.task import DTYPES, labels_of, rows_of
+from fedpriv.scenario import Cell
 
 _MOST_VALUES = 2**26
 _MOST_FILLED = 16
@@ -45,6 +48,14 @@ class Shard:
             digest.update(f"{values.dtype.str} {values.shape} ".encode())
             digest.update(np.ascontiguousarray(values).data)
         return digest.digest()
+
+    def seen(self, cell: Cell) -> Records:
+        """Features and labels as the cell's model sees them, a row for each of its units."""
+        dtype, model = DTYPES[cell.run.dtype], cell.model
+        features = model.row.features(self.images, dtype, model.settings)
+        records = Records(features, labels_of(self.labels, dtype))
+        units = self.units(cell.privacy.protected)
+        return records if units is None else rows_of(records, units)
 
     def units(self, unit: Unit) -> Table | None:
         """Which records make up each unit of a run; None where units are records.

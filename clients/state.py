@@ -4,7 +4,7 @@ A simulation keeps them in Flower's Context, a deployment in the silo's ledger (
 """
 
 import struct
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,16 +63,6 @@ def _aligned(size: int) -> int:
 
 def _padded(part: bytes) -> bytes:
     return part.ljust(_aligned(len(part)), b"\0")
-
-
-class SiloStore(Protocol):
-    """Where a silo's state survives from round to round."""
-
-    def load(self, silo: Silo) -> SiloState:
-        """The state kept, or the silo's start if there is none."""
-        ...
-
-    def save(self, state: SiloState) -> None: ...
 
 
 class _LiveState(ConfigRecord):

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from fedpriv.clients.policy import Allowed, Policy
+from fedpriv.clients.writers import keep_to_owner
 from fedpriv.errors import InputError
 
 _EXAMPLES: dict[str, object] = {
@@ -29,6 +30,7 @@ def write_template(path: Path) -> None:
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(template())
+        keep_to_owner(path)
     except FileExistsError:
         raise InputError(f"{path} exists; a template is written to a new file") from None
     except OSError as error:

@@ -5,7 +5,6 @@ A `Curve` takes ε of any shape, each 0 or more, and returns for each an upper b
 H_ε(P‖Q) = sup_S P(S) - e^ε Q(S) for one ordered pair of distributions of releases; a guarantee needs both orders.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -91,26 +90,6 @@ def chained(first: Curve, second: Curve) -> Curve:
         return as_floats(np.min(sums, axis=0) * (1.0 + _ROUNDING)).reshape(np.shape(epsilons))
 
     return curve
-
-
-def perturbed(curve: Curve, log_ratio: float, distance: float) -> Curve:
-    """The curve of releases that are close to those of `curve`: δ'(ε) ≤ e^η δ(ε - 2η) + (1 + e^ε) τ.
-
-    Close means: but for a total variation of τ = `distance`, every probability lies within a factor e^±η of the
-    other's, η = `log_ratio`; as for noise drawn on a lattice in place of a Gaussian's.
-
-    Guarantee: P'(S) ≤ e^η P(S) + τ, P(S) ≤ e^(ε-2η) Q(S) + δ(ε - 2η) and Q(S) ≤ e^η Q'(S) + τ for every event S.
-    """
-    if not 0.0 <= log_ratio < math.inf or not 0.0 <= distance <= 1.0:
-        raise InputError(f"releases within e^{log_ratio} but for {distance}: a number of 0 or more, a probability")
-
-    def of_perturbed(epsilons: Floats) -> Floats:
-        each = np.minimum(np.asarray(epsilons, np.float64), MOST_EPSILON)
-        before = each - 2.0 * log_ratio - _ROUNDING * each
-        deltas = math.exp(log_ratio) * curve(np.maximum(0.0, before)) + (1.0 + np.exp(each)) * distance
-        return as_floats(np.where(before < 0.0, 1.0, np.minimum(1.0, deltas * (1.0 + _ROUNDING))))
-
-    return of_perturbed
 
 
 def gaussian(mu: float) -> Curve:

@@ -1,8 +1,8 @@
 """What a guarantee for one unit says about several at once: a person with k records, silos that share a person.
 
-Fixed orders are exact: k units in one round and one direction move the release k times as far, k·μ; in rounds
-that all differ, with independent noise, √k·μ.  **With secret participation there is no such rule in μ**: what
-holds is the chain through k neighbours, δ_k(kε) ≤ Σ_{i<k} e^{iε} δ(ε).
+Fixed orders are exact: k units in one round and one direction move the release k times as far, k·μ.
+**With secret participation there is no such rule in μ**: what holds is the chain through k neighbours,
+δ_k(kε) ≤ Σ_{i<k} e^{iε} δ(ε).
 
 Sources: Dong, Roth & Su 2022, Theorem 2.14, for k·μ; Vadhan 2017, Lemma 2.2, for the chain.
 """
@@ -32,15 +32,6 @@ def mu_together(mu: float, size: int) -> float:
     return _above(check_size(size) * check_mu(mu), size)
 
 
-def mu_in_different_rounds(mu: float, size: int) -> float:
-    """The same where all rounds of all the units differ and the noise is independent between rounds: √k·μ.
-
-    Guarantee: for fixed, public orders and independent noise only, where a unit's increments enter the releases of
-    its own rounds alone.  A run with secret participation has no such rule: `chain` is what holds.
-    """
-    return _above(math.sqrt(check_size(size)) * check_mu(mu), size)
-
-
 def chain(curve: Curve, size: int) -> Curve:
     """The curve of `size` units from that of one, for every kind of run: δ_k(ε) ≤ δ(ε/k) Σ_{i<k} e^{iε/k}.
 
@@ -57,16 +48,6 @@ def chain(curve: Curve, size: int) -> Curve:
             return as_floats(np.minimum(1.0, curve(each) * factor))
 
     return of_group
-
-
-def multiplier_against_silos(multiplier: float, silos: int, colluding: int) -> float:
-    """The noise multiplier left against `colluding` of `silos` silos that each added an equal share of the noise.
-
-    Guarantee: they know their own shares, of variance 1/M each of the whole; z·√((M - c)/M) is left, rounded down.
-    """
-    if silos < 1 or not 0 <= colluding < silos:
-        raise InputError(f"{colluding} of {silos} silos collude: at least one has to be honest")
-    return multiplier * math.sqrt((silos - colluding) / silos) * (1.0 - 1e-15)
 
 
 def _above(value: float, size: int) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 import typer
 
 from fedpriv.clients.prepare import allowance_of, policy_text
+from fedpriv.clients.writers import keep_to_owner
 from fedpriv.data.inspect import describe, left_out, see
 from fedpriv.data.table_encode import Encoded, encode
 from fedpriv.data.table_file import is_table, read_table
@@ -66,6 +67,7 @@ def inspect_table(path: Path, roles: Roles, out: Path | None) -> None:
         raise InputError(f"{out / present[0]} exists; give another --out")
     for name, text in files.items():
         write_text(out / name, text)
+        keep_to_owner(out / name)  # a guard refuses a policy that others may change
         typer.echo(out / name)
     typer.echo(f"note: {' '.join(WARNING.splitlines())}")
 

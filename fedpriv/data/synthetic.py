@@ -111,18 +111,6 @@ def _linear(
     return KnownProblem(features, labels, curvature, minimizer, norm, norm + largest)
 
 
-def logistic_regression(n: int, dimension: int, condition: float, scale: float, seed: int) -> KnownProblem:
-    """Labels 1 with probability 1 / (1 + exp(-⟨x*, z⟩)), else 0; ‖x*‖ = `scale`.
-
-    x* minimizes the population risk of the logistic loss, since there the model is the truth.
-    """
-    generator = public_generator(seed, "logistic regression")
-    features, curvature, direction = _design(generator, n, dimension, condition)
-    minimizer = scale * direction
-    labels = (generator.uniform(size=n) * (1.0 + np.exp(-features @ minimizer)) < 1.0).astype(np.float64)
-    return KnownProblem(features, labels, curvature, minimizer, float(np.sqrt(curvature.sum())), 1.0)
-
-
 def _design(
     generator: np.random.Generator, n: int, dimension: int, condition: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedpriv.clients.guard import begin_ledger
 from fedpriv.clients.policy import read_policy
-from fedpriv.clients.prepare import allowance_of, policy_text, write_shard
+from fedpriv.clients.prepare import allowance_of, policy_text, write_policy, write_shard
 from fedpriv.data.datasets import load
 from fedpriv.engines import supernode_process
 from fedpriv.engines.processes import environment, script
@@ -54,7 +54,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
             "socket": str(own / SOCKET),
         }
         policies.append(own / "policy.toml")
-        policies[-1].write_text(policy_text(keys, allow), encoding="utf-8")
+        write_policy(policies[-1], policy_text(keys, allow))
         if not begun:
             begin_ledger(read_policy(policies[-1]))
     return policies

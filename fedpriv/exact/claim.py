@@ -58,16 +58,6 @@ class Claim:
         slack = (1.0 + math.exp(epsilon)) * self.slack if epsilon < 700.0 else math.inf
         return min(1.0, math.nextafter(gdp.delta_of(self.mu, epsilon) + slack, math.inf))
 
-    def mu_knowing(self, known: int) -> float:
-        """μ against somebody who knows the shares of `known` owners: infinite if those are all."""
-        if not 0 <= known <= self.owners:
-            raise ValueError(f"{known} of {self.owners} shares")
-        if known == self.owners:
-            return math.inf
-        return at_least(
-            Fraction(self.mu) * Fraction(sqrt_above(Fraction(self.owners, self.owners - known))) * _FLOAT
-        )
-
 
 def distance_of(
     certified: float, relation: Relation, groups: Sequence[Group], dimension: int, spread: Fraction = Fraction(1)

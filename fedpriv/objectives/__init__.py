@@ -6,7 +6,7 @@ from fedpriv.objectives.linear import LeastSquares, LogisticRegression
 from fedpriv.objectives.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
 from fedpriv.objectives.module import ModuleObjective
 from fedpriv.objectives.phase_retrieval import PhaseRetrieval
-from fedpriv.objectives.population import LogisticPopulation, Population, QuadraticPopulation
+from fedpriv.objectives.population import Population, QuadraticPopulation
 from fedpriv.objectives.routes import objective_of
 from fedpriv.objectives.smoothed import SeededDirections, Smoothed
 from fedpriv.objectives.softmax_regression import SoftmaxRegression
@@ -19,7 +19,6 @@ __all__ = [
     "Increment",
     "LayeredObjective",
     "LeastSquares",
-    "LogisticPopulation",
     "LogisticRegression",
     "Loss",
     "ModuleObjective",

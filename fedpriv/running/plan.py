@@ -126,10 +126,6 @@ class Plan:
             for t in range(1, self.schedule.rounds + 1)
         )
 
-    def records_read(self, rounds: int) -> int:
-        """Records that all silos read in the first `rounds` rounds, each time counted, expected if sampled."""
-        return sum(self.batch_sizes) * sum(map(self._batches, range(1, rounds + 1)))
-
     def _batches(self, t: int) -> int:
         """How many batches a silo reads in round t, expected if sampled."""
         return self.schedule.expected_batches(t)

@@ -1,16 +1,27 @@
-"""A finished cell as data: what it measured, and what it guarantees."""
+"""A cell of results.json: what was asked for, measured, spent and claimed, as data."""
 
+import platform
+import sys
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any, Literal
 
-from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.privacy.claim import EXACT
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell, Point
+
+
+def versions() -> dict[str, str]:
+    """What computed the results."""
+    packages = {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "flwr", "cryptography")}
+    return {
+        "python": platform.python_version(),
+        **packages,
+        "platform": sys.platform,
+    }
 
 
 def privacy_of(
@@ -41,7 +52,9 @@ def privacy_of(
                 "epsilon": pair.exact,
                 "epsilon_paper": pair.paper,
             }
-        case PoissonGaussian() | AllocatedGaussian():  # a target in mu was met as the (ε, δ) that it gives
+        case None:
+            pass
+        case _:  # a target in mu was met as the (ε, δ) that it gives
             figures["epsilon"] = guarantee.epsilon_of(delta)
     return {**statement, "target": _target(cell), **figures}
 
@@ -58,7 +71,7 @@ def _target(cell: Cell) -> str:
 
 
 def record_of(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:
-    """A finished cell as results.json has it."""
+    """Everything that results.json says of one finished cell."""
     federation, rounds = point.cell.federation, point.cell.schedule.rounds
     return {
         "cell": place,

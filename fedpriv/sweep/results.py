@@ -8,13 +8,10 @@ table.md         measured beside published
 """
 
 import json
-import platform
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,7 @@ from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Published, Scenario, resolve_cell
 from fedpriv.scenario.published import Scaling
-from fedpriv.sweep.record import record_of
+from fedpriv.sweep.record import record_of, versions
 
 FORMAT = 1
 _JOURNAL = "cells.jsonl"
@@ -225,13 +222,3 @@ def _has_begun(folder: Path) -> bool:
     """Whether a run there got as far as an evaluation: one that could not start leaves nothing to keep."""
     history = folder / "history.jsonl"
     return bool(read_results(folder).cells) or (history.exists() and history.stat().st_size > 0)
-
-
-def versions() -> dict[str, str]:
-    """What computed the results."""
-    packages = {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "flwr", "cryptography")}
-    return {
-        "python": platform.python_version(),
-        **packages,
-        "platform": sys.platform,
-    }

@@ -24,14 +24,11 @@ from fedpriv.accounting.curves import (
     gaussian_from_below,
     highest,
     lowest,
-    perturbed,
 )
 from fedpriv.accounting.groups import (
     chain,
     check_size,
-    mu_in_different_rounds,
     mu_together,
-    multiplier_against_silos,
 )
 from fedpriv.accounting.losses import Losses
 from fedpriv.errors import InputError
@@ -83,33 +80,13 @@ def test_chained_is_above_the_sum_of_two_shifts(first: float, second: float, eps
     assert bound >= min(1.0, gdp.delta_of(first + second, epsilon)) * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 5.0])
-def test_perturbed_covers_noise_whose_every_probability_is_off_by_a_factor(epsilon: float) -> None:
-    """P' and Q' made as bad as the guarantee allows: e^η more where it helps, e^-η where not, and mass τ moved."""
-    mu, eta, tau = 1.0, 0.05, 1e-4
-    line = np.linspace(-9.0, 10.0, 20_001)
-    step = line[1] - line[0]
-    p = np.exp(-0.5 * (line - mu) ** 2) / math.sqrt(2 * math.pi) * step
-    q = np.exp(-0.5 * line**2) / math.sqrt(2 * math.pi) * step
-    event = mu * line - 0.5 * mu**2 > epsilon - 2 * eta
-    worst = float((math.exp(eta) * p[event]).sum() - math.exp(epsilon - eta) * q[event].sum()) + tau
-    assert worst <= delta_at(perturbed(gaussian(mu), eta, tau), epsilon)
-    assert delta_at(perturbed(gaussian(mu), 0.0, 0.0), epsilon) == pytest.approx(
-        gdp.delta_of(mu, epsilon), rel=1e-9
-    )
-    assert delta_at(perturbed(gaussian(mu), 1.0, 0.0), 0.5) == 1.0
-    with pytest.raises(InputError, match="a probability"):
-        perturbed(gaussian(mu), 0.1, 2.0)
-
-
 # Groups of units
 
 
-@pytest.mark.parametrize(("size", "together", "apart"), [(2, 9.997, 6.573), (8, 65.32, 15.46)])
-def test_golden_group_privacy_of_fixed_orders(size: int, together: float, apart: float) -> None:
+@pytest.mark.parametrize(("size", "together"), [(2, 9.997), (8, 65.32)])
+def test_golden_group_privacy_of_fixed_orders(size: int, together: float) -> None:
     assert gdp.epsilon_of(mu_together(1.0, size), DELTA) == pytest.approx(together, abs=5e-3)
-    assert gdp.epsilon_of(mu_in_different_rounds(1.0, size), DELTA) == pytest.approx(apart, abs=5e-3)
-    assert mu_together(1.0, 1) == mu_in_different_rounds(1.0, 1) == 1.0
+    assert mu_together(1.0, 1) == 1.0
 
 
 @pytest.mark.slow
@@ -143,14 +120,6 @@ def test_the_chain_is_above_exact_group_privacy(mu: float, size: int, epsilon: f
     assert bound >= gdp.delta_of(size * mu, epsilon) * (1 - 1e-9)
     with pytest.raises(InputError, match="group of 0"):
         check_size(0)
-
-
-def test_silos_that_collude_know_their_share_of_the_noise() -> None:
-    assert multiplier_against_silos(2.0, 4, 0) == pytest.approx(2.0)
-    assert multiplier_against_silos(2.0, 4, 3) == pytest.approx(1.0)
-    assert multiplier_against_silos(2.0, 4, 3) <= 1.0
-    with pytest.raises(InputError, match="honest"):
-        multiplier_against_silos(2.0, 4, 4)
 
 
 # Laws of the loss

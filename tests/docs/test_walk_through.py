@@ -10,6 +10,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import fedpriv
+from benchmarks import one_round
 from tests.conftest import small_tree
 from tests.doc_pages import ROOT
 
@@ -21,8 +22,12 @@ def code_of(name: str) -> CodeType:
     """Of the function that the page names; an error if there is none."""
     module, _, path = name.partition(":")
     found = reduce(getattr, path.split("."), import_module(module))
-    code: CodeType = getattr(found, "__wrapped__", found).__code__
-    return code
+    return code(found)
+
+
+def code(function: Any) -> CodeType:
+    found: CodeType = getattr(function, "__wrapped__", function).__code__
+    return found
 
 
 def visited(codes: dict[CodeType, str], scenario: Path, out: Path) -> list[str]:
@@ -51,6 +56,16 @@ def test_a_run_visits_every_step_by_the_names_and_in_the_order_of_the_page(tmp_p
     assert (tmp_path / "run" / "results.json").exists()
 
 
+def test_the_committed_figure_is_made_of_these_very_steps_and_of_the_code_as_it_is() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| `(?:fedpriv\.)?([\w.]+:[\w.]+)` \|$", PAGE, flags=re.MULTILINE)
+    assert [(step.words, step.name) for step in one_round.STEPS] == rows
+    assert [code_of(name) for name in STEPS] == [code(step.function) for step in one_round.STEPS]
+    drawn = one_round.svg()
+    assert one_round.OUT.read_text(encoding="utf-8") == drawn, "python -m benchmarks.one_round"
+    assert all(f">{step.name}</text>" in drawn for step in one_round.STEPS)
+    assert f"](figures/{one_round.OUT.name})" in PAGE
+
+
 def toml(tree: dict[str, Any]) -> str:
     """Sections of plain values, as a person would write them."""
     tops = [f"{key} = {value!r}" for key, value in tree.items() if not isinstance(value, dict)]
@@ -60,7 +75,7 @@ def toml(tree: dict[str, Any]) -> str:
     return "\n".join(tops)
 
 
-def test_where_do_i_change_has_ten_answers_and_names_files_that_are_there() -> None:
+def test_where_do_i_change_has_its_answers_and_names_files_that_are_there() -> None:
     section = PAGE.partition("## Where do I change")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (?!what \||---)[^|]+ \| (.+) \|$", section, flags=re.MULTILINE)
     files = [name for row in rows for name in re.findall(r"`([\w/]+(?:\.py|/))`", row)]

@@ -134,7 +134,6 @@ def test_gradient_evaluations_are_counted(small_cell: MakeCell) -> None:
     plan = plan_of(cell, task_of_cell(cell).objective)
     assert isinstance(plan.objective, Smoothed)
     anchors, others = 3 * 3, 8
-    assert plan.records_read(11) == 6 * (anchors + others)
     assert plan.gradient_evaluations(11) == 6 * (anchors * 1 + others * 2 * 2)
     values = small_cell(federation=ONE_PASS, algorithm={**SINGLE, "oracle": "zeroth-order"}, privacy=MU)
     assert plan_of(values, task_of_cell(values).objective).gradient_evaluations(11) == 6 * (

@@ -151,15 +151,6 @@ def test_the_slack_counts_every_value_owner_and_key() -> None:
     assert claim.delta_of(800.0) == 1.0
 
 
-def test_known_shares_cost_what_they_should() -> None:
-    claim = claim_of(2.0**40, 1.0, GROUPS[0], 10, [1] * 10, owners=4)
-    assert claim.mu_knowing(0) >= claim.mu
-    assert claim.mu_knowing(3) == pytest.approx(2.0 * claim.mu)
-    assert claim.mu_knowing(4) == math.inf
-    with pytest.raises(ValueError, match="shares"):
-        claim.mu_knowing(5)
-
-
 def test_shares_really_add_up_to_the_whole() -> None:
     """Drawn: the variance of the sum of 9 owners' noise is the whole's; 1e-6."""
     size, owners = 20_000, 9

@@ -121,18 +121,6 @@ def _equal_level(rounds: int, length: int, rounds_per_epoch: int, decay: float) 
     return squared_norms
 
 
-def record_counts(rounds: int, rounds_per_epoch: int) -> Floats:
-    """How many released nodes hold a record of a fixed order, for the record in each place; shape (N,)."""
-    start = np.arange(1, rounds + 1)
-    counts = np.zeros(min(rounds_per_epoch, rounds))
-    for level in range(levels(rounds)):
-        node = (start - 1) >> level
-        released = (node % 2 == 0) & ((node + 1) << level <= rounds)
-        first = start[released & _first_visit(node, rounds_per_epoch)]
-        counts += np.bincount((first - 1) % rounds_per_epoch, minlength=len(counts))
-    return counts
-
-
 def separated_squared_norm(
     rounds: int, block: int, decay: float, max_participations: int, min_separation: int
 ) -> float:
@@ -153,10 +141,3 @@ def separated_squared_norm(
         nodes = full * ((block // length + 1) // 2) + (rest // length + 1) // 2
         total += weight * min(max_participations, weight * nodes)
     return total
-
-
-def _first_visit(node: NDArray[np.int64], rounds_per_epoch: int) -> NDArray[np.bool_]:
-    """Whether a record's previous round, `rounds_per_epoch` before, lies in another node; shape (T,)."""
-    previous = np.full(len(node), -1)
-    previous[rounds_per_epoch:] = node[: max(0, len(node) - rounds_per_epoch)]
-    return np.asarray(previous != node)

@@ -1,0 +1,114 @@
+"""docs/figures/one-round.svg: the way of the data from a scenario to results.json, by the functions themselves.
+
+python -m benchmarks.one_round
+"""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedpriv.clients.silo import Silo
+from fedpriv.engines.inprocess import run_inprocess
+from fedpriv.engines.table import engine_named
+from fedpriv.files import write_text
+from fedpriv.objectives.softmax_regression import SoftmaxRegression
+from fedpriv.privacy.ledger import claim_of
+from fedpriv.privacy.trust import Trust
+from fedpriv.running.plan import Plan, plan_of
+from fedpriv.scenario.load import load_scenario, resolve_cell
+from fedpriv.server.app import run_cell
+from fedpriv.sweep.record import privacy_of
+from fedpriv.sweep.results import RunFolder
+from fedpriv.sweep.runner import run_sweep
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+OUT = Path(__file__).resolve().parents[1] / "docs" / "figures" / "one-round.svg"
+
+BEFORE, EACH, AFTER = "before round 1", "every round, at every silo", "afterwards"
+_BANDS = {BEFORE: "#eef5fb", EACH: "#fdf2ea", AFTER: "#eef7f2"}
+_INK, _FAINT, _LINE = "#1a1a1a", "#555555", "#0072b2"
+_WIDTH, _ROW, _HEAD = 640.0, 38.0, 74.0  # points
+_LANES, _LANE = 22.0, 30.0
+
+
+class Step(NamedTuple):
+    """When it happens, what it is, and which function it is."""
+
+    when: str
+    words: str
+    function: Callable[..., Any]
+
+    @property
+    def name(self) -> str:
+        """`module:function`, from the folder of its room."""
+        return f"{self.function.__module__.removeprefix('fedpriv.')}:{self.function.__qualname__}"
+
+    @property
+    def room(self) -> str:
+        return self.name.partition(".")[0]
+
+
+STEPS = (
+    Step(BEFORE, "the file is read, overridden and swept", load_scenario),
+    Step(BEFORE, "every cell is validated", resolve_cell),
+    Step(BEFORE, "the missing cells are looked for", run_sweep),
+    Step(BEFORE, "the engine is made", engine_named),
+    Step(BEFORE, "it goes through the cells", run_inprocess),
+    Step(BEFORE, "the server starts a cell", run_cell),
+    Step(BEFORE, "the plan: parts, clips, noise; a silo builds the same", plan_of),
+    Step(BEFORE, "the noise for the target, from the sensitivity", Trust.noise),
+    Step(EACH, "a silo answers a query", Silo.answer),
+    Step(EACH, "clipped increments of the round's records", SoftmaxRegression.increment),
+    Step(AFTER, "what was spent, read off the parts that computed", Plan.releases),
+    Step(AFTER, "the cell is written", RunFolder.finished),
+    Step(AFTER, "its statement, from what was released", privacy_of),
+    Step(AFTER, "the claim, recomputed", claim_of),
+    Step(AFTER, "results.json is written", RunFolder.ended),
+)
+"""In the order of their first calls by a run on the in-process engine."""
+
+
+def svg() -> str:
+    """The figure: a line through the rooms, a row a step; text stays text, on a light ground in any theme."""
+    from matplotlib import rc_context, rcdefaults
+    from matplotlib.figure import Figure
+
+    height = _HEAD + _ROW * len(STEPS) + 8.0
+    with rc_context():
+        rcdefaults()
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "one-round"}):
+            figure = Figure(figsize=(_WIDTH / 72, height / 72), facecolor="#ffffff")
+            axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(0.0, _WIDTH), ylim=(height, 0.0))
+            axes.set_axis_off()
+            _draw(axes)
+            file = io.StringIO()
+            figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    lines = file.getvalue().splitlines()
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _draw(axes: "Axes") -> None:
+    rooms = list(dict.fromkeys(step.room for step in STEPS))
+    across = {room: _LANES + _LANE * place for place, room in enumerate(rooms)}
+    text = across[rooms[-1]] + 24.0
+    middle = [_HEAD + _ROW * (place + 0.5) for place in range(len(STEPS))]
+    for when, colour in _BANDS.items():
+        there = [y for y, step in zip(middle, STEPS, strict=True) if step.when == when]
+        axes.axhspan(there[0] - _ROW / 2, there[-1] + _ROW / 2, color=colour, linewidth=0)
+        axes.text(_WIDTH - 10, there[0] - 3, when, fontsize=9, color=_FAINT, ha="right", style="italic")
+    for room, x in across.items():
+        axes.plot([x, x], [_HEAD, middle[-1] + _ROW / 2], color="#c8c8c8", linewidth=1.0)
+        axes.text(x + 2, _HEAD - 6, room, fontsize=10, color=_INK, rotation=45, rotation_mode="anchor")
+    way = [across[step.room] for step in STEPS]
+    axes.plot(way, middle, color=_LINE, linewidth=2.0, marker="o", markersize=7, solid_joinstyle="round")
+    for y, (place, step) in zip(middle, enumerate(STEPS, 1), strict=True):
+        axes.text(text, y - 3, f"{place}. {step.words}", fontsize=10.5, color=_INK)
+        axes.text(text, y + 11, step.name, fontsize=9, color=_FAINT, family="monospace")
+
+
+if __name__ == "__main__":
+    write_text(OUT, svg())
+    print(OUT)
