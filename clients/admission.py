@@ -120,21 +120,23 @@ class Admission:
             )
         if cell.schedule.rounds > allow.rounds:  # an algorithm may add rounds of its own
             raise self.refusal(f"the scenario has {cell.schedule.rounds} rounds, allowed are {allow.rounds}")
+        if cell.privacy.unit != allow.unit:
+            raise self.refusal(f"the scenario protects by the {cell.privacy.unit}, allowed is by the {allow.unit}")
         needed, units = (
             cell.schedule.batches_held * cell.batch_sizes[number],
             self.shard.units(cell.privacy.protected),
         )
         if needed > len(self.shard.labels if units is None else units):
             raise self.refusal(f"the scenario needs {needed} {cell.privacy.unit}s of this silo, here are fewer")
-        if cell.model.row.regression != (self.policy.class_count == 0):
+        if unknown := [path for path in cell.model.code if path not in allow.models]:
+            raise self.refusal(f"the scenario's model runs {unknown[0]!r}, and allow.models does not name it")
+        if cell.model.regression != (self.policy.class_count == 0):
             held = "real numbers" if self.policy.class_count == 0 else "classes"
             raise self.refusal(f"model {cell.model.name!r} is not for labels that are {held}, as they are here")
         if self.policy.table is not None and cell.data.table_schema != self.policy.table:
             raise self.refusal("the scenario describes the columns of the table otherwise than this policy does")
         if cell.privacy.relation != allow.relation:
             raise self.refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
-        if cell.privacy.unit != allow.unit:
-            raise self.refusal(f"the scenario protects by the {cell.privacy.unit}, allowed is by the {allow.unit}")
 
     def _objective(self, cell: Cell) -> Objective:
         """The model's loss, built once without memory to see how large it is."""

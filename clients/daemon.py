@@ -26,6 +26,7 @@ from fedpriv.clients.frames import discard, receive_frame, receive_json, send_fr
 from fedpriv.clients.guard import Guard, open_guard
 from fedpriv.clients.ledger import LedgerError
 from fedpriv.clients.policy import Policy, read_policy
+from fedpriv.clients.refusals import RefusalLog
 from fedpriv.errors import FedprivError, InputError
 from fedpriv.running.task import DTYPES
 from fedpriv.secure_aggregation.identity import CARD_BYTES
@@ -100,6 +101,7 @@ class Desk:
         self._policy, self._guard = policy, guard
         self._waiting: queue.Queue[Asked] = queue.Queue()
         self._connections = threading.Semaphore(_CONNECTIONS)
+        self._refusals = RefusalLog()
         self._began: float | None = None
         cards = CARD_BYTES * (policy.allow.silos or guard.peers)
         self._longest_header = 4 * LONGEST_SCENARIO + 2 * cards  # JSON in JSON, with every quote escaped
@@ -172,16 +174,17 @@ class Desk:
         """Never an exception: what is wrong with a request is refused, what is wrong here is logged here."""
         try:
             return self._answer(asked.header, asked.query)
-        except LedgerError as error:  # a disk may be full now and not in a minute
-            return _refused(str(error), final=False)
         except FedprivError as error:
-            return _refused(str(error), final=True)
+            self._refusals.tell(str(asked.header.get("run")), str(error))
+            return _refused(str(error), final=not isinstance(error, LedgerError))  # a disk may be full now only
         except Exception:
             _log.exception("a request failed")
             return _refused(f"silo {self._policy.silo}: its guard failed, and its own log says why", final=True)
 
     def _answer(self, header: dict[str, Any], query: bytearray) -> Reply:
         malformed = _refused("the request is malformed", final=True)
+        if isinstance(cell := header.get("shapes_of"), str):
+            return Reply({"shapes": self._guard.shapes(cell)})
         run, cell, t, keys = (header.get(name) for name in ("run", "cell", "t", "keys"))
         if not (isinstance(run, str) and isinstance(cell, str) and isinstance(keys, str) and type(t) is int):
             return malformed

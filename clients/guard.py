@@ -8,15 +8,17 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedpriv.accounting.lifetime import Budget, Price
 from fedpriv.clients.admission import ROUNDING, Admission, Admitted
+from fedpriv.clients.increments import without_denormals
+from fedpriv.clients.kept import kept
 from fedpriv.clients.ledger import Answer, LedgerError, Run, SiloLedger, create_ledger
 from fedpriv.clients.policy import Policy
 from fedpriv.clients.prices import Charge, refusal, spent, words
@@ -25,6 +27,7 @@ from fedpriv.clients.shard import Shard
 from fedpriv.clients.silo import Silo, SiloState
 from fedpriv.clients.state import pack, unpack
 from fedpriv.errors import InputError, RunError
+from fedpriv.models.trained import shapes_of
 from fedpriv.objectives import Records
 from fedpriv.randomness import system_key
 from fedpriv.scenario import Cell
@@ -32,8 +35,6 @@ from fedpriv.secure_aggregation.identity import identity_of
 
 _log = logging.getLogger("fedpriv.guard")
 _LONGEST_NAME = 128
-_KEPT = 4  # scenarios, silos and shards' features that are kept in memory: they can be built again
-Kept = TypeVar("Kept")
 
 
 class _Question(NamedTuple):
@@ -93,6 +94,13 @@ class Guard:
     def peers(self) -> int:
         """How many silos it knows by their keys."""
         return len(self._identity.peers)
+
+    def shapes(self, cell_json: str) -> list[tuple[int, ...]]:
+        """The arrays that a query of this scenario consists of; RunError if the policy does not allow it.
+
+        Nothing is opened or charged: shapes follow from the scenario, the policy and the shape of a record.
+        """
+        return shapes_of(self._admitted_as(self._admission.canonical(cell_json)).plan.objective)
 
     def public_key(self, run_id: str, cell_json: str) -> bytes:
         """This silo's signed public key for the masks of a run, on record as its answer to round 0.
@@ -155,7 +163,7 @@ class Guard:
         """Read the records, and commit the reply before it is returned; the last round's wipes key and state."""
         silo, last = asked.silo, t == asked.silo.plan.schedule.rounds
         try:
-            with _without_denormals():
+            with without_denormals():
                 release, after = silo.answer(asked.state, t, asked.query)
             leaving = silo.message(release.vector, t, asked.keys, after.chain)
             with self._ledger.transaction():
@@ -191,7 +199,7 @@ class Guard:
         run = self._ledger.run(run_id)
         if run is not None and run.cell != canonical:
             raise self._refusal("the scenario is not the one this run was opened with")
-        admitted = _kept(self._admitted, canonical, lambda: self._admission.admit(canonical))
+        admitted = self._admitted_as(canonical)
         if admitted.plan.masked and self.peers not in (0, len(admitted.plan.weights)):
             raise self._refusal(f"it knows {self.peers} silos, and the scenario has {len(admitted.plan.weights)}")
         if run is None:
@@ -205,6 +213,9 @@ class Guard:
                     f"by its policy this run costs {words(asked)}, and it was charged {run.mu:.4g}"
                 )
         return run, admitted
+
+    def _admitted_as(self, canonical: str) -> Admitted:
+        return kept(self._admitted, canonical, lambda: self._admission.admit(canonical))
 
     def _new_run(self, run_id: str, canonical: str, admitted: Admitted) -> Run:
         """Open a run: its whole price is charged before its first release."""
@@ -240,7 +251,7 @@ class Guard:
         key, cell = run.key, admitted.cell
         if run_id in self._open and self._open[run_id].key != key:
             del self._open[run_id]
-        return _kept(
+        return kept(
             self._open,
             run_id,
             lambda: ReleasingSilo.of(
@@ -257,7 +268,7 @@ class Guard:
         """The shard as this model sees it, record by record, by public constants alone."""
         model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected.as_data()
         name = json.dumps([cell.run.dtype, model, unit], sort_keys=True)
-        return _kept(self._records, name, lambda: self._shard.seen(cell))
+        return kept(self._records, name, lambda: self._shard.seen(cell))
 
     def _refusal(self, reason: str) -> RunError:
         return self._admission.refusal(reason)
@@ -272,25 +283,6 @@ def open_guard(policy: Policy, in_time: Callable[[], AbstractContextManager[None
     """The guard of a policy; InputError if shard or ledger cannot be used."""
     shard = policy.load_shard()
     return Guard(policy, SiloLedger(policy.ledger, policy.marked), shard, in_time)
-
-
-def _kept(kept: dict[str, Kept], name: str, build: Callable[[], Kept]) -> Kept:
-    """`kept[name]`, built if it is not there; the oldest of too many is let go."""
-    if name not in kept:
-        kept[name] = build()
-        while len(kept) > _KEPT:
-            del kept[next(iter(kept))]
-    return kept[name]
-
-
-@contextmanager
-def _without_denormals() -> Iterator[None]:
-    """Denormal numbers are 0: they take many times as long, and a query can make them of some records only."""
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
 
 
 def _digest(query: Tensor, keys: bytes) -> bytes:

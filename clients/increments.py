@@ -1,7 +1,8 @@
 """What a silo adds to its sum, checked where it enters: float64, and no longer than its records' clips."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -43,3 +44,13 @@ class Bounded(View):
         if not length <= most:
             total = total * (most / length) if length < torch.inf else torch.zeros_like(total)
         return Increment(total, found.clipped)
+
+
+@contextmanager
+def without_denormals() -> Iterator[None]:
+    """Denormal numbers are 0: they take many times as long, and a query can make them of some records only."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)

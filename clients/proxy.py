@@ -3,14 +3,16 @@
 A request is two frames, a JSON header {run, cell, t, dtype, keys} and the query's bytes; a reply is a frame
 {"dtype": the release's} and the release's bytes, or one frame {"refused": reason, "final": whether asking again
 cannot help}.  `keys` are the silos' public keys in hexadecimal digits, where messages are masked.  Round 0 asks
-for the silo's own public key, and has no query.  A frame {"health": true} alone is answered by {"healthy": whether
+for the silo's own public key, and has no query.  {"shapes_of": cell}, with no query, is answered by {"shapes":
+those of the arrays that a query consists of}.  A frame {"health": true} alone is answered by {"healthy": whether
 the guard is at work or ready}; deploy/health.py sends it.
 """
 
 import json
 import socket as sockets
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from fedpriv.clients.frames import receive_frame, receive_json, send_frame
 from fedpriv.protocol.messages import Refusal, key_content, keys_in, number_in, refusal_content
 
+Answer = TypeVar("Answer")
 LONGEST = 2**31
 """The most bytes of one frame."""
 
@@ -51,16 +54,37 @@ def ask(
 ) -> NDArray[Any] | Refusal:
     """The guard's answer to round t, of the shape of `query`; a refusal that is not final if it is not there."""
     header = {"run": run, "cell": cell_json, "t": t, "dtype": str(query.dtype), "keys": keys.hex()}
+    return _asked(
+        socket,
+        header,
+        query.tobytes(),
+        lambda answer, connection: np.frombuffer(receive_frame(connection, LONGEST), answer["dtype"]),
+    )
+
+
+def ask_shapes(socket: Path, cell_json: str) -> list[tuple[int, ...]] | Refusal:
+    """The shapes of the arrays that a query of this scenario consists of, as the guard's model has them."""
+    return _asked(
+        socket, {"shapes_of": cell_json}, b"", lambda answer, _: [tuple(shape) for shape in answer["shapes"]]
+    )
+
+
+def _asked(
+    socket: Path,
+    header: dict[str, Any],
+    content: bytes,
+    read: Callable[[dict[str, Any], sockets.socket], Answer],
+) -> Answer | Refusal:
     try:
         with sockets.socket(sockets.AF_UNIX) as connection:
             connection.connect(str(socket))
             send_frame(connection, json.dumps(header).encode())
-            send_frame(connection, query.tobytes())
+            send_frame(connection, content)
             answer = receive_json(connection, LONGEST)
             if "refused" in answer:
                 return Refusal(str(answer["refused"]), bool(answer["final"]))
-            return np.frombuffer(receive_frame(connection, LONGEST), answer["dtype"])
-    except (OSError, ValueError) as error:
+            return read(answer, connection)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"the silo's guard at {socket} does not answer ({error}); is `fedpriv silo` running?"
         return Refusal(reason, final=False)
 

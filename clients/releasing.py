@@ -26,6 +26,7 @@ from fedpriv.protocol.arrays import Counts
 from fedpriv.randomness import KeyedNormal
 from fedpriv.running.integers import IntegerStep
 from fedpriv.running.plan import Plan
+from fedpriv.running.round_step import Read
 from fedpriv.secure_aggregation.masks import Masker
 
 
@@ -62,8 +63,8 @@ class ReleasingSilo(Silo):
         """As for `Silo`; the release is s_t, y_t or (B y)_t in real units, whatever the trust setting wants."""
         self.check(state, t, query)
         state, current = self._after_gap(state, t)
-        read, held = self._read(t), self.plan.batch_sizes[self.number] * self._integers.most_batches
-        sums, past = self._integers.sums(state.past, current, query, read, held)
+        read = self._read(t)
+        sums, past = self._integers.sums(state.past, current, query, read, self.number)
         chain = linked(state.chain, query.contiguous().numpy().tobytes())
         vector, after = self._released(state, t, sums, chain)
         return Release(vector, Counts(len(read.weights), None)), after._replace(past=past)
@@ -75,6 +76,13 @@ class ReleasingSilo(Silo):
         mask = self.masker.mask(keys, silos, t, len(noisy), chain)
         words = packed(noisy, mask, self._integers.exact.run.word)
         return torch.frombuffer(bytearray(words), dtype=torch.uint8)
+
+    def _read(self, t: int) -> Read:
+        """As for `Silo`; a secret round into which nobody was drawn is like any other."""
+        read = super()._read(t)
+        if read.records is None and self.plan.schedule.secret:
+            return read._replace(records=Records(*(column[:0] for column in self.records)))
+        return read
 
     @cached_property
     def masker(self) -> Masker:

@@ -22,6 +22,10 @@ from fedpriv.privacy.unit import RECORD, USER, Unit
 from fedpriv.running.task import DTYPES, labels_of, rows_of
 from fedpriv.scenario import Cell
 
+_MOST_VALUES = 2**26
+_MOST_FILLED = 16
+"""Units are filled up to the most records that one can have: to so many values, or so many times the shard's."""
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -56,7 +60,8 @@ class Shard:
     def units(self, unit: Unit) -> Table | None:
         """Which records make up each unit of a run; None where units are records.
 
-        InputError for units that these records do not tell.
+        InputError for units that these records do not tell, and for a bound on their records, which a server
+        chooses, that would take more memory than the records are worth.
         """
         if unit.name == RECORD.name:
             return None
@@ -66,6 +71,12 @@ class Shard:
             raise InputError(
                 "unit = 'user': this silo's records do not say whose they are; give `persons` in the .npz file, "
                 "or table.person"
+            )
+        persons, own = len(np.unique(self.persons)), max(1, self.images.size)
+        if persons * unit.records * (own // len(self.images)) > max(_MOST_VALUES, _MOST_FILLED * own):
+            raise InputError(
+                f"privacy.records = {unit.records}: {persons} persons filled up to so many records each are more "
+                "than a silo computes with; take a smaller bound"
             )
         return of_persons(self.persons, unit.records)
 

@@ -3,7 +3,8 @@
     noise.key      256 bits of the operating system, drawn once a run, wiped after its last round
     released.bin   an entry a round: q~_t as its bytes, or the noisy integers it is made of, the link of its noise,
                    a check of both; each is on the disk before a query that depends on it is sent
-    sums-T.bin     where the server adds noise: what it keeps of the sums after round T, as secret as the key
+    sums-T.bin     where the server adds noise: what it keeps of the sums after round T, as secret as the key,
+                   wiped when round T + 1 is on the disk
     last.npy, missed.json   where silos may be missing: every silo's last noisy release, and who missed what
 
 Guarantee: a resumed server asks every round's query again byte for byte, and adds the same noise to the same
@@ -173,13 +174,14 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
                 by_silo = {str(silo): rounds for silo, rounds in missed.items()}
                 write_json(self._folder / "missed.json", by_silo, OWN)
             if self._secret:  # first: an entry without what it was added to could not be gone on from
+                self._wipe_sums(but=t - 1)  # a server that died before its entry left them, or a draft of them
                 write_bytes(self._sums(t), _check(t, secret) + secret, OWN)
                 sync_folder(self._folder)
             written = os.pwrite(self._file, body + _check(t, body), self._ends[t - 1])
             if written != self._ends[t] - self._ends[t - 1]:
                 raise OSError("the disk is full")
             os.fsync(self._file)
-            _wipe(self._sums(t - 1))
+            self._wipe_sums(but=t)
         except OSError as error:
             raise RunError(
                 f"round {t}: the server's journal could not be written, so nothing is released: {error}"
@@ -192,12 +194,19 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         Overwritten where they lie and synced before their names go.  A disk or file system that keeps old blocks
         (copy on write, wear levelling, backups) may keep them all the same.
         """
-        for path in (self._folder / "noise.key", *self._folder.glob("sums-*.bin")):
-            try:
+        try:
+            for path in (self._folder / "noise.key", *self._folder.glob(".noise.key.*")):
                 _wipe(path)
-            except OSError as error:
-                raise RunError(f"{path}: what is secret could not be wiped: {error}") from None
-        sync_folder(self._folder)
+            self._wipe_sums()
+            sync_folder(self._folder)
+        except OSError as error:
+            raise RunError(f"{self._folder}: what is secret could not be wiped: {error}") from None
+
+    def _wipe_sums(self, but: int = 0) -> None:
+        """Every state of the silos' sums but that of one round, drafts that a killed server left included."""
+        for path in (*self._folder.glob("sums-*.bin"), *self._folder.glob(".sums-*.bin.*")):
+            if path != self._sums(but):
+                _wipe(path)
 
 
 def _wipe(path: Path) -> None:

@@ -9,6 +9,7 @@ by failing.
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ Columns = tuple[NDArray[np.generic], ...]
 Evaluation = Callable[[Columns], NDArray[np.floating]]
 """(rows, …) columns → (rows, d) increments, one a record; a function of its rows one by one, but for rounding."""
 
+_Kind = TypeVar("_Kind", bound=np.generic)
 _VALUES = 1 << 22  # that one evaluation holds; a constant, never what memory happens to be free
 
 
@@ -34,11 +36,12 @@ def chunk_rows(dimension: int, points: int, most: int) -> int:
 
 
 def evaluated(
-    evaluate: Evaluation, records: Columns, dummy: Columns, rows: int, dimension: int
+    evaluate: Evaluation, records: Columns, dummy: Columns, rows: int, dimension: int, least: int = 0
 ) -> Iterator[NDArray[np.floating]]:
     """Increments of all records in chunks of up to `rows` ≥ 1: (n, d) each; `dummy` is one row a column.
 
-    Rows of records that make `evaluate` raise are zeros.
+    Rows of records that make `evaluate` raise are zeros.  Fewer records than `least` take as many evaluations as
+    so many; chunks of dummies alone give no increments.
 
     Guarantee: the row of record b is a function of record b, of its place and of public values, provided that
     `evaluate` computes rows independently of each other in a fixed shape.
@@ -55,10 +58,21 @@ def evaluated(
         except Exception:  # whatever a record can make happen: it must not be seen who did
             increments = _one_by_one(evaluate, chunk, dummy, present, dimension)
         yield increments
+    for _ in range(-(-count // rows), -(-least // rows)):
+        with contextlib.suppress(Exception):  # as with records in it
+            evaluate(tuple(np.repeat(filler, rows, axis=0) for filler in dummy))
+        yield np.zeros((0, dimension))
 
 
 def increment_sum(
-    evaluate: Evaluation, records: Columns, dummy: Columns, rows: int, norm: int, factor: float, dimension: int
+    evaluate: Evaluation,
+    records: Columns,
+    dummy: Columns,
+    rows: int,
+    norm: int,
+    factor: float,
+    dimension: int,
+    least: int = 0,
 ) -> Ints:
     """Σ_b k_b, (d,) int64: the increments of all records as `integers` with `norm` and `factor`, added exactly.
 
@@ -66,8 +80,9 @@ def increment_sum(
     `evaluate` returns or raises for it.
     """
     total = np.zeros(dimension, np.int64)
-    for increments in evaluated(evaluate, records, dummy, rows, dimension):
-        total += integers(increments, norm, factor).sum(axis=0)
+    for increments in evaluated(evaluate, records, dummy, rows, dimension, least):
+        filled = _padded(increments, np.zeros((1, dimension), increments.dtype), rows)
+        total += integers(filled, norm, factor).sum(axis=0)
     return total
 
 
@@ -80,20 +95,24 @@ def outer_sum_of(
     norm: int,
     factor: float,
     classes: int,
+    least: int = 0,
 ) -> Ints:
     """Σ_b r_b ⊗ x_b, (classes · f,) int64, where `evaluate` gives residuals (rows, classes) and x are `features`.
 
     Guarantee: as for `increment_sum`.
     """
     total, start = np.zeros(classes * features.shape[1], np.int64), 0
-    for residuals in evaluated(evaluate, records, dummy, rows, classes):
-        x = features[start : start + len(residuals)]
-        total += outer_sum(integer_residuals(residuals, x, norm, factor), x, norm)
-        start += len(x)
+    for residuals in evaluated(evaluate, records, dummy, rows, classes, least):
+        x = _padded(
+            features[start : start + len(residuals)], np.zeros((1, features.shape[1]), features.dtype), rows
+        )
+        filled = _padded(residuals, np.zeros((1, classes), residuals.dtype), rows)
+        total += outer_sum(integer_residuals(filled, x, norm, factor), x, norm)
+        start += len(residuals)
     return total
 
 
-def _padded(column: NDArray[np.generic], filler: NDArray[np.generic], rows: int) -> NDArray[np.generic]:
+def _padded(column: NDArray[_Kind], filler: NDArray[_Kind], rows: int) -> NDArray[_Kind]:
     missing = rows - len(column)
     return np.concatenate([column, np.repeat(filler, missing, axis=0)]) if missing else column
 

@@ -26,6 +26,7 @@ from fedpriv.mechanisms.aligned_differences import AlignedDifferences
 from fedpriv.mechanisms.base import Mechanism
 from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
 from fedpriv.mechanisms.gaussian import IndependentGaussian
+from fedpriv.mechanisms.inverse_square_root import BandedInverseSquareRoot
 from fedpriv.mechanisms.leaf import LeafGaussian
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
 from fedpriv.mechanisms.tree import BinaryTree
@@ -122,7 +123,7 @@ def factored(mechanism: Mechanism, workload: Workload) -> Factored:
     """The exact form of a mechanism for a workload in real units; decays become multiples of 2^-31.
 
     InputError for a mechanism whose claim is one about real-valued gradients: one that rests on how far queries
-    move, on contraction, or on windows of sums, which rounding takes apart.
+    move, on contraction, or on windows of sums, which rounding takes apart; and for one whose C has no exact form.
     """
     raise InputError(f"{type(mechanism).__name__}: its noise cannot be added to integers; use another mechanism")
 
@@ -170,6 +171,14 @@ def _(mechanism: BufferedToeplitz, workload: Workload) -> Factored:
         return Factored(strategy, exact, workload, _series_spread(strategy, exact, workload))
     spread = _series_spread(strategy, exact, workload)
     return FactoredScaled(strategy, exact, workload, spread, scaled=exact)
+
+
+@factored.register
+def _(mechanism: BandedInverseSquareRoot, workload: Workload) -> Factored:
+    raise InputError(
+        'mechanism = "bisr": only the inverse of its C has a few bands, so that C on integers would feed its own '
+        'rounded outputs back, and how far neighbours round apart is not bounded here; use "blt" or "banded"'
+    )
 
 
 @factored.register

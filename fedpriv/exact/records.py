@@ -28,13 +28,15 @@ def integer_sum(
     held: int,
     norm: int,
     factor: float,
+    least: int = 0,
 ) -> Ints:
     """Σ_b k_b, (d,) int64: the clipped increments of a round's records on the run's lattice, added exactly.
 
     `objective` is that of the round's slots (`at`), `points` (d,) and `coefficients` are the increment's, `clip`
     its norm bound in real units; `norm` is K, the bound in units of the lattice, and `factor` units per unit of an
     increment (`Lattice.norm`, `Lattice.factor`; both divided by the batches that a round reads).  `held` are the
-    most records that any round of this silo has; no records are zeros.
+    most records that any round of this silo is made to hold; None for records are zeros.  A round of fewer than
+    `least` takes as much work as one of so many.
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one,
     whatever bits the points have and whatever the objective computes or raises for a record; its integers depend
@@ -52,14 +54,16 @@ def integer_sum(
         return objective.per_record(asked, coefficients, some, places, clip).numpy()
 
     if outer is None or not rank_one_suits(norm, outer.largest):
-        return increment_sum(per_record, columns, dummy, rows, norm, factor, objective.dimension)
+        return increment_sum(per_record, columns, dummy, rows, norm, factor, objective.dimension, least)
 
     def residuals(chunk: Columns) -> NDArray[np.floating]:
         some, _ = _batch(chunk)
         return outer.residuals(asked, coefficients, some).numpy()
 
     integers = _integer_features(records, outer)
-    return outer_sum_of(residuals, columns, dummy, integers, rows, norm, factor / outer.levels, outer.classes)
+    return outer_sum_of(
+        residuals, columns, dummy, integers, rows, norm, factor / outer.levels, outer.classes, least
+    )
 
 
 def dummy_of(records: Records) -> Records:

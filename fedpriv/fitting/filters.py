@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 import numpy as np
-from scipy.signal import lfilter
 
 from fedpriv.mechanisms.workload import Floats
 
 
 def ratio(signal: Floats, zeros: Sequence[float], poles: Sequence[float]) -> Floats:
     """Π (1 - zero x) / Π (1 - pole x) applied to `signal` (..., T); x delays by one."""
+    from scipy.signal import lfilter  # half a second to import: only who fits pays for it
+
     for zero, pole in zip_longest(zeros, poles, fillvalue=0.0):
         if zero != pole:
             signal = lfilter([1.0, -zero], [1.0, -pole], signal, axis=-1)
@@ -19,6 +20,8 @@ def ratio(signal: Floats, zeros: Sequence[float], poles: Sequence[float]) -> Flo
 
 def delayed(signal: Floats, pole: float) -> Floats:
     """x / (1 - pole x) applied to `signal` (..., T)."""
+    from scipy.signal import lfilter
+
     return np.asarray(lfilter([0.0, 1.0], [1.0, -pole], signal, axis=-1), np.float64)
 
 

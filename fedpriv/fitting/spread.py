@@ -1,7 +1,6 @@
 """The variance that a mechanism's noise leaves in weighted sums of released rows."""
 
 import numpy as np
-from scipy.signal import fftconvolve
 
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.mechanisms.workload import Floats
@@ -16,6 +15,8 @@ def spread(mechanism: Mechanism, rows: Floats, workload: Workload) -> Floats:
         return np.asarray(np.sum(rows**2 * mechanism.variance(workload), axis=1), np.float64)
     series = mechanism.noise_series(workload)
     if series is not None:
+        from scipy.signal import fftconvolve  # slow to import: only who fits pays for it
+
         backwards = fftconvolve(rows[:, ::-1], series[None], axes=1)[:, : workload.rounds]
         return np.asarray(np.sum(backwards**2, axis=1), np.float64)
     from fedpriv.fitting.adjoint import NoiseStream, pulled_back

@@ -48,6 +48,18 @@ def trained(objective: Objective, vector: NDArray[Any]) -> Trained:
     raise InputError(f"{type(objective).__name__} is no torch module; cell.model() gives its parameters")
 
 
+def shapes_of(objective: Objective) -> list[tuple[int, ...]]:
+    """The shapes of the arrays that its flat parameters (d,) are, one behind the other.
+
+    Those of a torch module are in the order of its `state_dict`; an objective that is no module has one of (d,).
+    """
+    while isinstance(objective, View):
+        objective = objective.base
+    if isinstance(objective, LayeredObjective | ModuleObjective):
+        return [tuple(parameter.shape) for parameter in objective.module.parameters()]
+    return [(objective.dimension,)]
+
+
 def with_parameters(module: nn.Module, point: Tensor) -> nn.Module:
     """A copy of the module, in evaluation mode, with these flat parameters (d,) in the order of its own."""
     values = parameters_of(module, point)

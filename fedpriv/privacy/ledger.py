@@ -83,14 +83,25 @@ class ReleaseStream:
             return None
         if self.integers is None:
             return self.schedule.guarantee(self.sums, self.std)
-        return self.schedule.promised(self._claimed(self.integers).mu, self.relation)
+        of_one, silos = self._claimed(self.integers).mu, self._silos_of_a_unit
+        mu = of_one if silos == 1 else math.nextafter(silos * of_one, math.inf)
+        return self.schedule.promised(mu, self.relation)
 
     @property
     def slack(self) -> float:
         """Up to which total variation an exact release's guarantee holds; 0 in real numbers."""
         return 0.0 if self.integers is None else self._claimed(self.integers).slack
 
+    @property
+    def _silos_of_a_unit(self) -> int:
+        """In how many of the silos whose increments this stream adds up one unit can have records.
+
+        What it moves in each adds up, and rounding with it: so many times what one silo's records move.
+        """
+        return 1 if self.owner.startswith("silo") else self.unit.shared
+
     def _claimed(self, integers: Integers) -> Claim:
+        """For the records of a unit in one silo."""
         exponent, sigma, dimension, owners = integers
         form = factored(self.mechanism, replace(self.workload, schedule=self.schedule.known))
         return claimed(form, Lattice(exponent), self.relation, dimension, sigma, owners)

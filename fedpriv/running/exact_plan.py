@@ -43,6 +43,8 @@ def exact_plan_of(
     known = RunningSums(mechanism, replace(workload, schedule=schedule.known), sums.relation)
     apart = known.sensitivity() / schedule.distance(sums)
     mu = schedule.charged(sums.relation, target, cell.privacy.delta) * apart
+    unit = cell.privacy.protected
+    mu = unit.of_one_silo(mu) if trust.private_messages else mu / unit.shared  # of its records in one silo
     sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
     together = max(sizes) if trust.private_messages else sum(sizes)
     try:

@@ -23,6 +23,7 @@ from fedpriv.exact.strategies import IntegerStrategy, IntState
 from fedpriv.exact.subkeys import round_noise
 from fedpriv.mechanisms import MechanismState
 from fedpriv.objectives import Objective, Slots
+from fedpriv.participation.secret_order import SecretOrder
 from fedpriv.running.plan import Plan
 from fedpriv.running.round_step import Read
 
@@ -40,9 +41,9 @@ class IntegerStep:
         return (size,) if count is None else (count, size)
 
     def sums(
-        self, past: tuple[Tensor, ...], current: Round, query: Tensor, read: Read, held: int
+        self, past: tuple[Tensor, ...], current: Round, query: Tensor, read: Read, silo: int
     ) -> tuple[Ints, tuple[Tensor, ...]]:
-        """s_t of the records of one silo, and the queries to remember; `held` are its most records of a round.
+        """s_t of the records of one silo, and the queries to remember.
 
         Guarantee: one record moves the part of each vector by at most K under zero-out and 2 K under replace-one,
         whatever the query is; nothing but the sums depends on the records.
@@ -57,7 +58,7 @@ class IntegerStep:
         if parts.change is not None:
             wanted.append(parts.change)
         sums = [
-            self._sum(objective, part, read, held, norm, batches, stretch)
+            self._sum(objective, part, read, silo, norm, batches, stretch)
             for part, norm in zip(wanted, self.exact.norms(current.t), strict=True)
         ]
         return sums[0] if self.strategy.draws(current.t) is None else np.stack(sums), past
@@ -96,8 +97,20 @@ class IntegerStep:
     def strategy(self) -> IntegerStrategy:
         return self.exact.run.factored.strategy
 
+    def _held(self, silo: int) -> tuple[int, int]:
+        """Records that a round of this silo is made to hold, and how many it takes the time of at least.
+
+        Where it is secret who takes part, that is a number that nearly no round exceeds; `prices` charges for the
+        others.
+        """
+        schedule, batch = self.plan.schedule, self.plan.batch_sizes[silo]
+        if isinstance(schedule, SecretOrder):
+            rows = schedule.capacity(batch).rows
+            return rows, rows
+        return batch * self._most_batches, 0
+
     @cached_property
-    def most_batches(self) -> int:
+    def _most_batches(self) -> int:
         """Batches that a silo reads in the round in which it reads the most."""
         return max(map(self.plan.schedule.most_batches, range(1, self.plan.schedule.rounds + 1)))
 
@@ -106,7 +119,7 @@ class IntegerStep:
         objective: Objective,
         part: Part | None,
         read: Read,
-        held: int,
+        silo: int,
         norm: int,
         batches: int,
         stretch: float,
@@ -114,6 +127,7 @@ class IntegerStep:
         if part is None:
             return np.zeros(objective.dimension, np.int64)
         factor = self.exact.lattice.factor(batches) * stretch
+        held, least = self._held(silo)
         return integer_sum(
-            objective, part.points, part.coefficients, float(part.clip), read.records, held, norm, factor
+            objective, part.points, part.coefficients, float(part.clip), read.records, held, norm, factor, least
         )

@@ -267,7 +267,8 @@ def _by_units(objective: Objective, unit: Unit, name: str) -> Objective:
     """The objective over rows that are units; InputError for one that takes rows for records."""
     if unit.name == RECORD.name:
         return objective
-    if objective.at(Slots(1, ())) is not objective:
+    alike = objective.at(Slots(1, ()))  # less what only measures
+    if alike.at(Slots(2, ())) is not alike:
         raise InputError(
             f'privacy.unit = "{unit.name}": {name} trains inside silos, or has coins for every record; use '
             'unit = "record", or another algorithm'

@@ -22,6 +22,22 @@ POLICY = {"relation": "replace-one", "clip": 2.0**20, "rounds": 200, "budget": 4
 KEPT_STATE: dict[str, dict[str, Any]] = {
     "tree": {"algorithm": {"name": "dp-ftrl", "mechanism": "tree", "clip": 1.0, "step": 0.1}},
     "banded": {"algorithm": {"name": "dp-ftrl", "mechanism": "banded", "bands": 3, "clip": 1.0, "step": 0.1}},
+    "λ-CGD, two epochs": {
+        "algorithm": {"name": "dp-ftrl", "mechanism": "lambda-cgd", "theta": [0.9], "clip": 1.0, "step": 0.1},
+        "federation": {"silos": 3, "rounds": 8, "epochs": 2},
+    },
+    "buffers that decay": {
+        "algorithm": {
+            "name": "momentum-tree", "mechanism": "blt", "theta": [0.65, 0.4], "phi": [0.5, 0.2], "clip": 1.0,
+            "alpha": 0.3, "step": 0.1,
+        },
+    },
+    "buffers, scaled": {
+        "algorithm": {
+            "name": "dp-ftrl", "mechanism": "blt", "theta": [0.95, 0.6], "phi": [0.7, 0.2], "scale": True,
+            "clip": 1.0, "step": 0.1,
+        },
+    },
     "decaying tree, two epochs": {
         "algorithm": {"name": "momentum-tree", "clip": 1.0, "alpha": 0.3, "step": 0.1},
         "federation": {"silos": 3, "rounds": 8, "epochs": 2},

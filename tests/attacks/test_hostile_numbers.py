@@ -145,7 +145,9 @@ def spent(admitted: Admitted, trust: str, signs: Iterator[int]) -> float:
             way = moved(admitted, place, _ones() if one_way else signs)
             worst = max(worst, (way.T * inverse * way)[0])
     mu = 2 * mpmath.mpf(per_record) * mpmath.sqrt(worst) / mpmath.mpf(float(plan.noise.std_of(owner)))
-    return float(mu / mpmath.mpf(admitted.price))
+    price = admitted.cost.at(0.0)
+    assert price is not None
+    return float(mu / mpmath.mpf(price.mu))
 
 
 def _ones() -> Iterator[int]:

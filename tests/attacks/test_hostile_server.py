@@ -113,6 +113,17 @@ def test_noise_that_presumes_smooth_gradients_is_refused(tmp_path: Path, name: s
         guard.answer("run", cell, 1, zeros())
 
 
+def test_noise_whose_c_has_no_exact_form_is_refused(tmp_path: Path) -> None:
+    """Gains: roundings of neighbours that nobody bounded, so a μ above the one on file."""
+    guard = guard_for(tmp_path, *random_records())
+    cell = scenario(algorithm={"name": "dp-ftrl", "mechanism": "bisr", "bands": 3, "clip": 1.0, "step": 0.1})
+    with pytest.raises(
+        RunError, match=r'cannot be made of integers: mechanism = "bisr": .* use "blt" or "banded"'
+    ):
+        guard.answer("run", cell, 1, zeros())
+    assert guard._ledger.prices() == []
+
+
 # 27, 28: scenarios and silos that are not what they seem
 
 

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -16,9 +17,12 @@ from fedpriv.files import OWN, write_bytes
 from fedpriv.protocol.arrays import Counts, release_content, vector_in
 from fedpriv.protocol.run_config import run_config_of
 from fedpriv.randomness import SERVER
+from fedpriv.running.observer import RunObserver
 from fedpriv.scenario import Cell
+from fedpriv.server.app import deploy_cell
 from fedpriv.server.journal import Entries, ServerJournal
 from fedpriv.server.noise import Kept
+from fedpriv.server.strategy import Missed
 from tests.server.deployed import plan_with, released_in, serve, silos_of
 
 MakeCell = Callable[..., Cell]
@@ -79,6 +83,56 @@ def test_nothing_but_what_was_broadcast_is_left_after_the_run(small_cell: MakeCe
     assert not any((tmp_path / "hard link").read_bytes())
     assert {path.name for path in (tmp_path / "j").iterdir()} == {"released.bin"}
     assert key not in (tmp_path / "j" / "released.bin").read_bytes()
+
+
+class Linking(ServerJournal):
+    """A journal of a thief who links every file of sums while it lies there, and so keeps its blocks."""
+
+    stolen: ClassVar[dict[int, Path]] = {}
+    seen: ClassVar[list[list[int]]] = []
+
+    def record(self, t: int, kept: Kept, missed: Missed, last: torch.Tensor | None, secret: bytes = b"") -> None:
+        super().record(t, kept, missed, last, secret)
+        link = self._folder.with_name(f"stolen {t}")
+        link.hardlink_to(self._folder / f"sums-{t}.bin")
+        self.stolen[t] = link
+        self.seen.append([n for n, path in self.stolen.items() if any(path.read_bytes())])
+
+
+@pytest.mark.parametrize("mechanism", ["independent", "tree"])
+def test_the_sums_of_a_round_are_wiped_when_the_next_is_on_file(
+    small_cell: MakeCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mechanism: str
+) -> None:
+    """Gains: the exact sums of two rounds, whose difference is what one round's records sent, without noise."""
+    algorithm = {"name": "dp-ftrl", "mechanism": mechanism, "clip": 1.0, "step": 0.1, "trust": "trusted"}
+    run = {"dtype": "float32", "arithmetic": "integers"}
+    cell = small_cell(algorithm=algorithm, privacy={"relation": "zero-out", "mu": 2.0}, run=run)
+    monkeypatch.setattr("fedpriv.server.app.ServerJournal", Linking)
+    monkeypatch.setattr(Linking, "stolen", {})
+    monkeypatch.setattr(Linking, "seen", [])
+    deploy_cell(silos_of(cell), cell, RunObserver(), tmp_path / "j")
+    rounds = cell.schedule.rounds
+    assert Linking.seen == [[t] for t in range(1, rounds + 1)]  # the last round's alone, whenever one looks
+    assert not any(any(path.read_bytes()) for path in Linking.stolen.values())
+    assert {path.name for path in (tmp_path / "j").iterdir()} == {"released.bin"}
+
+
+def test_sums_that_a_killed_server_left_are_wiped_by_the_next(tmp_path: Path) -> None:
+    """Gains: those of a round whose entry was never written, or a draft of them, under names nobody looks for."""
+    entries = Entries(torch.float32, (7850,) * 8, secret=True)
+    left = [tmp_path / "j" / name for name in ("sums-2.bin", ".sums-2.bin.4711", ".noise.key.4711")]
+    with ServerJournal(tmp_path / "j", entries) as journal:
+        journal.record(1, Kept(VECTOR), {}, None, b"sums of round 1")
+        for number, path in enumerate(left):
+            write_bytes(path, b"sums of round 2", OWN)
+            (tmp_path / str(number)).hardlink_to(path)
+        assert journal.secret() == b"sums of round 1"
+        journal.record(2, Kept(VECTOR), {}, None, b"other sums")
+        assert journal.secret() == b"other sums"
+        assert [any((tmp_path / str(number)).read_bytes()) for number in range(3)] == [False, False, True]
+        journal.wipe_key()
+    assert not any((tmp_path / "2").read_bytes())
+    assert {path.name for path in (tmp_path / "j").iterdir()} == {"released.bin"}
 
 
 @pytest.mark.parametrize("place", [0, 7850 * 4 - 1, 7850 * 4 + 5, 7850 * 4 + 40])

@@ -174,7 +174,8 @@ def test_a_run_that_stops_early_is_charged_whole(small_cell: MakeCell) -> None:
 def test_a_silo_that_restarts_draws_the_same_bins(small_cell: MakeCell) -> None:
     """From its key alone: a guard's silo, packed after every round and built anew, answers bit by bit the same."""
     cell = small_cell(**allocated("untrusted"))
-    plan, records = plan_of(cell, task_of_cell(cell).objective), simulated_silo(cell, 0).records
+    plan = plan_of(cell, task_of_cell(cell).objective, released=True)
+    records = simulated_silo(cell, 0).records
     query = torch.zeros(plan.objective.dimension, dtype=torch.float64)
 
     def silo(key: bytes) -> ReleasingSilo:

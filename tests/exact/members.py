@@ -1,5 +1,6 @@
 """Mechanisms in their exact form, and their matrices built from the definitions, in rationals."""
 
+import dataclasses
 import itertools
 from fractions import Fraction
 
@@ -77,6 +78,14 @@ def aligned(decay: float, rounds_per_epoch: int, clip: float = 1.0) -> AlignedDi
 
 def exact_form(name: str, decay: float, workload: Workload) -> Factored:
     return factored(simple(name, decay, workload.period), workload)
+
+
+def scaled_form(rounds: int, theta: tuple[float, ...], phi: tuple[float, ...], clip: float) -> Factored:
+    """Buffers whose late increments are longer than columns of C need: not the first record moves the most."""
+    workload = workload_of(rounds, 1.0, clips=np.full(rounds, clip))
+    fair = BufferedToeplitz(1.0, theta, phi).lengthened(workload)
+    longer = dataclasses.replace(fair, column_scale=tuple(factor**2 for factor in fair.column_scale))
+    return factored(longer, workload)
 
 
 BUFFERED = {

@@ -167,3 +167,19 @@ def test_a_query_that_makes_nan_moves_the_sum_by_no_more_than_a_record(kind: typ
         )
     moved = sum(int(value) ** 2 for value in (sums[1] - sums[0]).tolist())
     assert moved <= (2 * NORM) ** 2
+
+
+@pytest.mark.parametrize("count", [0, 1, ROWS, 2 * ROWS])
+def test_rounds_with_fewer_records_than_a_round_is_made_to_hold_take_as_many_evaluations(count: int) -> None:
+    """Gains: how many records were drawn in secret, by the time of an answer."""
+    seen = []
+
+    def watched(columns: Columns) -> np.ndarray:
+        seen.append(columns[0].shape)
+        return softmax_rows(columns)
+
+    records = records_of(count)
+    arguments = (NORM, 2.0**36, DIMENSION)
+    total = increment_sum(watched, records, DUMMY, ROWS, *arguments, 2 * ROWS)
+    assert seen == [(ROWS, 5)] * 2
+    assert np.array_equal(total, increment_sum(softmax_rows, records, DUMMY, ROWS, *arguments))

@@ -9,7 +9,7 @@ import pytest
 from fedpriv.exact.claim import distance_of
 from fedpriv.exact.factored import Factored, factored
 from fedpriv.exact.fixed_point import ONE, Ints, coefficient, squarings
-from fedpriv.exact.strategies import Group, IntegerPrefix
+from fedpriv.exact.strategies import Group, IntegerBuffered, IntegerPrefix
 from fedpriv.mechanisms import (
     IndependentGaussian,
     Workload,
@@ -27,6 +27,7 @@ from tests.exact.members import (
     exact_form,
     largest_squared_norm,
     rows_of_c,
+    scaled_form,
     strategy_buffered,
     streamed,
     workload_of,
@@ -124,6 +125,30 @@ def test_no_neighbours_of_buffers_are_farther(name: str, digits: int, passes: in
     found = worst_found(form, seed=5)
     assert found <= most
     assert found >= linear * (1 - 1e-9)
+
+
+SCALED = {"λ-CGD": ((0.96,), (0.0,)), "two": ((0.98, 0.7), (0.9, 0.3))}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_no_neighbours_of_scaled_buffers_are_farther(name: str) -> None:
+    """Increments of a late round are longer, D_t times the clip, and charged as such."""
+    form = scaled_form(ROUNDS, *SCALED[name], float(RADIUS))
+    assert form.stretch(ROUNDS) > form.stretch(1) * 1.05
+    most, linear = allowed(form, form.certified(UNITS))
+    found = worst_found(form, seed=12)
+    assert linear * 0.99 < found <= most
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_certified_of_scaled_buffers_is_within_2_to_the_minus_40_of_rationals(name: str) -> None:
+    for rounds in (7, 33, 64):
+        form = scaled_form(rounds, *SCALED[name], 2.0**36 + 5)
+        assert isinstance(form.strategy, IntegerBuffered)
+        norms = np.array([UNITS.norm(clip) for t in range(1, rounds + 1) for clip in form.part_clips(t)])
+        of_integers = workload_of(rounds, 1.0, clips=norms.astype(float))
+        exact = largest_squared_norm(buffered_rows(form.strategy, rounds), of_integers)
+        assert abs(Fraction(form.certified(UNITS)) ** 2 / exact - 1) < Fraction(2, 2**40)
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.9])

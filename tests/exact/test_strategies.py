@@ -33,6 +33,7 @@ from tests.exact.members import (
     buffered_rows,
     exact_form,
     rows_of_c,
+    scaled_form,
     strategy_buffered,
     streamed,
     workload_of,
@@ -88,6 +89,20 @@ def test_b_after_c_is_the_running_sum(name: str, decay: float) -> None:
         row, state = leaving(form.mechanism, form.strategy.scales(t), state, t, output, 2.0**-45)
         tolerance = 1e-8 if name == "tree" and 0.0 < decay < 1.0 else 1e-12
         assert np.max(np.abs(row.numpy() - sums)) < tolerance
+
+
+@pytest.mark.parametrize("name", ["λ-CGD", "two"])
+def test_b_after_c_of_scaled_buffers_is_the_running_sum(name: str) -> None:
+    """Of increments that were multiplied by D_t: B divides by it."""
+    rounds = 37
+    form = scaled_form(rounds, *map(tuple, BUFFERED[name]), 1.0)
+    state, sums = form.mechanism.start(), np.zeros(rounds)
+    sent = [np.trunc(form.stretch(t) * row).astype(np.int64) for t, row in enumerate(impulses(rounds), start=1)]
+    assert int(sent[-1][-1]) > 1.1 * 2**45
+    for t, output in enumerate(streamed(form.strategy, sent), start=1):
+        sums += np.eye(rounds)[t - 1]
+        row, state = leaving(form.mechanism, form.strategy.scales(t), state, t, output, 2.0**-45)
+        assert np.max(np.abs(row.numpy() - sums)) < 1e-11
 
 
 def test_without_rounded_bands_b_after_c_is_off() -> None:

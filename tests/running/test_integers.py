@@ -66,11 +66,32 @@ def test_no_vector_of_floating_point_noise_is_drawn_by_integers(
         ({"privacy": {"relation": "zero-out", "mode": "none"}}, "run.arithmetic = .* give a privacy target"),
         (
             {
-                "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
+                "algorithm": {
+                    "name": "dp-ftrl",
+                    "mechanism": "banded",
+                    "bands": 2,
+                    "trust": "untrusted",
+                    "clip": 1.0,
+                    "step": 0.1,
+                },
                 "privacy": {"relation": "zero-out", "epsilon": 1.0},
                 "federation__sampling": "poisson",
+                "federation__groups": 2,
             },
-            "dp-sgd: releases of integers are accounted for in public orders only, not with poisson",
+            "dp-ftrl: releases of integers with poisson sampling are accounted for where every round is released",
+        ),
+        (
+            {
+                "algorithm": {
+                    "name": "dp-ftrl",
+                    "mechanism": "bisr",
+                    "trust": "trusted",
+                    "clip": 1.0,
+                    "step": 0.1,
+                },
+                "privacy": {"relation": "zero-out", "mu": 1.0},
+            },
+            'dp-ftrl: what it releases cannot be made of integers: mechanism = "bisr"',
         ),
         (
             {"algorithm": PHASED, "privacy": {"relation": "zero-out", "mu": 1.0}},
@@ -81,7 +102,7 @@ def test_no_vector_of_floating_point_noise_is_drawn_by_integers(
             "momentum-tree-reduced: .* SlidingDifferences: its noise cannot be added to integers",
         ),
     ],
-    ids=["no noise", "Poisson", "phases", "sliding windows"],
+    ids=["no noise", "Poisson", "feedback", "phases", "sliding windows"],
 )
 def test_what_cannot_be_made_exact_is_refused_with_the_reason(
     small_cell: MakeCell, changes: dict[str, Any], reason: str

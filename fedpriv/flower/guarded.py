@@ -1,0 +1,109 @@
+"""Noisy local steps in place of an app's own training: the app asks, the silo's guard answers.
+
+    x_{k+1} = x_k - η · release_k        release_k: the mean of a batch's clipped gradients at x_k, with noise
+
+Every step is one round of a run at the guard.  With K local steps, the server's round r takes the rounds
+(r-1)K + 1 … rK of the run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context
+from numpy.typing import NDArray
+
+from fedpriv.clients.proxy import ask, ask_shapes
+from fedpriv.errors import InputError, RunError, printable
+from fedpriv.flower.layout import Layout
+from fedpriv.flower.terms import Terms, read_terms
+from fedpriv.protocol.messages import Refusal
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class SiloGuard:
+    """The guard of the silo that this app runs at, for one run.
+
+    Guarantee: nothing here is trusted.  Whatever an app does with this object, or in its place with the socket,
+    what it gets of the silo's records is what the guard releases: the policy's budget over the shard's lifetime.
+    """
+
+    socket: Path
+    run: str
+    """The run's name in the silo's ledger."""
+    silo: int
+    terms: Terms
+    local_steps: int = 1
+    """K: noisy steps between two averages, each of them a release."""
+
+    @property
+    def examples(self) -> int:
+        """Records that one call of `train` reads: a public number, the weight of this silo's reply."""
+        return self.terms.batches[self.silo] * self.local_steps
+
+    def train(self, arrays: ArrayRecord, server_round: int) -> ArrayRecord:
+        """The parameters after K noisy steps, with the names that `arrays` has.
+
+        `server_round` counts from 1, as strategies put it into every message.  InputError if the app's model is
+        not the guard's, or the scenario has no such round; RunError with the guard's reason if it refuses.
+        """
+        values = self.steps(arrays.to_numpy_ndarrays(), server_round, list(arrays))
+        return ArrayRecord({name: Array(value) for name, value in zip(arrays, values, strict=True)})
+
+    def steps(
+        self, arrays: Sequence[NDArray[Any]], server_round: int, names: Sequence[str] = ()
+    ) -> list[NDArray[Any]]:
+        """`train` for a list of arrays in the order of the model's state_dict, as NumPyClient has them."""
+        terms, steps = self.terms, self.local_steps
+        first = (server_round - 1) * steps + 1
+        if not 1 <= first <= first + steps - 1 <= terms.rounds:
+            raise InputError(
+                f"server round {server_round} of {steps} local steps takes rounds {first} to {first + steps - 1}, "
+                f"and the guard's scenario has {terms.rounds}: federation.rounds = local steps x server rounds"
+            )
+        shapes = _given(ask_shapes(self.socket, terms.cell_json))
+        layout = Layout.of(arrays, names or [str(n) for n in range(len(arrays))], terms.dtype, shapes)
+        point = layout.flat(arrays)
+        for t in range(first, first + steps):
+            release = _given(ask(self.socket, self.run, terms.cell_json, t, point))
+            if release.shape != point.shape:
+                raise RunError(f"round {t}: the guard's release has {release.size} values, expected {point.size}")
+            point = (point - terms.step * release.astype(np.float64)).astype(point.dtype)
+        return layout.split(point)
+
+
+def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuard:
+    """The guard of the silo that `context` belongs to, for the app's own scenario file.
+
+    The SuperNode's node configuration says `guard`, a socket's path, and `partition-id`, the silo's number; in
+    Flower's simulation the run configuration says `guard`, with {silo} in the path.  InputError for what is
+    missing.
+    """
+    terms = read_terms(scenario)
+    number = context.node_config.get("partition-id")
+    if not isinstance(number, int) or not 0 <= number < len(terms.batches):
+        raise InputError(
+            f"partition-id = {number!r} in the node configuration: expected the silo's number, 0 to "
+            f"{len(terms.batches) - 1} by federation.silos of {scenario}"
+        )
+    socket = context.node_config.get("guard") or context.run_config.get("guard")
+    if not isinstance(socket, str):
+        raise InputError(
+            "guard: missing; start the SuperNode with --node-config "
+            "\"partition-id=0 guard='/run/fedpriv/guard.sock'\""
+        )
+    if local_steps < 1 or terms.rounds % local_steps:
+        raise InputError(
+            f"local_steps = {local_steps}: federation.rounds = {terms.rounds} of {scenario} has to be a multiple"
+        )
+    return SiloGuard(Path(socket.replace("{silo}", str(number))), str(context.run_id), number, terms, local_steps)
+
+
+def _given(answer: Answer | Refusal) -> Answer:
+    if isinstance(answer, Refusal):
+        raise RunError(printable(answer.reason))
+    return answer

@@ -1,0 +1,131 @@
+"""A server that names the unit, its bounds and the model of a scenario: claims hold, and nothing of its is run."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.clients.guard import open_guard
+from fedpriv.clients.policy import read_policy
+from fedpriv.errors import RunError
+from fedpriv.objectives import SoftmaxRegression
+from fedpriv.participation.fixed_order import Schedule
+from fedpriv.privacy.ledger import as_data, claim_of, from_data
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import task_of_cell
+from fedpriv.scenario import resolve_cell
+from tests.attacks.guards import guard_for, random_records, scenario, zeros
+from tests.clients.test_persons import QUERY, silo
+from tests.clients.test_persons import scenario as of_persons
+from tests.clients.test_sampled_runs import ROUNDS, policy_of
+from tests.clients.test_sampled_runs import scenario as sampled
+from tests.engines.test_units import persons_tree
+
+MU = 2.0
+
+
+def shared_tree(folder: Path, trust: str, relation: str) -> dict[str, Any]:
+    """Two silos, and every person may have records in both of them."""
+    tree = persons_tree(folder)
+    tree["algorithm"] = {
+        "name": "dp-ftrl",
+        "mechanism": "banded",
+        "bands": 3,
+        "clip": 1.0,
+        "step": 0.1,
+        "trust": trust,
+    }
+    tree["federation"] = {"silos": 2, "rounds": 6, "epochs": 3, "batches": [4, 3]}
+    tree["privacy"] = {"unit": "user", "records": 3, "shared": 2, "relation": relation, "mu": MU}
+    return tree
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+@pytest.mark.parametrize("trust", ["trusted", "secure-aggregation", "untrusted"])
+def test_a_person_of_two_silos_is_protected_in_their_sum_of_integers(
+    tmp_path: Path, trust: str, relation: str
+) -> None:
+    """Gains: with the noise for one silo's part of a person, half of what the claim says.
+
+    What a person moves is written out here: K in every round of an order, in each of both silos.
+    """
+    cell = resolve_cell(shared_tree(tmp_path, trust, relation), "test")
+    plan = plan_of(cell, task_of_cell(cell).objective, released=True)
+    assert plan.exact is not None
+    clip, order = float(plan.exact.norms(1)[0]), Schedule(6, 2)
+    assert plan.schedule == order
+    strategy = np.zeros((6, 6))
+    for t in range(6):
+        state = plan.exact.run.factored.strategy.start()
+        for row in range(6):
+            impulse = np.full(1, 2**30 if row == t else 0, np.int64)
+            column, state = plan.exact.run.factored.strategy.step(state, row + 1, impulse)
+            strategy[row, t] = column[0] / 2**30
+    of_one_silo = max(float(np.linalg.norm(strategy[:, place::2].sum(axis=1))) * clip for place in range(2)) * (
+        2.0 if relation == "replace-one" else 1.0
+    )
+    sigma = plan.exact.claim.sigma
+    if trust == "untrusted":
+        true = np.sqrt(2.0) * of_one_silo / sigma
+    else:
+        true = 2.0 * of_one_silo / (sigma * np.sqrt(plan.exact.run.owners))
+    claim = claim_of([from_data(json.loads(json.dumps(as_data(stream)))) for stream in plan.releases(6)])
+    assert claim is not None
+    assert 0.999 * MU < true <= claim.guarantee.mu <= MU
+
+
+def test_a_bound_on_records_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
+    """Gains: an end of the guard, by filling seven persons up to a million records each."""
+    guard = open_guard(read_policy(silo(tmp_path)))
+    with pytest.raises(RunError, match=r"privacy\.records = 1000000: 7 persons filled up"):
+        guard.answer("run", of_persons(tmp_path, records=1_000_000), 1, QUERY)
+    assert guard._ledger.charges() == []
+    assert torch.isfinite(guard.answer("run", of_persons(tmp_path), 1, QUERY)).all()
+
+
+@pytest.mark.parametrize("key", ["name", "backbone"])
+def test_a_scenario_makes_a_guard_import_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """Gains: code of the server's choice beside records and keys, such as what importing `antigravity` does."""
+    (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom torch.nn import Linear\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model: dict[str, Any] = {"name": "planted:Linear"}
+    if key == "backbone":
+        digest = "sha256:" + "0" * 64
+        model = {"backbone": "planted:Linear", "backbone_weights": digest, "feature_norm": 1.0}
+    guard = guard_for(tmp_path, *random_records())
+    with pytest.raises(RunError, match=r"runs 'planted:Linear', and allow\.models does not name it"):
+        guard.answer("run", scenario(model=model), 1, zeros())
+    assert not (tmp_path / "ran").exists()
+    assert "planted" not in sys.modules
+
+
+@pytest.mark.parametrize("sampling", ["allocation", "poisson"])
+def test_a_round_takes_the_same_work_whoever_was_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: str
+) -> None:
+    """Gains: how many records take part in a round, and of it who does, by the time of the answer."""
+    seen: list[int] = []
+    honest = SoftmaxRegression.per_record
+
+    def watched(self: SoftmaxRegression, points: Any, coefficients: Any, records: Any, *given: Any) -> Any:
+        seen.append(len(records.labels))
+        return honest(self, points, coefficients, records, *given)
+
+    monkeypatch.setattr(SoftmaxRegression, "per_record", watched)
+    monkeypatch.setattr("fedpriv.exact.records.rank_one_suits", lambda *_: False)
+    monkeypatch.setattr("fedpriv.exact.chunks._VALUES", 3 * 7850)
+    guard = open_guard(read_policy(policy_of(tmp_path)))
+    drawn = set[int]()
+    for t in range(1, ROUNDS + 1):
+        seen.clear()
+        guard.answer("run", sampled(sampling), t, torch.zeros(7850))
+        assert seen == [3] * 5  # of 20 records a round draws more than 15 once in a million million times
+        plan = guard._admitted[next(iter(guard._admitted))].plan
+        drawn.add(len(plan.schedule.rows(t, 2, 0, lambda: guard._open["run"]._coins)) if t < ROUNDS else 0)
+    assert len(drawn) > 1

@@ -1,0 +1,83 @@
+"""Real guards with the records of a quickstart app, and the app's messages."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedpriv.clients.ledger import SiloLedger
+from fedpriv.clients.policy import read_policy
+from fedpriv.clients.prepare import policy_text, write_shard
+from fedpriv.data.datasets import load
+from tests.clients.guarded import start_daemon
+
+HELD = 1200
+HERE = Path(__file__).parent
+
+
+def write_policy(folder: Path, silo: int, **allow: Any) -> Path:
+    """A silo's folder, as its administrator makes it: its records, and what it allows."""
+    own = folder / f"silo-{silo}"
+    own.mkdir(mode=0o700)
+    write_shard(own / "shard.npz", load("synthetic"), np.arange(silo * HELD, (silo + 1) * HELD))
+    keys = {"silo": silo, "classes": 10, "shard": "shard.npz", "ledger": "l.sqlite", "socket": "s.sock"}
+    allowed = {
+        "relation": "zero-out", "clip": 1.0, "rounds": 12, "budget": 2.0, "tick": 0.0,
+        "models": ["quickstart.task:net"], **allow,
+    }  # fmt: skip
+    (own / "policy.toml").write_text(policy_text(keys, allowed))
+    return own / "policy.toml"
+
+
+@contextmanager
+def guards(folder: Path, silos: int, **allow: Any) -> Iterator[list["subprocess.Popen[str]"]]:
+    """A guard process for each silo; the app's model is installed where they run."""
+    started = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+        started += [start_daemon(write_policy(folder, silo, **allow)) for silo in range(silos)]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def killed(process: "subprocess.Popen[str]") -> str:
+    """What a guard wrote to its log until now; it is restarted by nobody."""
+    process.kill()
+    return process.communicate()[1]
+
+
+def run_config(folder: Path, **keys: Any) -> dict[str, Any]:
+    """Of `flwr run`: the template's keys, and where guards are."""
+    return {
+        "num-server-rounds": 12,
+        "learning-rate": 0.1,
+        "local-steps": 1,
+        "strategy": "FedAvg",
+        "model": str(folder / "final_model.pt"),
+        "guard": f"{folder}/silo-{{silo}}/s.sock",
+        **keys,
+    }
+
+
+def context_of(folder: Path, run: int, silo: int = 0, **keys: Any) -> Context:
+    """A node's context in one run."""
+    return Context(run, 1000 + silo, {"partition-id": silo}, RecordDict(), run_config(folder, **keys))
+
+
+def ledger_of(folder: Path, silo: int = 0) -> list[tuple[str, float, int]]:
+    """(run, price, rounds answered) of all runs, as the silo's administrator sees them."""
+    policy = read_policy(folder / f"silo-{silo}" / "policy.toml")
+    ledger = SiloLedger(policy.ledger, policy.marked)
+    rows = [(row.run_id, row.mu, row.answered) for row in ledger.overview()]
+    ledger.close()
+    return rows

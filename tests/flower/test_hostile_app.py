@@ -1,0 +1,224 @@
+"""An app that a server ships may do anything at the guard's socket; each test's first line says what it gains."""
+
+import json
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+
+from fedpriv.clients.proxy import ask, ask_shapes
+from fedpriv.errors import InputError, RunError
+from fedpriv.flower import SiloGuard, guard_of
+from fedpriv.protocol.messages import Refusal
+from tests.flower.quickstart.client_app import SCENARIO
+from tests.flower.quickstart.task import Net
+from tests.flower.silos import context_of, guards, killed, ledger_of
+
+SIZE = 970
+NOISE = 1.0 / (100 * 2.0)
+"""Standard deviation of a release: clip over batch and mu, under zero-out."""
+
+
+@pytest.fixture(scope="module")
+def silo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One real guard whose budget all attacks but those on the budget share."""
+    folder = tmp_path_factory.mktemp("silo")
+    with guards(folder, 1, budget=20.0, open_runs=50) as (process,):
+        yield folder
+        assert process.poll() is None
+
+
+def own(folder: Path, run: int, local_steps: int = 1) -> SiloGuard:
+    return guard_of(context_of(folder, run), SCENARIO, local_steps)
+
+
+def model() -> ArrayRecord:
+    return ArrayRecord(Net().state_dict())
+
+
+def refused(guard: SiloGuard, t: int, query: Any, cell: str | None = None) -> str:
+    """The reason why the guard releases nothing."""
+    answer = ask(guard.socket, guard.run, cell or guard.terms.cell_json, t, query)
+    assert isinstance(answer, Refusal), answer
+    return answer.reason
+
+
+def answered(folder: Path, run: int) -> int:
+    """Rounds that the ledger has for a run; 0 if it was never opened."""
+    return {name: rounds for name, _, rounds in ledger_of(folder)}.get(str(run), 0)
+
+
+def test_it_repeats_a_round_with_another_query(silo: Path) -> None:
+    """Gains: the same bytes for the same query; nothing for another one."""
+    guard, arrays = own(silo, 1), model()
+    first = guard.train(arrays, 1)
+    again = guard.train(arrays, 1)
+    assert [a.data for a in first.values()] == [a.data for a in again.values()]
+    with pytest.raises(RunError, match="round 1 was answered already, for another query"):
+        guard.train(first, 1)
+    assert answered(silo, 1) == 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300], ids=str)
+def test_it_sends_what_is_no_number(silo: Path, value: float) -> None:
+    """Gains: nothing, and no round is used up; 1e300 is infinite in the run's own type."""
+    arrays = model()
+    arrays["fc1.bias"] = Array(np.full(16, value))
+    with pytest.raises(RunError, match="the query has values that are not finite"):
+        own(silo, 2).train(arrays, 1)
+    assert answered(silo, 2) == 0
+
+
+def test_it_scales_the_parameters(silo: Path) -> None:
+    """Gains: a release as long as any other, by the clip; beyond the policy's largest query, nothing."""
+    guard, query = own(silo, 3), np.full(SIZE, 1e9, np.float32)
+    release = ask(guard.socket, guard.run, guard.terms.cell_json, 1, query)
+    assert not isinstance(release, Refusal)
+    assert np.linalg.norm(release) < 1.0 + 1.3 * NOISE * np.sqrt(SIZE)
+    assert 0.8 * NOISE * np.sqrt(SIZE) < np.linalg.norm(release)
+    assert "beyond 1.09951e+12" in refused(guard, 2, query * np.float32(1e6))
+    assert answered(silo, 3) == 1
+
+
+@pytest.mark.parametrize("size", [1, SIZE - 1, SIZE // 2, SIZE + 1, 0])
+def test_it_splits_the_arrays(silo: Path, size: int) -> None:
+    """Gains: nothing for a part of the parameters, asked at the socket itself."""
+    reason = refused(own(silo, 4), 1, np.zeros(size, np.float32))
+    assert "expected (970,)" in reason if size else "malformed" in reason
+    assert answered(silo, 4) == 0
+
+
+def test_its_model_is_another_one(silo: Path) -> None:
+    """Gains: one line, before a run is opened."""
+    guard, right = own(silo, 5), model()
+    swapped = ArrayRecord({name: right[name] for name in ("fc2.weight", "fc2.bias", "fc1.weight", "fc1.bias")})
+    fewer = ArrayRecord({name: right[name] for name in ("fc1.weight", "fc1.bias")})
+    whole = ArrayRecord({**right, "fc1.bias": Array(np.zeros(16, np.int64))})
+    for arrays, line in (
+        (swapped, r"array 0, 'fc2.weight', has shape \(10, 16\) in the app's model and \(16, 49\) in the guard's"),
+        (fewer, r"the app's model has 2 arrays, the guard's has 4"),
+        (whole, r"array 1, 'fc1.bias', is int64: parameters are floating-point numbers"),
+    ):
+        with pytest.raises(InputError, match=line):
+            guard.train(arrays, 1)
+    assert "5" not in {name for name, _, _ in ledger_of(silo)}
+
+
+def test_it_skips_rounds_and_asks_for_more(silo: Path) -> None:
+    """Gains: nothing out of order, and nothing after the last round."""
+    guard, query = own(silo, 6, 6), np.zeros(SIZE, np.float32)
+    with pytest.raises(RunError, match="was asked for round 7 after round 0 of 12"):
+        guard.train(model(), 2)
+    after = guard.train(guard.train(model(), 1), 2)
+    assert answered(silo, 6) == 12
+    with pytest.raises(InputError, match="takes rounds 13 to 18, and the guard's scenario has 12"):
+        guard.train(after, 3)
+    assert "this run is over" in refused(guard, 12 + 1, query)
+    assert answered(silo, 6) == 12
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "line"),
+    [
+        ("privacy", {"mode": "none", "mu": None}, "release its sums without noise"),
+        ("privacy", {"mu": 1e5}, "the budget is 20"),
+        ("privacy", {"relation": "replace-one"}, "the scenario's relation is replace-one"),
+        ("algorithm", {"clip": 1e3}, "the scenario clips at 1000, allowed is 1"),
+        ("algorithm", {"trust": "trusted"}, "nobody adds noise|release its sums without noise"),
+        ("federation", {"rounds": 24, "batch": 50}, "the scenario has 24 rounds, allowed are 12"),
+        ("federation", {"batch": 101}, "needs 1212 records of this silo, here are fewer"),
+        ("model", {"name": "os:system"}, "runs 'os:system', and allow.models does not name it"),
+    ],
+)
+def test_its_scenario_is_not_the_one_that_was_agreed(
+    silo: Path, section: str, changes: dict[str, Any], line: str
+) -> None:
+    """Gains: nothing beyond the policy, and neither noise nor scenario can change in a run that is open."""
+    guard, query = own(silo, 7), np.zeros(SIZE, np.float32)
+    cell = json.loads(guard.terms.cell_json)
+    for key, value in changes.items():
+        cell[section].pop(key, None)
+        if value is not None:
+            cell[section][key] = value
+    hostile = json.dumps(cell)
+    assert re.search(line, refused(guard, 1, query, hostile))
+    assert isinstance(ask_shapes(guard.socket, hostile), Refusal) or "the budget is" in line
+    assert answered(silo, 7) == 0
+
+
+def test_it_changes_the_scenario_of_an_open_run(silo: Path) -> None:
+    """Gains: nothing; clip, noise and batch of a run are those it was opened with."""
+    guard = own(silo, 8)
+    guard.train(model(), 1)
+    for section, key, value in (("algorithm", "clip", 0.5), ("privacy", "mu", 1.0), ("federation", "batch", 1)):
+        cell = json.loads(guard.terms.cell_json)
+        cell[section][key] = value
+        assert "not the one this run was opened with" in refused(
+            guard, 2, np.zeros(SIZE, np.float32), json.dumps(cell)
+        )
+    assert answered(silo, 8) == 1
+
+
+def test_it_opens_runs_until_the_budget_is_spent(tmp_path: Path) -> None:
+    """Gains: the policy's mu over all runs and no more; the administrator finds refusals in the guard's log."""
+    with guards(tmp_path, 1, budget=2.9) as (process,):
+        arrays = model()
+        for run in (1, 2):
+            own(tmp_path, run).train(arrays, 1)
+        for run in (3, 4):
+            with pytest.raises(RunError, match=r"costs mu = 2, with all before 3\.464; the budget is 2\.9"):
+                own(tmp_path, run).train(arrays, 1)
+        log = killed(process)
+    assert [name for name, _, _ in ledger_of(tmp_path)] == ["1", "2"]
+    assert "refusal 1, run 3: silo 0 refuses: the run costs mu = 2" in log
+    assert "refusal 2, run 4: " in log
+
+
+READ = """
+import os, socket, sys
+from pathlib import Path
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+folder = Path(sys.argv[1])
+assert (folder / "public").read_text() == "anyone"
+for name in ("shard.npz", "l.sqlite", "l.sqlite.mark", "policy.toml"):
+    try:
+        (folder / "silo-0" / name).open("rb").close()
+        print("read", name)
+    except PermissionError:
+        pass
+try:
+    socket.socket(socket.AF_UNIX).connect(str(folder / "silo-0" / "s.sock"))
+    print("connected")
+except PermissionError:
+    pass
+print("done")
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_it_reads_the_guards_folder() -> None:
+    """Gains: no file and no connection as a user who is neither the guard's nor in `group`."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "public").write_text("anyone")
+        with guards(folder, 1):
+            assert stat.S_IMODE((folder / "silo-0" / "s.sock").stat().st_mode) == 0o600
+            done = subprocess.run(
+                [sys.executable, "-I", "-c", READ, name], capture_output=True, text=True, cwd="/"
+            )
+            with socket.socket(socket.AF_UNIX) as mine:
+                mine.connect(str(folder / "silo-0" / "s.sock"))
+    assert done.stdout.split() == ["done"], (done.stdout, done.stderr)

@@ -1,0 +1,123 @@
+"""The app's side in parts: its scenario, its arrays, and where it finds its guard."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedpriv.clients.refusals import RefusalLog
+from fedpriv.errors import InputError, RunError
+from fedpriv.flower import guard_of
+from fedpriv.flower.layout import Layout
+from fedpriv.flower.terms import read_terms
+from fedpriv.models.trained import shapes_of
+from fedpriv.running.task import task_of_cell
+from fedpriv.scenario import resolve_cell
+from tests.conftest import small_tree
+from tests.doc_pages import ROOT
+from tests.flower.quickstart.client_app import SCENARIO
+
+SHAPES = [(2, 1, 3, 3), (2,), (), (4, 2)]
+
+
+def test_arrays_are_the_vector_cut_and_back() -> None:
+    arrays = [np.arange(np.prod(shape, dtype=int), dtype=np.float64).reshape(shape) + 0.25 for shape in SHAPES]
+    layout = Layout.of(arrays, "abcd", "float32", SHAPES)
+    flat = layout.flat(arrays)
+    assert flat.dtype == np.float32
+    assert flat[:18].tolist() == arrays[0].ravel().tolist()
+    for array, back in zip(arrays, layout.split(flat), strict=True):
+        assert back.shape == array.shape
+        np.testing.assert_array_equal(back, array)
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes"),
+    [
+        ({"name": "mlp", "hidden": 5}, [(5, 784), (5,), (10, 5), (10,)]),
+        ({"name": "softmax-regression"}, [(7850,)]),
+    ],
+    ids=["module", "formula"],
+)
+def test_a_model_says_which_arrays_its_parameters_are(model: dict[str, Any], shapes: list[Any]) -> None:
+    assert shapes_of(task_of_cell(resolve_cell(small_tree(model=model), "test")).objective) == shapes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        (
+            'name = "dp-sgd"',
+            'name = "dp-ftrl"',
+            r"algorithm.name = 'dp-ftrl': an app's steps are those of 'dp-sgd'",
+        ),
+        ("step = 1.0", "step = 1.0\nmomentum = 0.9", r"algorithm.momentum = 0.9: leave it out; the server's"),
+        ("step = 1.0", "step = 1.0\nradius = 2.0", r"algorithm.radius = 2.0: leave it out; no projection"),
+        ("step = 1.0", 'step = 1.0\noutput = "average"', r"algorithm.output = 'average': leave it out"),
+        ('"untrusted"', '"trusted"', r"algorithm.trust = 'trusted': .* adds no noise; use 'untrusted'"),
+        ("mu = 2.0", "mu = 2.0\n[sweep]\nseeds = 2", r"sweep: an app asks for one run, and this stands for 2"),
+        ("clip = 1.0", "clip = -1.0", r"clip"),
+    ],
+)
+def test_scenarios_that_are_no_steps_of_an_app_are_one_line(tmp_path: Path, old: str, new: str, line: str) -> None:
+    text = SCENARIO.read_text()
+    assert text.count(old) == 1
+    (tmp_path / "guard.toml").write_text(text.replace(old, new))
+    with pytest.raises(InputError, match=line) as raised:
+        read_terms(tmp_path / "guard.toml")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("node", "steps", "line"),
+    [
+        ({"guard": "/g"}, 1, "partition-id = None in the node configuration: expected the silo's number, 0 to 1"),
+        ({"guard": "/g", "partition-id": 2}, 1, "partition-id = 2 in"),
+        ({"guard": "/g", "partition-id": -1}, 1, "partition-id = -1 in"),
+        ({"partition-id": 0}, 1, "guard: missing; start the SuperNode with"),
+        ({"guard": "/g", "partition-id": 0}, 5, "local_steps = 5: federation.rounds = 12 .* a multiple"),
+        ({"guard": "/g", "partition-id": 0}, 0, "local_steps = 0"),
+    ],
+)
+def test_what_is_missing_at_a_node_is_one_line(node: dict[str, Any], steps: int, line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        guard_of(Context(1, 1, node, RecordDict(), {}), SCENARIO, steps)
+
+
+def test_the_nodes_own_guard_comes_before_the_servers_words() -> None:
+    """A run configuration is the server's; what a silo's SuperNode was started with is the silo's."""
+    context = Context(
+        7, 1, {"partition-id": 1, "guard": "/own.sock"}, RecordDict(), {"guard": "/other-{silo}.sock"}
+    )
+    assert guard_of(context, SCENARIO).socket == Path("/own.sock")
+    del context.node_config["guard"]
+    simulated = guard_of(context, SCENARIO, 3)
+    assert (simulated.socket, simulated.run, simulated.examples) == (Path("/other-1.sock"), "7", 300)
+
+
+def test_a_guard_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    context = Context(7, 1, {"partition-id": 1, "guard": str(tmp_path / "s")}, RecordDict(), {})
+    with pytest.raises(RunError, match=r"the silo's guard at .* does not answer"):
+        guard_of(context, SCENARIO).steps([np.zeros(1)], 1)
+
+
+def test_who_is_refused_for_ever_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    told = RefusalLog()
+    with caplog.at_level(logging.WARNING, "fedpriv.guard"):
+        for _ in range(3500):
+            told.tell("run\n\x1b[31m", "no\nreason")
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == r"refusal 1, run run\n\x1b[31m: no\nreason"
+    assert [int(line.split()[1].rstrip(",")) for line in lines] == [*range(1, 101), 1000, 2000, 3000]
+
+
+def test_the_page_shows_the_app_that_is_tested() -> None:
+    """Every line that docs/existing-flower-app.md adds is one of the tested ClientApp, and they are five."""
+    page = (ROOT / "docs" / "existing-flower-app.md").read_text(encoding="utf-8")
+    added = [line[1:] for line in page.splitlines() if line.startswith("+") and line.strip("+ ")]
+    tested = (SCENARIO.parent / "client_app.py").read_text(encoding="utf-8").splitlines()
+    assert len(added) == 5
+    assert [line for line in added if line not in tested] == []
