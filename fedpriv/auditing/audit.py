@@ -184,7 +184,8 @@ def _canaries(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]
 def _driven(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
     """The same where queries overflow, are denormal or cancel: what canaries add there may have either sign."""
     plan = _canary_plan(asked)
-    trials = _gathered(asked, plan, _driven_runs(asked.runs), hostile.driving(plan), steps)
+    fitting = _canary_plan(asked, len(_layout(asked, plan).round))  # few rounds hold fewer canaries
+    trials = _gathered(asked, plan, _driven_runs(asked.runs), hostile.driving(fitting), steps)
     turned = trials._replace(seen=-trials.seen)
     bound, test = max(best_bound(plan, either, failure / 2) for either in (trials, turned))
     return bound, f"{test}, under hostile queries"
@@ -194,12 +195,16 @@ def _driven_runs(runs: int) -> int:
     return -(-runs // 4)
 
 
-def _canary_plan(asked: _Asked) -> Plan:
-    return plan_of(asked.small, objective_for(asked.small, CANARIES), released=True)
+def _canary_plan(asked: _Asked, canaries: int = CANARIES) -> Plan:
+    return plan_of(asked.small, objective_for(asked.small, canaries), released=True)
+
+
+def _layout(asked: _Asked, plan: Plan) -> Layout:
+    return Layout.of(single_pass(asked.small), heaviest_round(plan), CANARIES, IN_HEAVIEST)
 
 
 def _gathered(asked: _Asked, plan: Plan, runs: int, queries: Sequence[Tensor] | None, steps: _Steps) -> Trials:
-    layout = Layout.of(single_pass(asked.small), heaviest_round(plan), CANARIES, IN_HEAVIEST)
+    layout = _layout(asked, plan)
     gathered = []
     for number in range(runs):
         gathered.append(run_trials(asked.small, layout, asked.seed_of(number), queries))

@@ -189,7 +189,7 @@ def _ray_of(workers: Workers) -> Iterator[Any]:
             num_cpus=workers.count,
             include_dashboard=False,
             object_store_memory=_STORE_BYTES,
-            _temp_dir=name,
+            _temp_dir=str(Path(name) / "r"),  # which it opens to everybody; what is around it stays ours
             _node_ip_address="127.0.0.1",
         ) as ray,
     ):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedpriv.clients.guard import Guard
 from fedpriv.clients.proxy import ask
+from fedpriv.clients.writers import keep_to_owner
 from fedpriv.protocol.messages import Refusal
 from fedpriv.scenario import resolve_cell
 from fedpriv.secure_aggregation.masks import Masker
@@ -92,6 +93,8 @@ def write_policy(folder: Path, images: NDArray[Any], labels: NDArray[Any], numbe
         f'socket = "{number}.sock"\n[allow]\n'
         + "".join(f"{key} = {json.dumps(value)}\n" for key, value in allowed.items())
     )
+    for each in (path, folder / f"shard-{number}.npz"):
+        keep_to_owner(each)  # whatever the umask: a guard refuses what others may write
     return path
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from fedpriv.engines.processes import ALLOW_ROOT, script
 from fedpriv.engines.superlink_process import _unix
+from fedpriv.engines.workers import Workers, _ray_of
 from tests.attacks.neighbour import as_nobody
 from tests.e2e.federation import SCENARIO, federation, finish, wait_until
 
@@ -108,6 +109,20 @@ def test_ray_runs_nothing_for_nobody() -> None:
         finally:
             running.terminate()
             running.wait(timeout=60)
+
+
+def test_the_files_of_workers_are_in_a_folder_that_nobody_else_can_enter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would gain: a socket of their own in the place of the scheduler's, or links in the places of logs.
+
+    Ray makes its folder and all below it writable for everybody.
+    """
+    pytest.importorskip("ray")
+    with tempfile.TemporaryDirectory() as short:  # Ray's sockets allow no long path
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        with _ray_of(Workers(count=1)):
+            (home,) = Path(short).glob("fedpriv-workers-*")
+            assert stat.S_IMODE(home.stat().st_mode) == 0o700
+            assert len(list(home.glob("*/session_*/sockets/*"))) >= 2
 
 
 def ray_ports(home: Path) -> list[int]:

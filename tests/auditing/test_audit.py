@@ -14,9 +14,9 @@ from fedpriv.auditing.bounds import bound_at, mu_lower_bound
 from fedpriv.auditing.canaries import Layout, auditable, single_pass
 from fedpriv.cli import main
 from fedpriv.errors import InputError
-from fedpriv.mechanisms import IndependentGaussian
 from fedpriv.scenario import Cell
 from tests.auditing import planted
+from tests.auditing.planted import noise_times
 from tests.conftest import small_tree
 
 MakeCell = Callable[..., Cell]
@@ -170,7 +170,7 @@ def test_exit_codes_of_the_command(
     assert found["stands"] is True
     assert set(found["families"]) == {"canaries", "driven canaries", "integers", "hostile queries"}
     assert said.err.startswith("fedpriv: auditing")
-    monkeypatch.setattr(IndependentGaussian, "noise", lambda _, state, t, fresh: (fresh / 4, state))
+    noise_times(0.25)(monkeypatch)
     monkeypatch.setattr("sys.argv", ["fedpriv", "audit", str(path), "--trials", "2048"])
     with pytest.raises(SystemExit) as refuted:
         main()

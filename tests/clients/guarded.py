@@ -13,6 +13,7 @@ import torch
 
 from fedpriv.clients.guard import Guard, begin_ledger, open_guard
 from fedpriv.clients.policy import read_policy
+from fedpriv.clients.writers import keep_to_owner
 from fedpriv.scenario import resolve_cell
 from tests.conftest import small_tree
 
@@ -52,6 +53,8 @@ def write_silo(folder: Path, number: int = 0, **allow: Any) -> Path:
         f'socket = "{number}.sock"\n[allow]\n'
         + "".join(f"{key} = {json.dumps(value)}\n" for key, value in allowed.items())
     )
+    for each in (path, folder / f"shard-{number}.npz"):
+        keep_to_owner(each)  # whatever the umask: a guard refuses what others may write
     return path
 
 
