@@ -41,27 +41,23 @@ def evaluated(
     """Increments of all records in chunks of up to `rows` ≥ 1: (n, d) each; `dummy` is one row a column.
 
     Rows of records that make `evaluate` raise are zeros.  Fewer records than `least` take as many evaluations as
-    so many; chunks of dummies alone give no increments.
+    so many, where they raise as well; chunks of dummies alone give no increments.
 
     Guarantee: the row of record b is a function of record b, of its place and of public values, provided that
     `evaluate` computes rows independently of each other in a fixed shape.
     """
     count = len(records[0])
-    for start in range(0, count, rows):
-        present = min(rows, count - start)
+    for start in range(0, max(count, least), rows):
+        present = max(0, min(rows, count - start))
         chunk = tuple(
             _padded(column[start : start + present], filler, rows)
             for column, filler in zip(records, dummy, strict=True)
         )
         try:
-            increments = evaluate(chunk)[:present]
+            increments = evaluate(chunk)
         except Exception:  # whatever a record can make happen: it must not be seen who did
-            increments = _one_by_one(evaluate, chunk, dummy, present, dimension)
-        yield increments
-    for _ in range(-(-count // rows), -(-least // rows)):
-        with contextlib.suppress(Exception):  # as with records in it
-            evaluate(tuple(np.repeat(filler, rows, axis=0) for filler in dummy))
-        yield np.zeros((0, dimension))
+            increments = _one_by_one(evaluate, chunk, dummy, dimension)
+        yield increments[:present]
 
 
 def increment_sum(
@@ -117,12 +113,14 @@ def _padded(column: NDArray[_Kind], filler: NDArray[_Kind], rows: int) -> NDArra
     return np.concatenate([column, np.repeat(filler, missing, axis=0)]) if missing else column
 
 
-def _one_by_one(
-    evaluate: Evaluation, chunk: Columns, dummy: Columns, present: int, dimension: int
-) -> NDArray[np.floating]:
-    """The chunk's rows, each evaluated among dummies; float64, which holds float32 exactly."""
-    increments = np.zeros((present, dimension))
-    for slot in range(present):
+def _one_by_one(evaluate: Evaluation, chunk: Columns, dummy: Columns, dimension: int) -> NDArray[np.floating]:
+    """The chunk's rows, each evaluated among dummies; float64, which holds float32 exactly.
+
+    Places that hold a dummy take their turn: how many evaluations there are does not tell how many records are.
+    """
+    rows = len(chunk[0])
+    increments = np.zeros((rows, dimension))
+    for slot in range(rows):
         alone = tuple(np.repeat(filler, len(column), axis=0) for column, filler in zip(chunk, dummy, strict=True))
         for column, source in zip(alone, chunk, strict=True):
             column[slot] = source[slot]

@@ -214,6 +214,24 @@ def test_only_plain_pixels_are_integers(settings_of: dict[str, Any], bytes_left:
             assert float(torch.linalg.vector_norm(scaled, dim=1).max()) <= outer.largest
 
 
+@pytest.mark.parametrize("name", CASES_HERE)
+def test_dummies_count_for_nothing_and_no_record_is_dropped(name: str) -> None:
+    """Guarantee: a round that draws few is filled up, and one that draws very many is read whole."""
+    objective, records = objective_of_case(name, F32), some_records(name, F32)
+    points = points_of(objective, F32)[:1]
+
+    def sum_in(count: int, of: Records) -> list[int]:
+        total = integer_sum(objective, points, (1.0,), 1.0, of, 4, 2**36, 2.0**36, least=count)
+        return [int(value) for value in total]
+
+    whole = sum_in(HELD, records)
+    assert any(whole)
+    for count in (0, 1, 4, HELD + 1, 3 * HELD):
+        assert sum_in(count, records) == whole
+    few = Records(*(column[:2] for column in records))
+    assert sum_in(2, few) == sum_in(17, few) != whole
+
+
 def test_no_records_are_zeros_and_dummies_are_public() -> None:
     objective = objective_of_case("softmax regression", F32)
     assert not integer_sum(objective, points_of(objective, F32)[:1], (1.0,), 1.0, None, 3, 2**36, 2.0**36).any()

@@ -4,10 +4,15 @@ import itertools
 from typing import Any
 
 import pytest
+import torch
 
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.poisson import PoissonGaussian
+from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.errors import InputError
+from fedpriv.exact import chunks
+from fedpriv.objectives import Records
+from fedpriv.participation.secret_order import SecretOrder
 from fedpriv.privacy.ledger import as_data, from_data
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import task_of_cell
@@ -54,6 +59,49 @@ def test_the_curve_is_that_of_the_noise_in_units_of_one_records_integers(
         assert really * (1.0 - 1e-6) < guarantee.noise_multiplier < really
         assert EPSILON * (1.0 - 1e-3) < guarantee.epsilon_of(1e-5) <= EPSILON
         assert from_data(as_data(stream)).guarantee == guarantee
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+@pytest.mark.parametrize("path", ["outer products", "increments", "failing"])
+@pytest.mark.parametrize("sampling", ["allocation", "poisson"])
+def test_every_round_evaluates_as_much_however_many_it_draws(
+    monkeypatch: pytest.MonkeyPatch, sampling: str, path: str, trust: str
+) -> None:
+    """Gains: time tells how many a round drew, and with it who: the amplification that a record was promised."""
+    plan, drawn, seen = planned(cell_of(sampling, trust)), [], []
+    monkeypatch.setattr("fedpriv.exact.chunks._VALUES", 3 * 7850)
+    if path != "outer products":
+        monkeypatch.setattr("fedpriv.exact.records.rank_one_suits", lambda *_: False)
+    evaluated = chunks.evaluated
+
+    def watched(evaluate: Any, *rest: Any) -> Any:
+        def counting(columns: Any) -> Any:
+            seen[-1].append(len(columns[0]))
+            if path == "failing":
+                raise FloatingPointError
+            return evaluate(columns)
+
+        return evaluated(counting, *rest)
+
+    monkeypatch.setattr("fedpriv.exact.chunks.evaluated", watched)
+    generator = torch.Generator().manual_seed(1)
+    records = Records(
+        torch.randint(0, 256, (40, 785), generator=generator) / 255.0,
+        torch.randint(0, 10, (40,), generator=generator),
+    )
+    silo = ReleasingSilo.of(0, plan, records, bytes(31) + b"8", b"")
+    state = silo.start()
+    for t in range(1, 11):
+        seen.append([])
+        release, state = silo.answer(state, t, torch.zeros(7850))
+        drawn.append(release.counts.drawn)
+    assert isinstance(plan.schedule, SecretOrder)
+    rows = plan.schedule.capacity(4).rows
+    assert min(drawn) < 3 < max(drawn) < rows < 40
+    expected = [3] * -(-rows // 3)
+    assert seen[0][: len(expected)] == expected
+    assert len(seen[0]) == len(expected) + (3 * len(expected) if path == "failing" else 0)
+    assert all(of_round == seen[0] for of_round in seen)
 
 
 def test_sums_that_last_are_refused() -> None:
