@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedpriv.privacy.claim import EXACT
 from fedpriv.privacy.trust import trust_named
 from fedpriv.reports.summary import Metric, compare, incomplete, metrics_of, missing, point_text, points
 from fedpriv.sweep.results import Results
@@ -77,6 +78,7 @@ def privacy_lines(results: Results) -> list[str]:
             *(cell[key] for key in ("unit", "relation", "trust", "noise", "delta")),
             cell["mu"] is None,
             cell.get("participation"),
+            cell.get("holds"),
         )
         groups.setdefault(kind, []).append(cell)
     return [_statement(cells) for cells in groups.values()]
@@ -88,19 +90,22 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
     if first["epsilon"] is None:
         return f"Privacy: none, {server}: the run adds no noise."
     seeded = " (seeded, not for release)" if first["noise"] == "simulation" else ""
+    exact = first.get("holds") == EXACT
+    noise = f"{first['noise']} noise{seeded}{f', {EXACT}' if exact else ''}"
     if first["mu"] is None:
         sampling = first.get("participation", "Poisson sampling")
         return (
             f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {sampling}, which no mu "
             f"describes; (ε, δ) = ({_range(cells, 'epsilon')}, {first['delta']:g}), an upper bound by its "
             "privacy loss distribution, as long as who takes part when stays secret; "
-            f"{first['noise']} noise{seeded}."
+            f"{noise}."
         )
     mu, zcdp, epsilon, paper = (_range(cells, key) for key in ("mu", "zcdp", "epsilon", "epsilon_paper"))
+    gaussian = "mu-GDP with" if exact else "mu-GDP exactly with"
     return (
-        f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: mu-GDP exactly with "
-        f"mu = {mu} (zCDP {zcdp}); (ε, δ) = ({epsilon}, {first['delta']:g}) exact, ({paper}, {first['delta']:g}) "
-        f"by the paper's formula; {first['noise']} noise{seeded}."
+        f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {gaussian} mu = {mu} "
+        f"(zCDP {zcdp}); (ε, δ) = ({epsilon}, {first['delta']:g}) exact, ({paper}, {first['delta']:g}) "
+        f"by the paper's formula; {noise}."
     )
 
 

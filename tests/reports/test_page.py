@@ -181,4 +181,4 @@ def test_poisson_sampling_is_said_in_words_and_has_no_mu(tmp_path: Path) -> None
     text = Page(write_report(folder).read_text(encoding="utf-8")).text
     assert "ε, at most" in text
     assert "takes part in each with probability 0.25, and in which ones stays secret" in text
-    assert "hold as long as nobody learns who was drawn" in text
+    assert "hold as long as nobody learns who took part when" in text

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fedpriv.privacy.claim import EXACT
 from fedpriv.reports.summary import (
     METRICS,
     compare,
@@ -251,6 +252,15 @@ def test_privacy_lines(make_results: Make) -> None:
         "Privacy: none, untrusted server: the run adds no noise.",
     ]
     assert "| no noise |             none |" in lines_of(text, "| none")[0]
+
+
+def test_a_line_of_exact_releases_says_up_to_what_they_hold(make_results: Make) -> None:
+    """They are within 2^-60 of what is claimed, so nothing about them is exactly μ-GDP."""
+    facts = {"holds": EXACT, "noise": "release"}
+    results = make_results({"privacy.rho": [4.0]}, [0], lambda p, s: (2.3, 0.1), facts=lambda point: facts)
+    (line,) = lines_of(render(results, "markdown"), "Privacy")
+    assert "mu-GDP with mu = 4 " in line
+    assert line.endswith(f"by the paper's formula; release noise, {EXACT}.")
 
 
 def test_names_are_short_unless_two_axes_share_one() -> None:
