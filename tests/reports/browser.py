@@ -14,6 +14,13 @@ import websockets
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
+# What the browser answers when the page reloads while a question is open: the question is put to the new page.
+RELOADED = (
+    "Inspected target navigated or closed",
+    "Cannot find default execution context",
+    "Promise was collected",
+)
+
 
 @dataclass
 class Seen:
@@ -86,6 +93,9 @@ async def _look(
                     answer = message
                 _note(seen, message)
                 heard = heard or message.get("method") == until
+            if "error" in answer and answer["error"]["message"] in RELOADED:
+                await asyncio.sleep(0.3)
+                return {"left": True, "exceptionDetails": answer["error"]}
             assert "error" not in answer, answer
             return answer["result"]
 
@@ -103,7 +113,10 @@ async def _look(
         await ask("Page.navigate", until="Page.loadEventFired", url=address)
         wait()
         for question in questions:
-            given = await ask("Runtime.evaluate", expression=question, returnByValue=True, awaitPromise=True)
+            for _ in range(20):
+                given = await ask("Runtime.evaluate", expression=question, returnByValue=True, awaitPromise=True)
+                if "left" not in given:
+                    break
             assert "exceptionDetails" not in given, given
             seen.answers.append(given["result"].get("value"))
         shot = await ask("Page.captureScreenshot", format="png", captureBeyondViewport=True)
