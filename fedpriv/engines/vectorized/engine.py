@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.engines.base import Outcome
+from fedpriv.engines.vectorized.away import Away, check_away, missing_noise
 from fedpriv.engines.vectorized.noise_feed import NoiseFeed, aggregate
 from fedpriv.engines.vectorized.sampled_batches import SampledBatches
 from fedpriv.errors import InputError, RunError
@@ -25,6 +26,7 @@ from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
 from fedpriv.participation.public_order import PublicOrder
 from fedpriv.replicates.stacking import Part, signature, stack
+from fedpriv.running.absences import absences_of
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import evaluation_rounds, finished_after, measured
 from fedpriv.running.plan import Plan, plan_of
@@ -56,7 +58,10 @@ def _plans(cells: Sequence[Cell]) -> list[Plan]:
             'run.arithmetic = "integers": engine vectorized adds all silos up at once, in floating point; use '
             "--engine inprocess"
         )
-    return [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
+    plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
+    for cell, plan in zip(cells, plans, strict=True):
+        check_away(cell, plan)
+    return plans
 
 
 def _groups(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list[int]]:
@@ -117,6 +122,8 @@ class _Group:
             else (torch.zeros(draws(t) or 1, 1, dtype=self._dtype) for t in range(1, rounds + 1))
         )
         self._sizes, self._silo_weights = first.batch_sizes, first.weights
+        self._absences = [absences_of(cell) for cell in cells]
+        self._away = Away(self._absences, len(self._sizes), self._device)
 
     def _read(self, batches: int) -> Read:
         """A round that reads so many batches of every silo, still without its records."""
@@ -139,7 +146,7 @@ class _Group:
         step = RoundStep(self._estimator, self._mechanism, self._objective)
         state = optimizer.start(self._objective.initial().to(self._device).expand(count, -1))
         total = empty_sum(optimizer.query(state))
-        hidden = self._mechanism.start()
+        hidden, missing = self._mechanism.start(), self._missing_noise()
         clipped, drawn = torch.zeros(2, count, dtype=torch.float64, device=self._device)
         unreported = 0
         for t, read in enumerate(self._batches(), start=1):
@@ -147,6 +154,8 @@ class _Group:
             step.check_moved(total.past, t, query, f"round {t}")
             total, clips = step.summed(total, current, query, read)
             noisy, hidden = step.noisy(total.total, hidden, t, next(self._fresh).to(self._device))
+            if missing is not None:
+                noisy = noisy + next(missing)
             state = optimizer.update(state, noisy, current)
             clipped += clips
             drawn += read.weights.count_nonzero(-1)
@@ -160,9 +169,11 @@ class _Group:
         models = optimizer.output(state).cpu().numpy()
         shares = (clipped / drawn.clamp(min=1.0)).tolist()
         return [
-            Outcome(index, finished_after(plan, self._schedule.rounds, model.copy(), of_cell, share, wall))
-            for index, plan, model, of_cell, share in zip(
-                self._indices, self._plans, models, metrics, shares, strict=True
+            Outcome(
+                index, finished_after(plan, self._schedule.rounds, model.copy(), of_cell, share, wall, away.rounds)
+            )
+            for index, plan, model, of_cell, share, away in zip(
+                self._indices, self._plans, models, metrics, shares, self._absences, strict=True
             )
         ]
 
@@ -171,14 +182,33 @@ class _Group:
         on_device = Records(train.features.to(self._device), train.labels.to(self._device))
         shares = {cell.seed: spread(cell) for cell in self._cells}
         if isinstance(self._schedule, PublicOrder):
-            return self._in_order(self._schedule, on_device, shares)
-        return self._sampled(self._schedule, on_device, shares)
+            reads = self._in_order(self._schedule, on_device, shares)
+        else:
+            reads = self._sampled(self._schedule, on_device, shares)
+        return self._of_those_there(reads) if self._away else reads
+
+    def _of_those_there(self, reads: Iterator[Read]) -> Iterator[Read]:
+        """The same with weight 0 for the records of silos that are away."""
+        for t, read in enumerate(reads, start=1):
+            silos, counts = torch.tensor(read.rows, device=self._device).T
+            there = self._away.there(t).to(self._dtype)
+            yield read._replace(weights=read.weights * there[:, silos.repeat_interleave(counts)])
+
+    def _missing_noise(self) -> Iterator[Tensor] | None:
+        """What silos that are away do to the mean of the silos' noise; None where it is as it is."""
+        first, seeds = self._plans[0], [cell.seed for cell in self._cells]
+        if not self._away or not first.noise.sources or not first.trust.private_messages:
+            return None
+        return missing_noise(
+            self._plans, seeds, self._away, self._estimator, self._mechanism, self._dtype, self._device
+        )
 
     def _sampled(self, schedule: Participation, train: Records, shares: dict[int, list[Tensor]]) -> Iterator[Read]:
-        """Whose a record is, is told only to an objective that asks; it must not key anything by how many."""
+        """Whose a record is, is told to those alone that ask; nothing may be keyed by how many there are."""
         seeds = [cell.seed for cell in self._cells]
         asks = self._objective.at(Slots(1, ())) is not self._objective
-        sampled = SampledBatches(schedule, seeds, shares, self._silo_weights, self._sizes, by_silo=asks)
+        by_silo = asks or bool(self._away)
+        sampled = SampledBatches(schedule, seeds, shares, self._silo_weights, self._sizes, by_silo=by_silo)
         for index, weights, rows in sampled:
             on_device = index.to(self._device)
             records = Records(train.features[on_device], train.labels[on_device]) if index.numel() else None
