@@ -4,9 +4,9 @@
     x_{t+1} from the optimizer
 
 One strategy serves every trust setting and algorithm: `ServerSums` says what the messages of a round come to.
-The mean has fixed weights; a missing, failed, malformed or non-finite reply ends the run with the silo's number and
-the round, never with a mean over fewer.  A silo that does not answer may, where the scenario says so, count with an
-increment of 0: its weight stays, and the round is on record.
+The mean has fixed weights; a missing, failed, malformed or non-finite reply ends the run with the silo's number
+and the round, never with a mean over fewer.  A silo that does not answer may, where the scenario says so, count
+with an increment of 0: its weight stays, and the round is on record.
 """
 
 from collections.abc import Callable, Iterable, Mapping
