@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from fedpriv.auditing import secret
-from fedpriv.clients.releasing import ReleasingSilo
-from fedpriv.clients.silo import Release, Silo, SiloState
+from fedpriv.clients.silo import Silo
 from fedpriv.exact.plan import ExactPlan
 from fedpriv.objectives import Records
 from fedpriv.objectives.per_unit import PerUnit
 from fedpriv.participation.allocation import Allocation
 from fedpriv.participation.poisson import Poisson
 from fedpriv.randomness import KeyedNormal, derive_key, simulation_noise
+from fedpriv.running.integers import IntegerStep
+from fedpriv.running.round_step import Read
 
 
 def told(patch: pytest.MonkeyPatch) -> None:
@@ -65,15 +66,16 @@ def first_come(patch: pytest.MonkeyPatch) -> None:
 
 
 def over_those_drawn(patch: pytest.MonkeyPatch) -> None:
-    """A mean over the records that a round drew."""
-    honest = ReleasingSilo.answer
+    """A mean over the records that a round drew, with the noise for a public number of them."""
+    honest = IntegerStep.sums
 
-    def dividing(self: ReleasingSilo, state: SiloState, t: int, query: Tensor) -> tuple[Release, SiloState]:
-        release, after = honest(self, state, t, query)
-        share = self.plan.batch_sizes[self.number] / max(1, release.counts.drawn)
-        return release._replace(vector=release.vector * share), after
+    def dividing(
+        self: IntegerStep, past: Any, current: Any, query: Tensor, read: Read, silo: int
+    ) -> tuple[Any, tuple[Tensor, ...]]:
+        sums, past = honest(self, past, current, query, read, silo)
+        return sums * self.plan.batch_sizes[silo] // max(1, len(read.weights)), past
 
-    patch.setattr(ReleasingSilo, "answer", dividing)
+    patch.setattr(IntegerStep, "sums", dividing)
 
 
 def record_by_record(patch: pytest.MonkeyPatch) -> None:
