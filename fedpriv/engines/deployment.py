@@ -19,6 +19,7 @@ from fedpriv.engines.inprocess import refuse_vectorized_options
 from fedpriv.engines.local_silo import LocalSilo, remove_silos, state_folder, write_silos
 from fedpriv.engines.processes import refuse_root
 from fedpriv.engines.superlink import SuperLink, federation_superlink, node_keys, remote_superlink
+from fedpriv.errors import InputError
 from fedpriv.files import write_text
 from fedpriv.protocol.cell_folder import FolderReader, clear
 from fedpriv.protocol.run_config import run_config_of
@@ -41,6 +42,11 @@ def run_deployment(
         refuse_root("--engine deployment")
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "deployment")
+        if cell.federation.drop_out or cell.federation.away:
+            raise InputError(
+                "federation.drop_out and federation.away are for simulations: silos of a deployment are away when "
+                'they are; write deployment.missing = "continue" instead'
+            )
         out = folder.resolve() / "deployment" / _digest(cell)
         token = _token(out)
         finished = FolderReader(out).result() if (out / "outcome.json").exists() else None

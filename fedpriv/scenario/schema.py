@@ -15,6 +15,7 @@ from fedpriv.participation.base import Participation
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.participation.registry import CHOSEN, SamplingName
 from fedpriv.privacy.trust import Trust, trust_named
+from fedpriv.scenario.absences import check_absences
 from fedpriv.scenario.data_section import DataSection
 from fedpriv.scenario.privacy import PrivacySection
 from fedpriv.scenario.section import Count, Section
@@ -57,7 +58,7 @@ class FederationSection(Section):
     equally many records of a silo, which is a public number: what does not fill a round is left out.
     """
 
-    silos: Count = Field(description="number of silos M; all take part in every round")
+    silos: Count = Field(description="number of silos M; all take part in every round, unless they drop out")
     rounds: Count | None = Field(None, description="number of rounds T")
     samples: Count | None = Field(
         None,
@@ -81,6 +82,13 @@ class FederationSection(Section):
         1,
         description="public groups of records that share out the rounds of an epoch, for secret sampling with "
         "correlated noise: at least as many as the noise has bands",
+    )
+    drop_out: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.0,
+        description="in simulations: how often a silo does not answer in a round, by public coins",
+    )
+    away: dict[str, Annotated[tuple[Count, ...], Field(strict=False)]] = Field(
+        {}, description='in simulations: rounds in which a silo does not answer, {"2" = [3, 4]}'
     )
     size_skew: Positive | None = Field(
         None, description="silos of unequal size: concentration of their shares of the samples, small is uneven"
@@ -162,7 +170,7 @@ class RunSection(Section):
     dtype: Literal["float32", "float64"] = "float32"
     arithmetic: Literal["float", "integers"] = Field(
         "float",
-        description='"integers" releases as deployments always do (engine inprocess): exact sums, discrete noise',
+        description='"integers" releases as deployments do (engines inprocess, ray): exact sums, discrete noise',
     )
     word: Literal[40, 48] = Field(
         48, description="bits of a number in a masked message, where integers are masked"
@@ -193,7 +201,7 @@ class DeploymentSection(Section):
     patience: Positive = Field(600.0, description="seconds to wait for the silos of a round before giving up")
     missing: Literal["stop", "continue"] = Field(
         "stop",
-        description='"continue" goes on with the last sum of a silo that did not answer (untrusted server only)',
+        description='"continue" goes on without a silo that did not answer: its increment of the round is 0',
     )
 
 
@@ -215,12 +223,8 @@ class Cell(Section):
     deployment: DeploymentSection = DeploymentSection()
 
     @model_validator(mode="after")
-    def _only_noisy_sums_are_kept(self) -> Self:
-        """A sum that comes late would enter a later round than a server's noise was calibrated for."""
-        if self.deployment.missing == "continue" and not trust_named(self.algorithm.trust).private_messages:
-            raise ValueError(
-                'deployment.missing = "continue" needs silos whose messages are private by themselves'
-            )
+    def _absent_silos_can_be_left_out(self) -> Self:
+        check_absences(self.federation, self.without_silos, trust_named(self.algorithm.trust))
         return self
 
     @model_validator(mode="after")
@@ -247,6 +251,15 @@ class Cell(Section):
         secret, trust = CHOSEN[self.federation.sampling].secret, trust_named(self.algorithm.trust)
         check_units(self.privacy.protected, self.data, self.federation.silos, secret, trust)
         return self
+
+    @property
+    def without_silos(self) -> str | None:
+        """The key by which a run goes on without silos that do not answer; None if it ends there."""
+        if self.deployment.missing == "continue":
+            return 'deployment.missing = "continue"'
+        if self.federation.drop_out:
+            return f"federation.drop_out = {self.federation.drop_out:g}"
+        return "federation.away" if self.federation.away else None
 
     @property
     def schedule(self) -> Participation:
