@@ -49,7 +49,7 @@ class Available(KnownRounds, Separated):
         asked.without_groups(cls.name)
         if asked.min_separation is None:
             raise InputError(
-                'federation.min_separation: sampling = "available" needs the rounds between two answers of a client'
+                'federation.min_separation: sampling = "available" needs it, the rounds between two answers of one'
             )
         most = -(-order.rounds // asked.min_separation)
         wanted = most if asked.max_participations is None else min(most, asked.max_participations)

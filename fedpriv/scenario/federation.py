@@ -88,9 +88,9 @@ class FederationSection(Section):
             "epochs": self.epochs if self.epochs > 1 else None,
         }
         if key := next((key for key, value in other.items() if value is not None), None):
-            raise ValueError(f"{key} is of silos, and these are clients in cohorts: leave it out")
+            raise ValueError(f"{key} says nothing of clients in cohorts: leave it out, or leave clients out")
         if self.rounds is None:
-            raise ValueError("clients in cohorts: give rounds")
+            raise ValueError("clients come in cohorts as often as rounds says: give rounds")
         if self.clients % self.cohort:
             raise ValueError(
                 f"cohort = {self.cohort} does not divide clients = {self.clients}: a client takes part in 1 of "

@@ -143,6 +143,12 @@ class Cell(Section):
         return self
 
     @model_validator(mode="after")
+    def _units_are_known(self) -> Self:
+        secret, trust = CHOSEN[self.federation.sampling].secret, trust_named(self.algorithm.trust)
+        check_units(self.privacy.protected, self.data, self.federation, secret, trust)
+        return self
+
+    @model_validator(mode="after")
     def _masked_sums_hide_something(self) -> Self:
         if trust_named(self.algorithm.trust).masked:
             given = f"algorithm.trust = {self.algorithm.trust!r}"
@@ -159,12 +165,6 @@ class Cell(Section):
     def _tables_fit(self) -> Self:
         private = self.privacy.mode != "none"
         self.data.check_table(self.federation.silos, private=private, per_silo=self.run.per_silo)
-        return self
-
-    @model_validator(mode="after")
-    def _units_are_known(self) -> Self:
-        secret, trust = CHOSEN[self.federation.sampling].secret, trust_named(self.algorithm.trust)
-        check_units(self.privacy.protected, self.data, self.federation, secret, trust)
         return self
 
     @property

@@ -40,8 +40,8 @@ def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
     """ValueError unless a server that is trusted with them protects clients of a pool."""
     if unit.name != CLIENT.name:
         raise ValueError(
-            f'federation.clients with privacy.unit = "{unit.name}": what is clipped and counted in a cohort is one '
-            'client; set unit = "client" and records'
+            f'federation.clients with privacy.unit = "{unit.name}": what is clipped and counted in a cohort is '
+            'a client; set unit = "client" and records'
         )
     if not trust.noise_at_server:
         raise ValueError(
