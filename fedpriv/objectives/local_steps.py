@@ -4,9 +4,13 @@
 
 Source: McMahan, Ramage, Talwar & Zhang 2018, "Learning differentially private recurrent language models",
 Algorithm 1 (UserUpdateFedAvg), with K steps in place of epochs.
+
+A model with linear scores moves in the span of a client's records, w_k = x_t - η_l A_kᵀ Z with A_k (records,
+outputs).  Its scores are scores(x_t) - η_l (Z Zᵀ) A_k: steps are taken on these small matrices, and the model's
+move is formed once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -14,8 +18,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.errors import InputError
-from fedpriv.objectives.base import Increment, Records, Slots
-from fedpriv.objectives.local_training import part_of, stepped
+from fedpriv.objectives.base import Increment, Linear, Records, Slots
 from fedpriv.objectives.view import View
 from fedpriv.replicates.columns import SHARED, Scalar
 
@@ -63,16 +66,13 @@ class LocalSteps(View):
         clip: Scalar,
     ) -> Increment:
         (query,) = points
-        present, model = (weights > 0.0).to(query.dtype), query
-        count = records.labels.shape[-1]
-        size = count if self.batch is None else min(self.batch, count)
-        for step in range(self.steps):
-            taken = (torch.arange(size) + step * size) % count
-            own = records if size == count else part_of(records, taken.to(query.device))
-            here = present if size == count else present.index_select(-1, taken.to(query.device))
-            model = stepped(self.base, model, own, here, self.step)
-        moved = (query - model).to(weights.dtype)
-        return Increment(moved, query.new_zeros(query.shape[:-1]))
+        present = (weights > 0.0).to(query.dtype)
+        scores = self.base.linear
+        if scores is None:
+            moved = query - self._trained(query, records, present)
+        else:
+            moved = self._in_the_span(scores, query, records, present)
+        return Increment(moved.to(weights.dtype), query.new_zeros(query.shape[:-1]))
 
     def per_record(
         self,
@@ -88,3 +88,41 @@ class LocalSteps(View):
     @property
     def outer(self) -> None:
         """None, as for `per_record`."""
+
+    def _trained(self, query: Tensor, records: Records, present: Tensor) -> Tensor:
+        """The model after the steps, (..., d)."""
+        model, axis = query, records.labels.dim() - 1
+        for taken in self._batches(records.labels):
+            own = Records(*(column.index_select(axis, taken) for column in records))
+            model = model - self.step * self.base.gradient(model, own, _mean(present.index_select(-1, taken)))
+        return model
+
+    def _in_the_span(self, scores: Linear, query: Tensor, records: Records, present: Tensor) -> Tensor:
+        """How far the model moved, (..., d), by steps in the span of each client's records."""
+        features, labels = records
+        products, first = features @ features.mT, _scores_at(scores, query, features)
+        combined = torch.zeros_like(first)
+        for taken in self._batches(labels):
+            reached = first - self.step * (products @ combined)
+            mean = torch.zeros_like(present).index_copy(-1, taken, _mean(present.index_select(-1, taken)))
+            combined = combined + scores.slopes(reached, labels) * mean.unsqueeze(-1)
+        return ((self.step * combined).mT @ features).flatten(-2)
+
+    def _batches(self, labels: Tensor) -> Iterator[Tensor]:
+        """Which records every step takes."""
+        count = labels.shape[-1]
+        size = count if self.batch is None else min(self.batch, count)
+        return ((torch.arange(size, device=labels.device) + step * size) % count for step in range(self.steps))
+
+
+def _mean(present: Tensor) -> Tensor:
+    """Weights of the mean over the records that are there."""
+    return present / present.sum(-1, keepdim=True).clamp(min=1.0)
+
+
+def _scores_at(scores: Linear, query: Tensor, features: Tensor) -> Tensor:
+    """The scores of every client's records, (..., clients, records, outputs); one product for a shared query."""
+    if query.dim() > 1 and query.stride(-2) == 0:
+        together = scores.of(query.select(-2, 0), features.flatten(-3, -2))
+        return together.reshape(*features.shape[:-1], together.shape[-1])
+    return scores.of(query, features)

@@ -11,12 +11,9 @@ import torch
 from torch import Tensor
 
 from fedpriv.errors import InputError
-from fedpriv.objectives.base import Increment, Objective, Records, Slots
+from fedpriv.objectives.base import UNCLIPPED, Increment, Records, Slots
 from fedpriv.objectives.view import View
 from fedpriv.replicates.columns import Scalar
-
-UNCLIPPED = 1e30
-"""A norm bound that no gradient reaches, and that floating-point numbers of 32 bits can hold."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class LocalTraining(View):
         total, start = torch.zeros_like(query), 0
         for _, rows in self.silos:
             own = weights.narrow(-1, start, rows)
-            moved = query - self._trained(query, _span(records, start, rows), (own > 0.0).to(query.dtype))
+            moved = query - self._trained(query, _part(records, start, rows), (own > 0.0).to(query.dtype))
             total = total + own.sum(-1, keepdim=True) * moved
             start += rows
         return Increment(total, query.new_zeros(query.shape[:-1]))
@@ -83,25 +80,15 @@ class LocalTraining(View):
         model = query
         for _ in range(self.epochs):
             for start, count in _spans(own.labels.shape[-1], self.batch):
-                batch = _span(own, start, count)
-                model = stepped(self.base, model, batch, present.narrow(-1, start, count), self.step)
+                here = present.narrow(-1, start, count)
+                mean = here / here.sum(-1, keepdim=True).clamp(min=1.0)
+                batch = _part(own, start, count)
+                model = model - self.step * self.base.increment((model,), (1.0,), batch, mean, UNCLIPPED).total
         return model
 
 
-def stepped(base: Objective, model: Tensor, batch: Records, present: Tensor, step: Scalar) -> Tensor:
-    """`model` (..., d) after one step down the mean gradient of the records that are `present` (..., B)."""
-    mean = present / present.sum(-1, keepdim=True).clamp(min=1.0)
-    return model - step * base.increment((model,), (1.0,), batch, mean, UNCLIPPED).total
-
-
-def part_of(records: Records, places: Tensor) -> Records:
-    """The records in these places of a batch."""
+def _part(records: Records, start: int, rows: int) -> Records:
     axis = records.labels.ndim - 1  # of the batch, behind the leading axes
-    return Records(*(column.index_select(axis, places) for column in records))
-
-
-def _span(records: Records, start: int, rows: int) -> Records:
-    axis = records.labels.ndim - 1
     return Records(*(column.narrow(axis, start, rows) for column in records))
 
 

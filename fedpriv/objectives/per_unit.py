@@ -13,13 +13,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedpriv.objectives.base import Increment, Records, Slots
+from fedpriv.objectives.base import UNCLIPPED, Increment, Records, Slots
 from fedpriv.objectives.clipping import clipping, formed, upper_norm
-from fedpriv.objectives.local_training import UNCLIPPED
 from fedpriv.objectives.view import View
 from fedpriv.replicates.columns import Scalar
 
-_VALUES = 2**24  # that the units of one chunk make
+_VALUES = 2**21  # that the units of one chunk make: what lies in a cache is clipped faster
 
 
 @dataclass(frozen=True)
