@@ -139,7 +139,7 @@ class _Group:
         self._optimizer: Optimizer = self._stacked([plan.optimizer for plan in plans])
         self._objective: Objective = self._stacked([plan.objective for plan in plans])
         noises = [aggregate(plan.noise) if self._run.noise == "aggregate" else plan.noise for plan in plans]
-        dimension, rounds = self._task.objective.dimension, self._schedule.rounds
+        dimension, rounds = first.objective.dimension, self._schedule.rounds
         draws = first.mechanism.draws
         self._draws = draws
         self._feed = (
