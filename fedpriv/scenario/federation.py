@@ -23,7 +23,7 @@ class FederationSection(Section):
     """
 
     silos: Count = Field(
-        description="number of silos M; all answer every round, unless they drop out; 1 pool where there are clients"
+        description="number of silos M; all answer, unless they drop out; 1 pool where there are clients"
     )
     clients: Count | None = Field(
         None, description="in place of silos: how many clients there are, of which a trusted server asks cohorts"
