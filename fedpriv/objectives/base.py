@@ -1,5 +1,6 @@
 """What an objective is: clipped sums of per-record increments, and an evaluation."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, Self
@@ -85,6 +86,15 @@ class Objective(Protocol):
         """
         ...
 
+    @property
+    def convex_within(self) -> float:
+        """The radius of the ball around 0 in which every record's loss is convex, with `lipschitz` and `smoothness`
+        valid, if a run starts in its centre: inf where that is everywhere, 0 where it is not known.
+
+        Bounds on the excess risk rest on it, no guarantee does.
+        """
+        ...
+
     def initial(self) -> Tensor:
         """x_1, shape (d,)."""
         ...
@@ -166,6 +176,10 @@ class Deterministic:
     """What objectives without public coins have in common."""
 
     convex: bool = False
+
+    @property
+    def convex_within(self) -> float:
+        return math.inf if self.convex else 0.0
 
     @property
     def outer(self) -> Outer | None:

@@ -53,8 +53,9 @@ class FederationSection(Section):
     """[federation]: how many silos, rounds and records.
 
     `rounds` alone reads `batch` records of each silo a round; `samples` alone gives as many rounds as they last;
-    both together share the samples out over the rounds: the way to large batches.  Every round of a pass reads
-    equally many records of a silo, which is a public number: what does not fill a round is left out.
+    both together share the samples out over the rounds: the way to large batches.  All three give passes of as many
+    rounds as the samples last, and as many passes as the rounds do: the last one may be cut.  Every round of a pass
+    reads equally many records of a silo, which is a public number: what does not fill a round is left out.
     """
 
     silos: Count = Field(description="number of silos M; all take part in every round")
@@ -90,12 +91,15 @@ class FederationSection(Section):
     def _consistent(self) -> Self:
         if self.rounds is None and self.samples is None:
             raise ValueError("needs rounds, or samples, or both")
-        if self.rounds is not None and self.samples is not None and self.batch is not None:
-            raise ValueError("rounds and samples together say what the batch is: leave batch out")
+        if self._counted and self.epochs != 1:
+            raise ValueError("rounds, samples and batch together say how many passes there are: leave epochs out")
         if self.rounds is not None and self.rounds % self.epochs:
-            raise ValueError(f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}")
-        if self.size_skew is not None and (self.rounds is None or self.samples is None):
-            raise ValueError("size_skew shares samples out over rounds: give both rounds and samples")
+            raise ValueError(
+                f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}; for a last pass that is cut "
+                "give samples and batch in place of epochs"
+            )
+        if self.size_skew is not None and (self.rounds is None or self.samples is None or self.batch is not None):
+            raise ValueError("size_skew shares samples out over rounds: give both, and no batch")
         if self.batches is not None:
             if self.rounds is None or self.samples is not None or self.batch is not None:
                 raise ValueError(
@@ -103,15 +107,26 @@ class FederationSection(Section):
                 )
             if len(self.batches) != self.silos:
                 raise ValueError(f"batches has {len(self.batches)} numbers, and there are {self.silos} silos")
-        least = self.silos * (self.rounds_per_epoch if self.rounds is not None else self.batch or 1)
+        shared_out = self.rounds is not None and self.batch is None
+        least = self.silos * (self.rounds_per_epoch if shared_out else self.batch or 1)
         if self.samples is not None and self.samples < least:
             raise ValueError(f"samples = {self.samples} are too few for one pass: at least {least} are needed")
+        if self.rounds is not None and self.rounds < self.rounds_per_epoch:
+            raise ValueError(
+                f"rounds = {self.rounds} do not read the samples once: at batch = {self.batch} it takes "
+                f"{self.rounds_per_epoch}; leave batch out, or give fewer samples"
+            )
         return self
+
+    @property
+    def _counted(self) -> bool:
+        """Whether passes are counted by rounds: the last of them may be cut."""
+        return self.rounds is not None and self.samples is not None and self.batch is not None
 
     @property
     def rounds_per_epoch(self) -> int:
         """Rounds of one pass."""
-        if self.rounds is not None:
+        if self.rounds is not None and not self._counted:
             return self.rounds // self.epochs
         assert self.samples is not None
         return self.samples // (self.silos * (self.batch or 1))
@@ -119,13 +134,13 @@ class FederationSection(Section):
     @property
     def total_rounds(self) -> int:
         """T."""
-        return self.rounds_per_epoch * self.epochs
+        return self.rounds_per_epoch * self.epochs if self.rounds is None else self.rounds
 
     def batch_sizes(self, seed: int) -> tuple[int, ...]:
         """Records of each silo in one round; every place of the silo's order has as many."""
         if self.batches is not None:
             return self.batches
-        if self.samples is None or self.rounds is None:
+        if self.samples is None or self.rounds is None or self.batch is not None:
             return (self.batch or 1,) * self.silos
         return silo_sizes(self.samples // self.rounds_per_epoch, self.silos, self.size_skew, seed)
 
