@@ -89,8 +89,8 @@ def _prescription(name: str, trusted: bool, settings: Mu2Settings, problem: Prob
     try:
         if problem.epsilon is None or settings.diameter / 2.0 > problem.convex_within:
             raise InputError(
-                f"{name} needs a guarantee, and a loss that is convex, with a known slope and smoothness, in the ball of "
-                f"diameter {settings.diameter:g}"
+                f"{name} needs a guarantee, and a loss that is convex, with a known slope and smoothness, in the "
+                f"ball of diameter {settings.diameter:g}"
             )
         asked = mu2_parameters(
             Mu2Problem(

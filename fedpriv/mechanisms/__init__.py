@@ -8,6 +8,7 @@ from fedpriv.mechanisms.inverse_square_root import BandedInverseSquareRoot
 from fedpriv.mechanisms.leaf import LeafGaussian
 from fedpriv.mechanisms.paper_tree import PaperTree
 from fedpriv.mechanisms.phased import PhaseEnds
+from fedpriv.mechanisms.scheduled import ScheduledGaussian
 from fedpriv.mechanisms.sliding_differences import SlidingDifferences
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
 from fedpriv.mechanisms.tree import BinaryTree
@@ -26,6 +27,7 @@ __all__ = [
     "MechanismState",
     "PaperTree",
     "PhaseEnds",
+    "ScheduledGaussian",
     "Sensitivity",
     "Separated",
     "SlidingDifferences",

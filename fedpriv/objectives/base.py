@@ -88,8 +88,8 @@ class Objective(Protocol):
 
     @property
     def convex_within(self) -> float:
-        """The radius of the ball around 0 in which every record's loss is convex, with `lipschitz` and `smoothness`
-        valid, if a run starts in its centre: inf where that is everywhere, 0 where it is not known.
+        """The radius of the ball around 0 in which every record's loss is convex, with `lipschitz` and
+        `smoothness` valid, if a run starts in its centre: inf where that is everywhere, 0 where it is not known.
 
         Bounds on the excess risk rest on it, no guarantee does.
         """

@@ -53,9 +53,9 @@ class FederationSection(Section):
     """[federation]: how many silos, rounds and records.
 
     `rounds` alone reads `batch` records of each silo a round; `samples` alone gives as many rounds as they last;
-    both together share the samples out over the rounds: the way to large batches.  All three give passes of as many
-    rounds as the samples last, and as many passes as the rounds do: the last one may be cut.  Every round of a pass
-    reads equally many records of a silo, which is a public number: what does not fill a round is left out.
+    both together share the samples out over the rounds: the way to large batches.  All three give passes of as
+    many rounds as the samples last, and as many passes as the rounds do: the last one may be cut.  Every round of
+    a pass reads equally many records of a silo, which is a public number: what does not fill a round is left out.
     """
 
     silos: Count = Field(description="number of silos M; all take part in every round")
@@ -91,12 +91,12 @@ class FederationSection(Section):
     def _consistent(self) -> Self:
         if self.rounds is None and self.samples is None:
             raise ValueError("needs rounds, or samples, or both")
-        if self._counted and self.epochs != 1:
+        if self.rounds is not None and self.samples is not None and self.batch is not None and self.epochs != 1:
             raise ValueError("rounds, samples and batch together say how many passes there are: leave epochs out")
         if self.rounds is not None and self.rounds % self.epochs:
             raise ValueError(
-                f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}; for a last pass that is cut "
-                "give samples and batch in place of epochs"
+                f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}; for a last pass that is "
+                "cut give samples and batch in place of epochs"
             )
         if self.size_skew is not None and (self.rounds is None or self.samples is None or self.batch is not None):
             raise ValueError("size_skew shares samples out over rounds: give both, and no batch")
@@ -107,8 +107,7 @@ class FederationSection(Section):
                 )
             if len(self.batches) != self.silos:
                 raise ValueError(f"batches has {len(self.batches)} numbers, and there are {self.silos} silos")
-        shared_out = self.rounds is not None and self.batch is None
-        least = self.silos * (self.rounds_per_epoch if shared_out else self.batch or 1)
+        least = self.silos * (self.batch or (1 if self.rounds is None else self.rounds_per_epoch))
         if self.samples is not None and self.samples < least:
             raise ValueError(f"samples = {self.samples} are too few for one pass: at least {least} are needed")
         if self.rounds is not None and self.rounds < self.rounds_per_epoch:
@@ -119,16 +118,10 @@ class FederationSection(Section):
         return self
 
     @property
-    def _counted(self) -> bool:
-        """Whether passes are counted by rounds: the last of them may be cut."""
-        return self.rounds is not None and self.samples is not None and self.batch is not None
-
-    @property
     def rounds_per_epoch(self) -> int:
         """Rounds of one pass."""
-        if self.rounds is not None and not self._counted:
-            return self.rounds // self.epochs
-        assert self.samples is not None
+        if self.samples is None or (self.rounds is not None and self.batch is None):
+            return (self.rounds or 0) // self.epochs
         return self.samples // (self.silos * (self.batch or 1))
 
     @property

@@ -1,9 +1,9 @@
 """What the mean excess risk of a run cannot exceed, at the run's own numbers.
 
 Derived here, in the way of the papers' proofs, with every constant: a theorem says what happens at its own
-parameters, these say it at anyone's.  F is the mean of convex losses of smoothness M, x* its best point in the ball
-K of radius R around the start, every record is read once, e_t is what is released in round t minus what F itself would
-have released, and s_t its root mean square norm.
+parameters, these say it at anyone's.  F is the mean of convex losses of smoothness M, x* its best point in the
+ball K of radius R around the start, every record is read once, e_t is what is released in round t minus what F
+itself would have released, and s_t its root mean square norm.
 
 **Three sequences** (`NesterovCoupling`, α_t = t, A_t = t(t+1)/2, released α_t ∇F(x_t) + e_t).  With
 c_t = 2β/(t+1) - M > 0 the step to y_{t+1} pays for the one to z_{t+1}, since y_{t+1} is the best point of K for
@@ -12,9 +12,9 @@ c_t = 2β/(t+1) - M > 0 the step to y_{t+1} pays for the one to z_{t+1}, since y
     A_t F(y_{t+1}) ≤ A_{t-1} F(y_t) + α_t F(x*) + β/2 (‖z_t - x*‖² - ‖z_{t+1} - x*‖²)
                      + ⟨e_t, x* - z_t⟩ + (t+1)/(4 t c_t) ‖e_t‖²
 
-c_t > 0 in all rounds is β > M (T+1)/2, as Choquette-Choo et al.'s Theorem 15 has it up to the constant (β ≥ 2 M T).
-Their Theorem 3 takes a smaller β by halving the z-step in its proof: for the step that Algorithm 1 prints and such a β no
-bound is known, and none is given here.
+c_t > 0 in all rounds is β > M (T+1)/2; Choquette-Choo et al. ask for β ≥ 2 M T where the minimizer may lie outside
+(Theorem 15).  In the other setting (Theorem 3) they take a smaller β, and their proof halves the z-step: for the
+step that Algorithm 1 prints and such a β no bound is known, and none is given here.
 
 **Projected SGD** (released ∇F(x_t) + e_t, mean of x_2 … x_{T+1}, step η ≤ 1/M):
 
@@ -69,9 +69,7 @@ class Bound(NamedTuple):
     assumption: str = _UNCLIPPED
 
 
-def accelerated(
-    errors: Floats, radius: float, smoothness: float, beta: float, *, fresh: bool = False
-) -> Bound:
+def accelerated(errors: Floats, radius: float, smoothness: float, beta: float, *, fresh: bool = False) -> Bound:
     """(β R²/2 + Σ (2R s_t + (t+1) s_t²/(4 t c_t))) / A_T; `errors` are the s_t, (T,).
 
     `fresh` says that e_t has mean 0 whatever was released before: then nothing is lost on ⟨e_t, x* - z_t⟩.

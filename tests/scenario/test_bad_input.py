@@ -46,7 +46,10 @@ BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
     ({"privacy__mu": 1.0}, ["privacy: needs exactly one of mu, rho, zcdp and epsilon; given: mu, rho"]),
     ({"privacy__rho": None}, ["privacy: needs exactly one of mu, rho, zcdp and epsilon; given: none"]),
     ({"privacy__mode": "none"}, ['privacy: mode = "none" means no noise, so rho cannot be given with it']),
-    ({"federation__samples": 48, "federation__batch": 1}, ["rounds = 8 do not read the samples once", "it takes 16"]),
+    (
+        {"federation__samples": 48, "federation__batch": 1},
+        ["rounds = 8 do not read the samples once", "it takes 16"],
+    ),
     (
         {"federation__samples": 12, "federation__batch": 1, "federation__epochs": 2},
         ["rounds, samples and batch together say how many passes there are: leave epochs out"],

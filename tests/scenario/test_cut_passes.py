@@ -19,9 +19,11 @@ ALIGNED = MOMENTUM | {"name": "momentum-tree-aligned", "difference_clip": 0.3, "
 CUT = {"silos": 3, "rounds": 7, "samples": 20, "batch": 2}
 """Passes of 3 rounds, of which the third is cut after one; two of the samples fill no round."""
 
+PRIVACY = {"relation": "replace-one", "mu": 2.0}
+
 
 def tree(**algorithm: Any) -> dict[str, Any]:
-    return small_tree(algorithm=MOMENTUM | algorithm, federation=CUT, privacy={"relation": "replace-one", "mu": 2.0})
+    return small_tree(algorithm=MOMENTUM | algorithm, federation=CUT, privacy=PRIVACY)
 
 
 def test_passes_are_counted_by_rounds() -> None:
@@ -48,7 +50,7 @@ def test_the_worst_record_is_one_that_is_read_once_more() -> None:
 
 @pytest.mark.parametrize("algorithm", [MOMENTUM, ALIGNED], ids=lambda keys: keys["name"])
 def test_engines_agree_and_the_ledger_keeps_the_claim(algorithm: dict[str, Any], tmp_path: Path) -> None:
-    asked = small_tree(algorithm=algorithm, federation=CUT, privacy={"relation": "replace-one", "mu": 2.0})
+    asked = small_tree(algorithm=algorithm, federation=CUT, privacy=PRIVACY)
     losses = []
     for engine in ("vectorized", "inprocess"):
         results = fedpriv.run(asked, out=tmp_path / engine, engine=engine)
