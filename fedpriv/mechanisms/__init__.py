@@ -1,6 +1,7 @@
 """Noise mechanisms: factorizations of the running-sum workload, streamed one fresh vector a round."""
 
 from fedpriv.mechanisms.aligned_differences import AlignedDifferences
+from fedpriv.mechanisms.anchored import AnchoredSquareRoot
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
 from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz, LambdaCgd
 from fedpriv.mechanisms.gaussian import IndependentGaussian
@@ -16,6 +17,7 @@ from fedpriv.mechanisms.workload import Separated, Workload
 
 __all__ = [
     "AlignedDifferences",
+    "AnchoredSquareRoot",
     "BandedInverseSquareRoot",
     "BandedSquareRoot",
     "BinaryTree",

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field
 
 from fedpriv.errors import InputError
 from fedpriv.mechanisms.aligned_differences import AlignedDifferences
+from fedpriv.mechanisms.anchored import AnchoredSquareRoot
 from fedpriv.mechanisms.base import Mechanism
 from fedpriv.mechanisms.buffered_toeplitz import BufferedOptions, BufferedToeplitz, LambdaCgd
 from fedpriv.mechanisms.gaussian import IndependentGaussian
@@ -36,6 +37,7 @@ AUTO = "auto"
 
 _OF_ONE_ALGORITHM: tuple[type[Mechanism], ...] = (
     LeafGaussian,
+    AnchoredSquareRoot,
     PaperTree,
     PhaseEnds,
     SlidingDifferences,
