@@ -9,13 +9,14 @@ from fedpriv.cli.data import app as data_app
 from fedpriv.cli.flower import superlink, supernode
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, suggestion
 
 app = typer.Typer(
     name="fedpriv",
     help="Differentially private federated optimization: simulate, account, deploy.",
     no_args_is_help=True,
     add_completion=False,
+    suggest_commands=False,  # click does, once
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
@@ -109,6 +110,9 @@ def run(
 
         fedpriv run mnist-untrusted --workers 2
     """
+    from fedpriv.shipped import scenario_file
+
+    scenario_file(scenario)  # a name that is wrong is told before torch is imported
     from fedpriv.cli.run import run_scenario
     from fedpriv.engines.base import Connection
     from fedpriv.engines.workers import Workers
@@ -158,6 +162,7 @@ def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder
 
     for path in begin(folder):
         typer.echo(path)
+    typer.echo(f"next: cd {folder}, and the commands that README.md there names", err=True)
 
 
 @app.command()
@@ -195,7 +200,7 @@ def table(
     from fedpriv.sweep.results import read_results
 
     if style not in STYLES:
-        raise InputError(f"--format {style}: known formats are {', '.join(STYLES)}")
+        raise InputError(f"--format {style}: known formats are {', '.join(STYLES)}{suggestion(style, STYLES)}")
     typer.echo(render(read_results(run_dir), style), nl=False)
 
 
@@ -247,6 +252,9 @@ def audit(
 
     Example: fedpriv audit scenarios/quickstart.toml --set algorithm.trust=trusted
     """
+    from fedpriv.shipped import scenario_file
+
+    scenario_file(scenario)
     from fedpriv.cli.audit import audit_scenario
     from fedpriv.extensions import import_files
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedpriv.errors import InputError
-from fedpriv.scenario.find import scenario_file
+from fedpriv.shipped import scenario_file
 from fedpriv.scenario.messages import explain
 from fedpriv.scenario.overrides import Sorted, forget_what_gave_way, once, sort_out
 from fedpriv.scenario.published import Published, Scaling, changed, changed_axes, published_of, scaling_of

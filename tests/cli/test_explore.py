@@ -16,7 +16,7 @@ from fedpriv.cli.app import app
 from fedpriv.cli.tables import Column, print_rich
 from fedpriv.errors import InputError
 from fedpriv.models.table import MODELS
-from fedpriv.scenario.find import shipped
+from fedpriv.shipped import shipped
 
 SMALL = ["--set", "data.name=synthetic", "--set", "federation.rounds=8", "--set", "federation.silos=4"]
 

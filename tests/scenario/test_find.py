@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedpriv.errors import InputError
-from fedpriv.scenario.find import scenario_file, shipped
+from fedpriv.shipped import scenario_file, shipped
 from fedpriv.scenario.load import read_toml
 
 
