@@ -48,7 +48,7 @@ def root_may_run_engines() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def only_the_owner_writes() -> Iterator[None]:
-    """Guards refuse what a group may write, as a developer's umask of 002 lets it: no test depends on whose it is."""
+    """Guards refuse what a group may write, as a umask of 002 lets it: tests pass whatever the developer's is."""
     before = os.umask(0o022)
     yield
     os.umask(before)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fedpriv.cli.data import app as data_app
+from fedpriv.cli.export import export
 from fedpriv.cli.flower import superlink, supernode
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
@@ -262,5 +263,6 @@ def audit(
     audit_scenario(scenario, overrides or [], mu, trials, confidence, seed, as_json=as_json, store=store)
 
 
+app.command()(export)
 app.command()(superlink)
 app.command()(supernode)
