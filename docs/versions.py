@@ -1,7 +1,7 @@
 """Build the site of this checkout's version beside those of others: `python docs/versions.py FOLDER`.
 
-FOLDER/0.2.0/ is the site, FOLDER/versions.json is the list that its header shows, and FOLDER/index.html leads to the
-newest.
+FOLDER/0.2.0/ is the site, FOLDER/versions.json is the list that its header shows, FOLDER/index.html leads to the
+newest one.
 What other versions left in FOLDER stays: check out a tag, run this, and serve FOLDER.
 """
 
