@@ -68,7 +68,7 @@ def test_a_crate_names_every_file_with_what_made_it_and_what_is_protected(folder
         entities["#fedpriv"]["version"] == json.loads((folder / "results.json").read_text())["versions"]["fedpriv"]
     )
     assert root["datePublished"].endswith("+00:00")
-    assert "mu-GDP exactly with mu = 4" in entities["#privacy-1"]["value"]
+    assert "μ-GDP exactly with μ = 4" in entities["#privacy-1"]["value"]
 
 
 def test_every_link_of_a_crate_has_its_entity(folder: Path) -> None:

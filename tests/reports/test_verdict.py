@@ -31,20 +31,20 @@ def made(**more: Any) -> Results:
 def test_the_verdict_names_the_best_and_the_most_private_setting() -> None:
     said = verdict(made())
     assert said.startswith("DP-μ²-FL trained softmax-regression on mnist: 100 silos, 600 rounds.")
-    assert "Best: test accuracy 90.0 % (rho 4; " in said
-    assert "It was a simulation with seeded noise" in said
+    assert "Best: test accuracy 90.0 % (ρ = 4; " in said
+    assert "This was a simulation with seeded noise: it protects nobody" in said
 
 
 def test_a_real_release_is_told_from_a_simulation() -> None:
     said = verdict(made(noise="release"))
     assert "simulation" not in said
-    assert "operating systems' secret keys" in said
+    assert "secret keys of the operating systems" in said
 
 
 def test_a_run_without_noise_says_that_it_protects_nothing() -> None:
     said = verdict(made(mu=None, epsilon=None, noise="none"))
     assert "A cell without noise protects nothing." in said
-    assert "guesses about" not in said
+    assert "attacker" not in said
 
 
 def test_nothing_is_said_of_a_run_that_has_not_begun() -> None:
