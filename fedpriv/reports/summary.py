@@ -160,7 +160,7 @@ _SAY_WHAT_THEY_ARE = ("algorithm.name", "algorithm.trust", "data.name", "model.n
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """Dotted keys -> the symbol, or the last part (the section of a name); keys that would share one stay whole."""
+    """Dotted keys -> the symbol, or the last part (the section of a name); a shared one stays whole."""
     last = {key: SYMBOLS.get(key) or key.removesuffix(".name").rpartition(".")[2] for key in keys}
     uses = Counter(last.values())
     return {key: name if uses[name] == 1 else key for key, name in last.items()}

@@ -41,7 +41,8 @@ def verdict(results: Results) -> str:
     kinds = {cell["noise"] for cell in results.cells}
     if kinds == {"simulation"}:
         sentences.append(
-            "This was a simulation with seeded noise: it protects nobody. A deployment with these settings has these figures."
+            "This was a simulation with seeded noise: it protects nobody. A deployment with these settings has "
+            "these figures."
         )
     elif "release" in kinds:
         sentences.append(
@@ -92,8 +93,8 @@ def _guess(unit: str, low: float, high: float) -> str:
     if f"{low:.4g}" == f"{high:.4g}":
         return f"{_ATTACKER.format(unit=unit)} {percent(best_guess(high))} (μ = {high:.4g}: {word} protection)."
     return (
-        f"{_ATTACKER.format(unit=unit)} {percent(best_guess(low))} (μ = {low:.4g}: {protection_word(low)} protection) "
-        f"to {percent(best_guess(high))} (μ = {high:.4g}: {word} protection)."
+        f"{_ATTACKER.format(unit=unit)} {percent(best_guess(low))} (μ = {low:.4g}: {protection_word(low)} "
+        f"protection) to {percent(best_guess(high))} (μ = {high:.4g}: {word} protection)."
     )
 
 
