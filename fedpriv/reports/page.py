@@ -46,7 +46,8 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
     said = statements(results)
     audit = stored_audit(folder)
     history = list(read_history(folder)) if results.cells else []
-    clipped = clipped_svg(results) if results.cells and not live else None
+    shares = {cell["fraction_clipped"] for cell in results.cells}
+    clipped = clipped_svg(results) if results.cells and not live and shares not in ({0}, {1}) else None
     return _template().render(
         results=results,
         title=results.title or results.name,
@@ -72,14 +73,15 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
         tables=tables_of(results),
         charts=[(chart, drawn(chart)) for chart in charts_of(results, history, audit)] if results.cells else [],
         clipped=None if clipped is None else Markup(clipped),
-        nothing_clipped=bool(results.cells) and all(cell["fraction_clipped"] == 0 for cell in results.cells),
+        clipped_everywhere={0: "No", 1: "Every"}.get(shares.pop()) if len(shares) == 1 else None,
         settings=_settings(results),
     )
 
 
 def _unbroken(text: str) -> str:
-    """With spaces at which no line ends: in "69.6 %" and "ε = 4"."""
-    return re.sub(r"(?<=\d) (?=%)| (?==)|(?<==) ", "\N{NO-BREAK SPACE}", text)
+    """With spaces and hyphens at which no line ends: in "69.6 %", "ε = 4" and "1e-05"."""
+    spaced = re.sub(r"(?<=\d) (?=%)| (?==)|(?<==) ", "\N{NO-BREAK SPACE}", text)
+    return re.sub(r"(?<=\de)-(?=\d)", "\N{NON-BREAKING HYPHEN}", spaced)
 
 
 @cache

@@ -174,7 +174,10 @@ def _shown(results: Results, point: Mapping[str, Any], metric: Metric) -> str:
 def _at(results: Results, point: Mapping[str, Any]) -> str:
     cell = cells_at(results, point)[0]
     epsilon = "" if cell["epsilon"] is None else f"ε = {cell['epsilon']:.4g} at δ = {cell['delta']:g}"
-    varied = point_text(results, {key: value for key, value in point.items() if len(results.axes[key]) > 1})
+    told = {key: value for key, value in point.items() if len(results.axes[key]) > 1}
+    varied = point_text(
+        results, {key: value for key, value in told.items() if key != "privacy.epsilon" or not epsilon}
+    )
     where = "; ".join(filter(None, [varied, epsilon]))
     return f" ({where})" if where else ""
 

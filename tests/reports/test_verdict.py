@@ -87,3 +87,16 @@ def test_repeated_runs_compose() -> None:
         assert [float(text) for text in row[1:]] == [
             pytest.approx(epsilon_of(mu * runs**0.5, 1e-5), rel=1e-3) for runs in RUNS
         ]
+
+
+def test_an_epsilon_that_is_swept_is_said_once() -> None:
+    results = results_of(
+        {"privacy.epsilon": [1.0, 4.0]},
+        [0],
+        lambda point, seed: (2.0, 0.1 * point["privacy.epsilon"]),
+        facts=lambda point: {**facts()(point), "epsilon": point["privacy.epsilon"]},
+    )
+    assert (
+        "Best: test accuracy 40.0 % (ε = 4 at δ = 1e-05). Most private: 10.0 % (ε = 1 at δ = 1e-05)."
+        in verdict(results)
+    )
