@@ -190,8 +190,11 @@ def test_poisson_sampling_is_said_in_words_and_has_no_mu(tmp_path: Path) -> None
 def test_what_all_cells_have_in_common_is_a_sentence_and_no_figure(clip: float, said: str, tmp_path: Path) -> None:
     """Independent noise on sums without memory is the same under every mechanism: no chart of that either."""
     algorithm = {"name": "dp-sgd", "trust": "trusted", "clip": clip, "step": 1e-3}
+    privacy = {"relation": "replace-one", "mu": 1.0}
     source = (
-        fedpriv.run({**small_tree(), "algorithm": algorithm}, out=tmp_path / "run").report().read_text("utf-8")
+        fedpriv.run({**small_tree(), "algorithm": algorithm, "privacy": privacy}, out=tmp_path / "run")
+        .report()
+        .read_text("utf-8")
     )
     assert said in Page(source).text
     assert 'id="clipped"' not in source
