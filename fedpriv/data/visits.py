@@ -1,7 +1,7 @@
 """A made-up table of persons with several records: visits of patients to four clinics, computed, always the same.
 
-Nobody is described by it.  Patients come 1 to 16 times, half of them once or twice; what is measured varies between
-patients and, less, between the visits of one, so that the visits of a patient tell much the same.
+Nobody is described by it.  Patients come 1 to 16 times, half of them once or twice; what is measured varies
+between patients and, less, between the visits of one, so that the visits of a patient tell much the same.
 """
 
 import csv

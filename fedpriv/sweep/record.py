@@ -7,7 +7,7 @@ from importlib import metadata
 from typing import Any, Literal
 
 from fedpriv.accounting.gdp import epsilon_of
-from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.accounting.guarantees import GaussianDP, Guarantee
 from fedpriv.privacy.claim import EXACT, PrivacyClaim
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
 from fedpriv.privacy.several import bounds_of_several
@@ -62,7 +62,7 @@ def privacy_of(
     return {**statement, "target": _target(cell), **figures}
 
 
-def _several(claim: PrivacyClaim | None, delta: float) -> dict[str, dict[str, float | None]] | None:
+def _several(claim: PrivacyClaim[Guarantee] | None, delta: float) -> dict[str, dict[str, float | None]] | None:
     """What k records of one person cost in a run that protects records; None for any other."""
     if claim is None or claim.unit.name != RECORD.name:
         return None
