@@ -1,7 +1,7 @@
 """Noise of an anchor's own, and square-root noise on the changes since: for sums that restart, read once.
 
-In the first round of a period everything is released anew, later rounds add differences.  A tree charges a record of
-an anchor and one of a difference alike; here each has noise of its own, as large as it needs:
+In the first round of a period everything is released anew, later rounds add differences.  A tree charges a record
+of an anchor and one of a difference alike; here each has noise of its own, as large as it needs:
 
     C = diag(1/anchor, C')  in every period,   C' the square root of the period's other rounds
 """
@@ -28,7 +28,7 @@ _MOST_PERIOD = 1024  # as many vectors are kept
 
 @dataclass(frozen=True)
 class AnchoredSquareRoot(Mechanism):
-    """`anchor` times as much noise in an anchor's round as is fresh in the others, which stays until the next one.
+    """`anchor` times as much noise in an anchor's round as is fresh in others, which stays until the next one.
 
     Guarantee: in one pass a record is in one round.  At an anchor it moves C s by its clip over `anchor`, elsewhere
     by its clip times the norm of its column of C', which ends with the period; the worst record is charged,
