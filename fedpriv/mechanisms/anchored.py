@@ -30,9 +30,9 @@ _MOST_PERIOD = 1024  # as many vectors are kept
 class AnchoredSquareRoot(Mechanism):
     """`anchor` times as much noise in an anchor's round as is fresh in others, which stays until the next one.
 
-    Guarantee: in one pass a record is in one round.  At an anchor it moves C s by its clip over `anchor`, elsewhere
-    by its clip times the norm of its column of C', which ends with the period; the worst record is charged,
-    exactly, for any clips.
+    Guarantee: in one pass a record is in one round.  At an anchor it moves C s by its clip over `anchor`,
+    elsewhere by its clip times the norm of its column of C', which ends with the period; the worst record is
+    charged, exactly, for any clips.
     """
 
     name: ClassVar[str] = "anchored"
