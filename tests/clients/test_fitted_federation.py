@@ -1,4 +1,4 @@
-"""Guards and a server with fitted noise: the server fits, the guards get numbers, certify and charge them."""
+"""Three guards and a server with fitted noise: the server fits, guards get numbers, certify and charge them."""
 
 import json
 from pathlib import Path
