@@ -57,7 +57,8 @@ def server_app(observer_of: Callable[[Context], RunObserver]) -> ServerApp:
 def run_cell(grid: Grid, cell: Cell, observer: RunObserver) -> Finished:
     """All rounds of one simulated cell over a grid."""
     task = task_of_cell(cell)
-    strategy = simulated_strategy(plan_of(cell, task.objective), task.objective.initial(), cell)
+    plan = plan_of(cell, task.objective)
+    strategy = simulated_strategy(plan, plan.objective.initial(), cell)
     return _run(strategy, grid, cell, task, observer)
 
 
@@ -68,7 +69,8 @@ def deploy_cell(grid: Grid, cell: Cell, observer: RunObserver, folder: Path) -> 
     while the run lasts.
     """
     task = public_task_of_cell(cell)
-    plan, initial = plan_of(cell, task.objective, released=True), task.objective.initial()
+    plan = plan_of(cell, task.objective, released=True)
+    initial = plan.objective.initial()
     patient = PatientGrid(grid, registered=os.environ.get(REGISTERED) == "1")
     with ServerJournal(folder, Entries.of(plan)) as journal:
         strategy = deployed_strategy(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Data sets: download, verify, cache.", no_args_is_help=True)
+app = typer.Typer(help="Data sets: download, verify, cache.", no_args_is_help=True, suggest_commands=False)
 
 
 @app.command("fetch")

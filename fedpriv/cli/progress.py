@@ -87,6 +87,9 @@ class Progress(RunObserver):
     def lost(self, worker: str, places: Sequence[int]) -> None:
         sys.stderr.write(f"fedpriv: {worker} died; {len(places)} cells are run again\n")
 
+    def noted(self, line: str) -> None:
+        sys.stderr.write(f"fedpriv: {line}\n")
+
     def ended(self) -> None:
         if self._live:
             self._panel.stop()
@@ -134,6 +137,9 @@ class JsonLines(RunObserver):
 
     def lost(self, worker: str, places: Sequence[int]) -> None:
         self._tell("lost", {"worker": worker, "cells": list(places)})
+
+    def noted(self, line: str) -> None:
+        self._tell("noted", {"line": line})
 
     def stopped(self, rerun: str) -> None:
         """Say how to go on; `rerun` is the command that was given."""

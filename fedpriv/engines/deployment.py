@@ -40,6 +40,8 @@ def run_deployment(
     address = connection.superlink
     if address is None:
         refuse_root("--engine deployment")
+    for cell in cells:
+        _refuse_clients(cell)
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "deployment")
         if cell.federation.drop_out or cell.federation.away:
@@ -61,6 +63,14 @@ def run_deployment(
         yield Outcome(index, finished)
         if address is None and state_folder(token).exists():
             remove_silos(state_folder(token))
+
+
+def _refuse_clients(cell: Cell) -> None:
+    if cell.federation.clients is not None:
+        raise InputError(
+            f"federation.clients = {cell.federation.clients}: engine deployment has silos with guards, and no "
+            "clients that come and go; use --engine vectorized"
+        )
 
 
 def _submit(link: SuperLink, index: int, cell: Cell, out: Path, token: str, observer: RunObserver) -> Finished:

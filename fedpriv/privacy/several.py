@@ -42,7 +42,7 @@ def bounds_of_several(guarantee: Guarantee, delta: float) -> dict[str, dict[str,
 def words_of_several(guarantee: Guarantee, delta: float) -> str:
     """A sentence of a report."""
     told = ", ".join(
-        f"{size} records: epsilon {'unknown' if math.isinf(epsilon) else f'{epsilon:.4g}'}"
+        f"{size} records: ε {'unknown' if math.isinf(epsilon) else f'= {epsilon:.4g}'}"
         for size, epsilon in epsilons_of_several(guarantee, delta).items()
     )
-    return f"A person with several records is protected less, at delta = {delta:g}: {told}."
+    return f"A person with several records is protected less, at δ = {delta:g}: {told}."

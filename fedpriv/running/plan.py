@@ -203,6 +203,7 @@ def problem_of(cell: Cell, objective: Objective) -> Problem:
         lipschitz=objective.lipschitz,
         smoothness=objective.smoothness,
         convex=objective.convex,
+        convex_within=objective.convex_within,
         batch=sum(cell.batch_sizes),
         schedule=cell.schedule,
         epsilon=None if cell.privacy.target is None else epsilon_of(cell.privacy.target, cell.privacy.delta),
@@ -210,6 +211,7 @@ def problem_of(cell: Cell, objective: Objective) -> Problem:
         seed=cell.seed,
         silos=len(cell.batch_sizes),
         relation=cell.privacy.relation,
+        unit=cell.privacy.protected,
     )
 
 
@@ -237,15 +239,15 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     check_gaps(cell, estimator, mechanism)
     private = cell.privacy.target is not None
     check_clips(map(estimator.round, range(1, schedule.rounds + 1)), max(batch_sizes), private)
-    exact = exact_plan_of(cell, objective, estimator, mechanism, workload) if _exactly(cell, released) else None
+    relation, unit = cell.privacy.relation, cell.privacy.protected
+    looked_at = _by_units(row.objective(settings, problem, objective), unit, row.name)
+    exact = exact_plan_of(cell, looked_at, estimator, mechanism, workload) if _exactly(cell, released) else None
     if exact is None:
         noise = float_noise_of(cell, schedule, workload, mechanism, weights)
     else:
         mechanism, noise = exact.run.factored.mechanism, noise_of(exact, trust, batch_sizes)
     check_noise(noise)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
-    relation, unit = cell.privacy.relation, cell.privacy.protected
-    looked_at = _by_units(row.objective(settings, problem, objective), unit, row.name)
     lattice = None
     if exact is None and noise.sources:
         check_sums(noise, largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)

@@ -1,14 +1,10 @@
 """Whether a run can go on without a silo that does not answer."""
 
-from typing import TYPE_CHECKING
-
 from fedpriv.privacy.trust import Trust
-
-if TYPE_CHECKING:
-    from fedpriv.scenario.schema import FederationSection
+from fedpriv.scenario.federation import FederationSection
 
 
-def check_absences(federation: "FederationSection", key: str | None, trust: Trust) -> None:
+def check_absences(federation: FederationSection, key: str | None, trust: Trust) -> None:
     """ValueError, naming `key`, under a trust setting that needs all silos, and for silos or rounds there are not.
 
     Guarantee: what is released without a silo is a sum with fixed weights, whose noise is what is claimed.

@@ -68,7 +68,7 @@ def canaries_of(cell: Cell, runs: int = 2, mu: float = 1.0) -> Shown:
 
 
 @torch.inference_mode()
-def company_of(cell: Cell, runs: int = 700, mu: float = 1.5) -> Shown:
+def company_of(cell: Cell, runs: int, mu: float = 1.0) -> Shown:
     small = secret.company_cell(cell, mu)
     plan = plan_of(small, objective_for(small, 1), released=True)
     return secret.company_shown(plan, secret.company(small, runs, 1), Curve(secret.guarantee_of(plan)), FAILURE)
@@ -132,7 +132,7 @@ def test_one_round_in_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_rounds_that_the_company_gives_away(monkeypatch: pytest.MonkeyPatch, plant: Any, sampling: str) -> None:
     plant(monkeypatch)
-    found = company_of(cell_of(sampling))
+    found = company_of(cell_of(sampling), 1200, mu=2.0)
     assert found.excess > 0.0, found
     assert found.test == "a round that all others leave"
 

@@ -22,7 +22,8 @@ from tests.engines.test_units import persons_tree
 PAGE = Path("docs/participation.md")
 BEGIN, END = "<!-- made by tests/engines/test_participation_table.py -->", "<!-- end -->"
 
-PUBLIC = tuple(name for name, kind in CHOSEN.items() if not kind.secret)
+PUBLIC = tuple(name for name, kind in CHOSEN.items() if not (kind.secret or kind.of_clients))
+AVAILABLE = tuple(name for name, kind in CHOSEN.items() if kind.of_clients)
 SECRET = tuple(name for name, kind in CHOSEN.items() if kind.secret)
 FRESH = (
     {"name": "dp-sgd", "clip": 1.0, "step": 0.1},
@@ -48,6 +49,7 @@ class Row(NamedTuple):
 ALL = tuple(UNITS)
 SMALL = ("record", "user")
 AWAY = {"drop_out": 0.3}
+COHORTS = {"clients": 8, "cohort": 2}
 TABLE = (
     Row("public order, fresh noise in every round", PUBLIC, ALL, FRESH),
     Row("public order, correlated noise", PUBLIC, ALL, TREE + BANDED),
@@ -56,8 +58,14 @@ TABLE = (
     Row("the same, more bands than groups", SECRET, SMALL, BANDED),
     Row("the same, noise on sums that run on", SECRET, SMALL, SUMS),
     Row("the same, a tree's noise", SECRET, SMALL, TREE),
-    Row("secret rounds of clients, fresh noise", SECRET, ("client",), FRESH),
+    Row("secret rounds of the clients of a silo, fresh noise", SECRET, ("client",), FRESH),
     Row("the same, banded noise in as many groups", SECRET, ("client",), BANDED, 2),
+    Row("clients in cyclic cohorts, fresh noise", PUBLIC, ("client",), FRESH, federation=COHORTS),
+    Row("the same, correlated noise", PUBLIC, ("client",), TREE + BANDED, federation=COHORTS),
+    Row("clients as they are available, fresh noise", AVAILABLE, ("client",), FRESH, federation=COHORTS),
+    Row("the same, correlated noise", AVAILABLE, ("client",), TREE + BANDED, federation=COHORTS),
+    Row("clients in secret cohorts, fresh noise", SECRET, ("client",), FRESH, federation=COHORTS),
+    Row("the same, banded noise in as many groups", SECRET, ("client",), BANDED, 2, federation=COHORTS),
     Row("persons in two silos, public order", PUBLIC, ("user",), FRESH, privacy={"shared": 2}),
     Row("persons in two silos, secret rounds", SECRET, ("user",), FRESH, privacy={"shared": 2}),
     Row("silos that drop out, public order", PUBLIC, ALL, FRESH, federation=AWAY),
@@ -71,9 +79,11 @@ def tree_of(folder: Path, row: Row, sampling: str, unit: str, trust: str, algori
     of_unit = {} if unit == "record" else {"unit": unit, "records": 3}
     batch = {"batches": [2, 2]} if unit == "user" else {"batch": 2}
     groups = {"groups": row.groups} if row.groups > 1 else {}
+    where = {} if "clients" in row.federation else {"silos": 2, **batch}
+    apart = {"min_separation": 2} if CHOSEN[sampling].of_clients else {}
     return {
         **tree,
-        "federation": {"silos": 2, "rounds": 4, "sampling": sampling, **batch, **groups, **row.federation},
+        "federation": {"rounds": 4, "sampling": sampling, **where, **groups, **apart, **row.federation},
         "algorithm": {"trust": trust, **algorithm},
         "privacy": {"relation": "zero-out", "epsilon": 4.0, **of_unit, **row.privacy},
     }
