@@ -13,8 +13,7 @@ on μ, corrected for the size of the families (Bonferroni), must stay under the 
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.auditing import hostile, integers, secret
 from fedpriv.auditing.canaries import Layout, auditable, misread, objective_for, single_pass
 from fedpriv.auditing.statistics import best_bound, heaviest_round
+from fedpriv.auditing.steps import Progress, Steps, one_thread
 from fedpriv.auditing.tradeoff import Curve
 from fedpriv.auditing.transcripts import Trials, run_trials
 from fedpriv.errors import FedprivError, InputError
@@ -39,9 +39,6 @@ CANARIES, IN_HEAVIEST = 1024, 256
 """Of one run, and of those in the round where they weigh most."""
 LEAST_TRIALS = 2 * CANARIES
 SMALLEST_MU, LARGEST_MU = 1e-3, 100.0  # beyond, no number of trials that can be run says anything
-
-Progress = Callable[[float], None]
-"""Hears which share of the work is done."""
 
 
 class AuditRefutedError(FedprivError):
@@ -79,17 +76,6 @@ class Audit:
     @property
     def stands(self) -> bool:
         return self.mu <= self.claimed_mu
-
-
-class _Steps:
-    """Counts steps that take about as long as one run of canaries."""
-
-    def __init__(self, progress: Progress, total: float) -> None:
-        self._progress, self._total, self._done = progress, total, 0.0
-
-    def __call__(self, steps: float = 1.0) -> None:
-        self._done += steps
-        self._progress(min(1.0, self._done / self._total))
 
 
 class _Asked(NamedTuple):
@@ -134,7 +120,7 @@ def audit(
         raise AuditRefutedError(f"the schedule is not the single pass that is claimed: {wrong}")
     runs = -(-trials // CANARIES)
     tried = {name: _FAMILIES[name] for name in _FAMILIES if name in families}
-    steps = _Steps(progress, sum(family.steps(runs) for family in tried.values()))
+    steps = Steps(progress, sum(family.steps(runs) for family in tried.values()))
     asked = _Asked(cell, small, runs, claimed_mu, seed)
     with one_thread(), torch.inference_mode():
         found = {
@@ -182,13 +168,13 @@ def _check(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: 
         raise InputError(f"seed = {seed}: expected a whole number of at least 0")
 
 
-def _canaries(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
+def _canaries(asked: _Asked, failure: float, steps: Steps) -> tuple[float, str]:
     """The best bound of canaries in the worst case; every run has its own coins and noise."""
     plan = _canary_plan(asked)
     return best_bound(plan, _gathered(asked, plan, asked.runs, None, steps), failure)
 
 
-def _driven(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
+def _driven(asked: _Asked, failure: float, steps: Steps) -> tuple[float, str]:
     """The same where queries overflow, are denormal or cancel: what canaries add there may have either sign."""
     plan = _canary_plan(asked)
     fitting = _canary_plan(asked, len(_layout(asked, plan).round))  # few rounds hold fewer canaries
@@ -210,7 +196,7 @@ def _layout(asked: _Asked, plan: Plan) -> Layout:
     return Layout.of(single_pass(asked.small), heaviest_round(plan), CANARIES, IN_HEAVIEST)
 
 
-def _gathered(asked: _Asked, plan: Plan, runs: int, queries: Sequence[Tensor] | None, steps: _Steps) -> Trials:
+def _gathered(asked: _Asked, plan: Plan, runs: int, queries: Sequence[Tensor] | None, steps: Steps) -> Trials:
     layout = _layout(asked, plan)
     gathered = []
     for number in range(runs):
@@ -219,7 +205,7 @@ def _gathered(asked: _Asked, plan: Plan, runs: int, queries: Sequence[Tensor] | 
     return Trials(*(np.concatenate(columns) for columns in zip(*gathered, strict=True)))
 
 
-def _integers(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
+def _integers(asked: _Asked, failure: float, steps: Steps) -> tuple[float, str]:
     small = integers.integers_cell(asked.cell, asked.mu)
     present, scores = [], []
     for number in range(integers.TRIALS):
@@ -230,7 +216,7 @@ def _integers(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]
     return integers.integers_bound(present, scores, failure)
 
 
-def _hostile(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
+def _hostile(asked: _Asked, failure: float, steps: Steps) -> tuple[float, str]:
     small = hostile.hostile_cell(asked.cell, asked.mu)
     if small is None:
         return 0.0, "none"
@@ -248,7 +234,7 @@ def _secret(
     small, few = secret.canary_cell(cell, mu), secret.company_cell(cell, mu)
     plan, alone = (plan_of(each, objective_for(each, 1), released=True) for each in (small, few))
     runs, companies = -(-trials // secret.CANARIES), trials // secret.COMPANIES
-    steps = _Steps(progress, runs + companies / secret.COMPANIES_A_STEP)
+    steps = Steps(progress, runs + companies / secret.COMPANIES_A_STEP)
     asked = _Asked(cell, small, runs, mu, seed)
     gathered = []
     for number in range(runs):
@@ -288,7 +274,7 @@ class _Family(NamedTuple):
 
     share: float
     steps: Callable[[int], float]
-    bound: Callable[[_Asked, float, _Steps], tuple[float, str]]
+    bound: Callable[[_Asked, float, Steps], tuple[float, str]]
 
 
 _FAMILIES = {
@@ -297,14 +283,3 @@ _FAMILIES = {
     "integers": _Family(0.2, lambda _: integers.TRIALS / 2, _integers),
     "hostile queries": _Family(0.2, lambda _: len(hostile.KINDS) * hostile.TRIALS / 16, _hostile),
 }
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch's threads would wait for each other in a busy loop, and on a busy machine for ever."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -46,7 +46,7 @@ from fedpriv.scenario import Cell
 
 Floats = NDArray[np.float64]
 _MOST_BINS, _MOST_EPOCHS, _MOST_SILOS = 8, 6, 3
-_BATCH, _COMPANY_BATCH = 128, 64
+_BATCH, _COMPANY_BATCH = 128, 128
 CANARIES = 512
 """Of one run."""
 COMPANIES, COMPANIES_A_STEP = 16, 32

@@ -132,7 +132,7 @@ def test_one_round_in_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_rounds_that_the_company_gives_away(monkeypatch: pytest.MonkeyPatch, plant: Any, sampling: str) -> None:
     plant(monkeypatch)
-    found = company_of(cell_of(sampling), 1200, mu=2.0)
+    found = company_of(cell_of(sampling), 1200, mu=1.5)
     assert found.excess > 0.0, found
     assert found.test == "a round that all others leave"
 
