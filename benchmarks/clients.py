@@ -28,8 +28,8 @@ _TURNS = 3
 _HERE = Path(__file__).parent
 _PFL = _HERE.parent / ".venv-pfl" / "bin" / "python"
 _DATA = "benchmark-clients"
-_ROUNDS = {"mlp": 100, "cnn": 30}
-_OF_PEERS = {"flower": {"mlp": 6, "cnn": 6}, "pfl": {"mlp": 30, "cnn": 15}}
+_ROUNDS = {"mlp": 40, "cnn": 8}
+_OF_PEERS = {"flower": {"mlp": 5, "cnn": 5}, "pfl": {"mlp": 12, "cnn": 6}}
 
 
 def cell(model: str, rounds: int) -> Cell:
