@@ -44,6 +44,11 @@ def run_deployment(
         _refuse_clients(cell)
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "deployment")
+        if cell.federation.drop_out or cell.federation.away:
+            raise InputError(
+                "federation.drop_out and federation.away are for simulations: silos of a deployment are away when "
+                'they are; write deployment.missing = "continue" instead'
+            )
         out = folder.resolve() / "deployment" / _digest(cell)
         token = _token(out)
         finished = FolderReader(out).result() if (out / "outcome.json").exists() else None

@@ -60,6 +60,8 @@ class Trust:
     noise_at_server: bool = False
     masked: bool = False
     """Whether silos mask what they send, so that the server learns its sum only."""
+    one_party: bool = False
+    """Whether server and silos are one, who has all records."""
     protects_clients: str = ""
     """The same where units are clients in cohorts, which only some settings have."""
 
@@ -152,6 +154,7 @@ CURATOR = Trust(
     "and silos in one: nothing is broadcast to anyone else",
     trust_level=3,
     noise_at_server=True,
+    one_party=True,
 )
 
 TRUSTS = {setting.name: setting for setting in (UNTRUSTED, TRUSTED, SECURE_AGGREGATION, CURATOR)}

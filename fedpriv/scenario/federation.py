@@ -23,7 +23,7 @@ class FederationSection(Section):
     """
 
     silos: Count = Field(
-        description="number of silos M; all take part in every round; 1 pool where there are clients"
+        description="number of silos M; all answer, unless they drop out; 1 pool where there are clients"
     )
     clients: Count | None = Field(
         None, description="in place of silos: how many clients there are, of which a trusted server asks cohorts"
@@ -63,6 +63,12 @@ class FederationSection(Section):
     max_participations: Count | None = Field(
         None, description='how often one client answers at most, for sampling = "available"; else what fits'
     )
+    drop_out: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.0, description="in simulations: how often a silo does not answer in a round, by public coins"
+    )
+    away: dict[str, Annotated[tuple[Count, ...], Field(strict=False)]] = Field(
+        {}, description='in simulations: rounds in which a silo does not answer, {"2" = [3, 4]}'
+    )
     size_skew: Positive | None = Field(
         None, description="silos of unequal size: concentration of their shares of the samples, small is uneven"
     )
@@ -86,6 +92,8 @@ class FederationSection(Section):
         other |= {
             "silos": self.silos if self.silos > 1 else None,
             "epochs": self.epochs if self.epochs > 1 else None,
+            "drop_out": self.drop_out or None,
+            "away": self.away or None,
         }
         if key := next((key for key, value in other.items() if value is not None), None):
             raise ValueError(f"{key} says nothing of clients in cohorts: leave it out, or leave clients out")

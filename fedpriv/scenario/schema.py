@@ -14,6 +14,7 @@ from fedpriv.participation.base import Participation
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.participation.registry import CHOSEN
 from fedpriv.privacy.trust import Trust, trust_named
+from fedpriv.scenario.absences import check_absences
 from fedpriv.scenario.data_section import DataSection
 from fedpriv.scenario.federation import FederationSection
 from fedpriv.scenario.privacy import PrivacySection
@@ -81,7 +82,7 @@ class RunSection(Section):
     dtype: Literal["float32", "float64"] = "float32"
     arithmetic: Literal["float", "integers"] = Field(
         "float",
-        description='"integers" releases as deployments always do (engine inprocess): exact sums, discrete noise',
+        description='"integers" releases as deployments do (engines inprocess, ray): exact sums, discrete noise',
     )
     word: Literal[40, 48] = Field(
         48, description="bits of a number in a masked message, where integers are masked"
@@ -112,7 +113,7 @@ class DeploymentSection(Section):
     patience: Positive = Field(600.0, description="seconds to wait for the silos of a round before giving up")
     missing: Literal["stop", "continue"] = Field(
         "stop",
-        description='"continue" goes on with the last sum of a silo that did not answer (untrusted server only)',
+        description='"continue" goes on without a silo that did not answer: its increment of the round is 0',
     )
 
 
@@ -134,12 +135,8 @@ class Cell(Section):
     deployment: DeploymentSection = DeploymentSection()
 
     @model_validator(mode="after")
-    def _only_noisy_sums_are_kept(self) -> Self:
-        """A sum that comes late would enter a later round than a server's noise was calibrated for."""
-        if self.deployment.missing == "continue" and not trust_named(self.algorithm.trust).private_messages:
-            raise ValueError(
-                'deployment.missing = "continue" needs silos whose messages are private by themselves'
-            )
+    def _absent_silos_can_be_left_out(self) -> Self:
+        check_absences(self.federation, self.without_silos, trust_named(self.algorithm.trust))
         return self
 
     @model_validator(mode="after")
@@ -166,6 +163,15 @@ class Cell(Section):
         private = self.privacy.mode != "none"
         self.data.check_table(self.federation.silos, private=private, per_silo=self.run.per_silo)
         return self
+
+    @property
+    def without_silos(self) -> str | None:
+        """The key by which a run goes on without silos that do not answer; None if it ends there."""
+        if self.deployment.missing == "continue":
+            return 'deployment.missing = "continue"'
+        if self.federation.drop_out:
+            return f"federation.drop_out = {self.federation.drop_out:g}"
+        return "federation.away" if self.federation.away else None
 
     @property
     def schedule(self) -> Participation:
