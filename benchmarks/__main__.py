@@ -7,9 +7,11 @@ import sys
 import torch
 
 from benchmarks import (
+    clients,
     exact_noise,
     growth,
     messages,
+    million_clients,
     momentum_crossing,
     noise,
     objectives,
@@ -28,6 +30,8 @@ BENCHMARKS = {
     "objectives": objectives.run,
     "crossing": momentum_crossing.run,
     "peers": peers.run,
+    "clients": clients.run,
+    "million_clients": million_clients.run,
     "growth": growth.run,
     "workers": workers.run,
 }
