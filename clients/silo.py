@@ -145,10 +145,10 @@ class Silo:
                 f"silo {self.number} was asked for round {t} after round {state.answered} "
                 f"of {self.plan.schedule.rounds}: rounds come in order, each once"
             )
-        if query.shape != (self.objective.dimension,) or query.dtype != self.records.features.dtype:
+        if query.shape != (self.plan.query_length,) or query.dtype != self.records.features.dtype:
             raise RunError(
                 f"silo {self.number}, round {t}: the query has shape {tuple(query.shape)} and type {query.dtype}, "
-                f"expected ({self.objective.dimension},) and {self.records.features.dtype}"
+                f"expected ({self.plan.query_length},) and {self.records.features.dtype}"
             )
         if not is_finite(query):
             raise RunError(f"silo {self.number}, round {t}: the query has values that are not finite")

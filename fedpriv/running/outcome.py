@@ -40,6 +40,9 @@ class Finished:
 
     bytes_sent: int = 0
     """By one silo in all rounds, headers apart."""
+    evaluations: tuple[ReleaseStream, ...] = ()
+    """What evaluations released of the silos' test records, which are other records than those of `releases`;
+    empty where the server evaluated on a public test set."""
 
     @property
     def test_loss(self) -> float:
@@ -58,6 +61,7 @@ def finished_after(
     metrics: Mapping[str, float],
     fraction_clipped: float | None,
     wall_seconds: float,
+    evaluations: tuple[ReleaseStream, ...] = (),
 ) -> Finished:
     """The outcome of a plan's first `rounds` rounds, its ledger and its costs with it."""
     return Finished(
@@ -68,6 +72,7 @@ def finished_after(
         gradient_evaluations=plan.gradient_evaluations(rounds),
         model=model,
         bytes_sent=sum(map(plan.message_length, range(1, rounds + 1))) * plan.message_dtype.itemsize,
+        evaluations=evaluations,
     )
 
 

@@ -16,6 +16,7 @@ from fedpriv.participation.fixed_order import Schedule
 from fedpriv.participation.registry import CHOSEN, SamplingName
 from fedpriv.privacy.trust import Trust, trust_named
 from fedpriv.scenario.data_section import DataSection
+from fedpriv.scenario.evaluation import EvaluationSection, check_measures
 from fedpriv.scenario.privacy import PrivacySection
 from fedpriv.scenario.section import Count, Section
 from fedpriv.scenario.units import check_units
@@ -212,6 +213,7 @@ class Cell(Section):
     algorithm: AlgorithmSection
     privacy: PrivacySection
     run: RunSection = RunSection()
+    evaluation: EvaluationSection | None = None
     deployment: DeploymentSection = DeploymentSection()
 
     @model_validator(mode="after")
@@ -239,7 +241,27 @@ class Cell(Section):
     @model_validator(mode="after")
     def _tables_fit(self) -> Self:
         private = self.privacy.mode != "none"
-        self.data.check_table(self.federation.silos, private=private, per_silo=self.run.per_silo)
+        per_silo = self.run.per_silo and self.evaluation is None
+        self.data.check_table(self.federation.silos, private=private, per_silo=per_silo)
+        return self
+
+    @model_validator(mode="after")
+    def _silos_can_evaluate(self) -> Self:
+        if self.evaluation is None:
+            return self
+        trust = trust_named(self.algorithm.trust)
+        self.evaluation.check(self.federation.silos, trust, self.privacy)
+        summed = trust.noise_at_server and self.evaluation.mu is not None
+        check_measures(self.run.metrics, self.run.goldstein_radius, per_silo=self.run.per_silo, summed=summed)
+        if self.deployment.missing == "continue":
+            raise ValueError(
+                'deployment.missing = "continue": an evaluation needs all silos; leave out [evaluation]'
+            )
+        if self.data.validation is not None:
+            raise ValueError(
+                "data.validation: records that are held out of the training ones are no silo's test records; leave "
+                "it out, or [evaluation]"
+            )
         return self
 
     @model_validator(mode="after")

@@ -25,6 +25,7 @@ from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
 from fedpriv.participation.public_order import PublicOrder
 from fedpriv.replicates.stacking import Part, signature, stack
+from fedpriv.running.evaluation import SimulatedEvaluation, released_by
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import evaluation_rounds, finished_after, measured
 from fedpriv.running.plan import Plan, plan_of
@@ -89,7 +90,7 @@ def _one_torch_thread() -> Iterator[None]:
 def _group_key(cell: Cell, plan: Plan) -> object:
     parts = tuple(signature(part) for part in (plan.estimator, plan.mechanism, plan.optimizer, plan.objective))
     shape = (plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources))
-    return shape, parts, cell.data, cell.model, cell.run
+    return shape, parts, cell.data, cell.model, cell.run, cell.evaluation
 
 
 class _Group:
@@ -117,6 +118,7 @@ class _Group:
             else (torch.zeros(draws(t) or 1, 1, dtype=self._dtype) for t in range(1, rounds + 1))
         )
         self._sizes, self._silo_weights = first.batch_sizes, first.weights
+        self._by_silos = [SimulatedEvaluation.of(cell) for cell in cells]
 
     def _read(self, batches: int) -> Read:
         """A round that reads so many batches of every silo, still without its records."""
@@ -134,7 +136,7 @@ class _Group:
     @torch.inference_mode()
     def run(self) -> list[Outcome]:
         started = last = time.perf_counter()
-        evaluated_at = evaluation_rounds(self._schedule.rounds, self._run.evaluations)
+        evaluated_at = sorted(evaluation_rounds(self._schedule.rounds, self._run.evaluations))
         optimizer, count = self._optimizer, len(self._cells)
         step = RoundStep(self._estimator, self._mechanism, self._objective)
         state = optimizer.start(self._objective.initial().to(self._device).expand(count, -1))
@@ -155,14 +157,19 @@ class _Group:
                 self._observer.advanced(unreported)
                 unreported, last = 0, now
             if t in evaluated_at:
-                metrics = self._evaluate(t, optimizer.output(state))
+                metrics = self._evaluate(t, evaluated_at.index(t) + 1, optimizer.output(state))
         wall = (time.perf_counter() - started) / count
         models = optimizer.output(state).cpu().numpy()
         shares = (clipped / drawn.clamp(min=1.0)).tolist()
         return [
-            Outcome(index, finished_after(plan, self._schedule.rounds, model.copy(), of_cell, share, wall))
-            for index, plan, model, of_cell, share in zip(
-                self._indices, self._plans, models, metrics, shares, strict=True
+            Outcome(
+                index,
+                finished_after(
+                    plan, self._schedule.rounds, model.copy(), of_cell, share, wall, released_by(by and by.asked)
+                ),
+            )
+            for index, plan, model, of_cell, share, by in zip(
+                self._indices, self._plans, models, metrics, shares, self._by_silos, strict=True
             )
         ]
 
@@ -209,13 +216,20 @@ class _Group:
         silos = torch.arange(len(self._sizes)).repeat_interleave(torch.tensor(self._sizes)).repeat(count)
         return silos.argsort(stable=True)
 
-    def _evaluate(self, t: int, model: Tensor) -> list[dict[str, float]]:
-        test = Records(*(column.to(self._device) for column in self._task.test))
-        names = [f"{cell.name} (seed {cell.seed}), round {t}" for cell in self._cells]
-        metrics = measured(self._task.objective, model, test, names)
+    def _evaluate(self, t: int, place: int, model: Tensor) -> list[dict[str, float]]:
+        """After round t, in evaluation number `place`."""
+        by_silos = [
+            by.metrics(place, of_one.cpu()) for by, of_one in zip(self._by_silos, model, strict=True) if by
+        ]
+        metrics = by_silos or self._on_the_public_test_set(t, model)
         for index, of_cell in zip(self._indices, metrics, strict=True):
             self._observer.evaluated(index, t, of_cell)
         return metrics
+
+    def _on_the_public_test_set(self, t: int, model: Tensor) -> list[dict[str, float]]:
+        test = Records(*(column.to(self._device) for column in self._task.test))
+        names = [f"{cell.name} (seed {cell.seed}), round {t}" for cell in self._cells]
+        return measured(self._task.objective, model, test, names)
 
 
 def _by_place(shares: Sequence[Tensor], places: int) -> Tensor:
