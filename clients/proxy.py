@@ -2,10 +2,11 @@
 
 A request is two frames, a JSON header {run, cell, t, dtype, keys} and the query's bytes; a reply is a frame
 {"dtype": the release's} and the release's bytes, or one frame {"refused": reason, "final": whether asking again
-cannot help}.  With "tests": true it is about the silo's test records, and t numbers evaluations.  `keys` are the silos' public keys in hexadecimal digits, where messages are masked.  Round 0 asks
-for the silo's own public key, and has no query.  {"shapes_of": cell}, with no query, is answered by {"shapes":
-those of the arrays that a query consists of}.  A frame {"health": true} alone is answered by {"healthy": whether
-the guard is at work or ready}; deploy/health.py sends it.
+cannot help}.  With "tests": true it is about the silo's test records, and t numbers evaluations.  `keys` are the
+silos' public keys in hexadecimal digits, where messages are masked.  Round 0 asks for the silo's own public key,
+and has no query.  {"shapes_of": cell}, with no query, is answered by {"shapes": those of the arrays that a query
+consists of}.  A frame {"health": true} alone is answered by {"healthy": whether the guard is at work or ready};
+deploy/health.py sends it.
 """
 
 import json
@@ -59,7 +60,7 @@ def ask(
     *,
     tests: bool = False,
 ) -> NDArray[Any] | Refusal:
-    """The guard's answer to round t, or to evaluation t of its `tests`; a refusal that is not final if none came."""
+    """The guard's answer to round t, or to evaluation t of its `tests`; a refusal if it is not there."""
     header = {"run": run, "cell": cell_json, "t": t, "dtype": str(query.dtype), "keys": keys.hex()}
     if tests:
         header["tests"] = True

@@ -106,7 +106,7 @@ def summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> Summe
     name = "outputs" if classes else "losses"
     if getattr(type(base), name, None) is getattr(Deterministic, name):
         raise InputError(
-            f"evaluation: {type(base).__name__} gives no {name} record by record; take another model, or leave the "
-            "section out"
+            f"evaluation: {type(base).__name__} gives no {name} record by record; take another model, or "
+            "leave the section out"
         )
     return SummedScores(base, loss_bound, classes)

@@ -1,8 +1,8 @@
-"""Evaluation by silos: a run of its own beside the training, over other records, planned and accounted for alike.
+"""Evaluation by silos: a run of its own beside the training, over other records, planned and accounted alike.
 
-Every evaluation reads all test records of every silo: a round of DP-SGD's releases, of bounded vectors of one or two
-numbers (metrics/summed.py) in place of gradients.  So its plan, noise, integers, ledger entries and prices are those of
-such a run, and nothing of it is written twice.
+Every evaluation reads all test records of every silo: a round of DP-SGD's releases, of bounded vectors of one or
+two numbers (metrics/summed.py) in place of gradients.  So its plan, noise, integers, ledger entries and prices are
+those of such a run, and nothing of it is written twice.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,6 @@ from fedpriv.privacy.ledger import ReleaseStream
 from fedpriv.privacy.trust import TRUSTED, UNTRUSTED
 from fedpriv.randomness import SERVER, KeyedNormal, derive_key, integers_key, seed_key
 from fedpriv.running.held_out import held_out_shares
-from fedpriv.running.outcome import evaluation_rounds
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
@@ -53,6 +52,11 @@ class EvaluationPlan:
         return found
 
 
+def evaluations_of(cell: Cell) -> int:
+    """How many rounds are evaluated."""
+    return min(cell.schedule.rounds, cell.run.evaluations)
+
+
 def evaluation_cell(cell: Cell) -> Cell:
     """The run that a cell's evaluations are: a round each, of all test records, with noise of their own target.
 
@@ -60,7 +64,7 @@ def evaluation_cell(cell: Cell) -> Cell:
     """
     asked, silos = cell.evaluation, cell.federation.silos
     assert asked is not None
-    count = len(evaluation_rounds(cell.schedule.rounds, cell.run.evaluations))
+    count = evaluations_of(cell)
     trust = TRUSTED if cell.algorithm.trust_setting.noise_at_server else UNTRUSTED
     target = {"mode": "none"} if asked.mu is None else {"mu": asked.mu}
     run = cell.run if asked.mu is not None else cell.run.model_copy(update={"arithmetic": "float"})

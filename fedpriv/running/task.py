@@ -78,7 +78,7 @@ def public_task_of_cell(cell: Cell) -> PublicTask:
 
 
 def _task_of_schema(cell: Cell, schema: TableSchema) -> PublicTask:
-    """The task of a server that has no table: silos evaluate, and the rest follows from what is public about it."""
+    """The task of a server that has no table: silos evaluate, the rest follows from what is public about it."""
     row, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
     features = row.features(np.zeros((1, schema.width)), dtype, settings)
     objective = row.objective(tuple(features.shape[1:]), schema.class_count, dtype, settings)

@@ -21,7 +21,7 @@ _NO_SUM = {
 
 
 class EvaluationSection(Section):
-    """[evaluation]: silos send sums over their own test records, which no training reads; nothing public is needed.
+    """[evaluation]: silos send sums over their own test records, which no training reads: no public ones.
 
     Without this section the server evaluates, on a public test set.
     """
@@ -69,7 +69,7 @@ class EvaluationSection(Section):
 
 
 def check_measures(scores: tuple[str, ...], radius: float | None, *, per_silo: bool, summed: bool) -> None:
-    """ValueError for measures that silos' sums do not give; `summed` where only the sum over silos is published."""
+    """ValueError for measures that silos' sums do not give; `summed`: only the sum over silos is published."""
     if scores:
         raise ValueError(
             f"run.metrics: silos send sums of bounded vectors, one a test record, and {scores[0]} is none: "
@@ -81,6 +81,6 @@ def check_measures(scores: tuple[str, ...], radius: float | None, *, per_silo: b
         )
     if per_silo and summed:
         raise ValueError(
-            "run.per_silo: a trusted server adds the noise of evaluations to the sum over silos and publishes that "
-            'alone; leave it out, or take trust = "untrusted"'
+            "run.per_silo: a trusted server adds the noise of evaluations to the sum over silos and publishes "
+            'that alone; leave it out, or take trust = "untrusted"'
         )

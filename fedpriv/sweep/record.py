@@ -9,6 +9,7 @@ from typing import Any, Literal
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.privacy.claim import EXACT
+from fedpriv.privacy.evaluations import evaluation_data
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell, Point
@@ -73,12 +74,14 @@ def _target(cell: Cell) -> str:
 def record_of(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:
     """Everything that results.json says of one finished cell."""
     federation, rounds = point.cell.federation, point.cell.schedule.rounds
+    stated = privacy_of(point.cell, finished.releases, finished.noise)
     return {
         "cell": place,
         "point": dict(point.swept),
         "seed": point.cell.seed,
         **finished.metrics,
-        **privacy_of(point.cell, finished.releases, finished.noise),
+        **stated,
+        "evaluation": evaluation_data(finished.evaluations, point.cell.algorithm.trust, stated["mu"]),
         "silos": federation.silos,
         "rounds": rounds,
         "records": sum(point.cell.batch_sizes) * point.cell.schedule.batches_held,
