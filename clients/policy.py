@@ -187,7 +187,7 @@ class Policy(BaseModel):
         allow = {"budget": asked.budget, "runs": asked.runs, "slack": 0.0}
         free = {"clip": LARGEST_CLIP, "least_clip": SMALLEST_CLIP}  # the program's own, none of a scenario
         ledger, mark = (
-            path and path.with_name(f"{path.name}-tests{path.suffix}") for path in (self.ledger, self.mark)
+            path and path.with_name(f"{path.stem}-tests{path.suffix}") for path in (self.ledger, self.mark)
         )
         given = {"ledger": ledger, "mark": mark, "allow": self.allow.model_copy(update=allow | free)}
         return self.model_copy(update=given)

@@ -94,7 +94,10 @@ def test_the_claim_is_of_all_evaluations_and_of_every_test_record(
     """σ = factor · (√2 / 2) · √E / (n μ): the sensitivity of E vectors that one record moves by so much."""
     cell = resolve_cell(
         small_tree(
-            evaluation={"records": 50, "mu": 0.5}, algorithm__trust=trust, run__evaluations=4, privacy__relation=relation
+            evaluation={"records": 50, "mu": 0.5},
+            algorithm__trust=trust,
+            run__evaluations=4,
+            privacy__relation=relation,
         ),
         "test",
     )
@@ -146,20 +149,31 @@ def test_hospitals_are_tested_on_their_own_records_without_a_public_table(tmp_pa
     assert task.objective.dimension == task_of_cell(cell).objective.dimension
     assert len(task.test.labels) == 0
     tree["data"]["name"], tree["evaluation"]["records"] = str(tmp_path / "t.csv"), [9, 40]
-    with pytest.raises(InputError, match=r"evaluation\.records: 'south' has \d+ test records, and 40 are asked for"):
+    with pytest.raises(
+        InputError, match=r"evaluation\.records: 'south' has \d+ test records, and 40 are asked for"
+    ):
         run("vectorized", resolve_cell(tree, "test"))
 
 
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        ({"evaluation": {"records": 50}}, "evaluation.mu: this key is missing: under a server that is not trusted"),
-        ({"evaluation": {"records": [50, 50], "mu": 1.0}}, "evaluation.records has 2 numbers, and there are 3 silos"),
+        (
+            {"evaluation": {"records": 50}},
+            "evaluation.mu: this key is missing: under a server that is not trusted",
+        ),
+        (
+            {"evaluation": {"records": [50, 50], "mu": 1.0}},
+            "evaluation.records has 2 numbers, and there are 3 silos",
+        ),
         ({"run__metrics": ["auc"]}, "auc is none: it ranks every record against all others"),
         ({"run__metrics": ["calibration_error"]}, "it needs sums over the records of every bin"),
         ({"run__goldstein_radius": 0.1}, "gradients of test records are not sent"),
         ({"algorithm__trust": "trusted", "run__per_silo": True}, "run.per_silo: a trusted server adds the noise"),
-        ({"privacy": {"relation": "zero-out", "mode": "none"}}, 'evaluation.mu: privacy.mode = "none" means no noise'),
+        (
+            {"privacy": {"relation": "zero-out", "mode": "none"}},
+            'evaluation.mu: privacy.mode = "none" means no noise',
+        ),
         ({"deployment__missing": "continue"}, "an evaluation needs all silos"),
         ({"data__validation": 10}, "no silo's test records"),
         ({"evaluation": {"records": 50, "mu": 1.0, "loss_bound": 0.0}}, "evaluation.loss_bound"),
@@ -176,7 +190,9 @@ def test_what_silos_cannot_evaluate_is_refused_in_one_line(overrides: dict[str, 
 
 def test_more_test_records_than_there_are_is_refused() -> None:
     cell = resolve_cell(small_tree(evaluation={"records": 10**6, "mu": 1.0}), "test")
-    with pytest.raises(InputError, match="evaluation.records: 3000000 test records of all silos, and synthetic has"):
+    with pytest.raises(
+        InputError, match=r"evaluation\.records: 3000000 test records of all silos, and synthetic has"
+    ):
         run("vectorized", cell)
 
 
