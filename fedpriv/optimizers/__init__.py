@@ -2,6 +2,7 @@
 
 from fedpriv.optimizers.anytime_sgd import AnytimeSGD
 from fedpriv.optimizers.base import Optimizer
+from fedpriv.optimizers.local_averaging import LocalAveraging
 from fedpriv.optimizers.nesterov_coupling import NesterovCoupling
 from fedpriv.optimizers.normalized_sgd import NormalizedSGD
 from fedpriv.optimizers.o2nc import O2NC
@@ -13,6 +14,7 @@ __all__ = [
     "O2NC",
     "AnytimeSGD",
     "FollowTheRegularizedLeader",
+    "LocalAveraging",
     "NesterovCoupling",
     "NormalizedSGD",
     "Optimizer",

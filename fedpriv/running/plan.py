@@ -175,7 +175,8 @@ class Plan:
 
 def _survives_gaps(estimator: Estimator, mechanism: Mechanism) -> bool:
     """Whether a silo may skip rounds: its next increment then starts at the query that it answered last."""
-    plain = estimator.period is None and estimator.round(1).split is None
+    first = estimator.round(1)
+    plain = estimator.period is None and first.split is None and first.local is None
     return plain and mechanism.movement is None and mechanism.draws(1) is None
 
 
@@ -236,7 +237,8 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     if cell.deployment.missing == "continue" and not _survives_gaps(estimator, mechanism):
         raise InputError(
             f'deployment.missing = "continue": {row.name} cannot go on without a silo: its sums restart, or are '
-            "taken apart, or its privacy rests on how far queries move between rounds"
+            "taken apart, or its silos step by themselves, or its privacy rests on how far queries move between "
+            "rounds"
         )
     private = cell.privacy.target is not None
     check_clips(map(estimator.round, range(1, schedule.rounds + 1)), max(batch_sizes), private)

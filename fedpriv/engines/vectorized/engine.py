@@ -16,9 +16,9 @@ from torch import Tensor
 from fedpriv.engines.base import Outcome
 from fedpriv.engines.vectorized.noise_feed import NoiseFeed, aggregate
 from fedpriv.engines.vectorized.sampled_batches import SampledBatches
+from fedpriv.engines.vectorized.silos import Apart, Silos, Together
 from fedpriv.errors import InputError, RunError
 from fedpriv.estimators.gradients import Estimator
-from fedpriv.estimators.running_sum import empty_sum
 from fedpriv.mechanisms import Mechanism
 from fedpriv.objectives import Objective, Records, Slots
 from fedpriv.optimizers import Optimizer
@@ -109,14 +109,12 @@ class _Group:
         self._mechanism: Mechanism = self._stacked([plan.mechanism for plan in plans])
         self._optimizer: Optimizer = self._stacked([plan.optimizer for plan in plans])
         self._objective: Objective = self._stacked([plan.objective for plan in plans])
-        noises = [aggregate(plan.noise) if self._run.noise == "aggregate" else plan.noise for plan in plans]
-        dimension, rounds = self._task.objective.dimension, self._schedule.rounds
-        draws = first.mechanism.draws
-        self._fresh: Iterator[Tensor] = (
-            iter(NoiseFeed(noises, [cell.seed for cell in cells], rounds, dimension, self._dtype, draws))
-            if first.noise.sources
-            else (torch.zeros(draws(t) or 1, 1, dtype=self._dtype) for t in range(1, rounds + 1))
-        )
+        self._apart = first.estimator.round(1).local is not None
+        if self._apart and self._run.noise == "aggregate":
+            raise InputError(
+                f'run.noise = "aggregate": silos of {cells[0].algorithm.name} step by themselves, each with noise '
+                'of its own; use "per-silo"'
+            )
         self._sizes, self._silo_weights = first.batch_sizes, first.weights
         self._by_silos = [SimulatedEvaluation.of(cell) for cell in cells]
 
@@ -138,19 +136,15 @@ class _Group:
         started = last = time.perf_counter()
         evaluated_at = sorted(evaluation_rounds(self._schedule.rounds, self._run.evaluations))
         optimizer, count = self._optimizer, len(self._cells)
-        step = RoundStep(self._estimator, self._mechanism, self._objective)
         state = optimizer.start(self._objective.initial().to(self._device).expand(count, -1))
-        total = empty_sum(optimizer.query(state))
-        hidden = self._mechanism.start()
+        silos = self._silos(optimizer.query(state))
         clipped, drawn = torch.zeros(2, count, dtype=torch.float64, device=self._device)
         unreported = 0
         for t, read in enumerate(self._batches(), start=1):
             current, query = self._estimator.round(t), optimizer.query(state)
-            step.check_moved(total.past, t, query, f"round {t}")
-            total, clips = step.summed(total, current, query, read)
-            noisy, hidden = step.noisy(total.total, hidden, t, next(self._fresh).to(self._device))
-            state = optimizer.update(state, noisy, current)
-            clipped += clips
+            mean = silos.released(t, current, query, read)
+            state = optimizer.update(state, mean.noisy, current)
+            clipped += mean.clipped
             drawn += read.weights.count_nonzero(-1)
             unreported += count
             if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == self._schedule.rounds:
@@ -173,6 +167,22 @@ class _Group:
             )
         ]
 
+    def _silos(self, query: Tensor) -> Silos:
+        step = RoundStep(self._estimator, self._mechanism, self._objective)
+        if self._apart:
+            return Apart(step, query, self._plans, [cell.seed for cell in self._cells])
+        return Together(step, query, self._fresh())
+
+    def _fresh(self) -> Iterator[Tensor]:
+        """The mean of the silos' fresh vectors, round after round."""
+        rounds, draws = self._schedule.rounds, self._plans[0].mechanism.draws
+        if not self._plans[0].noise.sources:
+            return (torch.zeros(draws(t) or 1, 1, dtype=self._dtype) for t in range(1, rounds + 1))
+        summed = self._run.noise == "aggregate"
+        noises = [aggregate(plan.noise) if summed else plan.noise for plan in self._plans]
+        seeds = [cell.seed for cell in self._cells]
+        return iter(NoiseFeed(noises, seeds, rounds, self._task.objective.dimension, self._dtype, draws))
+
     def _batches(self) -> Iterator[Read]:
         train = self._task.train
         on_device = Records(train.features.to(self._device), train.labels.to(self._device))
@@ -184,7 +194,7 @@ class _Group:
     def _sampled(self, schedule: Participation, train: Records, shares: dict[int, list[Tensor]]) -> Iterator[Read]:
         """Whose a record is, is told only to an objective that asks; it must not key anything by how many."""
         seeds = [cell.seed for cell in self._cells]
-        asks = self._objective.at(Slots(1, ())) is not self._objective
+        asks = self._apart or self._objective.at(Slots(1, ())) is not self._objective
         sampled = SampledBatches(schedule, seeds, shares, self._silo_weights, self._sizes, by_silo=asks)
         for index, weights, rows in sampled:
             on_device = index.to(self._device)
