@@ -22,8 +22,8 @@ class LocalSettings(Settings):
 def _whole_averages(settings: LocalSettings, declared: Schedule) -> Schedule:
     if declared.rounds % settings.local_steps:
         raise InputError(
-            f"algorithm.local_steps = {settings.local_steps}: {declared.rounds} rounds, which are silos' steps, are "
-            "no whole number of averages; let federation.rounds be a multiple"
+            f"algorithm.local_steps = {settings.local_steps}: {declared.rounds} rounds, which are silos' steps, "
+            "are no whole number of averages; let federation.rounds be a multiple"
         )
     return declared
 
