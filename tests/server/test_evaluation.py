@@ -1,6 +1,7 @@
 """A deployed server that has silos evaluate: nothing is noised twice, and no key outlives the run."""
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -16,14 +17,20 @@ from torch import Tensor
 from fedpriv.clients.answering import client_app_of
 from fedpriv.clients.app import app as client_app
 from fedpriv.clients.guard import Guard
+from fedpriv.clients.policy import read_policy
+from fedpriv.clients.prepare import prepare_silos
 from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.engines.local_silo import write_silos
 from fedpriv.errors import RunError
+from fedpriv.objectives import Records
 from fedpriv.protocol.arrays import release_content, vector_in
 from fedpriv.protocol.messages import EVALUATE
 from fedpriv.protocol.run_config import run_config_of
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
+from fedpriv.running.task import public_task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.scenario.load import scenario_of
 from fedpriv.server import patient_grid
 from fedpriv.server.app import deploy_cell, run_cell
 from fedpriv.server.journal import ServerJournal
@@ -31,6 +38,7 @@ from fedpriv.server.noise import Kept
 from tests.clients.evaluated import ASKED, guards_of, write_tested
 from tests.clients.guarded import start_daemon
 from tests.conftest import small_tree
+from tests.data.tables import rows, table_tree, write_csv
 from tests.server.deployed import KilledError
 
 
@@ -63,6 +71,15 @@ class Bound:
 
 def cell_of(trust: str, **overrides: Any) -> Cell:
     return resolve_cell(small_tree(algorithm__trust=trust, evaluation=ASKED, **overrides), "test")
+
+
+def grid_over(policies: list[Path], cell: Cell) -> InProcessGrid:
+    """The guards of these policies, in this process."""
+    config = run_config_of(cell, Path(), "run")
+    guards = [guards_of(path) for path in policies]
+    training = [Bound(each.training, str(config["cell-json"])) for each in guards]
+    tests = [Bound(each.tests, str(config["cell-json"])) for each in guards if each.tests]
+    return InProcessGrid(client_app_of(training, "run", tests), len(policies), config)
 
 
 def guarded_grid(folder: Path, cell: Cell) -> InProcessGrid:
@@ -178,6 +195,50 @@ def test_a_simulating_server_refuses_real_silos_of_a_trusted_run(tmp_path: Path)
 
     with pytest.raises(RunError, match="silo 0, evaluation 1: it answers as silos with guards do"):
         run_cell(Real(client_app, 3, run_config_of(cell, Path())), cell, Heard())
+
+
+def test_a_local_deployments_policies_allow_the_run_and_nothing_wider(tmp_path: Path) -> None:
+    """The silos that `--engine deployment` starts: with little noise they measure what a simulation does."""
+    quiet = {"records": [20, 30, 40], "mu": 2000.0}
+    cell = resolve_cell(
+        small_tree(evaluation=quiet, privacy__rho=None, privacy__mu=1000.0, run__per_silo=True), "test"
+    )
+    heard = Heard()
+    policies = write_silos(cell, tmp_path / "state", tmp_path / "home")
+    deploy_cell(grid_over(policies, cell), cell, heard, tmp_path / "j")
+    simulated = Heard()
+    run_cell(InProcessGrid(client_app, 3, run_config_of(cell, Path())), cell, simulated)
+    for name, value in simulated.metrics[-1].items():
+        tolerance = 0.3 if "loss" in name else 0.06  # another noise, in the model too
+        assert heard.metrics[-1][name] == pytest.approx(value, abs=tolerance), name
+    wider = cell.model_copy(update={"run": cell.run.model_copy(update={"evaluations": 5})})
+    guard = guards_of(policies[0]).tests
+    assert guard is not None
+    assert heard.result is not None
+    with pytest.raises(RunError, match="the scenario has 5 evaluations, allowed are 4"):
+        guard.answer("other", json.dumps(wider.canonical()), 1, torch.from_numpy(heard.result.model))
+
+
+def test_prepared_hospitals_evaluate_on_their_own_rows(tmp_path: Path) -> None:
+    tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
+    tree["evaluation"], tree["run"]["per_silo"] = {"records": [9, 6], "mu": 2000.0}, True
+    tree["privacy"] = {"relation": "zero-out", "mu": 1000.0}
+    seed = tree.pop("seed")
+    tree["sweep"] = {"seeds": [seed]}
+    scenario = scenario_of(tree, "test")
+    cell, heard = scenario.points[0].cell, Heard()
+    policies = [folder / "policy.toml" for folder in prepare_silos(scenario, tmp_path / "silos", runs=1)]
+    (tmp_path / "t.csv").unlink()  # the server has no table
+    deploy_cell(grid_over(policies, cell), cell, heard, tmp_path / "j")
+    assert heard.result is not None
+    model, objective = torch.from_numpy(heard.result.model), public_task_of_cell(cell).objective
+    for policy, name in zip(policies, ("north", "south"), strict=True):
+        own = read_policy(policy).load_shard().test
+        assert own is not None
+        records = own.seen(cell)
+        first = Records(*(column[: {"north": 9, "south": 6}[name]] for column in records))
+        accuracy = objective.evaluate(model, first).accuracy
+        assert heard.metrics[-1][f"test_accuracy_at_{name}"] == pytest.approx(float(accuracy), abs=0.01)
 
 
 @pytest.fixture
