@@ -68,8 +68,8 @@ class SiloEvaluation:
 
     def _asked_for(self, place: int, model: Tensor, grid: Grid, nodes: Sequence[int], timeout: float) -> Tensor:
         content = query_content(one_array(model), place, ConfigRecord())
-        asked = [Message(content, node, EVALUATE) for node in nodes]
-        answers = all_answers(asked, grid.send_and_receive(asked, timeout=timeout), f"evaluation {place}")
+        asked = {silo: Message(content, node, EVALUATE) for silo, node in enumerate(nodes)}
+        answers = all_answers(asked, grid.send_and_receive(asked.values(), timeout=timeout), f"evaluation {place}")
         messages = [self._sums_in(answer, silo, place) for silo, answer in enumerate(answers)]
         released = self._sums.released(messages, place, model)
         if self._journal:

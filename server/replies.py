@@ -1,6 +1,6 @@
 """What silos answered to messages that all of them got: each in its place, or why not."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from flwr.app import Message, RecordDict
 
@@ -9,11 +9,11 @@ from fedpriv.protocol.messages import refusal_in
 
 
 def answers_of(
-    asked: Sequence[Message], replies: Iterable[Message], what: str
+    asked: Mapping[int, Message], replies: Iterable[Message], what: str
 ) -> tuple[dict[int, RecordDict], str]:
     """What every silo answered to its message in `asked`, and why others did not; RunError for a failure."""
     # A grid numbers messages when it sends them; an error reply names the message, not always the node.
-    numbered = {message.metadata.message_id: silo for silo, message in enumerate(asked)}
+    numbered = {message.metadata.message_id: silo for silo, message in asked.items()}
     answers: dict[int, RecordDict] = {}
     reasons = ""
     for reply in replies:
@@ -30,16 +30,16 @@ def answers_of(
     return answers, reasons
 
 
-def missing(asked: Sequence[Message], answers: Mapping[int, object]) -> list[int]:
-    return sorted(set(range(len(asked))) - set(answers))
+def missing(asked: Mapping[int, Message], answers: Mapping[int, object]) -> list[int]:
+    return sorted(set(asked) - set(answers))
 
 
-def all_answers(asked: Sequence[Message], replies: Iterable[Message], what: str) -> list[RecordDict]:
+def all_answers(asked: Mapping[int, Message], replies: Iterable[Message], what: str) -> list[RecordDict]:
     """The answers of silo 0, 1, …; RunError unless every silo gave one."""
     answers, reasons = answers_of(asked, replies, what)
     if without := missing(asked, answers):
         raise RunError(f"{what}: no reply from silo {listed(without)}{reasons}")
-    return [answers[silo] for silo in range(len(asked))]
+    return [answers[silo] for silo in sorted(asked)]
 
 
 def listed(silos: Iterable[int]) -> str:

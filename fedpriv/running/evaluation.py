@@ -21,8 +21,9 @@ from fedpriv.running.held_out import held_out_shares
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
+from fedpriv.scenario.federation import FederationSection
 from fedpriv.scenario.privacy import PrivacySection
-from fedpriv.scenario.schema import AlgorithmSection, FederationSection
+from fedpriv.scenario.schema import AlgorithmSection
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ class RunSection(Section):
     dtype: Literal["float32", "float64"] = "float32"
     arithmetic: Literal["float", "integers"] = Field(
         "float",
-        description='"integers" releases as deployments always do (engine inprocess): exact sums, discrete noise',
+        description='"integers" releases as deployments do (engines inprocess, ray): exact sums, discrete noise',
     )
     word: Literal[40, 48] = Field(
         48, description="bits of a number in a masked message, where integers are masked"
@@ -46,5 +46,5 @@ class DeploymentSection(Section):
     patience: Positive = Field(600.0, description="seconds to wait for the silos of a round before giving up")
     missing: Literal["stop", "continue"] = Field(
         "stop",
-        description='"continue" goes on with the last sum of a silo that did not answer (untrusted server only)',
+        description='"continue" goes on without a silo that did not answer: its increment of the round is 0',
     )

@@ -83,6 +83,7 @@ def record_of(place: int, point: Point, finished: Finished, engine: str) -> dict
         **stated,
         "evaluation": evaluation_data(finished.evaluations, point.cell.algorithm.trust, stated["mu"]),
         "silos": federation.silos,
+        **({} if federation.clients is None else {"clients": federation.clients}),
         "rounds": rounds,
         "records": sum(point.cell.batch_sizes) * point.cell.schedule.batches_held,
         "unread": point.cell.unread,
