@@ -36,7 +36,7 @@ def run_sweep(
     the folder is valid and can be resumed.  InputError for what cannot be run, RunError for
     what could not be finished.
     """
-    path = out or _free_folder(scenario.name, resume=resume)
+    path = out or free_folder(scenario.name, resume=resume)
     engine = engine_named(engine_name, path, connection)
     if workers is not None:
         engine = on_workers(engine_name, workers)
@@ -82,7 +82,7 @@ def rerun_command(
     return shlex.join(["fedpriv", "run", path, *options])
 
 
-def _free_folder(name: str, *, resume: bool) -> Path:
+def free_folder(name: str, *, resume: bool = False) -> Path:
     """runs/NAME, or the first of runs/NAME-2, … that is free; with `resume` the latest that is not."""
     taken = [path for path in _numbered(name) if (path / "results.json").exists()]
     if resume and taken:
