@@ -8,6 +8,7 @@ import torch
 
 from benchmarks import (
     exact_noise,
+    existing_app,
     growth,
     messages,
     momentum_crossing,
@@ -28,6 +29,7 @@ BENCHMARKS = {
     "objectives": objectives.run,
     "crossing": momentum_crossing.run,
     "peers": peers.run,
+    "existing_app": existing_app.run,
     "growth": growth.run,
     "workers": workers.run,
 }
