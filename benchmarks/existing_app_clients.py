@@ -31,8 +31,8 @@ from fedpriv.flower import guard_of
 from fedpriv.scenario import load_scenario
 
 DELTA, CLIP = 1e-5, 1.0
-SILOS, HELD = 3, 6000
-BATCH, SERVER_ROUNDS = 600, 4
+SILOS, HELD = 3, 4000
+BATCH, SERVER_ROUNDS = 500, 3
 STEPS = HELD // BATCH
 """Noisy steps of a silo between two averages: an epoch."""
 _ROOT = Path(__file__).resolve().parents[1]

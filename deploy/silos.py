@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write the compose files for another number of silos: silos.py N
 
-Silo 0 is the pattern: what is written for it is repeated with the other numbers.  docker-compose.hospitals.yml, which
-has four silos whatever N is, is written too.
+Silo 0 is the pattern: what is written for it is repeated with the other numbers.  docker-compose.hospitals.yml is
+written too, with four silos whatever N is.
 """
 
 import re
@@ -39,7 +39,7 @@ def _numbered(pattern: str, silos: int) -> str:
 
 
 _HOSPITALS = """\
-# The four hospitals of scenarios/heart-hospitals.toml, each with its own CSV file, policy and guard: docs/hospitals.md
+# The four hospitals of scenarios/heart-hospitals.toml, each with its CSV file, policy and guard: docs/hospitals.md
 #
 #   COMPOSE_FILE=docker-compose.hospitals.yml
 #
