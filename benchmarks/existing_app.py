@@ -1,7 +1,7 @@
 """A stock Flower app on MNIST beside itself with Opacus in the client, and with the silos' guards in its place.
 
-The same network, records, rounds, clip and step for all, FedAvg over three silos of 4,000 images, three
-server rounds of an epoch each; noise for (ε, 10^-5) of each silo's records against the server.  Contenders take turns.
+The same network, records, rounds, clip and step for all, FedAvg over three silos of 4,000 images, three server
+rounds of an epoch each; noise for (ε, 10^-5) of each silo's records against the server.  Contenders take turns.
 `make bench-peers` makes the environment in which they run.
 
     python -m benchmarks existing_app
