@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-EPSILONS, SEEDS, STEP, TRIALS = (3.0, 8.0), (0, 1), 0.5, 10
+EPSILONS, SEEDS, STEP, TRIALS = (3.0, 8.0), (0, 1), 2.0, 5
 WHO = {
     "stock": "stock, no privacy",
     "opacus": "Opacus 1.6.0 in the client",

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from benchmarks.existing_app_clients import (
@@ -28,6 +28,7 @@ from benchmarks.existing_app_model import Net
 from fedpriv.clients.ledger import SiloLedger
 from fedpriv.clients.policy import read_policy
 from fedpriv.data.datasets import Dataset, load
+from fedpriv.engines.inprocess_grid import InProcessGrid
 
 Ask = Callable[[ArrayRecord, int], ArrayRecord | str]
 """(parameters, server round) -> the silo's answer, or why there is none."""
@@ -55,6 +56,7 @@ def told(setting: Setting, trials: int) -> dict[str, Any]:
             app = guarded_training(folder / "guard.toml")
             yield asking(app, {"guard": f"{folder}/silo-{{silo}}/s.sock"}), lambda: steps_in(folder / "silo-0")
 
+    model = scaled(1.0)
     found: dict[str, Any] = {}
     for name, silo in (("opacus", opacus), ("guard", guard)):
         with silo(data) as (ask, steps):
@@ -62,20 +64,19 @@ def told(setting: Setting, trials: int) -> dict[str, Any]:
             nan = {"answered": not isinstance(missing, str), "reason": missing if isinstance(missing, str) else ""}
             nan["steps"] = steps()
         with silo(data) as (ask, steps):
-            first, again = ask(scaled(1.0), 1), ask(scaled(1.0), 1)
+            first, again = ask(model, 1), ask(model, 1)
             assert not isinstance(first, str)
             assert not isinstance(again, str)
             twice = {"same": equal(first, again), "steps": steps()}
         with silo(data) as (ask, steps):
-            answers = [ask(scaled(1.0), t) for t in range(1, 2 * SERVER_ROUNDS + 1)]
+            answers = [ask(model, t) for t in range(1, 2 * SERVER_ROUNDS + 1)]
             reasons = [answer for answer in answers if isinstance(answer, str)]
             more = {"answered": len(answers) - len(reasons), "reason": (reasons or [""])[0], "steps": steps()}
         works = 0
         for _ in range(trials):
             for records, present in zip(canaries, (True, False), strict=True):
                 with silo(records) as (ask, _):
-                    answer = ask(overflowing(), 1)
-                said = isinstance(answer, str) or not all(np.isfinite(value).all() for value in numbers(answer))
+                    said = any(tells(ask(overflowing(), t)) for t in range(1, SERVER_ROUNDS + 1))
                 works += said == present
         found[name] = {"nan": nan, "twice": twice, "more": more, "canary": works / (2 * trials)}
         for lie in ("nan", "twice", "more"):
@@ -85,16 +86,16 @@ def told(setting: Setting, trials: int) -> dict[str, Any]:
 
 def asking(app: ClientApp, run_config: dict[str, str]) -> Ask:
     """Silo 0 of one run, asked as a strategy asks."""
-    context = Context(1, 1000, {"partition-id": 0, "num-partitions": 1}, RecordDict(), dict(run_config))
+    grid = InProcessGrid(app, 1, run_config)
+    (node,) = grid.get_node_ids()
 
     def ask(arrays: ArrayRecord, server_round: int) -> ArrayRecord | str:
         config = ConfigRecord({"server-round": server_round})
-        message = Message(RecordDict({"arrays": arrays, "config": config}), 1000, "train")
-        try:
-            reply = app(message, context)
-        except Exception as error:
-            return str(error)
-        return reply.content["arrays"]  # type: ignore[return-value]
+        message = Message(RecordDict({"arrays": arrays, "config": config}), node, "train")
+        (reply,) = grid.send_and_receive([message])
+        if reply.has_error():
+            return reply.error.reason
+        return reply.content.array_records["arrays"]
 
     return ask
 
@@ -120,6 +121,11 @@ def with_canary(data: Dataset, present: bool) -> Dataset:
     images[:HELD, 0, 0] = 0
     images[0, 0, 0] = 255 if present else 0
     return dataclasses.replace(data, train_images=images)
+
+
+def tells(answer: ArrayRecord | str) -> bool:
+    """Whether the answer is what the server waits for: no number, or none at all."""
+    return isinstance(answer, str) or not all(np.isfinite(value).all() for value in numbers(answer))
 
 
 def numbers(arrays: ArrayRecord) -> list[np.ndarray]:
