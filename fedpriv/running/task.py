@@ -225,7 +225,8 @@ def check_records(cell: Cell) -> None:
         raise InputError(
             f"federation: one pass is {batches} batches of {batch} records of all silos, {batches} * {batch} = "
             f"{batches * batch}, but {cell.data.name} has {records} training records: enough for "
-            f"{records // batch} batches of {batch}, or {batches} of {records // batches}"
+            f"{records // batch} batches of {batch}, or {batches} of {records // batches}; "
+            "change federation.rounds, federation.silos or federation.batch"
         )
 
 
