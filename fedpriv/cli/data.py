@@ -12,7 +12,9 @@ app = typer.Typer(help="Data sets: download, verify, cache.", no_args_is_help=Tr
 def data_fetch(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="mnist, fashion-mnist, emnist, cifar10, heart-hospitals or adult."),
+        typer.Argument(
+            metavar="NAME", help="mnist, fashion-mnist, emnist, cifar10, heart-hospitals, adult or visits."
+        ),
     ],
     root: Annotated[
         Path | None, typer.Option(help="Where to keep it; $FEDPRIV_DATA, or a folder of the user's cache.")

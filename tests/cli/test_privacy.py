@@ -192,7 +192,7 @@ def test_compare_as_text_has_a_line_a_mechanism_and_marks_bounds() -> None:
         ("convert --mu 1 --delta 2", "delta = 2"),
         ("convert --mu 1 --relation add-one", "'replace-one', 'zero-out'"),
         ("noise --rounds 10 --mu 0", "mu = 0"),
-        ("noise --rounds 10 --mu 1 --mechanism bst", "'independent', 'tree', 'banded'"),
+        ("noise --rounds 10 --mu 1 --mechanism bst", "'independent', 'scheduled', 'tree', 'banded'"),
         ("noise --rounds 10 --mu 1 --mechanism blt --set theta=[0.5]", "theta has 1 roots and phi 0"),
         ("noise --rounds 10 --mu 1 --mechanism tree --set theta=[0.5]", 'theta is for mechanism = "blt"'),
         ("noise --rounds 10 --mu 1 --mechanism blt --set theta=[0.5,0.6] --set phi=[0.4,0.1]", "θ_1 > φ_1"),

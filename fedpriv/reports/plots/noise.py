@@ -75,6 +75,8 @@ def _question(cell: Mapping[str, Any]) -> Question | None:
         return None
     once = stream.period is not None or stream.schedule.single_pass
     rounds = stream.period or stream.schedule.rounds
+    if not once and rounds % stream.schedule.rounds_per_epoch:
+        return None  # the last pass is cut, and the figure is of whole ones
     setting = Setting(
         rounds=rounds,
         decay=stream.decay,
