@@ -206,4 +206,6 @@ def test_too_few_records_are_refused_in_the_words_of_the_program(tmp_path: Path)
     train, test = (tuple(part[:10] for part in given) for given in records())
     federation = {**TREE["federation"], "batch": 5}
     with pytest.raises(fedpriv.InputError, match="but train has 10 training records: too few for either; change"):
-        fedpriv.run({**TREE, "federation": federation}, train=train, test=test, out=tmp_path / "run")
+        fedpriv.run(
+            {**TREE, "federation": federation}, train=train, test=test, model=network(), out=tmp_path / "run"
+        )
