@@ -7,7 +7,7 @@ from fedpriv.privacy.claim import EXACT
 from fedpriv.privacy.evaluations import evaluation_words
 from fedpriv.privacy.trust import trust_named
 from fedpriv.reports.summary import Metric, compare, incomplete, metrics_of, missing, point_text, points
-from fedpriv.sweep.results import Results
+from fedpriv.sweep.results import Results, engines_of
 
 _LISTED = 10  # missing points that are named; the tables show the others
 
@@ -41,7 +41,7 @@ def how_measured(results: Results) -> str:
             largest.append(f"{metric.title} {max(known):.{metric.digits}f}")
     worst = f"; largest |difference|: {', '.join(largest)}" if largest else ""
     notes = [each for each in (_withheld(results), _paired(results), _unread(results)) if each]
-    return " ".join([f"{seeds}; engine {results.engine}{worst}.", *notes])
+    return " ".join([f"{seeds}; engine {engines_of(results)}{worst}.", *notes])
 
 
 def _withheld(results: Results) -> str:
