@@ -3,6 +3,7 @@
 A write that fails (OSError, as from a full disk) leaves the file as it was, and no draft beside it.
 """
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -32,8 +33,9 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, content: bytes, mode: int = _READABLE) -> None:
-    _replace(path, lambda file: file.write(content), mode)
+def write_bytes(path: Path, content: bytes, mode: int = _READABLE, *, durable: bool = True) -> None:
+    """Without `durable` a crash of the machine may leave a damaged file, the end of this process none."""
+    _replace(path, lambda file: file.write(content), mode, durable=durable)
 
 
 def sync_folder(folder: Path) -> None:
@@ -45,7 +47,9 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _replace(path: Path, write: Callable[[IO[bytes]], Any], mode: int) -> None:
+def _replace(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, durable: bool = True) -> None:
+    if path.is_dir():  # before a draft is written beside it
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)  # of a process of this number that was killed: its mode may be another one
@@ -53,7 +57,8 @@ def _replace(path: Path, write: Callable[[IO[bytes]], Any], mode: int) -> None:
         with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
 from fedpriv.participation.fixed_order import Schedule
+from fedpriv.privacy.unit import RECORD, Unit
 from fedpriv.theory.excess_risk import Bound, Released
 from fedpriv.theory.prescription import Prescription
 
@@ -61,6 +62,8 @@ class Problem:
     """The radius of the ball around the start in which losses are convex, with these constants; 0: unknown."""
     relation: Relation = "replace-one"
     """Which data sets are neighbours: theorems ask for twice as much noise where records are exchanged."""
+    unit: Unit = RECORD
+    """What is clipped and counted, where other fields say record."""
 
     @property
     def rounds(self) -> int:

@@ -32,7 +32,8 @@ from fedpriv.mechanisms.leaf import LeafGaussian
 from fedpriv.mechanisms.scheduled import ScheduledGaussian
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
 from fedpriv.mechanisms.tree import BinaryTree
-from fedpriv.mechanisms.workload import Separated, Workload
+from fedpriv.mechanisms.workload import Workload
+from fedpriv.participation.separated import Separated
 
 _MOST_DIGITS = 10
 _NO_ROOT = 2.0**-20  # φ_m = 0 comes out of rounded residues a little beside it

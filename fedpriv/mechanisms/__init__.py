@@ -13,7 +13,8 @@ from fedpriv.mechanisms.scheduled import ScheduledGaussian
 from fedpriv.mechanisms.sliding_differences import SlidingDifferences
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
 from fedpriv.mechanisms.tree import BinaryTree
-from fedpriv.mechanisms.workload import Separated, Workload
+from fedpriv.mechanisms.workload import Workload
+from fedpriv.participation.separated import Separated
 
 __all__ = [
     "AlignedDifferences",

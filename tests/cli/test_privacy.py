@@ -46,7 +46,7 @@ def test_convert_prints_every_currency_with_relation_and_unit() -> None:
 def test_convert_as_text_names_both_routes() -> None:
     text = ask("convert --mu 1")
     for part in (
-        "epsilon, exact",
+        "ε, exact",
         "4.37717",
         "papers' formula",
         "5.29852",

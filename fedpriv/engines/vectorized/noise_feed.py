@@ -5,6 +5,7 @@ interpreter lock) while the current block is consumed.  Replicates that differ o
 share their draws, since a stream is keyed by the seed: the same vectors, scaled.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -71,9 +72,17 @@ class NoiseFeed:
         self._block = max(1, min(longest, rounds // (2 * _AHEAD)))
 
     def __iter__(self) -> Iterator[Tensor]:
+        return self.rounds_from(1)
+
+    def rounds_from(self, first: int) -> Iterator[Tensor]:
+        """What iterating gives from round `first` on, in the same blocks: its block is drawn from its start."""
+        over = (first - 1) % self._block
+        return itertools.islice(self._drawn_ahead(first - over), over, None)
+
+    def _drawn_ahead(self, first: int) -> Iterator[Tensor]:
         with ThreadPoolExecutor(max_workers=1) as pool:
             ahead: deque[Future[_Block]] = deque()
-            for start in range(1, self._rounds + 1, self._block):
+            for start in range(first, self._rounds + 1, self._block):
                 ahead.append(pool.submit(self._draw, start))
                 if len(ahead) > _AHEAD:
                     yield from ahead.popleft().result()
