@@ -122,6 +122,8 @@ class KeyedNormal:
 
     def _fill(self, out: NDArray[np.floating], owners: Sequence[int], rounds: Sequence[int], node: int) -> None:
         count, size = out.shape
+        if not out.size:  # of a round into which nobody was drawn
+            return
         blocks = -(-size * self.dtype.itemsize // _BLOCK_BYTES)
         if not 0 <= node < _WORD or blocks >= _WORD:
             raise ValueError(f"node {node} or vector length {size} is outside what one stream can number")

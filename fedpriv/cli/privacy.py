@@ -41,6 +41,7 @@ app = typer.Typer(
     help="Accounting without a run: convert guarantees, calibrate noise, compare mechanisms.",
     no_args_is_help=True,
     add_completion=False,
+    suggest_commands=False,
     rich_markup_mode="markdown",
 )
 app.command()(compare)
@@ -137,7 +138,12 @@ def noise(
         else claim_of(target, relation, unit, records)
     )
     show(
-        {"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost), **guarantee_facts(claim, delta)},
+        {
+            "mechanism": mechanism,
+            **setting_facts(setting, unit),
+            **cost_facts(cost),
+            **guarantee_facts(claim, delta),
+        },
         as_json,
     )
 
@@ -178,6 +184,11 @@ def spent(
     cost = setting.cost_of_std(chosen, std)
     claim = claim_on(setting.spent(chosen, std), relation, unit, records)
     show(
-        {"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost), **guarantee_facts(claim, delta)},
+        {
+            "mechanism": mechanism,
+            **setting_facts(setting, unit),
+            **cost_facts(cost),
+            **guarantee_facts(claim, delta),
+        },
         as_json,
     )

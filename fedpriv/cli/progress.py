@@ -69,9 +69,10 @@ class Progress(RunObserver):
         self._current.heard(t, metrics)
 
     def finished(self, place: int, finished: Finished) -> None:
-        for silo, rounds in finished.missed.items():  # never silently, and not for --quiet either
+        unforeseen = finished.missed if finished.noise == "release" else {}  # a simulation's are in its scenario
+        for silo, rounds in unforeseen.items():  # never silently, and not for --quiet either
             late = ", ".join(map(str, rounds))
-            sys.stderr.write(f"fedpriv: silo {silo} did not answer in round {late}; its last release stood in\n")
+            sys.stderr.write(f"fedpriv: silo {silo} did not answer in round {late}; it counted with nothing new\n")
         self._done += 1
         self._bar.update(self._task, cells=f"{self._done}/{self._cells} cells")
         if not self._live:

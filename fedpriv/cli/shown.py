@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from fedpriv.privacy.setting import Setting
 
 
-def setting_facts(setting: "Setting") -> dict[str, Any]:
-    """What the numbers are about: who is protected, and how a record takes part."""
+def setting_facts(setting: "Setting", unit: str = "record") -> dict[str, Any]:
+    """What the numbers are about: who is protected, and how a record, or another unit, takes part."""
+    from fedpriv.privacy.unit import unit_named
+
     return {
         "trust": setting.trust,
-        "protects": setting.protection.protects,
+        "protects": setting.protection.protection_of(unit_named(unit)),
         "rounds": setting.rounds,
         "participation": setting.words,
     }
@@ -68,12 +70,13 @@ _LABELS = {
     "sensitivity_exact": "sensitivity is exact",
     "sensitivity_reason": "because",
     "noise_multiplier": "noise multiplier",
-    "epsilon_at_most": "epsilon, at most",
-    "mu": "mu (Gaussian DP)",
-    "zcdp": "zcdp (mu²/2)",
-    "epsilon": "epsilon, exact",
-    "epsilon_rdp": "epsilon, Rényi DP",
-    "epsilon_paper": "epsilon, papers' formula",
+    "delta": "δ",
+    "epsilon_at_most": "ε, at most",
+    "mu": "μ (Gaussian DP)",
+    "zcdp": "zCDP (μ²/2)",
+    "epsilon": "ε, exact",
+    "epsilon_rdp": "ε, Rényi DP",
+    "epsilon_paper": "ε, papers' formula",
 }
 
 

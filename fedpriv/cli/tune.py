@@ -17,9 +17,9 @@ from fedpriv.engines.workers import Workers
 from fedpriv.errors import InputError
 from fedpriv.extensions import import_files
 from fedpriv.scenario import Scenario
-from fedpriv.scenario.find import scenario_file
 from fedpriv.scenario.load import load_scenario, read_toml
 from fedpriv.scenario.tuned import Tuned, TunedRow
+from fedpriv.shipped import scenario_file
 from fedpriv.sweep.lock import locked
 from fedpriv.tuning.grids import Grid, Setting, chosen_settings, given_grid, grid_around, settings_of
 from fedpriv.tuning.problem import HeldOut, Row, held_out_of, rows_of
@@ -29,7 +29,7 @@ from fedpriv.tuning.written import HEADER, costs, edges, lines, tuned_text, writ
 _SEEDS = (100,)  # that scenarios do not use
 _TRIALS = 25
 _MEAN = 20.0
-_FILE_KEYS = {"scenario", "seeds", "fixed", "grid", "axis", "metric"}
+TUNING_KEYS = {"scenario", "seeds", "fixed", "grid", "axis", "metric"}
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Asked:
                 seeds=seeds or _SEEDS,
                 metric=metric,
             )
-        if unknown := sorted(tree.keys() - _FILE_KEYS):
-            raise InputError(f"{given}: {unknown[0]}: a tuning file has {', '.join(sorted(_FILE_KEYS))}")
+        if unknown := sorted(tree.keys() - TUNING_KEYS):
+            raise InputError(f"{given}: {unknown[0]}: a tuning file has {', '.join(sorted(TUNING_KEYS))}")
         held = tree.get("fixed", {})
         if own:
             raise InputError(f"{given}: a tuning file has grids of its own; leave --grid out")

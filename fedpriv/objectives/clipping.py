@@ -42,6 +42,8 @@ class Clipping(NamedTuple):
     """Whether all records are held, as they are in any honest run."""
     clipped: Tensor
     """How many records of weight above 0 were clipped, or not held: (...)."""
+    beyond: Tensor
+    """Which ones, (..., B)."""
 
     def only(self, *parts: Tensor) -> list[Tensor]:
         """The parts (..., B, size) with zeros for the records that are not held."""
@@ -97,4 +99,5 @@ def clipping(size: Size, weights: Tensor, clip: Scalar) -> Clipping:
     over = norm > limit * (1.0 + _ALIKE[weights.dtype])
     if not whole:
         factor, over = factor.where(held, 0.0), over | ~held
-    return Clipping(factor.to(weights.dtype), held, whole, (over & (weights != 0.0)).sum(-1))
+    beyond = over & (weights != 0.0)
+    return Clipping(factor.to(weights.dtype), held, whole, beyond.sum(-1), beyond)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedpriv.objectives.base import Evaluation, Increment, Objective, Outer, Records, Slots
+from fedpriv.objectives.base import Evaluation, Increment, Linear, Objective, Outer, Records, Slots
 from fedpriv.replicates.columns import Scalar
 
 
@@ -30,6 +30,10 @@ class View:
     @property
     def convex(self) -> bool:
         return self.base.convex
+
+    @property
+    def convex_within(self) -> float:
+        return self.base.convex_within
 
     def initial(self) -> Tensor:
         return self.base.initial()
@@ -60,6 +64,14 @@ class View:
     @property
     def outer(self) -> Outer | None:
         return self.base.outer
+
+    @property
+    def linear(self) -> Linear | None:
+        """None: another look may be at something else than the scores."""
+        return None
+
+    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+        return self.base.gradient(point, records, weights)
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return self.base.losses(point, records)

@@ -116,7 +116,7 @@ def _together(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
         return ""
     return (
         f" Every figure is of one run. A record that takes part in these {len(mus)} runs is protected by all of "
-        f"them together only: mu = {compose(mus):.4g}, and runs elsewhere come on top."
+        f"them together only: μ = {compose(mus):.4g}, and runs elsewhere come on top."
     )
 
 
@@ -130,7 +130,7 @@ def _statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequen
         private=bool(known) and None not in levels,
         sampled=any(stream.schedule.secret for released in streams for stream in released),
         trust=first["trust"],
-        protects=trust_named(first["trust"]).protects,
+        protects=trust_named(first["trust"]).protection_of(unit),
         unit=unit.words,
         hidden=_HIDDEN[first["relation"]].format(unit=unit.noun),
         relation=first["relation"],

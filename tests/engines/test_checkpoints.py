@@ -139,6 +139,20 @@ def test_every_row_goes_on_with_the_same_bits(name: str, schedule: str) -> None:
             check(replicates(cell), (1, 4, 6))
 
 
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_silos_that_drop_out_go_on_with_the_same_bits(sampling: str) -> None:
+    mechanism = {"name": "dp-sgd", "clip": 1.0, "step": 0.1, "momentum": 0.5}
+    if sampling == "fixed":
+        mechanism = {"name": "dp-ftrl", "clip": 1.0, "step": 0.1, "mechanism": "banded", "bands": 2}
+    tree = small_tree(
+        federation={"silos": 3, "rounds": 8, "epochs": 2, "batch": 4, "drop_out": 0.35, "sampling": sampling},
+        algorithm={"trust": "untrusted", **mechanism},
+        privacy={"relation": "zero-out", "epsilon": 4.0},
+    )
+    cells = [resolve_cell({**tree, "seed": seed}, "test") for seed in (1, 2)]
+    check(cells, (1, 2, 3))
+
+
 def test_single_precision_in_blocks_goes_on_with_the_same_bits() -> None:
     """Many rounds, so that noise and records come in several blocks; stopped within one and at its end."""
     tree = small_tree(run__dtype="float32", federation__rounds=300, federation__samples=900)

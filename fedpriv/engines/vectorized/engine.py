@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.engines.base import Outcome
+from fedpriv.engines.vectorized.away import Away, check_away, missing_noise
 from fedpriv.engines.vectorized.keeper import Keeper
 from fedpriv.engines.vectorized.noise_feed import NoiseFeed, aggregate
 from fedpriv.engines.vectorized.ordered_batches import OrderedBatches
@@ -30,6 +31,7 @@ from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
 from fedpriv.participation.public_order import PublicOrder
 from fedpriv.replicates.stacking import Part, signature, stack
+from fedpriv.running.absences import absences_of
 from fedpriv.running.checkpoint import NO_CHECKPOINTS, Checkpoint, Checkpoints, Metrics
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import evaluation_rounds, finished_after, measured
@@ -69,7 +71,10 @@ def _plans(cells: Sequence[Cell]) -> list[Plan]:
             'run.arithmetic = "integers": engine vectorized adds all silos up at once, in floating point; use '
             "--engine inprocess"
         )
-    return [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
+    plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
+    for cell, plan in zip(cells, plans, strict=True):
+        check_away(cell, plan)
+    return plans
 
 
 def _groups(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list[int]]:
@@ -134,7 +139,7 @@ class _Group:
         self._optimizer: Optimizer = self._stacked([plan.optimizer for plan in plans])
         self._objective: Objective = self._stacked([plan.objective for plan in plans])
         noises = [aggregate(plan.noise) if self._run.noise == "aggregate" else plan.noise for plan in plans]
-        dimension, rounds = self._task.objective.dimension, self._schedule.rounds
+        dimension, rounds = first.objective.dimension, self._schedule.rounds
         draws = first.mechanism.draws
         self._draws = draws
         self._feed = (
@@ -143,6 +148,8 @@ class _Group:
             else None
         )
         self._sizes, self._silo_weights = first.batch_sizes, first.weights
+        self._absences = [absences_of(cell) for cell in cells]
+        self._away = Away(self._absences, len(self._sizes), self._device)
 
     def _stacked(self, parts: Sequence[Part]) -> Part:
         return stack(parts, self._dtype, self._device)
@@ -158,12 +165,15 @@ class _Group:
         state, total, hidden, clipped, drawn = done.states
         evaluations, began = list(done.evaluations), began - done.seconds
         fresh = self._fresh(done.t + 1)
+        missing = self._missing_noise(done.t + 1)
         unreported = 0
         for t, read in enumerate(self._batches(done.t + 1), start=done.t + 1):
             current, query = self._estimator.round(t), optimizer.query(state)
             step.check_moved(total.past, t, query, f"round {t}")
             total, clips = step.summed(total, current, query, read)
             noisy, hidden = step.noisy(total.total, hidden, t, next(fresh).to(self._device))
+            if missing is not None:
+                noisy = noisy + next(missing)
             state = optimizer.update(state, noisy, current)
             clipped = clipped + clips
             drawn = drawn + read.weights.count_nonzero(-1)
@@ -181,9 +191,9 @@ class _Group:
         shares = (clipped / drawn.clamp(min=1.0)).tolist()
         _, metrics = evaluations[-1]
         return [
-            Outcome(index, finished_after(plan, rounds, model.copy(), of_cell, share, wall))
-            for index, plan, model, of_cell, share in zip(
-                self._indices, self._plans, models, metrics, shares, strict=True
+            Outcome(index, finished_after(plan, rounds, model.copy(), of_cell, share, wall, away.rounds))
+            for index, plan, model, of_cell, share, away in zip(
+                self._indices, self._plans, models, metrics, shares, self._absences, strict=True
             )
         ]
 
@@ -215,19 +225,38 @@ class _Group:
         shares = {cell.seed: spread(cell) for cell in self._cells}
         if isinstance(self._schedule, PublicOrder):
             of_replicates = [shares[cell.seed] for cell in self._cells]
-            ordered = OrderedBatches(
+            reads = OrderedBatches(
                 self._schedule, of_replicates, self._silo_weights, self._sizes, on_device, self._dtype
-            )
-            return ordered.rounds_from(first)
-        return self._sampled(self._schedule, on_device, shares, first)
+            ).rounds_from(first)
+        else:
+            reads = self._sampled(self._schedule, on_device, shares, first)
+        return self._of_those_there(reads, first) if self._away else reads
+
+    def _of_those_there(self, reads: Iterator[Read], first: int) -> Iterator[Read]:
+        """The same with weight 0 for the records of silos that are away."""
+        for t, read in enumerate(reads, start=first):
+            silos, counts = torch.tensor(read.rows, device=self._device).T
+            there = self._away.there(t).to(self._dtype)
+            yield read._replace(weights=read.weights * there[:, silos.repeat_interleave(counts)])
+
+    def _missing_noise(self, first_round: int) -> Iterator[Tensor] | None:
+        """What silos that are away do to the mean of the silos' noise; None where it is as it is."""
+        first, seeds = self._plans[0], [cell.seed for cell in self._cells]
+        if not self._away or not first.noise.sources or not first.trust.private_messages:
+            return None
+        of_rounds = missing_noise(
+            self._plans, seeds, self._away, self._estimator, self._mechanism, self._dtype, self._device
+        )
+        return itertools.islice(of_rounds, first_round - 1, None)
 
     def _sampled(
         self, schedule: Participation, train: Records, shares: dict[int, list[Tensor]], first: int
     ) -> Iterator[Read]:
-        """Whose a record is, is told only to an objective that asks; it must not key anything by how many."""
+        """Whose a record is, is told to those alone that ask; nothing may be keyed by how many there are."""
         seeds = [cell.seed for cell in self._cells]
         asks = self._objective.at(Slots(1, ())) is not self._objective
-        sampled = SampledBatches(schedule, seeds, shares, self._silo_weights, self._sizes, by_silo=asks)
+        by_silo = asks or bool(self._away)
+        sampled = SampledBatches(schedule, seeds, shares, self._silo_weights, self._sizes, by_silo=by_silo)
         for index, weights, rows in sampled.rounds_from(first):
             on_device = index.to(self._device)
             records = Records(train.features[on_device], train.labels[on_device]) if index.numel() else None
