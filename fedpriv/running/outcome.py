@@ -67,7 +67,7 @@ def finished_after(
         releases=plan.releases(rounds),
         gradient_evaluations=plan.gradient_evaluations(rounds),
         model=model,
-        bytes_sent=sum(map(plan.message_length, range(1, rounds + 1))) * plan.message_dtype.itemsize,
+        bytes_sent=plan.bytes_sent(rounds),
     )
 
 

@@ -5,6 +5,7 @@ Silo, server, accountant and every engine build the same plan from the same cell
 
 import itertools
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.relation import Relation
 from fedpriv.algorithms import Problem
 from fedpriv.errors import InputError
-from fedpriv.estimators.gradients import Estimator, RaisedClips
+from fedpriv.estimators.gradients import Estimator, RaisedClips, rounds_of
 from fedpriv.exact.plan import ExactPlan
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.objectives import Objective, Slots
@@ -74,6 +75,12 @@ class Plan:
         values = self.kept_length(t)
         return values * (self.exact.run.word // 8) if self.masked and self.exact is not None else values
 
+    def bytes_sent(self, rounds: int) -> int:
+        """By one silo in the first rounds, headers apart."""
+        if self.exact is None:  # all rounds are alike
+            return rounds * self.message_length(1) * self.message_dtype.itemsize
+        return sum(map(self.message_length, range(1, rounds + 1))) * self.message_dtype.itemsize
+
     @property
     def kept_dtype(self) -> torch.dtype:
         """Of what a server keeps of a round: noisy integers, or what it released."""
@@ -90,7 +97,7 @@ class Plan:
     @property
     def largest_clip(self) -> float:
         """Of any round and part, as records meet it: not divided by the batches of a round."""
-        return max(max(self.estimator.round(t).clips) for t in range(1, self.schedule.rounds + 1))
+        return max(max(current.clips) for current in rounds_of(self.estimator, self.schedule.rounds))
 
     def releases(self, rounds: int) -> tuple[ReleaseStream, ...]:
         """What the noise owners of this plan have released after `rounds` rounds, for the ledger.
@@ -114,21 +121,17 @@ class Plan:
 
     def gradient_evaluations(self, rounds: int) -> int:
         """Gradients (or values) of single records that all silos take in the first rounds, expected if sampled."""
-        return sum(self.batch_sizes) * sum(
-            self._batches(t) * self.objective.evaluations(self.estimator.round(t).gradients)
-            for t in range(1, rounds + 1)
-        )
+        return sum(self.batch_sizes) * sum(self._evaluations(rounds))
 
     def most_evaluations_of(self, silo: int) -> int:
         """Gradients (or values) of single records that one silo takes in the round in which it takes the most."""
-        return self.batch_sizes[silo] * max(
-            self._batches(t) * self.objective.evaluations(self.estimator.round(t).gradients)
-            for t in range(1, self.schedule.rounds + 1)
-        )
+        return self.batch_sizes[silo] * max(self._evaluations(self.schedule.rounds))
 
-    def _batches(self, t: int) -> int:
-        """How many batches a silo reads in round t, expected if sampled."""
-        return self.schedule.expected_batches(t)
+    def _evaluations(self, rounds: int) -> list[int]:
+        """Of one record of every batch, round by round."""
+        read = map(self.schedule.expected_batches, range(1, rounds + 1))
+        asked = (current.gradients for current in rounds_of(self.estimator, rounds))
+        return [count * self.objective.evaluations(points) for count, points in zip(read, asked, strict=True)]
 
     def stream_of(self, silo: int, rounds: int) -> ReleaseStream:
         """What one silo itself releases; standard deviation 0 where it adds no noise."""
@@ -176,10 +179,13 @@ def _workload(estimator: Estimator, schedule: Participation) -> Workload:
     return Workload(schedule, estimator.decay, np.array(_batch_clips(estimator, schedule)), estimator.period)
 
 
+@lru_cache(maxsize=4)
 def _batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, ...]:
     """The norm bound of every round's increments, for a mean over one batch: where a round reads k, 1/k of it."""
-    rounds = range(1, schedule.rounds + 1)
-    return tuple(float(estimator.round(t).clip) / max(1, schedule.expected_batches(t)) for t in rounds)
+    return tuple(
+        float(current.clip) / max(1, schedule.expected_batches(current.t))
+        for current in rounds_of(estimator, schedule.rounds)
+    )
 
 
 def _owners(numbers: list[int]) -> str:
@@ -232,7 +238,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
             "taken apart, or its privacy rests on how far queries move between rounds"
         )
     private = cell.privacy.target is not None
-    check_clips(map(estimator.round, range(1, schedule.rounds + 1)), max(batch_sizes), private)
+    check_clips(rounds_of(estimator, schedule.rounds), max(batch_sizes), private)
     exact = exact_plan_of(cell, objective, estimator, mechanism, workload) if _exactly(cell, released) else None
     if exact is None:
         noise = float_noise_of(cell, schedule, workload, mechanism, weights)

@@ -7,7 +7,7 @@ silos' records in one batched call, and the mean of the silos' noise vectors (`n
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -140,7 +140,8 @@ class _Group:
         state = optimizer.start(self._objective.initial().to(self._device).expand(count, -1))
         total = empty_sum(optimizer.query(state))
         hidden = self._mechanism.start()
-        clipped, drawn = torch.zeros(2, count, dtype=torch.float64, device=self._device)
+        clipped, drawn = torch.zeros(2, count, dtype=torch.int64, device=self._device)
+        weighed, of_weighed = None, drawn
         unreported = 0
         for t, read in enumerate(self._batches(), start=1):
             current, query = self._estimator.round(t), optimizer.query(state)
@@ -149,7 +150,9 @@ class _Group:
             noisy, hidden = step.noisy(total.total, hidden, t, next(self._fresh).to(self._device))
             state = optimizer.update(state, noisy, current)
             clipped += clips
-            drawn += read.weights.count_nonzero(-1)
+            if weighed is not read.weights:  # in a public order most rounds have the same
+                weighed, of_weighed = read.weights, read.weights.count_nonzero(-1)
+            drawn += of_weighed
             unreported += count
             if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == self._schedule.rounds:
                 self._observer.advanced(unreported)
@@ -158,7 +161,7 @@ class _Group:
                 metrics = self._evaluate(t, optimizer.output(state))
         wall = (time.perf_counter() - started) / count
         models = optimizer.output(state).cpu().numpy()
-        shares = (clipped / drawn.clamp(min=1.0)).tolist()
+        shares = (clipped.double() / drawn.clamp(min=1)).tolist()
         return [
             Outcome(index, finished_after(plan, self._schedule.rounds, model.copy(), of_cell, share, wall))
             for index, plan, model, of_cell, share in zip(
@@ -185,10 +188,11 @@ class _Group:
             yield Read(records, weights.to(self._device, self._dtype), rows)
 
     def _in_order(self, schedule: PublicOrder, train: Records, shares: dict[int, list[Tensor]]) -> Iterator[Read]:
-        """Gathered block by block."""
+        """Gathered block by block, once for all replicates of a seed."""
         features, labels = train
-        orders = {seed: _by_place(of_silos, schedule.batches_held) for seed, of_silos in shares.items()}
-        places = torch.stack([orders[cell.seed] for cell in self._cells], dim=1).to(self._device)
+        orders = [_by_place(of_silos, schedule.batches_held) for of_silos in shares.values()]
+        places = torch.stack(orders, dim=1).to(self._device)
+        of_replicates = _spread_over([list(shares).index(cell.seed) for cell in self._cells], self._device)
         block = max(1, _GATHER_VALUES // (places[0].numel() * features[0].numel()))
         spans = [list(schedule.batches(t)) for t in range(1, schedule.rounds + 1)]
         alike = {count: self._read(count) for count in set(map(len, spans))}
@@ -199,10 +203,10 @@ class _Group:
                 continue
             read, column = torch.tensor(equal), self._silo_by_silo(count)
             for start in range(0, len(read), block):
-                index = places[read[start : start + block]]  # (rounds, count, replicates, records)
+                index = places[read[start : start + block]]  # (rounds, count, seeds, records)
                 index = index.movedim(1, 2).flatten(2)[..., column]
-                for records in map(Records, features[index], labels[index]):
-                    yield alike[count]._replace(records=records)
+                for columns in zip(features[index], labels[index], strict=True):
+                    yield alike[count]._replace(records=Records(*map(of_replicates, columns)))
 
     def _silo_by_silo(self, count: int) -> Tensor:
         """Where to find the records of `count` batches, one batch after another, silo after silo."""
@@ -221,6 +225,16 @@ class _Group:
 def _by_place(shares: Sequence[Tensor], places: int) -> Tensor:
     """The records of all silos that are one batch of their orders: (places, records of all silos)."""
     return torch.cat([share.view(places, -1) for share in shares], dim=1)
+
+
+def _spread_over(seeds: Sequence[int], device: torch.device) -> Callable[[Tensor], Tensor]:
+    """From a column (seeds, ...) of records to that of the replicates, whose seeds have these places."""
+    if len(set(seeds)) == 1:
+        return lambda column: column.expand(len(seeds), *column.shape[1:])
+    if seeds == list(range(len(seeds))):
+        return lambda column: column
+    pick = torch.tensor(seeds, device=device)
+    return lambda column: column.index_select(0, pick)
 
 
 def _device(name: str) -> torch.device:

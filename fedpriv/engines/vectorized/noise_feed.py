@@ -62,9 +62,10 @@ class NoiseFeed:
             raise ValueError("every replicate of a feed must have a noise source")
         streams = [_stream(noise, seed) for noise, seed in zip(noises, seeds, strict=True)]
         self._streams = list(dict.fromkeys(streams))
-        self._pick = torch.tensor([self._streams.index(stream) for stream in streams])
+        self._pick = [self._streams.index(stream) for stream in streams]
         self._amplitude = torch.tensor([[_amplitude(noise)] for noise in noises], dtype=dtype)
         self._numpy_dtype = np.dtype(np.float32 if dtype == torch.float32 else np.float64)
+        self._sources = [simulation_noise(stream.seed, self._numpy_dtype) for stream in self._streams]
         self._rounds, self._size, self._draws = rounds, size, draws
         most = max(draws(t) or 1 for t in range(1, rounds + 1))
         longest = min(_LONGEST_BLOCK, _BLOCK_VALUES // (size * len(streams) * most))
@@ -95,18 +96,22 @@ class NoiseFeed:
 
     def _scaled(self, drawn: NDArray[np.floating]) -> Tensor:
         """(…, streams, d) as every replicate adds it, (…, replicates, d)."""
-        return torch.from_numpy(drawn).index_select(-2, self._pick).mul_(self._amplitude)
+        vectors = torch.from_numpy(drawn)
+        if self._pick == list(range(len(self._streams))):
+            return vectors.mul_(self._amplitude)
+        if len(self._streams) == 1:
+            return vectors * self._amplitude
+        return vectors.index_select(-2, torch.tensor(self._pick)).mul_(self._amplitude)
 
     def _vectors(self, rounds: Sequence[int], node: int) -> NDArray[np.floating]:
         """One vector a round and stream: (rounds, streams, d)."""
         out = np.empty((len(rounds), len(self._streams), self._size), self._numpy_dtype)
-        for place, stream in enumerate(self._streams):
-            source = simulation_noise(stream.seed, self._numpy_dtype)
+        for place, (stream, source) in enumerate(zip(self._streams, self._sources, strict=True)):
             if len(stream.owners) == 1:
                 out[:, place] = source.vectors(self._size, stream.owners * len(rounds), rounds, node)
             else:
                 for row, t in enumerate(rounds):
-                    out[row, place] = source.weighted_sum(self._size, stream.owners, stream.relative, t, node)
+                    source.weighted_sum(self._size, stream.owners, stream.relative, t, node, out[row, place])
         return out
 
 
