@@ -5,7 +5,7 @@ Silo, server, accountant and every engine build the same plan from the same cell
 
 import itertools
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -67,8 +67,13 @@ class Plan:
         if self.masked:
             return torch.uint64 if self.exact is None else torch.uint8
         if not float(self.noise.std_of(SERVER)):
-            return self.objective.initial().dtype
+            return self._dtype
         return torch.float64 if self.exact is None else torch.int64
+
+    @cached_property
+    def _dtype(self) -> torch.dtype:
+        """The model's; asked for with every message, while making x_1 can take as long as a round."""
+        return self.objective.initial().dtype
 
     def message_length(self, t: int) -> int:
         """How many numbers of `message_dtype` a silo's message of round t has."""
@@ -85,7 +90,7 @@ class Plan:
     def kept_dtype(self) -> torch.dtype:
         """Of what a server keeps of a round: noisy integers, or what it released."""
         exact = self.exact is not None and not self.trust.private_messages
-        return torch.int64 if exact else self.objective.initial().dtype
+        return torch.int64 if exact else self._dtype
 
     def kept_length(self, t: int) -> int:
         """How many numbers of `kept_dtype` that are in round t."""
