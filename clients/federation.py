@@ -33,9 +33,10 @@ class SimulatedFederation:
     def silo(self, number: int) -> Silo:
         task, shard = task_of_cell(self.cell), self.order[number]
         records = Records(task.train.features[shard], task.train.labels[shard])
+        gaps = self.cell.without_silos is not None
         if self.plan.exact is None:
-            return Silo(number, self.plan, self.plan.objective, records, self.noise)
-        return ReleasingSilo.of(number, self.plan, records, integers_key(self.cell.seed), b"")
+            return Silo(number, self.plan, self.plan.objective, records, self.noise, gaps)
+        return ReleasingSilo.of(number, self.plan, records, integers_key(self.cell.seed), b"", gaps=gaps)
 
 
 def simulated_silo(cell: Cell, number: int) -> Silo:

@@ -54,8 +54,8 @@ class Guard:
     may send anything: increments are clipped here, every round is answered for one query (a repetition gets the
     same bytes), the noise and, where they are secret, the rounds of every record are drawn here from a key of the
     operating system, and a run whose price, composed with all runs before, exceeds budget or slack is never
-    opened.  Servers may choose runs after having seen the releases of others.  It is a proof in real numbers; what
-    floating point adds is in docs/privacy.md.
+    opened.  Servers may choose runs after having seen the releases of others.  It holds for the bytes
+    that leave, up to 2^-60 a run in total variation, if AES-256 is a pseudorandom permutation (docs/privacy.md).
     Records are read for a query only after it is on file as the one that its round is answered for, and nothing is
     refused after that: refusals depend on what was sent, on the policy and on the ledger, never on the records.
     With `allow.trust = "trusted"` sums may leave without noise, and `budget` bounds what the server publishes if

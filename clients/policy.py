@@ -195,6 +195,8 @@ def unaccountable(cell: Cell) -> str | None:
     """Why no policy allows any run of `cell`, whatever its budget; None if some policy can."""
     if cell.algorithm.trust_setting.trust_level > TRUSTED.trust_level:
         return f"trust = {cell.algorithm.trust!r} broadcasts what is not private"
+    if cell.federation.clients is not None:
+        return "federation.clients are drawn from a pool that only a simulation has"
     if cell.model.row.only_for is not None:
         return (
             f"the constants of model {cell.model.name!r} are known for one data set, not for a silo's own records"

@@ -32,8 +32,9 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, content: bytes, mode: int = _READABLE) -> None:
-    _replace(path, lambda file: file.write(content), mode)
+def write_bytes(path: Path, content: bytes, mode: int = _READABLE, *, durable: bool = True) -> None:
+    """Without `durable` a crash of the machine may leave a damaged file, the end of this process none."""
+    _replace(path, lambda file: file.write(content), mode, durable=durable)
 
 
 def sync_folder(folder: Path) -> None:
@@ -45,7 +46,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _replace(path: Path, write: Callable[[IO[bytes]], Any], mode: int) -> None:
+def _replace(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, durable: bool = True) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)  # of a process of this number that was killed: its mode may be another one
@@ -53,7 +54,8 @@ def _replace(path: Path, write: Callable[[IO[bytes]], Any], mode: int) -> None:
         with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)

@@ -143,6 +143,8 @@ class KeyedNormal:
         return total
 
     def _fill(self, out: NDArray[np.floating], owners: Sequence[int], rounds: Sequence[int], node: int) -> None:
+        if not out.size:  # of a round into which nobody was drawn
+            return
         half, pieces = self._pieces(*out.shape)
         for start, pairs in pieces:
             cosines, sines = out[:, start : min(half, start + pairs)], out[:, half + start : half + start + pairs]
@@ -245,8 +247,9 @@ class DrawAhead:
 class _Desk:
     """Working memory for `pairs` normals of each of two parts of `count` streams.
 
-    Fresh pages would cost more than the draws.  A stream's bits are radii first, then angles: the counters here are
-    those of the blocks with the radii, and of those with the angles, of whose words the first `skipped` are left out.
+    Fresh pages would cost more than the draws.  A stream's bits are radii first, then angles: the counters here
+    are those of the blocks with the radii, and of those with the angles; the first `skipped` words of these are
+    left out.
     """
 
     def __init__(self, count: int, pairs: int, skipped: int, dtype: np.dtype[Any]) -> None:
@@ -270,7 +273,7 @@ class _Desk:
             self._numbered = radius, angle
 
     def normals(self, cosines: NDArray[np.floating], sines: NDArray[np.floating]) -> None:
-        """Fill rows by the Box-Muller transform: radius · cos(angle), and radius · sin(angle), as far as they go."""
+        """Fill rows by Box-Muller, radius · cos(angle) and radius · sin(angle), as far as they go."""
         radius, angle, turned = self._radius, self._angle, self._turned
         width = self._radius_words.dtype.itemsize * 8
         # The radius word loses its sign and gains half a unit: never log(0), full precision in the tail.

@@ -18,6 +18,7 @@ from fedpriv.protocol.cell_folder import FolderReporter
 from fedpriv.protocol.messages import REGISTERED
 from fedpriv.protocol.run_config import cell_of
 from fedpriv.randomness import integers_key, simulation_noise
+from fedpriv.running.absences import absences_of
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished, evaluation_rounds, finished_after, measured
 from fedpriv.running.plan import Plan, plan_of
@@ -56,7 +57,8 @@ def server_app(observer_of: Callable[[Context], RunObserver]) -> ServerApp:
 def run_cell(grid: Grid, cell: Cell, observer: RunObserver) -> Finished:
     """All rounds of one simulated cell over a grid."""
     task = task_of_cell(cell)
-    strategy = simulated_strategy(plan_of(cell, task.objective), task.objective.initial(), cell)
+    plan = plan_of(cell, task.objective)
+    strategy = simulated_strategy(plan, plan.objective.initial(), cell)
     return _run(strategy, grid, cell, task, observer)
 
 
@@ -67,7 +69,8 @@ def deploy_cell(grid: Grid, cell: Cell, observer: RunObserver, folder: Path) -> 
     while the run lasts.
     """
     task = public_task_of_cell(cell)
-    plan, initial = plan_of(cell, task.objective, released=True), task.objective.initial()
+    plan = plan_of(cell, task.objective, released=True)
+    initial = plan.objective.initial()
     patient = PatientGrid(grid, registered=os.environ.get(REGISTERED) == "1")
     with ServerJournal(folder, Entries.of(plan)) as journal:
         strategy = deployed_strategy(
@@ -79,7 +82,7 @@ def deploy_cell(grid: Grid, cell: Cell, observer: RunObserver, folder: Path) -> 
         )
         finished = _run(strategy, patient, cell, task, observer)
         journal.wipe_key()  # before the result is there: then everything may be ended at any moment
-        observer.finished(0, dataclasses.replace(finished, noise="release", missed=strategy.missed))
+        observer.finished(0, dataclasses.replace(finished, noise="release"))
 
 
 def deployed_strategy(
@@ -98,7 +101,8 @@ def deployed_strategy(
 def simulated_strategy(plan: Plan, initial: Tensor, cell: Cell) -> ReleaseStrategy:
     """The strategy of a simulation's server, whose noise is the seed's."""
     noise = simulation_noise(cell.seed, cell.run.dtype)
-    return ReleaseStrategy(plan, initial, sums_of(plan, initial, integers_key(cell.seed), simulated=noise))
+    sums = sums_of(plan, initial, integers_key(cell.seed), simulated=noise)
+    return ReleaseStrategy(plan, initial, sums, absences=absences_of(cell))
 
 
 def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, observer: RunObserver) -> Finished:
@@ -125,7 +129,7 @@ def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, ob
     model = next(iter(result.arrays.to_numpy_ndarrays()))
     wall = time.perf_counter() - started
     clipped = None if strategy.counts is None else strategy.counts.fraction_clipped
-    return finished_after(plan, strategy.rounds_done, model, metrics, clipped, wall)
+    return finished_after(plan, strategy.rounds_done, model, metrics, clipped, wall, strategy.missed)
 
 
 def _folder_reporter(context: Context) -> FolderReporter:

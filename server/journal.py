@@ -5,7 +5,8 @@
                    a check of both; each is on the disk before a query that depends on it is sent
     sums-T.bin     where the server adds noise: what it keeps of the sums after round T, as secret as the key,
                    wiped when round T + 1 is on the disk
-    last.npy, missed.json   where silos may be missing: every silo's last noisy release, and who missed what
+    last.npy, missed.json   where silos may be missing: every silo's last noisy release, if it is needed, and who
+                   missed what
 
 Guarantee: a resumed server asks every round's query again byte for byte, and adds the same noise to the same
 sums, so that nothing is released that an uninterrupted one would not have released.  An entry that changed on the
@@ -171,6 +172,7 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         try:
             if last is not None:
                 write_vector(self._folder / "last.npy", last.numpy(), OWN)
+            if missed:
                 by_silo = {str(silo): rounds for silo, rounds in missed.items()}
                 write_json(self._folder / "missed.json", by_silo, OWN)
             if self._secret:  # first: an entry without what it was added to could not be gone on from

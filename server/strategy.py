@@ -4,9 +4,9 @@
     x_{t+1} from the optimizer
 
 One strategy serves every trust setting and algorithm: `ServerSums` says what the messages of a round come to.
-The mean has fixed weights; a missing, failed, malformed or
-non-finite reply ends the run with the silo's number and the round, never with a mean over fewer.  A silo that is
-late may, where the scenario says so, count with its last release: its weight stays, and the round is on record.
+The mean has fixed weights; a missing, failed, malformed or non-finite reply ends the run with the silo's number
+and the round, never with a mean over fewer.  A silo that does not answer may, where the scenario says so, count
+with an increment of 0: its weight stays, and the round is on record.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +23,7 @@ from torch import Tensor
 from fedpriv.errors import RunError, printable
 from fedpriv.protocol.arrays import Counts, counts_in, one_array, query_content, vector_in
 from fedpriv.protocol.messages import KEY, TRAIN, bytes_in, refusal_in
+from fedpriv.running.absences import NOBODY, Absences, stand_in
 from fedpriv.running.plan import Plan
 from fedpriv.secure_aggregation.identity import CARD_BYTES
 from fedpriv.secure_aggregation.masks import KEY_BYTES
@@ -79,8 +80,12 @@ class ReleaseStrategy(Strategy):
         roster: Roster = learn_roster,
         *,
         without_missing: bool = False,
+        absences: Absences = NOBODY,
     ) -> None:
-        """With `without_missing`, a silo that does not answer in time counts with its last release."""
+        """With `without_missing`, the run goes on without a silo that does not answer in time; see `stand_in`.
+
+        In a simulation `absences` says which silos those are: they are not asked.
+        """
         self.plan = plan
         self.counts: Counts | None = Counts(0, 0)  # None once a silo did not tell, as silos with a guard do not
         self.rounds_done = 0
@@ -88,13 +93,13 @@ class ReleaseStrategy(Strategy):
         self._roster = roster
         self.missed: Missed = journal.missed() if journal else {}
         kept = journal.last() if journal else None
-        self._without_missing = without_missing
+        self._without_missing, self._absences = without_missing, absences
         self._last = torch.zeros(len(plan.weights), len(initial), dtype=initial.dtype) if kept is None else kept
         self._initial = initial
         self._sums = sums
         self._optimizer_state = plan.optimizer.start(initial)
         self._nodes: list[int] = []  # the node id of silo 0, 1, …
-        self._asked: list[Message] = []  # the messages to silo 0, 1, … of the round that is under way
+        self._asked: dict[int, Message] = {}  # the message to each silo that is asked in the round under way
         self._keys = b""  # the silos' public keys in a row, where they mask what they send
 
     @property
@@ -146,10 +151,13 @@ class ReleaseStrategy(Strategy):
         config: ConfigRecord,
         grid: Grid,
     ) -> Iterable[Message]:
-        """One message a silo, in the order of silos, all with the same query and round number."""
+        """One message a silo that is there, in the order of silos, all with the same query and round number."""
         content = query_content(arrays, server_round, config)
-        self._asked = [Message(content, node, TRAIN) for node in self._nodes]
-        return self._asked
+        away = self._absences.away(server_round)
+        self._asked = {
+            silo: Message(content, node, TRAIN) for silo, node in enumerate(self._nodes) if silo not in away
+        }
+        return self._asked.values()
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -158,27 +166,30 @@ class ReleaseStrategy(Strategy):
         answers, reasons = self._answers(replies, f"round {server_round}")
         releases = {silo: self._release_in(content, silo, server_round) for silo, content in answers.items()}
         missing = self._missing(releases)
-        if missing and not (self._without_missing and releases):
-            raise RunError(f"round {server_round}: no reply from silo {_listed(missing)}{reasons}")
+        unknown = [silo for silo in missing if silo in self._asked]
+        if unknown and not (self._without_missing and releases):
+            raise RunError(f"round {server_round}: no reply from silo {_listed(unknown)}{reasons}")
         for silo in missing:
             self.missed.setdefault(silo, []).append(server_round)
-            releases[silo] = self._last[silo] * self.plan.estimator.round(server_round).decay
+            releases[silo] = stand_in(self.plan, self._last[silo], server_round)
         # Sorted by silo before any sum, so that the order of arrival cannot change the last bit.
         messages = [releases[silo] for silo in range(len(self._nodes))]
         query = self.plan.optimizer.query(self._optimizer_state)
         released = self._sums.released(messages, server_round, query)
-        if self._without_missing:
+        keeps = self._goes_on and not self.plan.of_one_round
+        if keeps:
             self._last = torch.stack(messages)
         if self._journal:
-            last = self._last if self._without_missing else None
+            last = self._last if keeps else None
             self._journal.record(server_round, released.kept, self.missed, last, released.secret)
         self._move(server_round, released.vector)
         return one_array(self.plan.optimizer.query(self._optimizer_state)), None
 
     def _public_keys(self, grid: Grid, timeout: float) -> bytes:
         """The public keys of silo 0, 1, … in a row; RunError unless every silo gives one."""
-        self._asked = [Message(RecordDict(), node, KEY) for node in self._nodes]
-        answers, reasons = self._answers(grid.send_and_receive(self._asked, timeout=timeout), "public keys")
+        self._asked = {silo: Message(RecordDict(), node, KEY) for silo, node in enumerate(self._nodes)}
+        replies = grid.send_and_receive(self._asked.values(), timeout=timeout)
+        answers, reasons = self._answers(replies, "public keys")
         if missing := self._missing(answers):
             raise RunError(f"public keys: no reply from silo {_listed(missing)}{reasons}")
         keys = b""
@@ -197,7 +208,7 @@ class ReleaseStrategy(Strategy):
     def _answers(self, replies: Iterable[Message], what: str) -> tuple[dict[int, RecordDict], str]:
         """What every silo answered to the messages under way, and why others did not; RunError for a failure."""
         # A grid numbers messages when it sends them; an error reply names the message, not always the node.
-        asked = {message.metadata.message_id: silo for silo, message in enumerate(self._asked)}
+        asked = {message.metadata.message_id: silo for silo, message in self._asked.items()}
         answers: dict[int, RecordDict] = {}
         reasons = ""
         for reply in replies:
@@ -212,6 +223,10 @@ class ReleaseStrategy(Strategy):
             else:
                 reasons += f"; {refusal.reason}"
         return answers, reasons
+
+    @property
+    def _goes_on(self) -> bool:
+        return self._without_missing or bool(self._absences)
 
     def _missing(self, answers: Mapping[int, object]) -> list[int]:
         return sorted(set(range(len(self._nodes))) - set(answers))

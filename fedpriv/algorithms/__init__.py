@@ -11,6 +11,7 @@ from fedpriv.algorithms.choquette_choo import (
     ACCELERATED_INDEPENDENT,
     UNACCELERATED_DP_SRGD,
 )
+from fedpriv.algorithms.cohorts import DP_FEDADAGRAD, DP_FEDADAM, DP_FEDAVG, DP_FEDYOGI
 from fedpriv.algorithms.federated_averaging import FEDERATED_AVERAGING
 from fedpriv.algorithms.kornowski_liu_talwar import GOLDSTEIN_ERM, GOLDSTEIN_SINGLE_PASS
 from fedpriv.algorithms.reshef_levy import DP_MU2_FL
@@ -35,6 +36,10 @@ ALGORITHMS = {
         DP_FTRL,
         NOISY_MINIBATCH,
         FEDERATED_AVERAGING,
+        DP_FEDAVG,
+        DP_FEDADAM,
+        DP_FEDYOGI,
+        DP_FEDADAGRAD,
         GOLDSTEIN_SINGLE_PASS,
         GOLDSTEIN_ERM,
         PHASED_SGD,

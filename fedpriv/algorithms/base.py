@@ -17,6 +17,7 @@ from fedpriv.objectives import Objective
 from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
 from fedpriv.participation.fixed_order import Schedule
+from fedpriv.privacy.unit import RECORD, Unit
 from fedpriv.theory.prescription import Prescription
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -58,6 +59,8 @@ class Problem:
     """Φ: a bound on F(x_1) - inf F; inf if none is known.  Bounds are printed with it, nothing runs on it."""
     relation: Relation = "replace-one"
     """Which data sets are neighbours: theorems ask for twice as much noise where records are exchanged."""
+    unit: Unit = RECORD
+    """What is clipped and counted, where other fields say record."""
 
     @property
     def rounds(self) -> int:

@@ -16,6 +16,7 @@ from fedpriv.algorithms.base import (
     chosen,
     independent,
 )
+from fedpriv.algorithms.local_steps import OptionalLocalSteps, optionally_trained
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import PlainGradient, RecursiveGradient
 from fedpriv.estimators.weights import PowerWeights
@@ -103,8 +104,8 @@ NOISY_MINIBATCH = Algorithm(
 )
 
 
-class FtrlSettings(NoiseSettings):
-    clip: Positive = Field(description="C: norm bound on one record's gradient")
+class FtrlSettings(NoiseSettings, OptionalLocalSteps):
+    clip: Positive = Field(description="C: norm bound on one record's gradient, or on how far one client moves")
     step: Positive = Field(description="η: the model is x_1 - η · (sum of all gradients)")
     radius: Positive = Field(math.inf, description="radius of the ball the model stays in; unbounded if left out")
     momentum: Fraction = Field(0.0, description="momentum on the sums")
@@ -120,6 +121,7 @@ DP_FTRL = Algorithm(
     optimizer=lambda settings, _problem, _noise_std: FollowTheRegularizedLeader(
         settings.step, settings.radius, settings.momentum
     ),
+    objective=optionally_trained,
     published="points",
 )
 

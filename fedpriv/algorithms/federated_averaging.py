@@ -8,7 +8,8 @@ from pydantic import Field
 from fedpriv.algorithms.base import Algorithm, Positive, Problem, Settings, independent
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import PlainGradient
-from fedpriv.objectives.local_training import UNCLIPPED, LocalTraining
+from fedpriv.objectives.base import UNCLIPPED
+from fedpriv.objectives.local_training import LocalTraining
 from fedpriv.optimizers import ProjectedSGD
 
 _Whole = Annotated[int, Field(ge=1)]

@@ -135,7 +135,12 @@ def noise(
         else claim_of(target, relation, unit, records)
     )
     show(
-        {"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost), **guarantee_facts(claim, delta)},
+        {
+            "mechanism": mechanism,
+            **setting_facts(setting, unit),
+            **cost_facts(cost),
+            **guarantee_facts(claim, delta),
+        },
         as_json,
     )
 
@@ -176,6 +181,11 @@ def spent(
     cost = setting.cost_of_std(chosen, std)
     claim = claim_on(setting.spent(chosen, std), relation, unit, records)
     show(
-        {"mechanism": mechanism, **setting_facts(setting), **cost_facts(cost), **guarantee_facts(claim, delta)},
+        {
+            "mechanism": mechanism,
+            **setting_facts(setting, unit),
+            **cost_facts(cost),
+            **guarantee_facts(claim, delta),
+        },
         as_json,
     )

@@ -69,9 +69,10 @@ class Progress(RunObserver):
         self._current.heard(t, metrics)
 
     def finished(self, place: int, finished: Finished) -> None:
-        for silo, rounds in finished.missed.items():  # never silently, and not for --quiet either
+        unforeseen = finished.missed if finished.noise == "release" else {}  # a simulation's are in its scenario
+        for silo, rounds in unforeseen.items():  # never silently, and not for --quiet either
             late = ", ".join(map(str, rounds))
-            sys.stderr.write(f"fedpriv: silo {silo} did not answer in round {late}; its last release stood in\n")
+            sys.stderr.write(f"fedpriv: silo {silo} did not answer in round {late}; it counted with nothing new\n")
         self._done += 1
         self._bar.update(self._task, cells=f"{self._done}/{self._cells} cells")
         if not self._live:
@@ -85,6 +86,9 @@ class Progress(RunObserver):
 
     def lost(self, worker: str, places: Sequence[int]) -> None:
         sys.stderr.write(f"fedpriv: {worker} died; {len(places)} cells are run again\n")
+
+    def noted(self, line: str) -> None:
+        sys.stderr.write(f"fedpriv: {line}\n")
 
     def ended(self) -> None:
         if self._live:
@@ -133,6 +137,9 @@ class JsonLines(RunObserver):
 
     def lost(self, worker: str, places: Sequence[int]) -> None:
         self._tell("lost", {"worker": worker, "cells": list(places)})
+
+    def noted(self, line: str) -> None:
+        self._tell("noted", {"line": line})
 
     def stopped(self, rerun: str) -> None:
         """Say how to go on; `rerun` is the command that was given."""

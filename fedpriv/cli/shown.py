@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from fedpriv.privacy.setting import Setting
 
 
-def setting_facts(setting: "Setting") -> dict[str, Any]:
-    """What the numbers are about: who is protected, and how a record takes part."""
+def setting_facts(setting: "Setting", unit: str = "record") -> dict[str, Any]:
+    """What the numbers are about: who is protected, and how a record, or another unit, takes part."""
+    from fedpriv.privacy.unit import unit_named
+
     return {
         "trust": setting.trust,
-        "protects": setting.protection.protects,
+        "protects": setting.protection.protection_of(unit_named(unit)),
         "rounds": setting.rounds,
         "participation": setting.words,
     }

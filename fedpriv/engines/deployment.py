@@ -19,6 +19,7 @@ from fedpriv.engines.inprocess import refuse_vectorized_options
 from fedpriv.engines.local_silo import LocalSilo, remove_silos, state_folder, write_silos
 from fedpriv.engines.processes import refuse_root
 from fedpriv.engines.superlink import SuperLink, federation_superlink, node_keys, remote_superlink
+from fedpriv.errors import InputError
 from fedpriv.files import write_text
 from fedpriv.protocol.cell_folder import FolderReader, clear
 from fedpriv.protocol.run_config import run_config_of
@@ -39,8 +40,15 @@ def run_deployment(
     address = connection.superlink
     if address is None:
         refuse_root("--engine deployment")
+    for cell in cells:
+        _refuse_clients(cell)
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "deployment")
+        if cell.federation.drop_out or cell.federation.away:
+            raise InputError(
+                "federation.drop_out and federation.away are for simulations: silos of a deployment are away when "
+                'they are; write deployment.missing = "continue" instead'
+            )
         out = folder.resolve() / "deployment" / _digest(cell)
         token = _token(out)
         finished = FolderReader(out).result() if (out / "outcome.json").exists() else None
@@ -55,6 +63,14 @@ def run_deployment(
         yield Outcome(index, finished)
         if address is None and state_folder(token).exists():
             remove_silos(state_folder(token))
+
+
+def _refuse_clients(cell: Cell) -> None:
+    if cell.federation.clients is not None:
+        raise InputError(
+            f"federation.clients = {cell.federation.clients}: engine deployment has silos with guards, and no "
+            "clients that come and go; use --engine vectorized"
+        )
 
 
 def _submit(link: SuperLink, index: int, cell: Cell, out: Path, token: str, observer: RunObserver) -> Finished:

@@ -24,9 +24,10 @@ from unittest import mock
 from fedpriv.engines.base import Engine, Outcome
 from fedpriv.engines.processes import left_by_nobody, refuse_root
 from fedpriv.engines.table import Groups, engine_row
-from fedpriv.engines.worker import Advanced, Began, Evaluated, Event, installed, work
+from fedpriv.engines.worker import Advanced, Began, Evaluated, Event, Kept, Noted, work
 from fedpriv.errors import FedprivError, InputError, RunError, printable
 from fedpriv.extensions import VARIABLE
+from fedpriv.running.checkpoint import NO_CHECKPOINTS, Checkpoints, digest_of, installed, name_of
 from fedpriv.running.observer import RunObserver
 from fedpriv.scenario import Cell
 
@@ -64,26 +65,34 @@ class _Group:
     """Rounds of this attempt, told before or not."""
 
 
-def on_workers(name: str, workers: Workers) -> Engine:
-    """The engine of this name, on workers; InputError for one that starts processes of its own."""
+def on_workers(name: str, workers: Workers, kept: Checkpoints = NO_CHECKPOINTS) -> Engine:
+    """The engine of this name, on workers; InputError for one that starts processes of its own.
+
+    What workers keep of groups that they are in the middle of comes here, to `kept`.
+    """
     groups = engine_row(name).groups
     if groups is None:
         raise InputError(f"--engine {name}: it has processes of its own, and takes neither --workers nor --ray")
-    return partial(_run, name, groups, workers)
+    return partial(_run, name, groups, workers, kept)
 
 
 def _run(
-    engine: str, groups: Groups, workers: Workers, cells: Sequence[Cell], observer: RunObserver
+    engine: str,
+    groups: Groups,
+    workers: Workers,
+    kept: Checkpoints,
+    cells: Sequence[Cell],
+    observer: RunObserver,
 ) -> Iterator[Outcome]:
     """Run cells, group by group, on workers that use the engine of this name.
 
-    Guarantee: what a worker computes is what this process would.  The groups of a worker that dies are run again,
-    and the observer hears of it (`lost`).  RunError for a group whose worker died three times in a row, and for
-    workers that have other versions than this process.
+    Guarantee: what a worker computes is what this process would.  The groups of a worker that dies are run again
+    from their last checkpoints, and the observer hears of it (`lost`).  RunError for a group whose worker died
+    three times in a row, and for workers that have other versions than this process.
     """
     ordered = _costliest_first(groups(cells), cells)
     with _ray_of(workers) as ray:
-        running = {_submitted(ray, engine, cells, group): group for group in ordered}
+        running = {_submitted(ray, engine, cells, group, kept): group for group in ordered}
         try:
             while running:
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_SECONDS)
@@ -98,15 +107,15 @@ def _run(
                     except ray.exceptions.RayError as error:
                         del running[stream]
                         observer.lost(group.worker, group.members)
-                        running[_again(ray, engine, cells, group, error)] = group
+                        running[_again(ray, engine, cells, group, kept, error)] = group
                     else:
-                        yield from _heard(event, group, observer)
+                        yield from _heard(event, group, observer, kept)
         finally:
             for stream in running:
                 ray.cancel(stream, force=True)
 
 
-def _heard(event: Event, group: _Group, observer: RunObserver) -> Iterator[Outcome]:
+def _heard(event: Event, group: _Group, observer: RunObserver, kept: Checkpoints) -> Iterator[Outcome]:
     """Tell the observer what a worker said, once, however often a group is run."""
     match event:
         case Began():
@@ -122,6 +131,12 @@ def _heard(event: Event, group: _Group, observer: RunObserver) -> Iterator[Outco
             if (place, t) not in group.evaluated:
                 group.evaluated.add((place, t))
                 observer.evaluated(group.members[place], t, metrics)
+        case Noted(line):
+            observer.noted(line)
+        case Kept(name, None):
+            kept.drop(name)
+        case Kept(name, bytes(content)):
+            kept.keep(name, content)
         case Outcome(place, finished):
             if place not in group.finished:
                 group.finished.add(place)
@@ -137,20 +152,26 @@ def _difference(versions: Mapping[str, str]) -> str:
     )
 
 
-def _submitted(ray: Any, engine: str, cells: Sequence[Cell], group: _Group) -> Any:
+def _submitted(ray: Any, engine: str, cells: Sequence[Cell], group: _Group, kept: Checkpoints) -> Any:
     group.attempts += 1
     group.again = 0
     task = ray.remote(work).options(num_cpus=1, max_retries=0, num_returns="streaming")
     imports = [path for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
-    return task.remote(engine, [cells[member].canonical() for member in group.members], imports)
+    members = [cells[member] for member in group.members]
+    name = name_of(tuple(map(digest_of, members)))
+    before = kept.latest(name)
+    found = {} if before is None else {name: before}
+    return task.remote(engine, [cell.canonical() for cell in members], imports, found)
 
 
-def _again(ray: Any, engine: str, cells: Sequence[Cell], group: _Group, error: Exception) -> Any:
+def _again(
+    ray: Any, engine: str, cells: Sequence[Cell], group: _Group, kept: Checkpoints, error: Exception
+) -> Any:
     if group.attempts >= _ATTEMPTS:
         first = printable(str(error).strip().splitlines()[0])
         places = ", ".join(map(str, group.members))
         raise RunError(f"cells {places}: {group.worker} died, {_ATTEMPTS} times in a row: {first}")
-    return _submitted(ray, engine, cells, group)
+    return _submitted(ray, engine, cells, group, kept)
 
 
 def _of_the_engine(error: Any, group: _Group) -> FedprivError:

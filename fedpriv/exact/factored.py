@@ -30,7 +30,8 @@ from fedpriv.mechanisms.inverse_square_root import BandedInverseSquareRoot
 from fedpriv.mechanisms.leaf import LeafGaussian
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
 from fedpriv.mechanisms.tree import BinaryTree
-from fedpriv.mechanisms.workload import Separated, Workload
+from fedpriv.mechanisms.workload import Workload
+from fedpriv.participation.separated import Separated
 
 _MOST_DIGITS = 10
 _NO_ROOT = 2.0**-20  # φ_m = 0 comes out of rounded residues a little beside it

@@ -10,8 +10,9 @@ import numpy as np
 from fedpriv.errors import InputError
 from fedpriv.fitting.filters import ratio
 from fedpriv.mechanisms.sensitivity.row_bound import heaviest_patterns
-from fedpriv.mechanisms.workload import Floats, Separated, Workload
+from fedpriv.mechanisms.workload import Floats, Workload
 from fedpriv.participation.phases import Phases
+from fedpriv.participation.separated import Separated
 
 
 def on_increments(rows: Floats, decay: float) -> Floats:

@@ -11,7 +11,8 @@ from fedpriv.mechanisms.phased import PhaseEnds
 from fedpriv.mechanisms.sliding_differences import SlidingDifferences
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
 from fedpriv.mechanisms.tree import BinaryTree
-from fedpriv.mechanisms.workload import Separated, Workload
+from fedpriv.mechanisms.workload import Workload
+from fedpriv.participation.separated import Separated
 
 __all__ = [
     "AlignedDifferences",

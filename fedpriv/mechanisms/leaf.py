@@ -13,7 +13,8 @@ import numpy as np
 from fedpriv.errors import InputError
 from fedpriv.mechanisms.base import Blocks, Mechanism, MechanismState, Sensitivity, check_matches
 from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern
-from fedpriv.mechanisms.workload import Floats, Separated, Workload
+from fedpriv.mechanisms.workload import Floats, Workload
+from fedpriv.participation.separated import Separated
 from fedpriv.replicates.columns import SHARED
 
 if TYPE_CHECKING:

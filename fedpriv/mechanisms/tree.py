@@ -15,7 +15,8 @@ from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity, chec
 from fedpriv.mechanisms.columns import Columns
 from fedpriv.mechanisms.sensitivity import nodes, participation
 from fedpriv.mechanisms.sensitivity.row_bound import tightened
-from fedpriv.mechanisms.workload import Floats, Separated, Workload
+from fedpriv.mechanisms.workload import Floats, Workload
+from fedpriv.participation.separated import Separated
 from fedpriv.replicates.columns import SHARED
 
 if TYPE_CHECKING:

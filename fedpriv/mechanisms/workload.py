@@ -15,37 +15,9 @@ from numpy.typing import NDArray
 from fedpriv.errors import InputError
 from fedpriv.participation.base import Participation
 from fedpriv.participation.public_order import PublicOrder
+from fedpriv.participation.separated import Separated
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Separated:
-    """Any participation of a record in at most `max_participations` of `rounds` rounds, at least
-    `min_separation` rounds apart.
-
-    Guarantee: what is accounted for it holds for every such pattern, also one chosen by an adversary.
-    """
-
-    rounds: int
-    max_participations: int
-    min_separation: int
-
-    def __post_init__(self) -> None:
-        if min(self.rounds, self.max_participations, self.min_separation) < 1:
-            raise InputError(
-                f"rounds = {self.rounds}, max_participations = {self.max_participations}, "
-                f"min_separation = {self.min_separation}: all are 1 or more"
-            )
-
-    @property
-    def most(self) -> int:
-        """How often a record really can take part: `max_participations`, or fewer if the rounds do not suffice."""
-        return min(self.max_participations, -(-self.rounds // self.min_separation))
-
-    @property
-    def single_pass(self) -> bool:
-        return self.most == 1
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What an objective is: clipped sums of per-record increments, and an evaluation."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, Self
@@ -8,6 +9,9 @@ from torch import Tensor
 
 from fedpriv.errors import InputError
 from fedpriv.replicates.columns import Scalar
+
+UNCLIPPED = 1e30
+"""A norm bound that no gradient reaches, and that floating-point numbers of 32 bits can hold."""
 
 
 class Slots(NamedTuple):
@@ -59,6 +63,15 @@ class Outer(NamedTuple):
     """Features times this are integers."""
     largest: int
     """A public bound on the norm of a record's integer features."""
+
+
+class Linear(NamedTuple):
+    """A loss of linear scores: a gradient is slopes (outputs,) ⊗ features."""
+
+    of: Callable[[Tensor, Tensor], Tensor]
+    """(point (..., d), features (..., B, f)) → scores (..., B, outputs), linear in the point."""
+    slopes: Callable[[Tensor, Tensor], Tensor]
+    """(scores (..., B, outputs), labels (..., B)) → the loss's derivative by the scores, (..., B, outputs)."""
 
 
 class Objective(Protocol):
@@ -138,6 +151,18 @@ class Objective(Protocol):
         """How its increments factor; None where they do not, or their features are no integers."""
         ...
 
+    @property
+    def linear(self) -> Linear | None:
+        """The linear scores that the loss is a function of; None where it is of more."""
+        ...
+
+    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+        """Σ_b weights[b] · ∇f(point; record b), (..., d), clipped nowhere: for training inside of a unit.
+
+        Shapes are those of `increment`.  A record may spoil the sum, of its own leading axes only.
+        """
+        ...
+
     def losses(self, point: Tensor, records: Records) -> Tensor:
         """f(point; record) of every record, shape (..., B), for `point` and `records` as in `increment`.
 
@@ -162,13 +187,31 @@ class Objective(Protocol):
         ...
 
 
-class Deterministic:
+class Deterministic(ABC):
     """What objectives without public coins have in common."""
 
     convex: bool = False
 
+    @abstractmethod
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment: ...
+
+    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+        """By increments that nothing clips."""
+        return self.increment((point,), (1.0,), records, weights, UNCLIPPED).total
+
     @property
     def outer(self) -> Outer | None:
+        return None
+
+    @property
+    def linear(self) -> Linear | None:
         return None
 
     def at(self, slots: Slots) -> Self:

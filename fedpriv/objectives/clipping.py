@@ -42,6 +42,8 @@ class Clipping(NamedTuple):
     """None where all records are known to be held, as they are in any honest run."""
     clipped: Tensor
     """How many records of weight above 0 were clipped, or not held: (...)."""
+    beyond: Tensor
+    """Which ones, (..., B)."""
 
     def only(self, part: Tensor, axis: int = -1) -> Tensor:
         """`part`, whose axis `axis` goes through one record's values, with zeros for the records not held."""
@@ -103,5 +105,5 @@ def clipping(size: Size, weights: Tensor, clip: Scalar) -> Clipping:
     factor = limit / norm.clamp(min=limit) * weights
     if held is not None:
         factor = factor.where(held, 0.0)
-    over = factor * (1.0 + _ALIKE[weights.dtype]) < weights
-    return Clipping(factor.to(weights.dtype), held, over.sum(-1))
+    beyond = factor * (1.0 + _ALIKE[weights.dtype]) < weights
+    return Clipping(factor.to(weights.dtype), held, beyond.sum(-1), beyond)

@@ -141,6 +141,22 @@ class LayeredObjective(Deterministic):
         terms, clipped = self._clipped(named, coefficients, records, one, clip)
         return torch.cat([part for term in terms for part in term.rows(clipped.factor)], dim=-1)
 
+    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+        named = [parameters_of(self.module, point)]
+        rows, axis = self._rows(point.shape[:-1].numel()), records.labels.dim() - 1
+        total: Tensor | None = None
+        for features, labels, weight in zip(
+            torch.split(records.features, rows, axis),
+            torch.split(records.labels, rows, axis),
+            torch.split(weights, rows, -1),
+            strict=True,
+        ):
+            terms = self._terms(named, (1.0,), Records(features, labels))
+            part = torch.cat([piece for term in terms for piece in term.weighted_sum(weight)], dim=-1)
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total
+
     def _clipped(
         self,
         points: Sequence[dict[str, Tensor]],

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
+from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Linear, Records
 from fedpriv.objectives.clipping import clipping, formed, rank_one, upper_norm
 from fedpriv.objectives.population import Population
 from fedpriv.replicates.columns import Scalar
@@ -74,6 +74,23 @@ class LinearScore(Deterministic, ABC):
             return slope_rows(slope, records.features, clip)
         ones = torch.ones(len(slope), dtype=torch.float64)
         return _formed_clipped(self._formed(points, coefficients, records, slope), ones, clip)[0]
+
+    @property
+    def linear(self) -> Linear | None:
+        if self.penalty:
+            return None
+        return Linear(self._column_of_scores, self._column_of_slopes)
+
+    def _column_of_scores(self, point: Tensor, features: Tensor) -> Tensor:
+        return _scores(point, features).unsqueeze(-1)
+
+    def _column_of_slopes(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return self._slope(scores.squeeze(-1), labels).unsqueeze(-1)
+
+    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+        slope = self._slope(_scores(point, records.features), records.labels) * weights
+        pull = self.penalty * weights.sum(-1, keepdim=True) * point
+        return (slope.unsqueeze(-2) @ records.features).squeeze(-2) + pull
 
     def _slopes(self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
         """Σ_k coefficients[k] · the derivative by the score at points[k], (..., B)."""

@@ -11,12 +11,9 @@ import torch
 from torch import Tensor
 
 from fedpriv.errors import InputError
-from fedpriv.objectives.base import Increment, Records, Slots
+from fedpriv.objectives.base import UNCLIPPED, Increment, Records, Slots
 from fedpriv.objectives.view import View
 from fedpriv.replicates.columns import Scalar
-
-UNCLIPPED = 1e30
-"""A norm bound that no gradient reaches, and that floating-point numbers of 32 bits can hold."""
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedpriv.objectives.base import Increment, Records, Slots
+from fedpriv.objectives.base import UNCLIPPED, Increment, Records, Slots
 from fedpriv.objectives.clipping import clipping, formed, upper_norm
-from fedpriv.objectives.local_training import UNCLIPPED
 from fedpriv.objectives.view import View
 from fedpriv.replicates.columns import Scalar
 
-_VALUES = 2**24  # that the units of one chunk make
+_VALUES = 2**21  # that the units of one chunk make: what lies in a cache is clipped faster
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,11 @@ class PerUnit(View):
             span = min(rows, count - start)
             some = Records(*(column.narrow(axis, start, span) for column in records))
             weight = weights.narrow(-1, start, span)
-            means = self._means(points, coefficients, some, weights.dtype)
+            means, inside = self._means(points, coefficients, some, weights.dtype)
             found = clipping(formed(upper_norm(means)), weight, clip)
             held = found.only(means)
             total = total + (found.factor.unsqueeze(-2) @ held).squeeze(-2)
-            clipped = clipped + found.clipped
+            clipped = clipped + (found.beyond | ((inside > 0) & (weight != 0.0))).sum(-1)
         assert isinstance(total, Tensor)
         assert isinstance(clipped, Tensor)
         return Increment(total, clipped)
@@ -74,7 +73,7 @@ class PerUnit(View):
         clip: float,
     ) -> Tensor:
         """Of every unit, (B, d) float64."""
-        means = self._means(points, coefficients, records, torch.float64)
+        means, _ = self._means(points, coefficients, records, torch.float64)
         found = clipping(formed(upper_norm(means)), torch.ones(len(means), dtype=torch.float64), clip)
         held = found.only(means)
         return held * found.factor.unsqueeze(-1)
@@ -88,14 +87,17 @@ class PerUnit(View):
 
     def _means(
         self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records, dtype: torch.dtype
-    ) -> Tensor:
-        """v_u of every unit, (..., B, d): the units are one more leading axis of the records."""
+    ) -> Increment:
+        """v_u of every unit, (..., B, d): the units are one more leading axis of the records.
+
+        With it how many of its records were clipped, or it itself, before it is clipped as a whole; (..., B).
+        """
         there = ~is_absent(records.labels)
         inner = there.to(dtype) / there.sum(-1, keepdim=True).clamp(min=1).to(dtype)
         count = records.labels.shape[-2]
         apart = [point.unsqueeze(-2).expand(*point.shape[:-1], count, point.shape[-1]) for point in points]
         own = Records(records.features, records.labels.where(there, 0))
-        return self.base.increment(apart, coefficients, own, inner, UNCLIPPED).total
+        return self.base.increment(apart, coefficients, own, inner, UNCLIPPED)
 
     def _lead(self, records: Records) -> int:
         return records.labels[..., 0, 0].numel()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Outer, Records
+from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Linear, Outer, Records
 from fedpriv.objectives.clipping import clipping, rank_one, upper_norm
 from fedpriv.objectives.losses import CrossEntropy
 from fedpriv.replicates.columns import Scalar
@@ -83,6 +83,14 @@ class SoftmaxRegression(Deterministic):
             self.levels,
             math.isqrt(self.levels**2 * self.features) + 1,
         )
+
+    @property
+    def linear(self) -> Linear:
+        return Linear(self._logits, CrossEntropy().slope)
+
+    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+        slope = CrossEntropy().slope(self._logits(point, records.features), records.labels)
+        return ((slope * weights.unsqueeze(-1)).mT @ records.features).flatten(-2)
 
     def _clipped(
         self,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedpriv.objectives.base import Evaluation, Increment, Objective, Outer, Records, Slots
+from fedpriv.objectives.base import Evaluation, Increment, Linear, Objective, Outer, Records, Slots
 from fedpriv.replicates.columns import Scalar
 
 
@@ -60,6 +60,14 @@ class View:
     @property
     def outer(self) -> Outer | None:
         return self.base.outer
+
+    @property
+    def linear(self) -> Linear | None:
+        """None: another look may be at something else than the scores."""
+        return None
+
+    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+        return self.base.gradient(point, records, weights)
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return self.base.losses(point, records)

@@ -27,7 +27,7 @@ from fedpriv.replicates.columns import Scalar
 
 
 class SgdState(NamedTuple):
-    """The server's vectors between two rounds, each (..., d); the average is the iterate where none is asked for."""
+    """The server's vectors between two rounds, each (..., d); where no average is asked for it is the iterate."""
 
     iterate: Tensor
     velocity: Tensor

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.accounting.relation import Relation
+from fedpriv.participation.asked import Asked
 from fedpriv.randomness import KeyedCoins
 
 Rows = slice | NDArray[np.int64]
@@ -45,12 +46,14 @@ class Participation(Protocol):
     """What a report calls it."""
     secret: ClassVar[bool]
     """Whether only the silo that holds a record may know in which rounds it takes part."""
+    of_clients: ClassVar[bool]
+    """Whether those who take part decide when: clients of a pool, and no records of a silo."""
 
     @classmethod
-    def instead_of(cls, order: "Participation", groups: int) -> "Participation":
+    def instead_of(cls, order: "Participation", asked: Asked) -> "Participation":
         """What a scenario that names this sampling gets in place of the public `order` that it declares.
 
-        InputError for public `groups` that it cannot have.
+        InputError for what is `asked` and it cannot have.
         """
         ...
 

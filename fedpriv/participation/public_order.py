@@ -1,23 +1,18 @@
 """What participations have in common whose rounds everyone may know."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
-from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.accounting.relation import Relation
-from fedpriv.errors import InputError
-from fedpriv.participation.base import Sums
+from fedpriv.participation.asked import Asked
+from fedpriv.participation.known_rounds import KnownRounds
 from fedpriv.randomness import KeyedCoins
 
 if TYPE_CHECKING:
     from fedpriv.participation.base import Participation
 
 
-class PublicOrder:
-    """Round t reads `batches(t)` of a silo's order, whoever asks.
-
-    Guarantee: all that is released is exactly μ-GDP for every record, by how far one can move the whole stream.
-    """
+class PublicOrder(KnownRounds):
+    """Round t reads `batches(t)` of a silo's order, whoever asks."""
 
     if TYPE_CHECKING:  # fields of dataclasses, or properties: a dataclass would take these for defaults
 
@@ -34,15 +29,11 @@ class PublicOrder:
         def single_pass(self) -> bool: ...
 
     title: ClassVar[str] = "fixed order"
-    secret: ClassVar[bool] = False
 
     @classmethod
-    def instead_of(cls, order: "Participation", groups: int) -> "Participation":
-        if groups != 1:
-            raise InputError(
-                f"federation.groups = {groups}: groups are for records that take part in secret; with sampling = "
-                '"fixed" leave them out'
-            )
+    def instead_of(cls, order: "Participation", asked: Asked) -> "Participation":
+        asked.without_groups("fixed")
+        asked.without_timers("fixed")
         return order
 
     def batches(self, t: int) -> range:
@@ -58,22 +49,6 @@ class PublicOrder:
     def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> slice:
         batches = self.batches(t)
         return slice(batches.start * batch, batches.stop * batch)
-
-    def guarantee(self, sums: Sums, std: float) -> GaussianDP:
-        return GaussianDP(sums.moved(self.distance(sums)) / std)
-
-    def distance(self, sums: Sums) -> float:
-        return sums.sensitivity()
-
-    @property
-    def known(self) -> Self:
-        return self
-
-    def promised(self, mu: float, relation: Relation) -> GaussianDP:
-        return GaussianDP(mu)
-
-    def charged(self, relation: Relation, mu: float, delta: float) -> float:
-        return mu
 
     @property
     def words(self) -> str:

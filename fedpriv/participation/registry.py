@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedpriv.errors import InputError
 from fedpriv.participation.allocation import Allocation
+from fedpriv.participation.available import Available
 from fedpriv.participation.base import Participation
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.participation.phases import Phases
 from fedpriv.participation.poisson import Poisson
 
-CHOSEN: dict[str, type[Participation]] = {kind.name: kind for kind in (Schedule, Poisson, Allocation)}
+CHOSEN: dict[str, type[Participation]] = {kind.name: kind for kind in (Schedule, Poisson, Allocation, Available)}
 """Those that a scenario names as `federation.sampling`."""
 
 PARTICIPATIONS: dict[str, type[Participation]] = {**CHOSEN, Phases.name: Phases}

@@ -9,6 +9,7 @@ from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.relation import RELATION_FACTOR, Relation
 from fedpriv.errors import InputError
+from fedpriv.participation.asked import Asked
 from fedpriv.participation.base import Sums
 from fedpriv.participation.fixed_order import Schedule
 
@@ -30,6 +31,7 @@ class SecretOrder:
 
     name: ClassVar[str]
     secret: ClassVar[bool] = True
+    of_clients: ClassVar[bool] = False
 
     rounds: int
     rounds_per_epoch: int
@@ -48,8 +50,9 @@ class SecretOrder:
             )
 
     @classmethod
-    def instead_of(cls, order: "Participation", groups: int) -> Self:
-        return cls(order.rounds, order.rounds_per_epoch, groups)
+    def instead_of(cls, order: "Participation", asked: Asked) -> Self:
+        asked.without_timers(cls.name)
+        return cls(order.rounds, order.rounds_per_epoch, asked.groups)
 
     @property
     def batches_held(self) -> int:

@@ -16,10 +16,12 @@ from fedpriv.mechanisms.gaussian import IndependentGaussian
 from fedpriv.mechanisms.registry import CHOSEN, MechanismOptions, chosen_mechanism
 from fedpriv.mechanisms.registry import unfitted as to_fit
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
-from fedpriv.mechanisms.workload import Separated, Workload
+from fedpriv.mechanisms.workload import Workload
+from fedpriv.participation.asked import Asked
 from fedpriv.participation.base import Participation
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.participation.registry import CHOSEN as SAMPLINGS
+from fedpriv.participation.separated import Separated
 from fedpriv.privacy.cost import Cost, cost_of
 from fedpriv.privacy.ledger import RunningSums
 from fedpriv.privacy.trust import Noise, Trust, trust_named
@@ -67,6 +69,8 @@ class Setting:
             )
         if self.sampling not in SAMPLINGS:
             raise InputError(f"sampling = {self.sampling!r}: accepted are {', '.join(map(repr, SAMPLINGS))}")
+        if issubclass(SAMPLINGS[self.sampling], Separated):
+            raise InputError(f"sampling = {self.sampling!r}: give max_participations and min_separation instead")
         if self.max_participations is not None and self.secret:
             raise InputError(f"max_participations and sampling = {self.sampling!r}: give only one of them")
         if self.rounds % self.epochs:
@@ -82,7 +86,7 @@ class Setting:
         if self.max_participations is not None:
             return Separated(self.rounds, self.max_participations, self.min_separation)
         declared = Schedule(self.rounds, self.rounds // self.epochs)
-        return SAMPLINGS[self.sampling].instead_of(declared, self.groups)
+        return SAMPLINGS[self.sampling].instead_of(declared, Asked(self.groups))
 
     @property
     def words(self) -> str:

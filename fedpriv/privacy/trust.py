@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fedpriv.accounting.gdp import noise_for
 from fedpriv.accounting.relation import Relation, moved_by
 from fedpriv.errors import InputError
-from fedpriv.privacy.unit import RECORD, Unit
+from fedpriv.privacy.unit import CLIENT, RECORD, Unit
 from fedpriv.randomness import SERVER
 from fedpriv.replicates.columns import Scalar
 
@@ -60,6 +60,14 @@ class Trust:
     noise_at_server: bool = False
     masked: bool = False
     """Whether silos mask what they send, so that the server learns its sum only."""
+    one_party: bool = False
+    """Whether server and silos are one, who has all records."""
+    protects_clients: str = ""
+    """The same where units are clients in cohorts, which only some settings have."""
+
+    def protection_of(self, unit: Unit) -> str:
+        """Who is protected against whom, of units of this kind."""
+        return self.protects_clients if unit.name == CLIENT.name and self.protects_clients else self.protects
 
     @property
     def private_messages(self) -> bool:
@@ -135,6 +143,8 @@ TRUSTED = Trust(
     protects="each silo's records against the other silos and everyone who sees a query; not the server",
     trust_level=2,
     noise_at_server=True,
+    protects_clients="each client against the other clients and everyone who sees a query; not against the "
+    "server, nor, where cohorts are secret, against whoever sees which devices are contacted",
 )
 
 CURATOR = Trust(
@@ -144,6 +154,7 @@ CURATOR = Trust(
     "and silos in one: nothing is broadcast to anyone else",
     trust_level=3,
     noise_at_server=True,
+    one_party=True,
 )
 
 TRUSTS = {setting.name: setting for setting in (UNTRUSTED, TRUSTED, SECURE_AGGREGATION, CURATOR)}

@@ -126,7 +126,7 @@ def _statement(cells: Sequence[Mapping[str, Any]], together: str) -> Statement:
         private=bool(known) and None not in levels,
         sampled=any(stream.schedule.secret for released in streams for stream in released),
         trust=first["trust"],
-        protects=trust_named(first["trust"]).protects,
+        protects=trust_named(first["trust"]).protection_of(unit),
         unit=unit.words,
         hidden=_HIDDEN[first["relation"]].format(unit=unit.noun),
         relation=first["relation"],

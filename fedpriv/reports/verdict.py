@@ -47,11 +47,17 @@ def _what(results: Results) -> str:
     titles = [ALGORITHMS[name].title if name in ALGORITHMS else name for name in rows]
     algorithms = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} algorithms"
     first = results.cells[0]["scenario"]
-    silos = _numbers(results.cells, "silos")
     rounds = _numbers(results.cells, "rounds")
-    many = "silo" if silos == "1" else "silos"
     trained = f"{first['model']['name']} on {first['data']['name']}"
-    return f"{algorithms} trained {trained}: {silos} {many}, {rounds} rounds."
+    return f"{algorithms} trained {trained}: {_whom(results)}, {rounds} rounds."
+
+
+def _whom(results: Results) -> str:
+    """How many silos, or clients, and of those how many in a round."""
+    if all("clients" in cell for cell in results.cells):
+        return f"{_numbers(results.cells, 'clients')} clients, cohorts of {_numbers(results.cells, 'batch')}"
+    silos = _numbers(results.cells, "silos")
+    return f"{silos} {'silo' if silos == '1' else 'silos'}"
 
 
 def _how_good(results: Results) -> str:

@@ -34,6 +34,9 @@ class RunObserver:
     def lost(self, worker: str, places: Sequence[int]) -> None:
         """A worker died; the cells it had are run again."""
 
+    def noted(self, line: str) -> None:
+        """Something that a person should know of, in one line; nothing failed."""
+
     def failed(self, error: FedprivError) -> None:
         """The run failed; the error is also raised to whoever started it."""
 
@@ -66,6 +69,10 @@ class Observers(RunObserver):
     def lost(self, worker: str, places: Sequence[int]) -> None:
         for observer in self._observers:
             observer.lost(worker, [self._places[place] for place in places])
+
+    def noted(self, line: str) -> None:
+        for observer in self._observers:
+            observer.noted(line)
 
     def failed(self, error: FedprivError) -> None:
         for observer in self._observers:

@@ -36,8 +36,7 @@ class Finished:
     noise: Literal["simulation", "release"] = "simulation"
     """Whose key the noise was drawn with: the scenario's seed, or the operating system's."""
     missed: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Silo -> rounds in which its last release stood in for the one that did not come."""
-
+    """Silo -> rounds in which it did not answer, and counted with an increment of 0."""
     bytes_sent: int = 0
     """By one silo in all rounds, headers apart."""
 
@@ -58,6 +57,7 @@ def finished_after(
     metrics: Mapping[str, float],
     fraction_clipped: float | None,
     wall_seconds: float,
+    missed: Mapping[int, Sequence[int]] | None = None,
 ) -> Finished:
     """The outcome of a plan's first `rounds` rounds, its ledger and its costs with it."""
     return Finished(
@@ -65,8 +65,9 @@ def finished_after(
         fraction_clipped=fraction_clipped,
         wall_seconds=wall_seconds,
         releases=plan.releases(rounds),
-        gradient_evaluations=plan.gradient_evaluations(rounds),
+        gradient_evaluations=plan.gradient_evaluations(rounds, missed),
         model=model,
+        missed=missed or {},
         bytes_sent=plan.bytes_sent(rounds),
     )
 

@@ -4,6 +4,7 @@ Silo, server, accountant and every engine build the same plan from the same cell
 """
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -28,6 +29,7 @@ from fedpriv.randomness import SERVER
 from fedpriv.running.arithmetic import check_clips, check_noise, check_sums
 from fedpriv.running.exact_plan import exact_plan_of, integers_of, noise_of
 from fedpriv.running.float_plan import float_noise_of, largest_sum, lattice_of
+from fedpriv.running.gaps import check_gaps
 from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.grid import Grid
 
@@ -74,6 +76,11 @@ class Plan:
     def _dtype(self) -> torch.dtype:
         """The model's; asked for with every message, while making x_1 can take as long as a round."""
         return self.objective.initial().dtype
+
+    @property
+    def of_one_round(self) -> bool:
+        """Whether a silo's message has its sums of this round alone, which the server adds to those before."""
+        return self.exact is not None and self.trust.noise_at_server
 
     def message_length(self, t: int) -> int:
         """How many numbers of `message_dtype` a silo's message of round t has."""
@@ -124,9 +131,16 @@ class Plan:
             for (per_record, std), sources in alike
         )
 
-    def gradient_evaluations(self, rounds: int) -> int:
-        """Gradients (or values) of single records that all silos take in the first rounds, expected if sampled."""
-        return sum(self.batch_sizes) * sum(self._evaluations(rounds))
+    def gradient_evaluations(self, rounds: int, missed: Mapping[int, Sequence[int]] | None = None) -> int:
+        """Gradients (or values) of single records that all silos take in the first rounds, expected if sampled.
+
+        `missed` has the rounds in which a silo did not answer.
+        """
+        of_round = self._evaluations(rounds)
+        without = sum(
+            self.batch_sizes[silo] * sum(of_round[t - 1] for t in away) for silo, away in (missed or {}).items()
+        )
+        return sum(self.batch_sizes) * sum(of_round) - without
 
     def most_evaluations_of(self, silo: int) -> int:
         """Gradients (or values) of single records that one silo takes in the round in which it takes the most."""
@@ -174,12 +188,6 @@ class Plan:
         return self.unit.in_mean(self.weights, self.batch_sizes)
 
 
-def _survives_gaps(estimator: Estimator, mechanism: Mechanism) -> bool:
-    """Whether a silo may skip rounds: its next increment then starts at the query that it answered last."""
-    plain = estimator.period is None and estimator.round(1).split is None
-    return plain and mechanism.movement is None and mechanism.draws(1) is None
-
-
 def _workload(estimator: Estimator, schedule: Participation) -> Workload:
     return Workload(schedule, estimator.decay, np.array(_batch_clips(estimator, schedule)), estimator.period)
 
@@ -213,6 +221,7 @@ def problem_of(cell: Cell, objective: Objective) -> Problem:
         seed=cell.seed,
         silos=len(cell.batch_sizes),
         relation=cell.privacy.relation,
+        unit=cell.privacy.protected,
     )
 
 
@@ -237,22 +246,18 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     if (factors := settings.clip_factors(mechanism, workload)) is not None:
         estimator = RaisedClips(estimator, factors)
         workload = _workload(estimator, schedule)
-    if cell.deployment.missing == "continue" and not _survives_gaps(estimator, mechanism):
-        raise InputError(
-            f'deployment.missing = "continue": {row.name} cannot go on without a silo: its sums restart, or are '
-            "taken apart, or its privacy rests on how far queries move between rounds"
-        )
+    check_gaps(cell, estimator, mechanism)
     private = cell.privacy.target is not None
     check_clips(rounds_of(estimator, schedule.rounds), max(batch_sizes), private)
-    exact = exact_plan_of(cell, objective, estimator, mechanism, workload) if _exactly(cell, released) else None
+    relation, unit = cell.privacy.relation, cell.privacy.protected
+    looked_at = _by_units(row.objective(settings, problem, objective), unit, row.name)
+    exact = exact_plan_of(cell, looked_at, estimator, mechanism, workload) if _exactly(cell, released) else None
     if exact is None:
         noise = float_noise_of(cell, schedule, workload, mechanism, weights)
     else:
         mechanism, noise = exact.run.factored.mechanism, noise_of(exact, trust, batch_sizes)
     check_noise(noise)
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
-    relation, unit = cell.privacy.relation, cell.privacy.protected
-    looked_at = _by_units(row.objective(settings, problem, objective), unit, row.name)
     lattice = None
     if exact is None and noise.sources:
         check_sums(noise, largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)

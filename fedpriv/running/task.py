@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedpriv.data.dataset import Sites
 from fedpriv.data.datasets import load, load_test
-from fedpriv.data.partition import by_site, dirichlet, iid, shards
+from fedpriv.data.partition import Shares, by_site, dirichlet, iid, shards
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.data.units import Table, in_a_row, of_persons
 from fedpriv.errors import InputError
@@ -23,7 +23,11 @@ from fedpriv.objectives import Objective, Records
 from fedpriv.objectives.per_unit import absent
 from fedpriv.privacy.unit import RECORD, USER, Unit
 from fedpriv.scenario import Cell
+from fedpriv.scenario.data_section import DataSection
 from fedpriv.scenario.schema import ModelSection
+
+_SAME_CLIENTS = 0
+"""The seed that skews records over clients: seeds of a scenario draw cohorts and noise, not other clients."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -136,8 +140,16 @@ def task_of_cell(cell: Cell) -> Task:
     if unit.name == RECORD.name:
         task = task_of(data.name, model, cell.run.dtype, data.validation, data.table, revision())
     else:
-        task = _by_units(unit, data.name, model, cell.run.dtype, data.validation, data.table, revision())
+        pool = _clients_of(cell)
+        task = _by_units(unit, data.name, model, cell.run.dtype, data.validation, data.table, revision(), pool)
     return dataclasses.replace(task, objective=_measured(task, cell))
+
+
+def _clients_of(cell: Cell) -> tuple[int, DataSection] | None:
+    """How many clients a pool has and how their records are skewed; None for those in a row of the data."""
+    if cell.federation.clients is None or cell.data.partition == "iid":
+        return None
+    return cell.federation.clients, cell.data
 
 
 @lru_cache(maxsize=1)
@@ -149,22 +161,34 @@ def _by_units(
     validation: int | None,
     table: TableSchema | None,
     revision: int,
+    clients: tuple[int, DataSection] | None = None,
 ) -> Task:
-    """The task whose training rows are units: persons, or clients of so many records in a row."""
+    """The task whose training rows are units: persons, or clients of so many records each."""
     task = task_of(data, model, dtype, validation, table, revision)
     count = len(task.train.labels)
     if unit.name == USER.name:
         assert task.persons is not None  # a cell is checked for it
         units = of_persons(task.persons, unit.records)
-    else:
+    elif clients is not None and clients[0] * unit.records <= count:
+        number, section = clients
+        sizes = [unit.records] * number
+        units = np.stack(_shares(section, task.train.labels.numpy(), sizes, _SAME_CLIENTS))
+    else:  # too many clients for the records are refused by `check_records`
         units = in_a_row(count, unit.records)
     sites = None if task.sites is None else task.sites[units[:, 0]]
     return dataclasses.replace(task, train=rows_of(task.train, units), units=units, sites=sites)
 
 
 def rows_of(records: Records, units: Table) -> Records:
-    """`records` (n, ...) as units: (units, most, ...), or (units, ...) where a unit is one record."""
-    if units.shape[1] == 1:
+    """`records` (n, ...) as units: (units, most, ...), or (units, ...) where a unit is one record.
+
+    Units in the order of the records are a view of them.
+    """
+    count, most = units.shape
+    if np.array_equal(units.ravel(), np.arange(units.size)):
+        shape = (count, most) if most > 1 else (count,)
+        return Records(*(column[: units.size].view(*shape, *column.shape[1:]) for column in records))
+    if most == 1:
         return Records(*(column[torch.from_numpy(units[:, 0])] for column in records))
     index = torch.from_numpy(units)
     there = index >= 0
@@ -192,6 +216,11 @@ def check_records(cell: Cell) -> None:
         _check_sites(cell, task)
         return
     records, batches, batch = len(task.train.labels), cell.schedule.batches_held, sum(cell.batch_sizes)
+    if cell.federation.clients is not None and batches * batch > records:
+        raise InputError(
+            f"federation.clients = {cell.federation.clients}: the training records of {cell.data.name} make "
+            f"{records} clients of {cell.privacy.protected.records}"
+        )
     if batches * batch > records:
         raise InputError(
             f"federation: one pass is {batches} batches of {batch} records of all silos, {batches} * {batch} = "
@@ -225,20 +254,25 @@ def spread(cell: Cell) -> list[Tensor]:
     labels = task.train.labels.numpy() if task.train.labels.dim() == 1 else task.train.labels[:, 0].numpy()
     batches = cell.schedule.batches_held
     sizes = [batches * batch for batch in cell.batch_sizes]
-    data = cell.data
-    match data.partition:
-        case "iid":
-            shares = iid(labels, sizes, cell.seed)
-        case "dirichlet":
-            assert data.concentration is not None
-            shares = dirichlet(labels, sizes, cell.seed, data.concentration)
-        case "shards":
-            assert data.shards is not None
-            shares = shards(labels, sizes, cell.seed, data.shards)
-        case "site":
-            assert task.sites is not None
-            shares = by_site(task.sites, sizes, cell.seed)
+    if cell.federation.clients is not None:  # whose records are skewed, not they among silos
+        shares = iid(labels, sizes, cell.seed)
+    elif cell.data.partition == "site":
+        assert task.sites is not None
+        shares = by_site(task.sites, sizes, cell.seed)
+    else:
+        shares = _shares(cell.data, labels, sizes, cell.seed)
     return [torch.from_numpy(share) for share in shares]
+
+
+def _shares(data: DataSection, labels: NDArray[np.int64], sizes: list[int], seed: int) -> Shares:
+    """The partition that [data] names; by site it is none of labels."""
+    if data.partition == "dirichlet":
+        assert data.concentration is not None
+        return dirichlet(labels, sizes, seed, data.concentration)
+    if data.partition == "shards":
+        assert data.shards is not None
+        return shards(labels, sizes, seed, data.shards)
+    return iid(labels, sizes, seed)
 
 
 def records_of_silos(cell: Cell) -> list[NDArray[np.int64]]:

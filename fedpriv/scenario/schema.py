@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
-from fedpriv.data.partition import silo_sizes
 from fedpriv.errors import InputError
 from fedpriv.metrics.scores import Score
 from fedpriv.models.imported import is_import_path
@@ -13,9 +12,11 @@ from fedpriv.models.row import Model, ModelSettings
 from fedpriv.models.table import model_named
 from fedpriv.participation.base import Participation
 from fedpriv.participation.fixed_order import Schedule
-from fedpriv.participation.registry import CHOSEN, SamplingName
+from fedpriv.participation.registry import CHOSEN
 from fedpriv.privacy.trust import Trust, trust_named
+from fedpriv.scenario.absences import check_absences
 from fedpriv.scenario.data_section import DataSection
+from fedpriv.scenario.federation import FederationSection
 from fedpriv.scenario.privacy import PrivacySection
 from fedpriv.scenario.section import Count, Section
 from fedpriv.scenario.units import check_units
@@ -47,87 +48,6 @@ class ModelSection(BaseModel):
     def code(self) -> tuple[str, ...]:
         """Import paths of code that is none of fedpriv's."""
         return (*((self.name,) if is_import_path(self.name) else ()), *self.settings.code)
-
-
-class FederationSection(Section):
-    """[federation]: how many silos, rounds and records.
-
-    `rounds` alone reads `batch` records of each silo a round; `samples` alone gives as many rounds as they last;
-    both together share the samples out over the rounds: the way to large batches.  Every round of a pass reads
-    equally many records of a silo, which is a public number: what does not fill a round is left out.
-    """
-
-    silos: Count = Field(description="number of silos M; all take part in every round")
-    rounds: Count | None = Field(None, description="number of rounds T")
-    samples: Count | None = Field(
-        None,
-        description="records of all silos that are read, each once an epoch; a rest that does not fill a round of "
-        "every silo is left out, and said",
-    )
-    batch: Count | None = Field(
-        None, description="records of one silo in one round; 1 if not both others are given"
-    )
-    batches: Annotated[tuple[Count, ...], Field(strict=False)] | None = Field(
-        None, description="in place of `batch`, one number a silo, where silos are not of one size; needs rounds"
-    )
-    epochs: Count = Field(1, description="passes over the records; expected ones with Poisson sampling")
-    sampling: SamplingName = Field(
-        "fixed",
-        description='"fixed": every record once an epoch, in the same order; "poisson": in every round each '
-        'record takes part by a coin of its own; "allocation": in every epoch each in one round of its own, drawn '
-        "in secret; with both `batch` is what is expected",
-    )
-    groups: Count = Field(
-        1,
-        description="public groups of records that share out the rounds of an epoch, for secret sampling with "
-        "correlated noise: at least as many as the noise has bands",
-    )
-    size_skew: Positive | None = Field(
-        None, description="silos of unequal size: concentration of their shares of the samples, small is uneven"
-    )
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.rounds is None and self.samples is None:
-            raise ValueError("needs rounds, or samples, or both")
-        if self.rounds is not None and self.samples is not None and self.batch is not None:
-            raise ValueError("rounds and samples together say what the batch is: leave batch out")
-        if self.rounds is not None and self.rounds % self.epochs:
-            raise ValueError(f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}")
-        if self.size_skew is not None and (self.rounds is None or self.samples is None):
-            raise ValueError("size_skew shares samples out over rounds: give both rounds and samples")
-        if self.batches is not None:
-            if self.rounds is None or self.samples is not None or self.batch is not None:
-                raise ValueError(
-                    "batches says how many records each silo reads: give rounds, no samples, no batch"
-                )
-            if len(self.batches) != self.silos:
-                raise ValueError(f"batches has {len(self.batches)} numbers, and there are {self.silos} silos")
-        least = self.silos * (self.rounds_per_epoch if self.rounds is not None else self.batch or 1)
-        if self.samples is not None and self.samples < least:
-            raise ValueError(f"samples = {self.samples} are too few for one pass: at least {least} are needed")
-        return self
-
-    @property
-    def rounds_per_epoch(self) -> int:
-        """Rounds of one pass."""
-        if self.rounds is not None:
-            return self.rounds // self.epochs
-        assert self.samples is not None
-        return self.samples // (self.silos * (self.batch or 1))
-
-    @property
-    def total_rounds(self) -> int:
-        """T."""
-        return self.rounds_per_epoch * self.epochs
-
-    def batch_sizes(self, seed: int) -> tuple[int, ...]:
-        """Records of each silo in one round; every place of the silo's order has as many."""
-        if self.batches is not None:
-            return self.batches
-        if self.samples is None or self.rounds is None:
-            return (self.batch or 1,) * self.silos
-        return silo_sizes(self.samples // self.rounds_per_epoch, self.silos, self.size_skew, seed)
 
 
 class AlgorithmSection(BaseModel):
@@ -162,7 +82,7 @@ class RunSection(Section):
     dtype: Literal["float32", "float64"] = "float32"
     arithmetic: Literal["float", "integers"] = Field(
         "float",
-        description='"integers" releases as deployments always do (engine inprocess): exact sums, discrete noise',
+        description='"integers" releases as deployments do (engines inprocess, ray): exact sums, discrete noise',
     )
     word: Literal[40, 48] = Field(
         48, description="bits of a number in a masked message, where integers are masked"
@@ -193,7 +113,7 @@ class DeploymentSection(Section):
     patience: Positive = Field(600.0, description="seconds to wait for the silos of a round before giving up")
     missing: Literal["stop", "continue"] = Field(
         "stop",
-        description='"continue" goes on with the last sum of a silo that did not answer (untrusted server only)',
+        description='"continue" goes on without a silo that did not answer: its increment of the round is 0',
     )
 
 
@@ -215,12 +135,14 @@ class Cell(Section):
     deployment: DeploymentSection = DeploymentSection()
 
     @model_validator(mode="after")
-    def _only_noisy_sums_are_kept(self) -> Self:
-        """A sum that comes late would enter a later round than a server's noise was calibrated for."""
-        if self.deployment.missing == "continue" and not trust_named(self.algorithm.trust).private_messages:
-            raise ValueError(
-                'deployment.missing = "continue" needs silos whose messages are private by themselves'
-            )
+    def _absent_silos_can_be_left_out(self) -> Self:
+        check_absences(self.federation, self.without_silos, trust_named(self.algorithm.trust))
+        return self
+
+    @model_validator(mode="after")
+    def _units_are_known(self) -> Self:
+        secret, trust = CHOSEN[self.federation.sampling].secret, trust_named(self.algorithm.trust)
+        check_units(self.privacy.protected, self.data, self.federation, secret, trust)
         return self
 
     @model_validator(mode="after")
@@ -242,11 +164,14 @@ class Cell(Section):
         self.data.check_table(self.federation.silos, private=private, per_silo=self.run.per_silo)
         return self
 
-    @model_validator(mode="after")
-    def _units_are_known(self) -> Self:
-        secret, trust = CHOSEN[self.federation.sampling].secret, trust_named(self.algorithm.trust)
-        check_units(self.privacy.protected, self.data, self.federation.silos, secret, trust)
-        return self
+    @property
+    def without_silos(self) -> str | None:
+        """The key by which a run goes on without silos that do not answer; None if it ends there."""
+        if self.deployment.missing == "continue":
+            return 'deployment.missing = "continue"'
+        if self.federation.drop_out:
+            return f"federation.drop_out = {self.federation.drop_out:g}"
+        return "federation.away" if self.federation.away else None
 
     @property
     def schedule(self) -> Participation:
@@ -260,12 +185,12 @@ class Cell(Section):
                 f"in {declared.batches_held} rounds, so samples does not say how many rounds there are: give "
                 "rounds and batch"
             )
-        if arranged != declared and CHOSEN[federation.sampling].secret:
+        if arranged != declared and federation.sampling != Schedule.name:
             raise InputError(
                 f'federation.sampling = "{federation.sampling}": {self.algorithm.name} reads records in an order '
                 'of its own; use "fixed"'
             )
-        return CHOSEN[federation.sampling].instead_of(arranged, federation.groups)
+        return CHOSEN[federation.sampling].instead_of(arranged, federation.asked)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

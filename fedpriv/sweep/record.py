@@ -80,6 +80,7 @@ def record_of(place: int, point: Point, finished: Finished, engine: str) -> dict
         **finished.metrics,
         **privacy_of(point.cell, finished.releases, finished.noise),
         "silos": federation.silos,
+        **({} if federation.clients is None else {"clients": federation.clients}),
         "rounds": rounds,
         "records": sum(point.cell.batch_sizes) * point.cell.schedule.batches_held,
         "unread": point.cell.unread,

@@ -3,6 +3,8 @@
 results.json     every finished cell; rewritten whole, at most once a second; `complete` only when all are there
 cells.jsonl      cells that results.json does not have yet
 history.jsonl    a line an evaluated round
+checkpoints/     cells that a run is in the middle of
+.lock            held by the process that runs there
 models/NNNN.npy  the published model of cell NNNN
 table.md         measured beside published
 """
@@ -15,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedpriv.engines.table import Groups
 from fedpriv.errors import InputError
 from fedpriv.files import write_json, write_text, write_vector
 from fedpriv.running.fitted import Fitted
@@ -22,6 +25,7 @@ from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Published, Scenario, resolve_cell
 from fedpriv.scenario.published import Scaling
+from fedpriv.sweep.checkpoints import checkpoints_of
 from fedpriv.sweep.record import record_of, versions
 
 FORMAT = 1
@@ -61,10 +65,13 @@ class RunFolder(RunObserver):
         resume: bool,
         rerun: str | None = None,
         fits: Mapping[str, Fitted] | None = None,
+        groups: Groups | None = None,
     ) -> None:
         """InputError if the folder holds results of another run, or of any run without `resume`.
 
-        `fits` are those of the scenario's noise: a run that is resumed takes them from here.
+        `fits` are those of the scenario's noise: a run that is resumed takes them from here.  `groups` are the
+        cells that the engine computes together: where not all of them are written they are computed again, since
+        fewer at once may round otherwise.
         """
         self.path = path
         self._fits = fits or {}
@@ -74,7 +81,7 @@ class RunFolder(RunObserver):
         if (path / "results.json").exists():
             if not resume and _has_begun(path):
                 raise InputError(f"{path} holds results already; give another --out, or --resume to resume there")
-            self._cells = self._finished_before() if resume else {}
+            self._cells = self._finished_before(groups) if resume else {}
         path.mkdir(parents=True, exist_ok=True)
         self._drop_unfinished_history()
         self._write()
@@ -134,19 +141,22 @@ class RunFolder(RunObserver):
         (self.path / _JOURNAL).unlink(missing_ok=True)
         self._written = time.monotonic()
 
-    def _finished_before(self) -> dict[int, dict[str, Any]]:
+    def _finished_before(self, groups: Groups | None) -> dict[int, dict[str, Any]]:
         before = read_results(self.path)
         self._rerun, self._date = before.rerun or self._rerun, before.date or self._date
         found = {cell["cell"]: dict(cell) for cell in before.cells}
+        points = self._scenario.points
         for place, record in found.items():
-            points = self._scenario.points
             then = resolve_cell(record["scenario"], str(self.path)).canonical()  # with what newer keys stand for
             if place >= len(points) or points[place].cell.canonical() != then:
                 raise InputError(
                     f"{self.path} holds another run: its cell {place} differs from this scenario's; "
                     "give another --out, or the scenario and --set options it was started with"
                 )
-        return found
+        if groups is None or len(found) in (0, len(points)):
+            return found
+        whole = [group for group in groups([point.cell for point in points]) if found.keys() >= set(group)]
+        return {place: found[place] for group in whole for place in group}
 
     def _drop_unfinished_history(self) -> None:
         """A cell that is run again must not appear twice in the history."""
@@ -219,6 +229,7 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _has_begun(folder: Path) -> bool:
-    """Whether a run there got as far as an evaluation: one that could not start leaves nothing to keep."""
+    """Whether a run there got as far as an evaluation or a checkpoint: one that could not start leaves nothing."""
     history = folder / "history.jsonl"
-    return bool(read_results(folder).cells) or (history.exists() and history.stat().st_size > 0)
+    heard = history.exists() and history.stat().st_size > 0
+    return bool(read_results(folder).cells) or heard or bool(checkpoints_of(folder))

@@ -6,13 +6,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from fedpriv.engines.base import LOCAL, Connection
-from fedpriv.engines.table import engine_named
+from fedpriv.engines.table import engine_named, engine_row
 from fedpriv.engines.workers import Workers, on_workers
 from fedpriv.errors import FedprivError, RunError
 from fedpriv.running.fitted import fitted_scenario
 from fedpriv.running.observer import Observers, RunObserver
 from fedpriv.running.task import check_records
 from fedpriv.scenario import Scenario
+from fedpriv.sweep.checkpoints import CheckpointFolder
+from fedpriv.sweep.lock import locked
 from fedpriv.sweep.results import RunFolder, fits_of
 
 _RUNS = Path("runs")
@@ -33,22 +35,26 @@ def run_sweep(
 
     `out` is the folder, runs/NAME by default; `rerun` is the command that would run the same again; `workers` run
     the cells if there are any, and change no result.  Stopped at any moment, by an exception of an observer too,
-    the folder is valid and can be resumed.  InputError for what cannot be run, RunError for
-    what could not be finished.
+    the folder is valid and can be resumed: cells that were in the middle go on from their checkpoints, if the
+    engine keeps them.  InputError for what cannot be run, a folder that another run is using among it, RunError
+    for what could not be finished.
     """
     path = out or _free_folder(scenario.name, resume=resume)
-    engine = engine_named(engine_name, path, connection)
+    kept = CheckpointFolder(path, Observers((), observers))
+    engine = engine_named(engine_name, path, connection, kept)
     if workers is not None:
-        engine = on_workers(engine_name, workers)
+        engine = on_workers(engine_name, workers, kept)
     if connection.superlink is None:  # silos elsewhere have records of their own
         for point in scenario.points:
             check_records(point.cell)
-    told = Observers((), observers).fitted
-    scenario, fits = fitted_scenario(scenario, fits_of(path) if resume else {}, told)
-    folder = RunFolder(path, scenario, engine_name, resume=resume, rerun=rerun, fits=fits)
-    places = folder.missing
-    everybody = Observers(places, [folder, *observers])
-    with ExitStack() as stack:
+    with locked(path), ExitStack() as stack:
+        told = Observers((), observers).fitted
+        scenario, fits = fitted_scenario(scenario, fits_of(path) if resume else {}, told)
+        groups = engine_row(engine_name).groups
+        folder = RunFolder(path, scenario, engine_name, resume=resume, rerun=rerun, fits=fits, groups=groups)
+        kept.check(scenario)
+        places = folder.missing
+        everybody = Observers(places, [folder, *observers])
         for observer in (folder, *observers):
             stack.callback(observer.ended)
             observer.started(scenario, places, path)
@@ -58,8 +64,9 @@ def run_sweep(
         except FedprivError as error:
             everybody.failed(error)
             raise
-    if folder.missing:
-        raise RunError(f"engine {engine_name} left {len(folder.missing)} cells without a result")
+        if folder.missing:
+            raise RunError(f"engine {engine_name} left {len(folder.missing)} cells without a result")
+        kept.clear()
     return path
 
 

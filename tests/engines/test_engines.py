@@ -165,14 +165,24 @@ def test_unknown_engine_is_refused() -> None:
 
 @pytest.mark.slow
 def test_ray_equals_inprocess_bit_for_bit(small_cell: MakeCell) -> None:
-    """Flower's own simulation engine, started for real, with the noise on (about 25 s)."""
-    cell = small_cell(run__dtype="float32", federation__silos=3, federation__rounds=4)
-    (ray,), heard = run("ray", cell)
-    (inprocess,), _ = run("inprocess", cell)
-    assert np.array_equal(ray.finished.model, inprocess.finished.model)
-    assert ray.finished.test_loss == inprocess.finished.test_loss
-    assert heard.rounds == 4
-    assert len(heard.evaluations) == 4
+    """Flower's own simulation engine, started for real, with the noise on; integers, masked too (a minute)."""
+    sgd = {"name": "dp-sgd", "clip": 1.0, "step": 0.1, "trust": "trusted"}
+    zero_out = {"relation": "zero-out", "mu": 2.0}
+    rounds = {"federation__silos": 3, "federation__rounds": 4, "run__dtype": "float32"}
+    cells = [
+        small_cell(**rounds),
+        small_cell(
+            algorithm=sgd, run__arithmetic="integers", federation__drop_out=0.3, privacy=zero_out, **rounds
+        ),
+        small_cell(algorithm__trust="secure-aggregation", run__arithmetic="integers", **rounds),
+    ]
+    outcomes, heard = run("ray", *cells)
+    for ray, inprocess in zip(outcomes, run("inprocess", *cells)[0], strict=True):
+        assert np.array_equal(ray.finished.model, inprocess.finished.model)
+        assert ray.finished.test_loss == inprocess.finished.test_loss
+        assert ray.finished.missed == {silo: list(rounds) for silo, rounds in inprocess.finished.missed.items()}
+    assert heard.rounds == 12
+    assert len(heard.evaluations) == 12
 
 
 def test_memory_does_not_grow_with_rounds(tmp_path: Path) -> None:

@@ -48,6 +48,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "window": 2, "output": "last",
     },
     "phased-sgd": {"step": 0.004, "radius": 2.0},
+    "dp-fedavg": {"clip": 20.0, "local_steps": 3, "local_step": 0.01, "step": 0.3},
+    "dp-fedadam": {
+        "clip": 20.0, "local_steps": 3, "local_step": 0.01, "step": 0.002, "clip_quantile": 0.5,
+        "clip_weight": 0.1,
+    },
+    "dp-fedyogi": {"clip": 20.0, "local_steps": 3, "local_step": 0.01, "local_batch": 1, "step": 0.002},
+    "dp-fedadagrad": {"clip": 20.0, "local_steps": 3, "local_step": 0.01, "step": 0.002},
 }  # fmt: skip
 """Steps that are small enough for the loss to fall in a few rounds without noise."""
 
@@ -55,11 +62,19 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "one epoch": {"rounds": 12},
     "several epochs": {"rounds": 12, "epochs": 3},
     "all records": {"rounds": 12, "epochs": 12},
-    **{name: {"rounds": 12, "epochs": 3, "sampling": name} for name in CHOSEN if name != Schedule.name},
+    **{
+        name: {"rounds": 12, "epochs": 3, "sampling": name}
+        for name, kind in CHOSEN.items()
+        if name != Schedule.name and not kind.of_clients
+    },
+    **{f"clients, {name}": {"rounds": 12, "sampling": name} for name in CHOSEN},
 }
 
 _ALWAYS = {"dp-mu2-fl", "accelerated-dp-srgd", "unaccelerated-dp-srgd", "accelerated-independent", "momentum-tree",
            "online-to-batch", "dp-sgd", "dp-ftrl", "noisy-minibatch", "fedavg"}  # fmt: skip
+_COHORTS = {"dp-fedavg", "dp-fedadam", "dp-fedyogi", "dp-fedadagrad"}
+"""Rows whose units train: clients in silos, too, with other rows' records."""
+_ALWAYS |= _COHORTS
 _FIXED = _ALWAYS | {"momentum-tree-reduced", "momentum-tree-aligned"}
 RUNS = {
     "one epoch": _FIXED | {"goldstein-single-pass", "phased-sgd"},
@@ -67,9 +82,13 @@ RUNS = {
     "all records": _FIXED | {"goldstein-erm"},
     "poisson": _ALWAYS,
     "allocation": _ALWAYS,
+    "clients, fixed": _FIXED - {"fedavg"},
+    "clients, poisson": _ALWAYS - {"fedavg"},
+    "clients, allocation": _ALWAYS - {"fedavg"},
+    "clients, available": _ALWAYS - {"fedavg"},
 }
 """Which rows run without noise under which schedule; all others are refused.  Without a line, either is fine."""
-AMPLIFIED = {"accelerated-independent", "dp-sgd", "noisy-minibatch"}
+AMPLIFIED = {"accelerated-independent", "dp-sgd", "noisy-minibatch"} | _COHORTS
 """Fresh noise on every round's own gradients: what secrecy amplifies where noise is not correlated in bands."""
 
 
@@ -91,20 +110,36 @@ def a_small_problem(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def cell_of(name: str, schedule: str, trust: str, private: bool, seed: int = 1) -> Cell:
-    """3 silos with batches of 8 records or 100, 12 rounds, float64; the noise does not hide the signal."""
+    """3 silos with batches of 8 records or 100, or 144 clients in cohorts of 24, 12 rounds, float64.
+
+    The noise does not hide the signal.
+    """
     tree = small_tree(seed=seed, run__evaluations=3)
     tree["data"], tree["model"] = {"name": "problem.npz"}, {"name": "softmax-regression", "feature_norm": 5.0}
-    tree["federation"] = {"silos": 3, "batch": 100 if schedule == "all records" else 8, **SCHEDULES[schedule]}
+    whom = {"clients": 144, "cohort": 24} if pooled(schedule) else {"silos": 3}
+    tree["federation"] = {**whom, **SCHEDULES[schedule]}
+    if not pooled(schedule):
+        tree["federation"]["batch"] = 100 if schedule == "all records" else 8
+    elif schedule == "clients, available":
+        tree["federation"] |= {"min_separation": 3, "max_participations": 2}
     tree["algorithm"] = {"name": name, "trust": trust, **SETTINGS[name]}
     tree["privacy"] = {"relation": "zero-out", **({"mu": 1000.0} if private else {"mode": "none"})}
     if private and secret(schedule):
         tree["privacy"] = {"relation": "zero-out", "epsilon": 50.0}
+    if name in _COHORTS or pooled(schedule):
+        tree["privacy"] |= {"unit": "client", "records": 2}
     return resolve_cell(tree, "test")
+
+
+def pooled(schedule: str) -> bool:
+    """Whether clients of a pool take part."""
+    return schedule.startswith("clients, ")
 
 
 def secret(schedule: str) -> bool:
     """Whether the guarantee is a curve, which has no mu to ask for."""
-    return schedule in CHOSEN and CHOSEN[schedule].secret
+    name = schedule.removeprefix("clients, ")
+    return name in CHOSEN and CHOSEN[name].secret
 
 
 @functools.cache
@@ -155,6 +190,8 @@ def runs(name: str, schedule: str, trust: str, private: bool) -> bool:
         trains = name in RUNS[schedule] and not (private and name == "fedavg")
     if trust == "secure-aggregation":
         trains = trains and private
+    if pooled(schedule) or (name in _COHORTS and secret(schedule)):  # secret clients need a server that is trusted
+        trains = trains and TRUSTS[trust].noise_at_server
     return trains and trust in ALGORITHMS[name].trusts
 
 

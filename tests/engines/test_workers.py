@@ -19,9 +19,10 @@ import pytest
 from fedpriv.engines import workers as engine
 from fedpriv.engines.base import Outcome
 from fedpriv.engines.table import engine_row
-from fedpriv.engines.worker import Advanced, Began, Evaluated, Event, installed, work
+from fedpriv.engines.worker import Advanced, Began, Evaluated, Event, Kept, Noted, work
 from fedpriv.engines.workers import Workers, on_workers
 from fedpriv.errors import InputError, RunError
+from fedpriv.running.checkpoint import NO_CHECKPOINTS, Checkpoints, digest_of, installed, name_of
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell, load_scenario
@@ -70,6 +71,9 @@ class Recorder(RunObserver):
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         self.heard.append((place, t))
 
+    def noted(self, line: str) -> None:
+        self.heard.append(line)
+
     def lost(self, worker: str, places: Sequence[int]) -> None:
         self.heard.append((worker, list(places)))
 
@@ -91,12 +95,19 @@ class FakeRay:
     def __init__(self, script: list[list[Event | BaseException]]) -> None:
         self.script = script
         self.cancelled = 0
+        self.before: list[Mapping[str, bytes]] = []
 
     def remote(self, _: object) -> "FakeRay":
         return self
 
     def options(self, **_: object) -> SimpleNamespace:
-        return SimpleNamespace(remote=lambda *_: iter(self.script.pop(0)))
+        return SimpleNamespace(remote=self._started)
+
+    def _started(
+        self, _: str, __: object, ___: object, before: Mapping[str, bytes]
+    ) -> Iterator[Event | BaseException]:
+        self.before.append(dict(before))
+        return iter(self.script.pop(0))
 
     def wait(self, streams: list[object], **_: object) -> tuple[list[object], list[object]]:
         return streams[:1], streams[1:]
@@ -111,7 +122,9 @@ class FakeRay:
 
 
 def heard_of(
-    script: list[list[Event | BaseException]], monkeypatch: pytest.MonkeyPatch
+    script: list[list[Event | BaseException]],
+    monkeypatch: pytest.MonkeyPatch,
+    kept: Checkpoints | None = None,
 ) -> tuple[list[Outcome], Recorder, FakeRay]:
     """What comes of two cells in one group."""
     ray, recorder = FakeRay(script), Recorder()
@@ -122,7 +135,9 @@ def heard_of(
 
     monkeypatch.setattr(engine, "_ray_of", connected)
     cell: Any = SimpleNamespace(schedule=SimpleNamespace(rounds=2), batch_sizes=(1,), canonical=dict)
-    run = engine._run("vectorized", lambda cells: [[1, 0]], Workers(1), [cell, cell], recorder)
+    run = engine._run(
+        "vectorized", lambda cells: [[1, 0]], Workers(1), kept or Checkpoints(), [cell, cell], recorder
+    )
     try:
         return list(run), recorder, ray
     finally:
@@ -146,6 +161,32 @@ def test_a_group_whose_worker_died_is_run_again_and_nothing_is_told_twice(
     assert recorder.heard == [(1, 1), ("worker 12 on here", [1, 0]), (1, 2)]
     assert recorder.rounds == 4
     assert ray.cancelled == 0
+
+
+def test_what_a_worker_kept_is_given_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Memory(Checkpoints):
+        def __init__(self) -> None:
+            self.kept: dict[str, bytes] = {}
+            self.dropped: list[str] = []
+
+        def latest(self, name: str) -> bytes | None:
+            return self.kept.get(name)
+
+        def keep(self, name: str, content: bytes) -> None:
+            self.kept[name] = content
+
+        def drop(self, name: str) -> None:
+            self.dropped.append(name)
+
+    cell: Any = SimpleNamespace(canonical=dict)
+    name, memory = name_of([digest_of(cell)] * 2), Memory()
+    first = [BEGAN, Kept(name, b"early"), Kept(name, b"late"), DiedError("the node was taken away")]
+    again = [BEGAN, Noted("a line"), Outcome(0, FINISHED), Outcome(1, FINISHED), Kept(name, None)]
+    outcomes, recorder, ray = heard_of([first, again], monkeypatch, memory)
+    assert [outcome.index for outcome in outcomes] == [1, 0]
+    assert ray.before == [{}, {name: b"late"}]
+    assert memory.dropped == [name]
+    assert "a line" in recorder.heard
 
 
 def test_a_group_that_kills_its_workers_is_named_after_the_third(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +225,10 @@ def test_a_worker_says_what_its_engine_says(scenario: Path, name: str) -> None:
     cells, whole = cells_of(scenario), Recorder()
     row = engine_row(name)
     assert row.groups is not None
-    expected = {outcome.index: outcome.finished for outcome in row.made(Path(), engine_local())(cells, whole)}
+    expected = {
+        outcome.index: outcome.finished
+        for outcome in row.made(Path(), engine_local(), NO_CHECKPOINTS)(cells, whole)
+    }
     told = 0
     for group in row.groups(cells):
         began, *events = work(name, [cells[place].canonical() for place in group], [])

@@ -125,6 +125,28 @@ def test_the_bound_of_an_anchor_is_attained() -> None:
     assert [int(pull.clipped) for pull in pulls] == [1, 1]
 
 
+@pytest.mark.parametrize("order", ["first", "zeroth"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_nobody_drawn_is_a_sum_of_nothing(order: str, shared: bool) -> None:
+    """Directions of no rows, of all silos or of one of two, whose other rows are as they are without it."""
+    points = [torch.full((DIMENSION,), value, dtype=DTYPE) for value in (0.3, 0.1)]
+    for used, coefficients in ((points[:1], [1.0]), (points, [1.0, -1.0])):
+        objective, none = smoothed(order, 2, shared).at(Slots(3, ((0, 0), (1, 0)))), torch.ones(0, dtype=DTYPE)
+        nobody = Records(*(column[:0] for column in record(0.2)))
+        assert not objective.increment(used, coefficients, nobody, none, 1.0).total.any()
+        places = torch.zeros(0, dtype=torch.int64)
+        assert objective.per_record(used, coefficients, nobody, places, 1.0).shape == (0, DIMENSION)
+        one = torch.ones(1, dtype=DTYPE)
+        totals = [
+            smoothed(order, 2, shared)
+            .at(Slots(3, silos))
+            .increment(used, coefficients, record(0.2), one, 9.0)
+            .total
+            for silos in (((0, 0), (1, 1)), ((1, 1),))
+        ]
+        assert torch.equal(*totals)
+
+
 def test_shared_directions_make_a_difference_small() -> None:
     """Zeroth order: with shared directions at most 2 d L D/α surely; with independent ones the spread stays."""
     near = [torch.full((DIMENSION,), 0.4, dtype=DTYPE), torch.full((DIMENSION,), 0.4 + 1e-4, dtype=DTYPE)]

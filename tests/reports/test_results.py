@@ -1,6 +1,7 @@
 """RUN_DIR: written as a sweep goes, valid at every moment, read back to go on."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from fedpriv.errors import InputError
 from fedpriv.running.outcome import Finished
-from fedpriv.scenario import Scenario
+from fedpriv.scenario import Cell, Scenario
 from fedpriv.scenario.load import scenario_of
 from fedpriv.sweep.results import RunFolder, read_history, read_results
 from tests.conftest import small_tree
@@ -145,3 +146,21 @@ def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
 def test_a_folder_without_history_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no history\.jsonl there"):
         list(read_history(tmp_path))
+
+
+def test_a_group_that_is_not_wholly_written_is_computed_again(tmp_path: Path) -> None:
+    """Cells that ran together ran as so many: fewer at once may round otherwise."""
+    run = folder(tmp_path)
+    for place in (0, 2, 3):
+        run.evaluated(place, 8, {"test_loss": 2.0, "test_accuracy": 0.5})
+        run.finished(place, outcome())
+    of_all = scenario()
+
+    def groups(cells: Sequence[Cell]) -> list[list[int]]:
+        assert list(cells) == [point.cell for point in of_all.points]
+        return [[0, 1], [2, 3]]
+
+    again = RunFolder(tmp_path, of_all, "vectorized", resume=True, groups=groups)
+    assert again.missing == [0, 1]
+    assert [line["cell"] for line in read_history(tmp_path)] == [2, 3]
+    assert [cell["cell"] for cell in read_results(tmp_path).cells] == [2, 3]

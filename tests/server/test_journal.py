@@ -92,7 +92,7 @@ def test_one_server_at_a_time(tmp_path: Path) -> None:
     assert first.released(1) is None
 
 
-def test_silos_may_be_left_out_only_where_they_add_their_own_noise() -> None:
-    tree = small_tree(deployment={"missing": "continue"}, algorithm__trust="trusted")
-    with pytest.raises(InputError, match="needs silos whose messages are private"):
+def test_silos_may_be_left_out_only_where_nobody_needs_all_of_them() -> None:
+    tree = small_tree(deployment={"missing": "continue"}, algorithm__trust="secure-aggregation")
+    with pytest.raises(InputError, match="masks cancel in the sum of all silos only"):
         resolve_cell(tree, "test")

@@ -1,7 +1,7 @@
 """The keyed noise of `fedpriv.randomness`, drawn on a device: the same counters, the same bits, no copies.
 
-AES-256 (FIPS 197) by its four tables of 256 words, on tensors of 32-bit words, and the Box-Muller transform in the
-device's arithmetic: bits are those of `KeyedNormal`, normals equal to rounding.  Only simulations draw here.
+AES-256 (FIPS 197) by its four tables of 256 words, on tensors of 32-bit words, and the Box-Muller transform in
+the device's arithmetic: bits are those of `KeyedNormal`, normals equal to rounding.  Only simulations draw here.
 """
 
 import math
@@ -14,11 +14,11 @@ from fedpriv.randomness import seed_key
 
 _ROUNDS = 14
 _BLOCK_WORDS = 4
-_CHUNK_VALUES = 2**24
+_CHUNK_VALUES = 2**22
 
 
 class DeviceNormal:
-    """Standard normal vectors on a device, each a pure function of (key, owner, round, node); see `KeyedNormal`."""
+    """Standard normal vectors on a device, each a function of (key, owner, round, node) as in `KeyedNormal`."""
 
     def __init__(self, key: bytes, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
@@ -26,37 +26,45 @@ class DeviceNormal:
         self._sbox = torch.tensor(_SBOX, dtype=torch.int32).to(device)
         self._keys = _round_keys(key)
 
-    def vectors(self, size: int, owners: Sequence[int], rounds: Sequence[int], node: int = 0) -> Tensor:
-        """One vector for each pair of `owners` and `rounds`, equally long: (len(owners), size)."""
-        several = [self._pairs(size, self._all(owner), t, node) for owner, t in zip(owners, rounds, strict=True)]
-        return torch.cat(several)
-
-    def weighted_sum(
-        self, size: int, owners: Sequence[int], weights: Sequence[float], t: int, node: int = 0
+    def weighted_sums(
+        self, size: int, owners: Sequence[int], weights: Tensor, rounds: Sequence[int], node: int = 0
     ) -> Tensor:
-        """Σ_k weights[k] · vector(size, owners[k], t, node), (size,); owners follow one another."""
-        total = torch.zeros(size, dtype=self._dtype, device=self._device)
-        rows = max(1, _CHUNK_VALUES // size)
-        for start in range(0, len(owners), rows):
-            chunk, share = owners[start : start + rows], weights[start : start + rows]
-            drawn = self._pairs(size, self._range(chunk[0], len(chunk)), t, node)
-            if all(weight == share[0] for weight in share):
-                total.add_(drawn.sum(0), alpha=share[0])
-            else:
-                for weight, vector in zip(share, drawn, strict=True):
-                    total.add_(vector, alpha=weight)
+        """Σ_k weights[k] · vector(size, owners[k], t, node) for every round t: (rounds, size).
+
+        `weights` (owners,) are on the device; sums of owners are taken in the device's order.
+        """
+        together = max(1, _CHUNK_VALUES // (size * len(owners)))
+        of_rounds = [rounds[start : start + together] for start in range(0, len(rounds), together)]
+        return torch.cat([self._summed(size, owners, weights, some, node) for some in of_rounds])
+
+    def _summed(
+        self, size: int, owners: Sequence[int], weights: Tensor, rounds: Sequence[int], node: int
+    ) -> Tensor:
+        total = torch.zeros(len(rounds), size, dtype=self._dtype, device=self._device)
+        several = max(1, _CHUNK_VALUES // (size * len(rounds)))
+        for start in range(0, len(owners), several):
+            some = self._counted(owners[start : start + several])
+            times = self._counted(rounds)
+            shape = len(times), len(some)
+            streams = some.expand(shape).reshape(-1), times.unsqueeze(-1).expand(shape).reshape(-1)
+            drawn = self._normals(size, *streams, node).view(*shape, size)
+            total += weights[start : start + several] @ drawn
         return total
 
-    def _all(self, owner: int) -> Tensor:
-        return self._range(owner, 1)
+    def _counted(self, numbers: Sequence[int]) -> Tensor:
+        """Unsigned numbers as words of 32 bits; runs of them are made where they are used, not copied there."""
+        runs: list[Tensor] = []
+        start = 0
+        for place in range(1, len(numbers) + 1):
+            if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
+                first = _signed(numbers[start])
+                runs.append(torch.arange(first, first + place - start, dtype=torch.int32, device=self._device))
+                start = place
+        return torch.cat(runs)
 
-    def _range(self, first: int, count: int) -> Tensor:
-        """Owners first, first + 1, …, as words; made where they are used."""
-        return torch.arange(_signed(first), _signed(first) + count, dtype=torch.int32, device=self._device)
-
-    def _pairs(self, size: int, owners: Tensor, t: int, node: int) -> Tensor:
-        """(owners, size)."""
-        words = self._words(size, owners, t, node)
+    def _normals(self, size: int, owners: Tensor, rounds: Tensor, node: int) -> Tensor:
+        """One vector for each pair of `owners` and `rounds`, equally long: (len(owners), size)."""
+        words = self._words(size, owners, rounds, node)
         half = words.shape[-1] // 2
         radius, angle = words[:, :half], words[:, half:]
         width = words.element_size() * 8
@@ -65,16 +73,14 @@ class DeviceNormal:
         turn = angle.to(self._dtype).mul_(2.0 * math.pi * 2.0**-width)
         return torch.cat([length * turn.cos(), length * turn.sin()], dim=-1)[:, :size]
 
-    def _words(self, size: int, owners: Tensor, t: int, node: int) -> Tensor:
-        """The bits of a vector, (owners, words of the type's size)."""
+    def _words(self, size: int, owners: Tensor, rounds: Tensor, node: int) -> Tensor:
+        """The bits of the vectors, (owners, words of the type's size)."""
         wide = self._dtype == torch.float64
         blocks = -(-size // (2 if wide else 4))
         shape = len(owners), blocks
         block = torch.arange(blocks, dtype=torch.int32, device=self._device).expand(shape)
-        told = [
-            torch.full(shape, _signed(number), dtype=torch.int32, device=self._device) for number in (t, node)
-        ]
-        counter = [told[0], owners.unsqueeze(-1).expand(shape), block, told[1]]
+        nodes = torch.full(shape, _signed(node), dtype=torch.int32, device=self._device)
+        counter = [rounds.unsqueeze(-1).expand(shape), owners.unsqueeze(-1).expand(shape), block, nodes]
         words = torch.stack(self._encrypted(counter), dim=-1).view(len(owners), -1)
         if not wide:
             return words

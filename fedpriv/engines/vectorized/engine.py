@@ -2,47 +2,62 @@
 
 The parts are the ones a silo and a server run; here their leading axis is the replicate.  Because the running sum
 and every mechanism are linear, the engine keeps the weighted mean over silos of both: the increments of all
-silos' records in one batched call, and the mean of the silos' noise vectors (`noise_feed`).
+silos' records in one batched call, and the mean of the silos' noise vectors (`noise_feed`).  Every few seconds a
+group keeps its state (`keeper`), from which a run that was killed goes on with the same bits: noise and secret
+participation are functions of the round.
 """
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedpriv.engines.base import Outcome
+from fedpriv.engines.vectorized.away import Away, check_away, missing_noise
+from fedpriv.engines.vectorized.keeper import Keeper
 from fedpriv.engines.vectorized.noise_feed import NoiseFeed, aggregate
+from fedpriv.engines.vectorized.ordered_batches import OrderedBatches
 from fedpriv.engines.vectorized.sampled_batches import SampledBatches
 from fedpriv.errors import InputError, RunError
 from fedpriv.estimators.gradients import Estimator
-from fedpriv.estimators.running_sum import empty_sum
-from fedpriv.mechanisms import Mechanism
+from fedpriv.estimators.running_sum import RunningSum, empty_sum
+from fedpriv.mechanisms import Mechanism, MechanismState
 from fedpriv.objectives import Objective, Records, Slots
 from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
 from fedpriv.participation.public_order import PublicOrder
 from fedpriv.replicates.stacking import Part, signature, stack
+from fedpriv.running.absences import absences_of
+from fedpriv.running.checkpoint import NO_CHECKPOINTS, Checkpoint, Checkpoints, Metrics
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import evaluation_rounds, finished_after, measured
 from fedpriv.running.plan import Plan, plan_of
-from fedpriv.running.round_step import Read, RoundStep, record_weight
+from fedpriv.running.round_step import Read, RoundStep
 from fedpriv.running.task import Task, spread, task_of_cell
 from fedpriv.scenario import Cell
 
 _PROGRESS_EVERY = 0.1  # seconds
-_GATHER_VALUES = 2**20
 _ROUND_VALUES = 2**26
 
 
-def run_vectorized(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
-    """Run cells in groups that differ only in seeds and numbers; see `Engine`."""
+def run_vectorized(
+    cells: Sequence[Cell], observer: RunObserver, kept: Checkpoints = NO_CHECKPOINTS
+) -> Iterator[Outcome]:
+    """Run cells in groups that differ only in seeds and numbers; see `Engine`.
+
+    A group goes on from its checkpoint in `kept`, which is dropped when the last of its outcomes was taken.
+    """
     plans = _plans(cells)
     with _one_torch_thread():
         for members in _groups(cells, plans):
-            yield from _Group(members, [cells[i] for i in members], [plans[i] for i in members], observer).run()
+            of_group = [cells[i] for i in members]
+            keeper = Keeper(kept, of_group, observer)
+            yield from _Group(members, of_group, [plans[i] for i in members], observer).run(keeper)
+            keeper.drop()
 
 
 def groups_of(cells: Sequence[Cell]) -> list[list[int]]:
@@ -56,7 +71,10 @@ def _plans(cells: Sequence[Cell]) -> list[Plan]:
             'run.arithmetic = "integers": engine vectorized adds all silos up at once, in floating point; use '
             "--engine inprocess"
         )
-    return [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
+    plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
+    for cell, plan in zip(cells, plans, strict=True):
+        check_away(cell, plan)
+    return plans
 
 
 def _groups(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list[int]]:
@@ -92,6 +110,18 @@ def _group_key(cell: Cell, plan: Plan) -> object:
     return shape, parts, cell.data, cell.model, cell.run
 
 
+class _States(NamedTuple):
+    """What one round hands to the next."""
+
+    optimizer: Any
+    total: RunningSum
+    hidden: MechanismState
+    clipped: Tensor
+    """How many records were clipped so far, (replicates,)."""
+    drawn: Tensor
+    """How many records took part so far, (replicates,)."""
+
+
 class _Group:
     """Replicates that run in step: tensors have shape (replicates, d)."""
 
@@ -109,138 +139,160 @@ class _Group:
         self._optimizer: Optimizer = self._stacked([plan.optimizer for plan in plans])
         self._objective: Objective = self._stacked([plan.objective for plan in plans])
         noises = [aggregate(plan.noise) if self._run.noise == "aggregate" else plan.noise for plan in plans]
-        dimension, rounds = self._task.objective.dimension, self._schedule.rounds
+        dimension, rounds = first.objective.dimension, self._schedule.rounds
         draws = first.mechanism.draws
-        self._fresh: Iterator[Tensor] = (
-            iter(NoiseFeed(noises, [cell.seed for cell in cells], rounds, dimension, self._dtype, draws))
+        self._draws = draws
+        self._feed = (
+            NoiseFeed(noises, [cell.seed for cell in cells], rounds, dimension, self._dtype, draws, self._device)
             if first.noise.sources
-            else (torch.zeros(draws(t) or 1, 1, dtype=self._dtype) for t in range(1, rounds + 1))
+            else None
         )
         self._sizes, self._silo_weights = first.batch_sizes, first.weights
-
-    def _read(self, batches: int) -> Read:
-        """A round that reads so many batches of every silo, still without its records."""
-        rows = tuple((silo, batches * size) for silo, size in enumerate(self._sizes))
-        weights = [
-            record_weight(share, size, batches)
-            for share, size in zip(self._silo_weights, self._sizes, strict=True)
-            for _ in range(batches * size)
-        ]
-        return Read(None, torch.tensor(weights, dtype=self._dtype, device=self._device), rows)
+        self._absences = [absences_of(cell) for cell in cells]
+        self._away = Away(self._absences, len(self._sizes), self._device)
 
     def _stacked(self, parts: Sequence[Part]) -> Part:
         return stack(parts, self._dtype, self._device)
 
     @torch.inference_mode()
-    def run(self) -> list[Outcome]:
-        started = last = time.perf_counter()
-        evaluated_at = evaluation_rounds(self._schedule.rounds, self._run.evaluations)
+    def run(self, keeper: Keeper) -> list[Outcome]:
+        began = last = time.perf_counter()
+        rounds = self._schedule.rounds
+        evaluated_at = evaluation_rounds(rounds, self._run.evaluations)
         optimizer, count = self._optimizer, len(self._cells)
-        step = RoundStep(self._estimator, self._mechanism, self._objective)
-        state = optimizer.start(self._objective.initial().to(self._device).expand(count, -1))
-        total = empty_sum(optimizer.query(state))
-        hidden = self._mechanism.start()
-        clipped, drawn = torch.zeros(2, count, dtype=torch.int64, device=self._device)
-        weighed, of_weighed = None, drawn
+        done = self._resumed(keeper)
+        states = done.states
+        evaluations, began = list(done.evaluations), began - done.seconds
         unreported = 0
-        for t, read in enumerate(self._batches(), start=1):
-            current, query = self._estimator.round(t), optimizer.query(state)
-            step.check_moved(total.past, t, query, f"round {t}")
-            total, clips = step.summed(total, current, query, read)
-            noisy, hidden = step.noisy(total.total, hidden, t, next(self._fresh).to(self._device))
-            state = optimizer.update(state, noisy, current)
-            clipped += clips
-            if weighed is not read.weights:  # in a public order most rounds have the same
-                weighed, of_weighed = read.weights, read.weights.count_nonzero(-1)
-            drawn += of_weighed
+        for t, states in enumerate(self.rounds_from(done.states, done.t + 1), start=done.t + 1):
             unreported += count
-            if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == self._schedule.rounds:
+            if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == rounds:
                 self._observer.advanced(unreported)
                 unreported, last = 0, now
             if t in evaluated_at:
-                metrics = self._evaluate(t, optimizer.output(state))
-        wall = (time.perf_counter() - started) / count
-        models = optimizer.output(state).cpu().numpy()
-        shares = (clipped.double() / drawn.clamp(min=1)).tolist()
+                evaluations.append((t, self._evaluate(t, optimizer.output(states.optimizer))))
+            if keeper.due(now) and t < rounds:
+                keeper.keep(Checkpoint(t, now - began, evaluations, states))
+        wall = (time.perf_counter() - began) / count
+        models = optimizer.output(states.optimizer).cpu().numpy()
+        shares = (states.clipped.double() / states.drawn.clamp(min=1)).tolist()
+        _, metrics = evaluations[-1]
         return [
-            Outcome(index, finished_after(plan, self._schedule.rounds, model.copy(), of_cell, share, wall))
-            for index, plan, model, of_cell, share in zip(
-                self._indices, self._plans, models, metrics, shares, strict=True
+            Outcome(index, finished_after(plan, rounds, model.copy(), of_cell, share, wall, away.rounds))
+            for index, plan, model, of_cell, share, away in zip(
+                self._indices, self._plans, models, metrics, shares, self._absences, strict=True
             )
         ]
 
-    def _batches(self) -> Iterator[Read]:
+    def start(self) -> _States:
+        """Before round 1."""
+        state = self._optimizer.start(self._objective.initial().to(self._device).expand(len(self._cells), -1))
+        zeros = torch.zeros(len(self._cells), dtype=torch.int64, device=self._device)
+        total = empty_sum(self._optimizer.query(state))
+        return _States(state, total, self._mechanism.start(), zeros, zeros)
+
+    def rounds_from(self, states: _States, first: int) -> Iterator[_States]:
+        """What every round from `first` on hands to the next one, after `states`.
+
+        On a device nothing goes back and forth between rounds of a public order, but where a mechanism's
+        privacy rests on how far queries move: one number a round says that they did not move too far.
+        """
+        state, total, hidden, clipped, drawn = states
+        optimizer, step = self._optimizer, RoundStep(self._estimator, self._mechanism, self._objective)
+        fresh, missing = self._fresh(first), self._missing_noise(first)
+        weighed, of_weighed = None, drawn
+        for t, read in enumerate(self._batches(first), start=first):
+            current, query = self._estimator.round(t), optimizer.query(state)
+            step.check_moved(total.past, t, query, f"round {t}")
+            total, clips = step.summed(total, current, query, read)
+            noisy, hidden = step.noisy(total.total, hidden, t, next(fresh))
+            if missing is not None:
+                noisy = noisy + next(missing)
+            state = optimizer.update(state, noisy, current)
+            clipped = clipped + clips
+            if weighed is not read.weights:  # in a public order most rounds have the same
+                weighed, of_weighed = read.weights, read.weights.count_nonzero(-1)
+            drawn = drawn + of_weighed
+            yield _States(state, total, hidden, clipped, drawn)
+
+    def _resumed(self, keeper: Keeper) -> Checkpoint:
+        """Where the group goes on, or before round 1; observers hear what they would have heard until there."""
+        start = self.start()
+        found = keeper.latest(start, self._device)
+        if found is None:
+            return Checkpoint(0, 0.0, (), start)
+        self._observer.advanced(found.t * len(self._cells))
+        for t, metrics in found.evaluations:
+            self._tell(t, metrics)
+        return found
+
+    def _fresh(self, first: int) -> Iterator[Tensor]:
+        """The fresh vectors of the rounds from `first` on."""
+        if self._feed is not None:
+            return self._feed.rounds_from(first)
+        counts = (self._draws(t) or 1 for t in range(first, self._schedule.rounds + 1))
+        return (torch.zeros(count, 1, dtype=self._dtype, device=self._device) for count in counts)
+
+    def _batches(self, first: int) -> Iterator[Read]:
+        """What the rounds from `first` on read."""
         train = self._task.train
         on_device = Records(train.features.to(self._device), train.labels.to(self._device))
         shares = {cell.seed: spread(cell) for cell in self._cells}
         if isinstance(self._schedule, PublicOrder):
-            return self._in_order(self._schedule, on_device, shares)
-        return self._sampled(self._schedule, on_device, shares)
+            of_replicates = [shares[cell.seed] for cell in self._cells]
+            reads = OrderedBatches(
+                self._schedule, of_replicates, self._silo_weights, self._sizes, on_device, self._dtype
+            ).rounds_from(first)
+        else:
+            reads = self._sampled(self._schedule, on_device, shares, first)
+        return self._of_those_there(reads, first) if self._away else reads
 
-    def _sampled(self, schedule: Participation, train: Records, shares: dict[int, list[Tensor]]) -> Iterator[Read]:
-        """Whose a record is, is told only to an objective that asks; it must not key anything by how many."""
+    def _of_those_there(self, reads: Iterator[Read], first: int) -> Iterator[Read]:
+        """The same with weight 0 for the records of silos that are away."""
+        for t, read in enumerate(reads, start=first):
+            silos, counts = torch.tensor(read.rows, device=self._device).T
+            there = self._away.there(t).to(self._dtype)
+            yield read._replace(weights=read.weights * there[:, silos.repeat_interleave(counts)])
+
+    def _missing_noise(self, first_round: int) -> Iterator[Tensor] | None:
+        """What silos that are away do to the mean of the silos' noise; None where it is as it is."""
+        first, seeds = self._plans[0], [cell.seed for cell in self._cells]
+        if not self._away or not first.noise.sources or not first.trust.private_messages:
+            return None
+        of_rounds = missing_noise(
+            self._plans, seeds, self._away, self._estimator, self._mechanism, self._dtype, self._device
+        )
+        return itertools.islice(of_rounds, first_round - 1, None)
+
+    def _sampled(
+        self, schedule: Participation, train: Records, shares: dict[int, list[Tensor]], first: int
+    ) -> Iterator[Read]:
+        """Whose a record is, is told to those alone that ask; nothing may be keyed by how many there are."""
         seeds = [cell.seed for cell in self._cells]
         asks = self._objective.at(Slots(1, ())) is not self._objective
-        sampled = SampledBatches(schedule, seeds, shares, self._silo_weights, self._sizes, by_silo=asks)
-        for index, weights, rows in sampled:
+        by_silo = asks or bool(self._away)
+        sampled = SampledBatches(schedule, seeds, shares, self._silo_weights, self._sizes, by_silo=by_silo)
+        for index, weights, rows in sampled.rounds_from(first):
             on_device = index.to(self._device)
             records = Records(train.features[on_device], train.labels[on_device]) if index.numel() else None
             yield Read(records, weights.to(self._device, self._dtype), rows)
-
-    def _in_order(self, schedule: PublicOrder, train: Records, shares: dict[int, list[Tensor]]) -> Iterator[Read]:
-        """Gathered block by block, once for all replicates of a seed."""
-        features, labels = train
-        orders = [_by_place(of_silos, schedule.batches_held) for of_silos in shares.values()]
-        places = torch.stack(orders, dim=1).to(self._device)
-        of_replicates = _spread_over([list(shares).index(cell.seed) for cell in self._cells], self._device)
-        block = max(1, _GATHER_VALUES // (places[0].numel() * features[0].numel()))
-        spans = [list(schedule.batches(t)) for t in range(1, schedule.rounds + 1)]
-        alike = {count: self._read(count) for count in set(map(len, spans))}
-        for count, members in itertools.groupby(spans, key=len):
-            equal = list(members)
-            if count == 0:
-                yield from itertools.repeat(alike[0], len(equal))
-                continue
-            read, column = torch.tensor(equal), self._silo_by_silo(count)
-            for start in range(0, len(read), block):
-                index = places[read[start : start + block]]  # (rounds, count, seeds, records)
-                index = index.movedim(1, 2).flatten(2)[..., column]
-                for columns in zip(features[index], labels[index], strict=True):
-                    yield alike[count]._replace(records=Records(*map(of_replicates, columns)))
-
-    def _silo_by_silo(self, count: int) -> Tensor:
-        """Where to find the records of `count` batches, one batch after another, silo after silo."""
-        silos = torch.arange(len(self._sizes)).repeat_interleave(torch.tensor(self._sizes)).repeat(count)
-        return silos.argsort(stable=True)
 
     def _evaluate(self, t: int, model: Tensor) -> list[dict[str, float]]:
         test = Records(*(column.to(self._device) for column in self._task.test))
         names = [f"{cell.name} (seed {cell.seed}), round {t}" for cell in self._cells]
         metrics = measured(self._task.objective, model, test, names)
-        for index, of_cell in zip(self._indices, metrics, strict=True):
-            self._observer.evaluated(index, t, of_cell)
+        self._tell(t, metrics)
         return metrics
 
-
-def _by_place(shares: Sequence[Tensor], places: int) -> Tensor:
-    """The records of all silos that are one batch of their orders: (places, records of all silos)."""
-    return torch.cat([share.view(places, -1) for share in shares], dim=1)
-
-
-def _spread_over(seeds: Sequence[int], device: torch.device) -> Callable[[Tensor], Tensor]:
-    """From a column (seeds, ...) of records to that of the replicates, whose seeds have these places."""
-    if len(set(seeds)) == 1:
-        return lambda column: column.expand(len(seeds), *column.shape[1:])
-    if seeds == list(range(len(seeds))):
-        return lambda column: column
-    pick = torch.tensor(seeds, device=device)
-    return lambda column: column.index_select(0, pick)
+    def _tell(self, t: int, metrics: Sequence[Metrics]) -> None:
+        for index, of_cell in zip(self._indices, metrics, strict=True):
+            self._observer.evaluated(index, t, of_cell)
 
 
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.zeros(1, device=device).tolist()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise RunError(f'run.device = {name!r} cannot be used here: {reason}; try "cpu"') from None

@@ -51,7 +51,11 @@ class SampledBatches:
         self._by_silo = by_silo
 
     def __iter__(self) -> Iterator[Sampled]:
-        for t in range(1, self._schedule.rounds + 1):
+        return self.rounds_from(1)
+
+    def rounds_from(self, first: int) -> Iterator[Sampled]:
+        """What iterating gives from round `first` on."""
+        for t in range(first, self._schedule.rounds + 1):
             drawn = [self._drawn(coins, share, t) for coins, share in zip(self._coins, self._shares, strict=True)]
             sizes = torch.tensor([[len(records) for records in silos] for silos in drawn])
             widths = [int(sizes[:, piece].sum(1).max()) for piece in self._pieces]

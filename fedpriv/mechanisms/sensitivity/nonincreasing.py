@@ -15,7 +15,8 @@ from fedpriv.mechanisms.columns import Columns, toeplitz_columns
 from fedpriv.mechanisms.sensitivity import series
 from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern, record_squared_norms
 from fedpriv.mechanisms.sensitivity.row_bound import tightened
-from fedpriv.mechanisms.workload import Floats, Separated, Workload
+from fedpriv.mechanisms.workload import Floats, Workload
+from fedpriv.participation.separated import Separated
 
 
 def of_series(workload: Workload, coefficients: Floats) -> Sensitivity:

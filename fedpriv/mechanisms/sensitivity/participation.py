@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedpriv.mechanisms.workload import Floats, Separated, Workload
+from fedpriv.mechanisms.workload import Floats, Workload
+from fedpriv.participation.separated import Separated
 
 
 def record_squared_norms(workload: Workload, columns: Floats, within: Callable[[Floats, int], Floats]) -> Floats:

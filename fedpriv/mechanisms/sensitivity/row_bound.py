@@ -14,7 +14,8 @@ import numpy as np
 from fedpriv.mechanisms.base import Sensitivity
 from fedpriv.mechanisms.columns import Inner
 from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern
-from fedpriv.mechanisms.workload import Floats, Separated, Workload
+from fedpriv.mechanisms.workload import Floats, Workload
+from fedpriv.participation.separated import Separated
 
 MOST_ROUNDS = 2000  # beyond, T² numbers are too much work for a few percent
 

@@ -1,0 +1,186 @@
+"""Runs of real processes that are killed in the middle of their cells, and two that want the same folder."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FEDPRIV = Path(sys.executable).with_name("fedpriv")
+SCENARIO = """
+name = "long"
+title = "Cells that take some seconds"
+[data]
+name = "synthetic"
+[federation]
+silos = 2
+rounds = 4000
+epochs = 2
+[algorithm]
+name = "dp-ftrl"
+trust = "untrusted"
+mechanism = "tree"
+clip = 1.0
+step = 0.01
+[privacy]
+relation = "replace-one"
+mu = 1.0
+[run]
+evaluations = 3
+[sweep]
+"privacy.mu" = [1.0, 2.0]
+seeds = 2
+"""
+HURRY = """
+from fedpriv.engines.vectorized import keeper
+keeper._EVERY = 0.02
+keeper._SHARE = 1.0
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "long.toml").write_text(SCENARIO)
+    (tmp_path / "hurry.py").write_text(HURRY)
+    return tmp_path
+
+
+def command(*options: str) -> list[str]:
+    return ["run", "long.toml", "--import", "hurry.py", *options]
+
+
+@contextmanager
+def running(here: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [FEDPRIV, *command(*options)], cwd=here, env=environment, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def run(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([FEDPRIV, *words], cwd=here, capture_output=True, text=True, timeout=300, check=False)
+
+
+def rounds_kept(folder: Path) -> int:
+    """The rounds that are in the checkpoint of a run, 0 where there is none."""
+    import torch
+
+    from fedpriv.running.checkpoint import unpacked
+
+    found = list((folder / "checkpoints").glob("[!.]*.npz"))
+    try:
+        return max((unpacked(path.read_bytes(), None, torch.device("cpu")).t for path in found), default=0)
+    except FileNotFoundError:  # finished meanwhile
+        return 0
+
+
+def wait_for(process: "subprocess.Popen[str]", folder: Path, rounds: int) -> int:
+    deadline = time.monotonic() + 200.0
+    while (found := rounds_kept(folder)) < rounds:
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def without_times(folder: Path) -> str:
+    """results.json, byte for byte but for what says when and how long."""
+    tree: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    for cell in tree["cells"]:
+        assert cell.pop("wall_seconds") > 0.0
+    return json.dumps({key: value for key, value in tree.items() if key != "date"}, indent=1)
+
+
+def lines(path: Path) -> list[str]:
+    return sorted(path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("workers", [[], ["--workers", "1"]], ids=["here", "on a worker"])
+def test_a_killed_run_goes_on_in_the_middle_of_its_cells(here: Path, workers: list[str]) -> None:
+    """SIGKILL, then Ctrl-C: what was kept is not run again, and not a byte is another."""
+    whole = run(here, *command("--out", "whole"))
+    assert whole.returncode == 0, whole.stderr
+    kept = 0
+    for sent in (signal.SIGKILL, signal.SIGINT):
+        with running(here, *workers, "--out", "out", "--resume") as process:
+            kept = wait_for(process, here / "out", kept + 300)
+            process.send_signal(sent)
+            _, said = process.communicate(timeout=100)
+        assert process.returncode == (130 if sent == signal.SIGINT else -sent)
+        folder = here / "out" / "checkpoints"
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.iterdir())
+        assert json.loads((here / "out" / "results.json").read_text())["cells"] == []
+        kept = rounds_kept(here / "out")
+    resume = said.splitlines()[-1].strip()
+    assert resume == shlex.join(["fedpriv", *command("--resume", "--out", "out")])
+    done = run(here, *shlex.split(resume)[1:], "--json")
+    assert done.returncode == 0, done.stderr
+    assert without_times(here / "out") == without_times(here / "whole")
+    assert lines(here / "out" / "history.jsonl") == lines(here / "whole" / "history.jsonl")
+    for model in (here / "whole" / "models").iterdir():
+        assert (here / "out" / "models" / model.name).read_bytes() == model.read_bytes()
+    left = sorted(path.name for path in (here / "out").iterdir())
+    assert left == ["history.jsonl", "models", "results.json", "table.md"]
+
+
+def test_checkpoints_are_not_written_over_and_not_used_by_another_scenario(here: Path) -> None:
+    with running(here, "--out", "out", "--set", "run.evaluations=1") as process:
+        wait_for(process, here / "out", 100)
+        process.kill()
+    again = run(here, *command("--out", "out"))
+    assert again.returncode == 2
+    assert again.stderr == "fedpriv: out holds results already; give another --out, or --resume to resume there\n"
+    other = run(here, *command("--out", "out", "--resume", "--set", "federation.silos=1"))
+    assert other.returncode == 2
+    (line,) = other.stderr.splitlines()
+    assert line.startswith("fedpriv: out holds another run: ")
+    assert "is a checkpoint of cells that this scenario does not have; give another --out" in line
+    assert rounds_kept(here / "out") >= 100, "nothing of it is lost"
+
+
+def test_a_checkpoint_that_cannot_be_used_is_said_and_its_rounds_are_run_again(here: Path) -> None:
+    with running(here, "--out", "out") as process:
+        wait_for(process, here / "out", 100)
+        process.kill()
+    (path,) = (here / "out" / "checkpoints").glob("[!.]*")
+    path.write_bytes(path.read_bytes()[:1000])
+    done = run(here, *command("--out", "out", "--resume", "--quiet", "--set", "federation.rounds=100"))
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        f"fedpriv: out/checkpoints/{path.name}: not used, and its rounds are run again: not a whole"
+    )
+    assert not path.parent.exists()
+
+
+def test_two_runs_in_one_folder_are_refused_and_a_killed_one_is_in_nobodys_way(here: Path) -> None:
+    with running(here, "--out", "out") as process:
+        wait_for(process, here / "out", 1)
+        process.send_signal(signal.SIGSTOP)  # so that it does not end meanwhile
+        for more in ([], ["--resume"]):
+            second = run(here, *command("--out", "out", *more))
+            assert second.returncode == 2
+            (line,) = second.stderr.splitlines()
+            assert line.startswith(f"fedpriv: out: process {process.pid} on ")
+            assert line.endswith(" is running there; give another --out, or wait until it ends")
+        process.kill()
+        process.wait()
+    assert (here / "out" / ".lock").exists(), "the file of the killed process is still there"
+    done = run(here, *command("--out", "out", "--resume", "--quiet"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (here / "out" / ".lock").exists()

@@ -1,0 +1,163 @@
+"""The table of docs/participation.md, made from the registries: what runs, and the words that refuse the rest."""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from fedpriv.algorithms import ALGORITHMS
+from fedpriv.errors import InputError
+from fedpriv.participation.registry import CHOSEN
+from fedpriv.privacy.trust import TRUSTS
+from fedpriv.privacy.unit import UNITS
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import task_of_cell
+from fedpriv.scenario import resolve_cell
+from tests.conftest import small_tree
+from tests.engines.test_units import persons_tree
+
+PAGE = Path("docs/participation.md")
+BEGIN, END = "<!-- made by tests/engines/test_participation_table.py -->", "<!-- end -->"
+
+PUBLIC = tuple(name for name, kind in CHOSEN.items() if not (kind.secret or kind.of_clients))
+AVAILABLE = tuple(name for name, kind in CHOSEN.items() if kind.of_clients)
+SECRET = tuple(name for name, kind in CHOSEN.items() if kind.secret)
+FRESH = (
+    {"name": "dp-sgd", "clip": 1.0, "step": 0.1},
+    {"name": "phased-sgd", "step": 0.01, "radius": 2.0},  # the one row of a curator
+)
+TREE = ({"name": "dp-ftrl", "clip": 1.0, "step": 0.1, "mechanism": "tree"},)
+SUMS = ({"name": "dp-ftrl", "clip": 1.0, "step": 0.1, "mechanism": "independent"},)
+BANDED = ({"name": "dp-ftrl", "clip": 1.0, "step": 0.1, "mechanism": "banded", "bands": 2},)
+
+
+class Row(NamedTuple):
+    """Combinations that must have the same answers; of `algorithms` it is enough that one runs."""
+
+    title: str
+    samplings: Sequence[str]
+    units: Sequence[str]
+    algorithms: Sequence[Mapping[str, Any]]
+    groups: int = 1
+    federation: Mapping[str, Any] = {}
+    privacy: Mapping[str, Any] = {}
+
+
+ALL = tuple(UNITS)
+SMALL = ("record", "user")
+AWAY = {"drop_out": 0.3}
+COHORTS = {"clients": 8, "cohort": 2}
+TABLE = (
+    Row("public order, fresh noise in every round", PUBLIC, ALL, FRESH),
+    Row("public order, correlated noise", PUBLIC, ALL, TREE + BANDED),
+    Row("secret rounds of records or persons, fresh noise", SECRET, SMALL, FRESH),
+    Row("the same, banded noise in as many groups", SECRET, SMALL, BANDED, 2),
+    Row("the same, more bands than groups", SECRET, SMALL, BANDED),
+    Row("the same, noise on sums that run on", SECRET, SMALL, SUMS),
+    Row("the same, a tree's noise", SECRET, SMALL, TREE),
+    Row("secret rounds of the clients of a silo, fresh noise", SECRET, ("client",), FRESH),
+    Row("the same, banded noise in as many groups", SECRET, ("client",), BANDED, 2),
+    Row("clients in cyclic cohorts, fresh noise", PUBLIC, ("client",), FRESH, federation=COHORTS),
+    Row("the same, correlated noise", PUBLIC, ("client",), TREE + BANDED, federation=COHORTS),
+    Row("clients as they are available, fresh noise", AVAILABLE, ("client",), FRESH, federation=COHORTS),
+    Row("the same, correlated noise", AVAILABLE, ("client",), TREE + BANDED, federation=COHORTS),
+    Row("clients in secret cohorts, fresh noise", SECRET, ("client",), FRESH, federation=COHORTS),
+    Row("the same, banded noise in as many groups", SECRET, ("client",), BANDED, 2, federation=COHORTS),
+    Row("persons in two silos, public order", PUBLIC, ("user",), FRESH, privacy={"shared": 2}),
+    Row("persons in two silos, secret rounds", SECRET, ("user",), FRESH, privacy={"shared": 2}),
+    Row("silos that drop out, public order", PUBLIC, ALL, FRESH, federation=AWAY),
+    Row("silos that drop out, secret rounds", SECRET, SMALL, FRESH, federation=AWAY),
+)
+
+
+def tree_of(folder: Path, row: Row, sampling: str, unit: str, trust: str, algorithm: Mapping[str, Any]) -> Any:
+    """Two silos and four rounds of one pass; persons from a table of their own."""
+    tree = persons_tree(folder) if unit == "user" else small_tree()
+    of_unit = {} if unit == "record" else {"unit": unit, "records": 3}
+    batch = {"batches": [2, 2]} if unit == "user" else {"batch": 2}
+    groups = {"groups": row.groups} if row.groups > 1 else {}
+    where = {} if "clients" in row.federation else {"silos": 2, **batch}
+    apart = {"min_separation": 2} if CHOSEN[sampling].of_clients else {}
+    return {
+        **tree,
+        "federation": {"rounds": 4, "sampling": sampling, **where, **groups, **apart, **row.federation},
+        "algorithm": {"trust": trust, **algorithm},
+        "privacy": {"relation": "zero-out", "epsilon": 4.0, **of_unit, **row.privacy},
+    }
+
+
+def refusal(tree: Any, arithmetic: str) -> str | None:
+    """The line that refuses a cell; None if it runs."""
+    try:
+        cell = resolve_cell({**tree, "run": {"dtype": "float64", "arithmetic": arithmetic}}, "test")
+        plan_of(cell, task_of_cell(cell).objective)
+    except InputError as error:
+        return str(error).removeprefix("test: ")
+    return None
+
+
+def answer(folder: Path, row: Row, trust: str, arithmetic: str) -> str | None:
+    """The refusal of a cell of the table, which all its combinations share but for names; None if they run."""
+    found: dict[str, str | None] = {}
+    for sampling, unit in itertools.product(row.samplings, row.units):
+        fitting = [each for each in row.algorithms if trust in ALGORITHMS[each["name"]].trusts]
+        lines = [
+            refusal(tree_of(folder, row, sampling, unit, trust, each), arithmetic)
+            for each in fitting or row.algorithms[:1]
+        ]
+        found[f"{sampling}, {unit}"] = None if None in lines else lines[0]
+    assert len({line is None for line in found.values()}) == 1, (row.title, trust, found)
+    return next(iter(found.values()))
+
+
+def lines_of_table(folder: Path) -> Iterator[str]:
+    yield "| | " + " | ".join(f"`{trust}`" for trust in TRUSTS) + " |"
+    yield "|---" * (len(TRUSTS) + 1) + "|"
+    notes: list[str] = []
+    title = ""
+    for row in TABLE:
+        cells = []
+        for trust in TRUSTS:
+            marks = []
+            for arithmetic in ("float", "integers"):
+                line = answer(folder, row, trust, arithmetic)
+                if line is not None and line not in notes:
+                    notes.append(line)
+                marks.append("runs" if line is None else f"no ({notes.index(line) + 1})")
+            floating, integers = marks
+            cells.append(floating if floating == integers else f"{floating}; on integers {integers}")
+        title = title if row.title.startswith("the same") else row.title.rpartition(", ")[0]
+        yield f"| {row.title.replace('the same', title)} | " + " | ".join(cells) + " |"
+    yield ""
+    for number, note in enumerate(notes, start=1):
+        yield f"{number}. {note}"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return list(lines_of_table(tmp_path_factory.mktemp("persons")))
+
+
+def test_the_page_has_the_table_with_the_words_of_the_program(made: list[str]) -> None:
+    print("\n".join(["", *made]))
+    page = PAGE.read_text(encoding="utf-8")
+    assert BEGIN in page
+    shown = page.split(BEGIN)[1].split(END)[0].strip().splitlines()
+    assert shown == made
+
+
+def test_every_trust_setting_sampling_and_unit_of_the_registries_is_in_it(made: list[str]) -> None:
+    assert all(f"`{trust}`" in made[0] for trust in TRUSTS)
+    assert {name for row in TABLE for name in row.samplings} == set(CHOSEN)
+    assert {name for row in TABLE for name in row.units} == set(UNITS)
+
+
+def test_a_refusal_names_what_to_do_instead(made: list[str]) -> None:
+    assert all("\n" not in line for line in made)
+    notes = [line for line in made if re.match(r"\d+\. ", line)]
+    assert len(notes) >= 6
+    remedies = ("use", "take", "set", "leave", "can be run with", "accounted for in public orders only")
+    assert all(any(word in note for word in remedies) for note in notes)

@@ -1,0 +1,78 @@
+"""The servers of Reddi et al. 2021 against their formulas by coordinates, and the clip of Andrew et al."""
+
+import math
+
+import pytest
+import torch
+
+from fedpriv.estimators.round import Round
+from fedpriv.objectives.quantile_clip import SMALLEST, joint_clip
+from fedpriv.optimizers import FedAdagrad, FedAdam, FedYogi, ProjectedSGD, QuantileClipping
+
+ETA, B1, B2, TAU = 0.3, 0.8, 0.95, 0.05
+
+
+def round_of(t: int) -> Round:
+    return Round(t, (1.0,), 0.0, 1.0, 1.0)
+
+
+def second(rule: str, before: float, square: float) -> float:
+    if rule == "adagrad":
+        return before + square
+    if rule == "adam":
+        return B2 * before + (1 - B2) * square
+    return before - (1 - B2) * square * (1 if before > square else -1 if before < square else 0)
+
+
+@pytest.mark.parametrize("rule", ["adagrad", "yogi", "adam"])
+def test_a_server_is_its_paper(rule: str) -> None:
+    made = {
+        "adagrad": FedAdagrad(ETA, B1, TAU),
+        "yogi": FedYogi(ETA, B1, TAU, B2),
+        "adam": FedAdam(ETA, B1, TAU, B2),
+    }[rule]
+    generator = torch.Generator().manual_seed(1)
+    released = torch.randn(20, 3, generator=generator, dtype=torch.float64)
+    state = made.start(torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64))
+    x, m, v = [1.0, -2.0, 0.0], [0.0] * 3, [TAU**2] * 3
+    for t, vector in enumerate(released, start=1):
+        assert made.query(state).tolist() == pytest.approx(x, rel=1e-12)
+        state = made.update(state, vector, round_of(t))
+        for i, g in enumerate(vector.tolist()):
+            m[i] = B1 * m[i] + (1 - B1) * g
+            v[i] = second(rule, v[i], g * g)
+            x[i] -= ETA * m[i] / (math.sqrt(v[i]) + TAU)
+    assert made.output(state).tolist() == pytest.approx(x, rel=1e-12)
+
+
+def test_the_clip_finds_the_quantile_of_the_norms() -> None:
+    """Norms 0.01 … 1.00, without noise: the clip ends at the median, and the inner server gets clip · mean."""
+    norms, weight = torch.arange(1, 101, dtype=torch.float64) / 100, 0.3
+    server = QuantileClipping(ProjectedSGD(0.0, math.inf), weight, 0.5, 0.2)
+    state = server.start(torch.tensor([0.0, 8.0], dtype=torch.float64))
+    for t in range(1, 400):
+        limit = server.query(state)[-1]
+        bits = torch.where(norms <= limit, weight / 2, -weight / 2)
+        vectors = norms * torch.minimum(1 / limit, 1 / norms)
+        state = server.update(state, torch.stack([vectors.mean(), bits.mean()]), round_of(t))
+    assert 0.48 <= float(state.clip) <= 0.52
+    assert server.output(state).shape == (1,)
+    moved = QuantileClipping(ProjectedSGD(1.0, math.inf), weight, 0.5, 0.2)
+    start = moved.start(torch.tensor([0.0, 8.0], dtype=torch.float64))
+    assert moved.output(moved.update(start, torch.tensor([0.25, 0.0]).double(), round_of(1))).tolist() == [-2.0]
+
+
+def test_a_clip_stays_a_number_whatever_is_released() -> None:
+    server = QuantileClipping(ProjectedSGD(1.0, math.inf), 0.01, 0.5, 10.0)
+    state = server.start(torch.tensor([0.0, 1.0], dtype=torch.float64))
+    state = server.update(state, torch.tensor([0.0, 1e6], dtype=torch.float64), round_of(1))
+    assert float(state.clip) == SMALLEST
+
+
+@pytest.mark.parametrize(("cohort", "noise_on_moves"), [(100, 1.00504), (20, 1.15470)])
+def test_noise_on_moves_and_count_is_the_papers_split(cohort: int, noise_on_moves: float) -> None:
+    """With ρ = z_Δ/σ_b and σ_b = B/20, one release of clip κ at z = 1 is z_Δ^-2 + (2σ_b)^-2 = z^-2 (their 2.2)."""
+    count_noise = cohort / 20
+    weight = noise_on_moves / count_noise
+    assert joint_clip(weight) == pytest.approx(noise_on_moves, abs=1e-5)  # noise z κ on a vector of clip 1
+    assert noise_on_moves**-2 + (2 * count_noise) ** -2 == pytest.approx(1.0, abs=1e-5)

@@ -1,0 +1,131 @@
+"""A deployed server whose silo does not answer: it goes on over the same denominators, with the same noise."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+
+from fedpriv.clients.app import app
+from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.errors import RunError
+from fedpriv.files import OWN, write_bytes
+from fedpriv.protocol.arrays import one_array
+from fedpriv.protocol.run_config import run_config_of
+from fedpriv.randomness import integers_key
+from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.server.app import deployed_strategy
+from fedpriv.server.journal import Entries, ServerJournal
+from fedpriv.server.strategy import ReleaseStrategy
+from tests.conftest import small_tree
+from tests.engines.test_engines import run
+from tests.server.deployed import plan_with
+
+AWAY = (3, 4, 6)
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "sgd": {"name": "dp-sgd", "clip": 1.0, "step": 0.1},
+    "tree": {"name": "dp-ftrl", "mechanism": "tree", "clip": 1.0, "step": 0.1},
+}
+
+
+class Losing(InProcessGrid):
+    """Silo 1 is away in some rounds: it is never asked, or, with `late`, its answer is lost."""
+
+    late = False
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        sent = list(messages)
+        lost = [message for message in sent if self._away(message)]
+        if not self.late:
+            return super().send_and_receive([message for message in sent if message not in lost], timeout=timeout)
+        replies = list(super().send_and_receive(sent, timeout=timeout))
+        gone = {message.metadata.message_id for message in lost}
+        return [reply for reply in replies if reply.metadata.reply_to_message_id not in gone]
+
+    def _away(self, message: Message) -> bool:
+        silo = self._contexts[message.metadata.dst_node_id].node_config["partition-id"]
+        return silo == 1 and "config" in message.content and message.content["config"]["t"] in AWAY
+
+
+def cell_of(trust: str, name: str, **changes: Any) -> Cell:
+    tree = small_tree(
+        algorithm={"trust": trust, **ALGORITHMS[name]},
+        privacy={"relation": "zero-out", "mu": 2.0},
+        run__arithmetic="integers",
+        **changes,
+    )
+    return resolve_cell(tree, "test")
+
+
+def grid_of(cell: Cell, *, late: bool = False) -> Losing:
+    grid = Losing(app, cell.federation.silos, run_config_of(cell, Path()))
+    grid.late = late
+    return grid
+
+
+def serve(
+    cell: Cell, folder: Path, grid: InProcessGrid, rounds: int = 0, *, goes_on: bool = True
+) -> ReleaseStrategy:
+    plan = plan_with(cell)
+    initial = plan.objective.initial()
+    with ServerJournal(folder, Entries.of(plan)) as journal:
+        strategy = deployed_strategy(plan, initial, journal, without_missing=goes_on)
+        strategy.start(grid, one_array(initial), num_rounds=rounds)
+    return strategy
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(("trust", "late"), [("untrusted", False), ("trusted", False), ("trusted", True)])
+def test_it_computes_what_the_simulation_of_these_absences_does(
+    tmp_path: Path, trust: str, late: bool, name: str
+) -> None:
+    """Bit for bit, with a server that is killed while the silo is away; a trusted one throws late sums away."""
+    cell = cell_of(trust, name, deployment={"missing": "continue"})
+    away = {"silos": 3, "rounds": 8, "away": {"1": list(AWAY)}}
+    (simulated,), _ = run("inprocess", cell_of(trust, name, federation=away))
+    write_bytes(tmp_path / "j" / "noise.key", integers_key(cell.seed), OWN)
+    grid = grid_of(cell, late=late)
+    for rounds in (3, 5):
+        serve(cell, tmp_path / "j", grid, rounds)
+    strategy = serve(cell, tmp_path / "j", grid)
+    assert strategy.missed == {1: list(AWAY)} == simulated.finished.missed
+    assert np.array_equal(strategy.model.numpy(), simulated.finished.model)
+    assert strategy.plan.releases(8) == plan_with(cell_of(trust, name)).releases(8)
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+def test_without_leave_the_run_ends_with_silo_and_round(tmp_path: Path, trust: str) -> None:
+    cell = cell_of(trust, "sgd")
+    with pytest.raises(RunError, match="round 3: no reply from silo 1"):
+        serve(cell, tmp_path, grid_of(cell), goes_on=False)
+
+
+def test_nobody_at_all_ends_the_run(tmp_path: Path) -> None:
+    """Noise alone would be released for nothing: the silos are down, or the server is."""
+
+    class Deaf(Losing):
+        def _away(self, message: Message) -> bool:
+            return "config" in message.content
+
+    cell = cell_of("trusted", "sgd", deployment={"missing": "continue"})
+    with pytest.raises(RunError, match="round 1: no reply from silo 0, 1, 2"):
+        serve(cell, tmp_path, Deaf(app, 3, run_config_of(cell, Path())))
+
+
+def test_the_noise_of_a_trusted_server_does_not_shrink_with_the_silos(tmp_path: Path) -> None:
+    """Guarantee: as much noise, over the same number of records, whoever answered; 6 standard errors of 7,850."""
+    cell = cell_of("trusted", "sgd", deployment={"missing": "continue"})
+    plan = plan_with(cell)
+    assert plan.exact is not None
+    grid = grid_of(cell)
+    serve(cell, tmp_path, grid)
+    with ServerJournal(tmp_path, Entries.of(plan)) as journal:
+        known = [journal.released(t) for t in range(1, 9)]
+    for kept in known:
+        assert kept is not None
+        deviation = float(kept.values.double().std()) / plan.exact.claim.sigma
+        assert abs(deviation - 1.0) < 6.0 * (2 * 7850) ** -0.5 + 0.02  # records are a small part of it
+    assert torch.isfinite(torch.stack([kept.values.double() for kept in known if kept])).all()
