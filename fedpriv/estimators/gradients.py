@@ -36,6 +36,8 @@ class Estimator(Protocol):
 
     def round(self, t: int) -> Round: ...
 
+    def __hash__(self) -> int: ...
+
 
 @lru_cache(maxsize=4)
 def rounds_of(estimator: Estimator, rounds: int) -> tuple[Round, ...]:

@@ -6,7 +6,7 @@ Silo, server, accountant and every engine build the same plan from the same cell
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -192,7 +192,6 @@ def _workload(estimator: Estimator, schedule: Participation) -> Workload:
     return Workload(schedule, estimator.decay, np.array(_batch_clips(estimator, schedule)), estimator.period)
 
 
-@lru_cache(maxsize=4)
 def _batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, ...]:
     """The norm bound of every round's increments, for a mean over one batch: where a round reads k, 1/k of it."""
     return tuple(

@@ -125,14 +125,14 @@ def test_no_round_of_a_mechanism_copies_anything(
 ) -> None:
     algorithm = {"name": "dp-ftrl", "trust": trust, "clip": 1.0, "step": 0.1, "mechanism": mechanism}
     cells = cells_of(algorithm=algorithm)
-    assert rounds_on_meta(cells, monkeypatch) == cells[0].federation.total_rounds
+    assert rounds_on_meta(cells, monkeypatch) == cells[0].schedule.rounds
 
 
 @pytest.mark.parametrize("row", sorted(set(SETTINGS) - COPYING))
 def test_no_round_of_an_algorithm_copies_anything(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trust = "curator" if row == "phased-sgd" else "untrusted"
     cells = cells_of(algorithm={"name": row, "trust": trust, **SETTINGS[row]}, **KEYS.get(row, {}))
-    assert rounds_on_meta(cells, monkeypatch) == cells[0].federation.total_rounds
+    assert rounds_on_meta(cells, monkeypatch) == cells[0].schedule.rounds
 
 
 def test_a_copy_in_a_round_would_be_seen() -> None:
@@ -146,7 +146,7 @@ def test_a_copy_in_a_round_would_be_seen() -> None:
 def test_no_round_of_an_objective_copies_anything(model: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1}
     cells = cells_of(algorithm=algorithm, model=model)
-    assert rounds_on_meta(cells, monkeypatch) == cells[0].federation.total_rounds
+    assert rounds_on_meta(cells, monkeypatch) == cells[0].schedule.rounds
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

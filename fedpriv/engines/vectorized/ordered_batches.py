@@ -58,8 +58,9 @@ class OrderedBatches:
                     continue
                 index = self._places[torch.tensor(read, device=device)]  # (rounds, count, orders, records)
                 index = index.movedim(1, 2).flatten(2)[..., column]
-                for columns in itertools.islice(zip(features[index], labels[index], strict=True), over, None):
-                    records = Records(*map(self._of_replicates, columns))
+                gathered = zip(features[index], labels[index], strict=True)
+                for of_round in itertools.islice(gathered, over, None):
+                    records = Records(*map(self._of_replicates, of_round))
                     yield alike[count]._replace(records=records)
 
     def _of_replicates(self, column: Tensor) -> Tensor:
