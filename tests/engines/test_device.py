@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpriv.engines.vectorized import engine
+from fedpriv.engines.vectorized.device import device_named
 from fedpriv.engines.vectorized.device_noise import device_noise
 from fedpriv.errors import RunError
 from fedpriv.mechanisms.registry import CHOSEN
@@ -32,6 +33,7 @@ CLIENTS = {"privacy": {"relation": "zero-out", "mu": 2.0, "unit": "client", "rec
 KEYS: dict[str, dict[str, Any]] = {
     **{name: CLIENTS for name in SETTINGS if name.startswith("dp-fed")},
     "fedavg": {"privacy": {"relation": "zero-out", "mode": "none"}},
+    "local-dp-sgd": {"federation": {"silos": 3, "rounds": 9}},
 }
 MODELS: list[dict[str, Any]] = [
     {"name": "softmax-regression"},
@@ -68,7 +70,7 @@ def test_vectors_longer_than_a_chunk_are_the_same(monkeypatch: pytest.MonkeyPatc
 
 def test_a_device_without_numbers_is_refused() -> None:
     with pytest.raises(RunError, match="cannot be used here"):
-        engine._device("meta")
+        device_named("meta")
 
 
 class NothingCopied(TorchDispatchMode):
@@ -96,7 +98,7 @@ class Silent(RunObserver):
 
 def rounds_on_meta(cells: Sequence[Cell], monkeypatch: pytest.MonkeyPatch) -> int:
     """How many rounds of a group went without a copy."""
-    monkeypatch.setattr(engine, "_device", lambda name: META)
+    monkeypatch.setattr(engine, "device_named", lambda name: META)
     plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
     group = engine._Group(range(len(cells)), cells, plans, Silent())
     with torch.inference_mode():
@@ -158,4 +160,4 @@ def test_a_gpu_computes_what_the_processor_does_to_rounding(mechanism: str, trus
     on_gpu = cell.model_copy(update={"run": cell.run.model_copy(update={"device": "cuda"})})
     (here,), _ = run("vectorized", cell)
     (there,), _ = run("vectorized", on_gpu)
-    np.testing.assert_allclose(there.result.model, here.result.model, rtol=0.0, atol=1e-9)
+    np.testing.assert_allclose(there.finished.model, here.finished.model, rtol=0.0, atol=1e-9)
