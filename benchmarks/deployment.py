@@ -3,8 +3,8 @@
     python -m benchmarks.deployment [3 | 20 | 600 ...]      all three if none is named; 600 takes minutes
 
 3 and 20 are `scenarios/deployment.toml` with so many silos; 600 is DP-μ²-FL with T = 600, three silos and 20
-images of each a round.  Rounds are timed from the first progress to the last; `whole` is from the silos' start to the
-result.  Processor seconds are of all processes that were started.  Root has to set FEDPRIV_ALLOW_ROOT=1.
+images of each a round.  Rounds are timed from the first progress to the last; `whole` is from the silos' start to
+the result.  Processor seconds are of all processes that were started.  Root has to set FEDPRIV_ALLOW_ROOT=1.
 """
 
 import os
