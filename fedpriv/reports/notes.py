@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedpriv.privacy.claim import EXACT
+from fedpriv.privacy.evaluations import evaluation_words
 from fedpriv.privacy.trust import trust_named
 from fedpriv.reports.summary import Metric, compare, incomplete, metrics_of, missing, point_text, points
 from fedpriv.sweep.results import Results
@@ -71,7 +72,7 @@ def _unread(results: Results) -> str:
 
 
 def privacy_lines(results: Results) -> list[str]:
-    """A line for each distinct statement; those that differ only in μ share one."""
+    """A line for each distinct statement; those that differ only in μ share one; then those of evaluations."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for cell in results.cells:
         kind = (
@@ -81,7 +82,8 @@ def privacy_lines(results: Results) -> list[str]:
             cell.get("holds"),
         )
         groups.setdefault(kind, []).append(cell)
-    return [_statement(cells) for cells in groups.values()]
+    tests = {evaluation_words(told, cell["delta"]) for cell in results.cells if (told := cell.get("evaluation"))}
+    return [*(_statement(cells) for cells in groups.values()), *sorted(tests)]
 
 
 def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -95,15 +97,15 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
     if first["mu"] is None:
         sampling = first.get("participation", "Poisson sampling")
         return (
-            f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {sampling}, which no mu "
+            f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {sampling}, which no μ "
             f"describes; (ε, δ) = ({_range(cells, 'epsilon')}, {first['delta']:g}), an upper bound by its "
             "privacy loss distribution, as long as who takes part when stays secret; "
             f"{noise}."
         )
     mu, zcdp, epsilon, paper = (_range(cells, key) for key in ("mu", "zcdp", "epsilon", "epsilon_paper"))
-    gaussian = "mu-GDP with" if exact else "mu-GDP exactly with"
+    gaussian = "μ-GDP with" if exact else "μ-GDP exactly with"
     return (
-        f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {gaussian} mu = {mu} "
+        f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {gaussian} μ = {mu} "
         f"(zCDP {zcdp}); (ε, δ) = ({epsilon}, {first['delta']:g}) exact, ({paper}, {first['delta']:g}) "
         f"by the paper's formula; {noise}."
     )

@@ -1,6 +1,7 @@
 """From a TOML file to the cells it stands for: overrides, sweep, seeds, validation."""
 
 import copy
+import dataclasses
 import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -11,13 +12,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedpriv.errors import InputError
-from fedpriv.scenario.find import scenario_file
 from fedpriv.scenario.messages import explain
 from fedpriv.scenario.overrides import Sorted, forget_what_gave_way, once, sort_out
 from fedpriv.scenario.published import Published, Scaling, changed, changed_axes, published_of, scaling_of
 from fedpriv.scenario.rules import Rule, rules_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.tree import assign
+from fedpriv.shipped import scenario_file
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,12 @@ class Scenario:
     points: list[Point]
     published: Published | None
     scaling: Scaling | None = None
+
+    def alone(self, place: int) -> "Scenario":
+        """The scenario of its point at `place` only: its axes and seeds have one value each."""
+        point = self.points[place]
+        axes = {key: [value] for key, value in point.swept.items()}
+        return dataclasses.replace(self, axes=axes, seeds=[point.cell.seed], points=[point])
 
 
 def load_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpriv.engines.vectorized import engine
+from fedpriv.engines.vectorized.device import device_named
 from fedpriv.engines.vectorized.device_noise import device_noise
 from fedpriv.errors import RunError
 from fedpriv.mechanisms.registry import CHOSEN
@@ -66,7 +67,7 @@ def test_vectors_longer_than_a_chunk_are_the_same(monkeypatch: pytest.MonkeyPatc
 
 def test_a_device_without_numbers_is_refused() -> None:
     with pytest.raises(RunError, match="cannot be used here"):
-        engine._device("meta")
+        device_named("meta")
 
 
 class NothingCopied(TorchDispatchMode):
@@ -94,7 +95,7 @@ class Silent(RunObserver):
 
 def rounds_on_meta(cells: Sequence[Cell], monkeypatch: pytest.MonkeyPatch) -> int:
     """How many rounds of a group went without a copy."""
-    monkeypatch.setattr(engine, "_device", lambda name: META)
+    monkeypatch.setattr(engine, "device_named", lambda name: META)
     plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
     group = engine._Group(range(len(cells)), cells, plans, Silent())
     with torch.inference_mode():
