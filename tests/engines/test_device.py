@@ -17,12 +17,15 @@ from fedpriv.engines.vectorized.device import device_named
 from fedpriv.engines.vectorized.device_noise import device_noise
 from fedpriv.errors import RunError
 from fedpriv.mechanisms.registry import CHOSEN
+from fedpriv.models.table import MODELS
+from fedpriv.objectives import Records
 from fedpriv.randomness import SERVER, simulation_noise
 from fedpriv.running.fitted import fitted
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.scenario.schema import ModelSection
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
 from tests.engines.test_every_row import SETTINGS
@@ -35,11 +38,6 @@ KEYS: dict[str, dict[str, Any]] = {
     "fedavg": {"privacy": {"relation": "zero-out", "mode": "none"}},
     "local-dp-sgd": {"federation": {"silos": 3, "rounds": 9}},
 }
-MODELS: list[dict[str, Any]] = [
-    {"name": "softmax-regression"},
-    {"name": "mlp", "hidden": 4},
-]
-
 CPU, META = torch.device("cpu"), torch.device("meta")
 _OWNERS = ([0], [0, 1, 2, 3], [SERVER], [3, 7, 8], [0xFFFF_FFFE])
 
@@ -120,19 +118,16 @@ def cells_of(**overrides: Any) -> list[Cell]:
     ]
 
 
-@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 @pytest.mark.parametrize("mechanism", [kind.name for kind in CHOSEN])
-def test_no_round_of_a_mechanism_copies_anything(
-    mechanism: str, trust: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    algorithm = {"name": "dp-ftrl", "trust": trust, "clip": 1.0, "step": 0.1, "mechanism": mechanism}
+def test_no_round_of_a_mechanism_copies_anything(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = {"name": "dp-ftrl", "trust": "untrusted", "clip": 1.0, "step": 0.1, "mechanism": mechanism}
     cells = cells_of(algorithm=algorithm)
     assert rounds_on_meta(cells, monkeypatch) == cells[0].schedule.rounds
 
 
 @pytest.mark.parametrize("row", sorted(set(SETTINGS) - COPYING))
 def test_no_round_of_an_algorithm_copies_anything(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    trust = "curator" if row == "phased-sgd" else "untrusted"
+    trust = "curator" if row == "phased-sgd" else "trusted"
     cells = cells_of(algorithm={"name": row, "trust": trust, **SETTINGS[row]}, **KEYS.get(row, {}))
     assert rounds_on_meta(cells, monkeypatch) == cells[0].schedule.rounds
 
@@ -144,11 +139,21 @@ def test_a_copy_in_a_round_would_be_seen() -> None:
             copying()
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_no_round_of_an_objective_copies_anything(model: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    algorithm = {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1}
-    cells = cells_of(algorithm=algorithm, model=model)
-    assert rounds_on_meta(cells, monkeypatch) == cells[0].schedule.rounds
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", [*MODELS, "torch.nn:Linear"])
+def test_no_increment_of_an_objective_copies_anything(name: str, dtype: torch.dtype) -> None:
+    section = ModelSection.model_validate({"name": name})
+    features, classes = (784, 10) if name == "cnn" else (20, 0 if section.regression else 2)
+    objective = section.row.objective((features,), classes, dtype, section.settings)
+    points = [torch.zeros(2, objective.dimension, dtype=dtype, device=META) for _ in range(2)]
+    labels = torch.zeros(2, 5, dtype=torch.int64 if classes else dtype, device=META)
+    records = Records(torch.zeros(2, 5, features, dtype=dtype, device=META), labels)
+    weights, clips = (torch.ones(shape, dtype=dtype, device=META) for shape in ((5,), (2, 1)))
+    with torch.inference_mode(), NothingCopied():
+        moved = objective.increment(points, (3.0, -2.0), records, weights, clips)
+        plain = objective.increment(points[:1], (1.0,), records, weights, 1.0)
+    assert moved.total.shape == plain.total.shape == points[0].shape
+    assert moved.clipped.shape == (2,)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

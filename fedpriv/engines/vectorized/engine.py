@@ -186,7 +186,8 @@ class _Group:
         """All silos, from round `first` on."""
         step = RoundStep(self._estimator, self._mechanism, self._objective)
         if self._apart:
-            return Apart(step, self._plans, [cell.seed for cell in self._cells], self._dtype, self._device, first)
+            seeds = [cell.seed for cell in self._cells]
+            return Apart(step, self._plans, seeds, self._dtype, self._device, first)
         return Together(step, self._fresh(first), self._missing_noise(first))
 
     def _resumed(self, keeper: Keeper) -> Checkpoint:

@@ -83,7 +83,7 @@ class Apart:
         self, t: int, current: Round, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
     ) -> Mean:
         mean, start = torch.zeros_like(query), 0
-        clipped = torch.zeros(query.shape[:-1], dtype=torch.int64, device=query.device)
+        clipped = query.new_zeros(query.shape[:-1], dtype=torch.int64)
         fresh = None if self._fresh is None else next(self._fresh)
         walked: list[Tensor] = []
         for silo, rows in read.rows:
