@@ -1,12 +1,11 @@
 """The typed scenario: one cell of a scenario file, every key checked before anything runs."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
+from fedpriv.algorithms import Algorithm, Settings, algorithm_named
 from fedpriv.errors import InputError
-from fedpriv.metrics.scores import Score
 from fedpriv.models.imported import is_import_path
 from fedpriv.models.row import Model, ModelSettings
 from fedpriv.models.table import model_named
@@ -16,9 +15,11 @@ from fedpriv.participation.registry import CHOSEN
 from fedpriv.privacy.trust import Trust, trust_named
 from fedpriv.scenario.absences import check_absences
 from fedpriv.scenario.data_section import DataSection
+from fedpriv.scenario.evaluation import EvaluationSection, check_measures
 from fedpriv.scenario.federation import FederationSection
 from fedpriv.scenario.privacy import PrivacySection
-from fedpriv.scenario.section import Count, Section
+from fedpriv.scenario.run_section import DeploymentSection, RunSection
+from fedpriv.scenario.section import Section
 from fedpriv.scenario.units import check_units
 
 
@@ -76,6 +77,7 @@ class AlgorithmSection(BaseModel):
         return self.row.settings.model_validate(self.model_extra or {})
 
 
+<<<<<<< HEAD
 class RunSection(Section):
     """[run]: how to compute, not what; nothing here changes the guarantee."""
 
@@ -117,6 +119,8 @@ class DeploymentSection(Section):
     )
 
 
+=======
+>>>>>>> main
 class Cell(Section):
     """One resolved run: a scenario at one sweep point and one seed."""
 
@@ -132,6 +136,7 @@ class Cell(Section):
     algorithm: AlgorithmSection
     privacy: PrivacySection
     run: RunSection = RunSection()
+    evaluation: EvaluationSection | None = None
     deployment: DeploymentSection = DeploymentSection()
 
     @model_validator(mode="after")
@@ -161,7 +166,25 @@ class Cell(Section):
     @model_validator(mode="after")
     def _tables_fit(self) -> Self:
         private = self.privacy.mode != "none"
-        self.data.check_table(self.federation.silos, private=private, per_silo=self.run.per_silo)
+        per_silo = self.run.per_silo and self.evaluation is None
+        self.data.check_table(self.federation.silos, private=private, per_silo=per_silo)
+        return self
+
+    @model_validator(mode="after")
+    def _silos_can_evaluate(self) -> Self:
+        if self.evaluation is None:
+            return self
+        trust = trust_named(self.algorithm.trust)
+        self.evaluation.check(self.federation.silos, trust, self.privacy)
+        summed = trust.noise_at_server and self.evaluation.mu is not None
+        check_measures(self.run.metrics, self.run.goldstein_radius, per_silo=self.run.per_silo, summed=summed)
+        if (key := self.without_silos) is not None:
+            raise ValueError(f"{key}: an evaluation needs all silos; leave out [evaluation]")
+        if self.data.validation is not None:
+            raise ValueError(
+                "data.validation: training records that are held out are no silo's test records; leave it out, or "
+                "[evaluation]"
+            )
         return self
 
     @property
