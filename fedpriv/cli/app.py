@@ -95,7 +95,7 @@ def run(
 ) -> None:
     """Run every cell of a scenario; write results.json, history.jsonl and table.md as it goes.
 
-    Stop it with Ctrl-C whenever you like: finished cells stay, and fedpriv prints the command that resumes the run.
+    Stop it with Ctrl-C whenever you like: finished cells stay, and fedpriv prints the command that resumes it.
 
     Examples:
 
