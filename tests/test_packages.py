@@ -68,7 +68,7 @@ def test_flowers_bundle_has_the_apps_without_what_is_installed(checkout: Path, t
     zipfile.ZipFile(tmp_path / "app.fab").extractall(tmp_path / "app")
     assert not (tmp_path / "app" / "fedpriv" / "server").exists()
     code = (
-        "import fedpriv.server.app as server, fedpriv.clients.app as clients, fedpriv.scenario.find as find;"
+        "import fedpriv.server.app as server, fedpriv.clients.app as clients, fedpriv.shipped as find;"
         "print(server.__file__, clients.__file__, *find.shipped())"
     )
     said = subprocess.run(

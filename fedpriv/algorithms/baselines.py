@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 
 from fedpriv.algorithms.base import (
@@ -24,6 +25,7 @@ from fedpriv.mechanisms import PhaseEnds, Workload
 from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, PhasedSGD, ProjectedSGD
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.participation.phases import Phases
+from fedpriv.theory.excess_risk import Bound, Released, phased, projected
 from fedpriv.theory.noisy_minibatch import NoisyMinibatch, by_advanced_composition, by_moments
 from fedpriv.theory.phased import phases_of, shrink_of_phase
 from fedpriv.theory.prescription import Prescription
@@ -37,6 +39,11 @@ class SgdSettings(Settings):
     output: Literal["last", "average"] = Field("last", description="which iterate is published")
 
 
+def _averaged_risk(settings: "SgdSettings | MinibatchSettings", problem: Problem, released: Released) -> Bound:
+    """Of the average of the iterates."""
+    return projected(released.of_gradients, settings.radius, problem.smoothness, settings.step, fresh=True)
+
+
 DP_SGD = Algorithm(
     name="dp-sgd",
     title="DP-SGD",
@@ -46,6 +53,11 @@ DP_SGD = Algorithm(
     mechanism=independent,
     optimizer=lambda settings, _problem, _noise_std: ProjectedSGD(
         settings.step, settings.radius, settings.momentum, averaged=settings.output == "average"
+    ),
+    excess_risk=lambda settings, problem, released: (
+        _averaged_risk(settings, problem, released)
+        if settings.output == "average" and not settings.momentum
+        else None
     ),
 )
 
@@ -101,6 +113,7 @@ NOISY_MINIBATCH = Algorithm(
     # w_{r+1} = Π_K(w_r - η (1/M) Σ_i g~_{r,i}), output the mean of the iterates
     optimizer=lambda settings, _problem, _noise_std: ProjectedSGD(settings.step, settings.radius, averaged=True),
     theorems=_authors_numbers,
+    excess_risk=_averaged_risk,
 )
 
 
@@ -163,6 +176,15 @@ def _phased_clip(settings: PhasedSettings, problem: Problem) -> float:
     return problem.lipschitz if settings.clip == "lipschitz" else settings.clip
 
 
+def _phased_risk(settings: PhasedSettings, problem: Problem, released: Released) -> Bound:
+    """Noise is released in the empty round that ends a phase, in units of the phase's step."""
+    lengths = _phases(problem).lengths
+    steps = [settings.step * shrink_of_phase(phase) for phase in range(1, len(lengths) + 1)]
+    stds = released.stds[np.cumsum([length + 1 for length in lengths]) - 1]
+    noises = [step * std * math.sqrt(problem.dimension) for step, std in zip(steps, stds.tolist(), strict=True)]
+    return phased(lengths, steps, noises, settings.radius, problem.lipschitz)
+
+
 PHASED_SGD = Algorithm(
     name="phased-sgd",
     title="Phased SGD",
@@ -173,6 +195,7 @@ PHASED_SGD = Algorithm(
     estimator=lambda settings, problem: PlainGradient(_phased_clip(settings, problem)),
     mechanism=_phase_ends,
     optimizer=lambda settings, problem, _noise_std: PhasedSGD(_phases(problem), settings.step, settings.radius),
+    excess_risk=_phased_risk,
 )
 
 

@@ -6,16 +6,18 @@ from typing import Annotated
 import typer
 
 from fedpriv.cli.data import app as data_app
+from fedpriv.cli.export import export
 from fedpriv.cli.flower import superlink, supernode
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, suggestion
 
 app = typer.Typer(
     name="fedpriv",
     help="Differentially private federated optimization: simulate, account, deploy.",
     no_args_is_help=True,
     add_completion=False,
+    suggest_commands=False,  # click does, once
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
@@ -109,6 +111,9 @@ def run(
 
         fedpriv run mnist-untrusted --workers 2
     """
+    from fedpriv.shipped import scenario_file
+
+    scenario_file(scenario)  # a name that is wrong is told before torch is imported
     from fedpriv.cli.run import run_scenario
     from fedpriv.engines.base import Connection
     from fedpriv.engines.workers import Workers
@@ -158,6 +163,7 @@ def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder
 
     for path in begin(folder):
         typer.echo(path)
+    typer.echo(f"next: cd {folder}, and the commands that README.md there names", err=True)
 
 
 @app.command()
@@ -195,7 +201,7 @@ def table(
     from fedpriv.sweep.results import read_results
 
     if style not in STYLES:
-        raise InputError(f"--format {style}: known formats are {', '.join(STYLES)}")
+        raise InputError(f"--format {style}: known formats are {', '.join(STYLES)}{suggestion(style, STYLES)}")
     typer.echo(render(read_results(run_dir), style), nl=False)
 
 
@@ -247,6 +253,9 @@ def audit(
 
     Example: fedpriv audit scenarios/quickstart.toml --set algorithm.trust=trusted
     """
+    from fedpriv.shipped import scenario_file
+
+    scenario_file(scenario)
     from fedpriv.cli.audit import audit_scenario
     from fedpriv.extensions import import_files
 
@@ -254,5 +263,6 @@ def audit(
     audit_scenario(scenario, overrides or [], mu, trials, confidence, seed, as_json=as_json, store=store)
 
 
+app.command()(export)
 app.command()(superlink)
 app.command()(supernode)

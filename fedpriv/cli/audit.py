@@ -44,7 +44,7 @@ def audit_scenario(
         sys.stdout.write(_report(outcome))
     if not outcome.stands:
         raise AuditRefutedError(
-            f"the claim mu = {outcome.claimed_mu:g} is refuted: {outcome.statistic} shows "
+            f"the claim μ = {outcome.claimed_mu:g} is refuted: {outcome.statistic} shows "
             f"at least {outcome.mu:.3f} with confidence {outcome.confidence:g}"
         )
 
@@ -71,15 +71,15 @@ def _progress() -> Iterator[Callable[[float], None]]:
 
 
 def _report(outcome: Audit) -> str:
-    claimed = f"mu = {outcome.claimed_mu:g}, epsilon = {outcome.claimed_epsilon:.4g} at delta = {outcome.delta:g}"
+    claimed = f"μ = {outcome.claimed_mu:g}, ε = {outcome.claimed_epsilon:.4g} at δ = {outcome.delta:g}"
     size = f"{outcome.silos} silos, {outcome.rounds} rounds, {outcome.dtype}"
     lines = [
         "the claim stands" if outcome.stands else "THE CLAIM IS REFUTED",
         f"claimed  {claimed}",
-        f"shown    mu ≥ {outcome.mu:.4g}, epsilon ≥ {outcome.epsilon:.4g}, confidence {outcome.confidence:g}",
+        f"shown    μ ≥ {outcome.mu:.4g}, ε ≥ {outcome.epsilon:.4g}, confidence {outcome.confidence:g}",
         f"by       {outcome.statistic}",
         f"for      {outcome.unit}, {outcome.relation} neighbours, {trust_named(outcome.trust).title}",
-        "tests    " + ", ".join(f"{name} mu ≥ {bound:.3g}" for name, bound in outcome.families.items()),
+        "tests    " + ", ".join(f"{name} μ ≥ {bound:.3g}" for name, bound in outcome.families.items()),
         f"from     {outcome.trials} canaries in {outcome.seconds:.1f} s; {size}:",
         "         the scenario, recalibrated to this mu and cut to this size by the code under audit, on its "
         "deployed path",

@@ -31,7 +31,7 @@ def ledger(
         typer.echo(json.dumps([_as_data(e) for e in entries]))
     else:
         header = ("cell", "point", "seed", "trust", "released by", "mechanism", "rounds", "clip", "noise std")
-        lines: list[tuple[str, ...]] = [(*header, "relation", "mu", "claimed", "")]
+        lines: list[tuple[str, ...]] = [(*header, "relation", "μ", "claimed", "")]
         lines += [line for entry in entries for line in _ledger_lines(entry)]
         print_table(lines)
     wrong = [str(entry.cell) for entry in entries if not entry.agrees]
@@ -82,7 +82,7 @@ def _stream_price(stream: "ReleaseStream", delta: float) -> str:
 
     guarantee = stream.guarantee
     if guarantee is None:
-        return "inf"
+        return "∞"
     return _price(guarantee.mu if isinstance(guarantee, GaussianDP) else None, guarantee.epsilon_of(delta))
 
 
@@ -90,4 +90,4 @@ def _price(mu: float | None, epsilon: float | None) -> str:
     """μ, or ε (at the cell's δ) where there is no μ."""
     if mu is not None:
         return f"{mu:.6g}"
-    return "none" if epsilon is None else f"epsilon {epsilon:.6g}"
+    return "none" if epsilon is None else f"ε = {epsilon:.6g}"

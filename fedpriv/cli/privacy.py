@@ -40,6 +40,7 @@ app = typer.Typer(
     help="Accounting without a run: convert guarantees, calibrate noise, compare mechanisms.",
     no_args_is_help=True,
     add_completion=False,
+    suggest_commands=False,
     rich_markup_mode="markdown",
 )
 app.command()(compare)

@@ -70,12 +70,13 @@ _LABELS = {
     "sensitivity_exact": "sensitivity is exact",
     "sensitivity_reason": "because",
     "noise_multiplier": "noise multiplier",
-    "epsilon_at_most": "epsilon, at most",
-    "mu": "mu (Gaussian DP)",
-    "zcdp": "zcdp (mu²/2)",
-    "epsilon": "epsilon, exact",
-    "epsilon_rdp": "epsilon, Rényi DP",
-    "epsilon_paper": "epsilon, papers' formula",
+    "delta": "δ",
+    "epsilon_at_most": "ε, at most",
+    "mu": "μ (Gaussian DP)",
+    "zcdp": "zCDP (μ²/2)",
+    "epsilon": "ε, exact",
+    "epsilon_rdp": "ε, Rényi DP",
+    "epsilon_paper": "ε, papers' formula",
 }
 
 

@@ -20,6 +20,7 @@ app = typer.Typer(
     cls=_RunByDefault,
     help="A silo's guard: the process that has its records and answers what its policy allows.",
     no_args_is_help=True,
+    suggest_commands=False,
 )
 Policy = Annotated[Path, typer.Argument(metavar="POLICY", help="The silo's policy file (TOML).")]
 

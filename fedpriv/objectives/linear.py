@@ -143,6 +143,10 @@ class LeastSquares(LinearScore):
         ) * self.feature_norm + self.penalty * self.radius
 
     @property
+    def convex_within(self) -> float:
+        return self.radius if math.isfinite(self.radius) else 0.0
+
+    @property
     def smoothness(self) -> float:
         """max‖z‖², and the penalty."""
         return self.feature_norm**2 + self.penalty

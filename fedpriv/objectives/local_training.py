@@ -35,6 +35,10 @@ class LocalTraining(View):
     def convex(self) -> bool:
         return False
 
+    @property
+    def convex_within(self) -> float:
+        return 0.0
+
     def at(self, slots: Slots) -> Self:
         return replace(self, silos=slots.silos)
 

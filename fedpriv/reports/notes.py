@@ -97,15 +97,15 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
     if first["mu"] is None:
         sampling = first.get("participation", "Poisson sampling")
         return (
-            f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {sampling}, which no mu "
+            f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {sampling}, which no μ "
             f"describes; (ε, δ) = ({_range(cells, 'epsilon')}, {first['delta']:g}), an upper bound by its "
             "privacy loss distribution, as long as who takes part when stays secret; "
             f"{noise}."
         )
     mu, zcdp, epsilon, paper = (_range(cells, key) for key in ("mu", "zcdp", "epsilon", "epsilon_paper"))
-    gaussian = "mu-GDP with" if exact else "mu-GDP exactly with"
+    gaussian = "μ-GDP with" if exact else "μ-GDP exactly with"
     return (
-        f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {gaussian} mu = {mu} "
+        f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {gaussian} μ = {mu} "
         f"(zCDP {zcdp}); (ε, δ) = ({epsilon}, {first['delta']:g}) exact, ({paper}, {first['delta']:g}) "
         f"by the paper's formula; {noise}."
     )

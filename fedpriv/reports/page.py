@@ -1,5 +1,6 @@
 """A run as one HTML file that stands alone: nothing is loaded from elsewhere, and it prints."""
 
+import re
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from fedpriv.algorithms import algorithm_named
+from fedpriv.algorithms import ALGORITHMS
 from fedpriv.errors import InputError
 from fedpriv.files import write_text
 from fedpriv.reports.audited import stored_audit
@@ -45,7 +46,8 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
     said = statements(results)
     audit = stored_audit(folder)
     history = list(read_history(folder)) if results.cells else []
-    clipped = clipped_svg(results) if results.cells and not live else None
+    shares = {cell["fraction_clipped"] for cell in results.cells}
+    clipped = clipped_svg(results) if results.cells and not live and shares not in ({0}, {1}) else None
     return _template().render(
         results=results,
         title=results.title or results.name,
@@ -53,7 +55,7 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
         live=live,
         style=Markup(_file("page.css")),
         script=Markup(_file("page.js") + (_file("live.js") if live else "")),
-        verdict=verdict(results),
+        verdict=_unbroken(verdict(results)),
         holders=holders(results),
         audit=audit,
         repeated=repeated(results),
@@ -72,9 +74,15 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
         tables=tables_of(results),
         charts=[(chart, drawn(chart)) for chart in charts_of(results, history, audit)] if results.cells else [],
         clipped=None if clipped is None else Markup(clipped),
-        nothing_clipped=bool(results.cells) and all(cell["fraction_clipped"] == 0 for cell in results.cells),
+        clipped_everywhere={0: "No", 1: "Every"}.get(shares.pop()) if len(shares) == 1 else None,
         settings=_settings(results),
     )
+
+
+def _unbroken(text: str) -> str:
+    """With spaces and hyphens at which no line ends: in "69.6 %", "ε = 4" and "1e-05"."""
+    spaced = re.sub(r"(?<=\d) (?=%)| (?==)|(?<==) ", "\N{NO-BREAK SPACE}", text)
+    return re.sub(r"(?<=\de)-(?=\d)", "\N{NON-BREAKING HYPHEN}", spaced)
 
 
 @cache
@@ -90,10 +98,9 @@ def _file(name: str) -> str:
 
 def _facts(results: Results) -> list[tuple[str, str]]:
     """What ran, a line each: label and value."""
-    rows = [algorithm_named(name) for name in _values(results, "algorithm", "name")]
     cells = len(results.cells)
     return [
-        ("algorithm", "; ".join(f"{row.title} ({row.source})" for row in rows)),
+        ("algorithm", "; ".join(map(_algorithm, _values(results, "algorithm", "name")))),
         ("data", ", ".join(_values(results, "data", "name"))),
         ("partition", ", ".join(_values(results, "data", "partition"))),
         ("model", ", ".join(_values(results, "model", "name"))),
@@ -110,6 +117,12 @@ def _facts(results: Results) -> list[tuple[str, str]]:
         ("cells", f"{cells}, computed in {sum(each['wall_seconds'] for each in results.cells):.1f} s"),
         ("engine", results.engine),
     ]
+
+
+def _algorithm(name: str) -> str:
+    """Its title and source; of one's own, which a report needs no file of, its name."""
+    row = ALGORITHMS.get(name)
+    return f"{name} (your own)" if row is None else f"{row.title} ({row.source})"
 
 
 def _values(results: Results, section: str, key: str) -> list[str]:

@@ -115,7 +115,7 @@ def _together(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
         return ""
     return (
         f" Every figure is of one run. A record that takes part in these {len(mus)} runs is protected by all of "
-        f"them together only: mu = {compose(mus):.4g}, and runs elsewhere come on top."
+        f"them together only: μ = {compose(mus):.4g}, and runs elsewhere come on top."
     )
 
 

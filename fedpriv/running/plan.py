@@ -210,6 +210,7 @@ def problem_of(cell: Cell, objective: Objective) -> Problem:
         lipschitz=objective.lipschitz,
         smoothness=objective.smoothness,
         convex=objective.convex,
+        convex_within=objective.convex_within,
         batch=sum(cell.batch_sizes),
         schedule=cell.schedule,
         epsilon=None if cell.privacy.target is None else epsilon_of(cell.privacy.target, cell.privacy.delta),

@@ -11,13 +11,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedpriv.errors import InputError
-from fedpriv.scenario.find import scenario_file
 from fedpriv.scenario.messages import explain
 from fedpriv.scenario.overrides import Sorted, forget_what_gave_way, once, sort_out
 from fedpriv.scenario.published import Published, Scaling, changed, changed_axes, published_of, scaling_of
 from fedpriv.scenario.rules import Rule, rules_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.tree import assign
+from fedpriv.shipped import scenario_file
 
 
 @dataclass(frozen=True)

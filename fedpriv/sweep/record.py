@@ -7,10 +7,12 @@ from importlib import metadata
 from typing import Any, Literal
 
 from fedpriv.accounting.gdp import epsilon_of
-from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.privacy.claim import EXACT
+from fedpriv.accounting.guarantees import GaussianDP, Guarantee
+from fedpriv.privacy.claim import EXACT, PrivacyClaim
 from fedpriv.privacy.evaluations import evaluation_data
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
+from fedpriv.privacy.several import bounds_of_several
+from fedpriv.privacy.unit import RECORD
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell, Point
 
@@ -41,6 +43,7 @@ def privacy_of(
         "holds": None if claim is None else EXACT if claim.exact else "in real arithmetic",
         "delta": delta,
         "releases": [as_data(stream) for stream in releases],
+        "several_records": _several(claim, delta),
     }
     figures: dict[str, float | None] = dict.fromkeys(("mu", "rho", "zcdp", "epsilon", "epsilon_paper"))
     match guarantee:
@@ -58,6 +61,13 @@ def privacy_of(
         case _:  # a target in mu was met as the (ε, δ) that it gives
             figures["epsilon"] = guarantee.epsilon_of(delta)
     return {**statement, "target": _target(cell), **figures}
+
+
+def _several(claim: PrivacyClaim[Guarantee] | None, delta: float) -> dict[str, dict[str, float | None]] | None:
+    """What k records of one person cost in a run that protects records; None for any other."""
+    if claim is None or claim.unit.name != RECORD.name:
+        return None
+    return bounds_of_several(claim.guarantee, delta)
 
 
 def _target(cell: Cell) -> str:
