@@ -100,6 +100,7 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
         published = None  # another privacy target took an axis away
     if published is not None:
         other = changed(printed, {**given.fixed, **_new_axes(printed_axes, axes)})
+        other += [] if tuned is None else ["what `fedpriv tune` chose"]
         published = published.without_values(other + changed_axes(printed_axes, axes, published))
     seeds = _seeds(axes.pop("seeds", None), base.pop("seed", 0), source)
     points = [

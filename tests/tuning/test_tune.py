@@ -134,6 +134,22 @@ def test_a_run_with_the_settings_says_that_they_were_chosen(fedpriv: Command) ->
     assert load_scenario(Path("again.toml")).tuned == results.tuned
 
 
+def test_a_paper_s_values_are_not_shown_beside_other_settings(fedpriv: Command) -> None:
+    """The rules of a tuned scenario change what the paper ran."""
+    published = (
+        '\n[paper]\nrows = "algorithm.name"\ncolumns = "privacy.mu"\ntest_accuracy = [[90, 91], [92, 93]]\n'
+    )
+    Path("paper.toml").write_text(SCENARIO + published)
+    whole = load_scenario(Path("paper.toml"))
+    assert whole.published is not None
+    assert whole.published.table.values
+    fedpriv("tune", "paper.toml", *GRID, "--trials", "1")
+    tuned = load_scenario(Path("runs/mine-tuned/scenario.toml"))
+    assert tuned.published is not None
+    assert not tuned.published.table.values
+    assert tuned.published.withheld == ["what `fedpriv tune` chose"]
+
+
 def test_a_tuning_file_names_scenario_grids_and_what_holds_meanwhile(fedpriv: Command, tmp_path: Path) -> None:
     (tmp_path / "tuning").mkdir()
     (tmp_path / "tuning" / "mine.toml").write_text(
