@@ -85,10 +85,9 @@ def public_task_of_cell(cell: Cell) -> PublicTask:
 def _task_of_schema(cell: Cell, schema: TableSchema) -> PublicTask:
     """The task of a server that has no table: silos evaluate, the rest follows from what is public about it."""
     row, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
-    features = row.features(np.zeros((1, schema.width)), dtype, settings)
+    features, labels = row.features(np.zeros((1, schema.width)), dtype, settings), np.zeros(0, np.int64)
     objective = row.objective(tuple(features.shape[1:]), schema.class_count, dtype, settings)
-    nobody = torch.zeros(0, dtype=dtype if cell.model.regression else torch.int64)
-    return PublicTask(objective, Records(features[:0], nobody), unit=schema.unit)
+    return PublicTask(objective, Records(features[:0], labels_of(labels, dtype)), unit=schema.unit)
 
 
 @lru_cache(maxsize=2)

@@ -25,6 +25,7 @@ from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Published, Scenario, resolve_cell
 from fedpriv.scenario.published import Scaling
+from fedpriv.scenario.tuned import Tuned
 from fedpriv.sweep.checkpoints import checkpoints_of
 from fedpriv.sweep.record import record_of, versions
 
@@ -49,6 +50,7 @@ class Results:
     rerun: str | None
     """The command that runs the same again; None where it was not recorded."""
     scaling: Scaling | None = None
+    tuned: Tuned | None = None
     date: str | None = None
     """When the run began, UTC; None in results that are older than this figure."""
 
@@ -129,6 +131,7 @@ class RunFolder(RunObserver):
                 "seeds": scenario.seeds,
                 "published": scenario.published and scenario.published.as_data(),
                 "scaling": scenario.scaling and scenario.scaling.model_dump(),
+                **({} if scenario.tuned is None else {"tuned": scenario.tuned.model_dump(mode="json")}),
                 "engine": self._engine,
                 "versions": versions(),
                 "rerun": self._rerun,
@@ -193,6 +196,7 @@ def read_results(folder: Path) -> Results:
             published=Published.from_data(tree["published"]) if tree["published"] else None,
             cells=_with_journal(tree["cells"], folder / _JOURNAL),
             scaling=Scaling.model_validate(tree["scaling"]) if tree.get("scaling") else None,
+            tuned=Tuned.model_validate(tree["tuned"]) if tree.get("tuned") else None,
             versions=tree.get("versions", {}),
             rerun=tree.get("rerun"),
             date=tree.get("date"),
