@@ -19,7 +19,8 @@ from fedpriv.data.units import Table, of_persons
 from fedpriv.errors import InputError
 from fedpriv.objectives import Records
 from fedpriv.privacy.unit import RECORD, USER, Unit
-from fedpriv.running.task import DTYPES, labels_of, rows_of
+from fedpriv.running.task import DTYPES, labels_of
+from fedpriv.running.unit_rows import rows_of
 from fedpriv.scenario import Cell
 
 _MOST_VALUES = 2**26

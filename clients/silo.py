@@ -25,7 +25,8 @@ from fedpriv.estimators.running_sum import RunningSum
 from fedpriv.mechanisms import MechanismState
 from fedpriv.objectives import Objective, Records
 from fedpriv.protocol.arrays import Counts, is_finite
-from fedpriv.randomness import DrawAhead, KeyedCoins, KeyedNormal
+from fedpriv.randomness import KeyedCoins, KeyedNormal
+from fedpriv.running.draw_ahead import DrawAhead
 from fedpriv.running.plan import Plan
 from fedpriv.running.round_step import Read, RoundStep, fresh_vectors, record_weight
 from fedpriv.secure_aggregation.masks import Masker

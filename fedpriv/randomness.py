@@ -75,7 +75,7 @@ class KeyedNormal:
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
             raise ValueError(f"noise is drawn in float32 or float64, not {self.dtype}")
-        self._encrypt = _block_cipher(key)
+        self._encrypt = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # one block a counter value
         self._coins_key, self._secrets_key = derive_key(key, "coins"), derive_key(key, "key agreement")
         self._desks: OrderedDict[tuple[int, int, int], _Desk] = OrderedDict()
 
@@ -196,7 +196,9 @@ class KeyedCoins:
     """
 
     def __init__(self, key: bytes) -> None:
-        self._encrypt, self._encrypt_numbers = _block_cipher(key), _block_cipher(derive_key(key, "numbers"))
+        self._encrypt, self._encrypt_numbers = Cipher(
+            algorithms.AES(key), modes.ECB()
+        ).encryptor()  # one block a counter value, _block_cipher(derive_key(key, "numbers"))
 
     def heads(self, count: int, probability: float, owner: int, t: int) -> NDArray[np.bool_]:
         """Which of the coins of places 0 … count-1 fall on heads, shape (count,); 0 ≤ `probability` ≤ 1."""
@@ -220,28 +222,6 @@ class KeyedCoins:
             attempt += 1
             words = np.where(again, _words(self._encrypt_numbers, count, owner, t, attempt), words)
         return (words % np.uint64(choices)).astype(np.int64)
-
-
-class DrawAhead:
-    """One owner's vectors for rounds in order, drawn `ahead` at a time: a batch costs half of single draws.
-
-    A cache and nothing more: any round may be asked for, any number of times.
-    """
-
-    def __init__(self, source: KeyedNormal, size: int, owner: int, rounds: int, ahead: int) -> None:
-        self._source, self._size, self._owner, self._rounds = source, size, owner, rounds
-        self._ahead = ahead
-        self._first = 0
-        self._drawn = np.empty((0, size), source.dtype)
-
-    def vector(self, t: int) -> NDArray[np.floating]:
-        """The vector of round t, shape (size,): do not write into it."""
-        if not self._first <= t < self._first + len(self._drawn):
-            rounds = range(t, max(t, min(t + self._ahead - 1, self._rounds)) + 1)
-            self._drawn = self._source.vectors(self._size, [self._owner] * len(rounds), rounds)
-            self._first = t
-        vector: NDArray[np.floating] = self._drawn[t - self._first]
-        return vector
 
 
 class _Desk:
@@ -296,11 +276,6 @@ def _add(total: NDArray[np.floating], weight: float, vector: NDArray[np.floating
     if weight != 1.0:
         vector *= weight
     total += vector
-
-
-def _block_cipher(key: bytes) -> CipherContext:
-    """AES that encrypts counters one by one: one block a counter value."""
-    return Cipher(algorithms.AES(key), modes.ECB()).encryptor()
 
 
 def _streams(owners: Sequence[int], rounds: Sequence[int]) -> NDArray[np.uint64]:

@@ -11,13 +11,13 @@ from scipy import stats
 
 from fedpriv.randomness import (
     SERVER,
-    DrawAhead,
     KeyedNormal,
     public_generator,
     seed_key,
     simulation_noise,
     system_key,
 )
+from fedpriv.running.draw_ahead import DrawAhead
 
 DTYPES = [np.float32, np.float64]
 

@@ -79,7 +79,7 @@ def _first_seeds(points: "list[Point]") -> "list[Point]":
 def _compared(point: "Point", gap: float | None, run: Path | None) -> dict[str, Any]:
     """The numbers of one point, its own and each theorem's; a theorem that cannot be run says why."""
     from fedpriv.accounting.checks import check_positive
-    from fedpriv.running.plan import problem_of
+    from fedpriv.running.problem import problem_of
     from fedpriv.running.task import task_of_cell
 
     cell = point.cell

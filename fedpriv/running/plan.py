@@ -11,9 +11,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.relation import Relation
-from fedpriv.algorithms import Problem
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import Estimator, RaisedClips, rounds_of
 from fedpriv.exact.plan import ExactPlan
@@ -30,6 +28,7 @@ from fedpriv.running.arithmetic import check_clips, check_noise, check_sums
 from fedpriv.running.exact_plan import exact_plan_of, integers_of, noise_of
 from fedpriv.running.float_plan import float_noise_of, largest_sum, lattice_of
 from fedpriv.running.gaps import check_gaps
+from fedpriv.running.problem import problem_of
 from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.grid import Grid
 
@@ -211,25 +210,6 @@ def _owners(numbers: list[int]) -> str:
     if numbers == [SERVER]:
         return "server"
     return f"silo {numbers[0]}" if len(numbers) == 1 else f"silos {numbers[0]}-{numbers[-1]}"
-
-
-def problem_of(cell: Cell, objective: Objective) -> Problem:
-    """The public numbers of a cell, from which its parameters follow."""
-    return Problem(
-        dimension=objective.dimension,
-        lipschitz=objective.lipschitz,
-        smoothness=objective.smoothness,
-        convex=objective.convex,
-        convex_within=objective.convex_within,
-        batch=sum(cell.batch_sizes),
-        schedule=cell.schedule,
-        epsilon=None if cell.privacy.target is None else epsilon_of(cell.privacy.target, cell.privacy.delta),
-        delta=cell.privacy.delta,
-        seed=cell.seed,
-        silos=len(cell.batch_sizes),
-        relation=cell.privacy.relation,
-        unit=cell.privacy.protected,
-    )
 
 
 def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan:

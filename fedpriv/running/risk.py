@@ -5,7 +5,8 @@ import math
 import numpy as np
 
 from fedpriv.mechanisms import Workload
-from fedpriv.running.plan import Plan, problem_of
+from fedpriv.running.plan import Plan
+from fedpriv.running.problem import problem_of
 from fedpriv.scenario import Cell
 from fedpriv.theory.excess_risk import Bound, Released
 

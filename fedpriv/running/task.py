@@ -21,8 +21,8 @@ from fedpriv.extensions import revision
 from fedpriv.metrics.measured import Measured
 from fedpriv.metrics.scored import Scored, check_scores
 from fedpriv.objectives import Objective, Records
-from fedpriv.objectives.per_unit import absent
 from fedpriv.privacy.unit import RECORD, USER, Unit
+from fedpriv.running.unit_rows import rows_of
 from fedpriv.scenario import Cell
 from fedpriv.scenario.data_section import DataSection
 from fedpriv.scenario.schema import ModelSection
@@ -188,24 +188,6 @@ def _by_units(
         units = in_a_row(count, unit.records)
     sites = None if task.sites is None else task.sites[units[:, 0]]
     return dataclasses.replace(task, train=rows_of(task.train, units), units=units, sites=sites)
-
-
-def rows_of(records: Records, units: Table) -> Records:
-    """`records` (n, ...) as units: (units, most, ...), or (units, ...) where a unit is one record.
-
-    Units in the order of the records are a view of them.
-    """
-    count, most = units.shape
-    if np.array_equal(units.ravel(), np.arange(units.size)):
-        shape = (count, most) if most > 1 else (count,)
-        return Records(*(column[: units.size].view(*shape, *column.shape[1:]) for column in records))
-    if most == 1:
-        return Records(*(column[torch.from_numpy(units[:, 0])] for column in records))
-    index = torch.from_numpy(units)
-    there = index >= 0
-    features, labels = (column[index.clamp(min=0)] for column in records)
-    features = features.where(there.view(*there.shape, *[1] * (features.dim() - 2)), 0)
-    return Records(features, labels.where(there, absent(labels)))
 
 
 def _measured(task: PublicTask, cell: Cell) -> Objective:

@@ -10,7 +10,8 @@ import torch
 from fedpriv.clients.federation import SimulatedFederation
 from fedpriv.clients.silo import Silo
 from fedpriv.errors import InputError, RunError
-from fedpriv.randomness import DrawAhead, KeyedNormal
+from fedpriv.randomness import KeyedNormal
+from fedpriv.running.draw_ahead import DrawAhead
 from fedpriv.running.plan import plan_of
 from fedpriv.running.round_step import RoundStep
 from fedpriv.running.task import task_of_cell
