@@ -14,6 +14,7 @@ from fedpriv.algorithms.choquette_choo import (
 from fedpriv.algorithms.cohorts import DP_FEDADAGRAD, DP_FEDADAM, DP_FEDAVG, DP_FEDYOGI
 from fedpriv.algorithms.federated_averaging import FEDERATED_AVERAGING
 from fedpriv.algorithms.kornowski_liu_talwar import GOLDSTEIN_ERM, GOLDSTEIN_SINGLE_PASS
+from fedpriv.algorithms.local_dp_sgd import LOCAL_DP_SGD
 from fedpriv.algorithms.reshef_levy import DP_MU2_FL
 from fedpriv.algorithms.tran_cutkosky import MOMENTUM_TREE, MOMENTUM_TREE_ALIGNED, MOMENTUM_TREE_REDUCED
 from fedpriv.errors import InputError, suggestion
@@ -33,6 +34,7 @@ ALGORITHMS = {
         MOMENTUM_TREE_ALIGNED,
         ONLINE_TO_BATCH,
         DP_SGD,
+        LOCAL_DP_SGD,
         DP_FTRL,
         NOISY_MINIBATCH,
         FEDERATED_AVERAGING,

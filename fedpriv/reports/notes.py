@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedpriv.privacy.claim import EXACT
+from fedpriv.privacy.evaluations import evaluation_words
 from fedpriv.privacy.trust import trust_named
 from fedpriv.reports.summary import Metric, compare, incomplete, metrics_of, missing, point_text, points
 from fedpriv.sweep.results import Results
@@ -71,7 +72,7 @@ def _unread(results: Results) -> str:
 
 
 def privacy_lines(results: Results) -> list[str]:
-    """A line for each distinct statement; those that differ only in μ share one."""
+    """A line for each distinct statement; those that differ only in μ share one; then those of evaluations."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for cell in results.cells:
         kind = (
@@ -81,7 +82,8 @@ def privacy_lines(results: Results) -> list[str]:
             cell.get("holds"),
         )
         groups.setdefault(kind, []).append(cell)
-    return [_statement(cells) for cells in groups.values()]
+    tests = {evaluation_words(told, cell["delta"]) for cell in results.cells if (told := cell.get("evaluation"))}
+    return [*(_statement(cells) for cells in groups.values()), *sorted(tests)]
 
 
 def _statement(cells: Sequence[Mapping[str, Any]]) -> str:

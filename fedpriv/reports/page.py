@@ -68,6 +68,7 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
         statements=said,
         notes=list(dict.fromkeys(each.noise for each in said if each.noise)),
         assumptions=list(dict.fromkeys(line for each in said for line in each.assumptions)),
+        evaluations=list(dict.fromkeys(line for each in said for line in each.evaluations)),
         about_the_loss=list(dict.fromkeys(line for each in said if each.private for line in each.about_the_loss)),
         not_protected=NOT_PROTECTED,
         tables=tables_of(results),

@@ -56,6 +56,13 @@ class Plan:
     """Lattice, sums and noise of a run whose releases are integers; None: a simulation's floating point."""
     unit: Unit = RECORD
     """A row of a batch: what is clipped, and what batches and weights count."""
+    model_length: int | None = None
+    """How many numbers the model has that an evaluation is of."""
+
+    @property
+    def query_length(self) -> int:
+        """How many numbers a query has: as many as a release, unless a model is asked about, not trained."""
+        return self.objective.dimension if self.model_length is None else self.model_length
 
     @property
     def masked(self) -> bool:

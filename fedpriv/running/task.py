@@ -75,8 +75,19 @@ def public_task_of_cell(cell: Cell) -> PublicTask:
     """InputError if the scenario holds out training records, of which a deployment's server has none."""
     if cell.data.validation is not None:
         raise InputError("data.validation: the server of a deployment has no training records to hold out")
+    if cell.evaluation is not None and (schema := cell.data.table_schema) is not None:
+        return _task_of_schema(cell, schema)
     task = public_task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.table, revision())
     return dataclasses.replace(task, objective=_measured(task, cell))
+
+
+def _task_of_schema(cell: Cell, schema: TableSchema) -> PublicTask:
+    """The task of a server that has no table: silos evaluate, the rest follows from what is public about it."""
+    row, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
+    features = row.features(np.zeros((1, schema.width)), dtype, settings)
+    objective = row.objective(tuple(features.shape[1:]), schema.class_count, dtype, settings)
+    nobody = torch.zeros(0, dtype=dtype if cell.model.regression else torch.int64)
+    return PublicTask(objective, Records(features[:0], nobody), unit=schema.unit)
 
 
 @lru_cache(maxsize=2)
@@ -200,6 +211,8 @@ def rows_of(records: Records, units: Table) -> Records:
 def _measured(task: PublicTask, cell: Cell) -> Objective:
     """The task's objective with what the scenario wants measured; InputError for what its test records lack."""
     objective, run = task.objective, cell.run
+    if cell.evaluation is not None:  # silos send sums
+        return objective
     if run.metrics or run.per_silo:
         silos = task.silos if run.per_silo else ()
         if run.per_silo and (empty := [name for name, count in silos if not count]):
@@ -252,8 +265,7 @@ def spread(cell: Cell) -> list[Tensor]:
     """
     check_records(cell)
     task = task_of_cell(cell)
-    labels = task.train.labels.numpy() if task.train.labels.dim() == 1 else task.train.labels[:, 0].numpy()
-    batches = cell.schedule.batches_held
+    labels, batches = labels_of_rows(task), cell.schedule.batches_held
     sizes = [batches * batch for batch in cell.batch_sizes]
     if cell.federation.clients is not None:  # whose records are skewed, not they among silos
         shares = iid(labels, sizes, cell.seed)
@@ -263,6 +275,11 @@ def spread(cell: Cell) -> list[Tensor]:
     else:
         shares = _shares(cell.data, labels, sizes, cell.seed)
     return [torch.from_numpy(share) for share in shares]
+
+
+def labels_of_rows(task: Task) -> NDArray[Any]:
+    """Of the rows of the training records; of several records, the first one's."""
+    return task.train.labels.flatten(1)[:, 0].numpy() if task.train.labels.dim() > 1 else task.train.labels.numpy()
 
 
 def _shares(data: DataSection, labels: NDArray[np.int64], sizes: list[int], seed: int) -> Shares:

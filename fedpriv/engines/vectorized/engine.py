@@ -18,11 +18,13 @@ from torch import Tensor
 
 from fedpriv.engines.base import Outcome
 from fedpriv.engines.vectorized.away import Away, check_away, missing_noise
+from fedpriv.engines.vectorized.device import device_named
 from fedpriv.engines.vectorized.keeper import Keeper
 from fedpriv.engines.vectorized.noise_feed import NoiseFeed, aggregate
 from fedpriv.engines.vectorized.ordered_batches import OrderedBatches
 from fedpriv.engines.vectorized.sampled_batches import SampledBatches
-from fedpriv.errors import InputError, RunError
+from fedpriv.engines.vectorized.silos import Apart, Silos, Together, check_apart
+from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import Estimator
 from fedpriv.estimators.running_sum import RunningSum, empty_sum
 from fedpriv.mechanisms import Mechanism, MechanismState
@@ -33,6 +35,7 @@ from fedpriv.participation.public_order import PublicOrder
 from fedpriv.replicates.stacking import Part, signature, stack
 from fedpriv.running.absences import absences_of
 from fedpriv.running.checkpoint import NO_CHECKPOINTS, Checkpoint, Checkpoints, Metrics
+from fedpriv.running.evaluation import SimulatedEvaluation, released_by
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import evaluation_rounds, finished_after, measured
 from fedpriv.running.plan import Plan, plan_of
@@ -74,6 +77,7 @@ def _plans(cells: Sequence[Cell]) -> list[Plan]:
     plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
     for cell, plan in zip(cells, plans, strict=True):
         check_away(cell, plan)
+        check_apart(cell, plan)
     return plans
 
 
@@ -107,7 +111,7 @@ def _one_torch_thread() -> Iterator[None]:
 def _group_key(cell: Cell, plan: Plan) -> object:
     parts = tuple(signature(part) for part in (plan.estimator, plan.mechanism, plan.optimizer, plan.objective))
     shape = (plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources))
-    return shape, parts, cell.data, cell.model, cell.run
+    return shape, parts, cell.data, cell.model, cell.run, cell.evaluation
 
 
 class _States(NamedTuple):
@@ -132,7 +136,7 @@ class _Group:
         self._indices, self._cells, self._plans, self._observer = indices, cells, plans, observer
         self._schedule, self._run = first.schedule, cells[0].run
         self._task: Task = task_of_cell(cells[0])
-        self._device = _device(self._run.device)
+        self._device = device_named(self._run.device)
         self._dtype = self._task.train.features.dtype
         self._estimator: Estimator = self._stacked([plan.estimator for plan in plans])
         self._mechanism: Mechanism = self._stacked([plan.mechanism for plan in plans])
@@ -149,6 +153,8 @@ class _Group:
         )
         self._sizes, self._silo_weights = first.batch_sizes, first.weights
         self._absences = [absences_of(cell) for cell in cells]
+        self._apart = first.estimator.round(1).local is not None
+        self._by_silos = [SimulatedEvaluation.of(cell) for cell in cells]
         self._away = Away(self._absences, len(self._sizes), self._device)
 
     def _stacked(self, parts: Sequence[Part]) -> Part:
@@ -158,31 +164,27 @@ class _Group:
     def run(self, keeper: Keeper) -> list[Outcome]:
         began = last = time.perf_counter()
         rounds = self._schedule.rounds
-        evaluated_at = evaluation_rounds(rounds, self._run.evaluations)
+        evaluated_at = sorted(evaluation_rounds(rounds, self._run.evaluations))
         optimizer, count = self._optimizer, len(self._cells)
-        step = RoundStep(self._estimator, self._mechanism, self._objective)
         done = self._resumed(keeper)
         state, total, hidden, clipped, drawn = done.states
         evaluations, began = list(done.evaluations), began - done.seconds
-        fresh = self._fresh(done.t + 1)
-        missing = self._missing_noise(done.t + 1)
+        silos = self._silos(done.t + 1)
         unreported = 0
         for t, read in enumerate(self._batches(done.t + 1), start=done.t + 1):
             current, query = self._estimator.round(t), optimizer.query(state)
-            step.check_moved(total.past, t, query, f"round {t}")
-            total, clips = step.summed(total, current, query, read)
-            noisy, hidden = step.noisy(total.total, hidden, t, next(fresh).to(self._device))
-            if missing is not None:
-                noisy = noisy + next(missing)
-            state = optimizer.update(state, noisy, current)
-            clipped = clipped + clips
+            mean = silos.released(t, current, query, read, total, hidden)
+            total, hidden = mean.total, mean.hidden
+            state = optimizer.update(state, mean.noisy, current)
+            clipped = clipped + mean.clipped
             drawn = drawn + read.weights.count_nonzero(-1)
             unreported += count
             if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == rounds:
                 self._observer.advanced(unreported)
                 unreported, last = 0, now
             if t in evaluated_at:
-                evaluations.append((t, self._evaluate(t, optimizer.output(state))))
+                place = evaluated_at.index(t) + 1
+                evaluations.append((t, self._evaluate(t, place, optimizer.output(state))))
             if keeper.due(now) and t < rounds:
                 states = _States(state, total, hidden, clipped, drawn)
                 keeper.keep(Checkpoint(t, now - began, evaluations, states))
@@ -191,11 +193,23 @@ class _Group:
         shares = (clipped / drawn.clamp(min=1.0)).tolist()
         _, metrics = evaluations[-1]
         return [
-            Outcome(index, finished_after(plan, rounds, model.copy(), of_cell, share, wall, away.rounds))
-            for index, plan, model, of_cell, share, away in zip(
-                self._indices, self._plans, models, metrics, shares, self._absences, strict=True
+            Outcome(
+                index,
+                finished_after(
+                    plan, rounds, model.copy(), of_cell, share, wall, away.rounds, released_by(by and by.asked)
+                ),
+            )
+            for index, plan, model, of_cell, share, away, by in zip(
+                self._indices, self._plans, models, metrics, shares, self._absences, self._by_silos, strict=True
             )
         ]
+
+    def _silos(self, first: int) -> Silos:
+        """All silos, from round `first` on."""
+        step = RoundStep(self._estimator, self._mechanism, self._objective)
+        if self._apart:
+            return Apart(step, self._plans, [cell.seed for cell in self._cells], self._dtype, first)
+        return Together(step, self._fresh(first), self._missing_noise(first))
 
     def _resumed(self, keeper: Keeper) -> Checkpoint:
         """Where the group goes on, or before round 1; observers hear what they would have heard until there."""
@@ -254,7 +268,7 @@ class _Group:
     ) -> Iterator[Read]:
         """Whose a record is, is told to those alone that ask; nothing may be keyed by how many there are."""
         seeds = [cell.seed for cell in self._cells]
-        asks = self._objective.at(Slots(1, ())) is not self._objective
+        asks = self._apart or self._objective.at(Slots(1, ())) is not self._objective
         by_silo = asks or bool(self._away)
         sampled = SampledBatches(schedule, seeds, shares, self._silo_weights, self._sizes, by_silo=by_silo)
         for index, weights, rows in sampled.rounds_from(first):
@@ -262,23 +276,20 @@ class _Group:
             records = Records(train.features[on_device], train.labels[on_device]) if index.numel() else None
             yield Read(records, weights.to(self._device, self._dtype), rows)
 
-    def _evaluate(self, t: int, model: Tensor) -> list[dict[str, float]]:
-        test = Records(*(column.to(self._device) for column in self._task.test))
-        names = [f"{cell.name} (seed {cell.seed}), round {t}" for cell in self._cells]
-        metrics = measured(self._task.objective, model, test, names)
+    def _evaluate(self, t: int, place: int, model: Tensor) -> list[dict[str, float]]:
+        """After round t, in evaluation number `place`."""
+        by_silos = [
+            by.metrics(place, of_one.cpu()) for by, of_one in zip(self._by_silos, model, strict=True) if by
+        ]
+        metrics = by_silos or self._on_the_public_test_set(t, model)
         self._tell(t, metrics)
         return metrics
+
+    def _on_the_public_test_set(self, t: int, model: Tensor) -> list[dict[str, float]]:
+        test = Records(*(column.to(self._device) for column in self._task.test))
+        names = [f"{cell.name} (seed {cell.seed}), round {t}" for cell in self._cells]
+        return measured(self._task.objective, model, test, names)
 
     def _tell(self, t: int, metrics: Sequence[Metrics]) -> None:
         for index, of_cell in zip(self._indices, metrics, strict=True):
             self._observer.evaluated(index, t, of_cell)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f'run.device = {name!r} cannot be used here: {reason}; try "cpu"') from None
-    return device
