@@ -101,7 +101,7 @@ def test_rounds_between_the_queries_that_are_looked_at_get_no_free_noise(row: st
 
 
 def test_where_every_sum_counts_alike_so_does_its_noise() -> None:
-    """Momentum's theorem asks for the mean noise of the sums: 64 of 300 were looked at, and the others got 30 times."""
+    """Momentum's theorem asks for the mean noise of the sums; 64 of 300 are looked at, all have the same noise."""
     asked = Workload(Schedule(300, 300), 0.9, np.ones(300))
     sizes = fitted_sizes(objective_of(rows_response(300), asked)).sizes
     assert max(sizes) <= 1.0 + 1e-9
