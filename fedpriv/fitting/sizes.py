@@ -18,10 +18,23 @@ _LEAST = 1e-3
 def fitted_sizes(objective: Objective) -> ScheduledGaussian:
     """The best sizes where one record moves every sum the most: prefix sums, equal clips; elsewhere nearly so."""
     workload = objective.workload
-    weights = np.sqrt(np.sum(objective.rows**2, axis=0))
+    weights = np.sqrt(_around(np.sum(objective.rows**2, axis=0), len(objective.rows)))
     weights = np.maximum(weights, _LEAST * np.max(weights))
     sizes = np.sqrt(most_moved(workload) / weights)
     return ScheduledGaussian(tuple((sizes / sizes[0]).tolist()), workload.decay)
+
+
+def _around(weights: Floats, rows: int) -> Floats:
+    """Of the largest `weights` (T,) before and after a round, as far as two queries lie apart, the smaller one.
+
+    A fit of many rounds looks at `rows` of them: a round between two queries may weigh in others alone, and noise
+    there must not look free.  Weights that fall or rise steadily stay what they are.
+    """
+    reach = max(0, -(-len(weights) // max(1, rows - 1)))  # one of the rows may be the output
+    if len(weights) <= rows:
+        return weights
+    windows = np.max(np.lib.stride_tricks.sliding_window_view(np.pad(weights, reach), reach + 1), axis=1)
+    return np.asarray(np.minimum(windows[: len(weights)], windows[reach:]))
 
 
 def most_moved(workload: Workload) -> Floats:

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from fedpriv.errors import InputError
+from fedpriv.fitting import objective_of, rows_response
 from fedpriv.fitting.sizes import fitted_sizes, most_moved
 from fedpriv.mechanisms import IndependentGaussian, ScheduledGaussian, Separated, Workload
 from fedpriv.mechanisms.registry import MechanismOptions, chosen_mechanism, mechanism_from
 from fedpriv.participation.fixed_order import Schedule
-from tests.fitting.rows import objective
+from tests.fitting.rows import objective, response, workload
 
 SIZES = (1.0, 0.5, 2.0, 1.5, 0.7, 3.0, 1.0, 0.9)
 
@@ -88,6 +89,22 @@ def test_the_output_of_rows_that_sum_sums_is_near_its_bound_without_any_state() 
     wanted = objective("accelerated", 60)
     assert math.sqrt(wanted.value(fitted_sizes(wanted)) / 2) == pytest.approx(1.0575, abs=5e-5)
     assert math.sqrt(wanted.value(IndependentGaussian()) / 2) == pytest.approx(1.2168, abs=5e-5)
+
+
+@pytest.mark.parametrize("row", ["dp-ftrl", "dp-ftrl, momentum", "accelerated"])
+def test_rounds_between_the_queries_that_are_looked_at_get_no_free_noise(row: str) -> None:
+    """A fit of 200 rounds looks at 64 queries: in all of them its noise is what it is in those."""
+    some, every = objective(row, 200), objective_of(response(row, 200, 200), workload(row, 200))
+    sizes = fitted_sizes(some)
+    assert every.value(sizes) <= 1.1 * some.value(sizes)
+    assert every.value(sizes) <= 1.05 * every.value(fitted_sizes(every))
+
+
+def test_where_every_sum_counts_alike_so_does_its_noise() -> None:
+    """Momentum's theorem asks for the mean noise of the sums; 64 of 300 are looked at, all have the same noise."""
+    asked = Workload(Schedule(300, 300), 0.9, np.ones(300))
+    sizes = fitted_sizes(objective_of(rows_response(300), asked)).sizes
+    assert max(sizes) <= 1.0 + 1e-9
 
 
 @pytest.mark.parametrize(("decay", "epoch"), itertools.product([0.0, 0.7, 1.0], [2, 5, 12]))
