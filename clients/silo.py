@@ -163,13 +163,14 @@ class Silo:
     def _noise(self, t: int) -> Tensor | None:
         """Round t's fresh vectors with this silo's standard deviation, None if it adds no noise."""
         std = float(self.plan.noise.std_of(self.number))
-        return self._fresh(t) * std if std else None
+        return self._fresh(t).mul_(std) if std else None
 
     def _fresh(self, t: int) -> Tensor:
-        """Round t's fresh vectors, of variance 1 and float64; see `fresh_vectors`."""
+        """Round t's fresh vectors, of variance 1 and float64, the caller's own; see `fresh_vectors`."""
         if self.plan.mechanism.draws(t) is None:
-            return torch.from_numpy(self._noise_ahead.vector(t)).double()
-        return fresh_vectors(self.noise, self.plan.mechanism, self.objective.dimension, self.number, t).double()
+            return torch.from_numpy(self._noise_ahead.vector(t)).to(torch.float64, copy=True)
+        drawn = fresh_vectors(self.noise, self.plan.mechanism, self.objective.dimension, self.number, t)
+        return drawn.to(torch.float64)
 
     def _read(self, t: int) -> Read:
         """The records of round t with their weights in the silo's mean."""

@@ -3,9 +3,10 @@
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
@@ -39,19 +40,19 @@ from fedpriv.server.roster import learn_roster
 from fedpriv.server.strategy import ReleaseStrategy, Roster
 
 
-def server_app(observer_of: Callable[[Context], RunObserver]) -> ServerApp:
-    """The ServerApp, with an observer made for each run."""
+def server_app(observer_of: Callable[[Mapping[str, Any]], RunObserver]) -> ServerApp:
+    """The ServerApp, with an observer made for each run from its run configuration."""
     app = ServerApp()
 
     @app.main()
     @torch.inference_mode()
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(1)  # as in the clients: the order of sums must not depend on the cores
-        observer = observer_of(context)
+        observer = observer_of(context.run_config)
         try:
             cell, deployed = cell_of(context.run_config), bool(context.run_config["run-token"])
             if deployed:
-                deploy_cell(grid, cell, observer, _journal_folder(context))
+                deploy_cell(grid, cell, observer, out_of(context.run_config) / "journal")
             else:
                 observer.finished(0, run_cell(grid, cell, observer))
         except FedprivError as error:
@@ -162,16 +163,14 @@ def _run(
     return finished_after(plan, strategy.rounds_done, model, metrics, clipped, wall, strategy.missed, releases)
 
 
-def _folder_reporter(context: Context) -> FolderReporter:
-    return FolderReporter(_out(context))
+def out_of(run_config: Mapping[str, Any]) -> Path:
+    """The folder in which a server keeps what its run is made of."""
+    return Path(str(run_config["out"]) or "runs/flower")
 
 
-def _journal_folder(context: Context) -> Path:
-    return _out(context) / "journal"
-
-
-def _out(context: Context) -> Path:
-    return Path(str(context.run_config["out"]) or "runs/flower")
+def _folder_reporter(run_config: Mapping[str, Any]) -> FolderReporter:
+    return FolderReporter(out_of(run_config))
 
 
 app = server_app(_folder_reporter)
+"""What engines submit: it reports to the engine that follows it."""

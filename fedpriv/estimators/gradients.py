@@ -8,6 +8,7 @@
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 from fedpriv.estimators.round import Local, Round, Split
@@ -34,6 +35,14 @@ class Estimator(Protocol):
         ...
 
     def round(self, t: int) -> Round: ...
+
+    def __hash__(self) -> int: ...
+
+
+@lru_cache(maxsize=4)
+def rounds_of(estimator: Estimator, rounds: int) -> tuple[Round, ...]:
+    """Rounds 1 … `rounds`, made once: a plan reads each of them half a dozen times."""
+    return tuple(map(estimator.round, range(1, rounds + 1)))
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def finished_after(
         gradient_evaluations=plan.gradient_evaluations(rounds, missed),
         model=model,
         missed=missed or {},
-        bytes_sent=sum(map(plan.message_length, range(1, rounds + 1))) * plan.message_dtype.itemsize,
+        bytes_sent=plan.bytes_sent(rounds),
         evaluations=evaluations,
     )
 

@@ -54,7 +54,7 @@ class Together:
     ) -> Mean:
         self._step.check_moved(total.past, t, query, f"round {t}")
         total, clipped = self._step.summed(total, current, query, read)
-        noisy, hidden = self._step.noisy(total.total, hidden, t, next(self._fresh).to(query.device))
+        noisy, hidden = self._step.noisy(total.total, hidden, t, next(self._fresh))
         if self._missing is not None:
             noisy = noisy + next(self._missing)
         return Mean(noisy, clipped, total, hidden)
@@ -67,17 +67,24 @@ class Apart:
     """
 
     def __init__(
-        self, step: RoundStep, plans: Sequence[Plan], seeds: Sequence[int], dtype: torch.dtype, first: int
+        self,
+        step: RoundStep,
+        plans: Sequence[Plan],
+        seeds: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        first: int,
     ) -> None:
         """From round `first` on."""
         self._step, self._weights = step, plans[0].weights
-        self._fresh = _noise_of_each(plans, seeds, dtype, first) if plans[0].noise.sources else None
+        self._fresh = _noise_of_each(plans, seeds, dtype, device, first) if plans[0].noise.sources else None
 
     def released(
         self, t: int, current: Round, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
     ) -> Mean:
-        mean, clipped, start = torch.zeros_like(query), query.new_zeros(query.shape[:-1]), 0
-        fresh = None if self._fresh is None else next(self._fresh).to(query.device)
+        mean, start = torch.zeros_like(query), 0
+        clipped = query.new_zeros(query.shape[:-1], dtype=torch.int64)
+        fresh = None if self._fresh is None else next(self._fresh)
         walked: list[Tensor] = []
         for silo, rows in read.rows:
             share, past = self._weights[silo], tuple(of_all[silo] for of_all in total.past)
@@ -109,10 +116,10 @@ def _of_one(read: Read, silo: int, start: int, rows: int) -> Read:
 
 
 def _noise_of_each(
-    plans: Sequence[Plan], seeds: Sequence[int], dtype: torch.dtype, first: int
+    plans: Sequence[Plan], seeds: Sequence[int], dtype: torch.dtype, device: torch.device, first: int
 ) -> Iterator[Tensor]:
     """The noise of every silo, from round `first` on: (silos, replicates, d)."""
     silos, size = len(plans[0].weights), plans[0].objective.dimension
     noises = [Noise((NoiseSource(silo, plan.noise.std_of(silo), 1.0),)) for silo in range(silos) for plan in plans]
-    feed = NoiseFeed(noises, list(seeds) * silos, plans[0].schedule.rounds, size, dtype, lambda _: None)
+    feed = NoiseFeed(noises, list(seeds) * silos, plans[0].schedule.rounds, size, dtype, lambda _: None, device)
     return (fresh.view(silos, len(plans), size) for fresh in feed.rounds_from(first))
