@@ -83,10 +83,10 @@ RUNS = {
     "all records": _FIXED | {"goldstein-erm"},
     "poisson": _ALWAYS,
     "allocation": _ALWAYS,
-    "clients, fixed": _FIXED - {"fedavg"},
-    "clients, poisson": _ALWAYS - {"fedavg"},
-    "clients, allocation": _ALWAYS - {"fedavg"},
-    "clients, available": _ALWAYS - {"fedavg"},
+    "clients, fixed": _FIXED - {"fedavg", "local-dp-sgd"},
+    "clients, poisson": _ALWAYS - {"fedavg", "local-dp-sgd"},
+    "clients, allocation": _ALWAYS - {"fedavg", "local-dp-sgd"},
+    "clients, available": _ALWAYS - {"fedavg", "local-dp-sgd"},
 }
 """Which rows run without noise under which schedule; all others are refused.  Without a line, either is fine."""
 AMPLIFIED = {"accelerated-independent", "dp-sgd", "local-dp-sgd", "noisy-minibatch"} | _COHORTS
