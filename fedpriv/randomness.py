@@ -75,7 +75,7 @@ class KeyedNormal:
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
             raise ValueError(f"noise is drawn in float32 or float64, not {self.dtype}")
-        self._encrypt = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # one block a counter value
+        self._encrypt = _block_cipher(key)
         self._coins_key, self._secrets_key = derive_key(key, "coins"), derive_key(key, "key agreement")
         self._desks: OrderedDict[tuple[int, int, int], _Desk] = OrderedDict()
 
@@ -130,7 +130,7 @@ class KeyedNormal:
                     self._draw(part[0], part[1], _streams([owner], [t]), node, (start, half))
                     for into, drawn in zip(parts, part, strict=True):
                         into = into[:pairs]
-                        _add(into, weight, drawn[0, : len(into)])
+                        into += np.multiply(drawn[0, : len(into)], weight, out=drawn[0, : len(into)])
             return total
         rows = max(1, _CHUNK_VALUES // max(size, 1))
         several = np.empty((min(rows, len(owners)), size), self.dtype)  # once: fresh pages cost as much as draws
@@ -139,7 +139,7 @@ class KeyedNormal:
             drawn = several[: len(chunk)]
             self._fill(drawn, chunk, [t] * len(chunk), node)
             for weight, vector in zip(weights[start : start + rows], drawn, strict=True):
-                _add(total, weight, vector)
+                total += np.multiply(vector, weight, out=vector)
         return total
 
     def _fill(self, out: NDArray[np.floating], owners: Sequence[int], rounds: Sequence[int], node: int) -> None:
@@ -196,9 +196,7 @@ class KeyedCoins:
     """
 
     def __init__(self, key: bytes) -> None:
-        self._encrypt, self._encrypt_numbers = Cipher(
-            algorithms.AES(key), modes.ECB()
-        ).encryptor()  # one block a counter value, _block_cipher(derive_key(key, "numbers"))
+        self._encrypt, self._encrypt_numbers = _block_cipher(key), _block_cipher(derive_key(key, "numbers"))
 
     def heads(self, count: int, probability: float, owner: int, t: int) -> NDArray[np.bool_]:
         """Which of the coins of places 0 … count-1 fall on heads, shape (count,); 0 ≤ `probability` ≤ 1."""
@@ -271,11 +269,9 @@ class _Desk:
             np.multiply(turn(angle, out=turned)[:, :wanted], radius[:, :wanted], out=out[:, :wanted])
 
 
-def _add(total: NDArray[np.floating], weight: float, vector: NDArray[np.floating]) -> None:
-    """Add weight · vector, which is scaled in place."""
-    if weight != 1.0:
-        vector *= weight
-    total += vector
+def _block_cipher(key: bytes) -> CipherContext:
+    """AES that encrypts counters one by one: one block a counter value."""
+    return Cipher(algorithms.AES(key), modes.ECB()).encryptor()
 
 
 def _streams(owners: Sequence[int], rounds: Sequence[int]) -> NDArray[np.uint64]:
