@@ -9,6 +9,7 @@ import torch
 from benchmarks import (
     clients,
     exact_noise,
+    existing_app,
     growth,
     messages,
     million_clients,
@@ -32,6 +33,7 @@ BENCHMARKS = {
     "peers": peers.run,
     "clients": clients.run,
     "million_clients": million_clients.run,
+    "existing_app": existing_app.run,
     "growth": growth.run,
     "workers": workers.run,
 }

@@ -170,7 +170,8 @@ class LayeredObjective(Deterministic):
         """The increments of a batch by layers, zeros for records that are not held, and what clips them."""
         terms = [term.to(weights.dtype) for term in self._terms(points, coefficients, records)]
         clipped = clipping(together([term.size() for term in terms]), weights, clip)
-        return terms if clipped.whole else [term.only(clipped.held) for term in terms], clipped
+        held = clipped.held
+        return terms if held is None else [term.only(held) for term in terms], clipped
 
     def _rows(self, models: int) -> int:
         return max(1, _CHUNK_VALUES // (self.record_values * models))
