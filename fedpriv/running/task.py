@@ -25,6 +25,7 @@ from fedpriv.privacy.unit import RECORD, USER, Unit
 from fedpriv.running.unit_rows import rows_of
 from fedpriv.scenario import Cell
 from fedpriv.scenario.data_section import DataSection
+from fedpriv.scenario.messages import enough_for
 from fedpriv.scenario.schema import ModelSection
 
 _SAME_CLIENTS = 0
@@ -219,17 +220,8 @@ def check_records(cell: Cell) -> None:
     if batches * batch > records:
         raise InputError(
             f"federation: one pass is {batches} batches of {batch} records of all silos, {batches} * {batch} = "
-            f"{batches * batch}, but {called(cell.data.name)} has {records} training records: "
-            f"{_enough(cell, records)}; change federation.rounds, silos, samples or batch"
+            f"{batches * batch}, but {called(cell.data.name)} has {enough_for(records, batches, batch)}"
         )
-
-
-def _enough(cell: Cell, records: int) -> str:
-    """What so many records are enough for: fewer batches, or smaller ones."""
-    batches, batch = cell.schedule.batches_held, sum(cell.batch_sizes)
-    fewer, smaller = records // batch, records // batches
-    fitting = [f"{fewer} batches of {batch}"] * (fewer > 0) + [f"{batches} of {smaller}"] * (smaller > 0)
-    return f"enough for {', or '.join(fitting)}" if fitting else "too few for either"
 
 
 def _check_sites(cell: Cell, task: Task) -> None:

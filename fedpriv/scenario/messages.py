@@ -95,3 +95,11 @@ def _suggestion(path: list[str], model: type[BaseModel]) -> str:
 def _description(path: list[str], model: type[BaseModel]) -> str:
     field = _section(path, model).model_fields.get(path[-1])
     return f" ({field.description})" if field is not None and field.description else ""
+
+
+def enough_for(records: int, batches: int, batch: int) -> str:
+    """What so many training records are enough for: fewer batches, or smaller ones; and which keys say so."""
+    fewer, smaller = records // batch, records // batches
+    fitting = [f"{fewer} batches of {batch}"] * (fewer > 0) + [f"{batches} of {smaller}"] * (smaller > 0)
+    enough = f"enough for {', or '.join(fitting)}" if fitting else "too few for either"
+    return f"{records} training records: {enough}; change federation.rounds, silos, samples or batch"
