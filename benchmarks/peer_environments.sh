@@ -1,6 +1,6 @@
 #!/bin/sh
 # An environment for each peer that needs its own, in the repository's root: pfl wants an older dp-accounting.
-# usage: peer_environments.sh [PYTHON]
+# Opacus has fedpriv beside it, for one app with both.  usage: peer_environments.sh [PYTHON]
 set -eu
 python=${1:-python3}
 cd "$(dirname "$0")/.."
@@ -13,4 +13,4 @@ environment() {  # NAME REQUIREMENT...
 }
 
 environment pfl pfl==0.6.0
-environment opacus opacus==1.6.0
+environment opacus opacus==1.6.0 --constraint constraints.txt --editable .

@@ -2,12 +2,15 @@
 # Everything the containers need: prepare.sh [SCENARIO] [--set KEY=VALUE]... [--runs N]
 #
 # Builds the image, and makes deploy/run: keys, and for each silo of the scenario its shard and a policy for it.
-# BASE_IMAGE, TORCH_INDEX and PIP_NO_INDEX are build arguments (Dockerfile).
+# BASE_IMAGE, TORCH_INDEX and PIP_NO_INDEX are build arguments (Dockerfile).  FEDPRIV_DATA is a folder of data sets
+# that are here already; without it they are fetched, into deploy/run/data.  COMPOSE_FILE names the services.
 set -eu
 cd "$(dirname "$0")/.."
 scenario=scenarios/containers.toml
 case ${1:-} in '' | -*) ;; *) scenario=$1; shift ;; esac
 image=${FEDPRIV_IMAGE:-fedpriv:local}
+services=${COMPOSE_FILE:-docker-compose.yml}
+services=${services%%:*}  # the first of several files has the services
 
 # The server's user and its job's: the one who calls this, never root.  Guards and nodes have users of their own, as
 # docker-compose.yml says; a container gives them their files, since only root can.
@@ -43,6 +46,7 @@ docker build ${BASE_IMAGE:+--build-arg "BASE_IMAGE=$BASE_IMAGE"} \
     --tag "$image" .
 umask 077
 mkdir -p deploy/run/data runs
+[ -z "${FEDPRIV_DATA:-}" ] || cp -R "$FEDPRIV_DATA/." deploy/run/data/
 deploy/make-keys.sh deploy/run 0 > /dev/null
 own
 docker run --rm --user "$user" --env FEDPRIV_DATA=/run/fedpriv/data \
@@ -54,7 +58,10 @@ own
 give_to_silos
 { grep -v '^FEDPRIV_USER=' .env 2> /dev/null || true; echo "FEDPRIV_USER=$user"; } > .env.new
 mv .env.new .env
-[ "$(grep -c '^  guard-[0-9]*:' docker-compose.yml)" -eq "$silos" ] || deploy/silos.py "$silos"
+if [ "$(grep -c '^  guard-[0-9]*:' "$services")" -ne "$silos" ]; then
+    [ "$services" = docker-compose.yml ] || fail "$services has not the $silos silos of $scenario"
+    deploy/silos.py "$silos"
+fi
 compose=docker-compose
 command -v docker-compose > /dev/null || compose="docker compose"
 silo=0

@@ -68,7 +68,8 @@ def test_flowers_bundle_has_the_apps_without_what_is_installed(checkout: Path, t
     zipfile.ZipFile(tmp_path / "app.fab").extractall(tmp_path / "app")
     assert not (tmp_path / "app" / "fedpriv" / "server").exists()
     code = (
-        "import fedpriv.server.app as server, fedpriv.clients.app as clients, fedpriv.shipped as find;"
+        "import fedpriv.sweep.flower_run, fedpriv.server.app as server, fedpriv.clients.app as clients;"
+        "import fedpriv.shipped as find;"
         "print(server.__file__, clients.__file__, *find.shipped())"
     )
     said = subprocess.run(
@@ -84,6 +85,6 @@ def test_the_bundle_follows_flowers_current_format() -> None:
     app = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
     assert app["fab-format-version"] == 1
     assert app["components"] == {
-        "serverapp": "fedpriv.server.app:app",
+        "serverapp": "fedpriv.sweep.flower_run:app",
         "clientapp": "fedpriv.clients.app:app",
     }

@@ -62,7 +62,7 @@ def run(
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key; a swept key is narrowed. Repeatable."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME by default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a run that was stopped.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table; errors only.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Progress as JSON lines on stdout instead of the table.")
@@ -95,7 +95,7 @@ def run(
 ) -> None:
     """Run every cell of a scenario; write results.json, history.jsonl and table.md as it goes.
 
-    Stop it with Ctrl-C whenever you like: what is finished stays, and the command that goes on is printed.
+    Stop it with Ctrl-C whenever you like: finished cells stay, and fedpriv prints the command that resumes it.
 
     Examples:
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import secrets
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from fedpriv.protocol.run_config import run_config_of
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell
+
+Lost = Callable[[], str | None]
 
 
 def run_deployment(
@@ -58,8 +60,8 @@ def run_deployment(
                 link = remote_superlink(address, connection.root_certificates)
                 finished = _submit(link, index, cell, out, token, observer)
             else:
-                with _local_federation(cell, token) as link:
-                    finished = _submit(link, index, cell, out, token, observer)
+                with _local_federation(cell, token) as (link, lost):
+                    finished = _submit(link, index, cell, out, token, observer, lost)
         yield Outcome(index, finished)
         if address is None and state_folder(token).exists():
             remove_silos(state_folder(token))
@@ -73,10 +75,18 @@ def _refuse_clients(cell: Cell) -> None:
         )
 
 
-def _submit(link: SuperLink, index: int, cell: Cell, out: Path, token: str, observer: RunObserver) -> Finished:
+def _submit(
+    link: SuperLink,
+    index: int,
+    cell: Cell,
+    out: Path,
+    token: str,
+    observer: RunObserver,
+    lost: Lost = lambda: None,
+) -> Finished:
     run = link.submit(run_config_of(cell, out, token))
     try:
-        return follow(run, FolderReader(out), index, cell.schedule.rounds, observer)
+        return follow(run, FolderReader(out), index, cell.schedule.rounds, observer, lost)
     except BaseException:
         if link.process is None:  # our own is ended as a whole
             run.stop()
@@ -84,16 +94,24 @@ def _submit(link: SuperLink, index: int, cell: Cell, out: Path, token: str, obse
 
 
 @contextmanager
-def _local_federation(cell: Cell, token: str) -> Iterator[SuperLink]:
-    """SuperLink and silos as processes that are gone when the block is left."""
+def _local_federation(cell: Cell, token: str) -> Iterator[tuple[SuperLink, Lost]]:
+    """SuperLink and silos as processes that are gone when the block is left, and what says that one has ended.
+
+    A run that continues without a missing silo is told of none.
+    """
     with tempfile.TemporaryDirectory(prefix="fedpriv-") as name:
         home = Path(name)
         policies = write_silos(cell, state_folder(token), home)
         with federation_superlink(home, len(policies)) as link:
             assert link.address is not None
-            for number, policy in enumerate(policies):
-                LocalSilo(number, policy, link.address, node_keys(home, number)).start()
-            yield link
+            silos = [
+                LocalSilo(number, policy, link.address, node_keys(home, number))
+                for number, policy in enumerate(policies)
+            ]
+            for silo in silos:
+                silo.start()
+            needed = [] if cell.deployment.missing == "continue" else silos
+            yield link, lambda: next((said for silo in needed if (said := silo.ended()) is not None), None)
 
 
 def _digest(cell: Cell) -> str:

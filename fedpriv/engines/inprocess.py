@@ -5,8 +5,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-from flwr.app import Context
+from typing import Any
 
 from fedpriv.clients.app import app as client_app
 from fedpriv.engines.base import Outcome
@@ -42,7 +41,7 @@ def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outc
         refuse_vectorized_options(cell, "inprocess")
         one = _OneCell(index, observer)
 
-        def observer_of(_: Context, one: RunObserver = one) -> RunObserver:
+        def observer_of(_: Mapping[str, Any], one: RunObserver = one) -> RunObserver:
             return one
 
         run_config = run_config_of(cell, Path())

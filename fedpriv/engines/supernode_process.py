@@ -2,7 +2,8 @@
 
     python -P -m fedpriv.engines.supernode_process SUPERLINK SILO GUARD KEYS|-
 
-It is started again while the SuperLink refuses its key: one that was killed counts as connected for a minute.
+It is started again while the SuperLink refuses its key (one that was killed counts as connected for a minute), and
+where its port was taken by another meanwhile.
 """
 
 import os
@@ -12,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -52,9 +54,8 @@ def run_supernode(superlink: str, silo: int, guard: Path, keys: Path | None) -> 
         folder, secret = Path(own), Path(own) / "superexec.secret"
         certificates.make_server_keys(folder)
         certificates.write_secret(secret, secrets.token_bytes(32))
-        (port,) = free_ports(1)
         node = f"partition-id={silo} guard='{guard}'"
-        options = [f"--superlink={superlink}", "--node-config", node, "--port", str(port)]
+        options = [f"--superlink={superlink}", "--node-config", node]
         options += ["--isolation=process", f"--superexec-auth-secret-file={secret}"]
         options += [f"--ssl-ca-certfile={folder / certificates.AUTHORITY}"]
         options += [f"--ssl-certfile={folder / certificates.CERTIFICATE}"]
@@ -64,28 +65,42 @@ def run_supernode(superlink: str, silo: int, guard: Path, keys: Path | None) -> 
         else:
             authority = keys / certificates.AUTHORITY
             options += [f"--root-certificates={authority}", f"--auth-supernode-private-key={keys / NODE_KEY}"]
-        runtime = f"127.0.0.1:{port}"
-        heard, bell = os.pipe()  # a byte for each task, from the SuperNode to the executor
-        words = superexec_command(runtime, folder / certificates.AUTHORITY, secret, os.getpid(), heard)
-        executor = subprocess.Popen(words, pass_fds=[heard])
-        os.close(heard)
-        try:
-            return _until_it_stays(supernode_command(options, bell), bell)
-        finally:
-            executor.terminate()
-            executor.wait()
+        return until_it_stays(lambda: _run_once(options, folder / certificates.AUTHORITY, secret))
 
 
-def _until_it_stays(words: Sequence[str], bell: int) -> int:
+def _run_once(options: Sequence[str], authority: Path, secret: Path) -> int:
+    """SuperNode and executor until the SuperNode ends; its exit code.
+
+    A port that is free now may be another's when the SuperNode listens, so that every start takes one of its own.
+    """
+    (port,) = free_ports(1)
+    heard, bell = os.pipe()  # a byte for each task, from the SuperNode to the executor
+    words = superexec_command(f"127.0.0.1:{port}", authority, secret, os.getpid(), heard)
+    with (
+        _ended_with_us(words, heard),
+        _ended_with_us(supernode_command([*options, f"--port={port}"], bell), bell) as node,
+    ):
+        return node.wait()
+
+
+@contextmanager
+def _ended_with_us(words: Sequence[str], inherited: int) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that has the descriptor `inherited`, which is closed here; the SuperLink hears of a node's end."""
+    process = subprocess.Popen(words, pass_fds=[inherited])
+    os.close(inherited)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def until_it_stays(run_once: Callable[[], int]) -> int:
+    """Run what ends too early again, until it ended well or has not stayed for a minute and a half; the code."""
     first = time.monotonic()
     while True:
         started = time.monotonic()
-        node = subprocess.Popen(words, pass_fds=[bell])
-        try:
-            code = node.wait()
-        finally:
-            node.terminate()  # so that the SuperLink hears of it
-            node.wait()
+        code = run_once()
         now = time.monotonic()
         first = started if now - started > _REFUSED_SECONDS else first
         if code == 0 or now - first > _REFUSED_SECONDS:

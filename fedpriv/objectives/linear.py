@@ -204,7 +204,7 @@ def _clipped(slope: Tensor, features: Tensor, weights: Tensor, clip: Scalar) -> 
     """Factors of the clipped increments, (..., B, 1) and (..., B, f), and how many were clipped."""
     column, features = slope.unsqueeze(-1).to(weights.dtype), features.to(weights.dtype)
     clipped = clipping(rank_one(column.squeeze(-1).abs().double(), upper_norm(features)), weights, clip)
-    column, features = clipped.only(column, features)
+    column, features = clipped.only(column), clipped.only(features)
     return column * clipped.factor.unsqueeze(-1), features, clipped.clipped
 
 
@@ -212,7 +212,7 @@ def _formed_clipped(increments: Tensor, weights: Tensor, clip: Scalar) -> tuple[
     """Weights times the clipped increments (..., B, d) that are there as such, and how many were clipped."""
     vectors = increments.to(weights.dtype)
     clipped = clipping(formed(upper_norm(vectors)), weights, clip)
-    (vectors,) = clipped.only(vectors)
+    vectors = clipped.only(vectors)
     return vectors * clipped.factor.unsqueeze(-1), clipped.clipped
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedpriv.errors import InputError
 from fedpriv.running.fitted import fitted
-from fedpriv.scenario import Cell, load_scenario, resolve_cell
+from fedpriv.scenario import Cell, Scenario, load_scenario, resolve_cell
 
 
 def run_config_of(cell: Cell, out: Path, run_token: str = "") -> dict[str, str | int]:
@@ -29,15 +29,23 @@ def run_config_of(cell: Cell, out: Path, run_token: str = "") -> dict[str, str |
 def cell_of(run_config: Mapping[str, Any]) -> Cell:
     """The cell that a run configuration names.
 
-    `cell-json` holds a resolved cell; otherwise `scenario` is a path or the name of a shipped scenario, `set`
-    overrides separated by spaces, `cell` the number of the sweep point, from 0; noise that is to be fitted is
+    `cell-json` holds a resolved cell; otherwise it is that of `scenario_of_run`.  Noise that is to be fitted is
     fitted here then, by server and clients alike.
     """
     if run_config["cell-json"]:
         return resolve_cell(json.loads(str(run_config["cell-json"])), "cell-json")
+    return fitted(scenario_of_run(run_config).points[0].cell)
+
+
+def scenario_of_run(run_config: Mapping[str, Any]) -> Scenario:
+    """The scenario with one point that a person's run configuration names; InputError if there is no such.
+
+    `scenario` is a path or the name of a shipped scenario, `set` overrides separated by spaces, `cell` the number
+    of the sweep point, from 0.
+    """
     path = Path(str(run_config["scenario"]))
     scenario = load_scenario(path, str(run_config["set"]).split())
     chosen = int(run_config["cell"])
     if not 0 <= chosen < len(scenario.points):
         raise InputError(f"cell = {chosen}: {path} has cells 0 … {len(scenario.points) - 1}")
-    return fitted(scenario.points[chosen].cell)
+    return scenario.alone(chosen)

@@ -5,9 +5,10 @@ from typing import Any
 
 from fedpriv.accounting.selection import Selection
 from fedpriv.privacy.claim import EXACT
+from fedpriv.privacy.evaluations import evaluation_words
 from fedpriv.privacy.trust import trust_named
 from fedpriv.reports.summary import Metric, compare, incomplete, metrics_of, missing, point_text, points
-from fedpriv.sweep.results import Results
+from fedpriv.sweep.results import Results, engines_of
 
 _LISTED = 10  # missing points that are named; the tables show the others
 
@@ -41,7 +42,7 @@ def how_measured(results: Results) -> str:
             largest.append(f"{metric.title} {max(known):.{metric.digits}f}")
     worst = f"; largest |difference|: {', '.join(largest)}" if largest else ""
     notes = [each for each in (_withheld(results), _paired(results), _unread(results)) if each]
-    return " ".join([f"{seeds}; engine {results.engine}{worst}.", *notes])
+    return " ".join([f"{seeds}; engine {engines_of(results)}{worst}.", *notes])
 
 
 def _withheld(results: Results) -> str:
@@ -72,7 +73,7 @@ def _unread(results: Results) -> str:
 
 
 def privacy_lines(results: Results) -> list[str]:
-    """A line for each distinct statement; those that differ only in μ share one."""
+    """A line for each distinct statement; those that differ only in μ share one; then those of evaluations."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for cell in results.cells:
         kind = (
@@ -82,7 +83,8 @@ def privacy_lines(results: Results) -> list[str]:
             cell.get("holds"),
         )
         groups.setdefault(kind, []).append(cell)
-    return [*(_statement(cells) for cells in groups.values()), *choice_of_settings(results)]
+    tests = {evaluation_words(told, cell["delta"]) for cell in results.cells if (told := cell.get("evaluation"))}
+    return [*(_statement(cells) for cells in groups.values()), *sorted(tests), *choice_of_settings(results)]
 
 
 def choice_of_settings(results: Results) -> list[str]:

@@ -22,7 +22,7 @@ from fedpriv.reports.statement import NOT_PROTECTED, statements
 from fedpriv.reports.summary import incomplete, value_text
 from fedpriv.reports.table import tables_of
 from fedpriv.reports.verdict import RUNS, holders, repeated, verdict
-from fedpriv.sweep.results import Results, read_history, read_results
+from fedpriv.sweep.results import Results, engines_of, read_history, read_results
 
 
 def write_report(folder: Path, file: Path | None = None) -> Path:
@@ -68,6 +68,7 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
         statements=said,
         notes=list(dict.fromkeys(each.noise for each in said if each.noise)),
         assumptions=list(dict.fromkeys(line for each in said for line in each.assumptions)),
+        evaluations=list(dict.fromkeys(line for each in said for line in each.evaluations)),
         about_the_loss=list(dict.fromkeys(line for each in said if each.private for line in each.about_the_loss)),
         not_protected=NOT_PROTECTED,
         tables=tables_of(results),
@@ -114,7 +115,7 @@ def _facts(results: Results) -> list[tuple[str, str]]:
         ),
         ("seeds", ", ".join(map(str, results.seeds))),
         ("cells", f"{cells}, computed in {sum(each['wall_seconds'] for each in results.cells):.1f} s"),
-        ("engine", results.engine),
+        ("engine", engines_of(results)),
     ]
 
 

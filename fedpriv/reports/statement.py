@@ -8,6 +8,7 @@ from typing import Any
 from fedpriv.accounting import GaussianDP
 from fedpriv.accounting.gdp import compose
 from fedpriv.privacy.claim import EXACT
+from fedpriv.privacy.evaluations import evaluation_words
 from fedpriv.privacy.ledger import ReleaseStream, claim_of, from_data
 from fedpriv.privacy.several import words_of_several
 from fedpriv.privacy.trust import Trust, trust_named
@@ -65,6 +66,8 @@ class Statement:
     noise: str
     mechanisms: Sequence[str]
     levels: Sequence[Level]
+    evaluations: Sequence[str]
+    """Whose the metrics are, and what they cost test records, where silos evaluated."""
     about_the_loss: Sequence[str]
     """What the figures take for granted about loss and model."""
     assumptions: Sequence[str]
@@ -138,6 +141,9 @@ def _statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequen
         + (together if first["noise"] == "release" else ""),
         mechanisms=sorted({_described_noise(stream) for released in streams for stream in released}),
         levels=sorted(known, key=lambda level: float(level.epsilon)),
+        evaluations=sorted(
+            {evaluation_words(told, cell["delta"]) for cell in cells if (told := cell.get("evaluation"))}
+        ),
         about_the_loss=sorted({about_the_loss(stream) for released in streams for stream in released}),
         assumptions=[
             unit.presumes,

@@ -124,6 +124,12 @@ def _holders(name: str, cells: Sequence[Mapping[str, Any]]) -> list[Holder]:
     released = all(cell["noise"] == "release" for cell in cells)
     key = "the key of its noise" if released else "noise from the scenario's seed"
     own = f"its own records{each}"
+    if all("clients" in cell for cell in cells):
+        return [
+            Holder(f"each client ({name})", "its own records", "the model of the rounds in which it takes part"),
+            Holder(f"the server ({name})", f"the test records, {key}", "what each client sends, without noise"),
+            Holder("everyone else", "nothing", "the models that are published"),
+        ]
     if trust.masked:
         silo = f"{own}, {key}, the keys of its masks"
         seen = "masked messages, and their sum with the noise of all silos"

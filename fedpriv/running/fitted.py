@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedpriv.algorithms import Algorithm, Problem
 from fedpriv.algorithms.base import NoiseSettings
@@ -115,8 +116,9 @@ def _asked(cell: Cell) -> str | None:
 def _fit(asked: str, cell: Cell) -> Fitted:
     settings, started = cell.algorithm.settings, time.perf_counter()
     assert isinstance(settings, NoiseSettings)
-    objective = objective_of(*response_and_workload(cell.algorithm.row, settings, cell.schedule))
-    best = fit(objective, settings.mechanism, settings, scalable=settings.late_clip == "same")
+    with torch.inference_mode(False):  # in which Flower's apps ask; a response is read off by a backward pass
+        objective = objective_of(*response_and_workload(cell.algorithm.row, settings, cell.schedule))
+        best = fit(objective, settings.mechanism, settings, scalable=settings.late_clip == "same")
     found = {"mechanism": best.mechanism.name, **best.mechanism.options()}
     return Fitted(asked, found, best.name, best.vectors, time.perf_counter() - started)
 

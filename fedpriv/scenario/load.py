@@ -1,6 +1,7 @@
 """From a TOML file to the cells it stands for: overrides, sweep, seeds, validation."""
 
 import copy
+import dataclasses
 import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -42,6 +43,12 @@ class Scenario:
     scaling: Scaling | None = None
     tuned: Tuned | None = None
     """How its settings were chosen, where `fedpriv tune` wrote the file."""
+
+    def alone(self, place: int) -> "Scenario":
+        """The scenario of its point at `place` only: its axes and seeds have one value each."""
+        point = self.points[place]
+        axes = {key: [value] for key, value in point.swept.items()}
+        return dataclasses.replace(self, axes=axes, seeds=[point.cell.seed], points=[point])
 
 
 def load_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:

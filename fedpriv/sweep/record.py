@@ -9,6 +9,7 @@ from typing import Any, Literal
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee
 from fedpriv.privacy.claim import EXACT, PrivacyClaim
+from fedpriv.privacy.evaluations import evaluation_data
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
 from fedpriv.privacy.several import bounds_of_several
 from fedpriv.privacy.unit import RECORD
@@ -83,12 +84,14 @@ def _target(cell: Cell) -> str:
 def record_of(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:
     """Everything that results.json says of one finished cell."""
     federation, rounds = point.cell.federation, point.cell.schedule.rounds
+    stated = privacy_of(point.cell, finished.releases, finished.noise)
     return {
         "cell": place,
         "point": dict(point.swept),
         "seed": point.cell.seed,
         **finished.metrics,
-        **privacy_of(point.cell, finished.releases, finished.noise),
+        **stated,
+        "evaluation": evaluation_data(finished.evaluations, point.cell.algorithm.trust, stated["mu"]),
         "silos": federation.silos,
         **({} if federation.clients is None else {"clients": federation.clients}),
         "rounds": rounds,

@@ -147,14 +147,16 @@ class RunFolder(RunObserver):
     def _finished_before(self, groups: Groups | None) -> dict[int, dict[str, Any]]:
         before = read_results(self.path)
         self._rerun, self._date = before.rerun or self._rerun, before.date or self._date
-        found = {cell["cell"]: dict(cell) for cell in before.cells}
+        kept = [cell for cell in before.cells if (self.path / cell["model"]).exists()]  # else it is run again
+        found = {cell["cell"]: dict(cell) for cell in kept}
         points = self._scenario.points
         for place, record in found.items():
             then = resolve_cell(record["scenario"], str(self.path)).canonical()  # with what newer keys stand for
             if place >= len(points) or points[place].cell.canonical() != then:
                 raise InputError(
                     f"{self.path} holds another run: its cell {place} differs from this scenario's; "
-                    "give another --out, or the scenario and --set options it was started with"
+                    "give another --out, or the scenario and --set options it was started with; more seeds or "
+                    "sweep values are another run"
                 )
         if groups is None or len(found) in (0, len(points)):
             return found
@@ -215,6 +217,11 @@ def fits_of(folder: Path) -> dict[str, Fitted]:
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
     return {fit.asked: fit for fit in fits}
+
+
+def engines_of(results: Results) -> str:
+    """Which engines computed the cells: a run can be resumed on another one."""
+    return ", ".join(dict.fromkeys(str(cell["engine"]) for cell in results.cells)) or results.engine
 
 
 def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:

@@ -39,7 +39,7 @@ def run_sweep(
     engine keeps them.  InputError for what cannot be run, a folder that another run is using among it, RunError
     for what could not be finished.
     """
-    path = out or _free_folder(scenario.name, resume=resume)
+    path = out or free_folder(scenario.name, resume=resume)
     kept = CheckpointFolder(path, Observers((), observers))
     engine = engine_named(engine_name, path, connection, kept)
     if workers is not None:
@@ -89,7 +89,7 @@ def rerun_command(
     return shlex.join(["fedpriv", "run", path, *options])
 
 
-def _free_folder(name: str, *, resume: bool) -> Path:
+def free_folder(name: str, *, resume: bool = False) -> Path:
     """runs/NAME, or the first of runs/NAME-2, … that is free; with `resume` the latest that is not."""
     taken = [path for path in _numbered(name) if (path / "results.json").exists()]
     if resume and taken:

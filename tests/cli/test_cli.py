@@ -256,7 +256,7 @@ def test_a_stopped_run_is_valid_incomplete_and_goes_on(tmp_path: Path, sent: sig
     finally:
         process.kill()
     assert process.returncode == 130, said
-    assert "cells left; go on with\n" in said
+    assert "cells left; resume with\n" in said
     command = said.splitlines()[-1].strip()
     assert command == shlex.join(["fedpriv", *arguments[:4], *settings, "--resume", "--out", "out"])
     assert "Traceback" not in said

@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
 INSECURE = ROOT / "docker-compose.insecure.yml"
 SILOS = (0, 1, 2)
-with_silos = runpy.run_path(str(ROOT / "deploy" / "silos.py"))["with_silos"]
+HOSPITALS = ROOT / "docker-compose.hospitals.yml"
+SCRIPT = runpy.run_path(str(ROOT / "deploy" / "silos.py"))
+with_silos, of_hospitals = SCRIPT["with_silos"], SCRIPT["of_hospitals"]
 
 
 @pytest.fixture(scope="module")
@@ -176,9 +178,16 @@ def compose_command() -> list[str] | None:
 
 
 @pytest.mark.skipif(compose_command() is None, reason="neither docker-compose nor docker compose is installed")
-@pytest.mark.parametrize("files", [["docker-compose.yml"], ["docker-compose.yml", "docker-compose.insecure.yml"]])
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["docker-compose.yml"],
+        ["docker-compose.yml", "docker-compose.insecure.yml"],
+        ["docker-compose.hospitals.yml"],
+    ],
+)
 def test_compose_itself_accepts_the_files(files: list[str], tmp_path: Path) -> None:
-    for path in (COMPOSE, INSECURE):
+    for path in (COMPOSE, INSECURE, HOSPITALS):
         shutil.copy(path, tmp_path)
     command = [*(compose_command() or []), *(word for file in files for word in ("-f", file)), "config", "--quiet"]
     environment = {name: value for name, value in os.environ.items() if name != "FEDPRIV_USER"}
@@ -190,3 +199,14 @@ def test_compose_itself_accepts_the_files(files: list[str], tmp_path: Path) -> N
     prepared = {**environment, "FEDPRIV_USER": "1000:1000"}
     done = subprocess.run(command, cwd=tmp_path, env=prepared, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_hospitals_file_is_that_of_four_silos() -> None:
+    """`deploy/silos.py` writes it from docker-compose.yml; only the defaults of the job differ."""
+    text = HOSPITALS.read_text(encoding="utf-8")
+    assert text == of_hospitals(COMPOSE.read_text(encoding="utf-8"))
+    tree, usual = yaml.safe_load(text), yaml.safe_load(with_silos(COMPOSE.read_text(encoding="utf-8"), 4))
+    job, command = tree["services"].pop("job"), usual["services"].pop("job")["command"]
+    assert tree == usual
+    assert "scenarios/heart-hospitals.toml" in job["command"]
+    assert "heart-hospitals" not in command

@@ -5,122 +5,38 @@ Takes a Docker daemon, and minutes: `make e2e`.
 
 import json
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from tests.e2e.docker_host import UnavailableError, base_image, docker_daemon, fetch_wheels, run
+from tests.e2e.checkout import Containers, prepared
+from tests.e2e.docker_host import UnavailableError, run
 from tests.e2e.federation import wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
 SILOS, ROUNDS, SEEDS = 3, 3, 8
-UP_SECONDS = 1200.0  # a limit for what hangs; on a quiet machine it is a minute
 NOISY, NOISE_FREE = "scenarios/noisy.toml", "scenarios/noise-free.toml"
 
 pytestmark = pytest.mark.containers
 
 
-@dataclass(frozen=True)
-class Containers:
-    """A checkout in which deploy/prepare.sh has been run."""
-
-    checkout: Path
-    environment: Mapping[str, str]
-
-    def compose(self, *words: str, scenario: str = NOISY) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            ["docker-compose", "--ansi=never", *words],
-            cwd=self.checkout,
-            env={**self.environment, "SCENARIO": scenario},
-            capture_output=True,
-            text=True,
-            timeout=UP_SECONDS,
-            check=False,
-        )
-
-    def up(self, scenario: str, during: Callable[[], None] = lambda: None) -> "subprocess.CompletedProcess[str]":
-        """README's command, and the containers taken away after it; the ledgers stay."""
-        try:
-            running = subprocess.Popen(
-                ["deploy/up.sh"],
-                cwd=self.checkout,
-                env={**self.environment, "SCENARIO": scenario},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            during()
-            output, _ = running.communicate(timeout=UP_SECONDS)
-            return subprocess.CompletedProcess(["deploy/up.sh"], running.returncode, output)
-        finally:
-            self.compose("down")
-
-    def inside(self, name: str, *words: str) -> "subprocess.CompletedProcess[str]":
-        """A shell command, the last of `words`, in a running container; options of `exec` before it."""
-        return self.compose("exec", "-T", *words[:-1], name, "sh", "-c", words[-1])
-
-    def simulate(self, scenario: str, out: str, *overrides: str) -> list[Mapping[str, Any]]:
-        """The in-process engine, in the job's own container: the same torch, whatever is installed here."""
-        options = [word for override in overrides for word in ("--set", override)]
-        words = ("fedpriv", "run", scenario, "--engine", "inprocess", "--out", f"runs/{out}", *options)
-        done = self.compose("run", "--rm", "--no-deps", "job", *words)
-        assert done.returncode == 0, done.stderr
-        return self.results(out)["cells"]  # type: ignore[no-any-return]
-
-    def results(self, name: str) -> Mapping[str, Any]:
-        return dict(json.loads((self.checkout / "runs" / name / "results.json").read_text(encoding="utf-8")))
-
-    def model(self, name: str, cell: int = 0) -> NDArray[np.float32]:
-        return np.load(self.checkout / "runs" / name / "models" / f"{cell:04d}.npy")
-
-
 @pytest.fixture(scope="module")
 def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
-    folder = tmp_path_factory.mktemp("containers")
     try:
-        with docker_daemon(folder / "docker") as found:
-            base, checkout = base_image(folder, found), clean_checkout(folder / "fedpriv")
-            fetch_wheels(checkout, found)
-            environment = {
-                **found,
-                "BASE_IMAGE": base,
-                "PIP_NO_INDEX": "1",
-                "FEDPRIV_IMAGE": "fedpriv:e2e",
-                "COMPOSE_PROJECT_NAME": "fedpriv-e2e",
-                "FLWR_LOG_LEVEL": "INFO",
-            }
-            ready = Containers(checkout, environment)
-            ready.compose("down", "--volumes")  # of an earlier test that was killed
-            subprocess.run(
-                ["deploy/prepare.sh", NOISY, "--runs", "1"], cwd=checkout, env=environment, check=True, timeout=600
-            )
-            try:
-                yield ready
-            finally:
-                ready.compose("down", "--volumes")
+        with prepared(tmp_path_factory.mktemp("containers"), NOISY, "--runs", "1", change=two_scenarios) as ready:
+            yield ready
     except UnavailableError as reason:
         pytest.skip(f"no containers here: {reason}")
 
 
-def clean_checkout(folder: Path) -> Path:
-    """The files that git knows, as they are now, and the two scenarios of this test."""
-    listed = run("git", "ls-files", "-z", env={"PATH": "/usr/bin:/bin"}, cwd=ROOT)
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
-    text = (folder / "scenarios" / "containers.toml").read_text(encoding="utf-8")
+def two_scenarios(checkout: Path) -> None:
+    """The scenarios of this test."""
+    text = (checkout / "scenarios" / "containers.toml").read_text(encoding="utf-8")
     noisy = text.replace("rounds = 6", f"rounds = {ROUNDS}").replace('name = "containers"', 'name = "noisy"')
     noise_free = noisy.replace("mu = 2.0", 'mode = "none"').replace('name = "noisy"', 'name = "noise-free"')
-    (folder / NOISY).write_text(noisy, encoding="utf-8")
-    (folder / NOISE_FREE).write_text(noise_free, encoding="utf-8")
-    return folder
+    (checkout / NOISY).write_text(noisy, encoding="utf-8")
+    (checkout / NOISE_FREE).write_text(noise_free, encoding="utf-8")
 
 
 def test_a_guard_refuses_a_run_without_noise_and_the_job_fails(containers: Containers) -> None:

@@ -3,13 +3,21 @@
 import os
 import signal
 import subprocess
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
+from fedpriv.engines import supernode_process
+from fedpriv.engines.base import LOCAL
+from fedpriv.engines.deployment import run_deployment
 from fedpriv.engines.processes import script
+from fedpriv.errors import RunError
+from fedpriv.running.observer import RunObserver
+from fedpriv.scenario import Cell
 from fedpriv.sweep.results import read_results
 from tests.e2e.federation import SCENARIO, wait_until
 
@@ -90,6 +98,19 @@ def test_a_command_that_is_killed_leaves_nothing_running_and_no_keys(tmp_path: P
         running.wait()
         wait_until(lambda: not left_running(home), "nothing to run", seconds=60.0)
         wait_until(lambda: not list(home.glob("fedpriv-*")), "no folder to be there", seconds=60.0)
+
+
+@pytest.mark.deployment
+def test_a_supernode_that_ends_for_good_ends_the_command(
+    tmp_path: Path, small_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was waited for, in silence, until the patience of the scenario was over."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    words = [sys.executable, "-c", "raise SystemExit('this node does not want to')"]
+    monkeypatch.setattr(supernode_process, "command", lambda *_: words)
+    cell = small_cell(deployment__patience=900.0)
+    with pytest.raises(RunError, match=r"silo \d's supernode ended with exit code 1:\n.*does not want to"):
+        list(run_deployment([cell], RunObserver(), folder=tmp_path / "run", connection=LOCAL))
 
 
 @pytest.mark.deployment

@@ -1,5 +1,6 @@
 """Real guards with the records of a quickstart app, and the app's messages."""
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 
 from fedpriv.clients.ledger import SiloLedger
@@ -16,8 +18,30 @@ from fedpriv.clients.policy import read_policy
 from fedpriv.clients.prepare import policy_text, write_shard
 from fedpriv.data.datasets import load
 from tests.clients.guarded import start_daemon
+from tests.flower.quickstart.task import Net, load_centralized_dataset
+from tests.flower.quickstart.task import test as evaluate
 
 HELD = 1200
+APPS = {"message": ("server_app:app", "client_app:app"), "numpy": ("numpy_app:server", "numpy_app:app")}
+"""ServerApp and ClientApp of the quickstart in Flower's present way, and in its older one."""
+
+PYPROJECT = """\
+[project]
+name = "quickstart"
+version = "1.0.0"
+description = "the template's app"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "tests"
+
+[tool.flwr.app.components]
+serverapp = "quickstart.{server}"
+clientapp = "quickstart.{client}"
+
+[tool.flwr.app.config]
+"""
 HERE = Path(__file__).parent
 
 
@@ -69,6 +93,18 @@ def run_config(folder: Path, **keys: Any) -> dict[str, Any]:
     }
 
 
+def app_files(config: dict[str, Any], style: str = "message") -> dict[str, str]:
+    """The app's folder as `flwr new` lays it out: file -> text; `config` are the defaults of its keys."""
+    server, client = APPS[style]
+    keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items())
+    own = {path.name: path.read_text() for path in (HERE / "quickstart").iterdir() if path.is_file()}
+    return {
+        "pyproject.toml": PYPROJECT.format(server=server, client=client) + keys,
+        "quickstart/__init__.py": "",
+        **{f"quickstart/{name}": text for name, text in own.items()},
+    }
+
+
 def context_of(folder: Path, run: int, silo: int = 0, **keys: Any) -> Context:
     """A node's context in one run."""
     return Context(run, 1000 + silo, {"partition-id": silo}, RecordDict(), run_config(folder, **keys))
@@ -81,3 +117,10 @@ def ledger_of(folder: Path, silo: int = 0) -> list[tuple[str, float, int]]:
     rows = [(row.run_id, row.mu, row.answered) for row in ledger.overview()]
     ledger.close()
     return rows
+
+
+def accuracy_of(saved: str) -> float:
+    """The test accuracy of the model that a ServerApp saved."""
+    model = Net()
+    model.load_state_dict(torch.load(saved, weights_only=True))
+    return evaluate(model, load_centralized_dataset())[1]

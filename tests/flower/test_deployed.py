@@ -1,7 +1,6 @@
 """The quickstart app as SuperNodes run it: its bundle from the server, its guards from the sites."""
 
 import hashlib
-import json
 import subprocess
 import tempfile
 import time
@@ -18,38 +17,16 @@ from flwr.supercore.fab import Fab
 from fedpriv.engines import supernode_process
 from fedpriv.engines.processes import environment
 from fedpriv.engines.superlink import SubmittedRun, SuperLink, federation_superlink, node_keys
-from tests.flower.quickstart.client_app import SCENARIO
 from tests.flower.quickstart.task import Net, load_centralized_dataset
 from tests.flower.quickstart.task import test as evaluate
-from tests.flower.silos import guards, ledger_of, run_config
-
-PYPROJECT = """\
-[project]
-name = "quickstart"
-version = "1.0.0"
-description = "the template's app"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "tests"
-
-[tool.flwr.app.components]
-serverapp = "quickstart.server_app:app"
-clientapp = "quickstart.client_app:app"
-
-[tool.flwr.app.config]
-"""
+from tests.flower.silos import app_files, guards, ledger_of, run_config
 
 
 def submitted(link: SuperLink, folder: Path) -> SubmittedRun:
     """The app as `flwr run` bundles it: its own code, and the scenario beside it."""
     config = {key: value for key, value in run_config(folder).items() if key != "guard"}
-    keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items())
-    files: dict[str, bytes | Path] = {
-        f"quickstart/{path.name}": path.read_bytes() for path in SCENARIO.parent.iterdir() if path.is_file()
-    }
-    content, _ = build_fab_from_files({"pyproject.toml": (PYPROJECT + keys).encode(), **files})
+    files: dict[str, bytes | Path] = {name: text.encode() for name, text in app_files(config).items()}
+    content, _ = build_fab_from_files(files)
     request = StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})))
     return SubmittedRun(link, link.control._ask(lambda client: client.StartRun(request)).run_id)
 

@@ -115,9 +115,11 @@ def test_who_is_refused_for_ever_fills_no_log(caplog: pytest.LogCaptureFixture) 
 
 
 def test_the_page_shows_the_app_that_is_tested() -> None:
-    """Every line that docs/existing-flower-app.md adds is one of the tested ClientApp, and they are five."""
+    """Every line that docs/existing-flower-app.md adds is one of a tested app; those of the first are five."""
     page = (ROOT / "docs" / "existing-flower-app.md").read_text(encoding="utf-8")
     added = [line[1:] for line in page.splitlines() if line.startswith("+") and line.strip("+ ")]
-    tested = (SCENARIO.parent / "client_app.py").read_text(encoding="utf-8").splitlines()
-    assert len(added) == 5
-    assert [line for line in added if line not in tested] == []
+    texts = [(SCENARIO.parent / name).read_text(encoding="utf-8") for name in ("client_app.py", "numpy_app.py")]
+    message, numpy = (text.splitlines() for text in texts)
+    assert len(added) == 6
+    assert [line for line in added[:5] if line not in message] == []
+    assert added[5] in numpy

@@ -3,12 +3,12 @@
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import InputError, RunError
@@ -80,7 +80,7 @@ def test_the_servers_own_error_comes_through_where_no_report_of_it_can_be_writte
     grid = InProcessGrid(None, 3, {})  # its nodes fail at the first message
     context = grid.server_context(run_config_of(cell, tmp_path))
 
-    def reporter(_: Context) -> FolderReporter:
+    def reporter(_: Mapping[str, Any]) -> FolderReporter:
         made = FolderReporter(tmp_path)
         full_disk()
         return made

@@ -208,3 +208,24 @@ def test_no_bound_where_nothing_is_proved(tmp_path: Path) -> None:
             assert "no theorem with explicit numbers is known for dp-sgd" in str(shown.exception)
         else:
             assert json.loads(shown.output)["points"][0]["bound"] is None
+
+
+def test_phases_and_increments_have_their_numbers(tmp_path: Path) -> None:
+    """A curator's phased SGD on a convex loss; online-to-batch's increments of at most G + 4 H R for weights t."""
+    file = tmp_path / "phased.toml"
+    text = SCENARIO.format(algorithm='name = "phased-sgd"\nstep = 0.02\nradius = 1.0')
+    text = text.replace('trust = "trusted"', 'trust = "curator"').replace('"linear-regression"', '"synthetic"')
+    text = text.replace('[model]\nname = "least-squares"\nball = 1.0\n', "").replace("silos = 2", "silos = 1")
+    file.write_text(text.replace("rounds = 12\nsamples = 2400", "rounds = 12\nbatch = 20"))
+    (point,) = json.loads(CliRunner().invoke(app, ["privacy", "theorem", str(file), "--json"]).output)["points"]
+    (found,), told = point["theorems"], point["problem"]
+    slope, dimension = told["lipschitz"], told["dimension"]
+    expected = 2.0 / slope * min(4.0 / math.sqrt(told["records"]), 2.0 * 2.0 / (2.0 * math.sqrt(dimension)))
+    assert found["numbers"]["step"] == pytest.approx(expected)
+    assert found["numbers"]["noise std"] == pytest.approx(slope / 2.0)
+    assert point["bound"]["excess risk"] > 0.0
+    text = SCENARIO.format(algorithm='name = "online-to-batch"\nclip = 1.0\nstep = 0.01\nradius = 1.0')
+    file.write_text(text)
+    (point,) = json.loads(CliRunner().invoke(app, ["privacy", "theorem", str(file), "--json"]).output)["points"]
+    told = point["problem"]
+    assert point["theorems"][0]["numbers"]["clip"] == pytest.approx(told["lipschitz"] + 4.0 * told["smoothness"])

@@ -1,0 +1,115 @@
+"""A clean checkout in which the containers are prepared and run, as README says."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.e2e.docker_host import base_image, docker_daemon, fetch_wheels, run
+
+ROOT = Path(__file__).resolve().parents[2]
+UP_SECONDS = 1200.0  # a limit for what hangs; on a quiet machine it is a minute
+
+
+@dataclass(frozen=True)
+class Containers:
+    """A checkout in which deploy/prepare.sh has been run."""
+
+    checkout: Path
+    environment: Mapping[str, str]
+
+    def compose(self, *words: str, scenario: str = "") -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            ["docker-compose", "--ansi=never", *words],
+            cwd=self.checkout,
+            env=self._environment(scenario),
+            capture_output=True,
+            text=True,
+            timeout=UP_SECONDS,
+            check=False,
+        )
+
+    def up(self, scenario: str, during: Callable[[], None] = lambda: None) -> "subprocess.CompletedProcess[str]":
+        """README's command, and the containers taken away after it; the ledgers stay."""
+        try:
+            running = subprocess.Popen(
+                ["deploy/up.sh"],
+                cwd=self.checkout,
+                env=self._environment(scenario),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            during()
+            output, _ = running.communicate(timeout=UP_SECONDS)
+            return subprocess.CompletedProcess(["deploy/up.sh"], running.returncode, output)
+        finally:
+            self.compose("down")
+
+    def inside(self, name: str, *words: str) -> "subprocess.CompletedProcess[str]":
+        """A shell command, the last of `words`, in a running container; options of `exec` before it."""
+        return self.compose("exec", "-T", *words[:-1], name, "sh", "-c", words[-1])
+
+    def simulate(self, scenario: str, out: str, *overrides: str) -> list[Mapping[str, Any]]:
+        """The in-process engine, in the job's own container: the same torch, whatever is installed here."""
+        options = [word for override in overrides for word in ("--set", override)]
+        words = ("fedpriv", "run", scenario, "--engine", "inprocess", "--out", f"runs/{out}", *options)
+        done = self.compose("run", "--rm", "--no-deps", "job", *words)
+        assert done.returncode == 0, done.stderr
+        return self.results(out)["cells"]  # type: ignore[no-any-return]
+
+    def results(self, name: str) -> Mapping[str, Any]:
+        return dict(json.loads((self.checkout / "runs" / name / "results.json").read_text(encoding="utf-8")))
+
+    def model(self, name: str, cell: int = 0) -> NDArray[np.float32]:
+        return np.load(self.checkout / "runs" / name / "models" / f"{cell:04d}.npy")
+
+    def _environment(self, scenario: str) -> dict[str, str]:
+        return {**self.environment, **({"SCENARIO": scenario} if scenario else {})}
+
+
+@contextmanager
+def prepared(
+    folder: Path, *options: str, change: Callable[[Path], None] = lambda _: None, **own: str
+) -> Iterator[Containers]:
+    """The containers of a clean checkout after `deploy/prepare.sh OPTIONS`; gone, ledgers and all, with the block.
+
+    `change` may change the checkout before; `own` are environment variables.  UnavailableError where none can run.
+    """
+    with docker_daemon(folder / "docker") as found:
+        base, checkout = base_image(folder, found), clean_checkout(folder / "fedpriv")
+        fetch_wheels(checkout, found)
+        change(checkout)
+        environment = {
+            **found,
+            "BASE_IMAGE": base,
+            "PIP_NO_INDEX": "1",
+            "FEDPRIV_IMAGE": "fedpriv:e2e",
+            "COMPOSE_PROJECT_NAME": "fedpriv-e2e",
+            "FLWR_LOG_LEVEL": "INFO",
+            **own,
+        }
+        ready = Containers(checkout, environment)
+        ready.compose("down", "--volumes")  # of an earlier test that was killed
+        subprocess.run(["deploy/prepare.sh", *options], cwd=checkout, env=environment, check=True, timeout=600)
+        try:
+            yield ready
+        finally:
+            ready.compose("down", "--volumes")
+
+
+def clean_checkout(folder: Path) -> Path:
+    """The files that git knows, as they are now, links as links."""
+    listed = run("git", "ls-files", "-z", env={"PATH": "/usr/bin:/bin"}, cwd=ROOT)
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    return folder

@@ -1,0 +1,125 @@
+"""`flwr run .` leaves what `fedpriv run` leaves: the same folder, read by the same commands."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedpriv.cli.app import app as cli
+from fedpriv.clients.app import app as client_app
+from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.errors import InputError
+from fedpriv.sweep.flower_run import app, run_folder
+from fedpriv.sweep.results import read_results
+
+ROOT = Path(__file__).resolve().parents[2]
+SCENARIO = """\
+name = "small"
+title = "A small one"
+[data]
+name = "synthetic"
+[federation]
+silos = 3
+rounds = 8
+[algorithm]
+name = "dp-ftrl"
+trust = "untrusted"
+clip = 1.0
+step = 0.1
+[privacy]
+relation = "replace-one"
+mu = 4.0
+[sweep]
+"algorithm.trust" = ["untrusted", "trusted"]
+"privacy.mu" = [4.0, 8.0]
+seeds = 2
+[paper]
+rows = "algorithm.trust"
+columns = "privacy.mu"
+test_loss = [[2.5, 2.4], [2.3, 2.2]]
+"""
+
+
+def configured(scenario: Path, **keys: Any) -> dict[str, Any]:
+    """The run configuration as pyproject.toml has it, with a person's own values."""
+    return {"scenario": str(scenario), "set": "", "cell": 0, "cell-json": "", "out": "", "run-token": "", **keys}
+
+
+def flwr_run(run_config: dict[str, Any]) -> None:
+    """What Flower does with the two apps, on the grid of this process."""
+    grid = InProcessGrid(client_app, 3, run_config)
+    app(grid, grid.server_context(run_config))
+
+
+@pytest.fixture
+def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("small.toml").write_text(SCENARIO)
+    return Path("small.toml")
+
+
+def command(*words: str) -> str:
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("fitted", [False, True], ids=["named noise", "fitted noise"])
+def test_a_run_of_flwr_is_the_run_of_fedpriv(scenario: Path, fitted: bool) -> None:
+    """The sixth cell, trusted with seed 1: every figure, the model, and the published value beside it."""
+    overrides = ["algorithm.mechanism=auto"] if fitted else []
+    flwr_run(configured(scenario, cell=5, set=" ".join(overrides)))
+    overrides += ["algorithm.trust=trusted", "privacy.mu=4.0", "seeds=[1]"]
+    options = [word for override in overrides for word in ("--set", override)]
+    command("run", str(scenario), "--engine", "inprocess", "--out", "runs/ours", *options)
+    theirs, ours = read_results(Path("runs/small")), read_results(Path("runs/ours"))
+    assert theirs.complete
+    assert theirs.engine == "flwr run"
+    assert theirs.published == ours.published
+    assert (theirs.axes, theirs.seeds) == (ours.axes, ours.seeds)
+    different = {"wall_seconds", "engine"}
+    (cell,), (expected,) = theirs.cells, ours.cells
+    assert {key for key in cell if cell[key] != expected[key]} <= different
+    model = "models/0000.npy"
+    assert Path("runs/small", model).read_bytes() == Path("runs/ours", model).read_bytes()
+    assert Path("runs/small/history.jsonl").read_text() == Path("runs/ours/history.jsonl").read_text()
+
+
+def test_its_folder_is_read_by_table_and_report(scenario: Path) -> None:
+    flwr_run(configured(scenario, cell=2))
+    assert "flwr run" in command("table", "runs/small")
+    assert "2.4" in command("table", "runs/small")  # the paper's value for this very cell
+    command("report", "runs/small", "--out", "report.html")
+    page = Path("report.html").read_text(encoding="utf-8")
+    assert "flwr run . --run-config" in page
+    assert "cell=2" in page
+
+
+def test_a_second_run_takes_a_folder_of_its_own(scenario: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        for _ in range(2):
+            flwr_run(configured(scenario))
+    assert f"fedpriv: results in {Path('runs/small-2').resolve()}" in caplog.text
+    for name in ("small", "small-2"):
+        assert read_results(Path("runs", name)).complete
+    with pytest.raises(InputError, match="holds results already"):
+        run_folder(configured(scenario, out="runs/small"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"cell": 8}, "cell = 8: small.toml has cells 0 … 7"),
+        ({"cell": -1}, "cell = -1"),
+        ({"scenario": "none.toml"}, "none.toml: no such file"),
+        ({"set": "privacy.mu=-1"}, "privacy.mu"),
+    ],
+)
+def test_a_configuration_that_names_no_cell_writes_nothing(
+    scenario: Path, keys: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(InputError, match=line):
+        run_folder({**configured(scenario), **keys})
+    assert not Path("runs").exists()
