@@ -8,8 +8,10 @@ import typer
 from fedpriv.cli.data import app as data_app
 from fedpriv.cli.export import export
 from fedpriv.cli.flower import superlink, supernode
+from fedpriv.cli.options import Imports
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
+from fedpriv.cli.tune_command import tune
 from fedpriv.errors import InputError, suggestion
 
 app = typer.Typer(
@@ -25,10 +27,6 @@ app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(silo_app, name="silo")
 
-Imports = Annotated[
-    list[Path] | None,
-    typer.Option("--import", metavar="FILE.py", help="Your own algorithms, models and data. Repeatable."),
-]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")]
 
 
@@ -135,87 +133,7 @@ def run(
     )
 
 
-@app.command()
-def tune(
-    scenario: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SCENARIO", help="A scenario by name or file, or a file that names one with grids."
-        ),
-    ],
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=[VALUE, …]",
-            help="Values to try; by default factors from 1/9 to 9 of the numbers in [algorithm]. Repeatable.",
-        ),
-    ] = None,
-    trials: Annotated[
-        float | None,
-        typer.Option(
-            help="So many settings of every row at random; with --private how many runs on average.  [default: "
-            "the whole grid; 25 without --grid; 20 with --private]"
-        ),
-    ] = None,
-    held_out: Annotated[
-        int | None, typer.Option(min=1, help="Training records to compare on, the last ones; a tenth by default.")
-    ] = None,
-    seeds: Annotated[
-        list[int] | None, typer.Option(min=0, help="Seed of the trials. Repeatable.  [default: 100]")
-    ] = None,
-    metric: Annotated[str, typer.Option(help="What settings are compared by.")] = "test_accuracy",
-    fixed: Annotated[
-        list[str] | None,
-        typer.Option("--while-tuning", metavar="KEY=VALUE", help="A key that holds while tuning. Repeatable."),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME-tuned by default.")] = None,
-    private: Annotated[
-        bool,
-        typer.Option("--private", help="Publish the best of a random number of runs only, and charge for it."),
-    ] = False,
-    eta: Annotated[
-        float, typer.Option(help="Of the number of private runs: 0 logarithmic, 1 geometric, between and beyond.")
-    ] = 0.0,
-    poisson: Annotated[bool, typer.Option("--poisson", help="A Poisson number of private runs instead.")] = False,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Of which settings are tried. With --private only for tests: it is then no secret."
-        ),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume a tuning that was stopped.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Run groups of trials in so many processes.")] = None,
-    imports: Imports = None,
-) -> None:
-    """Choose settings on held-out training records, as many for every row; write the scenario with them.
-
-    The test set is not looked at. Without --private the choice reads records without noise, and no ε covers it.
-
-    Examples:
-
-        fedpriv tune quickstart
-
-        fedpriv tune my.toml --grid algorithm.step=[0.1,1,10] --grid algorithm.clip=[0.5,1,2] --held-out 1000
-
-        fedpriv tune my.toml --private --trials 10
-    """
-    from fedpriv.cli.tune import Asked, tune_scenario
-
-    asked = Asked.of(scenario, overrides or [], fixed or [], grid or [], held_out, trials, seeds or [], metric)
-    tune_scenario(
-        asked,
-        out,
-        imports or [],
-        private=private,
-        poisson=poisson,
-        eta=eta,
-        seed=seed,
-        resume=resume,
-        workers=workers,
-    )
+app.command()(tune)
 
 
 @app.command("list")
