@@ -8,9 +8,10 @@ import typer
 from fedpriv.cli.data import app as data_app
 from fedpriv.cli.export import export
 from fedpriv.cli.flower import superlink, supernode
+from fedpriv.cli.options import Imports
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
-from fedpriv.cli.tune_command import Imports, tune
+from fedpriv.cli.tune_command import tune
 from fedpriv.errors import InputError, suggestion
 
 app = typer.Typer(

@@ -1,5 +1,6 @@
-"""The options that the accounting commands share, and what is read from them.  Imports no torch."""
+"""Options that commands share, and what the accounting commands read from theirs.  Imports no torch."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +12,10 @@ if TYPE_CHECKING:
     from fedpriv.mechanisms.registry import MechanismOptions
     from fedpriv.privacy.claim import PrivacyClaim
 
+Imports = Annotated[
+    list[Path] | None,
+    typer.Option("--import", metavar="FILE.py", help="Your own algorithms, models and data. Repeatable."),
+]
 Mu = Annotated[float | None, typer.Option(help="Gaussian DP, the ρ of the DP-μ²-FL paper.")]
 Zcdp = Annotated[float | None, typer.Option(help="Zero-concentrated DP, μ²/2.")]
 Epsilon = Annotated[float | None, typer.Option(help="ε of (ε, δ)-DP, converted exactly; needs --delta.")]

@@ -1,14 +1,11 @@
-"""`fedpriv tune`: its options and its help; what it does is imported when it is called."""
+"""The command `fedpriv tune`; what it does is in `tune`, which is imported when it is called."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Imports = Annotated[
-    list[Path] | None,
-    typer.Option("--import", metavar="FILE.py", help="Your own algorithms, models and data. Repeatable."),
-]
+from fedpriv.cli.options import Imports
 
 
 def tune(
