@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test scenarios e2e e2e-tools lint lock docs dist bench bench-peers clean
+.PHONY: run test scenarios e2e e2e-tools lint lock docs docs-version dist bench bench-peers clean
 
 run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, draw the plots
 	$(BIN)/fedpriv data fetch mnist
@@ -35,6 +35,9 @@ lock: $(READY)  ## deploy/requirements.txt: what the image installs, by hash, fo
 docs: $(READY)  ## the documentation as a site, in site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+docs-version: $(READY)  ## the site of this version, beside those of others, in site-versions/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python docs/versions.py site-versions
+
 dist: $(READY)  ## the wheel, in dist/
 	rm -rf build dist
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
@@ -52,4 +55,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) $(VENV)-* build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* build dist site site-versions runs .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -7,10 +7,12 @@ import sys
 import torch
 
 from benchmarks import (
+    clients,
     exact_noise,
     existing_app,
     growth,
     messages,
+    million_clients,
     momentum_crossing,
     noise,
     objectives,
@@ -29,6 +31,8 @@ BENCHMARKS = {
     "objectives": objectives.run,
     "crossing": momentum_crossing.run,
     "peers": peers.run,
+    "clients": clients.run,
+    "million_clients": million_clients.run,
     "existing_app": existing_app.run,
     "growth": growth.run,
     "workers": workers.run,

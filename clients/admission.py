@@ -62,9 +62,8 @@ class Admission:
         with self._refusing():
             cell = resolve_cell(json.loads(canonical), "the server's scenario")
             self._check_cell(cell)
-            objective = self._objective(cell)
-            plan = plan_of(cell, objective, released=True)
-            return Admitted(cell, plan, self._cost(cell, plan), hashlib.sha256(canonical.encode()).digest())
+            planned, plan = self._planned(cell, self._objective(cell))
+            return Admitted(cell, plan, self._cost(planned, plan), hashlib.sha256(canonical.encode()).digest())
 
     def price(self, admitted: Admitted, slack: float) -> Price:
         """What an admitted run costs at a `slack` for runs that need one; RunError if there is no price."""
@@ -99,35 +98,30 @@ class Admission:
         if section == "algorithm" and isinstance(number, int) and number > max(2**12, self.policy.allow.rounds):
             raise InputError(f"{name} = {number}: more than any run that is allowed needs")
 
+    def _planned(self, cell: Cell, objective: Objective) -> tuple[Cell, Plan]:
+        """The run that is asked for, and its plan."""
+        return cell, plan_of(cell, objective, released=True)
+
     def _check_cell(self, cell: Cell) -> None:
         """What can be seen of a scenario before anything is built for it."""
         allow, number, federation = self.policy.allow, self.policy.silo, cell.federation
         if not number < federation.silos <= _MOST_SILOS:
             raise self.refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
-        if federation.total_rounds > allow.rounds:
-            raise self.refusal(f"the scenario has {federation.total_rounds} rounds, allowed are {allow.rounds}")
         if (reason := unaccountable(cell)) is not None:
             raise self.refusal(reason)
-        if cell.schedule.secret and allow.slack == 0.0:
-            raise self.refusal(
-                f"the budget is in mu, and a run with {cell.schedule.title} keeps to one but for a probability: "
-                "allow.slack = 0 leaves none"
-            )
+        if federation.total_rounds > allow.rounds:
+            raise self.refusal(f"the scenario has {federation.total_rounds} rounds, allowed are {allow.rounds}")
+        if cell.schedule.rounds > allow.rounds:  # an algorithm may add rounds of its own
+            raise self.refusal(f"the scenario has {cell.schedule.rounds} rounds, allowed are {allow.rounds}")
+        self._check_participation(cell)
         if cell.algorithm.trust_setting.masked and allow.silos is not None and federation.silos != allow.silos:
             raise self.refusal(
                 f"the scenario shares the noise among {federation.silos} silos, and by allow.silos they are "
                 f"{allow.silos}"
             )
-        if cell.schedule.rounds > allow.rounds:  # an algorithm may add rounds of its own
-            raise self.refusal(f"the scenario has {cell.schedule.rounds} rounds, allowed are {allow.rounds}")
         if cell.privacy.unit != allow.unit:
             raise self.refusal(f"the scenario protects by the {cell.privacy.unit}, allowed is by the {allow.unit}")
-        needed, units = (
-            cell.schedule.batches_held * cell.batch_sizes[number],
-            self.shard.units(cell.privacy.protected),
-        )
-        if needed > len(self.shard.labels if units is None else units):
-            raise self.refusal(f"the scenario needs {needed} {cell.privacy.unit}s of this silo, here are fewer")
+        self._check_enough(cell)
         if unknown := [path for path in cell.model.code if path not in allow.models]:
             raise self.refusal(f"the scenario's model runs {unknown[0]!r}, and allow.models does not name it")
         if cell.model.regression != (self.policy.class_count == 0):
@@ -137,6 +131,21 @@ class Admission:
             raise self.refusal("the scenario describes the columns of the table otherwise than this policy does")
         if cell.privacy.relation != allow.relation:
             raise self.refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
+
+    def _check_participation(self, cell: Cell) -> None:
+        if cell.schedule.secret and self.policy.allow.slack == 0.0:
+            raise self.refusal(
+                f"the budget is in mu, and a run with {cell.schedule.title} keeps to one but for a probability: "
+                "allow.slack = 0 leaves none"
+            )
+
+    def _check_enough(self, cell: Cell) -> None:
+        needed, units = (
+            cell.schedule.batches_held * cell.batch_sizes[self.policy.silo],
+            self.shard.units(cell.privacy.protected),
+        )
+        if needed > len(self.shard.labels if units is None else units):
+            raise self.refusal(f"the scenario needs {needed} {cell.privacy.unit}s of this silo, here are fewer")
 
     def _objective(self, cell: Cell) -> Objective:
         """The model's loss, built once without memory to see how large it is."""

@@ -21,8 +21,11 @@ class Answering(Protocol):
         ...
 
 
-def client_app_of(silos: Sequence[Answering], run: str) -> ClientApp:
-    """A ClientApp that passes messages of one run on to `silos`, by their number, as the deployed one does."""
+def client_app_of(silos: Sequence[Answering], run: str, tests: Sequence[Answering] = ()) -> ClientApp:
+    """A ClientApp that passes messages of one run on to `silos`, by their number, as the deployed one does.
+
+    Evaluations go to `tests`.
+    """
     app = ClientApp()
 
     def silo_of(context: Context) -> Answering:
@@ -41,5 +44,11 @@ def client_app_of(silos: Sequence[Answering], run: str) -> ClientApp:
         t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
         leaving = silo_of(context).answer(run, t, query, keys_in(message.content))
         return Message(release_content(leaving, None), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        silo = tests[int(context.node_config["partition-id"])]
+        place, model = number_in(message.content, "config", "t"), vector_in(message.content, "query")
+        return Message(release_content(silo.answer(run, place, model), None), reply_to=message)
 
     return app

@@ -23,11 +23,11 @@ import torch
 
 from fedpriv.clients.admission import LONGEST_SCENARIO
 from fedpriv.clients.frames import discard, receive_frame, receive_json, send_frame
-from fedpriv.clients.guard import Guard, open_guard
+from fedpriv.clients.guards import Guards, open_guards
 from fedpriv.clients.ledger import LedgerError
 from fedpriv.clients.policy import Policy, read_policy
 from fedpriv.clients.refusals import RefusalLog
-from fedpriv.errors import FedprivError, InputError
+from fedpriv.errors import FedprivError, InputError, RunError
 from fedpriv.running.task import DTYPES
 from fedpriv.secure_aggregation.identity import CARD_BYTES
 
@@ -61,8 +61,7 @@ def serve(policy_path: Path, ready: Callable[[Path], None] = lambda _: None) -> 
     """Answer until the process is ended; InputError if policy, shard or ledger cannot be used."""
     torch.set_num_threads(1)
     policy = read_policy(policy_path)
-    guard = open_guard(policy, _in_time)
-    desk = Desk(policy, guard)
+    desk = Desk(policy, open_guards(policy, _in_time))
     with _listening(policy) as listener:
         threading.Thread(target=desk.accept, args=(listener,), daemon=True).start()
         ready(policy.socket)
@@ -97,13 +96,13 @@ def _open_to(socket: Path, group: str) -> None:
 class Desk:
     """Where requests wait for the guard."""
 
-    def __init__(self, policy: Policy, guard: Guard) -> None:
-        self._policy, self._guard = policy, guard
+    def __init__(self, policy: Policy, guards: Guards) -> None:
+        self._policy, self._guards = policy, guards
         self._waiting: queue.Queue[Asked] = queue.Queue()
         self._connections = threading.Semaphore(_CONNECTIONS)
         self._refusals = RefusalLog()
         self._began: float | None = None
-        cards = CARD_BYTES * (policy.allow.silos or guard.peers)
+        cards = CARD_BYTES * (policy.allow.silos or guards.training.peers)
         self._longest_header = 4 * LONGEST_SCENARIO + 2 * cards  # JSON in JSON, with every quote escaped
         self._longest_query = 8 * policy.allow.dimension
 
@@ -184,12 +183,17 @@ class Desk:
     def _answer(self, header: dict[str, Any], query: bytearray) -> Reply:
         malformed = _refused("the request is malformed", final=True)
         if isinstance(cell := header.get("shapes_of"), str):
-            return Reply({"shapes": self._guard.shapes(cell)})
+            return Reply({"shapes": self._guards.training.shapes(cell)})
         run, cell, t, keys = (header.get(name) for name in ("run", "cell", "t", "keys"))
         if not (isinstance(run, str) and isinstance(cell, str) and isinstance(keys, str) and type(t) is int):
             return malformed
+        guard = self._guards.training if header.get("tests") is not True else self._guards.tests
+        if guard is None:
+            raise RunError(
+                f"silo {self._policy.silo} refuses: by its policy, which has no [evaluation], it evaluates nothing"
+            )
         if t == 0:
-            return Reply({"dtype": "uint8"}, self._guard.public_key(run, cell))
+            return Reply({"dtype": "uint8"}, guard.public_key(run, cell))
         dtype = DTYPES.get(str(header.get("dtype")))
         try:
             cards = bytes.fromhex(keys)
@@ -197,7 +201,7 @@ class Desk:
             return malformed
         if dtype is None or not query or len(query) % dtype.itemsize:
             return malformed
-        release = self._guard.answer(run, cell, t, torch.frombuffer(query, dtype=dtype), cards).numpy()
+        release = guard.answer(run, cell, t, torch.frombuffer(query, dtype=dtype), cards).numpy()
         return Reply({"dtype": str(release.dtype)}, release.tobytes())
 
 

@@ -1,13 +1,22 @@
 """The silos of a simulation, whose noise is the scenario's seed's."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
 from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.clients.silo import Silo
+from fedpriv.errors import RunError
 from fedpriv.objectives import Records
 from fedpriv.randomness import KeyedNormal, integers_key, simulation_noise
+from fedpriv.running.evaluation import (
+    EvaluationPlan,
+    evaluation_integers_key,
+    evaluation_noise,
+    evaluation_plan_of,
+)
+from fedpriv.running.held_out import held_out_shares
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell
@@ -37,6 +46,21 @@ class SimulatedFederation:
         if self.plan.exact is None:
             return Silo(number, self.plan, self.plan.objective, records, self.noise, gaps)
         return ReleasingSilo.of(number, self.plan, records, integers_key(self.cell.seed), b"", gaps=gaps)
+
+    def evaluated(self, number: int) -> Silo:
+        """Silo `number` as it evaluates: its test records, which train nothing."""
+        if self.tests is None:
+            raise RunError(f"silo {number}: the scenario has no [evaluation]")
+        asked, shares = self.tests
+        if asked.plan.exact is None:
+            return Silo(number, asked.plan, asked.scores, shares[number], evaluation_noise(self.cell))
+        return ReleasingSilo.of(number, asked.plan, shares[number], evaluation_integers_key(self.cell), b"")
+
+    @cached_property
+    def tests(self) -> tuple[EvaluationPlan, list[Records]] | None:
+        """The plan of the evaluations and every silo's test records; None where silos do not evaluate."""
+        asked = evaluation_plan_of(self.cell, task_of_cell(self.cell).objective)
+        return None if asked is None else (asked, held_out_shares(self.cell))
 
 
 def simulated_silo(cell: Cell, number: int) -> Silo:

@@ -74,21 +74,30 @@ class Guard:
         ledger: SiloLedger,
         shard: Shard,
         in_time: Callable[[], AbstractContextManager[None]] = nullcontext,
+        admission: Admission | None = None,
     ) -> None:
-        """InputError if the ledger is another shard's; `in_time` bounds how long a scenario's plan may take."""
+        """InputError if the ledger is another shard's; `in_time` bounds how long a scenario's plan may take.
+
+        `admission` says what is allowed of these records, and what it costs: by default training, by the policy.
+        """
         if ledger.shard != shard.fingerprint:
             raise InputError(
                 f"{policy.shard}: these are not the records, in the order, that {policy.ledger} was begun for; "
                 "what was released of those is no account of these"
             )
         self._policy, self._ledger, self._shard = policy, ledger, shard
-        self._admission = Admission(policy, shard, in_time)
+        self._admission = admission or Admission(policy, shard, in_time)
         self._identity = identity_of(policy.silo, policy.identity, policy.peers)
         if self.peers and policy.allow.silos not in (None, self.peers):
             raise InputError(f"allow.silos = {policy.allow.silos}, and {policy.peers} has {self.peers} silos")
         self._open: dict[str, Silo] = {}
         self._admitted: dict[str, Admitted] = {}
         self._records: dict[str, Records] = {}
+
+    @property
+    def shard(self) -> Shard:
+        """The records that it answers for."""
+        return self._shard
 
     @property
     def peers(self) -> int:

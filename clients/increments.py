@@ -27,7 +27,8 @@ class Bounded(View):
     """
 
     def at(self, slots: Slots) -> Self:
-        return dataclasses.replace(self, base=self.base.at(slots))
+        base = self.base.at(slots)
+        return self if base is self.base else dataclasses.replace(self, base=base)
 
     def increment(
         self,

@@ -79,6 +79,22 @@ class Allowed(BaseModel):
         return self
 
 
+class Evaluated(BaseModel):
+    """[evaluation]: bounds on evaluations, which read the silo's own test records and nothing else.
+
+    What [allow] says of trust, relation, queries, models and time holds for them too.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    budget: Positive = Field(
+        description="mu (Gaussian DP) over the lifetime of the test records, all evaluations composed: "
+        "a budget of its own, since they are other records"
+    )
+    evaluations: Annotated[int, Field(ge=1)] = Field(100, description="the most evaluations of one run")
+    runs: Annotated[int, Field(ge=1)] = Field(1000, description="the most runs over the lifetime of the ledger")
+
+
 class Policy(BaseModel):
     """A silo's policy file; paths are taken from the folder of the file.
 
@@ -114,6 +130,9 @@ class Policy(BaseModel):
     )
     group: str | None = Field(None, description="the Unix group that may ask: the SuperNode's user is in it")
     allow: Allowed
+    evaluation: Evaluated | None = Field(
+        None, description="what may be asked about the silo's test records; without it nothing is"
+    )
 
     @model_validator(mode="after")
     def _described(self) -> Self:
@@ -158,6 +177,22 @@ class Policy(BaseModel):
         return load_shard(self.shard, self.class_count)
 
     @property
+    def for_tests(self) -> "Policy | None":
+        """The policy by which evaluations are answered, with a ledger of its own; None if none are.
+
+        Guarantee: training and evaluation share no budget, no ledger and no record.
+        """
+        if (asked := self.evaluation) is None:
+            return None
+        allow = {"budget": asked.budget, "runs": asked.runs, "slack": 0.0}
+        free = {"clip": LARGEST_CLIP, "least_clip": SMALLEST_CLIP}  # the program's own, none of a scenario
+        ledger, mark = (
+            path and path.with_name(f"{path.stem}-tests{path.suffix}") for path in (self.ledger, self.mark)
+        )
+        given = {"ledger": ledger, "mark": mark, "allow": self.allow.model_copy(update=allow | free)}
+        return self.model_copy(update=given)
+
+    @property
     def marked(self) -> Path:
         """Where the ledger's mark is."""
         return self.mark or self.ledger.with_name(self.ledger.name + ".mark")
@@ -186,7 +221,9 @@ def read_policy(path: Path) -> Policy:
     files = ("shard", "ledger", "mark", "socket", "identity", "peers")
     given = {name: here / getattr(policy, name) for name in files if getattr(policy, name) is not None}
     found = policy.model_copy(update=given)
-    relied_on = (found.shard, found.ledger, found.marked, found.identity, found.peers)
+    relied_on = [found.shard, found.ledger, found.marked, found.identity, found.peers]
+    if (tests := found.for_tests) is not None:
+        relied_on += [tests.ledger, tests.marked]
     check_writers(file for file in relied_on if file is not None)
     return found
 

@@ -22,6 +22,8 @@ from fedpriv.data.table_schema import TableSchema
 from fedpriv.data.table_toml import schema_toml
 from fedpriv.data.tables import raw_table
 from fedpriv.errors import InputError
+from fedpriv.running.evaluation import evaluation_plan_of, evaluations_of
+from fedpriv.running.held_out import held_out_of_silos
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import records_of_silos, task_of_cell
 from fedpriv.scenario import Cell, Scenario
@@ -58,7 +60,16 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
             if (guard / name).exists():
                 raise InputError(f"{guard / name} exists, and a ledger may belong to it; give another --out")
     dataset = load(first.data.name, table=first.data.table)
-    order, schema = records_of_silos(first), first.data.table_schema
+    order, tests, schema = records_of_silos(first), held_out_of_silos(first), first.data.table_schema
+    evaluated = [evaluation_of(cell, runs) for cell in cells]
+    evaluation = (
+        {}
+        if not evaluated[0]
+        else {
+            "budget": math.hypot(*(each["budget"] for each in evaluated)),
+            "evaluations": max(each["evaluations"] for each in evaluated),
+        }
+    )
     for silo, guard in enumerate(folders):
         for name in ("ledger", "socket"):
             (guard / name).mkdir(parents=True, exist_ok=True)
@@ -69,9 +80,9 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
             write_table_shard(guard / "shard.csv", first, dataset, silo, order[silo])
             keys, table = {"silo": silo, "shard": "shard.csv"}, schema
         else:
-            write_shard(guard / "shard.npz", dataset, order[silo])
+            write_shard(guard / "shard.npz", dataset, order[silo], tests[silo])
             keys, table = {"silo": silo, "classes": dataset.classes, "shard": "shard.npz"}, None
-        write_policy(guard / "policy.toml", policy_text({**keys, **state}, allow, table))
+        write_policy(guard / "policy.toml", policy_text({**keys, **state}, allow, table, evaluation))
     return folders
 
 
@@ -106,15 +117,34 @@ def _budget(cell: Cell, plan: Plan, target: float) -> dict[str, float]:
     return {"budget": max(each.mu for each in prices if each is not None), "slack": SLACK_PER_RUN}
 
 
-def write_shard(path: Path, dataset: Dataset, records: NDArray[np.int64]) -> None:
-    """The training records of these numbers, in this order, as a silo's shard that its owner alone may write."""
+def evaluation_of(cell: Cell, runs: int = 1) -> dict[str, Any]:
+    """The narrowest [evaluation] of a policy under which `runs` runs of `cell` evaluate; empty if none does.
+
+    InputError if no policy allows it.
+    """
+    asked = evaluation_plan_of(cell, task_of_cell(cell).objective, released=True)
+    if asked is None:
+        return {}
+    assert cell.evaluation is not None
+    if cell.evaluation.mu is None:
+        raise InputError(
+            "evaluation.mu: this key is missing; silos of a deployment evaluate nothing without noise"
+        )
+    return {"budget": math.sqrt(runs) * cell.evaluation.mu, "evaluations": evaluations_of(cell)}
+
+
+def write_shard(
+    path: Path, dataset: Dataset, records: NDArray[np.int64], tests: NDArray[np.int64] | None = None
+) -> None:
+    """Training records of these numbers, in this order, and `tests`, as a shard that its owner alone may write."""
     values = dataset.train_images[records]
-    labels = dataset.train_labels[records]
-    persons: dict[str, Any] = {} if dataset.persons is None else {"persons": dataset.persons[records]}
-    if values.dtype == np.uint8:
-        np.savez(path, images=values, labels=labels, **persons)
-    else:
-        np.savez(path, features=values, labels=labels, **persons)
+    kind = "images" if values.dtype == np.uint8 else "features"
+    arrays: dict[str, Any] = {kind: values, "labels": dataset.train_labels[records]}
+    if dataset.persons is not None:
+        arrays["persons"] = dataset.persons[records]
+    if tests is not None and len(tests):
+        arrays |= {f"test_{kind}": dataset.test_images[tests], "test_labels": dataset.test_labels[tests]}
+    np.savez(path, **arrays)
     keep_to_owner(path)
 
 
@@ -137,10 +167,16 @@ def write_policy(path: Path, text: str) -> None:
     keep_to_owner(path)
 
 
-def policy_text(keys: Mapping[str, object], allow: Mapping[str, object], table: TableSchema | None = None) -> str:
-    """A policy file of these keys, this [allow] and, for a table, what is public about it."""
+def policy_text(
+    keys: Mapping[str, object],
+    allow: Mapping[str, object],
+    table: TableSchema | None = None,
+    evaluation: Mapping[str, object] | None = None,
+) -> str:
+    """A policy file of these keys, this [allow], for a table what is public about it, and an [evaluation]."""
     described = "" if table is None else f"{schema_toml(table, 'table')}\n"
-    return f"{_toml(keys)}\n{described}[allow]\n{_toml(allow)}"
+    evaluated = f"\n[evaluation]\n{_toml(evaluation)}" if evaluation else ""
+    return f"{_toml(keys)}\n{described}[allow]\n{_toml(allow)}{evaluated}"
 
 
 def _toml(keys: Mapping[str, object]) -> str:
@@ -148,4 +184,5 @@ def _toml(keys: Mapping[str, object]) -> str:
 
 
 def _federation(cell: Cell) -> tuple[object, ...]:
-    return cell.data, cell.federation, cell.seed, cell.algorithm.trust, cell.privacy.relation
+    asked = cell.evaluation and cell.evaluation.records
+    return cell.data, cell.federation, cell.seed, cell.algorithm.trust, cell.privacy.relation, asked

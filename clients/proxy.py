@@ -2,10 +2,11 @@
 
 A request is two frames, a JSON header {run, cell, t, dtype, keys} and the query's bytes; a reply is a frame
 {"dtype": the release's} and the release's bytes, or one frame {"refused": reason, "final": whether asking again
-cannot help}.  `keys` are the silos' public keys in hexadecimal digits, where messages are masked.  Round 0 asks
-for the silo's own public key, and has no query.  {"shapes_of": cell}, with no query, is answered by {"shapes":
-those of the arrays that a query consists of}.  A frame {"health": true} alone is answered by {"healthy": whether
-the guard is at work or ready}; deploy/health.py sends it.
+cannot help}.  With "tests": true it is about the silo's test records, and t numbers evaluations.  `keys` are the
+silos' public keys in hexadecimal digits, where messages are masked.  Round 0 asks for the silo's own public key,
+and has no query.  {"shapes_of": cell}, with no query, is answered by {"shapes": those of the arrays that a query
+consists of}.  A frame {"health": true} alone is answered by {"healthy": whether the guard is at work or ready};
+deploy/health.py sends it.
 """
 
 import json
@@ -26,11 +27,11 @@ LONGEST = 2**31
 """The most bytes of one frame."""
 
 
-def forward(message: Message, context: Context, socket: Path) -> Message:
-    """Put a train message to the guard; the reply is its release, or its refusal."""
+def forward(message: Message, context: Context, socket: Path, *, tests: bool = False) -> Message:
+    """Put a train message to the guard, or an evaluation of its `tests`; the reply is its release or refusal."""
     query = message.content.array_records["query"].to_numpy_ndarrays()[0]
     t = number_in(message.content, "config", "t")
-    answer = ask(socket, run_of(context), _cell_json(context), t, query, keys_in(message.content))
+    answer = ask(socket, run_of(context), _cell_json(context), t, query, keys_in(message.content), tests=tests)
     if isinstance(answer, Refusal):
         return Message(refusal_content(answer), reply_to=message)
     return Message(RecordDict({"release": ArrayRecord({"vector": Array(answer)})}), reply_to=message)
@@ -50,10 +51,19 @@ def run_of(context: Context) -> str:
 
 
 def ask(
-    socket: Path, run: str, cell_json: str, t: int, query: NDArray[Any], keys: bytes = b""
+    socket: Path,
+    run: str,
+    cell_json: str,
+    t: int,
+    query: NDArray[Any],
+    keys: bytes = b"",
+    *,
+    tests: bool = False,
 ) -> NDArray[Any] | Refusal:
-    """The guard's answer to round t, of the shape of `query`; a refusal that is not final if it is not there."""
+    """The guard's answer to round t, or to evaluation t of its `tests`; a refusal if it is not there."""
     header = {"run": run, "cell": cell_json, "t": t, "dtype": str(query.dtype), "keys": keys.hex()}
+    if tests:
+        header["tests"] = True
     return _asked(
         socket,
         header,

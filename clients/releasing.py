@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.clients.silo import Release, Silo, SiloState
+from fedpriv.estimators.local_steps import point_of, remembered
 from fedpriv.exact.fixed_point import Ints
 from fedpriv.exact.subkeys import START, linked, linked_missed
 from fedpriv.exact.words import packed
@@ -63,10 +64,11 @@ class ReleasingSilo(Silo):
         """As for `Silo`; the release is s_t, y_t or (B y)_t in real units, whatever the trust setting wants."""
         self.check(state, t, query)
         state, current = self._after_gap(state, t)
-        read = self._read(t)
-        sums, past = self._integers.sums(state.past, current, query, read, self.number)
+        read, point = self._read(t), point_of(current, query, state.past)
+        sums, past = self._integers.sums(state.past, current, point, read, self.number)
         chain = linked(state.chain, query.contiguous().numpy().tobytes())
         vector, after = self._released(state, t, sums, chain)
+        past = remembered(current, state.past, past, vector)
         return Release(vector, Counts(len(read.weights), None)), after._replace(past=past)
 
     def message(self, release: Tensor, t: int, keys: bytes, chain: bytes = b"") -> Tensor:

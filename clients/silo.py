@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedpriv.clients.increments import Bounded
 from fedpriv.errors import RunError
+from fedpriv.estimators.local_steps import point_of, remembered
 from fedpriv.estimators.round import Round
 from fedpriv.estimators.running_sum import RunningSum
 from fedpriv.mechanisms import MechanismState
@@ -93,9 +94,10 @@ class Silo:
         """
         self.check(state, t, query)
         state, current = self._after_gap(state, t)
-        read = self._read(t)
-        (past, total), clipped = self._step.summed(state.sum, current, query, read)
+        read, point = self._read(t), point_of(current, query, state.past)
+        (past, total), clipped = self._step.summed(state.sum, current, point, read)
         vector, hidden = self._step.noisy(total, state.hidden, t, self._noise(t))
+        past = remembered(current, state.past, past, vector)
         return Release(vector, Counts(len(read.weights), int(clipped))), SiloState(t, past, (total,), hidden)
 
     def message(self, release: Tensor, t: int, keys: bytes, chain: bytes = b"") -> Tensor:
@@ -145,10 +147,10 @@ class Silo:
                 f"silo {self.number} was asked for round {t} after round {state.answered} "
                 f"of {self.plan.schedule.rounds}: rounds come in order, each once"
             )
-        if query.shape != (self.objective.dimension,) or query.dtype != self.records.features.dtype:
+        if query.shape != (self.plan.query_length,) or query.dtype != self.records.features.dtype:
             raise RunError(
                 f"silo {self.number}, round {t}: the query has shape {tuple(query.shape)} and type {query.dtype}, "
-                f"expected ({self.objective.dimension},) and {self.records.features.dtype}"
+                f"expected ({self.plan.query_length},) and {self.records.features.dtype}"
             )
         if not is_finite(query):
             raise RunError(f"silo {self.number}, round {t}: the query has values that are not finite")
@@ -161,13 +163,14 @@ class Silo:
     def _noise(self, t: int) -> Tensor | None:
         """Round t's fresh vectors with this silo's standard deviation, None if it adds no noise."""
         std = float(self.plan.noise.std_of(self.number))
-        return self._fresh(t) * std if std else None
+        return self._fresh(t).mul_(std) if std else None
 
     def _fresh(self, t: int) -> Tensor:
-        """Round t's fresh vectors, of variance 1 and float64; see `fresh_vectors`."""
+        """Round t's fresh vectors, of variance 1 and float64, the caller's own; see `fresh_vectors`."""
         if self.plan.mechanism.draws(t) is None:
-            return torch.from_numpy(self._noise_ahead.vector(t)).double()
-        return fresh_vectors(self.noise, self.plan.mechanism, self.objective.dimension, self.number, t).double()
+            return torch.from_numpy(self._noise_ahead.vector(t)).to(torch.float64, copy=True)
+        drawn = fresh_vectors(self.noise, self.plan.mechanism, self.objective.dimension, self.number, t)
+        return drawn.to(torch.float64)
 
     def _read(self, t: int) -> Read:
         """The records of round t with their weights in the silo's mean."""

@@ -23,8 +23,18 @@ RunConfig = tuple[tuple[str, str | int | float | bool], ...]
 @torch.inference_mode()
 def answer(message: Message, context: Context) -> Message:
     """Answer one query from the silo's state in the Context; its state is changed last."""
+    return _answered(message, _silo_of(context), ContextStore(context.state))
+
+
+@torch.inference_mode()
+def evaluate(message: Message, context: Context) -> Message:
+    """Evaluate a model on the silo's test records, from a state of their own in the Context."""
+    silo = _cached_silo(tuple(context.run_config.items()), int(context.node_config["partition-id"]), True)
+    return _answered(message, silo, ContextStore(context.state, "fedpriv-tests"))
+
+
+def _answered(message: Message, silo: Silo, store: ContextStore) -> Message:
     t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
-    silo, store = _silo_of(context), ContextStore(context.state)
     simulated, state = silo.answer(store.load(silo), t, query)
     leaving = silo.message(simulated.vector, t, keys_in(message.content), state.chain)
     store.save(state)
@@ -50,10 +60,11 @@ def _refuse_unguarded() -> None:
 
 
 @lru_cache(maxsize=4096)
-def _cached_silo(run_config: RunConfig, number: int) -> Silo:
+def _cached_silo(run_config: RunConfig, number: int, tests: bool = False) -> Silo:
     """A silo is built once a process: reading its records costs far more than a round."""
     _refuse_unguarded()
-    return _cached_federation(run_config).silo(number)
+    federation = _cached_federation(run_config)
+    return federation.evaluated(number) if tests else federation.silo(number)
 
 
 @lru_cache(maxsize=8)

@@ -79,18 +79,19 @@ class _LiveState(ConfigRecord):
 class ContextStore:
     """Flower's Context: for simulations, where nothing has to survive the process."""
 
-    def __init__(self, records: RecordDict) -> None:
-        self._records = records
+    def __init__(self, records: RecordDict, name: str = _RECORD) -> None:
+        """`name` tells the states of several runs of one silo apart."""
+        self._records, self._name = records, name
 
     def load(self, silo: Silo) -> SiloState:
-        kept = self._records.get(_RECORD)
+        kept = self._records.get(self._name)
         if kept is None:
             return silo.start()
         if isinstance(kept, _LiveState):
             state: SiloState = kept.__dict__["live"]
             return state
-        return unpack(bytes_in(self._records, _RECORD, _KEY), silo)
+        return unpack(bytes_in(self._records, self._name, _KEY), silo)
 
     def save(self, state: SiloState) -> None:
         """Called last, so that a client that failed half-way has changed nothing."""
-        self._records[_RECORD] = _LiveState(state)
+        self._records[self._name] = _LiveState(state)

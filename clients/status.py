@@ -7,7 +7,7 @@ from pathlib import Path
 from fedpriv.accounting.lifetime import Budget
 from fedpriv.accounting.slack import ApproximateGDP
 from fedpriv.clients.ledger import SiloLedger
-from fedpriv.clients.policy import read_policy
+from fedpriv.clients.policy import Policy, read_policy
 from fedpriv.clients.prices import spent, together
 from fedpriv.errors import InputError
 
@@ -18,6 +18,11 @@ def status_lines(path: Path) -> list[str]:
     Names come from servers and are shown with their control characters escaped.
     """
     policy = read_policy(path)
+    tests = policy.for_tests
+    return _lines(policy) + ([] if tests is None else ["evaluations of test records:", *_lines(tests)])
+
+
+def _lines(policy: Policy) -> list[str]:
     ledger = SiloLedger(policy.ledger, policy.marked)
     rows, allow = ledger.overview(), policy.allow
     prices = spent(ledger.charges(), allow.relation, allow.unit)
@@ -43,11 +48,18 @@ def status_lines(path: Path) -> list[str]:
 
 
 def end_run(path: Path, run_id: str) -> None:
-    """Wipe key and state of a run; InputError if the ledger has none of this name."""
+    """Wipe key and state of a run, and of its evaluations; InputError if no ledger has one of this name."""
     policy = read_policy(path)
+    ended = [_ended(each, run_id) for each in (policy, policy.for_tests) if each is not None]
+    if not any(ended):
+        raise InputError(f"{policy.ledger}: has no run {run_id!r}; `fedpriv silo status` lists them")
+
+
+def _ended(policy: Policy, run_id: str) -> bool:
     ledger = SiloLedger(policy.ledger, policy.marked)
     with ledger.alone(), ledger.transaction():
-        if ledger.run(run_id) is None:
-            raise InputError(f"{policy.ledger}: has no run {run_id!r}; `fedpriv silo status` lists them")
-        ledger.finish(run_id)
+        found = ledger.run(run_id) is not None
+        if found:
+            ledger.finish(run_id)
     ledger.close()
+    return found

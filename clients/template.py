@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from fedpriv.clients.policy import Allowed, Policy
+from fedpriv.clients.policy import Allowed, Evaluated, Policy
 from fedpriv.clients.writers import keep_to_owner
 from fedpriv.errors import InputError
 
@@ -39,13 +39,14 @@ def write_template(path: Path) -> None:
 
 def template() -> str:
     """Keys that have to be chosen have an example, the others are commented out at their default."""
-    return f"{_section(Policy)}\n[allow]\n{_section(Allowed)}"
+    evaluated = "".join(f"# {line}\n" for line in ["[evaluation]", *_section(Evaluated).splitlines()])
+    return f"{_section(Policy)}\n[allow]\n{_section(Allowed)}\n{evaluated}"
 
 
 def _section(model: type[BaseModel]) -> str:
     lines: list[str] = []
     for name, field in model.model_fields.items():
-        if name == "allow":
+        if name in ("allow", "evaluation"):
             continue
         lines += textwrap.wrap(field.description or "", _WIDTH, initial_indent="# ", subsequent_indent="# ")
         if name in _EXAMPLES:

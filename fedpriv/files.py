@@ -3,6 +3,7 @@
 A write that fails (OSError, as from a full disk) leaves the file as it was, and no draft beside it.
 """
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -47,6 +48,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def _replace(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, durable: bool = True) -> None:
+    if path.is_dir():  # before a draft is written beside it
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)  # of a process of this number that was killed: its mode may be another one

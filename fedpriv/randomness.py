@@ -17,6 +17,7 @@ Why not a ready-made generator: keyed streams need a key of at least 128 bits (t
 import hashlib
 import math
 import secrets
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ SERVER = 0xFFFF_FFFF
 _WORD = 2**32
 _BLOCK_BYTES = 16
 _CHUNK_VALUES = 65_536  # Box-Muller temporaries stay in the second-level cache
+_DESKS = 4
 
 
 def derive_key(secret: bytes, *purpose: str) -> bytes:
@@ -75,7 +77,7 @@ class KeyedNormal:
             raise ValueError(f"noise is drawn in float32 or float64, not {self.dtype}")
         self._encrypt = _block_cipher(key)
         self._coins_key, self._secrets_key = derive_key(key, "coins"), derive_key(key, "key agreement")
-        self._desk: _Desk | None = None
+        self._desks: OrderedDict[tuple[int, int, int], _Desk] = OrderedDict()
 
     def coins(self) -> "KeyedCoins":
         """Secret coins of whoever holds this key, under a key of their own derived from it."""
@@ -105,10 +107,31 @@ class KeyedNormal:
         return np.stack([self.vector(size, owner, t, node) for node in range(count)])
 
     def weighted_sum(
-        self, size: int, owners: Sequence[int], weights: Sequence[float], t: int, node: int = 0
+        self,
+        size: int,
+        owners: Sequence[int],
+        weights: Sequence[float],
+        t: int,
+        node: int = 0,
+        out: NDArray[np.floating] | None = None,
     ) -> NDArray[np.floating]:
-        """Σ_k weights[k] · vector(size, owners[k], t, node), without holding more than a few of them."""
-        total = np.zeros(size, self.dtype)
+        """Σ_k weights[k] · vector(size, owners[k], t, node), written into `out` if it is given.
+
+        Short vectors are drawn several at a time, and long ones piece by piece, owner after owner.
+        """
+        total = np.empty(size, self.dtype) if out is None else out
+        total[:] = 0.0
+        half, pieces = self._pieces(1, size)
+        if len(pieces) > 1:
+            for start, pairs in pieces:
+                parts = total[start:half], total[half + start :]
+                part = np.empty((2, 1, pairs), self.dtype)
+                for owner, weight in zip(owners, weights, strict=True):
+                    self._draw(part[0], part[1], _streams([owner], [t]), node, (start, half))
+                    for into, drawn in zip(parts, part, strict=True):
+                        into = into[:pairs]
+                        _add(into, weight, drawn[0, : len(into)])
+            return total
         rows = max(1, _CHUNK_VALUES // max(size, 1))
         several = np.empty((min(rows, len(owners)), size), self.dtype)  # once: fresh pages cost as much as draws
         for start in range(0, len(owners), rows):
@@ -116,24 +139,52 @@ class KeyedNormal:
             drawn = several[: len(chunk)]
             self._fill(drawn, chunk, [t] * len(chunk), node)
             for weight, vector in zip(weights[start : start + rows], drawn, strict=True):
-                vector *= weight
-                total += vector
+                _add(total, weight, vector)
         return total
 
     def _fill(self, out: NDArray[np.floating], owners: Sequence[int], rounds: Sequence[int], node: int) -> None:
-        count, size = out.shape
         if not out.size:  # of a round into which nobody was drawn
             return
-        blocks = -(-size * self.dtype.itemsize // _BLOCK_BYTES)
-        if not 0 <= node < _WORD or blocks >= _WORD:
-            raise ValueError(f"node {node} or vector length {size} is outside what one stream can number")
-        desk = self._desk
-        if desk is None or desk.counters.shape != (count, blocks, 2):
-            self._desk = desk = _Desk(count, blocks, self.dtype)
-        desk.counters[:, :, 0] = _streams(owners, rounds)[:, None]
-        desk.counters[:, :, 1] = np.arange(node * _WORD, node * _WORD + blocks, dtype=np.uint64)
+        half, pieces = self._pieces(*out.shape)
+        for start, pairs in pieces:
+            cosines, sines = out[:, start : min(half, start + pairs)], out[:, half + start : half + start + pairs]
+            self._draw(cosines, sines, _streams(owners, rounds), node, (start, half))
+
+    def _pieces(self, count: int, size: int) -> tuple[int, list[tuple[int, int]]]:
+        """How many pairs of normals a vector is made of, and the pieces they are drawn in, (first, how many)."""
+        per_block = _BLOCK_BYTES // self.dtype.itemsize
+        half = -(-size // per_block) * per_block // 2
+        most = max(1, _CHUNK_VALUES // (2 * count * per_block)) * per_block
+        if count * size <= _CHUNK_VALUES:
+            most = max(half, 1)
+        return half, [(start, min(most, half - start)) for start in range(0, half, most)]
+
+    def _draw(
+        self,
+        cosines: NDArray[np.floating],
+        sines: NDArray[np.floating],
+        streams: NDArray[np.uint64],
+        node: int,
+        place: tuple[int, int],
+    ) -> None:
+        """The pairs from `place` on, (first, half of all), each row of a stream, as far as the two parts go."""
+        (start, half), per_block = place, _BLOCK_BYTES // self.dtype.itemsize
+        if not 0 <= node < _WORD or 2 * half >= _WORD * per_block:
+            raise ValueError(f"node {node} or vector length {2 * half} is outside what one stream can number")
+        desk = self._desk(len(streams), cosines.shape[1], (half + start) % per_block)
+        desk.counters[:, :, 0] = streams[:, None]
+        desk.number(node * _WORD + start // per_block, node * _WORD + (half + start) // per_block)
         self._encrypt.update_into(desk.counters.data.cast("B"), desk.bits)
-        desk.normals(out)
+        desk.normals(cosines, sines)
+
+    def _desk(self, count: int, pairs: int, skipped: int) -> "_Desk":
+        """The desk of this shape; few are kept, for the long and the short pieces of what is drawn in turns."""
+        shape = (count, pairs, skipped)
+        desk = self._desks.pop(shape, None) or _Desk(count, pairs, skipped, self.dtype)
+        if len(self._desks) >= _DESKS:
+            self._desks.popitem(last=False)
+        self._desks[shape] = desk
+        return desk
 
 
 class KeyedCoins:
@@ -194,20 +245,35 @@ class DrawAhead:
 
 
 class _Desk:
-    """Working memory for `count` streams of `blocks` AES blocks: fresh pages would cost more than the draws."""
+    """Working memory for `pairs` normals of each of two parts of `count` streams.
 
-    def __init__(self, count: int, blocks: int, dtype: np.dtype[Any]) -> None:
-        self.counters = np.empty((count, blocks, 2), np.uint64)
+    Fresh pages would cost more than the draws.  A stream's bits are radii first, then angles: the counters here
+    are those of the blocks with the radii, and of those with the angles; the first `skipped` words of these are
+    left out.
+    """
+
+    def __init__(self, count: int, pairs: int, skipped: int, dtype: np.dtype[Any]) -> None:
+        per_block = _BLOCK_BYTES // dtype.itemsize
+        self._radius_blocks, angle_blocks = -(-pairs // per_block), -(-(skipped + pairs) // per_block)
+        self.counters = np.empty((count, self._radius_blocks + angle_blocks, 2), np.uint64)
         self.bits = bytearray(self.counters.nbytes + _BLOCK_BYTES)  # update_into wants one block to spare
         signed: DTypeLike = np.int32 if dtype.itemsize == 4 else np.int64  # converts faster than unsigned
         words = np.frombuffer(self.bits, signed, count=self.counters.nbytes // dtype.itemsize).reshape(count, -1)
-        half = words.shape[1] // 2
-        self._radius_words, self._angle_words = words[:, :half], words[:, half:]
-        self._radius, self._angle = np.empty((2, count, half), dtype)
-        self._turned = np.empty((count, half), dtype)
+        angles = self._radius_blocks * per_block + skipped
+        self._radius_words, self._angle_words = words[:, :pairs], words[:, angles : angles + pairs]
+        self._radius, self._angle, self._turned = np.empty((3, count, pairs), dtype)
+        self._numbered: tuple[int, int] | None = None
 
-    def normals(self, out: NDArray[np.floating]) -> None:
-        """Fill the rows of `out` by the Box-Muller transform: radius · cos(angle), then radius · sin(angle)."""
+    def number(self, radius: int, angle: int) -> None:
+        """Set the lower halves of the counters: blocks `radius`, … of a stream, and blocks `angle`, …"""
+        if self._numbered != (radius, angle):
+            radii, angles = self.counters[:, : self._radius_blocks, 1], self.counters[:, self._radius_blocks :, 1]
+            radii[:] = np.arange(radius, radius + radii.shape[1], dtype=np.uint64)
+            angles[:] = np.arange(angle, angle + angles.shape[1], dtype=np.uint64)
+            self._numbered = radius, angle
+
+    def normals(self, cosines: NDArray[np.floating], sines: NDArray[np.floating]) -> None:
+        """Fill rows by Box-Muller, radius · cos(angle) and radius · sin(angle), as far as they go."""
         radius, angle, turned = self._radius, self._angle, self._turned
         width = self._radius_words.dtype.itemsize * 8
         # The radius word loses its sign and gains half a unit: never log(0), full precision in the tail.
@@ -220,10 +286,16 @@ class _Desk:
         np.sqrt(radius, out=radius)
         np.copyto(angle, self._angle_words, casting="unsafe")
         angle *= 2.0 * math.pi * 2.0**-width
-        first = min(radius.shape[1], out.shape[1])
-        rest = out.shape[1] - first
-        np.multiply(np.cos(angle, out=turned)[:, :first], radius[:, :first], out=out[:, :first])
-        np.multiply(np.sin(angle, out=turned)[:, :rest], radius[:, :rest], out=out[:, first:])
+        for turn, out in ((np.cos, cosines), (np.sin, sines)):
+            wanted = min(radius.shape[1], out.shape[1])
+            np.multiply(turn(angle, out=turned)[:, :wanted], radius[:, :wanted], out=out[:, :wanted])
+
+
+def _add(total: NDArray[np.floating], weight: float, vector: NDArray[np.floating]) -> None:
+    """Add weight · vector, which is scaled in place."""
+    if weight != 1.0:
+        vector *= weight
+    total += vector
 
 
 def _block_cipher(key: bytes) -> CipherContext:

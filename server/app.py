@@ -4,7 +4,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,19 @@ from fedpriv.protocol.messages import REGISTERED
 from fedpriv.protocol.run_config import cell_of
 from fedpriv.randomness import integers_key, simulation_noise
 from fedpriv.running.absences import absences_of
+from fedpriv.running.evaluation import (
+    EvaluationPlan,
+    evaluation_integers_key,
+    evaluation_noise,
+    evaluation_plan_of,
+    released_by,
+)
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished, evaluation_rounds, finished_after, measured
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import PublicTask, public_task_of_cell, task_of_cell
 from fedpriv.scenario import Cell
+from fedpriv.server.evaluation import SiloEvaluation, evaluation_entries, evaluation_sums
 from fedpriv.server.integer_sums import sums_of
 from fedpriv.server.journal import Entries, ServerJournal
 from fedpriv.server.patient_grid import PatientGrid
@@ -60,7 +68,11 @@ def run_cell(grid: Grid, cell: Cell, observer: RunObserver) -> Finished:
     task = task_of_cell(cell)
     plan = plan_of(cell, task.objective)
     strategy = simulated_strategy(plan, plan.objective.initial(), cell)
-    return _run(strategy, grid, cell, task, observer)
+    asked, by_silos = evaluation_plan_of(cell, task.objective), None
+    if asked is not None:
+        key, noise = evaluation_integers_key(cell), evaluation_noise(cell)
+        by_silos = SiloEvaluation(asked, evaluation_sums(asked, key, simulated=noise))
+    return _run(strategy, grid, cell, task, observer, asked, by_silos)
 
 
 def deploy_cell(grid: Grid, cell: Cell, observer: RunObserver, folder: Path) -> None:
@@ -73,7 +85,12 @@ def deploy_cell(grid: Grid, cell: Cell, observer: RunObserver, folder: Path) -> 
     plan = plan_of(cell, task.objective, released=True)
     initial = plan.objective.initial()
     patient = PatientGrid(grid, registered=os.environ.get(REGISTERED) == "1")
-    with ServerJournal(folder, Entries.of(plan)) as journal:
+    asked = evaluation_plan_of(cell, task.objective, released=True)
+    with ServerJournal(folder, Entries.of(plan)) as journal, ExitStack() as stack:
+        evaluated, by_silos = None, None
+        if asked is not None:
+            evaluated = stack.enter_context(ServerJournal(folder / "evaluation", evaluation_entries(asked)))
+            by_silos = SiloEvaluation(asked, evaluation_sums(asked, evaluated.key(), evaluated.secret), evaluated)
         strategy = deployed_strategy(
             plan,
             initial,
@@ -81,8 +98,9 @@ def deploy_cell(grid: Grid, cell: Cell, observer: RunObserver, folder: Path) -> 
             lambda _, silos, timeout: patient.roster(silos, timeout),
             without_missing=cell.deployment.missing == "continue",
         )
-        finished = _run(strategy, patient, cell, task, observer)
-        journal.wipe_key()  # before the result is there: then everything may be ended at any moment
+        finished = _run(strategy, patient, cell, task, observer, asked, by_silos)
+        for each in filter(None, (journal, evaluated)):
+            each.wipe_key()  # before the result is there: then everything may be ended at any moment
         observer.finished(0, dataclasses.replace(finished, noise="release"))
 
 
@@ -106,10 +124,19 @@ def simulated_strategy(plan: Plan, initial: Tensor, cell: Cell) -> ReleaseStrate
     return ReleaseStrategy(plan, initial, sums, absences=absences_of(cell))
 
 
-def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, observer: RunObserver) -> Finished:
+def _run(
+    strategy: ReleaseStrategy,
+    grid: Grid,
+    cell: Cell,
+    task: PublicTask,
+    observer: RunObserver,
+    asked: EvaluationPlan | None,
+    by_silos: SiloEvaluation | None,
+) -> Finished:
     started = time.perf_counter()
     plan = strategy.plan
-    evaluated_at = evaluation_rounds(plan.schedule.rounds, cell.run.evaluations)
+    evaluated_at = sorted(evaluation_rounds(plan.schedule.rounds, cell.run.evaluations))
+    timeout = cell.deployment.patience
     metrics: dict[str, float] = {}
     done = 0  # a server that goes on has its first rounds behind it
 
@@ -120,17 +147,20 @@ def _run(strategy: ReleaseStrategy, grid: Grid, cell: Cell, task: PublicTask, ob
         if t not in evaluated_at:
             return None
         model = tensor_of(next(iter(arrays.values())))
-        metrics.update(*measured(task.objective, model, task.test, [f"round {t}"]))
+        if by_silos is None:
+            metrics.update(*measured(task.objective, model, task.test, [f"round {t}"]))
+        else:
+            place = evaluated_at.index(t) + 1
+            metrics.update(by_silos.metrics(place, model, grid, lambda: strategy.nodes(grid, timeout), timeout))
         observer.evaluated(0, t, dict(metrics))
         return MetricRecord(dict(metrics))
 
-    result = strategy.start(
-        grid, one_array(task.objective.initial()), timeout=cell.deployment.patience, evaluate_fn=evaluate
-    )
+    result = strategy.start(grid, one_array(task.objective.initial()), timeout=timeout, evaluate_fn=evaluate)
     model = next(iter(result.arrays.to_numpy_ndarrays()))
     wall = time.perf_counter() - started
     clipped = None if strategy.counts is None else strategy.counts.fraction_clipped
-    return finished_after(plan, strategy.rounds_done, model, metrics, clipped, wall, strategy.missed)
+    releases = released_by(asked)
+    return finished_after(plan, strategy.rounds_done, model, metrics, clipped, wall, strategy.missed, releases)
 
 
 def out_of(run_config: Mapping[str, Any]) -> Path:

@@ -9,7 +9,7 @@ and the round, never with a mean over fewer.  A silo that does not answer may, w
 with an increment of 0: its weight stays, and the round is on record.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from logging import INFO
 from typing import Protocol
 
@@ -20,14 +20,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from fedpriv.errors import RunError, printable
+from fedpriv.errors import RunError
 from fedpriv.protocol.arrays import Counts, counts_in, one_array, query_content, vector_in
-from fedpriv.protocol.messages import KEY, TRAIN, bytes_in, refusal_in
+from fedpriv.protocol.messages import KEY, TRAIN, bytes_in
 from fedpriv.running.absences import NOBODY, Absences, stand_in
 from fedpriv.running.plan import Plan
 from fedpriv.secure_aggregation.identity import CARD_BYTES
 from fedpriv.secure_aggregation.masks import KEY_BYTES
 from fedpriv.server.noise import Kept, ServerSums
+from fedpriv.server.replies import all_answers, answers_of, listed, missing
 from fedpriv.server.roster import learn_roster
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -129,7 +130,7 @@ class ReleaseStrategy(Strategy):
         for t in range(1, (num_rounds or self.plan.schedule.rounds) + 1):
             known = self._journal.released(t) if self._journal else None
             if known is None:
-                self._nodes = self._nodes or self._roster(grid, len(self.plan.weights), timeout)
+                self.nodes(grid, timeout)
                 if self.plan.masked:
                     self._keys = self._keys or self._public_keys(grid, timeout)
                     config["keys"] = self._keys
@@ -143,6 +144,11 @@ class ReleaseStrategy(Strategy):
                 result.evaluate_metrics_serverapp[t] = metrics
         result.arrays = one_array(self.model)
         return result
+
+    def nodes(self, grid: Grid, timeout: float) -> list[int]:
+        """The node id of silo 0, 1, …; RunError if one is not there in so many seconds."""
+        self._nodes = self._nodes or self._roster(grid, len(self.plan.weights), timeout)
+        return self._nodes
 
     def configure_train(
         self,
@@ -163,13 +169,12 @@ class ReleaseStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord | None]:
         """Move the optimizer by the noisy mean; RunError if any silo's release is missing or unusable."""
-        answers, reasons = self._answers(replies, f"round {server_round}")
+        answers, reasons = answers_of(self._asked, replies, f"round {server_round}")
         releases = {silo: self._release_in(content, silo, server_round) for silo, content in answers.items()}
-        missing = self._missing(releases)
-        unknown = [silo for silo in missing if silo in self._asked]
+        unknown = missing(self._asked, releases)
         if unknown and not (self._without_missing and releases):
-            raise RunError(f"round {server_round}: no reply from silo {_listed(unknown)}{reasons}")
-        for silo in missing:
+            raise RunError(f"round {server_round}: no reply from silo {listed(unknown)}{reasons}")
+        for silo in sorted(set(range(len(self._nodes))) - set(releases)):
             self.missed.setdefault(silo, []).append(server_round)
             releases[silo] = stand_in(self.plan, self._last[silo], server_round)
         # Sorted by silo before any sum, so that the order of arrival cannot change the last bit.
@@ -189,13 +194,10 @@ class ReleaseStrategy(Strategy):
         """The public keys of silo 0, 1, … in a row; RunError unless every silo gives one."""
         self._asked = {silo: Message(RecordDict(), node, KEY) for silo, node in enumerate(self._nodes)}
         replies = grid.send_and_receive(self._asked.values(), timeout=timeout)
-        answers, reasons = self._answers(replies, "public keys")
-        if missing := self._missing(answers):
-            raise RunError(f"public keys: no reply from silo {_listed(missing)}{reasons}")
         keys = b""
-        for silo in range(len(self._nodes)):
+        for silo, content in enumerate(all_answers(self._asked, replies, "public keys")):
             try:
-                key = bytes_in(answers[silo], "key", "public")
+                key = bytes_in(content, "key", "public")
             except ValueError as error:
                 raise RunError(f"silo {silo}, public keys: {error}") from None
             if len(key) not in (KEY_BYTES, CARD_BYTES):
@@ -205,31 +207,9 @@ class ReleaseStrategy(Strategy):
             keys += key
         return keys
 
-    def _answers(self, replies: Iterable[Message], what: str) -> tuple[dict[int, RecordDict], str]:
-        """What every silo answered to the messages under way, and why others did not; RunError for a failure."""
-        # A grid numbers messages when it sends them; an error reply names the message, not always the node.
-        asked = {message.metadata.message_id: silo for silo, message in self._asked.items()}
-        answers: dict[int, RecordDict] = {}
-        reasons = ""
-        for reply in replies:
-            silo = asked[reply.metadata.reply_to_message_id]
-            if reply.has_error():
-                raise RunError(f"silo {silo} failed in {what}: {printable(str(reply.error.reason))}")
-            refusal = refusal_in(reply.content)
-            if refusal is None:
-                answers[silo] = reply.content
-            elif refusal.final:
-                raise RunError(f"{what}: {refusal.reason}")
-            else:
-                reasons += f"; {refusal.reason}"
-        return answers, reasons
-
     @property
     def _goes_on(self) -> bool:
         return self._without_missing or bool(self._absences)
-
-    def _missing(self, answers: Mapping[int, object]) -> list[int]:
-        return sorted(set(range(len(self._nodes))) - set(answers))
 
     def _move(self, t: int, released: Tensor) -> None:
         current = self.plan.estimator.round(t)
@@ -266,7 +246,7 @@ class ReleaseStrategy(Strategy):
         config: ConfigRecord,
         grid: Grid,
     ) -> Iterable[Message]:
-        """None: the silos' records are spent on training, and evaluation is the server's, on public data."""
+        """None: who evaluates, and how often, is not Flower's to say; see `evaluation`."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -274,7 +254,3 @@ class ReleaseStrategy(Strategy):
 
     def summary(self) -> None:
         log(INFO, "fedpriv: %d silos, %d rounds", len(self.plan.weights), self.plan.schedule.rounds)
-
-
-def _listed(silos: Iterable[int]) -> str:
-    return ", ".join(map(str, silos))

@@ -47,6 +47,14 @@ def root_may_run_engines() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def only_the_owner_writes() -> Iterator[None]:
+    """Guards refuse what a group may write, as a umask of 002 lets it: tests pass whatever the developer's is."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
 def commands_can_be_interrupted() -> Iterator[None]:
     """A suite that runs in the background ignores SIGINT, which the commands it starts would inherit."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

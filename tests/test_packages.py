@@ -69,7 +69,7 @@ def test_flowers_bundle_has_the_apps_without_what_is_installed(checkout: Path, t
     assert not (tmp_path / "app" / "fedpriv" / "server").exists()
     code = (
         "import fedpriv.sweep.flower_run, fedpriv.server.app as server, fedpriv.clients.app as clients;"
-        "import fedpriv.scenario.find as find;"
+        "import fedpriv.shipped as find;"
         "print(server.__file__, clients.__file__, *find.shipped())"
     )
     said = subprocess.run(

@@ -1,9 +1,11 @@
 """The documentation as a site: every page in the menu, references made from the code, a strict build."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,27 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         assert seen.answers[0] >= 10
         assert seen.complaints == []
         assert [address for address in seen.requests if not address.startswith(("file:", "data:"))] == []
+
+
+def test_sites_of_versions_lie_side_by_side_and_the_newest_is_first(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("versions", DOCS / "versions.py")
+    assert spec is not None
+    assert spec.loader is not None
+    versions = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(versions)
+    for name in ("0.2.0", "0.10.0", "0.9.1", "stylesheets"):
+        (tmp_path / name).mkdir()
+    versions.write_list(tmp_path)
+    assert versions.listed(tmp_path) == ["0.10.0", "0.9.1", "0.2.0"]
+    assert [one["aliases"] for one in json.loads((tmp_path / "versions.json").read_text())] == [["latest"], [], []]
+    assert "url=0.10.0/index.html" in (tmp_path / "index.html").read_text()
+
+
+def test_the_version_is_the_same_wherever_it_stands() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\S+)", changes, flags=re.MULTILINE)[:2] == ["Unreleased", version]
 
 
 def test_what_tells_the_tests_what_not_to_run_is_not_shown() -> None:

@@ -106,7 +106,7 @@ class AllocatedGaussian:
     def statement(self, delta: float) -> str:
         """The guarantee as a person reads it."""
         return (
-            f"epsilon = {self.epsilon_of(delta):.6g} at delta = {delta:g}, an upper bound for random allocation "
+            f"ε = {self.epsilon_of(delta):.6g} at δ = {delta:g}, an upper bound for random allocation "
             f"to one of {self.bins} rounds in each of {self.epochs} epochs with noise multiplier "
             f"{self.noise_multiplier:.6g}"
         )

@@ -56,8 +56,8 @@ class GaussianDP:
         """The guarantee as a person reads it."""
         pair = self.epsilon_delta(delta)
         return (
-            f"{self.mu:.6g}-GDP ({self.zcdp:.6g}-zCDP), hence epsilon = {pair.exact:.6g} exactly "
-            f"({pair.paper:.6g} by the papers' formula) at delta = {delta:g}"
+            f"{self.mu:.6g}-GDP ({self.zcdp:.6g}-zCDP), hence ε = {pair.exact:.6g} exactly "
+            f"({pair.paper:.6g} by the papers' formula) at δ = {delta:g}"
         )
 
 

@@ -91,7 +91,7 @@ class PoissonGaussian:
     def statement(self, delta: float) -> str:
         """The guarantee as a person reads it."""
         return (
-            f"epsilon = {self.epsilon_of(delta):.6g} at delta = {delta:g}, an upper bound for {self.rounds} "
+            f"ε = {self.epsilon_of(delta):.6g} at δ = {delta:g}, an upper bound for {self.rounds} "
             f"rounds of Poisson sampling at rate {self.sampling_rate:.6g} with noise multiplier "
             f"{self.noise_multiplier:.6g}"
         )

@@ -67,10 +67,10 @@ class ApproximateGDP:
     def statement(self, delta: float) -> str:
         """The guarantee as a person reads it."""
         if self.slack == 0.0:
-            return f"{self.mu:.6g}-GDP, hence epsilon = {self.epsilon_of(delta):.6g} at delta = {delta:g}"
+            return f"{self.mu:.6g}-GDP, hence ε = {self.epsilon_of(delta):.6g} at δ = {delta:g}"
         return (
             f"({self.mu:.6g}, {self.slack:.3g})-GDP: {self.mu:.6g}-GDP but for a probability of {self.slack:.3g}, "
-            f"hence epsilon = {self.epsilon_of(delta):.6g} at delta = {delta:g}"
+            f"hence ε = {self.epsilon_of(delta):.6g} at δ = {delta:g}"
         )
 
 

@@ -18,6 +18,7 @@ from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.privacy.unit import RECORD, Unit
+from fedpriv.theory.excess_risk import Bound, Released
 from fedpriv.theory.prescription import Prescription
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -57,6 +58,8 @@ class Problem:
     silos: int = 1
     gap: float = math.inf
     """Φ: a bound on F(x_1) - inf F; inf if none is known.  Bounds are printed with it, nothing runs on it."""
+    convex_within: float = 0.0
+    """The radius of the ball around the start in which losses are convex, with these constants; 0: unknown."""
     relation: Relation = "replace-one"
     """Which data sets are neighbours: theorems ask for twice as much noise where records are exchanged."""
     unit: Unit = RECORD
@@ -94,6 +97,9 @@ class Algorithm:
     """The trust settings under which the row's releases are all that anyone outside learns."""
     theorems: Callable[[Any, Problem], tuple[Prescription, ...]] = lambda _settings, _problem: ()
     """What theory asks for at these numbers; shown beside what a scenario uses, by `fedpriv privacy theorem`."""
+    excess_risk: Callable[[Any, Problem, Released], Bound | None] = lambda _settings, _problem, _released: None
+    """What the mean excess risk of a run cannot exceed, for convex losses of known smoothness whose records are
+    read once in a public order; None where nothing is proved for these settings."""
     published: Literal["points", "rows"] | None = None
     """What noise is fitted to: the points that the optimizer asks at and its output, which are linear in the
     released rows while no projection is active; the rows themselves, of which theorems ask the mean noise; None:

@@ -4,8 +4,11 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 
+from fedpriv.accounting.gdp import mu_of
+from fedpriv.accounting.relation import moved_by
 from fedpriv.algorithms.base import (
     Algorithm,
     Fraction,
@@ -24,8 +27,10 @@ from fedpriv.mechanisms import PhaseEnds, Workload
 from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, PhasedSGD, ProjectedSGD
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.participation.phases import Phases
+from fedpriv.theory.excess_risk import Bound, Released, phased, projected
 from fedpriv.theory.noisy_minibatch import NoisyMinibatch, by_advanced_composition, by_moments
-from fedpriv.theory.phased import phases_of, shrink_of_phase
+from fedpriv.theory.online_to_batch import increment_bound
+from fedpriv.theory.phased import phases_of, shrink_of_phase, step_conditions, suggested_step
 from fedpriv.theory.prescription import Prescription
 
 
@@ -37,6 +42,11 @@ class SgdSettings(Settings):
     output: Literal["last", "average"] = Field("last", description="which iterate is published")
 
 
+def _averaged_risk(settings: "SgdSettings | MinibatchSettings", problem: Problem, released: Released) -> Bound:
+    """Of the average of the iterates."""
+    return projected(released.of_gradients, settings.radius, problem.smoothness, settings.step, fresh=True)
+
+
 DP_SGD = Algorithm(
     name="dp-sgd",
     title="DP-SGD",
@@ -46,6 +56,11 @@ DP_SGD = Algorithm(
     mechanism=independent,
     optimizer=lambda settings, _problem, _noise_std: ProjectedSGD(
         settings.step, settings.radius, settings.momentum, averaged=settings.output == "average"
+    ),
+    excess_risk=lambda settings, problem, released: (
+        _averaged_risk(settings, problem, released)
+        if settings.output == "average" and not settings.momentum
+        else None
     ),
 )
 
@@ -101,6 +116,7 @@ NOISY_MINIBATCH = Algorithm(
     # w_{r+1} = Π_K(w_r - η (1/M) Σ_i g~_{r,i}), output the mean of the iterates
     optimizer=lambda settings, _problem, _noise_std: ProjectedSGD(settings.step, settings.radius, averaged=True),
     theorems=_authors_numbers,
+    excess_risk=_averaged_risk,
 )
 
 
@@ -163,6 +179,34 @@ def _phased_clip(settings: PhasedSettings, problem: Problem) -> float:
     return problem.lipschitz if settings.clip == "lipschitz" else settings.clip
 
 
+def _phased_numbers(settings: PhasedSettings, problem: Problem) -> tuple[Prescription, ...]:
+    """The paper's step for batches of one record, from memory of the paper; noise and rounds follow from it."""
+    name = "section 4, experimental"
+    try:
+        if problem.epsilon is None or not problem.convex:
+            raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex")
+        phases = phases_of(problem.records)
+        mu = mu_of(problem.epsilon, problem.delta)
+        apart = moved_by(problem.relation, 1.0, 1.0)
+        step = suggested_step(
+            problem.records, problem.dimension, problem.lipschitz, 2.0 * settings.radius, 2.0 * mu / apart
+        )
+    except InputError as error:
+        return (Prescription(name, {}, refusal=str(error)),)
+    numbers = {"rounds": float(phases.rounds), "batch": 1.0, "clip": problem.lipschitz, "step": step}
+    numbers["noise std"] = problem.lipschitz * apart / mu
+    return (Prescription(name, numbers, step_conditions(step, problem.smoothness)),)
+
+
+def _phased_risk(settings: PhasedSettings, problem: Problem, released: Released) -> Bound:
+    """Noise is released in the empty round that ends a phase, in units of the phase's step."""
+    lengths = _phases(problem).lengths
+    steps = [settings.step * shrink_of_phase(phase) for phase in range(1, len(lengths) + 1)]
+    stds = released.stds[np.cumsum([length + 1 for length in lengths]) - 1]
+    noises = [step * std * math.sqrt(problem.dimension) for step, std in zip(steps, stds.tolist(), strict=True)]
+    return phased(lengths, steps, noises, settings.radius, problem.lipschitz)
+
+
 PHASED_SGD = Algorithm(
     name="phased-sgd",
     title="Phased SGD",
@@ -173,6 +217,8 @@ PHASED_SGD = Algorithm(
     estimator=lambda settings, problem: PlainGradient(_phased_clip(settings, problem)),
     mechanism=_phase_ends,
     optimizer=lambda settings, problem, _noise_std: PhasedSGD(_phases(problem), settings.step, settings.radius),
+    theorems=_phased_numbers,
+    excess_risk=_phased_risk,
 )
 
 
@@ -181,6 +227,15 @@ class OnlineToBatchSettings(NoiseSettings):
     step: Positive = Field(description="η of online gradient descent on the weighted gradients")
     radius: Positive = Field(description="radius of the ball the model stays in")
     power: Annotated[int, Field(ge=1, le=8)] = Field(1, description="k: the weights are α_t = t^k")
+
+
+def _unclipped(settings: OnlineToBatchSettings, problem: Problem) -> tuple[Prescription, ...]:
+    """The clip at which nothing is clipped, where slope and smoothness hold in the ball; the rest is as it is."""
+    name = "bound on increments"
+    if settings.radius > problem.convex_within:
+        return (Prescription(name, {}, refusal=f"{name}: no slope and smoothness are known in the ball"),)
+    clip = increment_bound(1, settings.power, problem.lipschitz, problem.smoothness, 2.0 * settings.radius)
+    return (Prescription(name, {"rounds": float(problem.rounds), "batch": float(problem.batch), "clip": clip}),)
 
 
 ONLINE_TO_BATCH = Algorithm(
@@ -197,5 +252,6 @@ ONLINE_TO_BATCH = Algorithm(
     optimizer=lambda settings, _problem, _noise_std: AnytimeSGD(
         settings.step, settings.radius, PowerWeights(settings.power)
     ),
+    theorems=_unclipped,
     published="points",
 )

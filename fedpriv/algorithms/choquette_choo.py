@@ -6,6 +6,7 @@ The paper counts rounds from 0 with η_t = t + 1; here rounds count from 1 and �
 import math
 from typing import Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from fedpriv.algorithms.base import Algorithm, NoiseSettings, Positive, Problem, Settings, chosen, independent
@@ -15,6 +16,7 @@ from fedpriv.mechanisms.sensitivity.nodes import levels
 from fedpriv.optimizers import NesterovCoupling, ProjectedSGD
 from fedpriv.theory.accelerated import Asked, non_realizable, realizable
 from fedpriv.theory.accelerated import Problem as TheoremProblem
+from fedpriv.theory.excess_risk import Bound, Released, accelerated, projected
 from fedpriv.theory.prescription import Prescription
 
 _PAPER = "Choquette-Choo, Ganesh & Thakurta, Near-Optimal Rates for O(1)-Smooth DP-SCO (ALT 2025)"
@@ -60,25 +62,29 @@ class AcceleratedSettings(NoiseSettings):
         return asked.clip, asked.beta
 
 
+_FORMULAS = {"theorem-realizable": realizable, "theorem-non-realizable": non_realizable}
+
+
 def theorem(name: str, problem: Problem, radius: float) -> Asked:
     """What a theorem of the paper asks for at a scenario's numbers; InputError if one of them is not known."""
+    return _FORMULAS[name](_posed(name, problem, radius))
+
+
+def _posed(name: str, problem: Problem, radius: float) -> TheoremProblem:
     if problem.epsilon is None or not math.isfinite(problem.lipschitz) or not math.isfinite(problem.smoothness):
         raise InputError(
             f'algorithm.parameters = "{name}": the theorem needs an (ε, δ), and a loss with a known Lipschitz '
             "constant and smoothness"
         )
-    formula = realizable if name == "theorem-realizable" else non_realizable
-    return formula(
-        TheoremProblem(
-            examples=problem.records,
-            dimension=problem.dimension,
-            epsilon=problem.epsilon,
-            delta=problem.delta,
-            lipschitz=problem.lipschitz,
-            smoothness=problem.smoothness,
-            radius=radius,
-            relation=problem.relation,
-        )
+    return TheoremProblem(
+        examples=problem.records,
+        dimension=problem.dimension,
+        epsilon=problem.epsilon,
+        delta=problem.delta,
+        lipschitz=problem.lipschitz,
+        smoothness=problem.smoothness,
+        radius=radius,
+        relation=problem.relation,
     )
 
 
@@ -91,16 +97,21 @@ def _prescribed(settings: AcceleratedSettings, problem: Problem) -> tuple[Prescr
 
 def _prescription(name: str, problem: Problem, radius: float) -> Prescription:
     try:
-        asked = theorem(name, problem, radius)
+        posed = _posed(name, problem, radius)
+        asked = _FORMULAS[name](posed)
     except InputError as error:
         return Prescription(name, {}, refusal=str(error))
+    known = asked.refusal is None and radius <= problem.convex_within
+    risk = asked.excess_risk(posed) if known else math.inf
     numbers = {
         "rounds": asked.rounds,
         "batch": asked.batch,
         "clip": asked.clip,
         "noise std": asked.sigma,
+        "noise std (Corollary 9)": asked.paper_sigma,
         "beta": asked.beta,
         "radius": radius,
+        **({"excess risk": risk} if math.isfinite(risk) else {}),
     }
     return Prescription(name, numbers, asked.conditions, asked.assumption, asked.refusal)
 
@@ -128,6 +139,9 @@ ACCELERATED_DP_SRGD = Algorithm(
         settings.numbers(problem)[1], settings.radius
     ),
     theorems=_prescribed,
+    excess_risk=lambda settings, problem, released: accelerated(
+        released.of_sums, settings.radius, problem.smoothness, settings.numbers(problem)[1]
+    ),
     published="points",
 )
 
@@ -137,6 +151,14 @@ class UnacceleratedSettings(AcceleratedSettings):
 
     parameters: Literal["explicit"] = Field("explicit", description="clip and beta are given")
     output: Literal["last", "average"] = Field("last", description="which iterate is published")
+
+
+def _unaccelerated_risk(settings: UnacceleratedSettings, problem: Problem, released: Released) -> Bound | None:
+    """Of the average: sums are divided by their t, and so are their errors."""
+    if settings.output != "average":
+        return None
+    errors = released.of_sums / np.arange(1.0, problem.rounds + 1.0)
+    return projected(errors, settings.radius, problem.smoothness, 1.0 / settings.numbers(problem)[1])
 
 
 UNACCELERATED_DP_SRGD = Algorithm(
@@ -150,6 +172,7 @@ UNACCELERATED_DP_SRGD = Algorithm(
     optimizer=lambda settings, problem, _noise_std: ProjectedSGD(
         step=1.0 / settings.numbers(problem)[1], radius=settings.radius, averaged=settings.output == "average"
     ),
+    excess_risk=_unaccelerated_risk,
     published="points",
 )
 
@@ -169,4 +192,12 @@ ACCELERATED_INDEPENDENT = Algorithm(
     estimator=lambda settings, _problem: PlainGradient(settings.clip),
     mechanism=independent,
     optimizer=lambda settings, _problem, _noise_std: NesterovCoupling(settings.beta, settings.radius),
+    # the error of t g_t is t times that of g_t, and of mean 0 whatever was released before
+    excess_risk=lambda settings, problem, released: accelerated(
+        released.of_gradients * np.arange(1.0, problem.rounds + 1.0),
+        settings.radius,
+        problem.smoothness,
+        settings.beta,
+        fresh=True,
+    ),
 )

@@ -19,7 +19,7 @@ from fedpriv.accounting.gdp import mu_of
 from fedpriv.algorithms.base import Algorithm, Positive, Problem, Settings
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import VarianceReducedGradient
-from fedpriv.mechanisms import BinaryTree, LeafGaussian
+from fedpriv.mechanisms import AnchoredSquareRoot, BinaryTree, LeafGaussian
 from fedpriv.objectives import Objective, SeededDirections, Smoothed
 from fedpriv.optimizers import O2NC
 from fedpriv.optimizers.o2nc import PublicChoices
@@ -28,6 +28,7 @@ from fedpriv.theory.goldstein import (
     Nonsmooth,
     leaf_noise_ratio,
     longest_window,
+    most_nodes,
     multi_pass_error,
     paper_window,
     single_pass_error,
@@ -93,6 +94,16 @@ class SinglePassSettings(GoldsteinSettings):
     anchor_batches: Count = Field(
         1, description="batches of its order that a silo reads in an anchor round: B1/B2"
     )
+    noise: Literal["tree", "anchored"] = Field(
+        "tree",
+        description="the paper's tree over a period, or noise of every anchor's own and a square root for the "
+        "differences, which is much less",
+    )
+
+    @property
+    def anchored(self) -> AnchoredSquareRoot:
+        """The noise with an anchor's own: a record of an anchor costs what one of a difference costs."""
+        return AnchoredSquareRoot.fair(self.period, self.anchor_clip / self.anchor_batches, self.clip)
 
 
 def _prescribed(
@@ -171,8 +182,10 @@ def _all_records(_settings: GoldsteinSettings, declared: Schedule) -> Schedule:
 
 def _single_pass_error(settings: SinglePassSettings, problem: Problem, noise_std: float) -> float:
     anchor_batch = settings.anchor_batches * problem.batch
+    worst = settings.anchored.worst_variance if settings.noise == "anchored" else most_nodes(settings.period)
+    std = noise_std * math.sqrt(worst)
     return single_pass_error(
-        settings.nonsmooth(problem), settings.radius, settings.period, anchor_batch, problem.batch, noise_std
+        settings.nonsmooth(problem), settings.radius, settings.period, anchor_batch, problem.batch, std
     )
 
 
@@ -222,8 +235,10 @@ GOLDSTEIN_SINGLE_PASS = Algorithm(
     schedule=_one_pass,
     # an anchor: g = mean E(z_t);  else g = g + mean [E(z_t) - E(z_{t-1})], E the estimate of ∇f_α of one record
     estimator=_estimator,
-    # one fresh tree a period on every g
-    mechanism=lambda _settings, _problem, workload: BinaryTree(workload.decay, workload.period),
+    # one fresh tree a period on every g, unless an anchor has noise of its own
+    mechanism=lambda settings, _problem, workload: (
+        settings.anchored if settings.noise == "anchored" else BinaryTree(workload.decay, workload.period)
+    ),
     optimizer=lambda settings, problem, noise_std: _o2nc(
         settings, problem, _single_pass_error(settings, problem, noise_std)
     ),

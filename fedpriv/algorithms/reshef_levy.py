@@ -87,8 +87,11 @@ def _prescribed(settings: Mu2Settings, problem: Problem) -> tuple[Prescription, 
 
 def _prescription(name: str, trusted: bool, settings: Mu2Settings, problem: Problem) -> Prescription:
     try:
-        if problem.epsilon is None or not problem.convex or not math.isfinite(problem.smoothness):
-            raise InputError(f"{name} needs a guarantee, and a convex loss with a known slope and smoothness")
+        if problem.epsilon is None or settings.diameter / 2.0 > problem.convex_within:
+            raise InputError(
+                f"{name} needs a guarantee, and a loss that is convex, with a known slope and smoothness, in the "
+                f"ball of diameter {settings.diameter:g}"
+            )
         asked = mu2_parameters(
             Mu2Problem(
                 problem.records // problem.silos,

@@ -16,8 +16,8 @@ from fedpriv.engines.workers import Workers
 from fedpriv.errors import InputError
 from fedpriv.reports.table import write_table
 from fedpriv.running.observer import RunObserver
-from fedpriv.scenario.find import scenario_file
 from fedpriv.scenario.load import load_scenario, read_toml, scenario_of
+from fedpriv.shipped import scenario_file
 from fedpriv.sweep.runner import rerun_command, run_sweep
 
 

@@ -6,16 +6,18 @@ from typing import Annotated
 import typer
 
 from fedpriv.cli.data import app as data_app
+from fedpriv.cli.export import export
 from fedpriv.cli.flower import superlink, supernode
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, suggestion
 
 app = typer.Typer(
     name="fedpriv",
     help="Differentially private federated optimization: simulate, account, deploy.",
     no_args_is_help=True,
     add_completion=False,
+    suggest_commands=False,  # click does, once
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
@@ -60,7 +62,7 @@ def run(
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key; a swept key is narrowed. Repeatable."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME by default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a run that was stopped.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table; errors only.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Progress as JSON lines on stdout instead of the table.")
@@ -93,7 +95,7 @@ def run(
 ) -> None:
     """Run every cell of a scenario; write results.json, history.jsonl and table.md as it goes.
 
-    Stop it with Ctrl-C whenever you like: what is finished stays, and the command that goes on is printed.
+    Stop it with Ctrl-C whenever you like: finished cells stay, and fedpriv prints the command that resumes it.
 
     Examples:
 
@@ -109,6 +111,9 @@ def run(
 
         fedpriv run mnist-untrusted --workers 2
     """
+    from fedpriv.shipped import scenario_file
+
+    scenario_file(scenario)  # a name that is wrong is told before torch is imported
     from fedpriv.cli.run import run_scenario
     from fedpriv.engines.base import Connection
     from fedpriv.engines.workers import Workers
@@ -127,6 +132,89 @@ def run(
         mlflow=mlflow,
         imports=imports or [],
         watch=watch,
+    )
+
+
+@app.command()
+def tune(
+    scenario: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SCENARIO", help="A scenario by name or file, or a file that names one with grids."
+        ),
+    ],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=[VALUE, …]",
+            help="Values to try; by default factors from 1/9 to 9 of the numbers in [algorithm]. Repeatable.",
+        ),
+    ] = None,
+    trials: Annotated[
+        float | None,
+        typer.Option(
+            help="So many settings of every row at random; with --private how many runs on average.  [default: "
+            "the whole grid; 25 without --grid; 20 with --private]"
+        ),
+    ] = None,
+    held_out: Annotated[
+        int | None, typer.Option(min=1, help="Training records to compare on, the last ones; a tenth by default.")
+    ] = None,
+    seeds: Annotated[
+        list[int] | None, typer.Option(min=0, help="Seed of the trials. Repeatable.  [default: 100]")
+    ] = None,
+    metric: Annotated[str, typer.Option(help="What settings are compared by.")] = "test_accuracy",
+    fixed: Annotated[
+        list[str] | None,
+        typer.Option("--while-tuning", metavar="KEY=VALUE", help="A key that holds while tuning. Repeatable."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME-tuned by default.")] = None,
+    private: Annotated[
+        bool,
+        typer.Option("--private", help="Publish the best of a random number of runs only, and charge for it."),
+    ] = False,
+    eta: Annotated[
+        float, typer.Option(help="Of the number of private runs: 0 logarithmic, 1 geometric, between and beyond.")
+    ] = 0.0,
+    poisson: Annotated[bool, typer.Option("--poisson", help="A Poisson number of private runs instead.")] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Of which settings are tried. With --private only for tests: it is then no secret."
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a tuning that was stopped.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Run groups of trials in so many processes.")] = None,
+    imports: Imports = None,
+) -> None:
+    """Choose settings on held-out training records, as many for every row; write the scenario with them.
+
+    The test set is not looked at. Without --private the choice reads records without noise, and no ε covers it.
+
+    Examples:
+
+        fedpriv tune quickstart
+
+        fedpriv tune my.toml --grid algorithm.step=[0.1,1,10] --grid algorithm.clip=[0.5,1,2] --held-out 1000
+
+        fedpriv tune my.toml --private --trials 10
+    """
+    from fedpriv.cli.tune import Asked, tune_scenario
+
+    asked = Asked.of(scenario, overrides or [], fixed or [], grid or [], held_out, trials, seeds or [], metric)
+    tune_scenario(
+        asked,
+        out,
+        imports or [],
+        private=private,
+        poisson=poisson,
+        eta=eta,
+        seed=seed,
+        resume=resume,
+        workers=workers,
     )
 
 
@@ -158,6 +246,7 @@ def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder
 
     for path in begin(folder):
         typer.echo(path)
+    typer.echo(f"next: cd {folder}, and the commands that README.md there names", err=True)
 
 
 @app.command()
@@ -195,7 +284,7 @@ def table(
     from fedpriv.sweep.results import read_results
 
     if style not in STYLES:
-        raise InputError(f"--format {style}: known formats are {', '.join(STYLES)}")
+        raise InputError(f"--format {style}: known formats are {', '.join(STYLES)}{suggestion(style, STYLES)}")
     typer.echo(render(read_results(run_dir), style), nl=False)
 
 
@@ -247,6 +336,9 @@ def audit(
 
     Example: fedpriv audit scenarios/quickstart.toml --set algorithm.trust=trusted
     """
+    from fedpriv.shipped import scenario_file
+
+    scenario_file(scenario)
     from fedpriv.cli.audit import audit_scenario
     from fedpriv.extensions import import_files
 
@@ -254,5 +346,6 @@ def audit(
     audit_scenario(scenario, overrides or [], mu, trials, confidence, seed, as_json=as_json, store=store)
 
 
+app.command()(export)
 app.command()(superlink)
 app.command()(supernode)

@@ -5,14 +5,16 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Data sets: download, verify, cache.", no_args_is_help=True)
+app = typer.Typer(help="Data sets: download, verify, cache.", no_args_is_help=True, suggest_commands=False)
 
 
 @app.command("fetch")
 def data_fetch(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="mnist, fashion-mnist, emnist, cifar10, heart-hospitals or adult."),
+        typer.Argument(
+            metavar="NAME", help="mnist, fashion-mnist, emnist, cifar10, heart-hospitals, adult or visits."
+        ),
     ],
     root: Annotated[
         Path | None, typer.Option(help="Where to keep it; $FEDPRIV_DATA, or a folder of the user's cache.")

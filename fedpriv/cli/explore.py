@@ -51,7 +51,7 @@ def compare_runs(first: Path, second: Path) -> None:
 
 
 def _scenarios() -> Lines:
-    from fedpriv.scenario.find import shipped
+    from fedpriv.shipped import shipped
 
     return [(name, _title(path)) for name, path in shipped().items()]
 

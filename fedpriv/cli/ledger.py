@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,14 +25,13 @@ def ledger(
         fedpriv privacy ledger runs/quickstart
     """
     from fedpriv.privacy.entries import read_ledger
-    from fedpriv.privacy.ledger import as_data
 
     entries = read_ledger(run_dir)
     if as_json:
-        typer.echo(json.dumps([{"cell": e.cell, "releases": list(map(as_data, e.streams))} for e in entries]))
+        typer.echo(json.dumps([_as_data(e) for e in entries]))
     else:
         header = ("cell", "point", "seed", "trust", "released by", "mechanism", "rounds", "clip", "noise std")
-        lines: list[tuple[str, ...]] = [(*header, "relation", "mu", "claimed", "")]
+        lines: list[tuple[str, ...]] = [(*header, "relation", "μ", "claimed", "")]
         lines += [line for entry in entries for line in _ledger_lines(entry)]
         print_table(lines)
     wrong = [str(entry.cell) for entry in entries if not entry.agrees]
@@ -40,27 +39,41 @@ def ledger(
         raise RunError(f"{run_dir}: the claim of cell {', '.join(wrong)} is not what the ledger gives")
 
 
+def _as_data(entry: "LedgerEntry") -> dict[str, Any]:
+    from fedpriv.privacy.ledger import as_data
+
+    streams = {"releases": list(map(as_data, entry.streams))}
+    tests = {"evaluations": list(map(as_data, entry.tests))} if entry.tests else {}
+    return {"cell": entry.cell, **streams, **tests}
+
+
 def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
-    """One line a stream; the claim is that of the worst stream, since records are in one stream only."""
+    """One line a stream; the claim is that of the worst stream, since records are in one stream only.
+
+    Streams of evaluations come last: their claim is one of test records, which are other records.
+    """
     point = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in entry.point.items()) or "-"
     claimed = _price(entry.claimed_mu, entry.claimed_epsilon)
+    of_tests = "none" if entry.claimed_of_tests is None else f"{entry.claimed_of_tests:.6g}"
+    streams = [(stream, stream.owner, claimed) for stream in entry.streams]
+    streams += [(stream, f"{stream.owner}, test records", of_tests) for stream in entry.tests]
     return [
         (
             str(entry.cell),
             point,
             str(entry.seed),
             entry.trust,
-            stream.owner,
+            owner,
             type(stream.mechanism).__name__,
             str(stream.schedule.rounds),
             f"{max(stream.clips):.5g}",
             f"{stream.std:.5g}",
             stream.relation,
             _stream_price(stream, entry.delta),
-            claimed,
+            price,
             "ok" if entry.agrees else "DIFFERS",
         )
-        for stream in entry.streams
+        for stream, owner, price in streams
     ]
 
 
@@ -69,7 +82,7 @@ def _stream_price(stream: "ReleaseStream", delta: float) -> str:
 
     guarantee = stream.guarantee
     if guarantee is None:
-        return "inf"
+        return "∞"
     return _price(guarantee.mu if isinstance(guarantee, GaussianDP) else None, guarantee.epsilon_of(delta))
 
 
@@ -77,4 +90,4 @@ def _price(mu: float | None, epsilon: float | None) -> str:
     """μ, or ε (at the cell's δ) where there is no μ."""
     if mu is not None:
         return f"{mu:.6g}"
-    return "none" if epsilon is None else f"epsilon {epsilon:.6g}"
+    return "none" if epsilon is None else f"ε = {epsilon:.6g}"

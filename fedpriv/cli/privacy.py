@@ -33,6 +33,7 @@ from fedpriv.cli.options import (
     mechanism_options,
 )
 from fedpriv.cli.sampled import guarantee_of
+from fedpriv.cli.selection import selection
 from fedpriv.cli.shown import cost_facts, guarantee_facts, setting_facts, show
 from fedpriv.cli.theorem import theorem
 
@@ -40,11 +41,13 @@ app = typer.Typer(
     help="Accounting without a run: convert guarantees, calibrate noise, compare mechanisms.",
     no_args_is_help=True,
     add_completion=False,
+    suggest_commands=False,
     rich_markup_mode="markdown",
 )
 app.command()(compare)
 app.command()(theorem)
 app.command()(ledger)
+app.command()(selection)
 
 
 @app.command()

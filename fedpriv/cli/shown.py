@@ -19,11 +19,12 @@ def setting_facts(setting: "Setting", unit: str = "record") -> dict[str, Any]:
     """What the numbers are about: who is protected, and how a record, or another unit, takes part."""
     from fedpriv.privacy.unit import unit_named
 
+    whose = unit_named(unit)
     return {
         "trust": setting.trust,
-        "protects": setting.protection.protection_of(unit_named(unit)),
+        "protects": setting.protection.protection_of(whose),
         "rounds": setting.rounds,
-        "participation": setting.words,
+        "participation": setting.words(whose.noun),
     }
 
 
@@ -70,12 +71,13 @@ _LABELS = {
     "sensitivity_exact": "sensitivity is exact",
     "sensitivity_reason": "because",
     "noise_multiplier": "noise multiplier",
-    "epsilon_at_most": "epsilon, at most",
-    "mu": "mu (Gaussian DP)",
-    "zcdp": "zcdp (mu²/2)",
-    "epsilon": "epsilon, exact",
-    "epsilon_rdp": "epsilon, Rényi DP",
-    "epsilon_paper": "epsilon, papers' formula",
+    "delta": "δ",
+    "epsilon_at_most": "ε, at most",
+    "mu": "μ (Gaussian DP)",
+    "zcdp": "zCDP (μ²/2)",
+    "epsilon": "ε, exact",
+    "epsilon_rdp": "ε, Rényi DP",
+    "epsilon_paper": "ε, papers' formula",
 }
 
 

@@ -20,6 +20,7 @@ app = typer.Typer(
     cls=_RunByDefault,
     help="A silo's guard: the process that has its records and answers what its policy allows.",
     no_args_is_help=True,
+    suggest_commands=False,
 )
 Policy = Annotated[Path, typer.Argument(metavar="POLICY", help="The silo's policy file (TOML).")]
 
@@ -33,6 +34,8 @@ def init(
 ) -> None:
     """Begin the ledger of a policy's records: once, before the guard is started for the first time.
 
+    A policy with [evaluation] has a second one, of its test records.
+
     Example: fedpriv silo init silo-0.toml --template
     Example: fedpriv silo init silo-0.toml
     """
@@ -42,12 +45,11 @@ def init(
         write_template(policy)
         typer.echo(f"wrote {policy}: set the keys marked with # choose, then begin its ledger")
         return
-    from fedpriv.clients.guard import begin_ledger
+    from fedpriv.clients.guards import begin_ledgers
     from fedpriv.clients.policy import read_policy
 
-    given = read_policy(policy)
-    begin_ledger(given)
-    typer.echo(f"began {given.ledger}, marked in {given.marked}; keep both as long as the records")
+    for begun in begin_ledgers(read_policy(policy)):
+        typer.echo(f"began {begun.ledger}, marked in {begun.marked}; keep both as long as the records")
 
 
 @app.command()
@@ -77,7 +79,7 @@ def status(policy: Policy) -> None:
 def end(
     policy: Policy, run_id: Annotated[str, typer.Argument(metavar="RUN", help="As `status` shows it.")]
 ) -> None:
-    """End a run that nobody will go on with: its key and sums are wiped, its price stays spent.
+    """End a run that nobody will resume: its key and sums are wiped, its price stays spent.
 
     Example: fedpriv silo end silo-0.toml 5f0c2d
     """

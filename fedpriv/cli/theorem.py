@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from fedpriv.algorithms import Problem
     from fedpriv.objectives import Objective
     from fedpriv.scenario import Cell, Point
+    from fedpriv.theory.conditions import Condition
     from fedpriv.theory.prescription import Prescription
+
+
+_OWN = "bound at the scenario's numbers"
 
 
 def theorem(
@@ -52,7 +56,7 @@ def theorem(
 
     loaded, _ = fitted_scenario(load_scenario(scenario, overrides or []), {})
     points = [_compared(point, gap, run) for point in _first_seeds(loaded.points)]
-    if not any(point["theorems"] for point in points):
+    if not any(point["theorems"] or point["bound"] for point in points):
         names = ", ".join(sorted({point["algorithm"] for point in points}))
         raise InputError(f"{scenario}: no theorem with explicit numbers is known for {names}")
     if as_json:
@@ -100,6 +104,25 @@ def _compared(point: "Point", gap: float | None, run: Path | None) -> dict[str, 
         "theorems": [
             _as_data(asked, problem) for asked in cell.algorithm.row.theorems(cell.algorithm.settings, problem)
         ],
+        "bound": _bound(cell, objective),
+    }
+
+
+def _bound(cell: "Cell", objective: "Objective") -> dict[str, Any] | None:
+    """What is proved of the excess risk at the scenario's own numbers; None where nothing is."""
+    from fedpriv.running.plan import plan_of
+    from fedpriv.running.risk import excess_risk_bound
+
+    try:
+        found = excess_risk_bound(cell, plan_of(cell, objective))
+    except InputError:
+        return None  # it cannot be run, which is said elsewhere
+    if found is None:
+        return None
+    return {
+        "excess risk": _finite(found.value),
+        "conditions": _conditions(found.conditions),
+        "assumption": found.assumption,
     }
 
 
@@ -142,23 +165,22 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _as_data(asked: "Prescription", problem: "Problem") -> dict[str, Any]:
-    conditions = [{**condition._asdict(), "holds": condition.holds} for condition in asked.conditions]
     refusal = asked.refusal or _refusal(asked.numbers, problem)
-    return {**asked._asdict(), "numbers": dict(asked.numbers), "conditions": conditions, "refusal": refusal}
+    told = {"numbers": dict(asked.numbers), "conditions": _conditions(asked.conditions), "refusal": refusal}
+    return asked._asdict() | told
+
+
+def _conditions(conditions: "Iterable[Condition]") -> list[dict[str, Any]]:
+    return [{**condition._asdict(), "holds": condition.holds} for condition in conditions]
 
 
 def _refusal(numbers: Mapping[str, float], problem: "Problem") -> str | None:
-    """Why no scenario has such rounds and batches, on one line: what [federation] itself would refuse."""
-    rounds, batch = (math.floor(numbers[name] * (1.0 + 1e-12)) for name in ("rounds", "batch"))
+    """Why no scenario has such batches, on one line: what [federation] itself would refuse."""
+    batch = math.floor(numbers["batch"] * (1.0 + 1e-12))
     if batch < problem.silos:
         return (
             f"a round of {batch} records is less than one of each of the {problem.silos} silos; run it with "
             f"federation.silos = {batch} or fewer"
-        )
-    rounds_per_epoch = problem.records // batch
-    if rounds > rounds_per_epoch and rounds % rounds_per_epoch:
-        return (
-            f"T = {rounds} is no multiple of the {rounds_per_epoch} rounds of an epoch, and epochs are whole here"
         )
     return None
 
@@ -171,22 +193,28 @@ def _print_point(compared: dict[str, Any]) -> None:
     swept = ", ".join(f"{key} = {value}" for key, value in compared["point"].items())
     typer.echo(f"{compared['algorithm']}{f' at {swept}' if swept else ''}")
     print_table([(name, _text(value)) for name, value in compared["problem"].items()])
-    used, theorems = compared["scenario"], compared["theorems"]
+    used, theorems, bound = compared["scenario"], compared["theorems"], compared["bound"]
     columns = [{} if "refusal" in used else used, *(asked["numbers"] for asked in theorems)]
-    names = dict.fromkeys(itertools.chain(*columns))
     header = ["", "scenario", *(asked["theorem"] for asked in theorems)]
+    if bound is not None:
+        columns.append({"excess risk": bound["excess risk"]})
+        header.append(_OWN)
+    names = dict.fromkeys(itertools.chain(*columns))
     typer.echo()
     print_table([header, *([name, *(_text(column.get(name)) for column in columns)] for name in names)])
     if "refusal" in used:
         typer.echo(f"\nthe scenario cannot be run: {used['refusal']}")
     for asked in theorems:
-        typer.echo()
-        _print_theorem(asked)
+        refusal = asked["refusal"]
+        typer.echo(f"\n{asked['theorem']}: {'can be run with these numbers' if refusal is None else refusal}")
+        _print_conditions(asked)
+    if bound is not None:
+        known = "of the mean excess risk" if bound["excess risk"] is not None else "nothing is known"
+        typer.echo(f"\n{_OWN}: {known}")
+        _print_conditions(bound)
 
 
-def _print_theorem(asked: dict[str, Any]) -> None:
-    refusal = asked["refusal"]
-    typer.echo(f"{asked['theorem']}: {'can be run with these numbers' if refusal is None else refusal}")
+def _print_conditions(asked: dict[str, Any]) -> None:
     if asked["conditions"]:
         print_table(
             [

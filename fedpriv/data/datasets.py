@@ -28,7 +28,11 @@ from fedpriv.data.table_file import is_table
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.data.tables import load_table, load_table_test
 from fedpriv.data.unpickle import unpickle_arrays
+from fedpriv.data.visits import SCHEMA as VISITS_SCHEMA
+from fedpriv.data.visits import VISITS
 from fedpriv.errors import InputError
+
+_NAMED_TABLES = {VISITS: VISITS_SCHEMA, **{name: table.schema for name, table in PUBLIC_TABLES.items()}}
 
 __all__ = ["Dataset", "HeldOut", "fetch", "load", "load_test"]
 
@@ -38,10 +42,10 @@ def schema_of(name: str, table: TableSchema | None) -> TableSchema | None:
 
     InputError for a file without a description, and for a description of what is no file.
     """
-    if name in PUBLIC_TABLES or not is_table(name):
+    if name in _NAMED_TABLES or not is_table(name):
         if table is not None:
             raise InputError(f"data.table: is for a .csv or .parquet file; data.name = {name!r} is none")
-        return PUBLIC_TABLES[name].schema if name in PUBLIC_TABLES else None
+        return _NAMED_TABLES.get(name)
     if table is None:
         raise InputError(
             f"data.table: this key is missing, what is public about the columns of {name}; `fedpriv data inspect "
@@ -52,7 +56,7 @@ def schema_of(name: str, table: TableSchema | None) -> TableSchema | None:
 
 def table_path(name: str, root: Path | None = None) -> Path:
     """The file of a table by name or path, fetched and verified if it has a name."""
-    return fetch(name, root) / ORIGINS[name].folder / FILE if name in PUBLIC_TABLES else Path(name)
+    return fetch(name, root) / ORIGINS[name].folder / FILE if name in _NAMED_TABLES else Path(name)
 
 
 def load(name: str, root: Path | None = None, table: TableSchema | None = None) -> Dataset:
@@ -62,7 +66,8 @@ def load(name: str, root: Path | None = None, table: TableSchema | None = None) 
     cifar10, and three that need no file: synthetic, phase-retrieval (8 dimensions, 10 % outliers) and
     linear-regression (256 dimensions of falling curvature, a known minimizer of norm 1, noise 0.1).  A name
     that ends in .npz is the path of a file of one's own, see `own`; one that ends in .csv or .parquet the path of
-    a table, which `table` describes.  heart-hospitals and adult are tables whose description is known.
+    a table, which `table` describes.  heart-hospitals, adult and visits (made up: several records a person) are
+    tables whose description is known.
     Others may have been added, see `add_data`.
     """
     if is_own(name) and table is None:

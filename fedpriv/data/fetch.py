@@ -9,6 +9,9 @@ from fedpriv.data.debian import fashion_mnist_package
 from fedpriv.data.mirror import mnist_package
 from fedpriv.data.public_tables import FILE, PUBLIC_TABLES
 from fedpriv.data.sources import torchvision_download
+from fedpriv.data.visits import SHA256 as VISITS_SHA256
+from fedpriv.data.visits import VISITS
+from fedpriv.data.visits import source as visits_source
 from fedpriv.errors import InputError, suggestion
 
 SYNTHETIC = "synthetic"
@@ -55,6 +58,7 @@ ORIGINS = {
     ),
     "cifar10": Origin("cifar-10-batches-py", _CIFAR10, (torchvision_download("CIFAR10"),)),
     **{name: Origin(name, {FILE: table.sha256}, (table.source(name),)) for name, table in PUBLIC_TABLES.items()},
+    VISITS: Origin(VISITS, {FILE: VISITS_SHA256}, (visits_source(VISITS),)),
 }
 
 

@@ -60,7 +60,32 @@ def dirichlet(labels: NDArray[np.int64], sizes: Sequence[int], seed: int, concen
     classes, counts = np.unique(labels, return_counts=True)
     pools = [generator.permutation(np.flatnonzero(labels == label)).tolist() for label in classes]
     mixtures = generator.dirichlet(np.full(len(classes), concentration), size=len(sizes)) + 1e-12
-    wanted = _balanced(mixtures, np.array(sizes, np.float64), np.float64(sum(sizes) / len(labels)) * counts)
+    return _dealt(pools, mixtures, sizes, counts, generator)
+
+
+def alike(labels: NDArray[np.int64], sizes: Sequence[int], seed: int, like: Sequence[NDArray[np.int64]]) -> Shares:
+    """Records whose labels each silo has about as often as among its own in `like`: a silo's test records.
+
+    Guarantee: no record is given twice.  InputError if there are too few.
+    """
+    _check(len(labels), sizes)
+    generator = public_generator(seed, "partition", "alike")
+    classes, counts = np.unique(labels, return_counts=True)
+    pools = [generator.permutation(np.flatnonzero(labels == label)).tolist() for label in classes]
+    mixtures = np.array([[np.mean(own == label) for label in classes] for own in like]) + 1e-12
+    return _dealt(pools, mixtures, sizes, counts, generator)
+
+
+def _dealt(
+    pools: list[list[int]],
+    mixtures: NDArray[np.float64],
+    sizes: Sequence[int],
+    counts: NDArray[np.int64],
+    generator: np.random.Generator,
+) -> Shares:
+    """Records out of the pools of each label, by mixtures that are balanced against the labels that there are."""
+    share_read = np.float64(sum(sizes) / counts.sum())
+    wanted = _balanced(mixtures, np.array(sizes, np.float64), share_read * counts)
     shares = []
     for row, size in zip(wanted, sizes, strict=True):
         take = np.minimum(_rounded(row * (size / row.sum())), [len(pool) for pool in pools])

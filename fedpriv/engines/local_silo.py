@@ -11,12 +11,13 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedpriv.clients.guard import begin_ledger
+from fedpriv.clients.guards import begin_ledgers
 from fedpriv.clients.policy import read_policy
-from fedpriv.clients.prepare import allowance_of, policy_text, write_policy, write_shard
+from fedpriv.clients.prepare import allowance_of, evaluation_of, policy_text, write_policy, write_shard
 from fedpriv.data.datasets import load
 from fedpriv.engines import supernode_process
 from fedpriv.engines.processes import environment, script
+from fedpriv.running.held_out import held_out_of_silos
 from fedpriv.running.task import records_of_silos
 from fedpriv.scenario import Cell
 
@@ -36,7 +37,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     The paths of the policies, one a silo.  Shards and ledgers that are there are left as they are: they say what
     was released.  InputError for a run that no policy allows.
     """
-    allow = allowance_of(cell)
+    allow, evaluation, tests = allowance_of(cell), evaluation_of(cell), held_out_of_silos(cell)
     dataset, order = load(cell.data.name, table=cell.data.table), records_of_silos(cell)
     policies = []
     for silo in range(cell.federation.silos):
@@ -45,7 +46,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         begun = (kept / "ledger.sqlite").exists() or (kept / "shard.npz").exists()
         if not begun:
-            write_shard(kept / "shard.npz", dataset, order[silo])
+            write_shard(kept / "shard.npz", dataset, order[silo], tests[silo])
         keys = {
             "silo": silo,
             "classes": dataset.classes,
@@ -54,9 +55,9 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
             "socket": str(own / SOCKET),
         }
         policies.append(own / "policy.toml")
-        write_policy(policies[-1], policy_text(keys, allow))
+        write_policy(policies[-1], policy_text(keys, allow, evaluation=evaluation))
         if not begun:
-            begin_ledger(read_policy(policies[-1]))
+            begin_ledgers(read_policy(policies[-1]))
     return policies
 
 

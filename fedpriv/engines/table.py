@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from fedpriv.engines.base import LOCAL, Connection, Engine
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, suggestion
 from fedpriv.running.checkpoint import NO_CHECKPOINTS, Checkpoints
 from fedpriv.scenario import Cell
 
@@ -33,7 +33,7 @@ def _vectorized(_: Path, __: Connection, kept: Checkpoints) -> Engine:
 
 
 def _vectorized_groups(cells: Sequence[Cell]) -> list[list[int]]:
-    from fedpriv.engines.vectorized.engine import groups_of
+    from fedpriv.engines.vectorized.grouping import groups_of
 
     return groups_of(cells)
 
@@ -71,7 +71,7 @@ ENGINES = {
 def engine_row(name: str) -> EngineRow:
     """InputError for an engine that there is not."""
     if name not in ENGINES:
-        raise InputError(f"--engine {name}: known engines are {', '.join(ENGINES)}")
+        raise InputError(f"--engine {name}: known engines are {', '.join(ENGINES)}{suggestion(name, ENGINES)}")
     return ENGINES[name]
 
 

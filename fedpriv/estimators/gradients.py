@@ -8,9 +8,10 @@
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
-from fedpriv.estimators.round import Round, Split
+from fedpriv.estimators.round import Local, Round, Split
 from fedpriv.estimators.weights import LinearWeights, Weights
 from fedpriv.replicates.columns import SHARED, Scalar
 
@@ -34,6 +35,14 @@ class Estimator(Protocol):
         ...
 
     def round(self, t: int) -> Round: ...
+
+    def __hash__(self) -> int: ...
+
+
+@lru_cache(maxsize=4)
+def rounds_of(estimator: Estimator, rounds: int) -> tuple[Round, ...]:
+    """Rounds 1 … `rounds`, made once: a plan reads each of them half a dozen times."""
+    return tuple(map(estimator.round, range(1, rounds + 1)))
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,25 @@ class PlainGradient:
 
     def round(self, t: int) -> Round:
         return Round(t, (self.coefficient,), self.decay, self.clip, scale=1.0)
+
+
+@dataclass(frozen=True)
+class LocalGradient:
+    """One gradient a record, at a point of the silo's own: `every` steps of length `step` between two averages.
+
+    Guarantee: each increment is clipped to norm `clip`; every step is a release of its own.
+    """
+
+    clip: Scalar
+    step: Scalar
+    every: int
+    decay: float = field(default=0.0, metadata=SHARED)
+    period: int | None = None
+    memory: int = 1
+
+    def round(self, t: int) -> Round:
+        local = Local(self.step, (t - 1) % self.every == 0)
+        return Round(t, (1.0,), self.decay, self.clip, scale=1.0, local=local)
 
 
 @dataclass(frozen=True)

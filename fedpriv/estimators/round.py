@@ -14,6 +14,14 @@ class Split(NamedTuple):
     residual_clip: Scalar
 
 
+class Local(NamedTuple):
+    """A round in which silos go on from where their own releases brought them; see `local_steps`."""
+
+    step: Scalar
+    first: bool
+    """Whether they start again from the query, which is their average."""
+
+
 class Round(NamedTuple):
     """The public record of round t, read alike by silo, server and accountant.
 
@@ -29,6 +37,7 @@ class Round(NamedTuple):
     clip: Scalar
     scale: float
     split: Split | None = None
+    local: Local | None = None
 
     @property
     def gradients(self) -> int:

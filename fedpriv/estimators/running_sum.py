@@ -47,7 +47,7 @@ def absorb(
     weights = weights.to(state.total.dtype)
     if records is None:
         past = (query, *state.past)[: memory - 1]
-        return RunningSum(past, current.decay * state.total), query.new_zeros(query.shape[:-1])
+        return RunningSum(past, current.decay * state.total), query.new_zeros(query.shape[:-1], dtype=torch.int64)
     if current.split is not None:
         return absorb_split(state, current, current.split, query, objective, records, weights)
     (part, *_), past = parts_of(current, query, state.past, memory)

@@ -18,6 +18,7 @@ from fedpriv.exact.strategies import (
     IntegerBuffered,
     IntegerLeaf,
     IntegerPrefix,
+    IntegerScheduled,
     IntegerStrategy,
     IntegerTree,
 )
@@ -28,6 +29,7 @@ from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
 from fedpriv.mechanisms.gaussian import IndependentGaussian
 from fedpriv.mechanisms.inverse_square_root import BandedInverseSquareRoot
 from fedpriv.mechanisms.leaf import LeafGaussian
+from fedpriv.mechanisms.scheduled import ScheduledGaussian
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
 from fedpriv.mechanisms.tree import BinaryTree
 from fedpriv.mechanisms.workload import Workload
@@ -133,6 +135,14 @@ def factored(mechanism: Mechanism, workload: Workload) -> Factored:
 def _(mechanism: IndependentGaussian, workload: Workload) -> Factored:
     workload = dataclasses.replace(workload, decay=rounded(workload.decay))
     return Factored(IntegerPrefix(coefficient(workload.decay), workload.period), mechanism, workload)
+
+
+@factored.register
+def _(mechanism: ScheduledGaussian, workload: Workload) -> Factored:
+    decay = rounded(mechanism.decay)
+    strategy = IntegerScheduled(coefficient(decay), workload.period, mechanism.sizes)
+    workload = dataclasses.replace(workload, decay=decay)
+    return Factored(strategy, dataclasses.replace(mechanism, decay=decay), workload)
 
 
 @factored.register

@@ -12,6 +12,7 @@ from fedpriv.errors import InputError
 from fedpriv.fitting.fit import Fit, fit_lambda, fit_roots
 from fedpriv.fitting.loss import PlainLoss, ScaledLoss
 from fedpriv.fitting.objective import Objective
+from fedpriv.fitting.sizes import fitted_sizes
 from fedpriv.mechanisms import (
     BandedSquareRoot,
     BinaryTree,
@@ -19,6 +20,7 @@ from fedpriv.mechanisms import (
     IndependentGaussian,
     LambdaCgd,
     Mechanism,
+    ScheduledGaussian,
     Workload,
 )
 from fedpriv.mechanisms.registry import AUTO, MechanismOptions
@@ -50,12 +52,14 @@ class Candidate:
 
 
 def fitted(objective: Objective, name: str, options: MechanismOptions, *, scalable: bool = True) -> Candidate:
-    """What a person who names "auto", "lambda-cgd" or "blt" without numbers gets.
+    """What a person who names "auto", "scheduled", "lambda-cgd" or "blt" without numbers gets.
 
-    `scalable` says whether "auto" may scale noise; the other two do if `options` ask for it.
+    `scalable` says whether "auto" may scale noise; the last two do if `options` ask for it.
     """
     if name == AUTO:
         return auto(objective, options.max_vectors, scalable=scalable)
+    if name == ScheduledGaussian.name:
+        return _of(fitted_sizes(objective), objective)
     kind = LambdaCgd if name == LambdaCgd.name else BufferedToeplitz
     return named(objective, kind, options.max_vectors, scaled=options.scale)
 
@@ -119,6 +123,7 @@ def fitted_of_all_kinds(objective: Objective, most: int) -> Iterator[Candidate]:
     decay, rounds = objective.workload.decay, objective.workload.rounds
     if rounds <= _FEW_ROUNDS:
         return
+    yield _of(fitted_sizes(objective), objective)
     if BinaryTree(decay).memory_vectors(objective.workload) <= most:
         yield _of(BinaryTree(decay), objective)
     if not objective.workload.schedule.single_pass:

@@ -1,6 +1,7 @@
 """Noise mechanisms: factorizations of the running-sum workload, streamed one fresh vector a round."""
 
 from fedpriv.mechanisms.aligned_differences import AlignedDifferences
+from fedpriv.mechanisms.anchored import AnchoredSquareRoot
 from fedpriv.mechanisms.base import Mechanism, MechanismState, Sensitivity
 from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz, LambdaCgd
 from fedpriv.mechanisms.gaussian import IndependentGaussian
@@ -8,6 +9,7 @@ from fedpriv.mechanisms.inverse_square_root import BandedInverseSquareRoot
 from fedpriv.mechanisms.leaf import LeafGaussian
 from fedpriv.mechanisms.paper_tree import PaperTree
 from fedpriv.mechanisms.phased import PhaseEnds
+from fedpriv.mechanisms.scheduled import ScheduledGaussian
 from fedpriv.mechanisms.sliding_differences import SlidingDifferences
 from fedpriv.mechanisms.toeplitz import BandedSquareRoot
 from fedpriv.mechanisms.tree import BinaryTree
@@ -16,6 +18,7 @@ from fedpriv.participation.separated import Separated
 
 __all__ = [
     "AlignedDifferences",
+    "AnchoredSquareRoot",
     "BandedInverseSquareRoot",
     "BandedSquareRoot",
     "BinaryTree",
@@ -27,6 +30,7 @@ __all__ = [
     "MechanismState",
     "PaperTree",
     "PhaseEnds",
+    "ScheduledGaussian",
     "Sensitivity",
     "Separated",
     "SlidingDifferences",

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field
 
 from fedpriv.errors import InputError
 from fedpriv.mechanisms.aligned_differences import AlignedDifferences
+from fedpriv.mechanisms.anchored import AnchoredSquareRoot
 from fedpriv.mechanisms.base import Mechanism
 from fedpriv.mechanisms.buffered_toeplitz import BufferedOptions, BufferedToeplitz, LambdaCgd
 from fedpriv.mechanisms.gaussian import IndependentGaussian
@@ -14,6 +15,7 @@ from fedpriv.mechanisms.inverse_square_root import BandedInverseSquareRoot
 from fedpriv.mechanisms.leaf import LeafGaussian
 from fedpriv.mechanisms.paper_tree import PaperTree
 from fedpriv.mechanisms.phased import PhaseEnds
+from fedpriv.mechanisms.scheduled import ScheduledGaussian, ScheduledOptions
 from fedpriv.mechanisms.sliding_differences import SlidingDifferences
 from fedpriv.mechanisms.toeplitz import BandedOptions, BandedSquareRoot
 from fedpriv.mechanisms.tree import BinaryTree
@@ -21,6 +23,7 @@ from fedpriv.mechanisms.workload import Workload
 
 CHOSEN: tuple[type[Mechanism], ...] = (
     IndependentGaussian,
+    ScheduledGaussian,
     BinaryTree,
     BandedSquareRoot,
     BandedInverseSquareRoot,
@@ -34,6 +37,7 @@ AUTO = "auto"
 
 _OF_ONE_ALGORITHM: tuple[type[Mechanism], ...] = (
     LeafGaussian,
+    AnchoredSquareRoot,
     PaperTree,
     PhaseEnds,
     SlidingDifferences,
@@ -42,7 +46,7 @@ _OF_ONE_ALGORITHM: tuple[type[Mechanism], ...] = (
 MECHANISMS = {kind.name: kind for kind in (*CHOSEN, *_OF_ONE_ALGORITHM)}
 
 
-class MechanismOptions(BandedOptions, BufferedOptions):
+class MechanismOptions(BandedOptions, BufferedOptions, ScheduledOptions):
     """What scenarios can say of the mechanisms they name, all in one; each reads its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -60,6 +64,8 @@ else:
 
 def unfitted(name: str, options: MechanismOptions) -> bool:
     """Whether numbers have to be fitted before `chosen_mechanism` can make it."""
+    if name == ScheduledGaussian.name:
+        return not options.noise_sizes
     return name == AUTO or (name in (LambdaCgd.name, BufferedToeplitz.name) and not options.theta)
 
 
@@ -75,6 +81,8 @@ def chosen_mechanism(name: str, workload: Workload, options: MechanismOptions) -
     kind, roots = MECHANISMS[name], options.model_fields_set & BufferedOptions.model_fields.keys()
     if roots and not issubclass(kind, BufferedToeplitz):
         raise InputError(f'{min(roots)} is for mechanism = "blt" or "lambda-cgd", not for {name!r}')
+    if options.noise_sizes and kind is not ScheduledGaussian:
+        raise InputError(f'noise_sizes is for mechanism = "scheduled", not for {name!r}')
     return kind.of(workload, options)
 
 

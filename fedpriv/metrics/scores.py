@@ -30,7 +30,7 @@ def auc(outputs: Tensor, labels: Tensor) -> Tensor:
 
     Classes that occur among all labels or none of them have no curve and are left out of the mean.
     """
-    scores = _logits(outputs)
+    scores = logits_of(outputs)
     if scores.shape[-1] == 2:
         return _auc(scores[..., 1] - scores[..., 0], labels == 1)
     shares = scores.softmax(-1)
@@ -55,13 +55,13 @@ def _auc(scores: Tensor, positive: Tensor) -> Tensor:
 
 def balanced_accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
     """The mean, over the classes that occur, of the share of their records that are predicted right."""
-    right = (_logits(outputs).argmax(-1) == labels).to(outputs.dtype)
+    right = (logits_of(outputs).argmax(-1) == labels).to(outputs.dtype)
     return torch.stack([right[..., labels == each].mean(-1) for each in torch.unique(labels)]).mean(0)
 
 
 def calibration_error(outputs: Tensor, labels: Tensor) -> Tensor:
     """Expected calibration error (Guo et al. 2017): |share right - confidence| over 15 bins of equal width."""
-    confidence, predicted = _logits(outputs).softmax(-1).max(-1)
+    confidence, predicted = logits_of(outputs).softmax(-1).max(-1)
     gap = (predicted == labels).to(outputs.dtype) - confidence
     place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
     sums = torch.zeros(*gap.shape[:-1], BINS, dtype=gap.dtype, device=gap.device).scatter_add_(-1, place, gap)
@@ -78,7 +78,7 @@ def mae(outputs: Tensor, labels: Tensor) -> Tensor:
     return (outputs.squeeze(-1) - labels).abs().mean(-1)
 
 
-def _logits(outputs: Tensor) -> Tensor:
+def logits_of(outputs: Tensor) -> Tensor:
     """(..., n, classes): one logit is that of class 1 against 0."""
     if outputs.shape[-1] > 1:
         return outputs

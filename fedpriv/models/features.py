@@ -17,7 +17,8 @@ from fedpriv.errors import InputError
 
 DIRECTIONS = 8
 CELL = 4
-_IMAGES = 4096  # handled at a time
+IMAGES = 4096
+"""How many are handled at a time."""
 
 
 def pixels(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
@@ -40,7 +41,7 @@ def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
             f'model.features = "orientations" takes gray images whose sides are multiples of {CELL}, not of '
             f"shape {images.shape[1:]}"
         )
-    parts = (images[start : start + _IMAGES] for start in range(0, len(images), _IMAGES))
+    parts = (images[start : start + IMAGES] for start in range(0, len(images), IMAGES))
     return torch.cat([_histograms(pixels(part, dtype).view(part.shape)) for part in parts])
 
 
@@ -59,7 +60,7 @@ def _histograms(gray: Tensor) -> Tensor:
 
 def scaled(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     """Each row scaled to Euclidean norm at most `norm`, or exactly; zeros stay zeros.  (n, f) -> (n, f)."""
-    parts = torch.split(features, _IMAGES)
+    parts = torch.split(features, IMAGES)
     lengths = torch.cat([torch.linalg.vector_norm(part, dim=1, keepdim=True) for part in parts])
     factors = norm / lengths.clamp(min=torch.finfo(features.dtype).tiny)
     return features * (factors if exactly else factors.clamp(max=1.0))

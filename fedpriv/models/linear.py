@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedpriv.errors import InputError
 from fedpriv.models.backbone import DIGEST, frozen_features
-from fedpriv.models.features import orientation_histograms, pixels, scaled
+from fedpriv.models.features import IMAGES, orientation_histograms, pixels, scaled
 from fedpriv.models.imported import is_import_path
 from fedpriv.models.row import ModelSettings
 from fedpriv.objectives import LeastSquares, LogisticRegression, SoftmaxRegression
@@ -87,6 +87,18 @@ def features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: Softma
     """
     if images.dtype != np.uint8 and settings.feature_norm is None:
         raise InputError("model.feature_norm: needed for features that are numbers, to bound a record's norm")
+    at_once = len(images) if settings.backbone is not None else IMAGES
+    whole: Tensor | None = None
+    for start in range(0, max(1, len(images)), max(1, at_once)):
+        values = _features(images[start : start + at_once], dtype, settings)
+        if whole is None:  # formed once: copies of a million clients' records would not fit
+            whole = torch.ones(len(images), values.shape[1] + 1, dtype=dtype)
+        whole[start : start + len(values), :-1] = values
+    assert whole is not None
+    return whole
+
+
+def _features(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
     if settings.backbone is not None:
         assert settings.backbone_weights is not None
         shown = pixels(images, dtype).sub(settings.centre)
@@ -96,9 +108,9 @@ def features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: Softma
         values = orientation_histograms(images, dtype)
     else:
         values = pixels(images, dtype).sub(settings.centre)
-    if settings.feature_norm is not None:
-        values = scaled(values, settings.feature_norm, exactly=settings.scaling == "exactly")
-    return torch.cat([values, torch.ones(len(values), 1, dtype=dtype)], dim=1)
+    if settings.feature_norm is None:
+        return values
+    return scaled(values, settings.feature_norm, exactly=settings.scaling == "exactly")
 
 
 def softmax_regression(

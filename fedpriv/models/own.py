@@ -59,6 +59,10 @@ class Started(View):
 
     module: nn.Module
 
+    @property
+    def convex_within(self) -> float:
+        return 0.0
+
     def initial(self) -> Tensor:
         like = self.base.initial()
         return torch.cat([each.detach().flatten().to(like.dtype) for each in self.module.parameters()])

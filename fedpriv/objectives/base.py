@@ -1,5 +1,6 @@
 """What an objective is: clipped sums of per-record increments, and an evaluation."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -95,6 +96,15 @@ class Objective(Protocol):
         """Whether every record's loss is convex, with `lipschitz` and `smoothness` valid at every point.
 
         A guarantee by contraction rests on it; False where it is not known.
+        """
+        ...
+
+    @property
+    def convex_within(self) -> float:
+        """The radius of the ball around 0 in which every record's loss is convex, with `lipschitz` and
+        `smoothness` valid, if a run starts in its centre: inf where that is everywhere, 0 where it is not known.
+
+        Bounds on the excess risk rest on it, no guarantee does.
         """
         ...
 
@@ -205,6 +215,10 @@ class Deterministic(ABC):
     def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
         """By increments that nothing clips."""
         return self.increment((point,), (1.0,), records, weights, UNCLIPPED).total
+
+    @property
+    def convex_within(self) -> float:
+        return math.inf if self.convex else 0.0
 
     @property
     def outer(self) -> Outer | None:

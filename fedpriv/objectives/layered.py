@@ -142,20 +142,22 @@ class LayeredObjective(Deterministic):
         return torch.cat([part for term in terms for part in term.rows(clipped.factor)], dim=-1)
 
     def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
-        named = [parameters_of(self.module, point)]
-        rows, axis = self._rows(point.shape[:-1].numel()), records.labels.dim() - 1
-        total: Tensor | None = None
-        for features, labels, weight in zip(
-            torch.split(records.features, rows, axis),
-            torch.split(records.labels, rows, axis),
-            torch.split(weights, rows, -1),
-            strict=True,
-        ):
-            terms = self._terms(named, (1.0,), Records(features, labels))
-            part = torch.cat([piece for term in terms for piece in term.weighted_sum(weight)], dim=-1)
-            total = part if total is None else total.add_(part)
-        assert total is not None
-        return total
+        """See `Objective`; models side by side are taken a few at a time, each with all of its records."""
+        if point.dim() == 1:
+            return self._gradient(point, records, weights)
+        axis = point.dim() - 2  # the last of the leading axes
+        values = self.record_values * records.labels.shape[-1] * point.shape[:axis].numel()
+        several = max(1, _CHUNK_VALUES // values)
+        parts = (
+            torch.split(part, several, axis) for part in (point, *records, weights.expand(records.labels.shape))
+        )
+        return torch.cat(
+            [self._gradient(own, Records(*some), weight) for own, *some, weight in zip(*parts, strict=True)], axis
+        )
+
+    def _gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+        terms = self._terms([parameters_of(self.module, point)], (1.0,), records)
+        return torch.cat([piece for term in terms for piece in term.weighted_sum(weights)], dim=-1)
 
     def _clipped(
         self,
@@ -168,7 +170,8 @@ class LayeredObjective(Deterministic):
         """The increments of a batch by layers, zeros for records that are not held, and what clips them."""
         terms = [term.to(weights.dtype) for term in self._terms(points, coefficients, records)]
         clipped = clipping(together([term.size() for term in terms]), weights, clip)
-        return terms if clipped.whole else [term.only(clipped.held) for term in terms], clipped
+        held = clipped.held
+        return terms if held is None else [term.only(held) for term in terms], clipped
 
     def _rows(self, models: int) -> int:
         return max(1, _CHUNK_VALUES // (self.record_values * models))

@@ -143,6 +143,10 @@ class LeastSquares(LinearScore):
         ) * self.feature_norm + self.penalty * self.radius
 
     @property
+    def convex_within(self) -> float:
+        return self.radius if math.isfinite(self.radius) else 0.0
+
+    @property
     def smoothness(self) -> float:
         """max‖z‖², and the penalty."""
         return self.feature_norm**2 + self.penalty
@@ -200,7 +204,7 @@ def _clipped(slope: Tensor, features: Tensor, weights: Tensor, clip: Scalar) -> 
     """Factors of the clipped increments, (..., B, 1) and (..., B, f), and how many were clipped."""
     column, features = slope.unsqueeze(-1).to(weights.dtype), features.to(weights.dtype)
     clipped = clipping(rank_one(column.squeeze(-1).abs().double(), upper_norm(features)), weights, clip)
-    column, features = clipped.only(column, features)
+    column, features = clipped.only(column), clipped.only(features)
     return column * clipped.factor.unsqueeze(-1), features, clipped.clipped
 
 
@@ -208,7 +212,7 @@ def _formed_clipped(increments: Tensor, weights: Tensor, clip: Scalar) -> tuple[
     """Weights times the clipped increments (..., B, d) that are there as such, and how many were clipped."""
     vectors = increments.to(weights.dtype)
     clipped = clipping(formed(upper_norm(vectors)), weights, clip)
-    (vectors,) = clipped.only(vectors)
+    vectors = clipped.only(vectors)
     return vectors * clipped.factor.unsqueeze(-1), clipped.clipped
 
 

@@ -94,7 +94,8 @@ class LocalSteps(View):
         model, axis = query, records.labels.dim() - 1
         for taken in self._batches(records.labels):
             own = Records(*(column.index_select(axis, taken) for column in records))
-            model = model - self.step * self.base.gradient(model, own, _mean(present.index_select(-1, taken)))
+            gradient = self.base.gradient(model, own, _mean(present.index_select(-1, taken)))
+            model = torch.sub(model, gradient, alpha=self.step)
         return model
 
     def _in_the_span(self, scores: Linear, query: Tensor, records: Records, present: Tensor) -> Tensor:

@@ -35,6 +35,10 @@ class LocalTraining(View):
     def convex(self) -> bool:
         return False
 
+    @property
+    def convex_within(self) -> float:
+        return 0.0
+
     def at(self, slots: Slots) -> Self:
         return replace(self, silos=slots.silos)
 
@@ -56,7 +60,7 @@ class LocalTraining(View):
             moved = query - self._trained(query, _part(records, start, rows), (own > 0.0).to(query.dtype))
             total = total + own.sum(-1, keepdim=True) * moved
             start += rows
-        return Increment(total, query.new_zeros(query.shape[:-1]))
+        return Increment(total, query.new_zeros(query.shape[:-1], dtype=torch.int64))
 
     def per_record(
         self,

@@ -38,7 +38,8 @@ class CrossEntropy:
         return outputs.softmax(-1).scatter_add(-1, right, outputs.new_full((), -1.0).expand(right.shape))
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return (outputs.argmax(-1) == labels).to(outputs.dtype).mean(-1)
+        right = outputs.max(-1).indices == labels  # argmax takes five times as long
+        return right.to(outputs.dtype).mean(-1)
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class ModuleObjective(Deterministic):
         ]
         norm = torch.stack([upper_norm(part) for part in combined]).norm(dim=0)
         clipped = clipping(formed(norm), weights, clip)
-        return clipped.only(*combined), clipped
+        return [clipped.only(part) for part in combined], clipped
 
     def _gradients(self, points: Sequence[dict[str, Tensor]], records: Records) -> list[dict[str, Tensor]]:
         """Every record's gradient at each point, (B, *shape) by parameter; NaN for a record it raises on."""

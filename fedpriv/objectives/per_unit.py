@@ -50,14 +50,14 @@ class PerUnit(View):
         size = points[0].shape[-1] + records.features[..., 0, :, :].numel() // max(1, self._lead(records))
         rows = max(1, _VALUES // (size * max(1, self._lead(records))))
         total: Tensor | float = 0.0
-        clipped: Tensor | float = 0.0
+        clipped: Tensor | int = 0
         for start in range(0, count, rows):
             span = min(rows, count - start)
             some = Records(*(column.narrow(axis, start, span) for column in records))
             weight = weights.narrow(-1, start, span)
             means, inside = self._means(points, coefficients, some, weights.dtype)
             found = clipping(formed(upper_norm(means)), weight, clip)
-            (held,) = found.only(means)
+            held = found.only(means)
             total = total + (found.factor.unsqueeze(-2) @ held).squeeze(-2)
             clipped = clipped + (found.beyond | ((inside > 0) & (weight != 0.0))).sum(-1)
         assert isinstance(total, Tensor)
@@ -75,7 +75,7 @@ class PerUnit(View):
         """Of every unit, (B, d) float64."""
         means, _ = self._means(points, coefficients, records, torch.float64)
         found = clipping(formed(upper_norm(means)), torch.ones(len(means), dtype=torch.float64), clip)
-        (held,) = found.only(means)
+        held = found.only(means)
         return held * found.factor.unsqueeze(-1)
 
     @property

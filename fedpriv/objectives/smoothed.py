@@ -212,7 +212,7 @@ class Smoothed(View):
         each = total.to(dtype).unsqueeze(-2)
         one = torch.ones(1, dtype=dtype, device=each.device)
         clipped = clipping(formed(upper_norm(each)), one, _per_record(clip))
-        (each,) = clipped.only(each)
+        each = clipped.only(each)
         return Increment((each * clipped.factor.unsqueeze(-1)).squeeze(-2), clipped.clipped)
 
 

@@ -8,7 +8,6 @@ sum over a batch is one matrix product.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -48,10 +47,6 @@ class SoftmaxRegression(Deterministic):
         """max‖z‖²/2: the Hessian of log-sum-exp has norm at most 1/2."""
         return self.feature_norm**2 / 2.0
 
-    @cached_property
-    def _onehot(self) -> Tensor:
-        return torch.eye(self.classes, dtype=self.dtype)
-
     def initial(self) -> Tensor:
         return torch.zeros(self.dimension, dtype=self.dtype)
 
@@ -64,7 +59,7 @@ class SoftmaxRegression(Deterministic):
         clip: Scalar,
     ) -> Increment:
         residual, features, clipped = self._clipped(points, coefficients, records, weights, clip)
-        return Increment((residual.mT @ features).flatten(-2), clipped)
+        return Increment((residual @ features).flatten(-2), clipped)
 
     def per_record(
         self,
@@ -76,13 +71,18 @@ class SoftmaxRegression(Deterministic):
     ) -> Tensor:
         one = torch.ones(len(records.labels), dtype=torch.float64)
         residual, features, _ = self._clipped(points, coefficients, records, one, clip)
-        return (residual.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
+        return (residual.mT.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
 
     @property
     def outer(self) -> Outer | None:
         if self.levels is None:
             return None
-        return Outer(self._residuals, self.classes, self.levels, math.isqrt(self.levels**2 * self.features) + 1)
+        return Outer(
+            lambda *given: self._residuals(*given).mT.contiguous(),
+            self.classes,
+            self.levels,
+            math.isqrt(self.levels**2 * self.features) + 1,
+        )
 
     @property
     def linear(self) -> Linear:
@@ -100,20 +100,24 @@ class SoftmaxRegression(Deterministic):
         weights: Tensor,
         clip: Scalar,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Residuals (..., B, classes) and features that multiply to increments, and how many were clipped."""
+        """Residuals (..., classes, B) and features that multiply to increments, and how many were clipped."""
         residual = self._residuals(points, coefficients, records).to(weights.dtype)
         features = records.features.to(weights.dtype)
-        clipped = clipping(rank_one(upper_norm(residual), upper_norm(features)), weights, clip)
-        residual, features = clipped.only(residual, features)
-        return residual * clipped.factor.unsqueeze(-1), features, clipped.clipped
+        clipped = clipping(rank_one(upper_norm(residual, -2), upper_norm(features)), weights, clip)
+        features, residual = clipped.only(features), clipped.only(residual, -2)
+        return residual.mul_(clipped.factor.unsqueeze(-2)), features, clipped.clipped
 
     def _residuals(self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
-        """Σ_k coefficients[k] (softmax(logits at points[k]) - onehot), (..., B, classes)."""
-        onehot = self._onehot.to(records.features.device)
-        residual = torch.embedding(onehot, records.labels).mul_(-sum(coefficients))
-        for point, coefficient in zip(points, coefficients, strict=True):
-            residual = residual.add(self._logits(point, records.features).softmax(-1), alpha=coefficient)
-        return residual
+        """Σ_k coefficients[k] (softmax(logits at points[k]) - onehot), (..., classes, B).
+
+        Records come last: sums over a handful of classes then go through memory in order, at a tenth of the time.
+        """
+        parts = (self._scores(point, records.features).softmax(-2) for point in points)
+        residual = next(parts).mul_(coefficients[0])
+        for part, coefficient in zip(parts, coefficients[1:], strict=True):
+            residual.add_(part, alpha=coefficient)
+        right = records.labels.expand(*residual.shape[:-2], -1).unsqueeze(-2)
+        return residual.scatter_(-2, right, -sum(coefficients), reduce="add")
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return CrossEntropy().value(self._logits(point, records.features), records.labels)
@@ -126,5 +130,10 @@ class SoftmaxRegression(Deterministic):
         return self._logits(point, records.features)
 
     def _logits(self, point: Tensor, features: Tensor) -> Tensor:
+        """(..., B, classes)."""
+        return self._scores(point, features).mT
+
+    def _scores(self, point: Tensor, features: Tensor) -> Tensor:
+        """The logits with records last, (..., classes, B)."""
         # Weights on the left: half the time, and records that all replicates share become one product.
-        return (point.view(*point.shape[:-1], self.classes, self.features) @ features.mT).mT
+        return point.view(*point.shape[:-1], self.classes, self.features) @ features.mT

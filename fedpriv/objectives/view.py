@@ -31,6 +31,10 @@ class View:
     def convex(self) -> bool:
         return self.base.convex
 
+    @property
+    def convex_within(self) -> float:
+        return self.base.convex_within
+
     def initial(self) -> Tensor:
         return self.base.initial()
 

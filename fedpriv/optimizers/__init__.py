@@ -3,6 +3,7 @@
 from fedpriv.optimizers.adaptive_server import FedAdagrad, FedAdam, FedYogi
 from fedpriv.optimizers.anytime_sgd import AnytimeSGD
 from fedpriv.optimizers.base import Optimizer
+from fedpriv.optimizers.local_averaging import LocalAveraging
 from fedpriv.optimizers.nesterov_coupling import NesterovCoupling
 from fedpriv.optimizers.normalized_sgd import NormalizedSGD
 from fedpriv.optimizers.o2nc import O2NC
@@ -18,6 +19,7 @@ __all__ = [
     "FedAdam",
     "FedYogi",
     "FollowTheRegularizedLeader",
+    "LocalAveraging",
     "NesterovCoupling",
     "NormalizedSGD",
     "Optimizer",

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedpriv.estimators.round import Round
 from fedpriv.estimators.weights import LinearWeights, Weights
-from fedpriv.optimizers.base import project_to_ball
+from fedpriv.optimizers.base import project_to_ball, stepped
 from fedpriv.replicates.columns import Scalar
 
 
@@ -55,7 +55,7 @@ class AnytimeSGD:
         return state.ask
 
     def update(self, state: AnytimeState, released: Tensor, current: Round) -> AnytimeState:
-        iterate = project_to_ball(state.iterate - self.step * released, self.radius)
+        iterate = project_to_ball(stepped(state.iterate, self.step, released), self.radius)
         following = current.t + 1
         share = self.weights.at(following) / self.weights.total(following)
         return AnytimeState(iterate, ask=state.ask.lerp(iterate, share), answered=state.ask)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.estimators.round import Round
+from fedpriv.replicates.certain import certain
 from fedpriv.replicates.columns import Scalar
 
 
@@ -32,8 +33,17 @@ class Optimizer(Protocol):
         ...
 
 
+def stepped(point: Tensor, step: Scalar, direction: Tensor) -> Tensor:
+    """point - step · direction, vectors (..., d), in one pass over memory."""
+    if isinstance(step, Tensor):
+        return torch.addcmul(point, step, direction, value=-1.0)
+    return torch.sub(point, direction, alpha=step)
+
+
 def project_to_ball(point: Tensor, radius: Scalar) -> Tensor:
     """The nearest point of the ball ‖x‖ ≤ radius around 0, for each leading index of `point` (..., d)."""
     norm = torch.linalg.vector_norm(point, dim=-1, keepdim=True)
+    if certain((norm <= radius).all()):
+        return point
     shrink: Tensor = radius / norm  # radius / 0 is inf, clamped to 1: 0 stays 0
     return point * shrink.clamp(max=1.0)

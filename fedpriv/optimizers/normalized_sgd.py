@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.estimators.round import Round
+from fedpriv.replicates.certain import certain
 from fedpriv.replicates.columns import Scalar
 
 _ROUNDING = 1.0 + 1e-6
@@ -80,7 +81,7 @@ def _moved(iterate: Tensor, direction: Tensor, step: Scalar) -> Tensor:
         moved = (start - move).to(iterate.dtype)
         length = torch.linalg.vector_norm(moved.double() - start, dim=-1, keepdim=True)
         over = length > limit
-        if not bool(over.any()):
+        if certain(~over.any()):
             return moved
         move = torch.where(over, move * (limit / length), move)
     moved = (start - move).to(iterate.dtype)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.estimators.round import Round
-from fedpriv.optimizers.base import project_to_ball
+from fedpriv.optimizers.base import project_to_ball, stepped
 from fedpriv.randomness import public_generator
 from fedpriv.replicates.columns import PER_REPLICATE, Scalar
 
@@ -103,7 +103,7 @@ class O2NC:
             published = torch.where(chosen, window_sum / window, published)
             window_sum = torch.zeros_like(window_sum)
         iterate = state.iterate + state.move
-        move = project_to_ball(state.move - self.step * (released / current.scale), self.radius)
+        move = project_to_ball(stepped(state.move, self.step / current.scale, released), self.radius)
         ask = iterate + self.choices.position(t + 1, released) * move
         return O2NCState(iterate, move, ask, window_sum, published)
 

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from fedpriv.estimators.round import Round
-from fedpriv.optimizers.base import project_to_ball
+from fedpriv.optimizers.base import project_to_ball, stepped
 from fedpriv.replicates.columns import Scalar
 
 
 class SgdState(NamedTuple):
-    """The server's vectors between two rounds, each (..., d)."""
+    """The server's vectors between two rounds, each (..., d); where no average is asked for it is the iterate."""
 
     iterate: Tensor
     velocity: Tensor
@@ -50,9 +50,12 @@ class ProjectedSGD:
         return state.iterate
 
     def update(self, state: SgdState, released: Tensor, current: Round) -> SgdState:
-        velocity = self.momentum * state.velocity + released / current.scale
-        iterate = project_to_ball(state.iterate - self.step * velocity, self.radius)
-        return SgdState(iterate, velocity, state.average.lerp(iterate, 1.0 / current.t))
+        gradient = released if current.scale == 1.0 else released / current.scale
+        plain = isinstance(self.momentum, float) and self.momentum == 0.0
+        velocity = gradient if plain else self.momentum * state.velocity + gradient
+        iterate = project_to_ball(stepped(state.iterate, self.step, velocity), self.radius)
+        average = state.average.lerp(iterate, 1.0 / current.t) if self.averaged else iterate
+        return SgdState(iterate, velocity, average)
 
     def output(self, state: SgdState) -> Tensor:
         return state.average if self.averaged else state.iterate

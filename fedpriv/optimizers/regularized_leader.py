@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.estimators.round import Round
-from fedpriv.optimizers.base import project_to_ball
+from fedpriv.optimizers.base import project_to_ball, stepped
 from fedpriv.replicates.columns import Scalar
 
 
@@ -48,7 +48,7 @@ class FollowTheRegularizedLeader:
 
     def update(self, state: LeaderState, released: Tensor, current: Round) -> LeaderState:
         velocity = self.momentum * state.velocity + released / current.scale
-        iterate = project_to_ball(state.initial - self.step * velocity, self.radius)
+        iterate = project_to_ball(stepped(state.initial, self.step, velocity), self.radius)
         return LeaderState(state.initial, velocity, iterate)
 
     def output(self, state: LeaderState) -> Tensor:

@@ -35,9 +35,9 @@ class Poisson(SecretOrder):
         return type(self)(rounds, self.rounds_per_epoch, self.groups)
 
     def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:
-        count = self.batches_held * batch
-        rows = np.arange(count)[self.group(t)]
-        return rows[coins().heads(count, self.rate, silo, t)[rows]]
+        drawn = np.flatnonzero(coins().heads(self.batches_held * batch, self.rate, silo, t))
+        first = self.group(t).start
+        return drawn if self.groups == 1 else drawn[drawn % self.groups == first]
 
     def calibrated(self, epsilon: float, delta: float, relation: Relation) -> PoissonGaussian:
         return calibrated(epsilon, delta, self.rate, self._coins, relation)

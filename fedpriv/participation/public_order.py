@@ -52,4 +52,7 @@ class PublicOrder(KnownRounds):
 
     @property
     def words(self) -> str:
-        return "is read once" if self.single_pass else f"is read {self.rounds // self.rounds_per_epoch} times"
+        times, cut = divmod(self.rounds, self.rounds_per_epoch)
+        if self.single_pass:
+            return "is read once"
+        return f"is read {times} times, or once more" if cut else f"is read {times} times"

@@ -11,6 +11,7 @@ from typing import Any
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee
 from fedpriv.errors import InputError
 from fedpriv.privacy.claim import PrivacyClaim
+from fedpriv.privacy.evaluations import mu_of_tests
 from fedpriv.privacy.ledger import ReleaseStream, claim_of, from_data
 
 _LOOSER = 1.01  # than today's, as bounds of earlier versions can be
@@ -38,8 +39,21 @@ class LedgerEntry:
         return claim_of(self.streams)
 
     @property
+    def tests(self) -> tuple[ReleaseStream, ...]:
+        """What evaluations released of test records; none where silos did not evaluate."""
+        return tuple(map(from_data, (self.told.get("evaluation") or {}).get("releases", ())))
+
+    @property
+    def claimed_of_tests(self) -> float | None:
+        """μ of all evaluations, as it is claimed."""
+        claimed: float | None = (self.told.get("evaluation") or {}).get("mu")
+        return claimed
+
+    @property
     def agrees(self) -> bool:
         """Whether what is claimed is what the streams give."""
+        if not self._evaluates_as_told():
+            return False
         recomputed = self.claim
         given: tuple[float | None, float | None] = (None, None)
         if recomputed is not None:
@@ -48,6 +62,24 @@ class LedgerEntry:
             given = mu, guarantee.epsilon_of(self.delta)
         mine = _same(self.claimed_mu, given[0]) and _bounds(self.claimed_epsilon, given[1], given[0] is not None)
         return mine and self._shows_the_same(recomputed) and self._are_of_the_run()
+
+    def _evaluates_as_told(self) -> bool:
+        """Whether evaluations are there where the scenario has them, of all silos and as often as told."""
+        tests, told = self.tests, self.told
+        asked = told.get("scenario", {}).get("evaluation")
+        if bool(asked) != bool(tests):
+            return False
+        if not tests:
+            return True
+        noisy = [stream for stream in tests if stream.std]
+        trust = "trusted" if tests[0].owner == "server" else "untrusted"
+        if noisy and "silos" in told and not _from_all(noisy, trust, told["silos"]):
+            return False
+        rounds, most = told.get("rounds"), told.get("scenario", {}).get("run", {}).get("evaluations")
+        if rounds and most and any(stream.schedule.rounds != min(rounds, most) for stream in tests):
+            return False
+        private = [stream.relation == told["relation"] for stream in noisy]
+        return _same(self.claimed_of_tests, mu_of_tests(tests)) and all(private)
 
     def _shows_the_same(self, recomputed: PrivacyClaim[Guarantee] | None) -> bool:
         """Whether the other figures of the record, where it has them, are those of the claim."""

@@ -55,10 +55,10 @@ class FolderReporter(RunObserver):
 
     def finished(self, place: int, finished: Finished) -> None:
         plain = {name: getattr(finished, name) for name in _PLAIN}
-        releases = [as_data(stream) for stream in finished.releases]
+        streams = {name: list(map(as_data, getattr(finished, name))) for name in ("releases", "evaluations")}
         with _written_to(self._folder):
             write_vector(self._folder / "model.npy", finished.model)
-            write_json(self._folder / "outcome.json", {**plain, "releases": releases, "missed": finished.missed})
+            write_json(self._folder / "outcome.json", {**plain, **streams, "missed": finished.missed})
 
     def failed(self, error: FedprivError) -> None:
         with _written_to(self._folder):
@@ -108,9 +108,10 @@ class FolderReader:
             plain = {name: outcome[name] for name in _PLAIN}
             missed = {int(silo): rounds for silo, rounds in outcome["missed"].items()}
             releases = tuple(map(from_data, outcome["releases"]))
+            evaluations = tuple(map(from_data, outcome.get("evaluations", ())))
         with _read_from(self._folder / "model.npy"):
             model = np.load(self._folder / "model.npy", allow_pickle=False)
-        return Finished(**plain, releases=releases, model=model, missed=missed)
+        return Finished(**plain, releases=releases, model=model, missed=missed, evaluations=evaluations)
 
     def _json(self, name: str) -> Any:
         path = self._folder / name

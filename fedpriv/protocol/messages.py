@@ -6,7 +6,8 @@
 | query.key | nothing | `key`: `public`, the silo's public key for the masks of this run |
 | train | `query` (x_t), config `t` | `release` (q_t with the silo's noise), metrics: `clipped` if simulated |
 | train, masked | the same, config `keys`: every silo's public key in a row | `release`: words modulo 2^64 |
-| train, refused by a guard | the same | `refusal`: `reason`, and whether it is `final` or worth another try |
+| evaluate | `query` (a model), config `t`: the number of the evaluation | `release`: sums over test records |
+| both, refused by a guard | the same | `refusal`: `reason`, and whether it is `final` or worth another try |
 """
 
 from typing import NamedTuple
@@ -21,6 +22,7 @@ REGISTERED = "FEDPRIV_NODES_ARE_REGISTERED"
 ROSTER = "query.roster"
 KEY = "query.key"
 TRAIN = "train"
+EVALUATE = "evaluate"
 
 
 class Refusal(NamedTuple):

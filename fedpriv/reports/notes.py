@@ -1,12 +1,14 @@
-"""What stands under a table: what is missing, how it was measured, and what is protected."""
+"""What stands under a table: what is missing, how it was measured, what is protected, how settings were chosen."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedpriv.accounting.selection import Selection
 from fedpriv.privacy.claim import EXACT
+from fedpriv.privacy.evaluations import evaluation_words
 from fedpriv.privacy.trust import trust_named
 from fedpriv.reports.summary import Metric, compare, incomplete, metrics_of, missing, point_text, points
-from fedpriv.sweep.results import Results
+from fedpriv.sweep.results import Results, engines_of
 
 _LISTED = 10  # missing points that are named; the tables show the others
 
@@ -40,7 +42,7 @@ def how_measured(results: Results) -> str:
             largest.append(f"{metric.title} {max(known):.{metric.digits}f}")
     worst = f"; largest |difference|: {', '.join(largest)}" if largest else ""
     notes = [each for each in (_withheld(results), _paired(results), _unread(results)) if each]
-    return " ".join([f"{seeds}; engine {results.engine}{worst}.", *notes])
+    return " ".join([f"{seeds}; engine {engines_of(results)}{worst}.", *notes])
 
 
 def _withheld(results: Results) -> str:
@@ -71,7 +73,7 @@ def _unread(results: Results) -> str:
 
 
 def privacy_lines(results: Results) -> list[str]:
-    """A line for each distinct statement; those that differ only in μ share one."""
+    """A line for each distinct statement; those that differ only in μ share one; then those of evaluations."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for cell in results.cells:
         kind = (
@@ -81,7 +83,38 @@ def privacy_lines(results: Results) -> list[str]:
             cell.get("holds"),
         )
         groups.setdefault(kind, []).append(cell)
-    return [_statement(cells) for cells in groups.values()]
+    tests = {evaluation_words(told, cell["delta"]) for cell in results.cells if (told := cell.get("evaluation"))}
+    return [*(_statement(cells) for cells in groups.values()), *sorted(tests), *choice_of_settings(results)]
+
+
+def choice_of_settings(results: Results) -> list[str]:
+    """What the choice of settings by `fedpriv tune` costs beside the runs; nothing where there was none.
+
+    Guarantee: the figures are recomputed from the law of the choice and the releases of every cell.
+    """
+    tuned, private = results.tuned, [cell for cell in results.cells if cell["epsilon"] is not None]
+    if tuned is None or not private:
+        return []
+    law, how = tuned.number_of_runs, f"by {tuned.metric} on {tuned.held_out} training records"
+    if law is None:
+        return [
+            f"Settings were chosen by fedpriv tune: {tuned.settings} for every row, {how}. These figures do not "
+            "cover that choice: it read the records without noise."
+        ]
+    costs: list[tuple[float, float]] = []
+    for cell in private:
+        row = tuned.row_of(cell["scenario"])
+        if row is None or row.mu is None or cell["mu"] is None:
+            return ["Settings of some cells were not chosen by fedpriv tune, or their cost is not known."]
+        choice, both = (Selection(row.mu, law, then).epsilon_of(cell["delta"]) for then in (0.0, cell["mu"]))
+        costs.append((choice, both))
+    delta = f"delta = {private[0]['delta']:g}"
+    alone, together = (_spread([pair[place] for pair in costs]) for place in (0, 1))
+    return [
+        f"Settings were chosen privately by fedpriv tune: the best of {law.words}, {how}. The choice of one "
+        f"row costs ε = {alone} at {delta}, the choice and a run of the row together ε = {together} "
+        "(Papernot & Steinke 2022)."
+    ]
 
 
 def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -95,22 +128,25 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
     if first["mu"] is None:
         sampling = first.get("participation", "Poisson sampling")
         return (
-            f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {sampling}, which no mu "
+            f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {sampling}, which no μ "
             f"describes; (ε, δ) = ({_range(cells, 'epsilon')}, {first['delta']:g}), an upper bound by its "
             "privacy loss distribution, as long as who takes part when stays secret; "
             f"{noise}."
         )
     mu, zcdp, epsilon, paper = (_range(cells, key) for key in ("mu", "zcdp", "epsilon", "epsilon_paper"))
-    gaussian = "mu-GDP with" if exact else "mu-GDP exactly with"
+    gaussian = "μ-GDP with" if exact else "μ-GDP exactly with"
     return (
-        f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {gaussian} mu = {mu} "
+        f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {gaussian} μ = {mu} "
         f"(zCDP {zcdp}); (ε, δ) = ({epsilon}, {first['delta']:g}) exact, ({paper}, {first['delta']:g}) "
         f"by the paper's formula; {noise}."
     )
 
 
 def _range(cells: Sequence[Mapping[str, Any]], key: str) -> str:
-    values = [cell[key] for cell in cells]
+    return _spread([cell[key] for cell in cells])
+
+
+def _spread(values: Sequence[float]) -> str:
     low, high = figure(min(values)), figure(max(values))
     return low if low == high else f"{low} to {high}"
 

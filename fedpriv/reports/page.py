@@ -1,5 +1,6 @@
 """A run as one HTML file that stands alone: nothing is loaded from elsewhere, and it prints."""
 
+import re
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from fedpriv.algorithms import algorithm_named
+from fedpriv.algorithms import ALGORITHMS
 from fedpriv.errors import InputError
 from fedpriv.files import write_text
 from fedpriv.reports.audited import stored_audit
@@ -21,7 +22,7 @@ from fedpriv.reports.statement import NOT_PROTECTED, statements
 from fedpriv.reports.summary import incomplete, value_text
 from fedpriv.reports.table import tables_of
 from fedpriv.reports.verdict import RUNS, holders, repeated, verdict
-from fedpriv.sweep.results import Results, read_history, read_results
+from fedpriv.sweep.results import Results, engines_of, read_history, read_results
 
 
 def write_report(folder: Path, file: Path | None = None) -> Path:
@@ -45,7 +46,8 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
     said = statements(results)
     audit = stored_audit(folder)
     history = list(read_history(folder)) if results.cells else []
-    clipped = clipped_svg(results) if results.cells and not live else None
+    shares = {cell["fraction_clipped"] for cell in results.cells}
+    clipped = clipped_svg(results) if results.cells and not live and shares not in ({0}, {1}) else None
     return _template().render(
         results=results,
         title=results.title or results.name,
@@ -53,7 +55,7 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
         live=live,
         style=Markup(_file("page.css")),
         script=Markup(_file("page.js") + (_file("live.js") if live else "")),
-        verdict=verdict(results),
+        verdict=_unbroken(verdict(results)),
         holders=holders(results),
         audit=audit,
         repeated=repeated(results),
@@ -66,14 +68,21 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
         statements=said,
         notes=list(dict.fromkeys(each.noise for each in said if each.noise)),
         assumptions=list(dict.fromkeys(line for each in said for line in each.assumptions)),
+        evaluations=list(dict.fromkeys(line for each in said for line in each.evaluations)),
         about_the_loss=list(dict.fromkeys(line for each in said if each.private for line in each.about_the_loss)),
         not_protected=NOT_PROTECTED,
         tables=tables_of(results),
         charts=[(chart, drawn(chart)) for chart in charts_of(results, history, audit)] if results.cells else [],
         clipped=None if clipped is None else Markup(clipped),
-        nothing_clipped=bool(results.cells) and all(cell["fraction_clipped"] == 0 for cell in results.cells),
+        clipped_everywhere={0: "No", 1: "Every"}.get(shares.pop()) if len(shares) == 1 else None,
         settings=_settings(results),
     )
+
+
+def _unbroken(text: str) -> str:
+    """With spaces and hyphens at which no line ends: in "69.6 %", "ε = 4" and "1e-05"."""
+    spaced = re.sub(r"(?<=\d) (?=%)| (?==)|(?<==) ", "\N{NO-BREAK SPACE}", text)
+    return re.sub(r"(?<=\de)-(?=\d)", "\N{NON-BREAKING HYPHEN}", spaced)
 
 
 @cache
@@ -89,10 +98,9 @@ def _file(name: str) -> str:
 
 def _facts(results: Results) -> list[tuple[str, str]]:
     """What ran, a line each: label and value."""
-    rows = [algorithm_named(name) for name in _values(results, "algorithm", "name")]
     cells = len(results.cells)
     return [
-        ("algorithm", "; ".join(f"{row.title} ({row.source})" for row in rows)),
+        ("algorithm", "; ".join(map(_algorithm, _values(results, "algorithm", "name")))),
         ("data", ", ".join(_values(results, "data", "name"))),
         ("partition", ", ".join(_values(results, "data", "partition"))),
         ("model", ", ".join(_values(results, "model", "name"))),
@@ -107,8 +115,14 @@ def _facts(results: Results) -> list[tuple[str, str]]:
         ),
         ("seeds", ", ".join(map(str, results.seeds))),
         ("cells", f"{cells}, computed in {sum(each['wall_seconds'] for each in results.cells):.1f} s"),
-        ("engine", results.engine),
+        ("engine", engines_of(results)),
     ]
+
+
+def _algorithm(name: str) -> str:
+    """Its title and source; of one's own, which a report needs no file of, its name."""
+    row = ALGORITHMS.get(name)
+    return f"{name} (your own)" if row is None else f"{row.title} ({row.source})"
 
 
 def _values(results: Results, section: str, key: str) -> list[str]:

@@ -8,10 +8,12 @@ from typing import Any
 from fedpriv.accounting import GaussianDP
 from fedpriv.accounting.gdp import compose
 from fedpriv.privacy.claim import EXACT
+from fedpriv.privacy.evaluations import evaluation_words
 from fedpriv.privacy.ledger import ReleaseStream, claim_of, from_data
 from fedpriv.privacy.several import words_of_several
 from fedpriv.privacy.trust import Trust, trust_named
 from fedpriv.privacy.unit import RECORD
+from fedpriv.reports.notes import choice_of_settings
 from fedpriv.sweep.results import Results
 
 _HIDDEN = {
@@ -64,6 +66,8 @@ class Statement:
     noise: str
     mechanisms: Sequence[str]
     levels: Sequence[Level]
+    evaluations: Sequence[str]
+    """Whose the metrics are, and what they cost test records, where silos evaluated."""
     about_the_loss: Sequence[str]
     """What the figures take for granted about loss and model."""
     assumptions: Sequence[str]
@@ -80,8 +84,10 @@ _REAL = (
 )
 _ASSUMPTIONS = (
     "Every {unit} takes part only in the rounds that the schedule says, and its contribution is clipped there.",
+)
+_UNTOUCHED = (
     "Settings were chosen without a look at the data, or that look was accounted for elsewhere: choosing the best "
-    "of several runs is not part of these figures.",
+    "of several runs is not part of these figures."
 )
 NOT_PROTECTED = (
     "That a silo takes part, how many records it contributes, and when it answers.",
@@ -97,7 +103,8 @@ def statements(results: Results) -> list[Statement]:
         unit = from_data(cell["releases"][0]).unit
         kind = (cell["trust"], cell["relation"], cell["noise"], cell["delta"], unit, cell["mu"] is None)
         groups.setdefault(kind, []).append(cell)
-    return [_statement(cells, _together(results.cells, cells[0]["relation"])) for cells in groups.values()]
+    choice = choice_of_settings(results) or [_UNTOUCHED]
+    return [_statement(cells, _together(results.cells, cells[0]["relation"]), choice) for cells in groups.values()]
 
 
 def _together(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
@@ -112,11 +119,11 @@ def _together(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
         return ""
     return (
         f" Every figure is of one run. A record that takes part in these {len(mus)} runs is protected by all of "
-        f"them together only: mu = {compose(mus):.4g}, and runs elsewhere come on top."
+        f"them together only: μ = {compose(mus):.4g}, and runs elsewhere come on top."
     )
 
 
-def _statement(cells: Sequence[Mapping[str, Any]], together: str) -> Statement:
+def _statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequence[str]) -> Statement:
     first = cells[0]
     streams = [list(map(from_data, cell["releases"])) for cell in cells]
     unit = streams[0][0].unit
@@ -134,11 +141,15 @@ def _statement(cells: Sequence[Mapping[str, Any]], together: str) -> Statement:
         + (together if first["noise"] == "release" else ""),
         mechanisms=sorted({_described_noise(stream) for released in streams for stream in released}),
         levels=sorted(known, key=lambda level: float(level.epsilon)),
+        evaluations=sorted(
+            {evaluation_words(told, cell["delta"]) for cell in cells if (told := cell.get("evaluation"))}
+        ),
         about_the_loss=sorted({about_the_loss(stream) for released in streams for stream in released}),
         assumptions=[
             unit.presumes,
             *_of_several(streams, first["delta"]),
             *(text.format(unit=unit.noun) for text in _ASSUMPTIONS),
+            *choice,
             *_arithmetic(streams),
         ],
     )

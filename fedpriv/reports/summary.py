@@ -154,9 +154,14 @@ def compare(results: Results, metric: Metric, point: Mapping[str, Any]) -> Compa
     return Comparison(summarize(cells_at(results, point), metric), published)
 
 
+SYMBOLS = {"privacy.mu": "μ", "privacy.rho": "ρ", "privacy.epsilon": "ε", "privacy.delta": "δ"}
+"""What papers call these keys."""
+_SAY_WHAT_THEY_ARE = ("algorithm.name", "algorithm.trust", "data.name", "model.name")  # their values do
+
+
 def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """Dotted keys -> their last parts (the section of a name); keys that would share one keep their whole name."""
-    last = {key: key.removesuffix(".name").rpartition(".")[2] for key in keys}
+    """Dotted keys -> the symbol, or the last part (the section of a name); a shared one stays whole."""
+    last = {key: SYMBOLS.get(key) or key.removesuffix(".name").rpartition(".")[2] for key in keys}
     uses = Counter(last.values())
     return {key: name if uses[name] == 1 else key for key, name in last.items()}
 
@@ -167,9 +172,15 @@ def value_text(value: Any) -> str:
 
 
 def point_text(results: Results, point: Mapping[str, Any]) -> str:
-    """A sweep point in words: "rho 4, silos 100"."""
+    """A sweep point in words: "untrusted, ρ = 4, silos 100"."""
     names = short_names(results.axes)
-    return ", ".join(f"{names[key]} {value_text(value)}" for key, value in point.items())
+    return ", ".join(_setting(key, names[key], value_text(value)) for key, value in point.items())
+
+
+def _setting(key: str, name: str, value: str) -> str:
+    if key in _SAY_WHAT_THEY_ARE:
+        return value
+    return f"{name} = {value}" if name in SYMBOLS.values() else f"{name} {value}"
 
 
 def product(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ from fedpriv.sweep.results import Results, read_results
 Style = Literal["markdown", "csv", "latex"]
 
 
-_BEFORE = ("silos", "rounds", "mu", "epsilon at delta")
+_BEFORE = ("silos", "rounds", "μ", "ε at δ")
 _AFTER = ("gradients", "sent by a silo (MB)", "clipped (%)", "seconds, all seeds")
 
 
@@ -103,7 +103,7 @@ def _grid(results: Results, paper: Paper, metric: Metric, fixed: Mapping[str, An
     for row in results.axes[paper.rows]:
         along = [{**fixed, paper.rows: row, paper.columns: column} for column in columns]
         body.append([value_text(row), *(_entry(results, metric, point) for point in along)])
-    where = f" at {point_text(results, fixed)}" if fixed else ""
+    where = f", {point_text(results, fixed)}" if fixed else ""
     published = ": measured [published, measured - published]" if getattr(paper, metric.key, None) else ""
     caption = f"{metric.title}{where}{published}"
     header = [names[paper.rows], *map(value_text, columns)]
@@ -145,8 +145,8 @@ def _row(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
     if cells := cells_at(results, point):
         first, private = cells[0], cells[0]["epsilon"] is not None
         row["silos"], row["rounds"] = str(first["silos"]), str(first["rounds"])
-        row["mu"] = ("none" if first["mu"] is None else figure(first["mu"])) if private else "no noise"
-        row["epsilon at delta"] = f"{figure(first['epsilon'])} at {first['delta']:g}" if private else "none"
+        row["μ"] = ("none" if first["mu"] is None else figure(first["mu"])) if private else "no noise"
+        row["ε at δ"] = f"{figure(first['epsilon'])} at {first['delta']:g}" if private else "none"
         row["gradients"] = _count(first.get("gradient_evaluations"))
         row["sent by a silo (MB)"] = _megabytes(first.get("bytes_sent"))
         told = [cell["fraction_clipped"] for cell in cells if cell["fraction_clipped"] is not None]

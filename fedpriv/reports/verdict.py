@@ -15,6 +15,10 @@ from fedpriv.sweep.results import Results
 WORDS = ((0.6, "strong"), (0.75, "moderate"), (0.95, "weak"), (1.0, "next to no"))
 """Up to which probability of guessing a record rightly protection is called what."""
 RUNS = (1, 2, 5, 10, 50)
+_ATTACKER = (
+    "An attacker who knows everything else and decides between two equally likely cases of {unit} is right with "
+    "probability at most"
+)
 _MOST = 6  # levels in the table of repeated runs
 
 
@@ -36,9 +40,14 @@ def verdict(results: Results) -> str:
         sentences.append(protection)
     kinds = {cell["noise"] for cell in results.cells}
     if kinds == {"simulation"}:
-        sentences.append("It was a simulation with seeded noise: the figures hold for a deployment, not for it.")
+        sentences.append(
+            "This was a simulation with seeded noise: it protects nobody. A deployment with these settings has "
+            "these figures."
+        )
     elif "release" in kinds:
-        sentences.append("The noise came from operating systems' secret keys: these releases are protected.")
+        sentences.append(
+            "The noise was drawn with secret keys of the operating systems, so these releases are protected."
+        )
     return " ".join(sentences)
 
 
@@ -88,14 +97,10 @@ def _how_private(results: Results) -> str:
 def _guess(unit: str, low: float, high: float) -> str:
     word = protection_word(high)
     if f"{low:.4g}" == f"{high:.4g}":
-        return (
-            f"At μ = {high:.4g}, whoever knows all the rest guesses about {unit} rightly in at most "
-            f"{percent(best_guess(high))} of cases: {word} protection."
-        )
+        return f"{_ATTACKER.format(unit=unit)} {percent(best_guess(high))} (μ = {high:.4g}: {word} protection)."
     return (
-        f"Whoever knows all the rest guesses about {unit} rightly in at most {percent(best_guess(low))} of cases "
-        f"(μ = {low:.4g}: {protection_word(low)} protection) to {percent(best_guess(high))} (μ = {high:.4g}: "
-        f"{word} protection)."
+        f"{_ATTACKER.format(unit=unit)} {percent(best_guess(low))} (μ = {low:.4g}: {protection_word(low)} "
+        f"protection) to {percent(best_guess(high))} (μ = {high:.4g}: {word} protection)."
     )
 
 
@@ -119,6 +124,12 @@ def _holders(name: str, cells: Sequence[Mapping[str, Any]]) -> list[Holder]:
     released = all(cell["noise"] == "release" for cell in cells)
     key = "the key of its noise" if released else "noise from the scenario's seed"
     own = f"its own records{each}"
+    if all("clients" in cell for cell in cells):
+        return [
+            Holder(f"each client ({name})", "its own records", "the model of the rounds in which it takes part"),
+            Holder(f"the server ({name})", f"the test records, {key}", "what each client sends, without noise"),
+            Holder("everyone else", "nothing", "the models that are published"),
+        ]
     if trust.masked:
         silo = f"{own}, {key}, the keys of its masks"
         seen = "masked messages, and their sum with the noise of all silos"
@@ -175,7 +186,10 @@ def _shown(results: Results, point: Mapping[str, Any], metric: Metric) -> str:
 def _at(results: Results, point: Mapping[str, Any]) -> str:
     cell = cells_at(results, point)[0]
     epsilon = "" if cell["epsilon"] is None else f"ε = {cell['epsilon']:.4g} at δ = {cell['delta']:g}"
-    varied = point_text(results, {key: value for key, value in point.items() if len(results.axes[key]) > 1})
+    told = {key: value for key, value in point.items() if len(results.axes[key]) > 1}
+    varied = point_text(
+        results, {key: value for key, value in told.items() if key != "privacy.epsilon" or not epsilon}
+    )
     where = "; ".join(filter(None, [varied, epsilon]))
     return f" ({where})" if where else ""
 

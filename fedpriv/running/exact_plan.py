@@ -41,7 +41,7 @@ def exact_plan_of(
         )
     sums = RunningSums(mechanism, workload, cell.privacy.relation)
     known = RunningSums(mechanism, replace(workload, schedule=schedule.known), sums.relation)
-    apart = known.sensitivity() / schedule.distance(sums)
+    apart = 1.0 if schedule.known is schedule else known.sensitivity() / schedule.distance(sums)
     mu = schedule.charged(sums.relation, target, cell.privacy.delta) * apart
     unit = cell.privacy.protected
     mu = unit.of_one_silo(mu) if trust.private_messages else mu / unit.shared  # of its records in one silo

@@ -24,7 +24,7 @@ from fedpriv.participation.base import Participation
 from fedpriv.scenario import Cell, Scenario
 from fedpriv.scenario.schema import AlgorithmSection
 
-_REPLACED = ("mechanism", "theta", "phi", "scale", "max_vectors", "bands")
+_REPLACED = ("mechanism", "theta", "phi", "scale", "max_vectors", "bands", "noise_sizes")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedpriv.estimators.gradients import Estimator
+from fedpriv.estimators.gradients import Estimator, rounds_of
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.participation.base import Participation
 from fedpriv.privacy.ledger import RunningSums
@@ -21,17 +21,12 @@ def lattice_of(cell: Cell, schedule: Participation, estimator: Estimator, noise:
 def largest_sum(schedule: Participation, estimator: Estimator) -> float:
     """A bound on the norm of the silos' mean running sum in every round, whatever the records are."""
     largest = total = 0.0
-    for t in range(1, schedule.rounds + 1):
-        total = _sum_after(total, t, schedule, estimator)
+    for current in rounds_of(estimator, schedule.rounds):
+        # a round that reads k batches divides by k
+        most = schedule.most_batches(current.t) / max(1, schedule.expected_batches(current.t))
+        total = float(current.decay) * total + most * current.largest
         largest = max(largest, total)
     return largest
-
-
-def _sum_after(before: float, t: int, schedule: Participation, estimator: Estimator) -> float:
-    """The bound after round t, from the one before it; a round that reads k batches divides by k."""
-    current = estimator.round(t)
-    most = schedule.most_batches(t) / max(1, schedule.expected_batches(t))
-    return float(current.decay) * before + most * current.largest
 
 
 def float_noise_of(

@@ -11,11 +11,12 @@ def check_gaps(cell: Cell, estimator: Estimator, mechanism: Mechanism) -> None:
     if (key := cell.without_silos) is not None and not survives_gaps(estimator, mechanism):
         raise InputError(
             f"{key}: {cell.algorithm.row.name} cannot go on without a silo: its sums restart, or are taken apart, "
-            "or its privacy rests on how far queries move between rounds"
+            "or its silos step by themselves, or its privacy rests on how far queries move between rounds"
         )
 
 
 def survives_gaps(estimator: Estimator, mechanism: Mechanism) -> bool:
     """Whether a silo may skip rounds: its next increment then starts at the query that it answered last."""
-    plain = estimator.period is None and estimator.round(1).split is None
+    first = estimator.round(1)
+    plain = estimator.period is None and first.split is None and first.local is None
     return plain and mechanism.movement is None and mechanism.draws(1) is None

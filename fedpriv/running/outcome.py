@@ -39,6 +39,9 @@ class Finished:
     """Silo -> rounds in which it did not answer, and counted with an increment of 0."""
     bytes_sent: int = 0
     """By one silo in all rounds, headers apart."""
+    evaluations: tuple[ReleaseStream, ...] = ()
+    """What evaluations released of the silos' test records, which are other records than those of `releases`;
+    empty where the server evaluated on a public test set."""
 
     @property
     def test_loss(self) -> float:
@@ -58,6 +61,7 @@ def finished_after(
     fraction_clipped: float | None,
     wall_seconds: float,
     missed: Mapping[int, Sequence[int]] | None = None,
+    evaluations: tuple[ReleaseStream, ...] = (),
 ) -> Finished:
     """The outcome of a plan's first `rounds` rounds, its ledger and its costs with it."""
     return Finished(
@@ -68,7 +72,8 @@ def finished_after(
         gradient_evaluations=plan.gradient_evaluations(rounds, missed),
         model=model,
         missed=missed or {},
-        bytes_sent=sum(map(plan.message_length, range(1, rounds + 1))) * plan.message_dtype.itemsize,
+        bytes_sent=plan.bytes_sent(rounds),
+        evaluations=evaluations,
     )
 
 

@@ -6,6 +6,7 @@ Silo, server, accountant and every engine build the same plan from the same cell
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.relation import Relation
 from fedpriv.algorithms import Problem
 from fedpriv.errors import InputError
-from fedpriv.estimators.gradients import Estimator, RaisedClips
+from fedpriv.estimators.gradients import Estimator, RaisedClips, rounds_of
 from fedpriv.exact.plan import ExactPlan
 from fedpriv.mechanisms import Mechanism, Workload
 from fedpriv.objectives import Objective, Slots
@@ -56,6 +57,13 @@ class Plan:
     """Lattice, sums and noise of a run whose releases are integers; None: a simulation's floating point."""
     unit: Unit = RECORD
     """A row of a batch: what is clipped, and what batches and weights count."""
+    model_length: int | None = None
+    """How many numbers the model has that an evaluation is of."""
+
+    @property
+    def query_length(self) -> int:
+        """How many numbers a query has: as many as a release, unless a model is asked about, not trained."""
+        return self.objective.dimension if self.model_length is None else self.model_length
 
     @property
     def masked(self) -> bool:
@@ -68,8 +76,13 @@ class Plan:
         if self.masked:
             return torch.uint64 if self.exact is None else torch.uint8
         if not float(self.noise.std_of(SERVER)):
-            return self.objective.initial().dtype
+            return self._dtype
         return torch.float64 if self.exact is None else torch.int64
+
+    @cached_property
+    def _dtype(self) -> torch.dtype:
+        """The model's; asked for with every message, while making x_1 can take as long as a round."""
+        return self.objective.initial().dtype
 
     @property
     def of_one_round(self) -> bool:
@@ -81,11 +94,17 @@ class Plan:
         values = self.kept_length(t)
         return values * (self.exact.run.word // 8) if self.masked and self.exact is not None else values
 
+    def bytes_sent(self, rounds: int) -> int:
+        """By one silo in the first rounds, headers apart."""
+        if self.exact is None:  # all rounds are alike
+            return rounds * self.message_length(1) * self.message_dtype.itemsize
+        return sum(map(self.message_length, range(1, rounds + 1))) * self.message_dtype.itemsize
+
     @property
     def kept_dtype(self) -> torch.dtype:
         """Of what a server keeps of a round: noisy integers, or what it released."""
         exact = self.exact is not None and not self.trust.private_messages
-        return torch.int64 if exact else self.objective.initial().dtype
+        return torch.int64 if exact else self._dtype
 
     def kept_length(self, t: int) -> int:
         """How many numbers of `kept_dtype` that are in round t."""
@@ -97,7 +116,7 @@ class Plan:
     @property
     def largest_clip(self) -> float:
         """Of any round and part, as records meet it: not divided by the batches of a round."""
-        return max(max(self.estimator.round(t).clips) for t in range(1, self.schedule.rounds + 1))
+        return max(max(current.clips) for current in rounds_of(self.estimator, self.schedule.rounds))
 
     def releases(self, rounds: int) -> tuple[ReleaseStream, ...]:
         """What the noise owners of this plan have released after `rounds` rounds, for the ledger.
@@ -124,25 +143,21 @@ class Plan:
 
         `missed` has the rounds in which a silo did not answer.
         """
-        of_round = {
-            t: self._batches(t) * self.objective.evaluations(self.estimator.round(t).gradients)
-            for t in range(1, rounds + 1)
-        }
+        of_round = self._evaluations(rounds)
         without = sum(
-            self.batch_sizes[silo] * sum(of_round[t] for t in away) for silo, away in (missed or {}).items()
+            self.batch_sizes[silo] * sum(of_round[t - 1] for t in away) for silo, away in (missed or {}).items()
         )
-        return sum(self.batch_sizes) * sum(of_round.values()) - without
+        return sum(self.batch_sizes) * sum(of_round) - without
 
     def most_evaluations_of(self, silo: int) -> int:
         """Gradients (or values) of single records that one silo takes in the round in which it takes the most."""
-        return self.batch_sizes[silo] * max(
-            self._batches(t) * self.objective.evaluations(self.estimator.round(t).gradients)
-            for t in range(1, self.schedule.rounds + 1)
-        )
+        return self.batch_sizes[silo] * max(self._evaluations(self.schedule.rounds))
 
-    def _batches(self, t: int) -> int:
-        """How many batches a silo reads in round t, expected if sampled."""
-        return self.schedule.expected_batches(t)
+    def _evaluations(self, rounds: int) -> list[int]:
+        """Of one record of every batch, round by round."""
+        read = map(self.schedule.expected_batches, range(1, rounds + 1))
+        asked = (current.gradients for current in rounds_of(self.estimator, rounds))
+        return [count * self.objective.evaluations(points) for count, points in zip(read, asked, strict=True)]
 
     def stream_of(self, silo: int, rounds: int) -> ReleaseStream:
         """What one silo itself releases; standard deviation 0 where it adds no noise."""
@@ -186,8 +201,10 @@ def _workload(estimator: Estimator, schedule: Participation) -> Workload:
 
 def _batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, ...]:
     """The norm bound of every round's increments, for a mean over one batch: where a round reads k, 1/k of it."""
-    rounds = range(1, schedule.rounds + 1)
-    return tuple(float(estimator.round(t).clip) / max(1, schedule.expected_batches(t)) for t in rounds)
+    return tuple(
+        float(current.clip) / max(1, schedule.expected_batches(current.t))
+        for current in rounds_of(estimator, schedule.rounds)
+    )
 
 
 def _owners(numbers: list[int]) -> str:
@@ -203,6 +220,7 @@ def problem_of(cell: Cell, objective: Objective) -> Problem:
         lipschitz=objective.lipschitz,
         smoothness=objective.smoothness,
         convex=objective.convex,
+        convex_within=objective.convex_within,
         batch=sum(cell.batch_sizes),
         schedule=cell.schedule,
         epsilon=None if cell.privacy.target is None else epsilon_of(cell.privacy.target, cell.privacy.delta),
@@ -237,7 +255,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
         workload = _workload(estimator, schedule)
     check_gaps(cell, estimator, mechanism)
     private = cell.privacy.target is not None
-    check_clips(map(estimator.round, range(1, schedule.rounds + 1)), max(batch_sizes), private)
+    check_clips(rounds_of(estimator, schedule.rounds), max(batch_sizes), private)
     relation, unit = cell.privacy.relation, cell.privacy.protected
     looked_at = _by_units(row.objective(settings, problem, objective), unit, row.name)
     exact = exact_plan_of(cell, looked_at, estimator, mechanism, workload) if _exactly(cell, released) else None

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedpriv.data.dataset import Sites
 from fedpriv.data.datasets import load, load_test
 from fedpriv.data.partition import Shares, by_site, dirichlet, iid, shards
+from fedpriv.data.registered import called
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.data.units import Table, in_a_row, of_persons
 from fedpriv.errors import InputError
@@ -75,8 +76,18 @@ def public_task_of_cell(cell: Cell) -> PublicTask:
     """InputError if the scenario holds out training records, of which a deployment's server has none."""
     if cell.data.validation is not None:
         raise InputError("data.validation: the server of a deployment has no training records to hold out")
+    if cell.evaluation is not None and (schema := cell.data.table_schema) is not None:
+        return _task_of_schema(cell, schema)
     task = public_task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.table, revision())
     return dataclasses.replace(task, objective=_measured(task, cell))
+
+
+def _task_of_schema(cell: Cell, schema: TableSchema) -> PublicTask:
+    """The task of a server that has no table: silos evaluate, the rest follows from what is public about it."""
+    row, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
+    features, labels = row.features(np.zeros((1, schema.width)), dtype, settings), np.zeros(0, np.int64)
+    objective = row.objective(tuple(features.shape[1:]), schema.class_count, dtype, settings)
+    return PublicTask(objective, Records(features[:0], labels_of(labels, dtype)), unit=schema.unit)
 
 
 @lru_cache(maxsize=2)
@@ -200,6 +211,8 @@ def rows_of(records: Records, units: Table) -> Records:
 def _measured(task: PublicTask, cell: Cell) -> Objective:
     """The task's objective with what the scenario wants measured; InputError for what its test records lack."""
     objective, run = task.objective, cell.run
+    if cell.evaluation is not None:  # silos send sums
+        return objective
     if run.metrics or run.per_silo:
         silos = task.silos if run.per_silo else ()
         if run.per_silo and (empty := [name for name, count in silos if not count]):
@@ -224,9 +237,17 @@ def check_records(cell: Cell) -> None:
     if batches * batch > records:
         raise InputError(
             f"federation: one pass is {batches} batches of {batch} records of all silos, {batches} * {batch} = "
-            f"{batches * batch}, but {cell.data.name} has {records} training records: enough for "
-            f"{records // batch} batches of {batch}, or {batches} of {records // batches}"
+            f"{batches * batch}, but {called(cell.data.name)} has {records} training records: "
+            f"{_enough(cell, records)}; change federation.rounds, silos, samples or batch"
         )
+
+
+def _enough(cell: Cell, records: int) -> str:
+    """What so many records are enough for: fewer batches, or smaller ones."""
+    batches, batch = cell.schedule.batches_held, sum(cell.batch_sizes)
+    fewer, smaller = records // batch, records // batches
+    fitting = [f"{fewer} batches of {batch}"] * (fewer > 0) + [f"{batches} of {smaller}"] * (smaller > 0)
+    return f"enough for {', or '.join(fitting)}" if fitting else "too few for either"
 
 
 def _check_sites(cell: Cell, task: Task) -> None:
@@ -251,8 +272,7 @@ def spread(cell: Cell) -> list[Tensor]:
     """
     check_records(cell)
     task = task_of_cell(cell)
-    labels = task.train.labels.numpy() if task.train.labels.dim() == 1 else task.train.labels[:, 0].numpy()
-    batches = cell.schedule.batches_held
+    labels, batches = labels_of_rows(task), cell.schedule.batches_held
     sizes = [batches * batch for batch in cell.batch_sizes]
     if cell.federation.clients is not None:  # whose records are skewed, not they among silos
         shares = iid(labels, sizes, cell.seed)
@@ -262,6 +282,11 @@ def spread(cell: Cell) -> list[Tensor]:
     else:
         shares = _shares(cell.data, labels, sizes, cell.seed)
     return [torch.from_numpy(share) for share in shares]
+
+
+def labels_of_rows(task: Task) -> NDArray[Any]:
+    """Of the rows of the training records; of several records, the first one's."""
+    return task.train.labels.flatten(1)[:, 0].numpy() if task.train.labels.dim() > 1 else task.train.labels.numpy()
 
 
 def _shares(data: DataSection, labels: NDArray[np.int64], sizes: list[int], seed: int) -> Shares:

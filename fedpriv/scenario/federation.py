@@ -15,8 +15,9 @@ class FederationSection(Section):
     """[federation]: how many silos, rounds and records.
 
     `rounds` alone reads `batch` records of each silo a round; `samples` alone gives as many rounds as they last;
-    both together share the samples out over the rounds: the way to large batches.  Every round of a pass reads
-    equally many records of a silo, which is a public number: what does not fill a round is left out.
+    both together share the samples out over the rounds: the way to large batches.  All three give passes of as
+    many rounds as the samples last, and as many passes as the rounds do: the last one may be cut.  Every round of
+    a pass reads equally many records of a silo, which is a public number: what does not fill a round is left out.
 
     With `clients` and `cohort` there is one pool of clients, kept by a trusted server, in place of silos: a round
     reads a cohort of them, and `rounds` says how many there are.
@@ -112,12 +113,15 @@ class FederationSection(Section):
             return self
         if self.rounds is None and self.samples is None:
             raise ValueError("needs rounds, or samples, or both")
-        if self.rounds is not None and self.samples is not None and self.batch is not None:
-            raise ValueError("rounds and samples together say what the batch is: leave batch out")
+        if self.rounds is not None and self.samples is not None and self.batch is not None and self.epochs != 1:
+            raise ValueError("rounds, samples and batch together say how many passes there are: leave epochs out")
         if self.rounds is not None and self.rounds % self.epochs:
-            raise ValueError(f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}")
-        if self.size_skew is not None and (self.rounds is None or self.samples is None):
-            raise ValueError("size_skew shares samples out over rounds: give both rounds and samples")
+            raise ValueError(
+                f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}; for a last pass that is "
+                "cut give samples and batch in place of epochs"
+            )
+        if self.size_skew is not None and (self.rounds is None or self.samples is None or self.batch is not None):
+            raise ValueError("size_skew shares samples out over rounds: give both, and no batch")
         if self.batches is not None:
             if self.rounds is None or self.samples is not None or self.batch is not None:
                 raise ValueError(
@@ -125,9 +129,14 @@ class FederationSection(Section):
                 )
             if len(self.batches) != self.silos:
                 raise ValueError(f"batches has {len(self.batches)} numbers, and there are {self.silos} silos")
-        least = self.silos * (self.rounds_per_epoch if self.rounds is not None else self.batch or 1)
+        least = self.silos * (self.batch or (1 if self.rounds is None else self.rounds_per_epoch))
         if self.samples is not None and self.samples < least:
             raise ValueError(f"samples = {self.samples} are too few for one pass: at least {least} are needed")
+        if self.rounds is not None and self.rounds < self.rounds_per_epoch:
+            raise ValueError(
+                f"rounds = {self.rounds} do not read the samples once: at batch = {self.batch} it takes "
+                f"{self.rounds_per_epoch}; leave batch out, or give fewer samples"
+            )
         return self
 
     @property
@@ -135,17 +144,14 @@ class FederationSection(Section):
         """Rounds of one pass."""
         if self.clients is not None and self.cohort is not None:
             return self.clients // self.cohort
-        if self.rounds is not None:
-            return self.rounds // self.epochs
-        assert self.samples is not None
+        if self.samples is None or (self.rounds is not None and self.batch is None):
+            return (self.rounds or 0) // self.epochs
         return self.samples // (self.silos * (self.batch or 1))
 
     @property
     def total_rounds(self) -> int:
         """T."""
-        if self.clients is not None and self.rounds is not None:
-            return self.rounds
-        return self.rounds_per_epoch * self.epochs
+        return self.rounds_per_epoch * self.epochs if self.rounds is None else self.rounds
 
     @property
     def asked(self) -> Asked:
@@ -158,6 +164,6 @@ class FederationSection(Section):
             return (self.cohort,)
         if self.batches is not None:
             return self.batches
-        if self.samples is None or self.rounds is None:
+        if self.samples is None or self.rounds is None or self.batch is not None:
             return (self.batch or 1,) * self.silos
         return silo_sizes(self.samples // self.rounds_per_epoch, self.silos, self.size_skew, seed)

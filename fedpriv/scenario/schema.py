@@ -1,12 +1,11 @@
 """The typed scenario: one cell of a scenario file, every key checked before anything runs."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedpriv.algorithms import Algorithm, Positive, Settings, algorithm_named
+from fedpriv.algorithms import Algorithm, Settings, algorithm_named
 from fedpriv.errors import InputError
-from fedpriv.metrics.scores import Score
 from fedpriv.models.imported import is_import_path
 from fedpriv.models.row import Model, ModelSettings
 from fedpriv.models.table import model_named
@@ -16,9 +15,11 @@ from fedpriv.participation.registry import CHOSEN
 from fedpriv.privacy.trust import Trust, trust_named
 from fedpriv.scenario.absences import check_absences
 from fedpriv.scenario.data_section import DataSection
+from fedpriv.scenario.evaluation import EvaluationSection, check_measures
 from fedpriv.scenario.federation import FederationSection
 from fedpriv.scenario.privacy import PrivacySection
-from fedpriv.scenario.section import Count, Section
+from fedpriv.scenario.run_section import DeploymentSection, RunSection
+from fedpriv.scenario.section import Section
 from fedpriv.scenario.units import check_units
 
 
@@ -76,47 +77,6 @@ class AlgorithmSection(BaseModel):
         return self.row.settings.model_validate(self.model_extra or {})
 
 
-class RunSection(Section):
-    """[run]: how to compute, not what; nothing here changes the guarantee."""
-
-    dtype: Literal["float32", "float64"] = "float32"
-    arithmetic: Literal["float", "integers"] = Field(
-        "float",
-        description='"integers" releases as deployments do (engines inprocess, ray): exact sums, discrete noise',
-    )
-    word: Literal[40, 48] = Field(
-        48, description="bits of a number in a masked message, where integers are masked"
-    )
-    device: str = Field("cpu", description="where the vectorized engine computes, as torch names it")
-    evaluations: Count = Field(20, description="how many rounds, evenly spaced, are evaluated on the test set")
-    metrics: Annotated[tuple[Score, ...], Field(strict=False)] = Field(
-        (),
-        description='scores of the test records beside loss and accuracy: "auc", "balanced_accuracy", '
-        '"calibration_error" of classes, "r2", "mae" of real numbers',
-    )
-    per_silo: bool = Field(
-        False, description="every metric also on each site's own test records, with their mean and the worst"
-    )
-    goldstein_radius: Positive | None = Field(
-        None, description="evaluations measure Goldstein stationarity in this radius, as the metric `goldstein`"
-    )
-    noise: Literal["per-silo", "aggregate"] = Field(
-        "per-silo",
-        description='"aggregate" draws the mean of the silos\' noise at once (vectorized engine only): '
-        "the same distribution, another trajectory",
-    )
-
-
-class DeploymentSection(Section):
-    """[deployment]: what a server does about silos that do not answer; simulations have no such silos."""
-
-    patience: Positive = Field(600.0, description="seconds to wait for the silos of a round before giving up")
-    missing: Literal["stop", "continue"] = Field(
-        "stop",
-        description='"continue" goes on without a silo that did not answer: its increment of the round is 0',
-    )
-
-
 class Cell(Section):
     """One resolved run: a scenario at one sweep point and one seed."""
 
@@ -132,6 +92,7 @@ class Cell(Section):
     algorithm: AlgorithmSection
     privacy: PrivacySection
     run: RunSection = RunSection()
+    evaluation: EvaluationSection | None = None
     deployment: DeploymentSection = DeploymentSection()
 
     @model_validator(mode="after")
@@ -161,7 +122,25 @@ class Cell(Section):
     @model_validator(mode="after")
     def _tables_fit(self) -> Self:
         private = self.privacy.mode != "none"
-        self.data.check_table(self.federation.silos, private=private, per_silo=self.run.per_silo)
+        per_silo = self.run.per_silo and self.evaluation is None
+        self.data.check_table(self.federation.silos, private=private, per_silo=per_silo)
+        return self
+
+    @model_validator(mode="after")
+    def _silos_can_evaluate(self) -> Self:
+        if self.evaluation is None:
+            return self
+        trust = trust_named(self.algorithm.trust)
+        self.evaluation.check(self.federation.silos, trust, self.privacy)
+        summed = trust.noise_at_server and self.evaluation.mu is not None
+        check_measures(self.run.metrics, self.run.goldstein_radius, per_silo=self.run.per_silo, summed=summed)
+        if (key := self.without_silos) is not None:
+            raise ValueError(f"{key}: an evaluation needs all silos; leave out [evaluation]")
+        if self.data.validation is not None:
+            raise ValueError(
+                "data.validation: training records that are held out are no silo's test records; leave it out, or "
+                "[evaluation]"
+            )
         return self
 
     @property

@@ -7,9 +7,12 @@ from importlib import metadata
 from typing import Any, Literal
 
 from fedpriv.accounting.gdp import epsilon_of
-from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.privacy.claim import EXACT
+from fedpriv.accounting.guarantees import GaussianDP, Guarantee
+from fedpriv.privacy.claim import EXACT, PrivacyClaim
+from fedpriv.privacy.evaluations import evaluation_data
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
+from fedpriv.privacy.several import bounds_of_several
+from fedpriv.privacy.unit import RECORD
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell, Point
 
@@ -40,6 +43,7 @@ def privacy_of(
         "holds": None if claim is None else EXACT if claim.exact else "in real arithmetic",
         "delta": delta,
         "releases": [as_data(stream) for stream in releases],
+        "several_records": _several(claim, delta),
     }
     figures: dict[str, float | None] = dict.fromkeys(("mu", "rho", "zcdp", "epsilon", "epsilon_paper"))
     match guarantee:
@@ -59,6 +63,13 @@ def privacy_of(
     return {**statement, "target": _target(cell), **figures}
 
 
+def _several(claim: PrivacyClaim[Guarantee] | None, delta: float) -> dict[str, dict[str, float | None]] | None:
+    """What k records of one person cost in a run that protects records; None for any other."""
+    if claim is None or claim.unit.name != RECORD.name:
+        return None
+    return bounds_of_several(claim.guarantee, delta)
+
+
 def _target(cell: Cell) -> str:
     """What the noise was calibrated to, and from which key of the scenario it follows."""
     asked, target = cell.privacy, cell.privacy.target
@@ -73,12 +84,14 @@ def _target(cell: Cell) -> str:
 def record_of(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:
     """Everything that results.json says of one finished cell."""
     federation, rounds = point.cell.federation, point.cell.schedule.rounds
+    stated = privacy_of(point.cell, finished.releases, finished.noise)
     return {
         "cell": place,
         "point": dict(point.swept),
         "seed": point.cell.seed,
         **finished.metrics,
-        **privacy_of(point.cell, finished.releases, finished.noise),
+        **stated,
+        "evaluation": evaluation_data(finished.evaluations, point.cell.algorithm.trust, stated["mu"]),
         "silos": federation.silos,
         **({} if federation.clients is None else {"clients": federation.clients}),
         "rounds": rounds,

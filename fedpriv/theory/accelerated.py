@@ -28,11 +28,14 @@ whole batches calibrates its own noise.
 import math
 from dataclasses import dataclass
 
-from fedpriv.accounting import gdp
+import numpy as np
+
+from fedpriv.accounting import gdp, zcdp
 from fedpriv.accounting.checks import check_delta, check_positive
 from fedpriv.accounting.relation import Relation, moved_by
 from fedpriv.errors import InputError
 from fedpriv.theory.conditions import Condition
+from fedpriv.theory.excess_risk import Released, accelerated
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class Asked:
     beta: float
     clip: float
     sigma: float
+    paper_sigma: float
+    """The same by Corollary 9: 1 + ⌈log2 T⌉ nodes for every increment, and ε = ρ + 2√(ρ ln(1/δ)) for ρ-zCDP."""
     conditions: tuple[Condition, ...]
     assumption: str
     """What no number can show."""
@@ -99,6 +104,17 @@ class Asked:
         """How many whole batches the examples fill."""
         return self.examples // self.whole_batch
 
+    def excess_risk(self, problem: Problem) -> float:
+        """What the mean excess risk cannot exceed with `sigma` and the whole rounds and batches; inf if unknown.
+
+        The paper's Theorems 3 and 15 say it up to constants and logarithms; this is `excess_risk.accelerated`.
+        """
+        rounds = self.whole_rounds
+        nodes = np.array([t.bit_count() for t in range(1, rounds + 1)])
+        stds = self.sigma * np.sqrt(nodes)
+        released = Released(self.whole_batch, problem.dimension, np.full(rounds, self.clip), stds)
+        return accelerated(released.of_sums, problem.radius, problem.smoothness, self.beta).value
+
 
 def realizable(problem: Problem) -> Asked:
     """T = c n^{1/4}, B = n^{3/4}/c, β = c² (L/R) max{1, √p/(ε√n)}, clip c L, with the factor c below."""
@@ -117,6 +133,7 @@ def realizable(problem: Problem) -> Asked:
         beta=beta,
         clip=clip,
         sigma=_sigma(problem, clip, rounds, batch),
+        paper_sigma=_paper_sigma(problem, clip, rounds, batch),
         conditions=(*_common(problem, rounds, batch), Condition("M ≤ β", problem.smoothness, beta)),
         assumption="the unconstrained minimizer lies in the ball",
     )
@@ -148,6 +165,7 @@ def non_realizable(problem: Problem, polylog: float = 1.0) -> Asked:
         beta=beta,
         clip=clip,
         sigma=_sigma(problem, clip, rounds, batch),
+        paper_sigma=_paper_sigma(problem, clip, rounds, batch),
         conditions=(
             *_common(problem, rounds, batch),
             Condition("B ≤ √n", batch, math.sqrt(n)),
@@ -172,3 +190,9 @@ def _sigma(problem: Problem, clip: float, rounds: float, batch: float) -> float:
     nodes = math.floor(math.log2(max(rounds, 1.0))) + 1
     moved = moved_by(problem.relation, 1.0 / batch, clip * math.sqrt(nodes))
     return gdp.noise_for(gdp.mu_of(problem.epsilon, problem.delta), moved)
+
+
+def _paper_sigma(problem: Problem, clip: float, rounds: float, batch: float) -> float:
+    nodes = 1 + math.ceil(math.log2(max(rounds, 1.0)))
+    moved = moved_by(problem.relation, 1.0 / batch, clip * math.sqrt(nodes))
+    return gdp.noise_for(zcdp.paper_mu(problem.epsilon, problem.delta), moved)

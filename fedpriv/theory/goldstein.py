@@ -113,15 +113,19 @@ class Nonsmooth:
         return 2.0 * energy * self.lipschitz**2 / self.directions
 
 
+def most_nodes(period: int) -> int:
+    """In how many nodes of a period's tree a release can be at most."""
+    return levels(period + 1) - 1
+
+
 def single_pass_error(
-    problem: Nonsmooth, radius: float, period: int, anchor_batch: int, batch: int, node_std: float
+    problem: Nonsmooth, radius: float, period: int, anchor_batch: int, batch: int, std: float
 ) -> float:
-    """G0 of the single-pass oracle without clipping; `node_std` is that of a tree node in the mean."""
-    most_nodes = levels(period + 1) - 1
+    """G0 of the single-pass oracle without clipping; `std` is that of the noisiest release in the mean."""
     return math.sqrt(
         problem.anchor_energy() / anchor_batch
         + (period - 1) * problem.difference_energy(radius) / batch
-        + problem.dimension * node_std**2 * most_nodes
+        + problem.dimension * std**2
     )
 
 

@@ -13,6 +13,7 @@ from fedpriv.theory.goldstein import (
     Nonsmooth,
     explicit_bound,
     leaf_noise_ratio,
+    most_nodes,
     multi_pass_error,
     paper_window,
     single_pass_error,
@@ -79,7 +80,8 @@ def plan_single(
     anchor_clip, clip = lipschitz, problem.difference_clip(radius)
     heights = levels(period), levels(period) - 1
     node_std = 2.0 * max(anchor_clip / period * math.sqrt(heights[0]), clip * math.sqrt(heights[1])) / mu
-    error = single_pass_error(problem, radius, period, period, 1, node_std)
+    worst_std = node_std * math.sqrt(most_nodes(period))
+    error = single_pass_error(problem, radius, period, period, 1, worst_std)
     return _finished(
         problem, rounds, radius, period, (period, 1), (anchor_clip, clip), (node_std, node_std), error
     )

@@ -99,7 +99,7 @@ def test_epsilon_follows_from_mu_and_slack() -> None:
                 assert charge.epsilon_of(delta) >= run.epsilon_of(delta) * (1 - 1e-3)
     assert charge_of(FIRST, 1e-6).epsilon_of(1e-6) == math.inf
     assert "(0.373" in charge_of(FIRST, 1e-7).statement(DELTA)
-    assert ApproximateGDP(0.3).statement(DELTA).startswith("0.3-GDP, hence epsilon = 1.13177")
+    assert ApproximateGDP(0.3).statement(DELTA).startswith("0.3-GDP, hence ε = 1.13177")
 
 
 def test_golden_compositions() -> None:

@@ -43,10 +43,12 @@ class Hostile:
         draw, number = self.random, self.number
         rounds = draw.choice(_ROUNDS)
         epochs = draw.choice([each for each in range(1, rounds + 1) if rounds % each == 0])
-        named = draw.choice(["tree", "independent", "banded", "bisr", "lambda-cgd", "blt"])
+        named = draw.choice(["tree", "independent", "scheduled", "banded", "bisr", "lambda-cgd", "blt"])
         noise: dict[str, Any] = {"mechanism": named}
         if named in ("banded", "bisr"):
             noise["bands"] = draw.randint(1, rounds + 2)
+        elif named == "scheduled":
+            noise["noise_sizes"] = [number() for _ in range(rounds)]
         elif named in ("lambda-cgd", "blt"):
             roots = sorted((self.share() for _ in range(2 * draw.randint(1, 3))), reverse=True)
             noise |= {"theta": roots[:1]} if named == "lambda-cgd" else {"theta": roots[::2], "phi": roots[1::2]}

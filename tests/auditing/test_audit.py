@@ -177,4 +177,4 @@ def test_exit_codes_of_the_command(
     assert refuted.value.code == 3
     said = capsys.readouterr()
     assert "THE CLAIM IS REFUTED" in said.out
-    assert "the claim mu = 1 is refuted" in said.err
+    assert "the claim μ = 1 is refuted" in said.err

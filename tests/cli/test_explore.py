@@ -16,7 +16,7 @@ from fedpriv.cli.app import app
 from fedpriv.cli.tables import Column, print_rich
 from fedpriv.errors import InputError
 from fedpriv.models.table import MODELS
-from fedpriv.scenario.find import shipped
+from fedpriv.shipped import shipped
 
 SMALL = ["--set", "data.name=synthetic", "--set", "federation.rounds=8", "--set", "federation.silos=4"]
 
@@ -54,6 +54,8 @@ def test_a_new_folder_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     results = json.loads((tmp_path / "study" / "runs" / "study" / "results.json").read_text(encoding="utf-8"))
     assert results["complete"]
     assert [cell["test_accuracy"] > 0.5 for cell in results["cells"]][-1]
+    page = Path(fedpriv("report", "study/runs/study").strip()).read_text(encoding="utf-8")  # without its files
+    assert "my-algorithm (your own)" in page
     assert results["rerun"].split() == ["fedpriv", *run[:2], "--set", "seeds=1", *run[2:6]]
 
 

@@ -1,5 +1,6 @@
 """What a disk, a folder or a number can do to a command: one line, no traceback, no folder that is stuck."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["run", "quickstart", *SMALL, "--out", "file"], "fedpriv: file"),
         (["run", "quickstart", *SMALL, "--out", "file/below"], "fedpriv: file/below"),
         (["report", "done", "--out", "done"], "fedpriv: done: Is a directory"),
+        (["report", "done", "--out", "."], "fedpriv: .: Is a directory"),
     ],
 )
 def test_a_place_that_cannot_be_written_is_one_line(
@@ -77,3 +79,40 @@ def test_a_number_beyond_floating_point_is_refused(
     assert code == 2
     assert text.count("\n") == 1
     assert "too large" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [(["rum", "quickstart"], "run"), (["privacy", "cnvert"], "convert"), (["data", "fetsh", "mnist"], "fetch")]
+)  # fmt: skip
+def test_a_misspelt_command_is_corrected_once(
+    arguments: list[str], meant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = said(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert text.count("Did you mean") == 1
+    assert f"'{meant}'" in text
+
+
+@pytest.mark.parametrize("command", ["run", "audit"])
+def test_a_scenario_that_is_not_there_is_told_before_anything_heavy_is_imported(command: str) -> None:
+    script = (
+        "import sys; sys.argv = ['fedpriv', *sys.argv[1:]]\n"
+        "from fedpriv.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as ended: print(ended.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, command, "nofile.toml"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "2 False\n"
+    assert done.stderr.startswith("fedpriv: nofile.toml: no such file")
+
+
+def test_a_misspelt_engine_or_format_gets_the_closest(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        "did you mean 'vectorized'?" in said(monkeypatch, capsys, "run", "quickstart", "--engine", "vectorised")[1]
+    )
+    assert "did you mean 'csv'?" in said(monkeypatch, capsys, "table", "done", "--format", "cvs")[1]

@@ -46,7 +46,7 @@ def test_convert_prints_every_currency_with_relation_and_unit() -> None:
 def test_convert_as_text_names_both_routes() -> None:
     text = ask("convert --mu 1")
     for part in (
-        "epsilon, exact",
+        "ε, exact",
         "4.37717",
         "papers' formula",
         "5.29852",
@@ -192,7 +192,7 @@ def test_compare_as_text_has_a_line_a_mechanism_and_marks_bounds() -> None:
         ("convert --mu 1 --delta 2", "delta = 2"),
         ("convert --mu 1 --relation add-one", "'replace-one', 'zero-out'"),
         ("noise --rounds 10 --mu 0", "mu = 0"),
-        ("noise --rounds 10 --mu 1 --mechanism bst", "'independent', 'tree', 'banded'"),
+        ("noise --rounds 10 --mu 1 --mechanism bst", "'independent', 'scheduled', 'tree', 'banded'"),
         ("noise --rounds 10 --mu 1 --mechanism blt --set theta=[0.5]", "theta has 1 roots and phi 0"),
         ("noise --rounds 10 --mu 1 --mechanism tree --set theta=[0.5]", 'theta is for mechanism = "blt"'),
         ("noise --rounds 10 --mu 1 --mechanism blt --set theta=[0.5,0.6] --set phi=[0.4,0.1]", "θ_1 > φ_1"),

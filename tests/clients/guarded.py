@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fedpriv.clients.guard import Guard, begin_ledger, open_guard
+from fedpriv.clients.guards import begin_ledgers
 from fedpriv.clients.policy import read_policy
 from fedpriv.clients.writers import keep_to_owner
 from fedpriv.scenario import resolve_cell
@@ -70,7 +71,7 @@ def start_daemon(policy_path: Path) -> "subprocess.Popen[str]":
     """A real guard process, at the point where it answers; its ledger is begun if there is none."""
     policy = read_policy(policy_path)
     if not policy.ledger.exists():
-        begin_ledger(policy)
+        begin_ledgers(policy)
     process = subprocess.Popen(
         [str(Path(sys.executable).with_name("fedpriv")), "silo", "run", str(policy_path)],
         stdout=subprocess.PIPE,

@@ -126,7 +126,7 @@ def test_a_template_has_every_key_and_is_a_policy(tmp_path: Path) -> None:
     text = path.read_text()
     for model in (Policy, Allowed):
         for name, field in model.model_fields.items():
-            assert name == "allow" or f"{name} = " in text
+            assert name in ("allow", "evaluation") or f"{name} = " in text
             assert field.description is None or field.description.split()[-1] in text
     with pytest.raises(InputError, match="exists"):
         write_template(path)

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import fedpriv
 from fedpriv.accounting.gdp import mu_of
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.poisson import PoissonGaussian
@@ -15,12 +17,16 @@ from fedpriv.clients.federation import simulated_silo
 from fedpriv.engines.table import engine_named
 from fedpriv.errors import InputError
 from fedpriv.objectives import Records
+from fedpriv.privacy.entries import read_ledger
 from fedpriv.privacy.ledger import as_data, claim_of, from_data
+from fedpriv.reports.statement import statements
+from fedpriv.reports.verdict import holders, verdict
 from fedpriv.running.fitted import fitted
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
 from fedpriv.sweep.record import privacy_of
+from fedpriv.sweep.results import read_results
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
 
@@ -115,7 +121,12 @@ def test_integers_are_released_of_cohorts_too() -> None:
         assert released.finished.test_loss == pytest.approx(plain.finished.test_loss, abs=0.5)
 
 
-GOLDEN = [(0.1, 60, 2.0, 1e-5, 1.8609), (0.1, 60, 8.0, 1e-5, 0.8339), (0.01, 1000, 2.0, 1e-6, 1.0293)]
+GOLDEN = [
+    (0.1, 60, 2.0, 1e-5, 1.8609),
+    (0.1, 60, 8.0, 1e-5, 0.8339),
+    (0.01, 1000, 2.0, 1e-6, 1.0293),
+    (0.001, 2000, 2.0, 1e-8, 0.7066),
+]
 
 
 @pytest.mark.parametrize(("rate", "rounds", "epsilon", "delta", "multiplier"), GOLDEN)
@@ -124,7 +135,7 @@ def test_noise_of_cohorts_is_the_specifications(
 ) -> None:
     """Golden numbers of clients (q, T, ε, δ), by dp-accounting and the specification's own; z within 1e-3."""
     cell = client_cell(
-        federation__clients=200, federation__cohort=int(200 * rate), federation__rounds=rounds,
+        federation__clients=1000, federation__cohort=int(1000 * rate), federation__rounds=rounds,
         privacy__epsilon=epsilon, privacy__delta=delta,
     )  # fmt: skip
     plan = plan_of(cell, task_of_cell(cell).objective)
@@ -133,7 +144,9 @@ def test_noise_of_cohorts_is_the_specifications(
     assert isinstance(claim.guarantee, PoissonGaussian)
     assert claim.guarantee.sampling_rate == rate
     assert claim.guarantee.noise_multiplier == pytest.approx(multiplier, rel=1e-3)
-    assert plan.noise.std_in_mean == pytest.approx(claim.guarantee.noise_multiplier * 0.5 / (200 * rate), rel=1e-9)
+    assert plan.noise.std_in_mean == pytest.approx(
+        claim.guarantee.noise_multiplier * 0.5 / (1000 * rate), rel=1e-9
+    )
 
 
 def test_the_quantile_costs_what_its_bit_adds_to_the_norm() -> None:
@@ -313,6 +326,22 @@ class _Silent:
     def advanced(self, rounds: int) -> None: ...
 
     def evaluated(self, place: int, t: int, metrics: Any) -> None: ...
+
+
+def test_a_run_of_clients_says_so_in_its_folder(tmp_path: Path) -> None:
+    """Results, ledger and report speak of clients; the ledger agrees with what is claimed."""
+    fedpriv.run(client_cell().canonical(), out=tmp_path / "run")
+    results = read_results(tmp_path / "run")
+    (cell,) = results.cells
+    assert (cell["clients"], cell["batch"], cell["silos"]) == (200, 20, 1)
+    assert cell["unit"] == "everything one client holds, at most 6 records a round"
+    assert all(entry.agrees for entry in read_ledger(tmp_path / "run"))
+    assert "200 clients, cohorts of 20, 12 rounds." in verdict(results)
+    assert next(holder.who for holder in holders(results)) == "each client (trusted)"
+    (said,) = statements(results)
+    assert said.protects.startswith("each client against the other clients")
+    assert "whoever sees which devices are contacted" in said.protects
+    assert said.hidden == "whether any one client contributed at all, the rest staying the same"
 
 
 def test_a_cell_is_plain_data_and_back() -> None:

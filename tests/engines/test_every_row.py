@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "momentum-tree-aligned": {"alpha": 0.5, "step": 0.02},
     "online-to-batch": {"clip": 20.0, "step": 0.002, "radius": 2.0},
     "dp-sgd": {"clip": 20.0, "step": 0.002},
+    "local-dp-sgd": {"clip": 20.0, "step": 0.002, "local_steps": 3},
     "dp-ftrl": {"clip": 20.0, "step": 0.002},
     "noisy-minibatch": {"clip": 20.0, "step": 0.002},
     "fedavg": {"step": 0.002, "local_batch": 2, "local_epochs": 2},
@@ -71,7 +72,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 _ALWAYS = {"dp-mu2-fl", "accelerated-dp-srgd", "unaccelerated-dp-srgd", "accelerated-independent", "momentum-tree",
-           "online-to-batch", "dp-sgd", "dp-ftrl", "noisy-minibatch", "fedavg"}  # fmt: skip
+           "online-to-batch", "dp-sgd", "local-dp-sgd", "dp-ftrl", "noisy-minibatch", "fedavg"}  # fmt: skip
 _COHORTS = {"dp-fedavg", "dp-fedadam", "dp-fedyogi", "dp-fedadagrad"}
 """Rows whose units train: clients in silos, too, with other rows' records."""
 _ALWAYS |= _COHORTS
@@ -88,7 +89,7 @@ RUNS = {
     "clients, available": _ALWAYS - {"fedavg"},
 }
 """Which rows run without noise under which schedule; all others are refused.  Without a line, either is fine."""
-AMPLIFIED = {"accelerated-independent", "dp-sgd", "noisy-minibatch"} | _COHORTS
+AMPLIFIED = {"accelerated-independent", "dp-sgd", "local-dp-sgd", "noisy-minibatch"} | _COHORTS
 """Fresh noise on every round's own gradients: what secrecy amplifies where noise is not correlated in bands."""
 
 
@@ -233,7 +234,7 @@ def test_a_row_trains_alike_on_both_engines_or_is_refused(name: str, schedule: s
 def test_replicates_of_other_seeds_do_not_change_a_run(schedule: str) -> None:
     """Seeds that draw other records, and other numbers of them, run in one program as they do alone."""
     for name in sorted(RUNS.get(schedule, _ALWAYS)):
-        trust = "trusted" if "trusted" in ALGORITHMS[name].trusts else "curator"
+        trust = next(each for each in ("trusted", "untrusted", "curator") if each in ALGORITHMS[name].trusts)
         cells = [cell_of(name, schedule, trust, False, seed) for seed in (1, 2, 3)]
         together, _ = run("vectorized", *cells)
         for cell, outcome in zip(cells, together, strict=True):

@@ -35,8 +35,11 @@ ONE_PASS = {"silos": 3, "rounds": 11, "batch": 2}
 ALL_RECORDS = {"silos": 3, "rounds": 11, "epochs": 11, "batch": 5}
 
 
-both_rows = pytest.mark.parametrize(
-    ("algorithm", "federation"), [(SINGLE, ONE_PASS), (ERM, ALL_RECORDS)], ids=["single", "erm"]
+ANCHORED = SINGLE | {"noise": "anchored"}
+every_noise = pytest.mark.parametrize(
+    ("algorithm", "federation"),
+    [(SINGLE, ONE_PASS), (ANCHORED, ONE_PASS), (ERM, ALL_RECORDS)],
+    ids=["single", "anchored", "erm"],
 )
 MU = {"relation": "replace-one", "mu": 4.0}
 
@@ -57,9 +60,7 @@ def checked_plan(cell: Cell) -> Plan:
 
 
 @pytest.mark.parametrize("oracle", ["first-order", "zeroth-order"])
-@pytest.mark.parametrize(
-    ("algorithm", "federation"), [(SINGLE, ONE_PASS), (ERM, ALL_RECORDS)], ids=["single", "erm"]
-)
+@every_noise
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 def test_engines_agree(
     small_cell: MakeCell, algorithm: dict[str, Any], federation: dict[str, Any], oracle: str, trust: str
@@ -80,9 +81,7 @@ def test_engines_agree(
 
 
 @pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
-@pytest.mark.parametrize(
-    ("algorithm", "federation"), [(SINGLE, ONE_PASS), (ERM, ALL_RECORDS)], ids=["single", "erm"]
-)
+@every_noise
 def test_the_ledger_gives_back_the_target(
     small_cell: MakeCell, algorithm: dict[str, Any], federation: dict[str, Any], relation: str
 ) -> None:
@@ -106,6 +105,15 @@ def test_a_node_has_the_noise_of_the_formula(
     first, other = 2 * anchor_clip / (6 * together), 2 * clip / (2 * together)
     height = levels(5)
     assert float(source.std) == pytest.approx(max(first * height**0.5, other * (height - 1) ** 0.5) / 2.0)
+
+
+def test_an_anchor_of_its_own_has_the_noise_of_its_clip(small_cell: MakeCell) -> None:
+    """2 C1/(B1 μ) at an anchor; the square root's column of three rounds is what a difference is charged."""
+    cell = small_cell(federation=ONE_PASS, algorithm=ANCHORED, privacy={"relation": "replace-one", "mu": 2.0})
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    std, anchor = float(plan.noise.sources[0].std), plan.mechanism.anchor
+    assert std * anchor == pytest.approx(2 * 5.0 / 6 / 2.0)
+    assert std == pytest.approx(2 * 1.0 / 2 * (1 + 1 / 4 + 9 / 64) ** 0.5 / 2.0)
 
 
 def test_leaves_of_all_records_have_the_least_noise_at_their_price(small_cell: MakeCell) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.clients.federation import simulated_silo
 from fedpriv.data.units import in_a_row, of_persons
 from fedpriv.errors import InputError
@@ -64,6 +65,30 @@ def test_engines_agree_on_persons(tmp_path: Path, trust: str, sampling: str) -> 
     assert claim.unit == cell.privacy.protected
     said = privacy_of(cell, releases)
     assert said["unit"] == "all records of one person in one silo, at most 4 a round"
+    assert said["several_records"] is None
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "allocation"])
+def test_results_say_what_several_records_of_a_person_cost(small_cell: MakeCell, sampling: str) -> None:
+    """Guarantee of `bounds_of_several`: k mu in public orders; where rounds are secret there is none, but an ε."""
+    cell = small_cell(
+        federation={"silos": 2, "rounds": 8, "batch": 2, "sampling": sampling},
+        algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},
+        privacy={"relation": "zero-out", "mu": 0.3},
+    )
+    (outcome,), _ = run("vectorized", cell)
+    said = privacy_of(cell, outcome.finished.releases)
+    several = json.loads(json.dumps(said["several_records"]))
+    assert list(several) == ["2", "8"]
+    if sampling == "fixed":
+        assert [bound["mu"] for bound in several.values()] == pytest.approx([0.6, 2.4])
+        assert [bound["epsilon"] for bound in several.values()] == pytest.approx(
+            [epsilon_of(0.6, 1e-5), epsilon_of(2.4, 1e-5)], abs=1e-6
+        )
+    else:
+        assert [bound["mu"] for bound in several.values()] == [None, None]
+        assert several["2"]["epsilon"] > 2 * said["epsilon"]
+        assert several["8"]["epsilon"] is None or several["8"]["epsilon"] > 8 * said["epsilon"]
 
 
 def test_without_noise_it_is_the_mean_of_clipped_means(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from fedpriv.mechanisms import (
     LambdaCgd,
     LeafGaussian,
     Mechanism,
+    ScheduledGaussian,
     Workload,
 )
 from fedpriv.mechanisms.sensitivity import nonincreasing
@@ -43,6 +44,7 @@ def workload_of(
 def simple(name: str, decay: float, period: int | None = None) -> Mechanism:
     return {
         "independent": IndependentGaussian(),
+        "scheduled": ScheduledGaussian((1.0, 0.5, 2.0, 4.0) * 128, decay),
         "tree": BinaryTree(decay, period),
         "leaf": LeafGaussian(decay, period, first=0.5),
         "banded 1": BandedSquareRoot(decay, 1),
@@ -57,7 +59,7 @@ def _roots(decay: float, *shares: float) -> tuple[float, ...]:
     return tuple(share * (decay or 1.0) for share in shares)
 
 
-SIMPLE = ["independent", "tree", "leaf", "banded 1", "banded 4", "banded all", "lambda-cgd", "blt"]
+SIMPLE = ["independent", "scheduled", "tree", "leaf", "banded 1", "banded 4", "banded all", "lambda-cgd", "blt"]
 PERIODIC = ["independent", "tree", "leaf", "lambda-cgd", "blt"]
 
 
@@ -126,7 +128,9 @@ def rows_of_c(name: str, decay: float, rounds: int, period: int | None = None) -
     for t in range(rounds):
         place = t if period is None else t % period
         for age in range(place + 1):
-            if name == "independent" or (name == "tree" and age < ((place + 1) & -(place + 1))):
+            if name == "scheduled":
+                rows[t][t - age] = factor**age / Fraction((1.0, 0.5, 2.0, 4.0)[t % 4])
+            elif name == "independent" or (name == "tree" and age < ((place + 1) & -(place + 1))):
                 rows[t][t - age] = factor**age
             elif name == "leaf" and age == 0:
                 rows[t][t] = Fraction(2 if place == 0 else 1)

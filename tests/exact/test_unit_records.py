@@ -1,6 +1,7 @@
 """Units of several records as integers: a person moves the sums by one K, however many records the person has."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ from torch import Tensor
 
 from fedpriv.exact.lattice import lattice_for
 from fedpriv.exact.records import integer_sum
-from fedpriv.objectives import Records, SoftmaxRegression
+from fedpriv.objectives import Objective, Records, SoftmaxRegression
+from fedpriv.objectives.local_steps import LocalSteps
 from fedpriv.objectives.per_unit import PerUnit
+from fedpriv.objectives.quantile_clip import QuantileClip
 
 UNITS, MOST, FEATURES, CLASSES = 6, 4, 5, 3
 CLIP = 1.0
@@ -26,8 +29,17 @@ def persons(seed: int, dtype: torch.dtype) -> Records:
     return Records(features, labels.where(torch.arange(MOST) < counts.unsqueeze(-1), -1))
 
 
-def integers(records: Records, point: Tensor) -> np.ndarray:
-    objective = PerUnit(SoftmaxRegression(FEATURES, CLASSES, 9.0, point.dtype), MOST)
+LOOKS: dict[str, Callable[[Objective], Objective]] = {
+    "gradient": lambda loss: loss,
+    "own steps": lambda loss: LocalSteps(loss, 0.3, 4),
+    "own batches": lambda loss: LocalSteps(loss, 0.3, 4, 3),
+    "quantile": lambda loss: QuantileClip(LocalSteps(loss, 0.3, 4), 0.5, 1.0),
+}
+
+
+def integers(records: Records, point: Tensor, look: str = "gradient") -> np.ndarray:
+    loss = SoftmaxRegression(FEATURES, CLASSES, 9.0, point.dtype)
+    objective = PerUnit(LOOKS[look](loss), MOST)
     norm = LATTICE.norm(CLIP)
     return integer_sum(objective, [point], (1.0,), CLIP, records, UNITS, norm, LATTICE.factor())
 
@@ -41,18 +53,20 @@ def with_unit(records: Records, place: int, other: Records) -> Records:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1.0, 1e30, math.nan, math.inf])
+@pytest.mark.parametrize("look", LOOKS)
 def test_a_person_moves_the_sum_by_twice_k_at_most_and_the_others_not_at_all(
-    dtype: torch.dtype, size: float
+    look: str, dtype: torch.dtype, size: float
 ) -> None:
     """Guarantee of `integer_sum`, for persons: also where their records make NaN, infinity, or huge gradients."""
     generator = torch.Generator().manual_seed(1)
-    point = torch.randn(FEATURES * CLASSES, generator=generator, dtype=dtype)
+    point = torch.randn(FEATURES * CLASSES + (look == "quantile"), generator=generator, dtype=dtype)
     one, other = persons(1, dtype), persons(2, dtype)
     hostile = other._replace(features=other.features * size)
-    moved = integers(with_unit(one, 2, hostile), point) - integers(one, point)
+    moved = integers(with_unit(one, 2, hostile), point, look) - integers(one, point, look)
     assert sum(int(value) ** 2 for value in moved) <= (2 * LATTICE.norm(CLIP)) ** 2
     company = persons(3, dtype)
-    again = integers(with_unit(company, 2, hostile), point) - integers(with_unit(company, 2, one), point)
+    with_one = integers(with_unit(company, 2, one), point, look)
+    again = integers(with_unit(company, 2, hostile), point, look) - with_one
     assert np.array_equal(moved, again)
 
 

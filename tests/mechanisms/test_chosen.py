@@ -18,6 +18,7 @@ from fedpriv.mechanisms import (
     IndependentGaussian,
     LambdaCgd,
     Mechanism,
+    ScheduledGaussian,
     Separated,
     Workload,
 )
@@ -31,6 +32,7 @@ ROUNDS = 23
 def members(decay: float) -> list[Mechanism]:
     return [
         IndependentGaussian(),
+        ScheduledGaussian(tuple(np.geomspace(0.5, 4.0, ROUNDS).tolist()), decay),
         BinaryTree(decay),
         BandedSquareRoot(decay, 5),
         BandedSquareRoot(decay, 40),
@@ -127,7 +129,7 @@ def test_factors_are_known_where_clips_can_be_raised_only() -> None:
         raised(BinaryTree().columns(separated), separated)
 
 
-@pytest.mark.parametrize("name", [AUTO, "lambda-cgd", "blt"])
+@pytest.mark.parametrize("name", [AUTO, "scheduled", "lambda-cgd", "blt"])
 def test_nothing_is_fitted_where_a_plan_is_made(name: str) -> None:
     """A guard that fitted could be kept busy, or fit something else than its server."""
     with pytest.raises(InputError, match="fitted before a run starts"):

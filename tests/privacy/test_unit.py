@@ -17,7 +17,7 @@ from fedpriv.mechanisms import IndependentGaussian
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.privacy.claim import PrivacyClaim
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of, from_data
-from fedpriv.privacy.several import epsilons_of_several, words_of_several
+from fedpriv.privacy.several import bounds_of_several, epsilons_of_several, words_of_several
 from fedpriv.privacy.trust import TRUSTED, UNTRUSTED
 from fedpriv.privacy.unit import RECORD, UNITS, Unit, unit_from, unit_named
 from fedpriv.reports.statement import statements
@@ -155,4 +155,8 @@ def test_a_run_says_what_it_means_for_persons_with_several_records() -> None:
     chained = epsilons_of_several(secret, 1e-5)[2]
     assert chained > 2.0 * secret.epsilon_of(1e-5)
     assert secret.delta_of(chained / 2.0) * (1.0 + math.exp(chained / 2.0)) == pytest.approx(1e-5, rel=1e-3)
-    assert "2 records: epsilon 9.997, 8 records: epsilon 65.32" in words_of_several(GaussianDP(1.0), 1e-5)
+    assert "2 records: ε = 9.997, 8 records: ε = 65.32" in words_of_several(GaussianDP(1.0), 1e-5)
+    assert bounds_of_several(GaussianDP(1.0), 1e-5) == {
+        "2": {"mu": pytest.approx(2.0), "epsilon": pytest.approx(9.997, abs=1e-3)},
+        "8": {"mu": pytest.approx(8.0), "epsilon": pytest.approx(65.32, abs=1e-2)},
+    }

@@ -44,7 +44,7 @@ def test_curves_show_the_mean_over_seeds() -> None:
         for place in range(4) for t in (1, 2)
     ]  # fmt: skip
     chart = next(chart for chart in charts_of(results, history, None) if chart.key == "test_loss")
-    assert [series.name for series in chart.series] == ["rho 1", "rho 4"]
+    assert [series.name for series in chart.series] == ["ρ = 1", "ρ = 4"]
     assert [(mark.x, mark.y) for mark in chart.series[1].marks] == [(1, 5.5), (2, 6.5)]
     assert chart.series[1].marks[0].spread == pytest.approx(math.sqrt(0.5))
 
@@ -66,6 +66,6 @@ def test_published_values_have_the_colour_of_what_they_are_compared_with() -> No
     axes = {"privacy.rho": [1.0, 4.0], "algorithm.trust": ["untrusted", "trusted"]}
     chart = charts_of(results_of(axes, [0], lambda point, seed: (2.0, 0.5), paper), [], None)[0]
     looks = dict(zip([each.name for each in chart.series], map(chart.look, range(4)), strict=True))
-    assert looks["trust trusted"] == looks["trust trusted, published"] != looks["trust untrusted"]
+    assert looks["trusted"] == looks["trusted, published"] != looks["untrusted"]
     hollow = re.findall(r'class="hollow"', drawn(chart))
     assert len(hollow) == 4

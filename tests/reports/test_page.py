@@ -12,7 +12,7 @@ import pytest
 import fedpriv
 from fedpriv.errors import InputError
 from fedpriv.privacy.trust import TRUSTED, UNTRUSTED
-from fedpriv.reports.page import write_report
+from fedpriv.reports.page import _unbroken, write_report
 from fedpriv.reports.statement import best_guess, statements
 from fedpriv.sweep.results import read_results
 from tests.conftest import small_tree
@@ -182,3 +182,25 @@ def test_poisson_sampling_is_said_in_words_and_has_no_mu(tmp_path: Path) -> None
     assert "ε, at most" in text
     assert "takes part in each with probability 0.25, and in which ones stays secret" in text
     assert "hold as long as nobody learns who took part when" in text
+
+
+@pytest.mark.parametrize(
+    ("clip", "said"), [(1e9, "No record's contribution"), (1e-9, "Every record's contribution")]
+)
+def test_what_all_cells_have_in_common_is_a_sentence_and_no_figure(clip: float, said: str, tmp_path: Path) -> None:
+    """Independent noise on sums without memory is the same under every mechanism: no chart of that either."""
+    algorithm = {"name": "dp-sgd", "trust": "trusted", "clip": clip, "step": 1e-3}
+    privacy = {"relation": "replace-one", "mu": 1.0}
+    source = (
+        fedpriv.run({**small_tree(), "algorithm": algorithm, "privacy": privacy}, out=tmp_path / "run")
+        .report()
+        .read_text("utf-8")
+    )
+    assert said in Page(source).text
+    assert 'id="clipped"' not in source
+    assert 'id="noise"' not in source
+    assert 'id="tradeoff"' in source
+
+
+def test_numbers_stay_on_one_line() -> None:
+    assert _unbroken("69.6 % (ε = 4 at δ = 1e-05)") == "69.6\u00a0% (ε\u00a0=\u00a04 at δ\u00a0=\u00a01e\u201105)"

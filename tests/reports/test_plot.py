@@ -136,7 +136,7 @@ def test_colour_and_line_style_tell_the_axes_apart(make_table: Make) -> None:
     assert len(set(looks)) == 4
     assert looks[0][:2] == looks[2][:2] != looks[1][:2]  # silos: colour and marker
     assert looks[0][2] == looks[1][2] != looks[2][2]  # rho: line style
-    assert legend_texts(curves(make_table())) == ["silos", "1", "10", "rho", "4", "8"]
+    assert legend_texts(curves(make_table())) == ["silos", "1", "10", "ρ", "4", "8"]
 
 
 def test_many_values_of_one_axis_stay_distinct(make_results: Make) -> None:
@@ -287,7 +287,7 @@ def test_a_diverging_run_makes_the_loss_logarithmic(make_table: Make) -> None:
 def test_the_fraction_clipped_is_a_mark_a_point(make_table: Make) -> None:
     results = make_table(facts=lambda point: {"fraction_clipped": 0.01 * point["federation.silos"]})
     (axes,) = draw_clipping(results).axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["rho 4", "rho 8"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["ρ = 4", "ρ = 8"]
     marks = [(float(c.lines[0].get_xdata()[0]), round(float(c.lines[0].get_ydata()[0]))) for c in axes.containers]
     assert marks == [(1.0, 0), (10.0, 0), (1.0, 1), (10.0, 1)]
     nothing = draw_clipping(make_table(facts=lambda point: {"fraction_clipped": 0.0})).axes[0]

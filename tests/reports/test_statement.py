@@ -41,7 +41,7 @@ def said(cell: Cell, kind: str) -> statement.Statement:
 def test_every_mechanism_of_the_ledger_has_words() -> None:
     """Five of eight were shown as the name of a class."""
     assert all(kind.words.startswith(("Gaussian noise", "independent Gaussian")) for kind in MECHANISMS.values())
-    assert len({kind.words for kind in MECHANISMS.values()}) == len(MECHANISMS) == 11
+    assert len({kind.words for kind in MECHANISMS.values()}) == len(MECHANISMS) == 13
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_a_release_says_who_drew_the_noise(trust: str, who: str) -> None:
 
 
 def test_several_releases_of_the_same_records_say_what_they_cost_together() -> None:
-    """Three runs of mu = 4 on a silo's records are 6.93: "mu = 4" alone overstates what is protected."""
+    """Three runs of μ = 4 on a silo's records are 6.93: "μ = 4" alone overstates what is protected."""
     cell = cell_of("trusted")
     releases = plan_of(cell, task_of_cell(cell).objective).releases(8)
     for kind, count in (("release", 3), ("release", 1), ("simulation", 3)):
         record = privacy_of(cell, releases, "release" if kind == "release" else "simulation")
         (found,) = statements(Results("n", "", "deployment", True, {}, [0], None, [record] * count, {}, None))
         assert ("these 3 runs" in found.noise) == (kind == "release" and count == 3)
-        assert ("mu = 6.928" in found.noise) == (kind == "release" and count == 3)
+        assert ("μ = 6.928" in found.noise) == (kind == "release" and count == 3)
 
 
 def test_releases_under_two_trust_settings_add_up() -> None:
@@ -77,7 +77,7 @@ def test_releases_under_two_trust_settings_add_up() -> None:
         privacy_of(cell, plan_of(cell, task_of_cell(cell).objective).releases(8), "release") for cell in cells
     ]
     found = statements(Results("n", "", "deployment", True, {}, [0], None, records, {}, None))
-    assert [("these 2 runs" in each.noise, "mu = 5.657" in each.noise) for each in found] == [(True, True)] * 2
+    assert [("these 2 runs" in each.noise, "μ = 5.657" in each.noise) for each in found] == [(True, True)] * 2
 
 
 def test_a_simulation_says_that_it_protects_nobody() -> None:

@@ -41,21 +41,21 @@ def test_markdown_beside_a_paper(make_table: Make) -> None:
 
 **test loss: measured [published, measured - published]**
 
-| rho \\ silos |                                1 |                               10 |
-| ----------- | -------------------------------: | -------------------------------: |
-| 4           | 2.2560 ± 0.0010 [2.256, +0.0000] | 2.2660 ± 0.0010 [2.267, -0.0010] |
-| 8           | 2.2520 ± 0.0010 [2.253, -0.0010] | 2.2620 ± 0.0010 [2.250, +0.0120] |
+| ρ \\ silos |                                1 |                               10 |
+| --------- | -------------------------------: | -------------------------------: |
+| 4         | 2.2560 ± 0.0010 [2.256, +0.0000] | 2.2660 ± 0.0010 [2.267, -0.0010] |
+| 8         | 2.2520 ± 0.0010 [2.253, -0.0010] | 2.2620 ± 0.0010 [2.250, +0.0120] |
 
 **test accuracy (%): measured [published, measured - published]**
 
-| rho \\ silos |                       1 |                      10 |
-| ----------- | ----------------------: | ----------------------: |
-| 4           | 70.0 ± 1.0 [69.9, +0.1] | 69.0 ± 1.0 [69.4, -0.4] |
-| 8           | 74.0 ± 1.0 [70.2, +3.8] | 73.0 ± 1.0 [70.0, +3.0] |
+| ρ \\ silos |                       1 |                      10 |
+| --------- | ----------------------: | ----------------------: |
+| 4         | 70.0 ± 1.0 [69.9, +0.1] | 69.0 ± 1.0 [69.4, -0.4] |
+| 8         | 74.0 ± 1.0 [70.2, +3.8] | 73.0 ± 1.0 [70.0, +3.0] |
 
 3 seeds: mean ± sample standard deviation; engine vectorized; largest |difference|: test loss 0.0120, test accuracy (%) 3.8. Cells of one seed share the order of records and, scaled, their noise: take differences seed by seed, and their spread from those pairs.
 
-Privacy: one record of a silo, replace-one neighbours, untrusted server: mu-GDP exactly with mu = 4 to 8 (zCDP 8 to 32); (ε, δ) = (24 to 48, 1e-05) exact, (28 to 56, 1e-05) by the paper's formula; simulation noise (seeded, not for release).
+Privacy: one record of a silo, replace-one neighbours, untrusted server: μ-GDP exactly with μ = 4 to 8 (zCDP 8 to 32); (ε, δ) = (24 to 48, 1e-05) exact, (28 to 56, 1e-05) by the paper's formula; simulation noise (seeded, not for release).
 """  # noqa: E501
     # fmt: on
     assert render(make_table(), "markdown") == expected
@@ -65,13 +65,13 @@ def test_markdown_without_a_paper(make_results: Make) -> None:
     results = make_results({"federation.silos": [1, 100]}, [7, 8], lambda point, seed: (2.25 + 0.01 * seed, 0.5))
     assert render(results, "markdown").split("\n\n")[1] == "\n".join(
         [
-            "| silos | rounds |  mu | epsilon at delta |       test loss | test accuracy (%) "
+            "| silos | rounds |   μ |      ε at δ |       test loss | test accuracy (%) "
             "| gradients | sent by a silo (MB) | clipped (%) | seconds, all seeds |",
-            "| ----- | -----: | --: | ---------------: | --------------: | ----------------: "
+            "| ----- | -----: | --: | ----------: | --------------: | ----------------: "
             "| --------: | ------------------: | ----------: | -----------------: |",
-            "| 1     |    600 |   4 |      24 at 1e-05 | 2.3250 ± 0.0071 |        50.0 ± 0.0 "
+            "| 1     |    600 |   4 | 24 at 1e-05 | 2.3250 ± 0.0071 |        50.0 ± 0.0 "
             "|   119,900 |                18.8 |        1.25 |                2.5 |",
-            "| 100   |    600 |   4 |      24 at 1e-05 | 2.3250 ± 0.0071 |        50.0 ± 0.0 "
+            "| 100   |    600 |   4 | 24 at 1e-05 | 2.3250 ± 0.0071 |        50.0 ± 0.0 "
             "|   119,900 |                18.8 |        1.25 |                2.5 |",
         ]
     )
@@ -79,7 +79,7 @@ def test_markdown_without_a_paper(make_results: Make) -> None:
 
 def test_one_seed_has_no_spread(make_table: Make) -> None:
     text = render(make_table(seeds=[1]), "markdown")
-    assert "| 4           | 2.2560 [2.256, +0.0000] | 2.2660 [2.267, -0.0010] |" in text
+    assert "| 4         | 2.2560 [2.256, +0.0000] | 2.2660 [2.267, -0.0010] |" in text
     assert "±" not in text
     assert lines_of(text, "1 seed; engine vectorized; largest |difference|: ")
 
@@ -88,7 +88,7 @@ def test_an_unfinished_run_says_so_loudly(make_table: Make) -> None:
     results = make_table(figures=without((4.0, 1, 2), (8.0, 10, 0), (8.0, 10, 1), (8.0, 10, 2)))
     text = render(results, "markdown")
     assert lines_of(text, "**INCOMPLETE") == [
-        "**INCOMPLETE: 8 of 12 cells.** Missing: rho 4, silos 1, seed 2; rho 8, silos 10, seeds 0, 1, 2."
+        "**INCOMPLETE: 8 of 12 cells.** Missing: ρ = 4, silos 1, seed 2; ρ = 8, silos 10, seeds 0, 1, 2."
     ]
     assert "2.2560 ± 0.0000 (2 of 3 seeds) [2.256, +0.0000]" in text
     assert "missing [2.250]" in text
@@ -125,10 +125,10 @@ def test_another_axis_gets_a_table_a_value(make_table: Make) -> None:
     }
     text = render(make_table(axes=axes), "markdown")
     assert [line.partition(":")[0] for line in lines_of(text, "**")] == [
-        "**test loss at trust untrusted",
-        "**test loss at trust trusted",
-        "**test accuracy (%) at trust untrusted",
-        "**test accuracy (%) at trust trusted",
+        "**test loss, untrusted",
+        "**test loss, trusted",
+        "**test accuracy (%), untrusted",
+        "**test accuracy (%), trusted",
     ]
     assert [line.split(", ")[2][:15] for line in lines_of(text, "Privacy")] == [
         "untrusted serve",
@@ -152,8 +152,8 @@ def test_only_published_metrics_have_tables(make_table: Make) -> None:
 def test_values_the_paper_does_not_have_stand_alone(make_table: Make) -> None:
     axes = {"privacy.rho": [4.0, 16.0], "federation.silos": [1]}
     text = render(make_table(axes=axes, seeds=[1]), "markdown")
-    assert "| 4           | 2.2560 [2.256, +0.0000] |" in text
-    assert "| 16          |                  2.2560 |" in text
+    assert "| 4         | 2.2560 [2.256, +0.0000] |" in text
+    assert "| 16        |                  2.2560 |" in text
 
 
 def test_difference_is_measured_minus_published(make_table: Make) -> None:
@@ -220,7 +220,7 @@ def test_latex_is_booktabs(make_table: Make) -> None:
         r"\toprule",
         r"& \multicolumn{2}{c}{silos} \\",
         r"\cmidrule(lr){2-3}",
-        r"rho & 1 & 10 \\",
+        r"$\rho$ & 1 & 10 \\",
         r"\midrule",
         r"4 & 2.2560 $\pm$ 0.0010 [2.256, $+$0.0000] & 2.2660 $\pm$ 0.0010 [2.267, $-$0.0010] \\",
         r"8 & 2.2520 $\pm$ 0.0010 [2.253, $-$0.0010] & 2.2620 $\pm$ 0.0010 [2.250, $+$0.0120] \\",
@@ -246,12 +246,12 @@ def test_privacy_lines(make_results: Make) -> None:
     results = make_results({"privacy.mode": ["gaussian", "none"]}, [0], lambda p, s: (2.3, 0.1), facts=facts)
     text = render(results, "markdown")
     assert lines_of(text, "Privacy") == [
-        "Privacy: one record of a silo, replace-one neighbours, untrusted server: mu-GDP exactly with mu = 4 "
+        "Privacy: one record of a silo, replace-one neighbours, untrusted server: μ-GDP exactly with μ = 4 "
         "(zCDP 8); (ε, δ) = (24, 1e-05) exact, (28, 1e-05) by the paper's formula; simulation noise (seeded, "
         "not for release).",
         "Privacy: none, untrusted server: the run adds no noise.",
     ]
-    assert "| no noise |             none |" in lines_of(text, "| none")[0]
+    assert "| no noise |        none |" in lines_of(text, "| none")[0]
 
 
 def test_a_line_of_exact_releases_says_up_to_what_they_hold(make_results: Make) -> None:
@@ -259,16 +259,16 @@ def test_a_line_of_exact_releases_says_up_to_what_they_hold(make_results: Make) 
     facts = {"holds": EXACT, "noise": "release"}
     results = make_results({"privacy.rho": [4.0]}, [0], lambda p, s: (2.3, 0.1), facts=lambda point: facts)
     (line,) = lines_of(render(results, "markdown"), "Privacy")
-    assert "mu-GDP with mu = 4 " in line
+    assert "μ-GDP with μ = 4 " in line
     assert line.endswith(f"by the paper's formula; release noise, {EXACT}.")
 
 
 def test_names_are_short_unless_two_axes_share_one() -> None:
-    assert short_names(["privacy.rho", "seed"]) == {"privacy.rho": "rho", "seed": "seed"}
+    assert short_names(["privacy.rho", "seed"]) == {"privacy.rho": "ρ", "seed": "seed"}
     assert short_names(["data.name", "algorithm.name", "privacy.mu"]) == {
         "data.name": "data",
         "algorithm.name": "algorithm",
-        "privacy.mu": "mu",
+        "privacy.mu": "μ",
     }
     assert short_names(["algorithm.step", "model.step"]) == {
         "algorithm.step": "algorithm.step",
@@ -296,8 +296,8 @@ def test_a_guarantee_without_mu_is_none_the_less_a_guarantee(make_table: Make) -
     ]
     assert "no noise" not in text
     gaussian, sampled = lines_of(text, "Privacy:")
-    assert "mu-GDP exactly with mu = 4 to 8" in gaussian
-    assert "Poisson sampling, which no mu describes; (ε, δ) = (24 to 48, 1e-05), an upper bound" in sampled
+    assert "μ-GDP exactly with μ = 4 to 8" in gaussian
+    assert "Poisson sampling, which no μ describes; (ε, δ) = (24 to 48, 1e-05), an upper bound" in sampled
     rows = [row for row in csv.DictReader(io.StringIO(render(results, "csv"))) if row["federation.silos"] == "10"]
     assert {(row["mu"], row["epsilon"]) for row in rows} == {("", "24.0"), ("", "48.0")}
     assert "& none & 24 at 1e-05 &" in render(results, "latex")

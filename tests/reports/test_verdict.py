@@ -31,20 +31,20 @@ def made(**more: Any) -> Results:
 def test_the_verdict_names_the_best_and_the_most_private_setting() -> None:
     said = verdict(made())
     assert said.startswith("DP-μ²-FL trained softmax-regression on mnist: 100 silos, 600 rounds.")
-    assert "Best: test accuracy 90.0 % (rho 4; " in said
-    assert "It was a simulation with seeded noise" in said
+    assert "Best: test accuracy 90.0 % (ρ = 4; " in said
+    assert "This was a simulation with seeded noise: it protects nobody" in said
 
 
 def test_a_real_release_is_told_from_a_simulation() -> None:
     said = verdict(made(noise="release"))
     assert "simulation" not in said
-    assert "operating systems' secret keys" in said
+    assert "secret keys of the operating systems" in said
 
 
 def test_a_run_without_noise_says_that_it_protects_nothing() -> None:
     said = verdict(made(mu=None, epsilon=None, noise="none"))
     assert "A cell without noise protects nothing." in said
-    assert "guesses about" not in said
+    assert "attacker" not in said
 
 
 def test_nothing_is_said_of_a_run_that_has_not_begun() -> None:
@@ -87,3 +87,16 @@ def test_repeated_runs_compose() -> None:
         assert [float(text) for text in row[1:]] == [
             pytest.approx(epsilon_of(mu * runs**0.5, 1e-5), rel=1e-3) for runs in RUNS
         ]
+
+
+def test_an_epsilon_that_is_swept_is_said_once() -> None:
+    results = results_of(
+        {"privacy.epsilon": [1.0, 4.0]},
+        [0],
+        lambda point, seed: (2.0, 0.1 * point["privacy.epsilon"]),
+        facts=lambda point: {**facts()(point), "epsilon": point["privacy.epsilon"]},
+    )
+    assert (
+        "Best: test accuracy 40.0 % (ε = 4 at δ = 1e-05). Most private: 10.0 % (ε = 1 at δ = 1e-05)."
+        in verdict(results)
+    )

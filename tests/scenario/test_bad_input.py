@@ -46,7 +46,18 @@ BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
     ({"privacy__mu": 1.0}, ["privacy: needs exactly one of mu, rho, zcdp and epsilon; given: mu, rho"]),
     ({"privacy__rho": None}, ["privacy: needs exactly one of mu, rho, zcdp and epsilon; given: none"]),
     ({"privacy__mode": "none"}, ['privacy: mode = "none" means no noise, so rho cannot be given with it']),
-    ({"federation__samples": 24, "federation__batch": 1}, ["rounds and samples together say what the batch is"]),
+    (
+        {"federation__samples": 48, "federation__batch": 1},
+        ["rounds = 8 do not read the samples once", "it takes 16"],
+    ),
+    (
+        {"federation__samples": 12, "federation__batch": 1, "federation__epochs": 2},
+        ["rounds, samples and batch together say how many passes there are: leave epochs out"],
+    ),
+    (
+        {"federation__samples": 24, "federation__batch": 1, "federation__size_skew": 1.0},
+        ["size_skew shares samples out over rounds: give both, and no batch"],
+    ),
     ({"federation__samples": 23}, ["samples = 23 are too few for one pass: at least 24 are needed"]),
     ({"federation__rounds": None}, ["federation: needs rounds, or samples, or both"]),
     ({"federation__epochs": 3}, ["federation: rounds = 8 must be a multiple of epochs = 3"]),

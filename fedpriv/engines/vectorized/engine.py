@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from fedpriv.engines.base import Outcome
-from fedpriv.engines.vectorized.away import Away, check_away, missing_noise
+from fedpriv.engines.vectorized.away import Away, missing_noise
+from fedpriv.engines.vectorized.device import device_named
+from fedpriv.engines.vectorized.grouping import grouped, plans_of
 from fedpriv.engines.vectorized.keeper import Keeper
 from fedpriv.engines.vectorized.noise_feed import NoiseFeed, aggregate
 from fedpriv.engines.vectorized.ordered_batches import OrderedBatches
 from fedpriv.engines.vectorized.sampled_batches import SampledBatches
-from fedpriv.errors import InputError, RunError
+from fedpriv.engines.vectorized.silos import Apart, Silos, Together
 from fedpriv.estimators.gradients import Estimator
 from fedpriv.estimators.running_sum import RunningSum, empty_sum
 from fedpriv.mechanisms import Mechanism, MechanismState
@@ -30,18 +32,18 @@ from fedpriv.objectives import Objective, Records, Slots
 from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
 from fedpriv.participation.public_order import PublicOrder
-from fedpriv.replicates.stacking import Part, signature, stack
+from fedpriv.replicates.stacking import Part, stack
 from fedpriv.running.absences import absences_of
 from fedpriv.running.checkpoint import NO_CHECKPOINTS, Checkpoint, Checkpoints, Metrics
+from fedpriv.running.evaluation import SimulatedEvaluation, released_by
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import evaluation_rounds, finished_after, measured
-from fedpriv.running.plan import Plan, plan_of
+from fedpriv.running.plan import Plan
 from fedpriv.running.round_step import Read, RoundStep
 from fedpriv.running.task import Task, spread, task_of_cell
 from fedpriv.scenario import Cell
 
 _PROGRESS_EVERY = 0.1  # seconds
-_ROUND_VALUES = 2**26
 
 
 def run_vectorized(
@@ -51,46 +53,13 @@ def run_vectorized(
 
     A group goes on from its checkpoint in `kept`, which is dropped when the last of its outcomes was taken.
     """
-    plans = _plans(cells)
+    plans = plans_of(cells)
     with _one_torch_thread():
-        for members in _groups(cells, plans):
+        for members in grouped(cells, plans):
             of_group = [cells[i] for i in members]
             keeper = Keeper(kept, of_group, observer)
             yield from _Group(members, of_group, [plans[i] for i in members], observer).run(keeper)
             keeper.drop()
-
-
-def groups_of(cells: Sequence[Cell]) -> list[list[int]]:
-    """The places of the cells that run together, group by group; each group alone computes the same bits."""
-    return list(_groups(cells, _plans(cells)))
-
-
-def _plans(cells: Sequence[Cell]) -> list[Plan]:
-    if any(cell.run.arithmetic == "integers" for cell in cells):
-        raise InputError(
-            'run.arithmetic = "integers": engine vectorized adds all silos up at once, in floating point; use '
-            "--engine inprocess"
-        )
-    plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
-    for cell, plan in zip(cells, plans, strict=True):
-        check_away(cell, plan)
-    return plans
-
-
-def _groups(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list[int]]:
-    groups: dict[object, list[int]] = {}
-    for index, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
-        groups.setdefault(_group_key(cell, plan), []).append(index)
-    return itertools.chain.from_iterable(
-        _pieces(members, cells[members[0]], plans[members[0]]) for members in groups.values()
-    )
-
-
-def _pieces(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
-    """A group cut so that one round's records of all its replicates fit comfortably into memory."""
-    record = task_of_cell(cell).train.features[0].numel()
-    size = max(1, _ROUND_VALUES // (sum(plan.batch_sizes) * record))
-    return (members[start : start + size] for start in range(0, len(members), size))
 
 
 @contextmanager
@@ -102,12 +71,6 @@ def _one_torch_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _group_key(cell: Cell, plan: Plan) -> object:
-    parts = tuple(signature(part) for part in (plan.estimator, plan.mechanism, plan.optimizer, plan.objective))
-    shape = (plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources))
-    return shape, parts, cell.data, cell.model, cell.run
 
 
 class _States(NamedTuple):
@@ -132,7 +95,7 @@ class _Group:
         self._indices, self._cells, self._plans, self._observer = indices, cells, plans, observer
         self._schedule, self._run = first.schedule, cells[0].run
         self._task: Task = task_of_cell(cells[0])
-        self._device = _device(self._run.device)
+        self._device = device_named(self._run.device)
         self._dtype = self._task.train.features.dtype
         self._estimator: Estimator = self._stacked([plan.estimator for plan in plans])
         self._mechanism: Mechanism = self._stacked([plan.mechanism for plan in plans])
@@ -143,12 +106,14 @@ class _Group:
         draws = first.mechanism.draws
         self._draws = draws
         self._feed = (
-            NoiseFeed(noises, [cell.seed for cell in cells], rounds, dimension, self._dtype, draws)
+            NoiseFeed(noises, [cell.seed for cell in cells], rounds, dimension, self._dtype, draws, self._device)
             if first.noise.sources
             else None
         )
         self._sizes, self._silo_weights = first.batch_sizes, first.weights
         self._absences = [absences_of(cell) for cell in cells]
+        self._apart = first.estimator.round(1).local is not None
+        self._by_silos = [SimulatedEvaluation.of(cell) for cell in cells]
         self._away = Away(self._absences, len(self._sizes), self._device)
 
     def _stacked(self, parts: Sequence[Part]) -> Part:
@@ -158,51 +123,76 @@ class _Group:
     def run(self, keeper: Keeper) -> list[Outcome]:
         began = last = time.perf_counter()
         rounds = self._schedule.rounds
-        evaluated_at = evaluation_rounds(rounds, self._run.evaluations)
+        evaluated_at = sorted(evaluation_rounds(rounds, self._run.evaluations))
         optimizer, count = self._optimizer, len(self._cells)
-        step = RoundStep(self._estimator, self._mechanism, self._objective)
         done = self._resumed(keeper)
-        state, total, hidden, clipped, drawn = done.states
+        states = done.states
         evaluations, began = list(done.evaluations), began - done.seconds
-        fresh = self._fresh(done.t + 1)
-        missing = self._missing_noise(done.t + 1)
         unreported = 0
-        for t, read in enumerate(self._batches(done.t + 1), start=done.t + 1):
-            current, query = self._estimator.round(t), optimizer.query(state)
-            step.check_moved(total.past, t, query, f"round {t}")
-            total, clips = step.summed(total, current, query, read)
-            noisy, hidden = step.noisy(total.total, hidden, t, next(fresh).to(self._device))
-            if missing is not None:
-                noisy = noisy + next(missing)
-            state = optimizer.update(state, noisy, current)
-            clipped = clipped + clips
-            drawn = drawn + read.weights.count_nonzero(-1)
+        for t, states in enumerate(self.rounds_from(done.states, done.t + 1), start=done.t + 1):
             unreported += count
             if (now := time.perf_counter()) - last > _PROGRESS_EVERY or t == rounds:
                 self._observer.advanced(unreported)
                 unreported, last = 0, now
             if t in evaluated_at:
-                evaluations.append((t, self._evaluate(t, optimizer.output(state))))
+                place = evaluated_at.index(t) + 1
+                evaluations.append((t, self._evaluate(t, place, optimizer.output(states.optimizer))))
             if keeper.due(now) and t < rounds:
-                states = _States(state, total, hidden, clipped, drawn)
                 keeper.keep(Checkpoint(t, now - began, evaluations, states))
         wall = (time.perf_counter() - began) / count
-        models = optimizer.output(state).cpu().numpy()
-        shares = (clipped / drawn.clamp(min=1.0)).tolist()
+        models = optimizer.output(states.optimizer).cpu().numpy()
+        shares = (states.clipped.double() / states.drawn.clamp(min=1)).tolist()
         _, metrics = evaluations[-1]
         return [
-            Outcome(index, finished_after(plan, rounds, model.copy(), of_cell, share, wall, away.rounds))
-            for index, plan, model, of_cell, share, away in zip(
-                self._indices, self._plans, models, metrics, shares, self._absences, strict=True
+            Outcome(
+                index,
+                finished_after(
+                    plan, rounds, model.copy(), of_cell, share, wall, away.rounds, released_by(by and by.asked)
+                ),
+            )
+            for index, plan, model, of_cell, share, away, by in zip(
+                self._indices, self._plans, models, metrics, shares, self._absences, self._by_silos, strict=True
             )
         ]
 
+    def start(self) -> _States:
+        """Before round 1."""
+        state = self._optimizer.start(self._objective.initial().to(self._device).expand(len(self._cells), -1))
+        zeros = torch.zeros(len(self._cells), dtype=torch.int64, device=self._device)
+        total = empty_sum(self._optimizer.query(state))
+        return _States(state, total, self._mechanism.start(), zeros, zeros)
+
+    def rounds_from(self, states: _States, first: int) -> Iterator[_States]:
+        """What every round from `first` on hands to the next one, after `states`.
+
+        On a device nothing goes back and forth between rounds of a public order, but where a mechanism's
+        privacy rests on how far queries move: one number a round says that they did not move too far.
+        """
+        state, total, hidden, clipped, drawn = states
+        optimizer, silos = self._optimizer, self._silos(first)
+        weighed, of_weighed = None, drawn
+        for t, read in enumerate(self._batches(first), start=first):
+            current, query = self._estimator.round(t), optimizer.query(state)
+            mean = silos.released(t, current, query, read, total, hidden)
+            total, hidden = mean.total, mean.hidden
+            state = optimizer.update(state, mean.noisy, current)
+            clipped = clipped + mean.clipped
+            if weighed is not read.weights:  # in a public order most rounds have the same
+                weighed, of_weighed = read.weights, read.weights.count_nonzero(-1)
+            drawn = drawn + of_weighed
+            yield _States(state, total, hidden, clipped, drawn)
+
+    def _silos(self, first: int) -> Silos:
+        """All silos, from round `first` on."""
+        step = RoundStep(self._estimator, self._mechanism, self._objective)
+        if self._apart:
+            seeds = [cell.seed for cell in self._cells]
+            return Apart(step, self._plans, seeds, self._dtype, self._device, first)
+        return Together(step, self._fresh(first), self._missing_noise(first))
+
     def _resumed(self, keeper: Keeper) -> Checkpoint:
         """Where the group goes on, or before round 1; observers hear what they would have heard until there."""
-        state = self._optimizer.start(self._objective.initial().to(self._device).expand(len(self._cells), -1))
-        zeros = torch.zeros(len(self._cells), dtype=torch.float64, device=self._device)
-        total = empty_sum(self._optimizer.query(state))
-        start = _States(state, total, self._mechanism.start(), zeros, zeros)
+        start = self.start()
         found = keeper.latest(start, self._device)
         if found is None:
             return Checkpoint(0, 0.0, (), start)
@@ -216,7 +206,7 @@ class _Group:
         if self._feed is not None:
             return self._feed.rounds_from(first)
         counts = (self._draws(t) or 1 for t in range(first, self._schedule.rounds + 1))
-        return (torch.zeros(count, 1, dtype=self._dtype) for count in counts)
+        return (torch.zeros(count, 1, dtype=self._dtype, device=self._device) for count in counts)
 
     def _batches(self, first: int) -> Iterator[Read]:
         """What the rounds from `first` on read."""
@@ -254,7 +244,7 @@ class _Group:
     ) -> Iterator[Read]:
         """Whose a record is, is told to those alone that ask; nothing may be keyed by how many there are."""
         seeds = [cell.seed for cell in self._cells]
-        asks = self._objective.at(Slots(1, ())) is not self._objective
+        asks = self._apart or self._objective.at(Slots(1, ())) is not self._objective
         by_silo = asks or bool(self._away)
         sampled = SampledBatches(schedule, seeds, shares, self._silo_weights, self._sizes, by_silo=by_silo)
         for index, weights, rows in sampled.rounds_from(first):
@@ -262,23 +252,20 @@ class _Group:
             records = Records(train.features[on_device], train.labels[on_device]) if index.numel() else None
             yield Read(records, weights.to(self._device, self._dtype), rows)
 
-    def _evaluate(self, t: int, model: Tensor) -> list[dict[str, float]]:
-        test = Records(*(column.to(self._device) for column in self._task.test))
-        names = [f"{cell.name} (seed {cell.seed}), round {t}" for cell in self._cells]
-        metrics = measured(self._task.objective, model, test, names)
+    def _evaluate(self, t: int, place: int, model: Tensor) -> list[dict[str, float]]:
+        """After round t, in evaluation number `place`."""
+        by_silos = [
+            by.metrics(place, of_one.cpu()) for by, of_one in zip(self._by_silos, model, strict=True) if by
+        ]
+        metrics = by_silos or self._on_the_public_test_set(t, model)
         self._tell(t, metrics)
         return metrics
+
+    def _on_the_public_test_set(self, t: int, model: Tensor) -> list[dict[str, float]]:
+        test = Records(*(column.to(self._device) for column in self._task.test))
+        names = [f"{cell.name} (seed {cell.seed}), round {t}" for cell in self._cells]
+        return measured(self._task.objective, model, test, names)
 
     def _tell(self, t: int, metrics: Sequence[Metrics]) -> None:
         for index, of_cell in zip(self._indices, metrics, strict=True):
             self._observer.evaluated(index, t, of_cell)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f'run.device = {name!r} cannot be used here: {reason}; try "cpu"') from None
-    return device

@@ -1,4 +1,4 @@
-"""The mean of the silos' noise for many replicates, drawn ahead of time on another core.
+"""The mean of the silos' noise for many replicates, drawn ahead of time on another core, or on the device.
 
 Noise does not depend on the trajectory, so blocks of rounds are drawn in a thread (NumPy and OpenSSL release the
 interpreter lock) while the current block is consumed.  Replicates that differ only in how much noise they add
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.engines.vectorized.device_noise import device_noise
 from fedpriv.privacy.trust import Noise, NoiseSource
 from fedpriv.randomness import simulation_noise
 
@@ -23,6 +23,8 @@ _AGGREGATE = 0xFFFF_FFFE  # an owner number of its own: never the stream of a si
 _BLOCK_VALUES = 2**21
 _LONGEST_BLOCK = 256
 _AHEAD = 2  # blocks; one thread draws them, since a second one would fight the first for the interpreter
+
+_CPU = torch.device("cpu")
 
 _Block = list[Tensor]
 
@@ -44,6 +46,10 @@ class _Stream:
     relative: tuple[float, ...]
 
 
+_Sums = Callable[[Sequence[int], int], Tensor]
+"""(rounds, node) → the stream's vector of each round, (rounds, d)."""
+
+
 class NoiseFeed:
     """Iterates over rounds 1 … T: for each the fresh vectors (replicates, d), summed over owners.
 
@@ -58,14 +64,20 @@ class NoiseFeed:
         size: int,
         dtype: torch.dtype,
         draws: Callable[[int], int | None],
+        device: torch.device = _CPU,
     ) -> None:
         if not all(noise.sources for noise in noises):
             raise ValueError("every replicate of a feed must have a noise source")
         streams = [_stream(noise, seed) for noise, seed in zip(noises, seeds, strict=True)]
         self._streams = list(dict.fromkeys(streams))
-        self._pick = torch.tensor([self._streams.index(stream) for stream in streams])
-        self._amplitude = torch.tensor([[_amplitude(noise)] for noise in noises], dtype=dtype)
-        self._numpy_dtype = np.dtype(np.float32 if dtype == torch.float32 else np.float64)
+        self._pick = [self._streams.index(stream) for stream in streams]
+        self._picked = torch.tensor(self._pick).to(device)
+        self._amplitude = torch.tensor([[_amplitude(noise)] for noise in noises], dtype=dtype).to(device)
+        self._on_cpu = device.type == "cpu"
+        self._sums = [
+            _host_sums(one, size, dtype) if self._on_cpu else _device_sums(one, size, dtype, device)
+            for one in self._streams
+        ]
         self._rounds, self._size, self._draws = rounds, size, draws
         most = max(draws(t) or 1 for t in range(1, rounds + 1))
         longest = min(_LONGEST_BLOCK, _BLOCK_VALUES // (size * len(streams) * most))
@@ -80,6 +92,10 @@ class NoiseFeed:
         return itertools.islice(self._drawn_ahead(first - over), over, None)
 
     def _drawn_ahead(self, first: int) -> Iterator[Tensor]:
+        if not self._on_cpu:  # a device queues what it is asked for, and works ahead by itself
+            for start in range(first, self._rounds + 1, self._block):
+                yield from self._draw(start)
+            return
         with ThreadPoolExecutor(max_workers=1) as pool:
             ahead: deque[Future[_Block]] = deque()
             for start in range(first, self._rounds + 1, self._block):
@@ -95,28 +111,49 @@ class NoiseFeed:
         if self._draws(start) is None:
             return list(self._scaled(self._vectors(rounds, node=0)))
         counts = {t: self._draws(t) or 0 for t in rounds}
-        drawn: dict[int, list[NDArray[np.floating]]] = {t: [] for t in rounds}
+        drawn: dict[int, list[Tensor]] = {t: [] for t in rounds}
         for node in range(max(counts.values())):
             needed = [t for t in rounds if counts[t] > node]
             for t, vectors in zip(needed, self._vectors(needed, node), strict=True):
                 drawn[t].append(vectors)
-        return [self._scaled(np.stack(nodes)) for nodes in drawn.values()]
+        return [self._scaled(torch.stack(nodes)) for nodes in drawn.values()]
 
-    def _scaled(self, drawn: NDArray[np.floating]) -> Tensor:
+    def _scaled(self, vectors: Tensor) -> Tensor:
         """(…, streams, d) as every replicate adds it, (…, replicates, d)."""
-        return torch.from_numpy(drawn).index_select(-2, self._pick).mul_(self._amplitude)
+        if self._pick == list(range(len(self._streams))):
+            return vectors.mul_(self._amplitude)
+        if len(self._streams) == 1:
+            return vectors * self._amplitude
+        return vectors.index_select(-2, self._picked).mul_(self._amplitude)
 
-    def _vectors(self, rounds: Sequence[int], node: int) -> NDArray[np.floating]:
+    def _vectors(self, rounds: Sequence[int], node: int) -> Tensor:
         """One vector a round and stream: (rounds, streams, d)."""
-        out = np.empty((len(rounds), len(self._streams), self._size), self._numpy_dtype)
-        for place, stream in enumerate(self._streams):
-            source = simulation_noise(stream.seed, self._numpy_dtype)
-            if len(stream.owners) == 1:
-                out[:, place] = source.vectors(self._size, stream.owners * len(rounds), rounds, node)
-            else:
-                for row, t in enumerate(rounds):
-                    out[row, place] = source.weighted_sum(self._size, stream.owners, stream.relative, t, node)
-        return out
+        return (
+            self._sums[0](rounds, node).unsqueeze(1)
+            if len(self._sums) == 1
+            else torch.stack([sums(rounds, node) for sums in self._sums], dim=1)
+        )
+
+
+def _host_sums(stream: _Stream, size: int, dtype: torch.dtype) -> _Sums:
+    kind = np.dtype(np.float32 if dtype == torch.float32 else np.float64)
+    source = simulation_noise(stream.seed, kind)
+
+    def sums(rounds: Sequence[int], node: int) -> Tensor:
+        if len(stream.owners) == 1:
+            return torch.from_numpy(source.vectors(size, stream.owners * len(rounds), rounds, node))
+        out = np.empty((len(rounds), size), kind)
+        for row, t in zip(out, rounds, strict=True):
+            source.weighted_sum(size, stream.owners, stream.relative, t, node, row)
+        return torch.from_numpy(out)
+
+    return sums
+
+
+def _device_sums(stream: _Stream, size: int, dtype: torch.dtype, device: torch.device) -> _Sums:
+    source = device_noise(stream.seed, dtype, device)
+    weights = torch.tensor(stream.relative, dtype=dtype).to(device)
+    return lambda rounds, node: source.weighted_sums(size, stream.owners, weights, rounds, node)
 
 
 def _amplitude(noise: Noise) -> float:

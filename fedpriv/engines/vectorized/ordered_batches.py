@@ -14,7 +14,7 @@ _GATHER_VALUES = 2**20
 
 
 class OrderedBatches:
-    """What the rounds read, gathered block by block."""
+    """What the rounds read, gathered block by block and once for all replicates that read the same."""
 
     def __init__(
         self,
@@ -25,21 +25,29 @@ class OrderedBatches:
         train: Records,
         dtype: torch.dtype,
     ) -> None:
-        """`shares` has each replicate's records of every silo in the silo's order; `dtype` is that of weights."""
+        """`shares` has each replicate's records of every silo in the silo's order; `dtype` is that of weights.
+
+        Replicates that read the same have the same object there.
+        """
         self._schedule, self._silo_weights, self._sizes = schedule, silo_weights, batch_sizes
         self._train, self._dtype, device = train, dtype, train.features.device
         orders = {id(of_silos): _by_place(of_silos, schedule.batches_held) for of_silos in shares}
-        self._places = torch.stack([orders[id(of_silos)] for of_silos in shares], dim=1).to(device)
+        self._places = torch.stack(list(orders.values()), dim=1).to(device)
+        numbered = list(orders)
+        self._orders = [numbered.index(id(of_silos)) for of_silos in shares]
+        self._pick = torch.tensor(self._orders, device=device)
 
     def rounds_from(self, first: int) -> Iterator[Read]:
         """The rounds from `first` on; blocks do not depend on it, so that records lie in memory as they would."""
         features, labels = self._train
         block = max(1, _GATHER_VALUES // (self._places[0].numel() * features[0].numel()))
+        device = features.device
         spans = [list(self._schedule.batches(t)) for t in range(1, self._schedule.rounds + 1)]
         alike = {count: self._read(count) for count in set(map(len, spans))}
+        columns = {count: self._silo_by_silo(count).to(device) for count in alike}
         t = 1
         for count, members in itertools.groupby(spans, key=len):
-            equal, column = list(members), self._silo_by_silo(count)
+            equal, column = list(members), columns[count]
             for start in range(0, len(equal), block):
                 read = equal[start : start + block]
                 over, t = max(0, first - t), t + len(read)
@@ -48,11 +56,18 @@ class OrderedBatches:
                 if count == 0:
                     yield from itertools.repeat(alike[0], len(read) - over)
                     continue
-                index = self._places[torch.tensor(read)]  # (rounds, count, replicates, records)
+                index = self._places[torch.tensor(read, device=device)]  # (rounds, count, orders, records)
                 index = index.movedim(1, 2).flatten(2)[..., column]
-                gathered = map(Records, features[index], labels[index])
-                for records in itertools.islice(gathered, over, None):
+                gathered = zip(features[index], labels[index], strict=True)
+                for of_round in itertools.islice(gathered, over, None):
+                    records = Records(*map(self._of_replicates, of_round))
                     yield alike[count]._replace(records=records)
+
+    def _of_replicates(self, column: Tensor) -> Tensor:
+        """(orders, ...) as (replicates, ...)."""
+        if len(column) == 1:
+            return column.expand(len(self._orders), *column.shape[1:])
+        return column if self._orders == list(range(len(column))) else column.index_select(0, self._pick)
 
     def _read(self, batches: int) -> Read:
         """A round that reads so many batches of every silo, still without its records."""

@@ -5,7 +5,7 @@ from fedpriv.exact.strategies.banded import IntegerBanded
 from fedpriv.exact.strategies.base import Group, IntegerStrategy, IntState, Load, Reach, skipped
 from fedpriv.exact.strategies.buffered import IntegerBuffered
 from fedpriv.exact.strategies.leaf import IntegerLeaf
-from fedpriv.exact.strategies.prefix import IntegerPrefix
+from fedpriv.exact.strategies.prefix import IntegerPrefix, IntegerScheduled
 from fedpriv.exact.strategies.tree import IntegerTree
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "IntegerBuffered",
     "IntegerLeaf",
     "IntegerPrefix",
+    "IntegerScheduled",
     "IntegerStrategy",
     "IntegerTree",
     "Load",

@@ -1,5 +1,6 @@
 """C = A: the running sums themselves, for independent noise on each."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -41,6 +42,20 @@ class IntegerPrefix(IntegerStrategy):
         if self.decay == 0:
             return 0
         return bound if self.decay == ONE else scaled_bound(bound, self.decay)
+
+
+@dataclass(frozen=True)
+class IntegerScheduled(IntegerPrefix):
+    """The same sums, with noise of a size of its own in every round."""
+
+    sizes: tuple[float, ...] = ()
+
+    def scales(self, t: int) -> tuple[float, ...]:
+        return (self.sizes[t - 1],)
+
+    def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
+        ((_, _, difference),) = super().groups(rounds, participations)
+        return tuple(Group(count, size, difference) for size, count in Counter(self.sizes[:rounds]).items())
 
 
 def accumulated(decay: int, rounds: int) -> Fraction:

@@ -71,10 +71,12 @@ def costs_by_rounds(question: Question) -> dict[str, list[tuple[int, float]]]:
 
 def _question(cell: Mapping[str, Any]) -> Question | None:
     stream = from_data(cell["releases"][0])
-    if not isinstance(stream.mechanism, CHOSEN):
+    if not isinstance(stream.mechanism, CHOSEN) or stream.decay == 0.0:  # nothing is summed: all add the same
         return None
     once = stream.period is not None or stream.schedule.single_pass
     rounds = stream.period or stream.schedule.rounds
+    if not once and rounds % stream.schedule.rounds_per_epoch:
+        return None  # the last pass is cut, and the figure is of whole ones
     setting = Setting(
         rounds=rounds,
         decay=stream.decay,

@@ -1,4 +1,7 @@
-"""Scenarios by name: those that fedpriv ships, and files of one's own."""
+"""Scenarios by name: those that fedpriv ships, and files of one's own.
+
+It imports no torch, so that a wrong name is told at once.
+"""
 
 from pathlib import Path
 
@@ -7,8 +10,8 @@ from fedpriv.errors import InputError, suggestion
 
 def shipped_folder() -> Path:
     """Where the shipped scenarios are: in the package, or beside it in Flower's bundle."""
-    inside = Path(__file__).with_name("shipped")
-    return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "scenarios"
+    inside = Path(__file__).parent / "scenario" / "shipped"
+    return inside if inside.is_dir() else Path(__file__).resolve().parents[1] / "scenarios"
 
 
 def shipped() -> dict[str, Path]:

@@ -1,0 +1,168 @@
+"""What a device computes: the keyed noise is the same, and nothing goes back and forth between rounds.
+
+No test machine needs a GPU: the fake one is torch's "meta" device, which has shapes and no numbers; there any
+tensor of the host, any number asked for and any copy is an error.  Where there is a GPU, runs on it are compared.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedpriv.engines.vectorized import engine
+from fedpriv.engines.vectorized.device import device_named
+from fedpriv.engines.vectorized.device_noise import device_noise
+from fedpriv.errors import RunError
+from fedpriv.mechanisms.registry import CHOSEN
+from fedpriv.models.table import MODELS
+from fedpriv.objectives import Records
+from fedpriv.randomness import SERVER, simulation_noise
+from fedpriv.running.fitted import fitted
+from fedpriv.running.observer import RunObserver
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import task_of_cell
+from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.scenario.schema import ModelSection
+from tests.conftest import small_tree
+from tests.engines.test_engines import run
+from tests.engines.test_every_row import SETTINGS
+
+COPYING = {"goldstein-erm", "goldstein-single-pass", "momentum-tree-aligned", "momentum-tree-reduced"}
+"""Rows with directions that are drawn on the host, and with a check of every query's movement."""
+CLIENTS = {"privacy": {"relation": "zero-out", "mu": 2.0, "unit": "client", "records": 2}}
+KEYS: dict[str, dict[str, Any]] = {
+    **{name: CLIENTS for name in SETTINGS if name.startswith("dp-fed")},
+    "fedavg": {"privacy": {"relation": "zero-out", "mode": "none"}},
+    "local-dp-sgd": {"federation": {"silos": 3, "rounds": 9}},
+}
+CPU, META = torch.device("cpu"), torch.device("meta")
+_OWNERS = ([0], [0, 1, 2, 3], [SERVER], [3, 7, 8], [0xFFFF_FFFE])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 785, 1001])
+@pytest.mark.parametrize("owners", _OWNERS)
+def test_the_noise_of_a_device_is_the_keyed_noise_to_rounding(
+    dtype: torch.dtype, size: int, owners: Sequence[int]
+) -> None:
+    numpy_dtype = np.float32 if dtype == torch.float32 else np.float64
+    host, device = simulation_noise(11, numpy_dtype), device_noise(11, dtype, CPU)
+    weights, rounds, node = [1.0 + owner % 3 for owner in owners], [1, 2, 3, 70_000], 2
+    wanted = np.stack([host.weighted_sum(size, owners, weights, t, node) for t in rounds])
+    found = device.weighted_sums(size, owners, torch.tensor(weights, dtype=dtype), rounds, node).numpy()
+    assert found.dtype == wanted.dtype
+    np.testing.assert_allclose(found, wanted, rtol=0.0, atol=2e-5 if dtype == torch.float32 else 1e-13)
+
+
+def test_vectors_longer_than_a_chunk_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedpriv.engines.vectorized.device_noise._CHUNK_VALUES", 300)
+    host, device = simulation_noise(3, "float64"), device_noise(3, torch.float64, CPU)
+    owners, weights = [0, 1, 2, 3, 4], [1.0, 2.0, 0.5, 1.0, 3.0]
+    wanted = np.stack([host.weighted_sum(100, owners, weights, t) for t in range(1, 8)])
+    found = device.weighted_sums(100, owners, torch.tensor(weights, dtype=torch.float64), range(1, 8))
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=0.0, atol=1e-13)
+
+
+def test_a_device_without_numbers_is_refused() -> None:
+    with pytest.raises(RunError, match="cannot be used here"):
+        device_named("meta")
+
+
+class NothingCopied(TorchDispatchMode):
+    """Fails on tensors that change place, and on numbers that are asked for."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        places = {part.device.type for part in args if isinstance(part, torch.Tensor) and part.dim()}
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dim():
+            places.add(result.device.type)
+        if len(places) > 1 or "_local_scalar_dense" in str(func):
+            raise AssertionError(f"{func}: {sorted(places)}")
+        return result
+
+
+class Silent(RunObserver):
+    """Nobody listens."""
+
+    def advanced(self, rounds: int) -> None: ...
+
+    def evaluated(self, place: int, t: int, metrics: Any) -> None: ...
+
+
+def rounds_on_meta(cells: Sequence[Cell], monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many rounds of a group went without a copy."""
+    monkeypatch.setattr(engine, "device_named", lambda name: META)
+    plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
+    group = engine._Group(range(len(cells)), cells, plans, Silent())
+    with torch.inference_mode():
+        going = group.rounds_from(group.start(), 1)
+        next(going)  # the first one brings records and tables to the device
+        with NothingCopied():
+            return 1 + sum(1 for _ in going)
+
+
+def cells_of(**overrides: Any) -> list[Cell]:
+    """Two noise levels, where there is noise, of two seeds, so that numbers differ between replicates."""
+    tree = small_tree(**{"privacy": {"relation": "zero-out", "mu": 2.0}, **overrides})
+    privacy = tree["privacy"]
+    levels = [{**privacy, "mu": mu} for mu in (2.0, 3.0)] if "mu" in privacy else [privacy]
+    return [
+        fitted(resolve_cell({**tree, "seed": seed, "privacy": level}, "test"))
+        for level in levels
+        for seed in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("mechanism", [kind.name for kind in CHOSEN])
+def test_no_round_of_a_mechanism_copies_anything(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = {"name": "dp-ftrl", "trust": "untrusted", "clip": 1.0, "step": 0.1, "mechanism": mechanism}
+    cells = cells_of(algorithm=algorithm)
+    assert rounds_on_meta(cells, monkeypatch) == cells[0].schedule.rounds
+
+
+@pytest.mark.parametrize("row", sorted(set(SETTINGS) - COPYING))
+def test_no_round_of_an_algorithm_copies_anything(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trust = "curator" if row == "phased-sgd" else "trusted"
+    cells = cells_of(algorithm={"name": row, "trust": trust, **SETTINGS[row]}, **KEYS.get(row, {}))
+    assert rounds_on_meta(cells, monkeypatch) == cells[0].schedule.rounds
+
+
+def test_a_copy_in_a_round_would_be_seen() -> None:
+    there = torch.zeros(3, device=META)
+    for copying in (lambda: torch.zeros(3).to(META), lambda: there + torch.zeros(3), lambda: bool(there.sum())):
+        with NothingCopied(), pytest.raises((AssertionError, RuntimeError)):
+            copying()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", [*MODELS, "torch.nn:Linear"])
+def test_no_increment_of_an_objective_copies_anything(name: str, dtype: torch.dtype) -> None:
+    section = ModelSection.model_validate({"name": name})
+    features, classes = (784, 10) if name == "cnn" else (20, 0 if section.regression else 2)
+    objective = section.row.objective((features,), classes, dtype, section.settings)
+    points = [torch.zeros(2, objective.dimension, dtype=dtype, device=META) for _ in range(2)]
+    labels = torch.zeros(2, 5, dtype=torch.int64 if classes else dtype, device=META)
+    records = Records(torch.zeros(2, 5, features, dtype=dtype, device=META), labels)
+    weights, clips = (torch.ones(shape, dtype=dtype, device=META) for shape in ((5,), (2, 1)))
+    with torch.inference_mode(), NothingCopied():
+        moved = objective.increment(points, (3.0, -2.0), records, weights, clips)
+        plain = objective.increment(points[:1], (1.0,), records, weights, 1.0)
+    assert moved.total.shape == plain.total.shape == points[0].shape
+    assert moved.clipped.shape == (2,)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+@pytest.mark.parametrize("mechanism", [kind.name for kind in CHOSEN])
+def test_a_gpu_computes_what_the_processor_does_to_rounding(mechanism: str, trust: str) -> None:
+    algorithm = {"name": "dp-ftrl", "trust": trust, "clip": 1.0, "step": 0.1, "mechanism": mechanism}
+    (cell, *_) = cells_of(algorithm=algorithm)
+    on_gpu = cell.model_copy(update={"run": cell.run.model_copy(update={"device": "cuda"})})
+    (here,), _ = run("vectorized", cell)
+    (there,), _ = run("vectorized", on_gpu)
+    np.testing.assert_allclose(there.finished.model, here.finished.model, rtol=0.0, atol=1e-9)

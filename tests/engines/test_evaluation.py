@@ -1,0 +1,226 @@
+"""Silos that evaluate on their own test records: the same on both fast engines, private where it has to be."""
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.errors import InputError
+from fedpriv.running.evaluation import evaluation_plan_of
+from fedpriv.running.held_out import held_out_of_silos, held_out_shares, spread_test
+from fedpriv.running.task import public_task_of_cell, records_of_silos, task_of_cell
+from fedpriv.scenario import Cell, resolve_cell
+from tests.conftest import small_tree
+from tests.data.tables import rows, table_tree, write_csv
+from tests.engines.test_engines import run
+
+MakeCell = Callable[..., Cell]
+ASKED: dict[str, Any] = {"records": [50, 60, 70], "mu": 1.0}
+SETTINGS = {
+    "untrusted": {"evaluation": ASKED, "run__per_silo": True},
+    "secure-aggregation": {"evaluation": ASKED, "algorithm__trust": "secure-aggregation"},
+    "trusted": {"evaluation": ASKED, "algorithm__trust": "trusted"},
+    "trusted, exact": {"evaluation": {"records": 40}, "algorithm__trust": "trusted", "run__per_silo": True},
+    "not private": {
+        "evaluation": {"records": 40},
+        "privacy": {"relation": "replace-one", "mode": "none"},
+        "run__per_silo": True,
+    },
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_both_engines_tell_the_same_metrics(name: str) -> None:
+    cell = resolve_cell(small_tree(**SETTINGS[name]), "test")
+    (fast,), heard = run("vectorized", cell)
+    (slow,), also = run("inprocess", cell)
+    rounding = 1e-4 if name == "secure-aggregation" else 1e-9
+    assert fast.finished.metrics == pytest.approx(slow.finished.metrics, rel=rounding)
+    assert set(fast.finished.metrics) == set(slow.finished.metrics)
+    assert ("test_accuracy_worst_silo" in fast.finished.metrics) == cell.run.per_silo
+    assert np.allclose([line[1:] for line in heard.evaluations], [line[1:] for line in also.evaluations])
+    assert fast.finished.evaluations == slow.finished.evaluations
+
+
+@pytest.mark.parametrize("name", ["trusted, exact", "not private"])
+def test_exact_metrics_are_those_of_the_silos_own_test_records(name: str) -> None:
+    cell = resolve_cell(small_tree(**SETTINGS[name]), "test")
+    (outcome,), _ = run("inprocess", cell)
+    model, objective = torch.from_numpy(outcome.finished.model), task_of_cell(cell).objective
+    of_silos = [objective.evaluate(model, own) for own in held_out_shares(cell)]
+    metrics = outcome.finished.metrics
+    for silo, found in enumerate(of_silos):
+        assert found.accuracy is not None
+        assert metrics[f"test_accuracy_at_silo_{silo}"] == pytest.approx(float(found.accuracy))
+        assert metrics[f"test_loss_at_silo_{silo}"] == pytest.approx(float(found.loss))
+    assert metrics["test_loss"] == pytest.approx(np.mean([float(found.loss) for found in of_silos]))
+    assert metrics["test_loss_worst_silo"] == pytest.approx(max(float(found.loss) for found in of_silos))
+
+
+@pytest.mark.parametrize("arithmetic", ["float", "integers"])
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+def test_noise_of_evaluations_has_the_deviation_that_the_ledger_says(trust: str, arithmetic: str) -> None:
+    """Metrics of many seeds about the exact ones, in standard deviations: a χ² with 2 · 40 degrees of freedom."""
+    tree = small_tree(
+        evaluation={"records": 50, "mu": 0.5}, algorithm__trust=trust, federation__rounds=1, run__evaluations=1
+    )
+    squares = []
+    for seed in range(40):
+        tree["seed"], tree["run"]["arithmetic"] = seed, arithmetic
+        cell = resolve_cell(tree, "test")
+        (outcome,), _ = run("inprocess", cell)
+        model, own = torch.from_numpy(outcome.finished.model), held_out_shares(cell)
+        asked = evaluation_plan_of(cell, task_of_cell(cell).objective)
+        assert asked is not None
+        exact = torch.stack([asked.scores.contributions(model, each).mean(0) for each in own]).mean(0)
+        (stream,) = outcome.finished.evaluations
+        std = stream.std / (1.0 if trust == "trusted" else math.sqrt(3))
+        metrics = outcome.finished.metrics
+        found = [metrics["test_accuracy"] - 0.5, metrics["test_loss"] / 10.0 - 0.5]
+        squares += [((value - float(mean)) / std) ** 2 for value, mean in zip(found, exact, strict=True)]
+    assert 44 < sum(squares) < 130  # false alarm 2e-4 a case
+
+
+@pytest.mark.parametrize(("trust", "sensitivity"), [("untrusted", 1 / 50), ("trusted", 1 / 150)])
+@pytest.mark.parametrize(("relation", "factor"), [("replace-one", 2.0), ("zero-out", 1.0)])
+def test_the_claim_is_of_all_evaluations_and_of_every_test_record(
+    trust: str, sensitivity: float, relation: str, factor: float
+) -> None:
+    """σ = factor · (√2 / 2) · √E / (n μ): the sensitivity of E vectors that one record moves by so much."""
+    cell = resolve_cell(
+        small_tree(
+            evaluation={"records": 50, "mu": 0.5},
+            algorithm__trust=trust,
+            run__evaluations=4,
+            privacy__relation=relation,
+        ),
+        "test",
+    )
+    (outcome,), _ = run("vectorized", cell)
+    (stream,) = outcome.finished.evaluations
+    assert stream.mu == pytest.approx(0.5)
+    assert stream.schedule.rounds == 4
+    assert stream.std == pytest.approx(factor * math.sqrt(0.5) * sensitivity * math.sqrt(4) / 0.5)
+
+
+def test_no_test_record_is_a_training_record_or_at_two_silos() -> None:
+    for data in ({"partition": "iid"}, {"partition": "dirichlet", "concentration": 0.3}):
+        cell = resolve_cell(small_tree(evaluation=ASKED, data={"name": "synthetic", **data}), "test")
+        numbers = [number for own in held_out_of_silos(cell) for number in own.tolist()]
+        assert len(numbers) == len(set(numbers)) == 180
+        assert max(numbers) < len(task_of_cell(cell).test.labels)
+
+
+def test_silos_of_a_skewed_partition_are_tested_on_the_labels_that_they_train_on() -> None:
+    cell = resolve_cell(
+        small_tree(
+            evaluation={"records": 100, "mu": 1.0},
+            data__partition="dirichlet",
+            data__concentration=0.1,
+            federation={"silos": 3, "rounds": 8, "batch": 40},
+        ),
+        "test",
+    )
+    task = task_of_cell(cell)
+    for train, test in zip(records_of_silos(cell), spread_test(cell), strict=True):
+        trained, tested = (
+            np.bincount(labels.numpy(), minlength=10) / len(labels)
+            for labels in (task.train.labels[train], task.test.labels[test])
+        )
+        assert np.abs(trained - tested).sum() < 0.5  # 2 would be no label in common
+
+
+def test_hospitals_are_tested_on_their_own_records_without_a_public_table(tmp_path: Path) -> None:
+    tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
+    tree["evaluation"] = {"records": [9, 6], "mu": 2.0}
+    tree["run"]["per_silo"] = True
+    cell = resolve_cell(tree, "test")
+    (fast,), _ = run("vectorized", cell)
+    (slow,), _ = run("inprocess", cell)
+    assert fast.finished.metrics == pytest.approx(slow.finished.metrics)
+    assert "test_accuracy_at_north" in fast.finished.metrics
+    tree["data"]["name"] = str(tmp_path / "nowhere.csv")
+    task = public_task_of_cell(resolve_cell(tree, "test"))
+    assert task.objective.dimension == task_of_cell(cell).objective.dimension
+    assert len(task.test.labels) == 0
+    tree["data"]["name"], tree["evaluation"]["records"] = str(tmp_path / "t.csv"), [9, 40]
+    with pytest.raises(
+        InputError, match=r"evaluation\.records: 'south' has \d+ test records, and 40 are asked for"
+    ):
+        run("vectorized", resolve_cell(tree, "test"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (
+            {"evaluation": {"records": 50}},
+            "evaluation.mu: this key is missing: under a server that is not trusted",
+        ),
+        (
+            {"evaluation": {"records": [50, 50], "mu": 1.0}},
+            "evaluation.records has 2 numbers, and there are 3 silos",
+        ),
+        ({"run__metrics": ["auc"]}, "auc is none: it ranks every record against all others"),
+        ({"run__metrics": ["calibration_error"]}, "it needs sums over the records of every bin"),
+        ({"run__goldstein_radius": 0.1}, "gradients of test records are not sent"),
+        ({"algorithm__trust": "trusted", "run__per_silo": True}, "run.per_silo: a trusted server adds the noise"),
+        (
+            {"privacy": {"relation": "zero-out", "mode": "none"}},
+            'evaluation.mu: privacy.mode = "none" means no noise',
+        ),
+        ({"deployment__missing": "continue"}, "an evaluation needs all silos"),
+        ({"data__validation": 10}, "no silo's test records"),
+        ({"evaluation": {"records": 50, "mu": 1.0, "loss_bound": 0.0}}, "evaluation.loss_bound"),
+        ({"evaluation": {"records": 0, "mu": 1.0}}, "evaluation.records"),
+    ],
+)
+def test_what_silos_cannot_evaluate_is_refused_in_one_line(overrides: dict[str, Any], reason: str) -> None:
+    tree = small_tree(**{"evaluation": ASKED, **overrides})
+    with pytest.raises(InputError) as raised:
+        resolve_cell(tree, "test")
+    assert reason in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_more_test_records_than_there_are_is_refused() -> None:
+    cell = resolve_cell(small_tree(evaluation={"records": 10**6, "mu": 1.0}), "test")
+    with pytest.raises(
+        InputError, match=r"evaluation\.records: 3000000 test records of all silos, and synthetic has"
+    ):
+        run("vectorized", cell)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
+def test_one_records_share_is_bounded_whatever_the_model_is(bad: float) -> None:
+    """Guarantee of SummedScores: finite, and no longer than its norm."""
+    cell = resolve_cell(small_tree(evaluation=ASKED), "test")
+    asked = evaluation_plan_of(cell, task_of_cell(cell).objective)
+    assert asked is not None
+    model = torch.full((task_of_cell(cell).objective.dimension,), bad, dtype=torch.float64)
+    model[::7] = -bad
+    shares = asked.scores.contributions(model, held_out_shares(cell)[0])
+    assert torch.isfinite(shares).all()
+    assert float(torch.linalg.vector_norm(shares, dim=-1).max()) <= asked.scores.norm
+
+
+def test_replicates_of_other_seeds_do_not_change_an_evaluation() -> None:
+    cells = [resolve_cell(small_tree(evaluation=ASKED, seed=seed), "test") for seed in (1, 2)]
+    together, _ = run("vectorized", *cells)
+    for cell, outcome in zip(cells, together, strict=True):
+        (alone,), _ = run("inprocess", cell)
+        assert outcome.finished.metrics == pytest.approx(alone.finished.metrics)
+
+
+def test_evaluating_changes_no_model() -> None:
+    models = []
+    for evaluation, engine in itertools.product((None, ASKED), ("vectorized", "inprocess")):
+        (outcome,), _ = run(engine, resolve_cell(small_tree(evaluation=evaluation), "test"))
+        models.append(outcome.finished.model)
+    for model in models[1:]:
+        np.testing.assert_allclose(model, models[0], rtol=1e-9, atol=1e-13)

@@ -1,0 +1,227 @@
+"""DP-SGD inside silos: the literal algorithm on both engines, its accounting, and its guard."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.accounting.gdp import mu_of
+from fedpriv.clients.federation import simulated_silo
+from fedpriv.clients.guard import Guard
+from fedpriv.clients.releasing import ReleasingSilo
+from fedpriv.errors import InputError, RunError
+from fedpriv.privacy.ledger import claim_of
+from fedpriv.randomness import simulation_noise
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import spread, task_of_cell
+from fedpriv.scenario import Cell, resolve_cell
+from tests.clients.guarded import ZERO, cell_json, guard_of, write_silo
+from tests.conftest import small_tree
+from tests.engines.test_engines import run
+
+LOCAL: dict[str, Any] = {"name": "local-dp-sgd", "trust": "untrusted", "clip": 2.0, "step": 0.05, "local_steps": 4}
+PRIVATE: dict[str, Any] = {"relation": "replace-one", "mu": 2.0}
+
+
+def cell_of(**overrides: Any) -> Cell:
+    """3 silos, 12 steps of 5 records, an average every 4."""
+    tree = small_tree(**{"federation": {"silos": 3, "rounds": 12, "batch": 5}, **overrides})
+    tree["algorithm"] = {**LOCAL, **overrides.get("algorithm", {})}
+    tree["privacy"] = overrides.get("privacy", PRIVATE)
+    return resolve_cell(tree, "test")
+
+
+def literally(cell: Cell) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The algorithm as one writes it down: softmax regression, every silo with its own model and noise."""
+    task, order, plan = task_of_cell(cell), spread(cell), plan_of(cell, task_of_cell(cell).objective)
+    noise, settings = simulation_noise(cell.seed, "float64"), cell.algorithm.settings
+    features, labels = task.train.features.numpy(), task.train.labels.numpy()
+    average, size = np.zeros((10, features.shape[1])), 5
+    for start in range(0, 12, 4):
+        models = []
+        for silo in range(3):
+            own = average.copy()
+            for t in range(start + 1, start + 5):
+                total = np.zeros_like(own)
+                for record in order[silo][(t - 1) * size : t * size].tolist():
+                    scores = own @ features[record]
+                    shares = np.exp(scores - scores.max())
+                    shares /= shares.sum()
+                    shares[labels[record]] -= 1.0
+                    gradient = np.outer(shares, features[record])
+                    total += gradient * min(1.0, settings.clip / np.linalg.norm(gradient))
+                std = float(plan.noise.std_of(silo))
+                drawn = noise.vector(own.size, silo, t).reshape(own.shape) if std else 0.0
+                own -= settings.step * (total / size + std * drawn)
+            models.append(own)
+        average = np.mean(models, axis=0)
+    return np.asarray(average.reshape(-1))
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+@pytest.mark.parametrize("privacy", [PRIVATE, {"relation": "replace-one", "mode": "none"}], ids=["noisy", "quiet"])
+def test_an_engine_runs_the_algorithm_as_it_is_written_down(engine: str, privacy: dict[str, Any]) -> None:
+    cell = cell_of(privacy=privacy)
+    (outcome,), _ = run(engine, cell)
+    np.testing.assert_allclose(outcome.finished.model, literally(cell), rtol=1e-9, atol=1e-12)
+
+
+def test_one_step_between_two_averages_is_dp_sgd() -> None:
+    local = cell_of(algorithm={"local_steps": 1})
+    plain = small_tree(federation={"silos": 3, "rounds": 12, "batch": 5})
+    plain["algorithm"] = {"name": "dp-sgd", "trust": "untrusted", "clip": 2.0, "step": 0.05}
+    plain["privacy"] = PRIVATE
+    for engine in ("vectorized", "inprocess"):
+        (one,), _ = run(engine, local)
+        (other,), _ = run(engine, resolve_cell(plain, "test"))
+        np.testing.assert_allclose(one.finished.model, other.finished.model, rtol=1e-9, atol=1e-13)
+
+
+def test_without_noise_and_clips_it_is_federated_averaging() -> None:
+    quiet = {"relation": "replace-one", "mode": "none"}
+    local = cell_of(algorithm={"clip": 1e6}, privacy=quiet)
+    averaging = small_tree(federation={"silos": 3, "rounds": 3, "batch": 20}, run__evaluations=3)
+    averaging["algorithm"] = {"name": "fedavg", "trust": "untrusted", "step": 0.05, "local_batch": 5}
+    averaging["privacy"] = quiet
+    (one,), _ = run("inprocess", local)
+    (other,), _ = run("inprocess", resolve_cell(averaging, "test"))
+    np.testing.assert_allclose(one.finished.model, other.finished.model, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("epochs", [1, 3, 12])
+@pytest.mark.parametrize(("relation", "factor"), [("replace-one", 2.0), ("zero-out", 1.0)])
+def test_every_step_is_charged(epochs: int, relation: str, factor: float) -> None:
+    """A record is in `epochs` of the steps: μ = factor · C · √epochs / (B σ), whatever K is."""
+    for steps in (1, 3, 12):
+        cell = cell_of(
+            federation={"silos": 3, "rounds": 12, "epochs": epochs, "batch": 5},
+            algorithm={"local_steps": steps},
+            privacy={"relation": relation, "mu": 2.0},
+        )
+        (stream,) = plan_of(cell, task_of_cell(cell).objective).releases(12)
+        assert stream.std == pytest.approx(factor * 2.0 * math.sqrt(epochs) / (5 * 2.0))
+        assert stream.mu == pytest.approx(2.0)
+        assert stream.schedule.rounds == 12
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "allocation"])
+def test_sampled_steps_cost_what_as_many_sampled_rounds_of_dp_sgd_cost(sampling: str) -> None:
+    """K T releases: the accountant's ε for the same noise, and not that of T averages."""
+    federation = {"silos": 3, "rounds": 12, "epochs": 3, "batch": 5, "sampling": sampling}
+    private = {"relation": "zero-out", "epsilon": 2.0}
+    local = cell_of(federation=federation, privacy=private)
+    tree = small_tree(federation=federation)
+    tree["privacy"], tree["algorithm"] = (
+        private,
+        {"name": "dp-sgd", "trust": "untrusted", "clip": 2.0, "step": 0.05},
+    )
+    plain = resolve_cell(tree, "test")
+    (one,), (other,) = (plan_of(cell, task_of_cell(cell).objective).releases(12) for cell in (local, plain))
+    assert one.std == other.std
+    claim, also = claim_of([one]), claim_of([other])
+    assert claim is not None
+    assert also is not None
+    assert claim.guarantee.epsilon_of(1e-5) == also.guarantee.epsilon_of(1e-5) <= 2.0
+    fixed = cell_of(
+        federation={**federation, "sampling": "fixed"}, privacy={"relation": "zero-out", "mu": mu_of(2.0, 1e-5)}
+    )
+    (in_order,) = plan_of(fixed, task_of_cell(fixed).objective).releases(12)
+    assert one.std != in_order.std
+
+
+@pytest.mark.parametrize("trust", ["trusted", "secure-aggregation", "curator"])
+def test_a_server_cannot_add_the_noise_of_local_steps(trust: str) -> None:
+    with pytest.raises(InputError, match="local-dp-sgd") as refused:
+        cell_of(algorithm={"trust": trust})
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"algorithm": {"local_steps": 5}}, r"algorithm\.local_steps = 5: 12 rounds, which are silos' steps"),
+        ({"deployment": {"missing": "continue"}}, "its silos step by themselves"),
+        ({"run__noise": "aggregate"}, "step by themselves, each with noise of its own"),
+    ],
+)
+def test_what_local_steps_cannot_do_is_refused_in_one_line(overrides: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason) as refused:
+        run("vectorized", cell_of(**overrides))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+SCENARIO = cell_json(algorithm=LOCAL, privacy=PRIVATE)
+"""8 steps of one record, an average every 4, for a guard."""
+
+
+def from_key(guard: Guard, queries: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What a silo with the guard's own key releases that is never stopped."""
+    run_ = guard._ledger.run("run")
+    assert run_ is not None
+    assert run_.key is not None
+    cell = resolve_cell(json.loads(SCENARIO), "test")
+    admitted = guard._admission.admit(guard._admission.canonical(SCENARIO))
+    silo = ReleasingSilo.of(0, admitted.plan, guard.shard.seen(cell), run_.key, admitted.digest)
+    state, releases = silo.start(), []
+    for t, query in enumerate(queries, start=1):
+        release, state = silo.answer(state, t, query)
+        releases.append(silo.message(release.vector, t, b"", state.chain))
+    return releases
+
+
+def test_a_guard_takes_local_steps_and_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    """Its own point is packed with its state: restarted before every step it releases the same bytes."""
+    path = write_silo(tmp_path)
+    queries = [ZERO + (t > 4) for t in range(1, 8)]
+    releases = [guard_of(path).answer("run", SCENARIO, t, query) for t, query in enumerate(queries, start=1)]
+    for one, other in zip(releases, from_key(guard_of(path), queries), strict=True):
+        assert torch.equal(one, other)
+    again = guard_of(path)
+    assert torch.equal(again.answer("run", SCENARIO, 2, ZERO), releases[1])
+    with pytest.raises(RunError, match="round 2 was answered already, for another query"):
+        again.answer("run", SCENARIO, 2, ZERO + 1.0)
+    assert again._ledger.prices() == pytest.approx([2.0])
+
+
+def test_a_silo_steps_from_its_own_releases_and_starts_again_from_the_average() -> None:
+    cell = cell_of(privacy={"relation": "replace-one", "mode": "none"})
+    silo, query = simulated_silo(cell, 1), torch.zeros(7850, dtype=torch.float64)
+    state, own = silo.start(), query
+    for t in range(1, 7):
+        own = query if t in (1, 5) else own
+        release, state = silo.answer(state, t, query)
+        asked = gradient_at(cell, own, t)
+        torch.testing.assert_close(release.vector, asked, rtol=1e-9, atol=1e-12)
+        own = own - 0.05 * release.vector
+
+
+def gradient_at(cell: Cell, point: torch.Tensor, t: int) -> torch.Tensor:
+    """Silo 1's clipped mean gradient of step t at `point`."""
+    plain = cell.model_copy(update={"algorithm": cell.algorithm.model_copy(update={"name": "local-dp-sgd"})})
+    silo = simulated_silo(plain, 1)
+    records, weights = silo._read(t).records, silo._read(t).weights
+    assert records is not None
+    return silo.objective.increment([point], [1.0], records, weights, 2.0).total
+
+
+@pytest.mark.parametrize("arithmetic", ["float", "integers"])
+def test_integers_and_floats_differ_by_their_noise_alone(arithmetic: str) -> None:
+    (outcome,), _ = run("inprocess", cell_of(run__arithmetic=arithmetic))
+    (stream,) = outcome.finished.releases
+    assert (stream.integers is not None) == (arithmetic == "integers")
+    assert stream.mu == pytest.approx(2.0)
+    assert np.isfinite(outcome.finished.model).all()
+
+
+def test_replicates_run_together_as_they_do_alone() -> None:
+    cells = [
+        cell_of(seed=seed, privacy={"relation": "replace-one", "mu": mu}) for seed in (1, 2) for mu in (1.0, 3.0)
+    ]
+    together, _ = run("vectorized", *cells)
+    for cell, outcome in zip(cells, together, strict=True):
+        (alone,), _ = run("inprocess", cell)
+        np.testing.assert_allclose(outcome.finished.model, alone.finished.model, rtol=1e-9, atol=1e-12)

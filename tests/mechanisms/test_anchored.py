@@ -1,0 +1,71 @@
+"""Anchors with noise of their own: the certificate by brute force, streaming, and what it is worth."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+from fedpriv.errors import InputError
+from fedpriv.fitting.adjoint import NoiseStream, pulled_back
+from fedpriv.mechanisms import AnchoredSquareRoot, BinaryTree, Workload
+from fedpriv.mechanisms.registry import mechanism_from
+from fedpriv.participation.fixed_order import Schedule
+
+
+def sums(rounds: int, period: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    t = np.arange(rounds)
+    later = np.subtract.outer(t, t) >= 0
+    return np.where(later & np.equal.outer(t // period, t // period), 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "period", "anchor"), itertools.product([1, 7, 12, 13], [1, 2, 4, 5, 20], [0.5, 3.0])
+)
+def test_the_worst_record_is_charged_exactly(rounds: int, period: int, anchor: float) -> None:
+    """Guarantee: C = B^-1 A from streaming alone, every record of one pass, also in a period that is cut."""
+    clips = np.random.default_rng(rounds).uniform(0.3, 2.0, rounds)
+    workload = Workload(Schedule(rounds, rounds), 1.0, clips, period)
+    mechanism = AnchoredSquareRoot(period, anchor)
+    b = pulled_back(NoiseStream(mechanism), np.eye(rounds))
+    c = np.linalg.solve(b, sums(rounds, period))
+    found = mechanism.certified(workload)
+    assert found.exact
+    assert found.value == pytest.approx(float(np.max(clips * np.linalg.norm(c, axis=0))), rel=1e-9)
+    assert mechanism.variance(workload) == pytest.approx(np.sum(b**2, axis=1), rel=1e-9)
+    assert mechanism_from(json.loads(json.dumps(mechanism.as_data()))) == mechanism
+
+
+def test_a_fair_anchor_costs_what_a_difference_costs() -> None:
+    clips = np.tile([3.0, *[0.4] * 9], 4)
+    workload = Workload(Schedule(40, 40), 1.0, clips, 10)
+    mechanism = AnchoredSquareRoot.fair(10, 3.0, 0.4)
+    assert mechanism.sensitivity(workload) == pytest.approx(3.0 / mechanism.anchor, rel=1e-12)
+    less = AnchoredSquareRoot(10, mechanism.anchor * 0.999)
+    assert less.sensitivity(workload) > mechanism.sensitivity(workload) * 1.0005
+    assert AnchoredSquareRoot(10, mechanism.anchor * 1.001).sensitivity(workload) == mechanism.sensitivity(
+        workload
+    )
+    assert mechanism.worst_variance == pytest.approx(float(np.max(mechanism.variance(workload))))
+
+
+@pytest.mark.parametrize(("ratio", "share"), [(0.1, 0.0497), (0.5, 0.1051), (1.0, 0.2782)])
+def test_there_is_much_less_noise_than_with_a_tree(ratio: float, share: float) -> None:
+    """Mean variance at the same μ, Σ = 64, for clips of differences of 0.1, 0.5 and 1 times those of anchors."""
+    clips = np.tile([1.0, *[ratio] * 63], 3)
+    workload = Workload(Schedule(192, 192), 1.0, clips, 64)
+    ours, tree = AnchoredSquareRoot.fair(64, 1.0, ratio), BinaryTree(1.0, 64)
+    variances = [each.sensitivity(workload) ** 2 * each.mean_variance(workload) for each in (ours, tree)]
+    assert variances[0] / variances[1] == pytest.approx(share, abs=5e-4)
+
+
+def test_records_that_come_back_and_long_periods_are_refused() -> None:
+    with pytest.raises(InputError, match="read once"):
+        AnchoredSquareRoot(4).certified(Workload(Schedule(8, 4), 1.0, np.ones(8), 4))
+    with pytest.raises(InputError, match="period"):
+        AnchoredSquareRoot(5000)
+    with pytest.raises(InputError, match="ratio"):
+        AnchoredSquareRoot(4, math.inf)
+    with pytest.raises(InputError, match="period"):
+        AnchoredSquareRoot(4).certified(Workload(Schedule(8, 8), 1.0, np.ones(8), 3))

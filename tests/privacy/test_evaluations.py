@@ -1,0 +1,108 @@
+"""What results, ledger and report say of evaluations by silos: whose they are, what they cost, and of whom."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedpriv.accounting.gdp import compose
+from fedpriv.cli.app import app
+from fedpriv.privacy.entries import read_ledger
+from fedpriv.reports.notes import privacy_lines
+from fedpriv.reports.page import page_of
+from fedpriv.scenario.load import scenario_of
+from fedpriv.sweep.results import read_results
+from fedpriv.sweep.runner import run_sweep
+from tests.conftest import small_tree
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "untrusted": {"evaluation": {"records": [50, 60, 70], "mu": 0.5}},
+    "trusted": {"evaluation": {"records": 50, "mu": 0.5}, "algorithm__trust": "trusted"},
+    "exact": {"evaluation": {"records": 50}, "algorithm__trust": "trusted"},
+}
+
+
+def run_of(folder: Path, name: str) -> Path:
+    tree = small_tree(**SETTINGS[name])
+    del tree["seed"]
+    return run_sweep(scenario_of(tree, "test"), "vectorized", folder / name, resume=False)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_results_say_what_evaluations_cost_and_the_ledger_recomputes_it(tmp_path: Path, name: str) -> None:
+    folder = run_of(tmp_path, name)
+    (cell,) = read_results(folder).cells
+    told = cell["evaluation"]
+    private = name != "exact"
+    assert told["by"] == "silos"
+    assert told["mu"] == (pytest.approx(0.5) if private else None)
+    assert told["mu_with_training"] == (pytest.approx(compose([0.5, 4.0])) if private else None)
+    assert told["noise_of"] == {"untrusted": "silos", "trusted": "server", "exact": "nobody"}[name]
+    assert cell["mu"] == pytest.approx(4.0)  # the claim of training records is not touched
+    (entry,) = read_ledger(folder)
+    assert entry.agrees
+    shown = CliRunner().invoke(app, ["privacy", "ledger", str(folder)], terminal_width=300)
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.count("test records") == {"untrusted": 3, "trusted": 1, "exact": 1}[name]
+    as_json = CliRunner().invoke(app, ["privacy", "ledger", str(folder), "--json"])
+    assert len(json.loads(as_json.output)[0]["evaluations"]) == len(told["releases"])
+
+
+def _less(told: dict[str, Any]) -> None:
+    told["evaluation"]["mu"] = 0.1
+
+
+def _none(told: dict[str, Any]) -> None:
+    told["evaluation"] = None
+
+
+def _quieter(told: dict[str, Any]) -> None:
+    told["evaluation"]["releases"][0]["std"] /= 2
+
+
+def _one_silo_less(told: dict[str, Any]) -> None:
+    del told["evaluation"]["releases"][0]
+
+
+def _rarer(told: dict[str, Any]) -> None:
+    for stream in told["evaluation"]["releases"]:
+        stream["participation"]["rounds"] = 1
+        stream["clips"] = [[stream["clips"][0][0], 1]]
+    told["evaluation"]["mu"] = 0.25
+
+
+@pytest.mark.parametrize("change", [_less, _none, _quieter, _one_silo_less, _rarer])
+def test_a_record_that_claims_something_else_does_not_agree(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    folder = run_of(tmp_path, "untrusted")
+    path = folder / "results.json"
+    tree = json.loads(path.read_text())
+    assert read_ledger(folder)[0].agrees
+    changed = copy.deepcopy(tree)
+    change(changed["cells"][0])
+    path.write_text(json.dumps(changed))
+    assert not read_ledger(folder)[0].agrees
+    done = CliRunner().invoke(app, ["privacy", "ledger", str(folder)])
+    assert done.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("untrusted", "every silo added noise: all evaluations together are 0.5-GDP for each test record"),
+        ("trusted", "the server, which saw exact sums, added noise: all evaluations together are 0.5-GDP"),
+        ("exact", "whoever passes it on releases test records, for which nothing is guaranteed"),
+    ],
+)
+def test_reports_say_whose_the_metrics_are_and_what_they_cost(tmp_path: Path, name: str, words: str) -> None:
+    folder = run_of(tmp_path, name)
+    results = read_results(folder)
+    assert any(words in line for line in privacy_lines(results))
+    page = page_of(folder, results)
+    assert words in page
+    assert ("Test records are other records than those that trained" in page) == (name != "exact")

@@ -1,0 +1,107 @@
+"""Events for dp-accounting: its own accountants give the epsilon that fedpriv claims."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.accounting.rdp import epsilon_of as renyi
+from fedpriv.errors import InputError
+from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian
+from fedpriv.participation.allocation import Allocation
+from fedpriv.participation.base import Participation
+from fedpriv.participation.fixed_order import Schedule
+from fedpriv.participation.poisson import Poisson
+from fedpriv.privacy.entries import LedgerEntry
+from fedpriv.privacy.events import dp_event, events_of
+from fedpriv.privacy.ledger import ReleaseStream
+
+DELTA = 1e-5
+
+
+def entry_of(**changed: Any) -> LedgerEntry:
+    """A cell of silos that release what is described: by default fresh noise on 40 rounds of two epochs."""
+    schedule: Participation = changed.pop("schedule", Schedule(40, 20))
+    stream = ReleaseStream(
+        "silos 0-2", IndependentGaussian(), schedule, 0.0, (1.0,) * schedule.rounds, 0.25, "zero-out", std=0.5
+    )
+    streams = (dataclasses.replace(stream, **changed),)
+    return LedgerEntry(3, {"privacy.rho": 4.0}, 1, "untrusted", None, None, DELTA, streams)
+
+
+def theirs(told: dict[str, Any], accountant: Callable[..., Any] = PLDAccountant) -> float:
+    """The epsilon of dp-accounting for what was exported, as JSON."""
+    told = json.loads(json.dumps(told))
+    relation = dp_accounting.NeighboringRelation[told["neighboring_relation"]]
+    counted = accountant(neighboring_relation=relation).compose(dp_event(told["event"]))
+    return float(counted.get_epsilon(DELTA))
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+@pytest.mark.parametrize(
+    ("mechanism", "decay"),
+    [(IndependentGaussian(), 0.0), (IndependentGaussian(), 1.0), (BinaryTree(1.0), 1.0),
+     (BandedSquareRoot(1.0, 4), 1.0)],
+)  # fmt: skip
+def test_a_public_order_has_the_epsilon_that_is_claimed(mechanism: Any, decay: float, relation: str) -> None:
+    told = events_of(entry_of(mechanism=mechanism, decay=decay, relation=relation, std=3.0))
+    assert theirs(told) == pytest.approx(told["epsilon"], rel=1e-3)
+    assert theirs(told, RdpAccountant) == pytest.approx(renyi(told["mu"], DELTA), rel=2e-3)
+
+
+def test_rounds_that_nothing_else_reaches_are_composed() -> None:
+    """A record's two rounds by hand: (1/4) / (1/2) = 0.5 each, a noise multiplier of 2."""
+    assert events_of(entry_of())["event"] == {
+        "class": "SelfComposedDpEvent",
+        "event": {"class": "GaussianDpEvent", "noise_multiplier": 2.0},
+        "count": 2,
+    }
+
+
+def test_unequal_clips_are_those_of_the_worst_record() -> None:
+    told = events_of(entry_of(clips=(*(1.0,) * 20, *(1.0,) * 19, 2.0)))
+    assert told["event"]["class"] == "ComposedDpEvent"
+    assert [event["noise_multiplier"] for event in told["event"]["events"]] == [2.0, 1.0]
+    assert theirs(told) == pytest.approx(told["epsilon"], rel=1e-3)
+
+
+def test_noise_that_is_shared_by_rounds_is_one_gaussian() -> None:
+    told = events_of(entry_of(mechanism=BinaryTree(1.0), decay=1.0))
+    assert told["event"] == {"class": "GaussianDpEvent", "noise_multiplier": pytest.approx(1.0 / told["mu"])}
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+def test_poisson_sampling_has_its_rate_rounds_and_relation(relation: str) -> None:
+    told = events_of(entry_of(schedule=Poisson(60, 20), relation=relation))
+    assert told["event"]["count"] == 60
+    assert told["event"]["event"]["sampling_probability"] == pytest.approx(1 / 20)
+    assert told["neighboring_relation"] == ("REPLACE_ONE" if relation == "replace-one" else "ADD_OR_REMOVE_ONE")
+    assert told["mu"] is None
+    assert theirs(told) == pytest.approx(told["epsilon"], rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [({"std": 0.0}, "cell 3: released without noise"), ({"schedule": Allocation(40, 20)}, "random allocation")],
+)
+def test_what_no_event_describes_is_refused(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        events_of(entry_of(**changed))
+
+
+def test_guarantee_an_event_never_promises_more_than_the_claim() -> None:
+    """Guarantee: composed, a Gaussian event has the claim's μ: the worst silo's, of several."""
+    quiet = entry_of(std=0.25).streams[0]
+    loud = entry_of().streams[0]
+    entry = dataclasses.replace(entry_of(), streams=(loud, quiet))
+    told = events_of(entry)
+    assert entry.claim is not None
+    assert isinstance(entry.claim.guarantee, GaussianDP)
+    assert told["mu"] == entry.claim.guarantee.mu == pytest.approx(2**0.5)
+    assert told["event"]["event"]["noise_multiplier"] == pytest.approx(1.0)

@@ -1,0 +1,60 @@
+"""Rounds that are no multiple of a pass: rounds, samples and batch together; Tran & Cutkosky's T and N."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedpriv
+from fedpriv.participation.fixed_order import Schedule
+from fedpriv.privacy.entries import read_ledger
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import task_of_cell
+from fedpriv.scenario import resolve_cell
+from tests.conftest import small_tree
+
+MOMENTUM: dict[str, Any] = {"name": "momentum-tree", "trust": "trusted", "clip": 1.0, "alpha": 0.4, "step": 0.1}
+ALIGNED = MOMENTUM | {"name": "momentum-tree-aligned", "difference_clip": 0.3, "residual_clip": 0.2}
+CUT = {"silos": 3, "rounds": 7, "samples": 20, "batch": 2}
+"""Passes of 3 rounds, of which the third is cut after one; two of the samples fill no round."""
+
+PRIVACY = {"relation": "replace-one", "mu": 2.0}
+
+
+def tree(**algorithm: Any) -> dict[str, Any]:
+    return small_tree(algorithm=MOMENTUM | algorithm, federation=CUT, privacy=PRIVACY)
+
+
+def test_passes_are_counted_by_rounds() -> None:
+    cell = resolve_cell(tree(), "test")
+    assert cell.schedule == Schedule(7, 3)
+    assert cell.batch_sizes == (2, 2, 2)
+    assert cell.unread == 2
+    assert [cell.schedule.batches(t).start for t in range(1, 8)] == [0, 1, 2, 0, 1, 2, 0]
+    assert cell.schedule.words == "is read 2 times, or once more"
+
+
+def test_the_worst_record_is_one_that_is_read_once_more() -> None:
+    """By brute force: of the nodes of a tree, those that hold any of a record's rounds 1, 4, 7."""
+    plan = plan_of(cell := resolve_cell(tree(), "test"), task_of_cell(cell).objective)
+    (stream,) = plan.releases(7)
+    nodes = [(t - (t & -t) + 1, t) for t in range(1, 8)]
+    squares = [
+        sum(sum(0.6 ** (end - i) for i in range(first, end + 1) if i % 3 == record) ** 2 for first, end in nodes)
+        for record in (1, 2, 0)
+    ]
+    assert max(squares) == squares[0]
+    assert stream.mechanism.sensitivity(stream.workload) == pytest.approx(0.4 * np.sqrt(squares[0]), rel=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", [MOMENTUM, ALIGNED], ids=lambda keys: keys["name"])
+def test_engines_agree_and_the_ledger_keeps_the_claim(algorithm: dict[str, Any], tmp_path: Path) -> None:
+    asked = small_tree(algorithm=algorithm, federation=CUT, privacy=PRIVACY)
+    losses = []
+    for engine in ("vectorized", "inprocess"):
+        results = fedpriv.run(asked, out=tmp_path / engine, engine=engine)
+        losses.append(results.cells[0].metrics["test_loss"])
+        (entry,) = read_ledger(tmp_path / engine)
+        assert entry.agrees
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)

@@ -1,0 +1,275 @@
+"""A deployed server that has silos evaluate: nothing is noised twice, and no key outlives the run."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from fedpriv.clients.answering import client_app_of
+from fedpriv.clients.app import app as client_app
+from fedpriv.clients.guard import Guard
+from fedpriv.clients.policy import read_policy
+from fedpriv.clients.prepare import prepare_silos
+from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.engines.local_silo import write_silos
+from fedpriv.errors import RunError
+from fedpriv.objectives import Records
+from fedpriv.protocol.arrays import release_content, vector_in
+from fedpriv.protocol.messages import EVALUATE
+from fedpriv.protocol.run_config import run_config_of
+from fedpriv.running.observer import RunObserver
+from fedpriv.running.outcome import Finished
+from fedpriv.running.task import public_task_of_cell
+from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.scenario.load import scenario_of
+from fedpriv.server import patient_grid
+from fedpriv.server.app import deploy_cell, run_cell
+from fedpriv.server.journal import ServerJournal
+from fedpriv.server.noise import Kept
+from tests.clients.evaluated import ASKED, guards_of, write_tested
+from tests.clients.guarded import start_daemon
+from tests.conftest import small_tree
+from tests.data.tables import rows, table_tree, write_csv
+from tests.server.deployed import KilledError
+
+
+class Heard(RunObserver):
+    """What a server says."""
+
+    def __init__(self) -> None:
+        self.metrics: list[dict[str, float]] = []
+        self.result: Finished | None = None
+
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
+        self.metrics.append(dict(metrics))
+
+    def finished(self, place: int, finished: Finished) -> None:
+        self.result = finished
+
+
+class Bound:
+    """A guard, asked about one scenario."""
+
+    def __init__(self, guard: Guard, cell_json: str) -> None:
+        self._guard, self._cell = guard, cell_json
+
+    def public_key(self, run: str) -> bytes:
+        return self._guard.public_key(run, self._cell)
+
+    def answer(self, run: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
+        return self._guard.answer(run, self._cell, t, query, keys)
+
+
+def cell_of(trust: str, **overrides: Any) -> Cell:
+    return resolve_cell(small_tree(algorithm__trust=trust, evaluation=ASKED, **overrides), "test")
+
+
+def grid_over(policies: list[Path], cell: Cell) -> InProcessGrid:
+    """The guards of these policies, in this process."""
+    config = run_config_of(cell, Path(), "run")
+    guards = [guards_of(path) for path in policies]
+    training = [Bound(each.training, str(config["cell-json"])) for each in guards]
+    tests = [Bound(each.tests, str(config["cell-json"])) for each in guards if each.tests]
+    return InProcessGrid(client_app_of(training, "run", tests), len(policies), config)
+
+
+def guarded_grid(folder: Path, cell: Cell) -> InProcessGrid:
+    """Three guards of this process, begun where there are none."""
+    folder.mkdir(exist_ok=True)
+    config = run_config_of(cell, Path(), "run")
+    guards = []
+    for number in range(3):
+        path = folder / f"silo-{number}.toml"
+        guards.append(
+            guards_of(path if path.exists() else write_tested(folder, number, trust=cell.algorithm.trust))
+        )
+    training = [Bound(each.training, str(config["cell-json"])) for each in guards]
+    tests = [Bound(each.tests, str(config["cell-json"])) for each in guards if each.tests]
+    return InProcessGrid(client_app_of(training, "run", tests), 3, config)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silos of this process have answered before anybody looks."""
+    monkeypatch.setattr(patient_grid, "_POLL_SECONDS", 0.001)
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
+def test_a_deployed_run_evaluates_and_leaves_no_key(tmp_path: Path, trust: str) -> None:
+    cell, heard = cell_of(trust), Heard()
+    deploy_cell(guarded_grid(tmp_path / "silos", cell), cell, heard, tmp_path / "j")
+    assert len(heard.metrics) == 4
+    assert heard.result is not None
+    streams = heard.result.evaluations
+    assert all(stream.mu == pytest.approx(1.0) and stream.integers for stream in streams)
+    assert [stream.owner for stream in streams] == (["server"] if trust == "trusted" else ["silos 0-2"])
+    assert not list((tmp_path / "j").rglob("noise.key"))
+    assert not list((tmp_path / "j").rglob("sums-*"))
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_server_killed_around_any_evaluation_publishes_each_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str, after: bool
+) -> None:
+    """A second noise over the same sums could be averaged with the first: what is told never changes."""
+    cell, told = cell_of(trust), dict[int, dict[str, float]]()
+    plain = ServerJournal.record
+    for dies_in in (1, 2, 3, 4, 0):
+        heard = Heard()
+
+        def record(journal: ServerJournal, t: int, kept: Kept, *rest: Any, last: int = dies_in) -> None:
+            dying = journal._folder.name == "evaluation" and t == last
+            if dying and not after:
+                raise KilledError
+            plain(journal, t, kept, *rest)
+            if dying:
+                raise KilledError
+
+        monkeypatch.setattr(ServerJournal, "record", record)
+        grid = guarded_grid(tmp_path / "silos", cell)
+        if dies_in:
+            with pytest.raises(KilledError):
+                deploy_cell(grid, cell, heard, tmp_path / "j")
+        else:
+            deploy_cell(grid, cell, heard, tmp_path / "j")
+        for place, metrics in enumerate(heard.metrics):
+            assert told.setdefault(place, metrics) == metrics
+    assert len(told) == 4
+    assert len({metrics["test_accuracy"] for metrics in told.values()}) == 4
+
+
+def test_a_trusted_servers_noise_is_drawn_from_a_key_of_the_systems(tmp_path: Path) -> None:
+    """Two servers with the same silos' sums, the same scenario and the same seed publish different metrics."""
+    cell, found = cell_of("trusted", run__evaluations=1), []
+    for name in ("a", "b"):
+        heard = Heard()
+        deploy_cell(guarded_grid(tmp_path / name, cell), cell, heard, tmp_path / f"j-{name}")
+        found.append(heard.metrics[0])
+    assert found[0]["test_loss"] != found[1]["test_loss"]
+
+
+def test_a_silo_that_sends_nonsense_ends_the_run_with_its_number(tmp_path: Path) -> None:
+    cell = cell_of("untrusted")
+
+    class Bad(InProcessGrid):
+        content = torch.zeros(3, dtype=torch.float64)
+
+        def _call(self, message: Message) -> Message:
+            if message.metadata.message_type == EVALUATE and message.metadata.dst_node_id == 1001:
+                return Message(release_content(self.content, None), reply_to=message)
+            return super()._call(message)
+
+    for content, reason in (
+        (torch.zeros(3, dtype=torch.float64), r"silo 1, evaluation 1: sums of shape \(3,\)"),
+        (
+            torch.full((2,), torch.nan, dtype=torch.float64),
+            "silo 1, evaluation 1: it sent values that are not finite",
+        ),
+    ):
+        grid = Bad(client_app, 3, run_config_of(cell, Path()))
+        grid.content = content
+        with pytest.raises(RunError, match=reason):
+            run_cell(grid, cell, Heard())
+
+
+def test_a_simulating_server_refuses_real_silos_of_a_trusted_run(tmp_path: Path) -> None:
+    """Its noise would be the seed's: exact sums of test records, for whoever reads the scenario."""
+    cell = cell_of("trusted", run__arithmetic="integers")
+
+    class Real(InProcessGrid):
+        def _call(self, message: Message) -> Message:
+            reply = super()._call(message)
+            if message.metadata.message_type != EVALUATE:
+                return reply
+            return Message(release_content(vector_in(reply.content, "release"), None), reply_to=message)
+
+    with pytest.raises(RunError, match="silo 0, evaluation 1: it answers as silos with guards do"):
+        run_cell(Real(client_app, 3, run_config_of(cell, Path())), cell, Heard())
+
+
+def test_a_local_deployments_policies_allow_the_run_and_nothing_wider(tmp_path: Path) -> None:
+    """The silos that `--engine deployment` starts: with little noise they measure what a simulation does."""
+    quiet = {"records": [20, 30, 40], "mu": 2000.0}
+    cell = resolve_cell(
+        small_tree(evaluation=quiet, privacy__rho=None, privacy__mu=1000.0, run__per_silo=True), "test"
+    )
+    heard = Heard()
+    policies = write_silos(cell, tmp_path / "state", tmp_path / "home")
+    deploy_cell(grid_over(policies, cell), cell, heard, tmp_path / "j")
+    simulated = Heard()
+    run_cell(InProcessGrid(client_app, 3, run_config_of(cell, Path())), cell, simulated)
+    for name, value in simulated.metrics[-1].items():
+        tolerance = 0.3 if "loss" in name else 0.06  # another noise, in the model too
+        assert heard.metrics[-1][name] == pytest.approx(value, abs=tolerance), name
+    wider = cell.model_copy(update={"run": cell.run.model_copy(update={"evaluations": 5})})
+    guard = guards_of(policies[0]).tests
+    assert guard is not None
+    assert heard.result is not None
+    with pytest.raises(RunError, match="the scenario has 5 evaluations, allowed are 4"):
+        guard.answer("other", json.dumps(wider.canonical()), 1, torch.from_numpy(heard.result.model))
+
+
+def test_prepared_hospitals_evaluate_on_their_own_rows(tmp_path: Path) -> None:
+    tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
+    tree["evaluation"], tree["run"]["per_silo"] = {"records": [9, 6], "mu": 2000.0}, True
+    tree["privacy"] = {"relation": "zero-out", "mu": 1000.0}
+    seed = tree.pop("seed")
+    tree["sweep"] = {"seeds": [seed]}
+    scenario = scenario_of(tree, "test")
+    cell, heard = scenario.points[0].cell, Heard()
+    policies = [folder / "policy.toml" for folder in prepare_silos(scenario, tmp_path / "silos", runs=1)]
+    (tmp_path / "t.csv").unlink()  # the server has no table
+    deploy_cell(grid_over(policies, cell), cell, heard, tmp_path / "j")
+    assert heard.result is not None
+    model, objective = torch.from_numpy(heard.result.model), public_task_of_cell(cell).objective
+    for policy, name in zip(policies, ("north", "south"), strict=True):
+        own = read_policy(policy).load_shard().test
+        assert own is not None
+        records = own.seen(cell)
+        first = Records(*(column[: {"north": 9, "south": 6}[name]] for column in records))
+        accuracy = objective.evaluate(model, first).accuracy
+        assert heard.metrics[-1][f"test_accuracy_at_{name}"] == pytest.approx(float(accuracy), abs=0.01)
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[list["subprocess.Popen[str]"]]:
+    started = [start_daemon(write_tested(tmp_path, number)) for number in range(3)]
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_guard_processes_that_are_killed_evaluate_through_the_deployed_app(
+    tmp_path: Path, daemons: list["subprocess.Popen[str]"]
+) -> None:
+    """The real ClientApp and sockets; a guard is killed hard twice, before an evaluation and before a round."""
+    cell, sent = cell_of("untrusted"), itertools.count(1)
+
+    class Guarded(InProcessGrid):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            for context in self._contexts.values():
+                context.node_config["guard"] = str(tmp_path / f"{context.node_config['partition-id']}.sock")
+
+        def push_messages(self, messages: Any) -> Any:
+            if next(sent) in (4, 6):
+                os.kill(daemons[1].pid, signal.SIGKILL)
+                daemons[1].wait()
+                daemons[1] = start_daemon(tmp_path / "silo-1.toml")
+            return super().push_messages(messages)
+
+    heard = Heard()
+    deploy_cell(Guarded(client_app, 3, run_config_of(cell, Path(), "run")), cell, heard, tmp_path / "j")
+    assert len(heard.metrics) == 4
+    assert heard.result is not None

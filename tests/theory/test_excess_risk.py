@@ -1,0 +1,231 @@
+"""Bounds on the excess risk: inequalities against literal transcriptions, and runs whose optimum is known."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedpriv
+from fedpriv.cli.app import app
+from fedpriv.theory.accelerated import Problem, non_realizable, realizable
+from fedpriv.theory.excess_risk import Floats, Released, accelerated, phased, projected
+
+_ROUNDING = 1e-9
+
+
+def into_ball(point: Floats, radius: float) -> Floats:
+    return np.asarray(point * min(1.0, radius / max(float(np.linalg.norm(point)), 1e-300)))
+
+
+class Quadratic:
+    """(x - x*)ᵀ diag(h) (x - x*) / 2 with largest curvature M and x* in the ball, and errors of any kind."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        dimension = int(rng.integers(1, 6))
+        self.rounds, self.radius = int(rng.integers(1, 30)), float(10 ** rng.uniform(-1, 1))
+        self.smoothness = float(10 ** rng.uniform(-2, 1))
+        self.curvatures = rng.uniform(0, 1, dimension) * self.smoothness
+        self.curvatures[0] = self.smoothness
+        self.best = into_ball(rng.normal(size=dimension) * self.radius, self.radius)
+        self._size = 10 ** rng.uniform(-3, 2) * self.smoothness * self.radius
+        self._adverse, self._rng = bool(rng.integers(2)), rng
+
+    def value(self, point: Floats) -> float:
+        return float(np.sum(self.curvatures * (point - self.best) ** 2) / 2.0)
+
+    def gradient(self, point: Floats) -> Floats:
+        return np.asarray(self.curvatures * (point - self.best))
+
+    def error(self, point: Floats) -> Floats:
+        if self._adverse:
+            return np.asarray(-self._size * np.sign(self.gradient(point)))
+        return np.asarray(self._rng.normal(size=len(self.best)) * self._size)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_three_sequences_never_leave_their_bound(seed: int) -> None:
+    """Whatever the errors are: the exact inequality, of which the bound is the mean."""
+    rng = np.random.default_rng(seed)
+    problem = Quadratic(rng)
+    rounds, smoothness, radius = problem.rounds, problem.smoothness, problem.radius
+    beta = smoothness * (rounds + 1) / 2 * float(1 + 10 ** rng.uniform(-4, 1.5))
+    ask = mirror = output = np.zeros(len(problem.best))
+    sizes, turned, squares = [], 0.0, 0.0
+    for t in range(1, rounds + 1):
+        error = t * problem.error(ask)
+        sizes.append(float(np.linalg.norm(error)))
+        turned += float(error @ (problem.best - mirror))
+        squares += (t + 1) / (4 * t * (2 * beta / (t + 1) - smoothness)) * sizes[-1] ** 2
+        released = t * problem.gradient(ask) + error
+        mirror = into_ball(mirror - released / beta, radius)
+        output = into_ball(ask - released / (t * beta), radius)
+        ask = output + 2 / (t + 2) * (mirror - output)
+    total = rounds * (rounds + 1) / 2
+    exact = (beta / 2 * float(problem.best @ problem.best) + turned + squares) / total
+    assert problem.value(output) <= exact * (1 + _ROUNDING) + 1e-12
+    assert problem.value(output) <= accelerated(np.array(sizes), radius, smoothness, beta).value * (1 + _ROUNDING)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_projected_steps_never_leave_their_bound(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem = Quadratic(rng)
+    step = float(rng.uniform(0.05, 1.0)) / problem.smoothness
+    point = average = np.zeros(len(problem.best))
+    sizes = []
+    for _ in range(problem.rounds):
+        error = problem.error(point)
+        sizes.append(float(np.linalg.norm(error)))
+        point = into_ball(point - step * (problem.gradient(point) + error), problem.radius)
+        average = average + point / problem.rounds
+    bound = projected(np.array(sizes), problem.radius, problem.smoothness, step)
+    assert problem.value(average) <= bound.value * (1 + _ROUNDING)
+
+
+def test_the_bounds_are_attained_up_to_two() -> None:
+    """One round on a straight line of slope βR/2 (or R/(2η)): half of the bound is really lost."""
+    radius, slope = 3.0, 2.0
+    beta = 2 * slope / radius
+    for found in (
+        accelerated(np.zeros(1), radius, 0.0, beta),
+        projected(np.zeros(1), radius, 0.0, 1 / beta),
+    ):
+        assert slope * (radius - slope / beta) == pytest.approx(found.value / 2)
+
+
+def test_numbers_by_hand() -> None:
+    """T = 2, β = 10, M = 2, R = 1, s = (3, 4): slacks 8 and 14/3."""
+    found = accelerated(np.array([3.0, 4.0]), 1.0, 2.0, 10.0)
+    squares = 2 / (4 * 8) * 9 + 3 / (8 * 14 / 3) * 16
+    assert found.value == pytest.approx((5.0 + 2 * 7 + squares) / 3)
+    assert accelerated(np.array([3.0, 4.0]), 1.0, 2.0, 10.0, fresh=True).value == pytest.approx((5 + squares) / 3)
+    assert projected(np.array([3.0, 4.0]), 1.0, 2.0, 0.1).value == pytest.approx(1 / 0.4 + 7)
+    assert projected(np.array([3.0, 4.0]), 1.0, 2.0, 0.1, fresh=True).value == pytest.approx(2.5 + 12.5 / 16)
+    of_phases = phased((4, 2), (0.5, 0.125), (0.2, 0.1), 1.0, 3.0).value
+    assert of_phases == pytest.approx(1 / 4 + 0.25 * 9 + 0.04 / 0.5 + 0.125 / 2 * 9 + 0.3)
+
+
+def test_what_is_released_errs_by_sampling_and_noise() -> None:
+    released = Released(10, 4, np.array([1.0, 2.0, 2.0]), np.array([0.5, 0.5, 1.0]))
+    assert released.of_sums == pytest.approx(np.sqrt([0.1 + 1, 0.5 + 1, 0.9 + 4]))
+    assert released.of_gradients == pytest.approx(np.sqrt([0.1 + 1, 0.4 + 1, 0.4 + 4]))
+
+
+def test_where_nothing_is_proved_the_bound_is_infinite_and_the_condition_fails() -> None:
+    for found in (
+        accelerated(np.ones(9), 1.0, 2.0, 10.0),
+        projected(np.ones(9), 1.0, 2.0, 1.0),
+        projected(np.ones(9), 1.0, 2.0, 0.5, fresh=True),
+    ):
+        assert math.isinf(found.value)
+    assert not accelerated(np.ones(9), 1.0, 2.0, 9.0).conditions[0].holds
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+def test_the_theorems_own_numbers_have_a_bound(relation: Any) -> None:
+    """Theorem 15's β is beyond M (T + 1)/2; Theorem 3's is so at sizes that no machine holds."""
+    problem = Problem(10_000, 50, 1.0, 1e-5, 2.0, 0.5, 3.0, relation)
+    asked = non_realizable(problem)
+    rounds, nodes = asked.whole_rounds, [bin(t).count("1") for t in range(1, asked.whole_rounds + 1)]
+    errors = [
+        math.sqrt(t * asked.clip**2 / asked.whole_batch + 50 * count * asked.sigma**2)
+        for t, count in zip(range(1, rounds + 1), nodes, strict=True)
+    ]
+    assert asked.excess_risk(problem) == pytest.approx(accelerated(np.array(errors), 3.0, 0.5, asked.beta).value)
+    assert asked.paper_sigma > asked.sigma
+    with pytest.raises(fedpriv.errors.InputError, match="asks for"):
+        realizable(problem).excess_risk(problem)
+
+
+SCENARIO = """
+name = "known-optimum"
+[data]
+name = "linear-regression"
+[model]
+name = "least-squares"
+ball = 1.0
+[algorithm]
+trust = "trusted"
+{algorithm}
+[privacy]
+mu = 2.0
+relation = "zero-out"
+[federation]
+silos = 2
+rounds = 12
+samples = 2400
+[run]
+evaluations = 1
+[sweep]
+seeds = 3
+"""
+RUNS = {
+    "accelerated-dp-srgd": "clip = 25.0\nbeta = 40.0\nradius = 1.0",
+    "unaccelerated-dp-srgd": 'clip = 25.0\nbeta = 10.0\nradius = 1.0\noutput = "average"',
+    "accelerated-independent": "clip = 8.0\nbeta = 40.0\nradius = 1.0",
+    "dp-sgd": 'clip = 8.0\nstep = 0.1\nradius = 1.0\noutput = "average"',
+    "noisy-minibatch": "clip = 8.0\nstep = 0.1\nradius = 1.0",
+    "dp-mu2-fl": "diameter = 2.0",
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_bounds_stand_beside_what_was_measured_and_above_it(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "known.toml"
+    file.write_text(SCENARIO.format(algorithm=f'name = "{name}"\n{RUNS[name]}'))
+    folder = tmp_path / "run"
+    results = fedpriv.run(file, out=folder)
+    assert all(cell.metrics["clipped"] == 0.0 for cell in results.cells if "clipped" in cell.metrics)
+    shown = CliRunner().invoke(app, ["privacy", "theorem", str(file), "--run", str(folder), "--json"])
+    (point,) = json.loads(shown.output)["points"]
+    measured = point["scenario"]["excess risk"]
+    if name == "dp-mu2-fl":
+        bounds = [found["numbers"]["excess risk"] for found in point["theorems"]]
+    else:
+        bounds = [point["bound"]["excess risk"]]
+        assert all(condition["holds"] for condition in point["bound"]["conditions"])
+    assert all(0.001 * bound < measured < bound for bound in bounds), (measured, bounds)
+    text = CliRunner().invoke(app, ["privacy", "theorem", str(file), "--run", str(folder)]).output
+    assert "excess risk" in text
+
+
+def test_no_bound_where_nothing_is_proved(tmp_path: Path) -> None:
+    """The last iterate, a ball beyond the one that the loss is known in, two epochs: each alone."""
+    for change, name in (
+        ('output = "last"\nclip = 8.0\nstep = 0.1\nradius = 1.0', "dp-sgd"),
+        ("clip = 25.0\nbeta = 40.0\nradius = 1.5", "accelerated-dp-srgd"),
+        ("clip = 25.0\nbeta = 40.0\nradius = 1.0", "accelerated-dp-srgd"),
+    ):
+        file = tmp_path / "none.toml"
+        text = SCENARIO.format(algorithm=f'name = "{name}"\n{change}')
+        file.write_text(text.replace("rounds = 12", "rounds = 12\nepochs = 2") if "1.0" in change[-4:] else text)
+        shown = CliRunner().invoke(app, ["privacy", "theorem", str(file), "--json"])
+        if name == "dp-sgd":
+            assert "no theorem with explicit numbers is known for dp-sgd" in str(shown.exception)
+        else:
+            assert json.loads(shown.output)["points"][0]["bound"] is None
+
+
+def test_phases_and_increments_have_their_numbers(tmp_path: Path) -> None:
+    """A curator's phased SGD on a convex loss; online-to-batch's increments of at most G + 4 H R for weights t."""
+    file = tmp_path / "phased.toml"
+    text = SCENARIO.format(algorithm='name = "phased-sgd"\nstep = 0.02\nradius = 1.0')
+    text = text.replace('trust = "trusted"', 'trust = "curator"').replace('"linear-regression"', '"synthetic"')
+    text = text.replace('[model]\nname = "least-squares"\nball = 1.0\n', "").replace("silos = 2", "silos = 1")
+    file.write_text(text.replace("rounds = 12\nsamples = 2400", "rounds = 12\nbatch = 20"))
+    (point,) = json.loads(CliRunner().invoke(app, ["privacy", "theorem", str(file), "--json"]).output)["points"]
+    (found,), told = point["theorems"], point["problem"]
+    slope, dimension = told["lipschitz"], told["dimension"]
+    expected = 2.0 / slope * min(4.0 / math.sqrt(told["records"]), 2.0 * 2.0 / (2.0 * math.sqrt(dimension)))
+    assert found["numbers"]["step"] == pytest.approx(expected)
+    assert found["numbers"]["noise std"] == pytest.approx(slope / 2.0)
+    assert point["bound"]["excess risk"] > 0.0
+    text = SCENARIO.format(algorithm='name = "online-to-batch"\nclip = 1.0\nstep = 0.01\nradius = 1.0')
+    file.write_text(text)
+    (point,) = json.loads(CliRunner().invoke(app, ["privacy", "theorem", str(file), "--json"]).output)["points"]
+    told = point["problem"]
+    assert point["theorems"][0]["numbers"]["clip"] == pytest.approx(told["lipschitz"] + 4.0 * told["smoothness"])
