@@ -107,7 +107,7 @@ def _lies(told: dict[str, Any], epsilon: float) -> None:
         (
             "twice the rounds",
             f"answers {opacus['more']['answered']}: {spent('more')}",
-            f"answers {guard['more']['answered']}, then refuses: {guard['more']['reason']}",
+            f"answers {guard['more']['answered']}, and no more",
         ),
         (
             "a scaled model that overflows for one record only",
