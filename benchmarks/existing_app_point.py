@@ -35,6 +35,9 @@ from fedpriv.data.datasets import Dataset, load
 from fedpriv.engines.inprocess import flower_quiet
 from fedpriv.engines.inprocess_grid import InProcessGrid
 
+STOCK_STEP = "0.1"
+"""The template's own, since steps of clipped gradients diverge where nothing is clipped."""
+
 
 class TimedGrid(InProcessGrid):
     """The grid of this process, with the seconds of every training."""
@@ -96,6 +99,7 @@ def main() -> None:
     task, *rest = sys.argv[1:]
     if task == "train":
         who, epsilon, step, seed = rest
+        step = STOCK_STEP if who == "stock" else step
         setting = Setting(float(epsilon), float(step), "fixed" if who == "guard-fixed" else "poisson")
         print(json.dumps(trained(who, setting, int(seed))))
     else:
