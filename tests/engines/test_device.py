@@ -126,7 +126,7 @@ def test_no_round_of_a_mechanism_copies_anything(mechanism: str, monkeypatch: py
 
 @pytest.mark.parametrize("row", sorted(set(SETTINGS) - COPYING))
 def test_no_round_of_an_algorithm_copies_anything(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    trust = "curator" if row == "phased-sgd" else "trusted"
+    trust = {"phased-sgd": "curator", "local-dp-sgd": "untrusted"}.get(row, "trusted")
     cells = cells_of(algorithm={"name": row, "trust": trust, **SETTINGS[row]}, **KEYS.get(row, {}))
     assert rounds_on_meta(cells, monkeypatch) == cells[0].schedule.rounds
 
