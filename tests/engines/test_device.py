@@ -35,6 +35,7 @@ COPYING = {"goldstein-erm", "goldstein-single-pass", "momentum-tree-aligned", "m
 CLIENTS = {"privacy": {"relation": "zero-out", "mu": 2.0, "unit": "client", "records": 2}}
 KEYS: dict[str, dict[str, Any]] = {
     **{name: CLIENTS for name in SETTINGS if name.startswith("dp-fed")},
+    "local-dp-sgd": {"federation": {"silos": 3, "rounds": 9}},
     "fedavg": {"privacy": {"relation": "zero-out", "mode": "none"}},
 }
 CPU, META = torch.device("cpu"), torch.device("meta")
