@@ -19,7 +19,7 @@ from fedpriv.scenario import Cell
 from fedpriv.scenario.load import scenario_of
 
 _DATA = "benchmark-million"
-_RECORDS, _FEATURES, _COHORT, _ROUNDS = 8, 100, 1000, 200
+_RECORDS, _FEATURES, _COHORT, _ROUNDS = 8, 100, 1000, 100
 _GB = 1e9
 _BLOCK = 2**16
 

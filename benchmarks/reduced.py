@@ -13,6 +13,7 @@ from fedpriv.scenario import load_scenario
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 
 SMALLER: dict[str, dict[str, Any]] = {
+    "clients": {"federation.rounds": 10},
     "complexity-table": {"federation.samples": [1024, 4096], "federation.rounds": [4, 16]},
     "containers": {"federation.rounds": 4},
     "deployment": {"federation.samples": 6000, "federation.rounds": 8},

@@ -2,7 +2,7 @@
 
 python -m benchmarks.refining scenarios/tuning/NAME.toml
 
-`benchmarks.tuning` leaves a scenario with the best point of a coarse grid.  Around it five settings are tried, on
+`fedpriv tune` leaves a scenario with the best point of a coarse grid.  Around it five settings are tried, on
 the `seeds` of [refine]: itself, its step times and over √2, and clip and step turned against each other by √2
 (their product is what a clipped step moves).  Where another one wins, its neighbours are tried, too, once.
 """

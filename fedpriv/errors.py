@@ -35,6 +35,11 @@ def printable(text: str, longest: int = 500) -> str:
     return "".join(shown) + (" …" if len(text) > longest else "")
 
 
+def own_or_close(name: str, known: Iterable[str]) -> str:
+    """`suggestion`, and how a row of one's own becomes known where no name is close."""
+    return suggestion(name, known) or "; for one of your own give its file with --import"
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """ "; did you mean …?" where a known name is close to `name`, else nothing."""
     close = difflib.get_close_matches(name.lower(), list(known), n=1)

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from fedpriv.algorithms import ALGORITHMS
 from fedpriv.cli.app import app
+from fedpriv.cli.tune import TUNING_KEYS
 from fedpriv.clients.policy import Policy
 from fedpriv.engines.table import engine_named
 from fedpriv.models.table import MODELS
@@ -153,10 +154,12 @@ def test_every_block_has_a_language_that_is_checked(page: Path) -> None:
     [block for page in PAGES for block in blocks(page) if block.language == "toml"],
     ids=lambda block: f"{block.page}: {block.text.splitlines()[0]}",
 )
-def test_toml_is_a_scenario_a_part_of_one_or_a_policy(block: Block) -> None:
+def test_toml_is_a_scenario_a_part_of_one_a_tuning_file_or_a_policy(block: Block) -> None:
     tree = tomllib.loads(block.text)
     if "allow" in tree:
         Policy.model_validate(tree)
+    elif "grid" in tree:
+        assert tree.keys() <= TUNING_KEYS
     else:
         scenario_of({**small_tree(), **tree}, block.page)
 

@@ -20,6 +20,8 @@ from fedpriv.errors import InputError
 
 _DECADES = (4.0, 0.05, 0.001)  # half-widths, in powers of ten, of the successive searches over α - 1
 _POINTS = 801
+LEAST_EXCESS, MOST_EXCESS = 1e-6, 1e9
+"""Between which orders λ - 1 are looked for where the curve is not a Gaussian composition's."""
 
 
 def epsilon_of(mu: float, delta: float) -> float:
@@ -42,7 +44,12 @@ def mu_of(epsilon: float, delta: float) -> float:
     return largest_safe(lambda mu: epsilon_of(mu, delta) <= epsilon, low=paper_mu(epsilon, delta) * (1.0 - 1e-9))
 
 
-def _epsilons(excess: NDArray[np.float64], zcdp: float, log_delta: float) -> NDArray[np.float64]:
-    """ε for every order 1 + excess."""
+def to_epsilons(excess: NDArray[np.float64], renyi: NDArray[np.float64], log_delta: float) -> NDArray[np.float64]:
+    """ε at δ for every order 1 + `excess`, at which the Rényi curve is `renyi`: each of them holds."""
     log_order = np.log1p(excess)
-    return (1.0 + excess) * zcdp + np.log(excess) - log_order - (log_delta + log_order) / excess
+    return renyi + np.log(excess) - log_order - (log_delta + log_order) / excess
+
+
+def _epsilons(excess: NDArray[np.float64], zcdp: float, log_delta: float) -> NDArray[np.float64]:
+    """ε for every order 1 + excess of a Gaussian composition."""
+    return to_epsilons(excess, (1.0 + excess) * zcdp, log_delta)

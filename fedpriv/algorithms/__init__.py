@@ -17,7 +17,7 @@ from fedpriv.algorithms.kornowski_liu_talwar import GOLDSTEIN_ERM, GOLDSTEIN_SIN
 from fedpriv.algorithms.local_dp_sgd import LOCAL_DP_SGD
 from fedpriv.algorithms.reshef_levy import DP_MU2_FL
 from fedpriv.algorithms.tran_cutkosky import MOMENTUM_TREE, MOMENTUM_TREE_ALIGNED, MOMENTUM_TREE_REDUCED
-from fedpriv.errors import InputError, suggestion
+from fedpriv.errors import InputError, own_or_close
 from fedpriv.extensions import load_extensions
 
 __all__ = ["ALGORITHMS", "Algorithm", "Positive", "Problem", "Settings", "add_algorithm", "algorithm_named"]
@@ -57,6 +57,10 @@ def add_algorithm(row: Algorithm) -> None:
 
     InputError for the name of a shipped row: a scenario must mean the same everywhere.
     """
+    if not isinstance(row, Algorithm):
+        raise InputError(
+            f"add_algorithm: expected an Algorithm, found {type(row).__name__}; docs/adding-an-algorithm.md"
+        )
     if row.name in _SHIPPED:
         raise InputError(f"add_algorithm: {row.name!r} is an algorithm of fedpriv; give yours another name")
     ALGORITHMS[row.name] = row
@@ -68,5 +72,7 @@ def algorithm_named(name: str) -> Algorithm:
         load_extensions()
     if name not in ALGORITHMS:
         known = ", ".join(map(repr, ALGORITHMS))
-        raise InputError(f"algorithm.name = {name!r}: known algorithms are {known}{suggestion(name, ALGORITHMS)}")
+        raise InputError(
+            f"algorithm.name = {name!r}: known algorithms are {known}{own_or_close(name, ALGORITHMS)}"
+        )
     return ALGORITHMS[name]

@@ -9,9 +9,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from fedpriv.data.registered import Part, add_data, dataset_of
+from fedpriv.data.registered import ARGUMENTS, GIVEN, Part, add_data, dataset_of
 from fedpriv.errors import InputError
 from fedpriv.models.own import REGRESSION_LOSSES, add_given
+from fedpriv.models.probes import GIVEN as OF_MODULE
 
 Given = Part | Dataset[Any]
 """(records, labels), or a torch Dataset of such pairs."""
@@ -43,8 +44,8 @@ def with_own(
             raise InputError("model: a module is given with train and test; a scenario's data has models by name")
         return found
     parts = _part(train), _part(test)
-    checked = dataset_of("train, test", *parts, classes)
-    name = f"given-{_digest(*(array for part in parts for array in part))}"
+    checked = dataset_of(ARGUMENTS, *parts, classes)
+    name = f"{GIVEN}{_digest(*(array for part in parts for array in part))}"
     add_data(name, lambda: parts, checked.classes)
     data = found.setdefault("data", {})
     data["name"] = name
@@ -54,7 +55,9 @@ def with_own(
     if model is not None:
         record = checked.train_images.shape[1:]
         parameters = [each.detach().cpu().numpy() for each in model.parameters()]
-        of_model = f"module-{_digest(*parameters, np.array([*record, checked.classes]), text=repr(model) + loss)}"
+        of_model = (
+            f"{OF_MODULE}{_digest(*parameters, np.array([*record, checked.classes]), text=repr(model) + loss)}"
+        )
         add_given(of_model, model, record, regression=checked.classes == 0, loss=loss)
         found["model"] = {"name": of_model}
     return found

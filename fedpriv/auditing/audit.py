@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 
 from fedpriv.accounting.gdp import epsilon_of
-from fedpriv.auditing import hostile, integers
+from fedpriv.auditing import hostile, integers, secret
 from fedpriv.auditing.canaries import Layout, auditable, misread, objective_for, single_pass
 from fedpriv.auditing.statistics import best_bound, heaviest_round
+from fedpriv.auditing.tradeoff import Curve
 from fedpriv.auditing.transcripts import Trials, run_trials
 from fedpriv.errors import FedprivError, InputError
-from fedpriv.privacy.unit import RECORD
+from fedpriv.privacy.unit import CLIENT
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.scenario import Cell
 
@@ -53,7 +54,8 @@ class AuditRefutedError(FedprivError):
 class Audit:
     """The outcome: `mu` is exceeded by what the code leaks, but for a probability of 1 - confidence.
 
-    `families` has the bound of each family of tests that was tried.
+    `families` has the bound of each family of tests that was tried.  Where rounds are secret the claim is a curve:
+    `claimed_mu` is what it allows at the rate `alarms` of false alarms, where `mu` was shown.
     """
 
     claimed_mu: float
@@ -72,6 +74,7 @@ class Audit:
     unit: str
     dtype: str
     seconds: float
+    alarms: float | None = None
 
     @property
     def stands(self) -> bool:
@@ -122,6 +125,9 @@ def audit(
     """
     _check(cell, claimed_mu, trials, confidence, seed)
     started = time.perf_counter()
+    if cell.schedule.secret:
+        with one_thread(), torch.inference_mode():
+            return _secret(cell, claimed_mu, trials, confidence, seed, progress, started)
     rounds, silos = min(cell.schedule.rounds, MOST_ROUNDS), min(cell.federation.silos, MOST_SILOS)
     small = auditable(cell, claimed_mu, rounds, silos, IN_HEAVIEST)
     if wrong := misread(small, single_pass(small)):
@@ -164,13 +170,14 @@ def _check(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: 
             f"trials = {trials}, confidence = {confidence}, mu = {claimed_mu}: expected at least {LEAST_TRIALS} "
             f"trials, a confidence in [0.5, 1) and a mu in [{SMALLEST_MU:g}, {LARGEST_MU:g}]"
         )
-    if cell.privacy.unit != RECORD.name:
+    if cell.privacy.unit == CLIENT.name:
         raise InputError(
-            f'privacy.unit = "{cell.privacy.unit}": the audit plants single records; use unit = "record"'
+            'privacy.unit = "client": the audit is of what a deployment runs, and no guard has clients'
         )
     if cell.algorithm.trust == "curator":
         raise InputError('algorithm.trust = "curator": the audit is of what a deployment runs, and none runs this')
-    single_pass(cell)
+    if not cell.schedule.secret:
+        single_pass(cell)
     if seed < 0:
         raise InputError(f"seed = {seed}: expected a whole number of at least 0")
 
@@ -232,6 +239,48 @@ def _hostile(asked: _Asked, failure: float, steps: _Steps) -> tuple[float, str]:
         outcomes[kind] = [hostile.attack(small, kind, asked.seed_of(number)) for number in range(hostile.TRIALS)]
         steps(hostile.TRIALS / 16)
     return hostile.hostile_bound(outcomes, failure)
+
+
+def _secret(
+    cell: Cell, mu: float, trials: int, confidence: float, seed: int, progress: Progress, started: float
+) -> Audit:
+    """Secret rounds against the curve that is claimed for them: canaries, and a canary in known company."""
+    small, few = secret.canary_cell(cell, mu), secret.company_cell(cell, mu)
+    plan, alone = (plan_of(each, objective_for(each, 1), released=True) for each in (small, few))
+    runs, companies = -(-trials // secret.CANARIES), trials // secret.COMPANIES
+    steps = _Steps(progress, runs + companies / secret.COMPANIES_A_STEP)
+    asked = _Asked(cell, small, runs, mu, seed)
+    gathered = []
+    for number in range(runs):
+        gathered.append(secret.canaries(small, asked.seed_of(number)))
+        steps()
+    seen = secret.Seen(*(np.concatenate(columns) for columns in zip(*gathered, strict=True)))
+    beside = secret.company(few, companies, seed, steps)
+    failure = (1.0 - confidence) / 2.0
+    found = {
+        "canaries": secret.canaries_shown(small, plan, seen, Curve(secret.guarantee_of(plan)), failure),
+        "company": secret.company_shown(alone, beside, Curve(secret.guarantee_of(alone)), failure),
+    }
+    best, delta = max(found.values(), key=lambda each: each.excess), cell.privacy.delta
+    return Audit(
+        best.allowed,
+        max(0.0, best.mu),
+        best.epsilon(delta),
+        epsilon_of(mu, delta),
+        delta,
+        best.test,
+        {family: max(0.0, each.mu) for family, each in found.items()},
+        confidence,
+        len(seen.present) + companies,
+        small.schedule.rounds,
+        small.federation.silos,
+        cell.algorithm.trust,
+        cell.privacy.relation,
+        cell.privacy.protected.words,
+        cell.run.dtype,
+        time.perf_counter() - started,
+        best.alarms,
+    )
 
 
 class _Family(NamedTuple):

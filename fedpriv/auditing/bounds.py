@@ -14,8 +14,8 @@ from scipy import special
 
 Scores = NDArray[np.float64]
 
-_QUANTILES = np.linspace(0.005, 0.995, 199)
-_LEARNING = 4  # one trial in so many chooses the threshold
+QUANTILES = np.linspace(0.005, 0.995, 199)
+LEARNING = 4  # one trial in so many chooses the threshold
 
 
 class Errors(NamedTuple):
@@ -36,19 +36,20 @@ def mu_lower_bound(scores: Scores, present: NDArray[np.bool_], failure: float) -
     Guarantee: trials are independent, their coins are fair, and the others are not looked at before the threshold
     is fixed.
     """
-    first = len(scores) // _LEARNING
-    candidates = np.quantile(scores[:first], _QUANTILES)
-    promised = _bounds(_errors(candidates, scores[:first], present[:first]), failure)
+    first = len(scores) // LEARNING
+    candidates = np.quantile(scores[:first], QUANTILES)
+    promised = _bounds(errors_at(candidates, scores[:first], present[:first]), failure)
     chosen = candidates[[int(np.argmax(promised))]]
     return bound_at(float(chosen[0]), scores[first:], present[first:], failure)
 
 
 def bound_at(threshold: float, scores: Scores, present: NDArray[np.bool_], failure: float) -> float:
     """As above, at a threshold that was fixed without a look at these trials; for few of them."""
-    return max(0.0, float(_bounds(_errors(np.array([threshold]), scores, present), failure)[0]))
+    return max(0.0, float(_bounds(errors_at(np.array([threshold]), scores, present), failure)[0]))
 
 
-def _errors(thresholds: Scores, scores: Scores, present: NDArray[np.bool_]) -> Errors:
+def errors_at(thresholds: Scores, scores: Scores, present: NDArray[np.bool_]) -> Errors:
+    """The errors of a test that says "present" above each of `thresholds`."""
     with_canary, without = np.sort(scores[present]), np.sort(scores[~present])
     return Errors(
         len(without) - np.searchsorted(without, thresholds, "right"),
@@ -60,15 +61,15 @@ def _errors(thresholds: Scores, scores: Scores, present: NDArray[np.bool_]) -> E
 
 def _bounds(errors: Errors, failure: float) -> Scores:
     """The larger of both bounds at each threshold; half of `failure` for each."""
-    highest_alarms = _upper_rates(errors.alarms, errors.without, failure / 4)
-    highest_misses = _upper_rates(errors.misses, errors.present, failure / 4)
+    highest_alarms = upper_rates(errors.alarms, errors.without, failure / 4)
+    highest_misses = upper_rates(errors.misses, errors.present, failure / 4)
     by_rates = -special.ndtri(highest_alarms) - special.ndtri(highest_misses)
-    wrong = _upper_rates(errors.alarms + errors.misses, errors.without + errors.present, failure / 2)
+    wrong = upper_rates(errors.alarms + errors.misses, errors.without + errors.present, failure / 2)
     bounds: Scores = np.maximum(by_rates, -2.0 * special.ndtri(wrong))
     return bounds
 
 
-def _upper_rates(events: NDArray[np.int64], trials: int, failure: float) -> Scores:
+def upper_rates(events: NDArray[np.int64], trials: int, failure: float) -> Scores:
     """Clopper & Pearson: rates that are exceeded with probability at most `failure`; 1 if every trial was one."""
     rates = special.betainccinv(events + 1.0, np.maximum(trials - events, 1.0), failure)
     return np.where(events >= trials, 1.0, rates)

@@ -20,6 +20,7 @@ from fedpriv.clients.shard import Shard
 from fedpriv.errors import InputError
 from fedpriv.objectives import Objective
 from fedpriv.participation.fixed_order import Schedule
+from fedpriv.privacy.unit import RECORD, Unit
 from fedpriv.running.task import DTYPES
 from fedpriv.scenario import Cell
 from fedpriv.scenario.schema import ModelSection
@@ -27,21 +28,34 @@ from fedpriv.scenario.schema import ModelSection
 FAR = 1e4
 """The norm of a canary's features: far above a clip of 1, so that a missing clip cannot go unseen."""
 CLASSES = 2
+_RECORDS, _TOO_MANY = 4, 3  # of a person: at most so many count, and so many times as many are there
 _CLIP = 1.0  # where a scenario takes its clip from the loss's constants, which are not the canaries'
 
 
-def auditable(cell: Cell, mu: float, rounds: int, silos: int, batch: int) -> Cell:
-    """The cell cut to a size that can be repeated, on a linear model, recalibrated to `mu` by the same code."""
-    federation = cell.federation.model_copy(
-        update={"rounds": rounds, "samples": None, "size_skew": None, "silos": silos, "batch": batch}
-    )
-    privacy = cell.privacy.model_copy(update={"mu": mu, "rho": None, "zcdp": None, "epsilon": None})
-    run = cell.run.model_copy(update={"device": "cpu", "noise": "per-silo", "goldstein_radius": None})
+def auditable(cell: Cell, mu: float, rounds: int, silos: int, batch: int, epochs: int = 1) -> Cell:
+    """The cell cut to a size that can be repeated, on a linear model, recalibrated to `mu` by the same code.
+
+    Persons keep a few records each; where silos come from does not matter to who they are.
+    """
+    size = {"rounds": rounds, "silos": silos, "batch": batch, "epochs": epochs}
+    whole: dict[str, Any] = {"samples": None, "size_skew": None, "batches": None, "drop_out": 0.0, "away": {}}
+    federation = cell.federation.model_copy(update={**size, **whole})
+    few = None if cell.privacy.records is None else min(cell.privacy.records, _RECORDS)
+    target = {"mu": mu, "rho": None, "zcdp": None, "epsilon": None, "records": few}
+    privacy = cell.privacy.model_copy(update=target)
+    run = cell.run.model_copy(
+        update={
+            "device": "cpu", "noise": "per-silo", "goldstein_radius": None, "per_silo": False, "metrics": (),
+            "arithmetic": "float",
+        }
+    )  # fmt: skip
+    data = cell.data.model_copy(update={"partition": "iid", "concentration": None, "shards": None})
     algorithm = cell.algorithm
     if getattr(algorithm.settings, "clip", _CLIP) in ("lipschitz", None):
         algorithm = algorithm.model_copy(update={"clip": _CLIP})
     return cell.model_copy(
         update={
+            "data": data,
             "federation": federation,
             "privacy": privacy,
             "run": run,
@@ -120,6 +134,18 @@ class Layout:
         images[self.row[there], there] = FAR
         labels[self.row] = ~present
         return Shard(images, labels)
+
+
+def in_units(shard: Shard, unit: Unit) -> Shard:
+    """The same with a unit for every row: where units are persons, each canary's has more records than count.
+
+    All of them point one way, far beyond the clip, so that a clip of record by record adds them up.
+    """
+    if unit.name == RECORD.name:
+        return shard
+    there = shard.images.reshape(len(shard.labels), -1).any(axis=1)
+    rows = np.repeat(np.arange(len(shard.labels)), np.where(there, _TOO_MANY * unit.records, 1))
+    return Shard(shard.images[rows], shard.labels[rows], persons=rows)
 
 
 def nothing(rows: int, features: int) -> Shard:

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedpriv.auditing.bounds import Scores, bound_at
-from fedpriv.auditing.canaries import FAR, auditable, nothing, objective_for
+from fedpriv.auditing.canaries import FAR, auditable, in_units, nothing, objective_for
 from fedpriv.auditing.statistics import noise_factor
 from fedpriv.auditing.transcripts import broadcasts, folder_of_silos, masked_sums, replies, zeros
 from fedpriv.clients.releasing import ReleasingSilo
@@ -29,12 +29,10 @@ from fedpriv.clients.shard import Shard
 from fedpriv.exact.fixed_point import Ints
 from fedpriv.exact.plan import ExactPlan
 from fedpriv.exact.subkeys import START, linked
-from fedpriv.objectives import Records
 from fedpriv.privacy.trust import TRUSTED
 from fedpriv.randomness import SERVER, integers_key, public_generator
 from fedpriv.running.integers import IntegerStep
 from fedpriv.running.plan import Plan, plan_of
-from fedpriv.running.task import DTYPES
 from fedpriv.scenario import Cell
 
 WIDTHS = (31, 23, 15)
@@ -113,8 +111,7 @@ def _integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tensor]) ->
 
 def _sums(cell: Cell, plan: Plan, shard: Shard, number: int) -> list[Ints]:
     """A silo's integer sums of every round, by its own code: what it would send a trusted server."""
-    features = cell.model.row.features(shard.images, DTYPES[cell.run.dtype], cell.model.settings)
-    records, sending = Records(features, torch.from_numpy(shard.labels)), dataclasses.replace(plan, trust=TRUSTED)
+    records, sending = in_units(shard, plan.unit).seen(cell), dataclasses.replace(plan, trust=TRUSTED)
     silo = ReleasingSilo.of(number, sending, records, bytes(32), b"")
     state, sums = silo.start(), []
     for t, query in enumerate(zeros(plan), start=1):

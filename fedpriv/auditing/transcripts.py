@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.auditing.canaries import FAR, Layout, nothing, objective_for
+from fedpriv.auditing.canaries import FAR, Layout, in_units, nothing, objective_for
 from fedpriv.auditing.guarded import GuardedSilo, guarded
 from fedpriv.clients.answering import client_app_of
 from fedpriv.clients.shard import Shard
@@ -120,7 +120,7 @@ def folder_of_silos(cell: Cell, plan: Plan, shards: Sequence[Shard]) -> Iterator
     """Guards with these shards, in a folder that is gone afterwards."""
     memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="fedpriv-audit-", dir=memory) as name:
-        silos = guarded(Path(name), cell, plan, shards)
+        silos = guarded(Path(name), cell, plan, [in_units(shard, cell.privacy.protected) for shard in shards])
         try:
             yield Path(name), silos
         finally:

@@ -62,7 +62,7 @@ def run(
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key; a swept key is narrowed. Repeatable."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME by default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a run that was stopped.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table; errors only.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Progress as JSON lines on stdout instead of the table.")
@@ -95,7 +95,7 @@ def run(
 ) -> None:
     """Run every cell of a scenario; write results.json, history.jsonl and table.md as it goes.
 
-    Stop it with Ctrl-C whenever you like: what is finished stays, and the command that goes on is printed.
+    Stop it with Ctrl-C whenever you like: finished cells stay, and fedpriv prints the command that resumes it.
 
     Examples:
 
@@ -132,6 +132,89 @@ def run(
         mlflow=mlflow,
         imports=imports or [],
         watch=watch,
+    )
+
+
+@app.command()
+def tune(
+    scenario: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SCENARIO", help="A scenario by name or file, or a file that names one with grids."
+        ),
+    ],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=[VALUE, …]",
+            help="Values to try; by default factors from 1/9 to 9 of the numbers in [algorithm]. Repeatable.",
+        ),
+    ] = None,
+    trials: Annotated[
+        float | None,
+        typer.Option(
+            help="So many settings of every row at random; with --private how many runs on average.  [default: "
+            "the whole grid; 25 without --grid; 20 with --private]"
+        ),
+    ] = None,
+    held_out: Annotated[
+        int | None, typer.Option(min=1, help="Training records to compare on, the last ones; a tenth by default.")
+    ] = None,
+    seeds: Annotated[
+        list[int] | None, typer.Option(min=0, help="Seed of the trials. Repeatable.  [default: 100]")
+    ] = None,
+    metric: Annotated[str, typer.Option(help="What settings are compared by.")] = "test_accuracy",
+    fixed: Annotated[
+        list[str] | None,
+        typer.Option("--while-tuning", metavar="KEY=VALUE", help="A key that holds while tuning. Repeatable."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME-tuned by default.")] = None,
+    private: Annotated[
+        bool,
+        typer.Option("--private", help="Publish the best of a random number of runs only, and charge for it."),
+    ] = False,
+    eta: Annotated[
+        float, typer.Option(help="Of the number of private runs: 0 logarithmic, 1 geometric, between and beyond.")
+    ] = 0.0,
+    poisson: Annotated[bool, typer.Option("--poisson", help="A Poisson number of private runs instead.")] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Of which settings are tried. With --private only for tests: it is then no secret."
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a tuning that was stopped.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Run groups of trials in so many processes.")] = None,
+    imports: Imports = None,
+) -> None:
+    """Choose settings on held-out training records, as many for every row; write the scenario with them.
+
+    The test set is not looked at. Without --private the choice reads records without noise, and no ε covers it.
+
+    Examples:
+
+        fedpriv tune quickstart
+
+        fedpriv tune my.toml --grid algorithm.step=[0.1,1,10] --grid algorithm.clip=[0.5,1,2] --held-out 1000
+
+        fedpriv tune my.toml --private --trials 10
+    """
+    from fedpriv.cli.tune import Asked, tune_scenario
+
+    asked = Asked.of(scenario, overrides or [], fixed or [], grid or [], held_out, trials, seeds or [], metric)
+    tune_scenario(
+        asked,
+        out,
+        imports or [],
+        private=private,
+        poisson=poisson,
+        eta=eta,
+        seed=seed,
+        resume=resume,
+        workers=workers,
     )
 
 

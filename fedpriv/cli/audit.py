@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fedpriv.auditing.audit import Audit, AuditRefutedError, audit
+from fedpriv.errors import InputError
 from fedpriv.privacy.trust import trust_named
 from fedpriv.reports.audited import check_audited, store_audit
 from fedpriv.scenario import load_scenario
@@ -33,6 +34,10 @@ def audit_scenario(
     """Audit the first cell of a scenario; `store` is the run whose report is to show it."""
     point = load_scenario(path, overrides).points[0]
     if store is not None:
+        if point.cell.schedule.secret:
+            raise InputError(
+                "--store: a report draws the claim of an audit as a mu, and secret rounds have none; leave it out"
+            )
         check_audited(store, point.cell.canonical())
     with _progress() as progress:
         outcome = audit(point.cell, mu, trials, confidence, seed, progress)
@@ -44,7 +49,7 @@ def audit_scenario(
         sys.stdout.write(_report(outcome))
     if not outcome.stands:
         raise AuditRefutedError(
-            f"the claim μ = {outcome.claimed_mu:g} is refuted: {outcome.statistic} shows "
+            f"the claim μ = {outcome.claimed_mu:.4g} is refuted: {outcome.statistic} shows "
             f"at least {outcome.mu:.3f} with confidence {outcome.confidence:g}"
         )
 
@@ -71,7 +76,11 @@ def _progress() -> Iterator[Callable[[float], None]]:
 
 
 def _report(outcome: Audit) -> str:
-    claimed = f"μ = {outcome.claimed_mu:g}, ε = {outcome.claimed_epsilon:.4g} at δ = {outcome.delta:g}"
+    claimed = f"ε = {outcome.claimed_epsilon:.4g} at δ = {outcome.delta:g}"
+    if outcome.alarms is None:
+        claimed = f"μ = {outcome.claimed_mu:g}, {claimed}"
+    else:
+        claimed += f", a curve that allows μ = {outcome.claimed_mu:.4g} at {outcome.alarms:.2g} false alarms"
     size = f"{outcome.silos} silos, {outcome.rounds} rounds, {outcome.dtype}"
     lines = [
         "the claim stands" if outcome.stands else "THE CLAIM IS REFUTED",

@@ -17,7 +17,7 @@ def superlink(
     host: Annotated[str, typer.Option(help="Where SuperNodes connect.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where SuperNodes connect.")] = 8000,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS, and any SuperNode may connect: on one's own machine only.")
+        bool, typer.Option("--insecure", help="No TLS, and any SuperNode may connect: on your own machine only.")
     ] = False,
     simulation: Annotated[
         bool, typer.Option("--simulation", help="No SuperNodes: for Flower's Ray engine.")
@@ -40,7 +40,7 @@ def supernode(
     guard: Annotated[Path, typer.Option(metavar="SOCKET", help="Where the silo's guard answers.")],
     keys: Annotated[Path | None, typer.Option(metavar="FOLDER", help="With ca.crt and node.key.")] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS and no key: on one's own machine only.")
+        bool, typer.Option("--insecure", help="No TLS and no key: on your own machine only.")
     ] = False,
 ) -> None:
     """Run a silo's SuperNode, which carries queries to the guard and releases back, until ended.

@@ -33,6 +33,7 @@ from fedpriv.cli.options import (
     mechanism_options,
 )
 from fedpriv.cli.sampled import guarantee_of
+from fedpriv.cli.selection import selection
 from fedpriv.cli.shown import cost_facts, guarantee_facts, setting_facts, show
 from fedpriv.cli.theorem import theorem
 
@@ -46,6 +47,7 @@ app = typer.Typer(
 app.command()(compare)
 app.command()(theorem)
 app.command()(ledger)
+app.command()(selection)
 
 
 @app.command()

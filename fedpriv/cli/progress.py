@@ -103,7 +103,7 @@ class Progress(RunObserver):
             self._say("stopped before the first cell")
             return
         left = self._cells - self._done
-        self._say(f"stopped, {left} of {len(self._scenario.points)} cells left; go on with")
+        self._say(f"stopped, {left} of {len(self._scenario.points)} cells left; resume with")
         self._say(f"    {_resume(rerun, self._folder)}")
 
     def _say(self, line: str) -> None:

@@ -19,11 +19,12 @@ def setting_facts(setting: "Setting", unit: str = "record") -> dict[str, Any]:
     """What the numbers are about: who is protected, and how a record, or another unit, takes part."""
     from fedpriv.privacy.unit import unit_named
 
+    whose = unit_named(unit)
     return {
         "trust": setting.trust,
-        "protects": setting.protection.protection_of(unit_named(unit)),
+        "protects": setting.protection.protection_of(whose),
         "rounds": setting.rounds,
-        "participation": setting.words,
+        "participation": setting.words(whose.noun),
     }
 
 

@@ -79,7 +79,7 @@ def status(policy: Policy) -> None:
 def end(
     policy: Policy, run_id: Annotated[str, typer.Argument(metavar="RUN", help="As `status` shows it.")]
 ) -> None:
-    """End a run that nobody will go on with: its key and sums are wiped, its price stays spent.
+    """End a run that nobody will resume: its key and sums are wiped, its price stays spent.
 
     Example: fedpriv silo end silo-0.toml 5f0c2d
     """

@@ -61,16 +61,28 @@ def dataset_of(name: str, train: Part, test: Part, classes: int | None) -> Datas
     )
     if classes is None:
         classes = _classes(labels, test_labels)
+    key = name if name == ARGUMENTS else f"data.name = {name!r}"
     for part, images, targets in (("train", records, labels), ("test", test_records, test_labels)):
-        check_records(images, targets, classes, f"data.name = {name!r}, {part} part")
+        check_records(images, targets, classes, part if name == ARGUMENTS else f"{key}, {part} part")
     kinds = {array.dtype == np.uint8 for array in (records, test_records)}
     if records.shape[1:] != test_records.shape[1:] or len(kinds) > 1:
         raise InputError(
-            f"data.name = {name!r}: training and test records must be alike, found {records.dtype} "
-            f"{records.shape} and {test_records.dtype} {test_records.shape}"
+            f"{key}: training and test records must be alike, found {records.dtype} {records.shape} and "
+            f"{test_records.dtype} {test_records.shape}"
         )
     kind = np.int64 if classes else np.float64
     return Dataset(name, records, labels.astype(kind), test_records, test_labels.astype(kind), classes)
+
+
+ARGUMENTS = "train, test"
+"""The name of such arrays while they are checked."""
+GIVEN = "given-"
+"""How the names of arrays begin that a program gave; nobody typed such a name."""
+
+
+def called(name: str) -> str:
+    """What an error calls a data set: its name, or the argument that it was given as."""
+    return "train" if name.startswith(GIVEN) else name
 
 
 def _records(values: ArrayLike) -> NDArray[Any]:

@@ -33,7 +33,7 @@ def _vectorized(_: Path, __: Connection, kept: Checkpoints) -> Engine:
 
 
 def _vectorized_groups(cells: Sequence[Cell]) -> list[list[int]]:
-    from fedpriv.engines.vectorized.engine import groups_of
+    from fedpriv.engines.vectorized.grouping import groups_of
 
     return groups_of(cells)
 

@@ -21,6 +21,10 @@ def check_shape(record: tuple[int, ...], flat: tuple[int, ...], name: str) -> No
         )
 
 
+GIVEN = "module-"
+"""How the names of modules begin that a program gave; nobody typed such a name."""
+
+
 def check_outputs(module: nn.Module, values: int, outputs: int, name: str) -> None:
     """InputError if the module cannot be trained here, or does not map one flat record to this many outputs.
 
@@ -35,10 +39,15 @@ def check_outputs(module: nn.Module, values: int, outputs: int, name: str) -> No
             shape = tuple(module(probe).shape)
     except Exception as error:  # whatever a stranger's module does
         reason = printable(str(error).split("\n")[0]) or type(error).__name__
-        raise InputError(f"model.name = {name!r} cannot be given a record of {values} values: {reason}") from None
+        raise InputError(f"{_called(name)} cannot be given a record of {values} values: {reason}") from None
     if shape != (1, outputs):
-        raise InputError(f"model.name = {name!r} maps one record to shape {shape}, but (1, {outputs}) is needed")
+        raise InputError(f"{_called(name)} maps one record to shape {shape}, but (1, {outputs}) is needed")
     check_alone(module, values, name)
+
+
+def _called(name: str) -> str:
+    """The key, or the argument that a program gave."""
+    return "model: the module" if name.startswith(GIVEN) else f"model.name = {name!r}"
 
 
 def reshaped(module: nn.Module, record: tuple[int, ...]) -> nn.Module:

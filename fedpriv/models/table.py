@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedpriv.data.fetch import LINEAR_REGRESSION, PHASE_RETRIEVAL
 from fedpriv.data.synthetic import power_law
-from fedpriv.errors import InputError, suggestion
+from fedpriv.errors import InputError, own_or_close
 from fedpriv.extensions import changed, load_extensions
 from fedpriv.models.by_path import model_at
 from fedpriv.models.imported import is_import_path
@@ -182,6 +182,6 @@ def model_named(name: str) -> Model:
     if name not in MODELS:
         raise InputError(
             f"model.name = {name!r}: known models are {', '.join(map(repr, MODELS))}, or package.module:Name"
-            f"{suggestion(name, MODELS)}"
+            f"{own_or_close(name, MODELS)}"
         )
     return MODELS[name]

@@ -88,14 +88,13 @@ class Setting:
         declared = Schedule(self.rounds, self.rounds // self.epochs)
         return SAMPLINGS[self.sampling].instead_of(declared, Asked(self.groups))
 
-    @property
-    def words(self) -> str:
-        """How a record takes part."""
+    def words(self, noun: str = "record") -> str:
+        """How a record, or another unit, takes part."""
         order = self.participation
         if isinstance(order, Separated):
             return f"at most {order.max_participations} rounds, at least {order.min_separation} apart"
         if self.secret:
-            return f"a record {order.words}"
+            return f"a {noun} {order.words}"
         return f"{self.epochs} epochs in a fixed order" if self.epochs > 1 else "single pass"
 
     @cached_property

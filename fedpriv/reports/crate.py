@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.reports.notes import privacy_lines
-from fedpriv.sweep.results import Results, read_results
+from fedpriv.sweep.results import Results, engines_of, read_results
 
 METADATA = "ro-crate-metadata.json"
 _VERSION = "https://w3id.org/ro/crate/1.1"
@@ -94,7 +94,7 @@ def _run(folder: Path, results: Results, files: list[Entity]) -> Entity:
     return {
         "@id": "#run",
         "@type": "CreateAction",
-        "name": f"fedpriv run of {results.name}, engine {results.engine}",
+        "name": f"fedpriv run of {results.name}, engine {engines_of(results)}",
         "description": f"{results.rerun or 'fedpriv.run in a program'}; data: {', '.join(data) or 'none yet'}",
         "startTime": _date(folder, results),
         "actionStatus": {"@id": f"http://schema.org/{'Completed' if results.complete else 'Active'}ActionStatus"},

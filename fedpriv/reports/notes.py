@@ -1,13 +1,14 @@
-"""What stands under a table: what is missing, how it was measured, and what is protected."""
+"""What stands under a table: what is missing, how it was measured, what is protected, how settings were chosen."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedpriv.accounting.selection import Selection
 from fedpriv.privacy.claim import EXACT
 from fedpriv.privacy.evaluations import evaluation_words
 from fedpriv.privacy.trust import trust_named
 from fedpriv.reports.summary import Metric, compare, incomplete, metrics_of, missing, point_text, points
-from fedpriv.sweep.results import Results
+from fedpriv.sweep.results import Results, engines_of
 
 _LISTED = 10  # missing points that are named; the tables show the others
 
@@ -41,7 +42,7 @@ def how_measured(results: Results) -> str:
             largest.append(f"{metric.title} {max(known):.{metric.digits}f}")
     worst = f"; largest |difference|: {', '.join(largest)}" if largest else ""
     notes = [each for each in (_withheld(results), _paired(results), _unread(results)) if each]
-    return " ".join([f"{seeds}; engine {results.engine}{worst}.", *notes])
+    return " ".join([f"{seeds}; engine {engines_of(results)}{worst}.", *notes])
 
 
 def _withheld(results: Results) -> str:
@@ -83,7 +84,37 @@ def privacy_lines(results: Results) -> list[str]:
         )
         groups.setdefault(kind, []).append(cell)
     tests = {evaluation_words(told, cell["delta"]) for cell in results.cells if (told := cell.get("evaluation"))}
-    return [*(_statement(cells) for cells in groups.values()), *sorted(tests)]
+    return [*(_statement(cells) for cells in groups.values()), *sorted(tests), *choice_of_settings(results)]
+
+
+def choice_of_settings(results: Results) -> list[str]:
+    """What the choice of settings by `fedpriv tune` costs beside the runs; nothing where there was none.
+
+    Guarantee: the figures are recomputed from the law of the choice and the releases of every cell.
+    """
+    tuned, private = results.tuned, [cell for cell in results.cells if cell["epsilon"] is not None]
+    if tuned is None or not private:
+        return []
+    law, how = tuned.number_of_runs, f"by {tuned.metric} on {tuned.held_out} training records"
+    if law is None:
+        return [
+            f"Settings were chosen by fedpriv tune: {tuned.settings} for every row, {how}. These figures do not "
+            "cover that choice: it read the records without noise."
+        ]
+    costs: list[tuple[float, float]] = []
+    for cell in private:
+        row = tuned.row_of(cell["scenario"])
+        if row is None or row.mu is None or cell["mu"] is None:
+            return ["Settings of some cells were not chosen by fedpriv tune, or their cost is not known."]
+        choice, both = (Selection(row.mu, law, then).epsilon_of(cell["delta"]) for then in (0.0, cell["mu"]))
+        costs.append((choice, both))
+    delta = f"delta = {private[0]['delta']:g}"
+    alone, together = (_spread([pair[place] for pair in costs]) for place in (0, 1))
+    return [
+        f"Settings were chosen privately by fedpriv tune: the best of {law.words}, {how}. The choice of one "
+        f"row costs ε = {alone} at {delta}, the choice and a run of the row together ε = {together} "
+        "(Papernot & Steinke 2022)."
+    ]
 
 
 def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -112,7 +143,10 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _range(cells: Sequence[Mapping[str, Any]], key: str) -> str:
-    values = [cell[key] for cell in cells]
+    return _spread([cell[key] for cell in cells])
+
+
+def _spread(values: Sequence[float]) -> str:
     low, high = figure(min(values)), figure(max(values))
     return low if low == high else f"{low} to {high}"
 

@@ -22,7 +22,7 @@ from fedpriv.reports.statement import NOT_PROTECTED, statements
 from fedpriv.reports.summary import incomplete, value_text
 from fedpriv.reports.table import tables_of
 from fedpriv.reports.verdict import RUNS, holders, repeated, verdict
-from fedpriv.sweep.results import Results, read_history, read_results
+from fedpriv.sweep.results import Results, engines_of, read_history, read_results
 
 
 def write_report(folder: Path, file: Path | None = None) -> Path:
@@ -115,7 +115,7 @@ def _facts(results: Results) -> list[tuple[str, str]]:
         ),
         ("seeds", ", ".join(map(str, results.seeds))),
         ("cells", f"{cells}, computed in {sum(each['wall_seconds'] for each in results.cells):.1f} s"),
-        ("engine", results.engine),
+        ("engine", engines_of(results)),
     ]
 
 

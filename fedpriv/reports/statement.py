@@ -13,6 +13,7 @@ from fedpriv.privacy.ledger import ReleaseStream, claim_of, from_data
 from fedpriv.privacy.several import words_of_several
 from fedpriv.privacy.trust import Trust, trust_named
 from fedpriv.privacy.unit import RECORD
+from fedpriv.reports.notes import choice_of_settings
 from fedpriv.sweep.results import Results
 
 _HIDDEN = {
@@ -83,8 +84,10 @@ _REAL = (
 )
 _ASSUMPTIONS = (
     "Every {unit} takes part only in the rounds that the schedule says, and its contribution is clipped there.",
+)
+_UNTOUCHED = (
     "Settings were chosen without a look at the data, or that look was accounted for elsewhere: choosing the best "
-    "of several runs is not part of these figures.",
+    "of several runs is not part of these figures."
 )
 NOT_PROTECTED = (
     "That a silo takes part, how many records it contributes, and when it answers.",
@@ -100,7 +103,8 @@ def statements(results: Results) -> list[Statement]:
         unit = from_data(cell["releases"][0]).unit
         kind = (cell["trust"], cell["relation"], cell["noise"], cell["delta"], unit, cell["mu"] is None)
         groups.setdefault(kind, []).append(cell)
-    return [_statement(cells, _together(results.cells, cells[0]["relation"])) for cells in groups.values()]
+    choice = choice_of_settings(results) or [_UNTOUCHED]
+    return [_statement(cells, _together(results.cells, cells[0]["relation"]), choice) for cells in groups.values()]
 
 
 def _together(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
@@ -119,7 +123,7 @@ def _together(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
     )
 
 
-def _statement(cells: Sequence[Mapping[str, Any]], together: str) -> Statement:
+def _statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequence[str]) -> Statement:
     first = cells[0]
     streams = [list(map(from_data, cell["releases"])) for cell in cells]
     unit = streams[0][0].unit
@@ -145,6 +149,7 @@ def _statement(cells: Sequence[Mapping[str, Any]], together: str) -> Statement:
             unit.presumes,
             *_of_several(streams, first["delta"]),
             *(text.format(unit=unit.noun) for text in _ASSUMPTIONS),
+            *choice,
             *_arithmetic(streams),
         ],
     )

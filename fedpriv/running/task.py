@@ -13,6 +13,7 @@ from torch import Tensor
 from fedpriv.data.dataset import Sites
 from fedpriv.data.datasets import load, load_test
 from fedpriv.data.partition import Shares, by_site, dirichlet, iid, shards
+from fedpriv.data.registered import called
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.data.units import Table, in_a_row, of_persons
 from fedpriv.errors import InputError
@@ -84,10 +85,9 @@ def public_task_of_cell(cell: Cell) -> PublicTask:
 def _task_of_schema(cell: Cell, schema: TableSchema) -> PublicTask:
     """The task of a server that has no table: silos evaluate, the rest follows from what is public about it."""
     row, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
-    features = row.features(np.zeros((1, schema.width)), dtype, settings)
+    features, labels = row.features(np.zeros((1, schema.width)), dtype, settings), np.zeros(0, np.int64)
     objective = row.objective(tuple(features.shape[1:]), schema.class_count, dtype, settings)
-    nobody = torch.zeros(0, dtype=dtype if cell.model.regression else torch.int64)
-    return PublicTask(objective, Records(features[:0], nobody), unit=schema.unit)
+    return PublicTask(objective, Records(features[:0], labels_of(labels, dtype)), unit=schema.unit)
 
 
 @lru_cache(maxsize=2)
@@ -237,10 +237,17 @@ def check_records(cell: Cell) -> None:
     if batches * batch > records:
         raise InputError(
             f"federation: one pass is {batches} batches of {batch} records of all silos, {batches} * {batch} = "
-            f"{batches * batch}, but {cell.data.name} has {records} training records: enough for "
-            f"{records // batch} batches of {batch}, or {batches} of {records // batches}; "
-            "change federation.rounds, federation.silos or federation.batch"
+            f"{batches * batch}, but {called(cell.data.name)} has {records} training records: "
+            f"{_enough(cell, records)}; change federation.rounds, silos, samples or batch"
         )
+
+
+def _enough(cell: Cell, records: int) -> str:
+    """What so many records are enough for: fewer batches, or smaller ones."""
+    batches, batch = cell.schedule.batches_held, sum(cell.batch_sizes)
+    fewer, smaller = records // batch, records // batches
+    fitting = [f"{fewer} batches of {batch}"] * (fewer > 0) + [f"{batches} of {smaller}"] * (smaller > 0)
+    return f"enough for {', or '.join(fitting)}" if fitting else "too few for either"
 
 
 def _check_sites(cell: Cell, task: Task) -> None:

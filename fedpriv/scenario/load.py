@@ -18,6 +18,7 @@ from fedpriv.scenario.published import Published, Scaling, changed, changed_axes
 from fedpriv.scenario.rules import Rule, rules_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.tree import assign
+from fedpriv.scenario.tuned import Tuned, tuned_of
 from fedpriv.shipped import scenario_file
 
 
@@ -40,6 +41,8 @@ class Scenario:
     points: list[Point]
     published: Published | None
     scaling: Scaling | None = None
+    tuned: Tuned | None = None
+    """How its settings were chosen, where `fedpriv tune` wrote the file."""
 
     def alone(self, place: int) -> "Scenario":
         """The scenario of its point at `place` only: its axes and seeds have one value each."""
@@ -85,6 +88,7 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
     printed_axes = {key: values for key, values in sweep.items() if key != "seeds"}
     printed, published = copy.deepcopy(base), published_of(paper, printed_axes, source)
     scaling = scaling_of(base.pop("scaling", None), printed_axes, source)
+    tuned = tuned_of(base.pop("tuned", None), source)
     rules = rules_of(base.pop("where", []), printed_axes, source)
     given = sort_out(
         overrides, {key: once(values) if isinstance(values, list) else values for key, values in sweep.items()}
@@ -104,7 +108,7 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
         for seed in seeds
     ]
     first = points[0].cell
-    return Scenario(first.name, first.title, axes, seeds, points, published, scaling)
+    return Scenario(first.name, first.title, axes, seeds, points, published, scaling, tuned)
 
 
 def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:

@@ -46,5 +46,5 @@ class DeploymentSection(Section):
     patience: Positive = Field(600.0, description="seconds to wait for the silos of a round before giving up")
     missing: Literal["stop", "continue"] = Field(
         "stop",
-        description='"continue" goes on without a silo that did not answer: its increment of the round is 0',
+        description='"continue": the run continues without a silo that did not answer, with an increment of 0',
     )

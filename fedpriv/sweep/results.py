@@ -25,6 +25,7 @@ from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Published, Scenario, resolve_cell
 from fedpriv.scenario.published import Scaling
+from fedpriv.scenario.tuned import Tuned
 from fedpriv.sweep.checkpoints import checkpoints_of
 from fedpriv.sweep.record import record_of, versions
 
@@ -49,6 +50,7 @@ class Results:
     rerun: str | None
     """The command that runs the same again; None where it was not recorded."""
     scaling: Scaling | None = None
+    tuned: Tuned | None = None
     date: str | None = None
     """When the run began, UTC; None in results that are older than this figure."""
 
@@ -129,6 +131,7 @@ class RunFolder(RunObserver):
                 "seeds": scenario.seeds,
                 "published": scenario.published and scenario.published.as_data(),
                 "scaling": scenario.scaling and scenario.scaling.model_dump(),
+                **({} if scenario.tuned is None else {"tuned": scenario.tuned.model_dump(mode="json")}),
                 "engine": self._engine,
                 "versions": versions(),
                 "rerun": self._rerun,
@@ -144,14 +147,16 @@ class RunFolder(RunObserver):
     def _finished_before(self, groups: Groups | None) -> dict[int, dict[str, Any]]:
         before = read_results(self.path)
         self._rerun, self._date = before.rerun or self._rerun, before.date or self._date
-        found = {cell["cell"]: dict(cell) for cell in before.cells}
+        kept = [cell for cell in before.cells if (self.path / cell["model"]).exists()]  # else it is run again
+        found = {cell["cell"]: dict(cell) for cell in kept}
         points = self._scenario.points
         for place, record in found.items():
             then = resolve_cell(record["scenario"], str(self.path)).canonical()  # with what newer keys stand for
             if place >= len(points) or points[place].cell.canonical() != then:
                 raise InputError(
                     f"{self.path} holds another run: its cell {place} differs from this scenario's; "
-                    "give another --out, or the scenario and --set options it was started with"
+                    "give another --out, or the scenario and --set options it was started with; more seeds or "
+                    "sweep values are another run"
                 )
         if groups is None or len(found) in (0, len(points)):
             return found
@@ -191,6 +196,7 @@ def read_results(folder: Path) -> Results:
             published=Published.from_data(tree["published"]) if tree["published"] else None,
             cells=_with_journal(tree["cells"], folder / _JOURNAL),
             scaling=Scaling.model_validate(tree["scaling"]) if tree.get("scaling") else None,
+            tuned=Tuned.model_validate(tree["tuned"]) if tree.get("tuned") else None,
             versions=tree.get("versions", {}),
             rerun=tree.get("rerun"),
             date=tree.get("date"),
@@ -211,6 +217,11 @@ def fits_of(folder: Path) -> dict[str, Fitted]:
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
     return {fit.asked: fit for fit in fits}
+
+
+def engines_of(results: Results) -> str:
+    """Which engines computed the cells: a run can be resumed on another one."""
+    return ", ".join(dict.fromkeys(str(cell["engine"]) for cell in results.cells)) or results.engine
 
 
 def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:

@@ -153,7 +153,7 @@ def test_other_records_are_another_run(tmp_path: Path) -> None:
         ({"train": np.zeros(3)}, "expected \\(records, labels\\)"),
         ({"train": (np.zeros((4, 8)), np.zeros(3, int))}, "as many labels"),
         ({"train": (np.full((800, 8), np.nan), np.zeros(800, int))}, "not finite"),
-        ({"model": nn.Linear(7, 2)}, "cannot be given a record of 8 values"),
+        ({"model": nn.Linear(7, 2)}, "model: the module cannot be given a record of 8 values"),
         ({"model": nn.Linear(8, 3)}, "maps one record to shape \\(1, 3\\), but \\(1, 2\\) is needed"),
         ({"model": nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 2))}, "mixes the records of a batch"),
         ({"model": nn.Linear(8, 2).requires_grad_(False)}, "requires_grad = False"),
@@ -200,3 +200,12 @@ def test_a_model_file_that_is_damaged_is_named(tmp_path: Path) -> None:
     cell.model_file.write_bytes(b"garbage")
     with pytest.raises(fedpriv.InputError, match="cannot be read as a model"):
         cell.model()
+
+
+def test_too_few_records_are_refused_in_the_words_of_the_program(tmp_path: Path) -> None:
+    train, test = (tuple(part[:10] for part in given) for given in records())
+    federation = {**TREE["federation"], "batch": 5}
+    with pytest.raises(fedpriv.InputError, match="but train has 10 training records: too few for either; change"):
+        fedpriv.run(
+            {**TREE, "federation": federation}, train=train, test=test, model=network(), out=tmp_path / "run"
+        )

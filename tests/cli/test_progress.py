@@ -87,7 +87,7 @@ def test_stopping_says_the_command_that_goes_on() -> None:
     two_cells(display)
     display.stopped("fedpriv run small.toml")
     assert stream.getvalue().endswith(
-        "stopped, 1 of 4 cells left; go on with\n    fedpriv run small.toml --resume --out runs/small\n"
+        "stopped, 1 of 4 cells left; resume with\n    fedpriv run small.toml --resume --out runs/small\n"
     )
 
 

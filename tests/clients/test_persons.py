@@ -12,6 +12,7 @@ from fedpriv.accounting.slack import ApproximateGDP
 from fedpriv.clients.guard import begin_ledger, open_guard
 from fedpriv.clients.policy import read_policy
 from fedpriv.clients.prices import Charge, spent
+from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.errors import InputError, RunError
 from fedpriv.scenario import resolve_cell
 from tests.clients.guarded import write_silo
@@ -71,6 +72,43 @@ def test_secret_rounds_of_persons_are_charged_too(tmp_path: Path) -> None:
     assert torch.isfinite(guard.answer("run", asked, 1, QUERY)).all()
     (charge,) = guard._ledger.charges()
     assert (charge.slack, 0.0 < charge.mu < 4.0) == (1e-8, True)
+
+
+@pytest.mark.parametrize("sampling", ["allocation", "poisson"])
+def test_a_guard_that_restarts_draws_the_same_persons_anew_in_every_epoch(tmp_path: Path, sampling: str) -> None:
+    """Guards that end after each of 14 rounds answer as one silo with the ledger's key: whole persons."""
+    policy = read_policy(silo(tmp_path, rounds=14))
+    asked = scenario(
+        tmp_path,
+        federation__sampling=sampling,
+        federation__batches=[1, 1],
+        federation__epochs=2,
+        federation__rounds=14,
+    )
+    answers = []
+    for t in range(1, 15):
+        guard = open_guard(policy)
+        answers.append(guard.answer("run", asked, t, QUERY))
+        run = guard._ledger.run("run")
+        assert run is not None
+        assert run.key is not None or t == 14  # wiped when the run is over
+        if t == 1:
+            key, admitted = run.key, guard._admission.admit(run.cell)
+            records = guard._features(admitted.cell)
+        guard._ledger.close()
+    assert isinstance(key, bytes)
+    one = ReleasingSilo.of(0, admitted.plan, records, key, admitted.digest)
+    state, drawn, rows = one.start(), [], []
+    for t, answer in enumerate(answers, start=1):
+        release, state = one.answer(state, t, QUERY)
+        assert torch.equal(one.message(release.vector, t, b"", state.chain), answer)
+        drawn.append(release.counts.drawn)
+        rows.append(admitted.plan.schedule.rows(t, 1, 0, lambda: one._coins).tolist())
+    assert [len(of_round) for of_round in rows] == drawn
+    if sampling == "allocation":
+        for epoch in (rows[:7], rows[7:]):
+            assert sorted(row for of_round in epoch for row in of_round) == list(range(7))
+    assert rows[:7] != rows[7:]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import torch
 from fedpriv.algorithms import ALGORITHMS
 from fedpriv.engines.base import Outcome
 from fedpriv.engines.vectorized import keeper
-from fedpriv.engines.vectorized.engine import groups_of, run_vectorized
+from fedpriv.engines.vectorized.engine import run_vectorized
+from fedpriv.engines.vectorized.grouping import groups_of
 from fedpriv.engines.vectorized.noise_feed import NoiseFeed
 from fedpriv.engines.worker import Kept, work
 from fedpriv.errors import InputError

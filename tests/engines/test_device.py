@@ -165,4 +165,4 @@ def test_a_gpu_computes_what_the_processor_does_to_rounding(mechanism: str, trus
     on_gpu = cell.model_copy(update={"run": cell.run.model_copy(update={"device": "cuda"})})
     (here,), _ = run("vectorized", cell)
     (there,), _ = run("vectorized", on_gpu)
-    np.testing.assert_allclose(there.result.model, here.result.model, rtol=0.0, atol=1e-9)
+    np.testing.assert_allclose(there.finished.model, here.finished.model, rtol=0.0, atol=1e-9)

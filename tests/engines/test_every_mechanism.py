@@ -120,7 +120,7 @@ def test_what_a_plan_runs_is_the_fit_for_its_own_row(row: str) -> None:
 
 
 def test_a_plan_never_fits() -> None:
-    for name in (AUTO, "lambda-cgd", "blt"):
+    for name in (AUTO, "scheduled", "lambda-cgd", "blt"):
         with pytest.raises(InputError, match="fitted before a run starts"):
             planned(cell_of("dp-ftrl", "untrusted", mechanism=name))
 

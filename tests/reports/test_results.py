@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from fedpriv.errors import InputError
+from fedpriv.reports.notes import how_measured
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell, Scenario
 from fedpriv.scenario.load import scenario_of
-from fedpriv.sweep.results import RunFolder, read_history, read_results
+from fedpriv.sweep.results import RunFolder, engines_of, read_history, read_results
 from tests.conftest import small_tree
 
 PAPER = {"rows": "privacy.rho", "columns": "federation.silos", "test_loss": [[2.5, 2.25]]}
@@ -102,6 +103,25 @@ def test_resume_keeps_what_is_finished_and_drops_half_told_cells(tmp_path: Path)
     assert again.missing == [0, 2, 3]
     assert [line["cell"] for line in read_history(tmp_path)] == [1]  # cell 2 is told again when it is run again
     assert read_results(tmp_path).cells[0]["cell"] == 1
+
+
+def test_a_cell_whose_model_is_gone_is_run_again(tmp_path: Path) -> None:
+    run = folder(tmp_path)
+    for place in range(4):
+        run.evaluated(place, 8, {"test_loss": 2.0, "test_accuracy": 0.5})
+        run.finished(place, outcome())
+    (tmp_path / "models" / "0002.npy").unlink()
+    assert folder(tmp_path, resume=True).missing == [2]
+    assert [line["cell"] for line in read_history(tmp_path)] == [0, 1, 3]
+
+
+def test_a_run_that_two_engines_computed_names_both(tmp_path: Path) -> None:
+    folder(tmp_path).finished(0, outcome())
+    again = RunFolder(tmp_path, scenario(), "inprocess", resume=True)
+    for place in (1, 2, 3):
+        again.finished(place, outcome())
+    assert engines_of(read_results(tmp_path)) == "vectorized, inprocess"
+    assert "engine vectorized, inprocess" in how_measured(read_results(tmp_path))
 
 
 def test_resume_without_results_starts(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.errors import InputError
 from fedpriv.exact import chunks
 from fedpriv.objectives import Records
+from fedpriv.participation.allocation import Allocation
 from fedpriv.participation.secret_order import SecretOrder
 from fedpriv.privacy.ledger import as_data, from_data
 from fedpriv.running.plan import Plan, plan_of
@@ -108,3 +110,30 @@ def test_sums_that_last_are_refused() -> None:
     cell = cell_of("allocation", name="dp-ftrl", mechanism="tree")
     with pytest.raises(InputError, match=r"secret|released by itself"):
         planned(cell)
+
+
+@pytest.mark.parametrize("path", ["outer products", "increments"])
+def test_a_records_integers_do_not_depend_on_who_else_was_drawn(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A round's sum is that of the rounds in which each of its records is drawn alone, to the last unit."""
+    plan = planned(cell_of("allocation", "trusted"))
+    monkeypatch.setattr("fedpriv.exact.chunks._VALUES", 5 * 7850)  # several chunks a round
+    if path != "outer products":
+        monkeypatch.setattr("fedpriv.exact.records.rank_one_suits", lambda *_: False)
+    generator = torch.Generator().manual_seed(2)
+    records = Records(torch.rand((40, 785), generator=generator), torch.randint(0, 10, (40,), generator=generator))
+    query = 0.1 * torch.randn(7850, generator=generator)
+
+    def sums(drawn: list[int]) -> torch.Tensor:
+        monkeypatch.setattr(Allocation, "rows", lambda *_: np.array(drawn, np.int64))
+        silo = ReleasingSilo.of(0, plan, records, bytes(31) + b"8", b"")
+        release, _ = silo.answer(silo.start(), 1, query)
+        return release.vector
+
+    for drawn in ([3, 8, 9, 17, 21, 30, 39], [8], []):
+        alone = torch.zeros(7850, dtype=torch.int64)
+        for row in drawn:
+            alone += sums([row])
+        assert torch.equal(sums(drawn), alone)
+        assert bool(alone.any()) == bool(drawn)

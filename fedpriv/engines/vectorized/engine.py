@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from fedpriv.engines.base import Outcome
-from fedpriv.engines.vectorized.away import Away, check_away, missing_noise
+from fedpriv.engines.vectorized.away import Away, missing_noise
 from fedpriv.engines.vectorized.device import device_named, one_torch_thread
+from fedpriv.engines.vectorized.grouping import grouped, plans_of
 from fedpriv.engines.vectorized.keeper import Keeper
 from fedpriv.engines.vectorized.noise_feed import NoiseFeed, aggregate
 from fedpriv.engines.vectorized.ordered_batches import OrderedBatches
 from fedpriv.engines.vectorized.sampled_batches import SampledBatches
-from fedpriv.engines.vectorized.silos import Apart, Silos, Together, check_apart
-from fedpriv.errors import InputError
+from fedpriv.engines.vectorized.silos import Apart, Silos, Together
 from fedpriv.estimators.gradients import Estimator
 from fedpriv.estimators.running_sum import RunningSum, empty_sum
 from fedpriv.mechanisms import Mechanism, MechanismState
@@ -31,19 +31,18 @@ from fedpriv.objectives import Objective, Records, Slots
 from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
 from fedpriv.participation.public_order import PublicOrder
-from fedpriv.replicates.stacking import Part, signature, stack
+from fedpriv.replicates.stacking import Part, stack
 from fedpriv.running.absences import absences_of
 from fedpriv.running.checkpoint import NO_CHECKPOINTS, Checkpoint, Checkpoints, Metrics
 from fedpriv.running.evaluation import SimulatedEvaluation, released_by
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import evaluation_rounds, finished_after, measured
-from fedpriv.running.plan import Plan, plan_of
+from fedpriv.running.plan import Plan
 from fedpriv.running.round_step import Read, RoundStep
 from fedpriv.running.task import Task, spread, task_of_cell
 from fedpriv.scenario import Cell
 
 _PROGRESS_EVERY = 0.1  # seconds
-_ROUND_VALUES = 2**26
 
 
 def run_vectorized(
@@ -53,53 +52,13 @@ def run_vectorized(
 
     A group goes on from its checkpoint in `kept`, which is dropped when the last of its outcomes was taken.
     """
-    plans = _plans(cells)
+    plans = plans_of(cells)
     with one_torch_thread():
-        for members in _groups(cells, plans):
+        for members in grouped(cells, plans):
             of_group = [cells[i] for i in members]
             keeper = Keeper(kept, of_group, observer)
             yield from _Group(members, of_group, [plans[i] for i in members], observer).run(keeper)
             keeper.drop()
-
-
-def groups_of(cells: Sequence[Cell]) -> list[list[int]]:
-    """The places of the cells that run together, group by group; each group alone computes the same bits."""
-    return list(_groups(cells, _plans(cells)))
-
-
-def _plans(cells: Sequence[Cell]) -> list[Plan]:
-    if any(cell.run.arithmetic == "integers" for cell in cells):
-        raise InputError(
-            'run.arithmetic = "integers": engine vectorized adds all silos up at once, in floating point; use '
-            "--engine inprocess"
-        )
-    plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
-    for cell, plan in zip(cells, plans, strict=True):
-        check_away(cell, plan)
-        check_apart(cell, plan)
-    return plans
-
-
-def _groups(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list[int]]:
-    groups: dict[object, list[int]] = {}
-    for index, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
-        groups.setdefault(_group_key(cell, plan), []).append(index)
-    return itertools.chain.from_iterable(
-        _pieces(members, cells[members[0]], plans[members[0]]) for members in groups.values()
-    )
-
-
-def _pieces(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
-    """A group cut so that one round's records of all its replicates fit comfortably into memory."""
-    record = task_of_cell(cell).train.features[0].numel()
-    size = max(1, _ROUND_VALUES // (sum(plan.batch_sizes) * record))
-    return (members[start : start + size] for start in range(0, len(members), size))
-
-
-def _group_key(cell: Cell, plan: Plan) -> object:
-    parts = tuple(signature(part) for part in (plan.estimator, plan.mechanism, plan.optimizer, plan.objective))
-    shape = (plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources))
-    return shape, parts, cell.data, cell.model, cell.run, cell.evaluation
 
 
 class _States(NamedTuple):

@@ -1,0 +1,169 @@
+"""What it costs to publish the best of a random number of private runs, and nothing of the others.
+
+Source: Papernot & Steinke 2022, "Hyperparameter Tuning with Rényi Differential Privacy" (ICLR), Theorem 2 for the
+truncated negative binomial law of the number K of runs, Theorem 6 for the Poisson law.  With runs that are
+(λ, λμ²/2)-Rényi DP for every order λ, as μ-GDP runs are, and ρ = μ²/2,
+
+    Theorem 2:  ε'(λ) = λρ + (1 + η) min over λ^ ≥ 1 of ((λ^ - 1)ρ + ln(1/γ)/λ^) + ln E[K] / (λ - 1)
+    Theorem 6:  ε'(λ) = λρ + E[K] δ(ln(1 + 1/(λ - 1))) + ln E[K] / (λ - 1)
+
+where δ(ε) is the run's own curve.  The minimum is 2√(ρ ln(1/γ)) - ρ, at λ^ = √(ln(1/γ)/ρ), or ln(1/γ) where that
+λ^ is below 1.  `then` adds the Rényi curve of releases that come after the choice and may depend on it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.accounting import curves
+from fedpriv.accounting.checks import check_delta, check_mu, check_positive
+from fedpriv.accounting.rdp import LEAST_EXCESS, MOST_EXCESS, to_epsilons
+from fedpriv.accounting.zcdp import zcdp_of
+from fedpriv.errors import InputError
+
+_POINTS = 4001
+_REFINEMENTS = 2
+_MOST_TRIALS = 1e6
+
+
+class Law(Protocol):
+    """The law of the number of runs."""
+
+    @property
+    def mean(self) -> float:
+        """E[K]."""
+        ...
+
+    @property
+    def words(self) -> str:
+        """As a report says it."""
+        ...
+
+    def constant(self, mu: float, excess: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What the choice adds to a μ-GDP run's Rényi curve at orders 1 + `excess`, ln E[K]/(λ - 1) apart."""
+        ...
+
+    def draw(self, generator: np.random.Generator) -> int:
+        """K."""
+        ...
+
+
+@dataclass(frozen=True)
+class NegativeBinomial:
+    """Truncated to 1, 2, …: η = 0 is the logarithmic law, η = 1 the geometric one.
+
+    P[K = k] is proportional to (1 - γ)^k Π_{l < k} (l + η)/(l + 1), with γ such that E[K] is `mean`.
+    A small η costs less privacy, and more often tries few settings.
+    """
+
+    mean: float
+    eta: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_mean(self.mean, least=1.0)
+        if not (math.isfinite(self.eta) and 0.0 <= self.eta <= 100.0):
+            raise InputError(f"eta = {self.eta}: of the truncated negative binomial law a number from 0 to 100")
+
+    @property
+    def words(self) -> str:
+        return f"a truncated negative binomial number of runs, {self.mean:g} on average (eta = {self.eta:g})"
+
+    @property
+    def gamma(self) -> float:
+        """γ, rounded down, so that ln(1/γ) is not too small."""
+        low, high = 0.0, min(1.0, 2.0 * (1.0 + self.eta) / self.mean)
+        while high - low > 1e-15 * high:
+            middle = 0.5 * (low + high)
+            if middle in (low, high):
+                break
+            low, high = (low, middle) if mean_of(self.eta, middle) < self.mean else (middle, high)
+        return low
+
+    def constant(self, mu: float, excess: NDArray[np.float64]) -> NDArray[np.float64]:
+        zcdp, log = zcdp_of(mu), -math.log(self.gamma)
+        least = 2.0 * math.sqrt(zcdp * log) - zcdp if log >= zcdp else log
+        return np.full_like(excess, (1.0 + self.eta) * least)
+
+    def draw(self, generator: np.random.Generator) -> int:
+        """By inverting the distribution function, one k after another."""
+        gamma, left, k = self.gamma, float(generator.random()), 1
+        if self.mean == 1.0:
+            return 1
+        start = -1.0 / math.log(gamma) if self.eta == 0.0 else self.eta / (gamma**-self.eta - 1.0)
+        chance = start * (1.0 - gamma)
+        while left > chance and chance > 0.0:
+            left -= chance
+            chance *= (1.0 - gamma) * (k + self.eta) / (k + 1.0)
+            k += 1
+        return k
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """K may be 0: then nothing is chosen."""
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        _check_mean(self.mean, least=1.0)
+
+    @property
+    def words(self) -> str:
+        return f"a Poisson number of runs, {self.mean:g} on average"
+
+    def constant(self, mu: float, excess: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The run's δ at the largest ε that Theorem 6 allows for an order."""
+        return self.mean * curves.gaussian(mu)(np.log1p(1.0 / excess))
+
+    def draw(self, generator: np.random.Generator) -> int:
+        return int(generator.poisson(self.mean))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The best of K runs that are `mu`-GDP each, whose settings and score are published and no other's.
+
+    Guarantee: `epsilon_of` holds for what is published of the chosen run, if the score that it was chosen by is a
+    part of what the run releases, K is drawn independently of the data and stays secret, and the settings of every
+    run are drawn from one public law.  `then` is the μ of further releases, run with the chosen settings.
+    """
+
+    mu: float
+    law: Law
+    then: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive("mu", check_mu(self.mu))
+        check_mu(self.then)
+
+    def epsilon_of(self, delta: float) -> float:
+        """An ε for which (ε, `delta`)-DP holds, the least over orders; the conversion is that of `rdp`."""
+        log_delta = math.log(check_delta(delta))
+        low, high = math.log(LEAST_EXCESS), math.log(MOST_EXCESS)
+        for _ in range(1 + _REFINEMENTS):
+            grid = np.linspace(low, high, _POINTS)
+            values = to_epsilons(np.exp(grid), self.renyi(np.exp(grid)), log_delta)
+            best, width = grid[int(np.argmin(values))], (high - low) / (_POINTS - 1)
+            low, high = best - width, best + width
+        return max(0.0, float(np.min(values)))
+
+    def renyi(self, excess: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The Rényi curve at orders 1 + `excess`, each above 0."""
+        zcdp = zcdp_of(self.mu) + zcdp_of(self.then)
+        found = (1.0 + excess) * zcdp + self.law.constant(self.mu, excess) + math.log(self.law.mean) / excess
+        return np.asarray(found, np.float64)
+
+
+def mean_of(eta: float, gamma: float) -> float:
+    """E[K] of the truncated negative binomial law, 0 < γ < 1, η ≥ 0."""
+    if eta == 0.0:
+        return (1.0 / gamma - 1.0) / -math.log(gamma)
+    return eta * (1.0 - gamma) / (gamma * -math.expm1(eta * math.log(gamma)))
+
+
+def _check_mean(mean: float, least: float) -> None:
+    if not (math.isfinite(mean) and least <= mean <= _MOST_TRIALS):
+        raise InputError(f"trials = {mean}: on average from {least:g} to {_MOST_TRIALS:g} runs are tried")

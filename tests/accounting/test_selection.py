@@ -1,0 +1,156 @@
+"""What publishing the best of several runs costs: golden numbers, another accountant, exact curves below it."""
+
+import json
+import math
+from collections.abc import Callable
+from itertools import product
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting import rdp as theirs
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from fedpriv.accounting import rdp
+from fedpriv.accounting.selection import Law, NegativeBinomial, Poisson, Selection, mean_of
+from fedpriv.errors import InputError
+from tests.cli.test_errors import refusal
+
+Floats = NDArray[np.float64]
+LAWS: list[Law] = [
+    NegativeBinomial(20.0, 0.0),
+    NegativeBinomial(20.0, 0.5),
+    NegativeBinomial(5.0, 1.0),
+    Poisson(5.0),
+]
+
+
+def theorem_2(mu: float, eta: float, gamma: float, delta: float) -> float:
+    """Word for word, with both orders searched on a grid; then Proposition 12 of Canonne, Kamath & Steinke."""
+    rho, mean = mu**2 / 2, mean_of(eta, gamma)
+    others = 1.0 + np.concatenate([[0.0], np.logspace(-4, 4, 20001)])
+    least = np.min((1 + eta) * (1 - 1 / others) * (others * rho) + (1 + eta) * math.log(1 / gamma) / others)
+    order = 1.0 + np.logspace(-3, 4, 20001)
+    curve = order * rho + least + math.log(mean) / (order - 1)
+    return float(np.min(curve + np.log1p(-1 / order) - (math.log(delta) + np.log(order)) / (order - 1)))
+
+
+@pytest.mark.parametrize(("mu", "eta", "mean"), product((0.1, 1.0, 4.0), (0.0, 0.5, 1.0), (2.0, 20.0)))
+def test_it_is_theorem_2(mu: float, eta: float, mean: float) -> None:
+    law = NegativeBinomial(mean, eta)
+    assert mean_of(eta, law.gamma) == pytest.approx(mean, rel=1e-9)
+    expected = theorem_2(mu, eta, law.gamma, 1e-5)
+    assert Selection(mu, law).epsilon_of(1e-5) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mu", "law", "epsilon"),
+    [
+        (1.0, NegativeBinomial(20.0, 0.0), 7.865511),
+        (1.0, NegativeBinomial(20.0, 0.5), 8.597001),
+        (1.0, NegativeBinomial(20.0, 1.0), 9.256371),
+        (0.1, NegativeBinomial(5.0, 0.0), 0.639840),
+        (0.1, Poisson(5.0), 0.560836),
+        (1.0, Poisson(5.0), 6.697431),
+    ],
+)
+def test_golden_numbers(mu: float, law: Law, epsilon: float) -> None:
+    assert Selection(mu, law).epsilon_of(1e-5) == pytest.approx(epsilon, abs=2e-6)
+
+
+@pytest.mark.parametrize(("mu", "mean", "shape"), [(0.5, 10.0, 0.0), (1.0, 20.0, 1.0), (1.0, 5.0, math.inf)])
+def test_another_accountant_agrees(mu: float, mean: float, shape: float) -> None:
+    """On a grid of orders, and with a rougher δ for the Poisson law, so that it is never below ours."""
+    law = Poisson(mean) if shape == math.inf else NegativeBinomial(mean, shape)
+    accountant = theirs.RdpAccountant(1 + np.logspace(-2, 3, 400))
+    accountant.compose(dp_event.RepeatAndSelectDpEvent(dp_accounting.GaussianDpEvent(1 / mu), mean, shape))
+    ours, other = Selection(mu, law).epsilon_of(1e-6), accountant.get_epsilon(1e-6)
+    assert other == pytest.approx(ours, rel=0.15 if shape == math.inf else 1e-3)
+    assert ours <= other
+
+
+def density(law: Law) -> Callable[[Floats], Floats]:
+    """G' of the probability generating function of K: the density of the best of K is f(x) G'(F(x))."""
+    if isinstance(law, Poisson):
+        return lambda z: law.mean * np.exp(law.mean * (z - 1.0))
+    assert isinstance(law, NegativeBinomial)
+    gamma, eta = law.gamma, law.eta
+    if eta == 0.0:
+        return lambda z: (1 - gamma) / ((1 - (1 - gamma) * z) * math.log(1 / gamma))
+    return lambda z: eta * (1 - gamma) * (1 - (1 - gamma) * z) ** (-eta - 1) / (gamma**-eta - 1)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+@pytest.mark.parametrize("mu", [0.3, 1.0])
+def test_a_choice_that_can_be_computed_exactly_is_within_the_claim(law: Law, mu: float) -> None:
+    """Runs that release their Gaussian score: the exact curve of the best one, in both directions."""
+    x = np.linspace(-12.0, 12.0, 200_001)
+    weight = density(law)
+
+    def best(center: float) -> Floats:
+        return np.exp(-((x - center) ** 2) / 2) / math.sqrt(2 * math.pi) * weight(ndtr(x - center))
+
+    one_run = 0
+    for delta in (1e-3, 1e-5):
+        claimed = Selection(mu, law).epsilon_of(delta)
+        for first, second in ((best(0.0), best(mu)), (best(mu), best(0.0))):
+            for epsilon, holds in ((claimed, True), (rdp.epsilon_of(mu, delta), False)):
+                exact = float(np.sum(np.maximum(0.0, first - math.exp(epsilon) * second)) * (x[1] - x[0]))
+                assert exact <= delta or not holds
+                one_run += exact > delta and not holds
+    assert one_run, "what one run costs is not enough"
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_numbers_of_runs_follow_their_law(law: Law) -> None:
+    """Mean and probabilities, of 40,000 draws."""
+    generator = np.random.default_rng(5)
+    drawn = np.array([law.draw(generator) for _ in range(40_000)])
+    spread = np.std(drawn) / 200.0
+    assert abs(drawn.mean() - law.mean) < 5.0 * spread
+    weight = density(law)
+    first = float(weight(np.array(0.0)))  # P[K = 1] = G'(0)
+    assert abs(np.mean(drawn == 1) - first) < 5.0 * math.sqrt(first / 40_000)
+    assert drawn.min() == (0 if isinstance(law, Poisson) else 1)
+
+
+def test_one_run_costs_what_one_run_costs_and_more_cost_more() -> None:
+    assert Selection(1.0, NegativeBinomial(1.0)).epsilon_of(1e-5) == pytest.approx(
+        rdp.epsilon_of(1.0, 1e-5), rel=1e-6
+    )
+    costs = [Selection(1.0, NegativeBinomial(mean)).epsilon_of(1e-5) for mean in (1.5, 3.0, 10.0, 100.0)]
+    assert costs == sorted(costs)
+    alone, both = (Selection(1.0, NegativeBinomial(10.0), then).epsilon_of(1e-5) for then in (0.0, 1.0))
+    assert both > alone
+    composed = Selection(1.0, NegativeBinomial(1.0), then=1.0).epsilon_of(1e-5)
+    assert composed == pytest.approx(rdp.epsilon_of(math.sqrt(2.0), 1e-5), rel=1e-6)
+
+
+def test_what_is_no_law_is_refused() -> None:
+    for mean in (0.5, float("nan"), 1e7):
+        with pytest.raises(InputError, match="trials = "):
+            NegativeBinomial(mean)
+        with pytest.raises(InputError, match="trials = "):
+            Poisson(mean)
+    with pytest.raises(InputError, match="eta = -1"):
+        NegativeBinomial(5.0, -1.0)
+    with pytest.raises(InputError, match="mu = 0"):
+        Selection(0.0, Poisson(5.0))
+
+
+def test_the_command_prints_the_cost(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import sys
+
+    from fedpriv.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["fedpriv", "privacy", "selection", "--mu", "1", "--trials", "20", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (None, 0)
+    told = json.loads(capsys.readouterr().out)
+    assert told["epsilon_of_the_choice"] == Selection(1.0, NegativeBinomial(20.0)).epsilon_of(1e-5)
+    assert told["epsilon_of_choice_and_run"] == Selection(1.0, NegativeBinomial(20.0), 1.0).epsilon_of(1e-5)
+    line = refusal(["privacy", "selection", "--mu", "1", "--eta", "1000"], monkeypatch, capsys)
+    assert line == "fedpriv: eta = 1000.0: of the truncated negative binomial law a number from 0 to 100\n"

@@ -1,0 +1,96 @@
+"""Schedules and units that break what is claimed of secret rounds and of persons: functions that plant them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedpriv.auditing import secret
+from fedpriv.clients.silo import Silo
+from fedpriv.exact.plan import ExactPlan
+from fedpriv.objectives import Records
+from fedpriv.objectives.per_unit import PerUnit
+from fedpriv.participation.allocation import Allocation
+from fedpriv.participation.poisson import Poisson
+from fedpriv.randomness import KeyedNormal, derive_key, simulation_noise
+from fedpriv.running.integers import IntegerStep
+from fedpriv.running.round_step import Read
+
+
+def told(patch: pytest.MonkeyPatch) -> None:
+    """Who was drawn is known to whoever looks: the guard's own coins are guessed."""
+    key = derive_key(b"test", "told")
+    patch.setattr("fedpriv.clients.guard.system_key", lambda: key)
+    patch.setattr(secret, "simulated", lambda _: KeyedNormal(key, np.float64).coins())
+
+
+def coins_of_the_seed(patch: pytest.MonkeyPatch) -> None:
+    """Noise with the silo's key, and rounds that anybody can draw again."""
+    patch.setattr(Silo, "_coins", property(lambda _: simulation_noise(1, "float32").coins()))
+
+
+def one_round_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """Balls in bins that stay: what is claimed is a fresh round in every epoch."""
+
+    def rows(self: Allocation, t: int, batch: int, silo: int, coins: Any) -> Any:
+        place = (t - 1) % self.rounds_per_epoch
+        count = self.batches_held * batch
+        members = np.arange(count)[self.group(t)]
+        return members[coins().numbers(count, self.bins, silo, 0)[members] == place // self.groups]
+
+    patch.setattr(Allocation, "rows", rows)
+
+
+def equal_batches(patch: pytest.MonkeyPatch) -> None:
+    """A shuffled order in batches of one size: all others' places tell the last one's."""
+
+    def rows(self: Allocation, t: int, batch: int, silo: int, coins: Any) -> Any:
+        epoch, place = divmod(t - 1, self.rounds_per_epoch)
+        count = self.batches_held * batch
+        order = np.argsort(coins().numbers(count, 2**30, silo, epoch), kind="stable")
+        return np.sort(order[place * batch : (place + 1) * batch])
+
+    patch.setattr(Allocation, "rows", rows)
+
+
+def first_come(patch: pytest.MonkeyPatch) -> None:
+    """Twice as many are drawn, and the first that fill a batch are kept: one row displaces another."""
+
+    def rows(self: Poisson, t: int, batch: int, silo: int, coins: Any) -> Any:
+        count = self.batches_held * batch
+        return np.flatnonzero(coins().heads(count, min(1.0, 2.0 * self.rate), silo, t))[:batch]
+
+    patch.setattr(Poisson, "rows", rows)
+
+
+def over_those_drawn(patch: pytest.MonkeyPatch) -> None:
+    """A mean over the records that a round drew, with the noise for a public number of them."""
+    honest = IntegerStep.sums
+
+    def dividing(
+        self: IntegerStep, past: Any, current: Any, query: Tensor, read: Read, silo: int
+    ) -> tuple[Any, tuple[Tensor, ...]]:
+        sums, past = honest(self, past, current, query, read, silo)
+        return sums * self.plan.batch_sizes[silo] // max(1, len(read.weights)), past
+
+    patch.setattr(IntegerStep, "sums", dividing)
+
+
+def record_by_record(patch: pytest.MonkeyPatch) -> None:
+    """A person's records are clipped one by one and added up, and the check of norms lets that pass."""
+    norms = ExactPlan.norms
+    patch.setattr(ExactPlan, "norms", lambda self, t: tuple(8 * norm for norm in norms(self, t)))
+
+    def summed(
+        self: PerUnit, points: Any, coefficients: Any, units: Records, places: Tensor, clip: float
+    ) -> Tensor:
+        total = torch.zeros(len(units.labels), self.dimension, dtype=torch.float64)
+        for slot in range(self.records):
+            there = units.labels[:, slot] >= 0
+            one = Records(units.features[:, slot], units.labels[:, slot].clamp(min=0))
+            total += self.base.per_record(points, coefficients, one, places, clip) * there.unsqueeze(-1)
+        return total
+
+    patch.setattr(PerUnit, "per_record", summed)

@@ -1,0 +1,305 @@
+"""`fedpriv tune`: as many settings for every row, on held-out records, and what is said of the choice."""
+
+import json
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpriv.accounting.selection import NegativeBinomial, Poisson, Selection
+from fedpriv.cli import main
+from fedpriv.errors import InputError
+from fedpriv.reports.notes import choice_of_settings
+from fedpriv.reports.statement import statements
+from fedpriv.running.outcome import Finished
+from fedpriv.running.task import spread, task_of_cell
+from fedpriv.scenario import load_scenario, resolve_cell
+from fedpriv.sweep.results import read_results
+from fedpriv.tuning.grids import chosen_settings, grid_around, places
+from fedpriv.tuning.problem import held_out_of, trial
+from fedpriv.tuning.search import noisy_score
+from tests.cli.test_errors import refusal
+from tests.conftest import small_tree
+
+SCENARIO = """
+# A line that stays.
+name = "mine"
+title = "Two algorithms, two levels"
+[data]
+name = "synthetic"
+[federation]
+silos = 3
+rounds = 10
+samples = 6000
+[algorithm]
+name = "dp-sgd"
+trust = "trusted"
+clip = 1.0
+step = 0.5
+[privacy]
+relation = "replace-one"
+mu = 1.0
+[run]
+evaluations = 1
+[sweep]
+"algorithm.name" = ["dp-sgd", "dp-ftrl"]
+"privacy.mu" = [1.0, 4.0]
+seeds = 2
+"""
+GRID = ["--grid", "algorithm.step=[0.1, 10, 1]", "--grid", "algorithm.clip=[1.0, 4.0]"]
+Command = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def fedpriv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[str, str]]:
+    """Runs a command in a folder with `mine.toml`; what it printed to stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(SCENARIO)
+
+    def command(*words: str) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedpriv", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        assert ended.value.code in (None, 0), said.err
+        return said.out, said.err
+
+    return command
+
+
+def tree_of(path: str) -> dict[str, Any]:
+    tree: dict[str, Any] = json.loads(Path(path).read_text())
+    return tree
+
+
+def test_every_row_gets_the_best_of_as_many_settings_on_held_out_records(fedpriv: Command) -> None:
+    out, err = fedpriv("tune", "mine.toml", *GRID, "--held-out", "500", "--seeds", "7", "--seeds", "8")
+    trials = read_results(Path("runs/mine-tuned/trials")).cells
+    assert len(trials) == 4 * 6 * 2
+    assert {cell["scenario"]["data"]["validation"] for cell in trials} == {500}, "the test set is not looked at"
+    assert {cell["records"] for cell in trials} == {5490}, "held-out records are not trained on"
+    means: dict[tuple[Any, ...], dict[tuple[float, float], list[float]]] = {}
+    for cell in trials:
+        tree = cell["scenario"]
+        row = (tree["algorithm"]["name"], tree["privacy"]["mu"])
+        setting = (tree["algorithm"]["step"], tree["algorithm"]["clip"])
+        means.setdefault(row, {}).setdefault(setting, []).append(cell["test_accuracy"])
+    text = Path("runs/mine-tuned/scenario.toml").read_text()
+    assert text.startswith(SCENARIO.rstrip()), "the file stays as it was, with its comments"
+    rules = tomllib.loads(text)["where"]
+    assert len(rules) == 4
+    for rule in rules:
+        scores = means[rule["when"]["algorithm.name"], rule["when"]["privacy.mu"]]
+        assert len(scores) == 6
+        assert all(len(of_seeds) == 2 for of_seeds in scores.values())
+        chosen = scores[rule["set"]["algorithm.step"], rule["set"]["algorithm.clip"]]
+        assert np.mean(chosen) == max(map(np.mean, scores.values()))
+    tuned = load_scenario(Path("runs/mine-tuned/scenario.toml"))
+    for point in tuned.points:
+        (rule,) = (rule for rule in rules if rule["when"] == dict(point.swept))
+        settings = point.cell.algorithm.settings.model_dump()
+        assert (settings["step"], settings["clip"]) == (
+            rule["set"]["algorithm.step"],
+            rule["set"]["algorithm.clip"],
+        )
+    choices = tree_of("runs/mine-tuned/tuning.json")["choices"]
+    warned = {
+        line.split(": ")[1].split(" = ")[0] for line in err.splitlines() if "at the edge of its grid" in line
+    }
+    assert warned == {key for choice in choices for key in choice["edge"]}
+    assert warned, "with two values of a key one is always at the edge"
+    assert "fedpriv run runs/mine-tuned/scenario.toml" in out
+    assert "The choice is not private" in out
+
+
+def test_a_run_with_the_settings_says_that_they_were_chosen(fedpriv: Command) -> None:
+    fedpriv("tune", "mine.toml", "--trials", "2", "--grid", "algorithm.step=[0.1,1,10]", "--set", "privacy.mu=1.0")
+    out, _ = fedpriv("run", "runs/mine-tuned/scenario.toml", "--set", "privacy.mu=1.0", "--out", "done")
+    said = "These figures do not cover that choice: it read the records without noise."
+    assert said in " ".join(out.split())
+    results = read_results(Path("done"))
+    assert results.tuned is not None
+    assert results.tuned.settings == 2
+    (statement,) = statements(results)
+    assert any(said in line for line in statement.assumptions)
+    assert not any("without a look at the data" in line for line in statement.assumptions)
+    again = Path("runs/mine-tuned/scenario.toml").read_text()
+    Path("again.toml").write_text(again)
+    assert load_scenario(Path("again.toml")).tuned == results.tuned
+
+
+def test_a_tuning_file_names_scenario_grids_and_what_holds_meanwhile(fedpriv: Command, tmp_path: Path) -> None:
+    (tmp_path / "tuning").mkdir()
+    (tmp_path / "tuning" / "mine.toml").write_text(
+        'scenario = "../mine.toml"\nseeds = [9]\n[fixed]\n"data.validation" = 600\n"federation.rounds" = 5\n'
+        '"federation.samples" = 3000\n[grid.dp-sgd]\n"algorithm.step" = [0.1, 1.0, 10.0]\n'
+    )
+    fedpriv("tune", "tuning/mine.toml", "--out", "out")
+    trials = read_results(tmp_path / "out" / "trials").cells
+    assert {(cell["seed"], cell["rounds"], cell["records"]) for cell in trials} == {(9, 5, 3000)}
+    assert {cell["scenario"]["algorithm"]["name"] for cell in trials} == {"dp-sgd"}, "the row without a grid stays"
+    assert len(tomllib.loads((tmp_path / "out" / "scenario.toml").read_text())["where"]) == 2
+    assert tree_of("out/tuning.json")["held_out"]["count"] == 600
+
+
+def test_held_out_records_are_said_to_be_whose_they_are() -> None:
+    """By silo, as a run of the scenario spreads them."""
+    tree = small_tree(federation__rounds=1500, federation__silos=4)
+    cell = resolve_cell(tree, "test")
+    found = held_out_of(cell, 1000)
+    assert found.of == len(task_of_cell(cell).train.labels) == 6000
+    assert sum(found.by_silo) == 1000, "every record is read once"
+    assert found.by_silo == tuple(int((order >= 5000).sum()) for order in spread(cell))
+    assert f"{min(found.by_silo)} to {max(found.by_silo)} to each of 4" in found.words
+    of_clients = held_out_of(
+        resolve_cell(small_tree(federation__rounds=750, privacy__unit="client", privacy__records=2), "test"), 1000
+    )
+    assert of_clients.of == 6000
+    assert 700 < sum(of_clients.by_silo) < 800, "three quarters of the records are read"
+    with pytest.raises(InputError, match="--held-out 6000: synthetic has 6000 training records"):
+        held_out_of(cell, 6000)
+
+
+@pytest.mark.parametrize(
+    "federation", [{"silos": 4, "rounds": 1500}, {"silos": 2, "rounds": 10, "samples": 6000},
+                   {"silos": 2, "rounds": 10, "batches": [400, 200]}]
+)  # fmt: skip
+def test_what_is_left_of_the_records_is_what_trials_read(federation: dict[str, Any]) -> None:
+    cell = resolve_cell({**small_tree(), "federation": federation}, "test")
+    held_out = held_out_of(cell, 1500)
+    tried = trial(cell, {"algorithm.diameter": 0.2}, held_out, [], 5)
+    assert (tried.data.validation, tried.seed, tried.run.evaluations) == (1500, 5, 1)
+    assert len(task_of_cell(tried).train.labels) == 4500
+    read = np.concatenate([order.numpy() for order in spread(tried)])
+    assert 4000 < len(read) <= 4500
+    assert read.max() < 4500
+
+
+def test_rows_of_other_grids_get_as_many_settings() -> None:
+    grids = [{"a": [1, 2, 3]}, {"a": [1, 2], "b": [3, 4, 5, 6]}, {"a": [7, 8, 9]}]
+    with pytest.raises(InputError, match="grids of 3 and 8 settings: every row gets as many, so give --trials 3"):
+        chosen_settings(grids, None, np.random.default_rng(1))
+    with pytest.raises(InputError, match="--trials 4: the smallest grid has 3 settings"):
+        chosen_settings(grids, 4, np.random.default_rng(1))
+    found = chosen_settings(grids, 2, np.random.default_rng(1))
+    assert [len({tuple(setting.items()) for setting in settings}) for settings in found] == [2, 2, 2]
+    assert [setting["a"] + 6 for setting in found[0]] == [setting["a"] for setting in found[2]]
+
+
+def test_without_a_grid_the_numbers_of_the_scenario_are_varied() -> None:
+    cell = resolve_cell(
+        small_tree(
+            algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 2.0, "step": 0.5, "momentum": 0.5},
+            privacy={"relation": "zero-out", "mu": 1.0},
+        ),
+        "test",
+    )
+    grid = grid_around(cell)
+    assert grid["algorithm.clip"] == [0.2222, 0.6667, 2.0, 6.0, 18.0]
+    assert set(grid) == {"algorithm.clip", "algorithm.step"}, "momentum lies between 0 and 1: no scale"
+    (of_two, edge) = places(grid, {"algorithm.clip": 2.0, "algorithm.step": grid["algorithm.step"][-1]})
+    assert ((of_two.number, of_two.of, of_two.edge), edge.edge) == ((3, 5, False), True)
+    assert len(grid_around(resolve_cell(small_tree(), "test"))["algorithm.diameter"]) == 25
+
+
+def test_a_private_choice_leaves_nothing_of_other_runs_and_says_what_it_costs(fedpriv: Command) -> None:
+    out, err = fedpriv("tune", "mine.toml", *GRID, "--private", "--trials", "6", "--out", "out")
+    assert sorted(path.name for path in Path("out").iterdir()) == ["scenario.toml", "tuning.json", "tuning.md"]
+    assert not Path("runs").exists()
+    written = "".join(path.read_text() for path in Path("out").iterdir()) + out + err
+    assert 'next_best": null' in written
+    choices = tree_of("out/tuning.json")["choices"]
+    scores = [choice["score"] for choice in choices]
+    assert len({f"{score:.4f}" for score in scores} | {"-"}) - 1 >= 1
+    law = NegativeBinomial(6.0, 0.0)
+    assert [choice["epsilon"] for choice in choices] == [
+        Selection(mu, law).epsilon_of(1e-5) for mu in (1.0, 4.0, 1.0, 4.0)
+    ]
+    fedpriv("run", "out/scenario.toml", "--out", "done", "--set", "privacy.mu=4.0", "--quiet")
+    (line,) = choice_of_settings(read_results(Path("done")))
+    alone, both = Selection(4.0, law).epsilon_of(1e-5), Selection(4.0, law, 4.0).epsilon_of(1e-5)
+    assert f"ε = {alone:.4g} at delta = 1e-05, the choice and a run of the row together ε = {both:.4g}" in line
+    assert "truncated negative binomial number of runs, 6 on average" in line
+
+
+def test_a_private_choice_can_be_of_a_poisson_number_of_runs(fedpriv: Command) -> None:
+    out, _ = fedpriv(
+        "tune", "mine.toml", *GRID, "--private", "--poisson", "--trials", "1", "--out", "out", "--seed", "3"
+    )
+    choices = tree_of("out/tuning.json")["choices"]
+    untried = [choice for choice in choices if choice["set"] is None]
+    assert 0 < len(untried) < 4, "a Poisson number may be 0"
+    assert len(tomllib.loads(Path("out/scenario.toml").read_text())["where"]) == 4 - len(untried)
+    assert "the scenario's own" in out
+    assert choices[0]["epsilon"] == Selection(1.0, Poisson(1.0)).epsilon_of(1e-5)
+
+
+def test_scores_of_held_out_records_are_as_private_as_the_run() -> None:
+    """Guarantee: one record moves the accuracy by 1/n; the noise is 1/(n μ)."""
+    one = Finished({"test_loss": 1.0, "test_accuracy": 0.5}, 0.0, 0.1, (), 1, np.zeros(2))
+    generator = np.random.default_rng(3)
+    for held_out, mu in ((100, 0.5), (1000, 4.0)):
+        drawn = np.array([noisy_score(one, held_out, mu, generator) for _ in range(20_000)])
+        assert np.std(drawn) * held_out * mu == pytest.approx(1.0, rel=0.03)
+        assert abs(drawn.mean() - 0.5) < 5.0 / (held_out * mu * 141.0)
+    regression = Finished({"test_loss": 1.0}, 0.0, 0.1, (), 1, np.zeros(2))
+    with pytest.raises(InputError, match="runs are compared by test_accuracy"):
+        noisy_score(regression, 100, 1.0, generator)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--grid", "privacy.mu=[1,2]"], ["privacy.mu is swept by mine.toml"]),
+        (["--grid", "algorithm.step=3"], ["--grid 'algorithm.step=3': expected KEY=[VALUE, …]"]),
+        (["--grid", "algorithm.stop=[3]"], ["algorithm.stop: unknown key"]),
+        ([*GRID, "--trials", "7"], ["--trials 7: the smallest grid has 6 settings"]),
+        ([*GRID, "--trials", "2.5"], ["--trials 2.5: a whole number"]),
+        ([*GRID, "--metric", "test_auc"], ["--metric test_auc: the runs have test_loss, test_accuracy"]),
+        ([*GRID, "--eta", "1"], ["give --private with them"]),
+        ([*GRID, "--held-out", "7000"], ["--held-out 7000: synthetic has 6000 training records"]),
+        ([*GRID, "--private", "--resume"], ["--private: keeps no trials to resume from"]),
+        ([*GRID, "--private", "--set", "privacy.mode=none"], ["--private", "adds no noise"]),
+        ([*GRID, "--private", "--set", "federation.sampling=poisson", "--set", "algorithm.name=dp-sgd",
+          "--set", "privacy.epsilon=2.0", "--set", "federation.epochs=2"], ["--private", "no mu"]),
+        ([*GRID, "--private", "--set", "privacy.unit=client", "--set", "privacy.records=2",
+          "--set", "federation.samples=3000"],
+         ["--private", "only one record is protected"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_tuned_is_refused_in_one_line(
+    words: list[str], parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(SCENARIO)
+    monkeypatch.setattr("fedpriv.cli.tune.Progress", _Quiet)
+    line = refusal(["tune", "mine.toml", *words], monkeypatch, capsys)
+    assert all(part in line for part in parts), line
+    assert not (tmp_path / "runs" / "mine-tuned" / "scenario.toml").exists()
+
+
+def test_a_tuned_scenario_is_not_tuned_again(fedpriv: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("tuned.toml").write_text(SCENARIO + "\n[tuned]\nsettings = 3\nheld_out = 100\nmetric = 'test_accuracy'\n")
+    with pytest.raises(AssertionError, match=r"has \[tuned\] already; tune the scenario that it was made from"):
+        fedpriv("tune", "tuned.toml", *GRID)
+    Path("wrong.toml").write_text(
+        SCENARIO + "\n[tuned]\nsettings = 3\nheld_out = 100\nmetric = 'a'\nlaw = 'poisson'\n"
+    )
+    with pytest.raises(InputError, match=r"wrong\.toml: tuned: trials = 0"):
+        load_scenario(Path("wrong.toml"))
+    Path("wrong.toml").write_text(SCENARIO + "\n[tuned]\nsettings = 0\nheld_out = 100\nmetric = 'a'\n")
+    with pytest.raises(InputError, match=r"wrong\.toml: tuned\.settings = 0"):
+        load_scenario(Path("wrong.toml"))
+
+
+def _Quiet(*, quiet: bool) -> Any:  # noqa: N802 - in place of a class
+    from fedpriv.running.observer import RunObserver
+
+    return RunObserver()
