@@ -18,6 +18,19 @@ def lattice_of(cell: Cell, schedule: Participation, estimator: Estimator, noise:
     return grid_for(share, digits, largest_sum(schedule, estimator))
 
 
+def workload_of(estimator: Estimator, schedule: Participation) -> Workload:
+    """What the running sums of an estimator are made of, for a mean over one batch."""
+    return Workload(schedule, estimator.decay, np.array(batch_clips(estimator, schedule)), estimator.period)
+
+
+def batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, ...]:
+    """The norm bound of every round's increments, for a mean over one batch: where a round reads k, 1/k of it."""
+    return tuple(
+        float(current.clip) / max(1, schedule.expected_batches(current.t))
+        for current in rounds_of(estimator, schedule.rounds)
+    )
+
+
 def largest_sum(schedule: Participation, estimator: Estimator) -> float:
     """A bound on the norm of the silos' mean running sum in every round, whatever the records are."""
     largest = total = 0.0

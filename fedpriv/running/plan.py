@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 
 from fedpriv.accounting.relation import Relation
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import Estimator, RaisedClips, rounds_of
 from fedpriv.exact.plan import ExactPlan
-from fedpriv.mechanisms import Mechanism, Workload
+from fedpriv.mechanisms import Mechanism
 from fedpriv.objectives import Objective, Slots
 from fedpriv.objectives.per_unit import PerUnit
 from fedpriv.optimizers import Optimizer
@@ -26,7 +25,7 @@ from fedpriv.privacy.unit import RECORD, Unit
 from fedpriv.randomness import SERVER
 from fedpriv.running.arithmetic import check_clips, check_noise, check_sums
 from fedpriv.running.exact_plan import exact_plan_of, integers_of, noise_of
-from fedpriv.running.float_plan import float_noise_of, largest_sum, lattice_of
+from fedpriv.running.float_plan import batch_clips, float_noise_of, largest_sum, lattice_of, workload_of
 from fedpriv.running.gaps import check_gaps
 from fedpriv.running.problem import problem_of
 from fedpriv.scenario import Cell
@@ -166,7 +165,7 @@ class Plan:
     def _stream(self, owner: str, per_record: float, std: float, rounds: int, owners: int = 1) -> ReleaseStream:
         """`owners` is of how many the noise is that was added."""
         accounted = self.schedule.first(rounds)
-        clips = _batch_clips(self.estimator, self.schedule)[: accounted.rounds]
+        clips = batch_clips(self.estimator, self.schedule)[: accounted.rounds]
         return ReleaseStream(
             owner,
             self.mechanism,
@@ -194,18 +193,6 @@ class Plan:
         return self.unit.in_mean(self.weights, self.batch_sizes)
 
 
-def _workload(estimator: Estimator, schedule: Participation) -> Workload:
-    return Workload(schedule, estimator.decay, np.array(_batch_clips(estimator, schedule)), estimator.period)
-
-
-def _batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, ...]:
-    """The norm bound of every round's increments, for a mean over one batch: where a round reads k, 1/k of it."""
-    return tuple(
-        float(current.clip) / max(1, schedule.expected_batches(current.t))
-        for current in rounds_of(estimator, schedule.rounds)
-    )
-
-
 def _owners(numbers: list[int]) -> str:
     if numbers == [SERVER]:
         return "server"
@@ -228,11 +215,11 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     weights = tuple(size / records for size in batch_sizes)
     problem = problem_of(cell, objective)
     estimator = row.estimator(settings, problem)
-    workload = _workload(estimator, schedule)
+    workload = workload_of(estimator, schedule)
     mechanism = row.mechanism(settings, problem, workload)
     if (factors := settings.clip_factors(mechanism, workload)) is not None:
         estimator = RaisedClips(estimator, factors)
-        workload = _workload(estimator, schedule)
+        workload = workload_of(estimator, schedule)
     check_gaps(cell, estimator, mechanism)
     private = cell.privacy.target is not None
     check_clips(rounds_of(estimator, schedule.rounds), max(batch_sizes), private)

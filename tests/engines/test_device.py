@@ -35,8 +35,8 @@ COPYING = {"goldstein-erm", "goldstein-single-pass", "momentum-tree-aligned", "m
 CLIENTS = {"privacy": {"relation": "zero-out", "mu": 2.0, "unit": "client", "records": 2}}
 KEYS: dict[str, dict[str, Any]] = {
     **{name: CLIENTS for name in SETTINGS if name.startswith("dp-fed")},
-    "fedavg": {"privacy": {"relation": "zero-out", "mode": "none"}},
     "local-dp-sgd": {"federation": {"silos": 3, "rounds": 9}},
+    "fedavg": {"privacy": {"relation": "zero-out", "mode": "none"}},
 }
 CPU, META = torch.device("cpu"), torch.device("meta")
 _OWNERS = ([0], [0, 1, 2, 3], [SERVER], [3, 7, 8], [0xFFFF_FFFE])
@@ -127,7 +127,7 @@ def test_no_round_of_a_mechanism_copies_anything(mechanism: str, monkeypatch: py
 
 @pytest.mark.parametrize("row", sorted(set(SETTINGS) - COPYING))
 def test_no_round_of_an_algorithm_copies_anything(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    trust = "curator" if row == "phased-sgd" else "trusted"
+    trust = {"phased-sgd": "curator", "local-dp-sgd": "untrusted"}.get(row, "trusted")
     cells = cells_of(algorithm={"name": row, "trust": trust, **SETTINGS[row]}, **KEYS.get(row, {}))
     assert rounds_on_meta(cells, monkeypatch) == cells[0].schedule.rounds
 

@@ -1,5 +1,8 @@
 """Where the vectorized engine computes."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from fedpriv.errors import RunError
@@ -14,3 +17,14 @@ def device_named(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise RunError(f'run.device = {name!r} cannot be used here: {reason}; try "cpu"') from None
     return device
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """The cores draw noise meanwhile; torch's threads, waiting for each other in a busy loop, would stop both."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

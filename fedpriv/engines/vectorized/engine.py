@@ -10,7 +10,6 @@ participation are functions of the round.
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from fedpriv.engines.base import Outcome
 from fedpriv.engines.vectorized.away import Away, missing_noise
-from fedpriv.engines.vectorized.device import device_named
+from fedpriv.engines.vectorized.device import device_named, one_torch_thread
 from fedpriv.engines.vectorized.grouping import grouped, plans_of
 from fedpriv.engines.vectorized.keeper import Keeper
 from fedpriv.engines.vectorized.noise_feed import NoiseFeed, aggregate
@@ -54,23 +53,12 @@ def run_vectorized(
     A group goes on from its checkpoint in `kept`, which is dropped when the last of its outcomes was taken.
     """
     plans = plans_of(cells)
-    with _one_torch_thread():
+    with one_torch_thread():
         for members in grouped(cells, plans):
             of_group = [cells[i] for i in members]
             keeper = Keeper(kept, of_group, observer)
             yield from _Group(members, of_group, [plans[i] for i in members], observer).run(keeper)
             keeper.drop()
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """The cores draw noise meanwhile; torch's threads, waiting for each other in a busy loop, would stop both."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 class _States(NamedTuple):

@@ -15,21 +15,20 @@ Why not a ready-made generator: keyed streams need a key of at least 128 bits (t
 """
 
 import hashlib
-import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
 
+from fedpriv.randomness.box_muller import BLOCK_BYTES, Desk
+
 SERVER = 0xFFFF_FFFF
 """The owner number under which the server draws its own noise; silos are numbered from 0."""
 
 _WORD = 2**32
-_BLOCK_BYTES = 16
 _CHUNK_VALUES = 65_536  # Box-Muller temporaries stay in the second-level cache
 _DESKS = 4
 
@@ -77,7 +76,7 @@ class KeyedNormal:
             raise ValueError(f"noise is drawn in float32 or float64, not {self.dtype}")
         self._encrypt = _block_cipher(key)
         self._coins_key, self._secrets_key = derive_key(key, "coins"), derive_key(key, "key agreement")
-        self._desks: OrderedDict[tuple[int, int, int], _Desk] = OrderedDict()
+        self._desks: OrderedDict[tuple[int, int, int], Desk] = OrderedDict()
 
     def coins(self) -> "KeyedCoins":
         """Secret coins of whoever holds this key, under a key of their own derived from it."""
@@ -130,7 +129,7 @@ class KeyedNormal:
                     self._draw(part[0], part[1], _streams([owner], [t]), node, (start, half))
                     for into, drawn in zip(parts, part, strict=True):
                         into = into[:pairs]
-                        into += np.multiply(drawn[0, : len(into)], weight, out=drawn[0, : len(into)])
+                        _add(into, weight, drawn[0, : len(into)])
             return total
         rows = max(1, _CHUNK_VALUES // max(size, 1))
         several = np.empty((min(rows, len(owners)), size), self.dtype)  # once: fresh pages cost as much as draws
@@ -139,7 +138,7 @@ class KeyedNormal:
             drawn = several[: len(chunk)]
             self._fill(drawn, chunk, [t] * len(chunk), node)
             for weight, vector in zip(weights[start : start + rows], drawn, strict=True):
-                total += np.multiply(vector, weight, out=vector)
+                _add(total, weight, vector)
         return total
 
     def _fill(self, out: NDArray[np.floating], owners: Sequence[int], rounds: Sequence[int], node: int) -> None:
@@ -152,7 +151,7 @@ class KeyedNormal:
 
     def _pieces(self, count: int, size: int) -> tuple[int, list[tuple[int, int]]]:
         """How many pairs of normals a vector is made of, and the pieces they are drawn in, (first, how many)."""
-        per_block = _BLOCK_BYTES // self.dtype.itemsize
+        per_block = BLOCK_BYTES // self.dtype.itemsize
         half = -(-size // per_block) * per_block // 2
         most = max(1, _CHUNK_VALUES // (2 * count * per_block)) * per_block
         if count * size <= _CHUNK_VALUES:
@@ -168,7 +167,7 @@ class KeyedNormal:
         place: tuple[int, int],
     ) -> None:
         """The pairs from `place` on, (first, half of all), each row of a stream, as far as the two parts go."""
-        (start, half), per_block = place, _BLOCK_BYTES // self.dtype.itemsize
+        (start, half), per_block = place, BLOCK_BYTES // self.dtype.itemsize
         if not 0 <= node < _WORD or 2 * half >= _WORD * per_block:
             raise ValueError(f"node {node} or vector length {2 * half} is outside what one stream can number")
         desk = self._desk(len(streams), cosines.shape[1], (half + start) % per_block)
@@ -177,10 +176,10 @@ class KeyedNormal:
         self._encrypt.update_into(desk.counters.data.cast("B"), desk.bits)
         desk.normals(cosines, sines)
 
-    def _desk(self, count: int, pairs: int, skipped: int) -> "_Desk":
+    def _desk(self, count: int, pairs: int, skipped: int) -> Desk:
         """The desk of this shape; few are kept, for the long and the short pieces of what is drawn in turns."""
         shape = (count, pairs, skipped)
-        desk = self._desks.pop(shape, None) or _Desk(count, pairs, skipped, self.dtype)
+        desk = self._desks.pop(shape, None) or Desk(count, pairs, skipped, self.dtype)
         if len(self._desks) >= _DESKS:
             self._desks.popitem(last=False)
         self._desks[shape] = desk
@@ -222,51 +221,11 @@ class KeyedCoins:
         return (words % np.uint64(choices)).astype(np.int64)
 
 
-class _Desk:
-    """Working memory for `pairs` normals of each of two parts of `count` streams.
-
-    Fresh pages would cost more than the draws.  A stream's bits are radii first, then angles: the counters here
-    are those of the blocks with the radii, and of those with the angles; the first `skipped` words of these are
-    left out.
-    """
-
-    def __init__(self, count: int, pairs: int, skipped: int, dtype: np.dtype[Any]) -> None:
-        per_block = _BLOCK_BYTES // dtype.itemsize
-        self._radius_blocks, angle_blocks = -(-pairs // per_block), -(-(skipped + pairs) // per_block)
-        self.counters = np.empty((count, self._radius_blocks + angle_blocks, 2), np.uint64)
-        self.bits = bytearray(self.counters.nbytes + _BLOCK_BYTES)  # update_into wants one block to spare
-        signed: DTypeLike = np.int32 if dtype.itemsize == 4 else np.int64  # converts faster than unsigned
-        words = np.frombuffer(self.bits, signed, count=self.counters.nbytes // dtype.itemsize).reshape(count, -1)
-        angles = self._radius_blocks * per_block + skipped
-        self._radius_words, self._angle_words = words[:, :pairs], words[:, angles : angles + pairs]
-        self._radius, self._angle, self._turned = np.empty((3, count, pairs), dtype)
-        self._numbered: tuple[int, int] | None = None
-
-    def number(self, radius: int, angle: int) -> None:
-        """Set the lower halves of the counters: blocks `radius`, … of a stream, and blocks `angle`, …"""
-        if self._numbered != (radius, angle):
-            radii, angles = self.counters[:, : self._radius_blocks, 1], self.counters[:, self._radius_blocks :, 1]
-            radii[:] = np.arange(radius, radius + radii.shape[1], dtype=np.uint64)
-            angles[:] = np.arange(angle, angle + angles.shape[1], dtype=np.uint64)
-            self._numbered = radius, angle
-
-    def normals(self, cosines: NDArray[np.floating], sines: NDArray[np.floating]) -> None:
-        """Fill rows by Box-Muller, radius · cos(angle) and radius · sin(angle), as far as they go."""
-        radius, angle, turned = self._radius, self._angle, self._turned
-        width = self._radius_words.dtype.itemsize * 8
-        # The radius word loses its sign and gains half a unit: never log(0), full precision in the tail.
-        np.bitwise_and(self._radius_words, 2 ** (width - 1) - 1, out=self._radius_words)
-        np.copyto(radius, self._radius_words, casting="unsafe")
-        radius += 0.5
-        radius *= 2.0 ** (1 - width)
-        np.log(radius, out=radius)
-        radius *= -2.0
-        np.sqrt(radius, out=radius)
-        np.copyto(angle, self._angle_words, casting="unsafe")
-        angle *= 2.0 * math.pi * 2.0**-width
-        for turn, out in ((np.cos, cosines), (np.sin, sines)):
-            wanted = min(radius.shape[1], out.shape[1])
-            np.multiply(turn(angle, out=turned)[:, :wanted], radius[:, :wanted], out=out[:, :wanted])
+def _add(total: NDArray[np.floating], weight: float, vector: NDArray[np.floating]) -> None:
+    """Add weight · vector, which is scaled in place."""
+    if weight != 1.0:
+        vector *= weight
+    total += vector
 
 
 def _block_cipher(key: bytes) -> CipherContext:
@@ -287,7 +246,7 @@ def integers_key(seed: int) -> bytes:
 
 def _words(encrypt: CipherContext, count: int, owner: int, t: int, attempt: int) -> NDArray[np.uint64]:
     """64 secret bits for each of the places 0 … count-1 of (owner, round t), others every attempt; (count,)."""
-    counters = np.empty((-(-count * 8 // _BLOCK_BYTES), 2), np.uint64)
+    counters = np.empty((-(-count * 8 // BLOCK_BYTES), 2), np.uint64)
     counters[:, 0] = _streams([owner], [t])
     counters[:, 1] = np.arange(attempt * _WORD, attempt * _WORD + len(counters), dtype=np.uint64)
     return np.frombuffer(encrypt.update(counters.tobytes()), np.uint64)[:count]
