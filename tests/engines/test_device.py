@@ -142,7 +142,8 @@ def test_a_copy_in_a_round_would_be_seen() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", [*MODELS, "torch.nn:Linear"])
 def test_no_increment_of_an_objective_copies_anything(name: str, dtype: torch.dtype) -> None:
-    section = ModelSection.model_validate({"name": name})
+    required = {"penalty": 0.1} if name == "ridge-regression" else {}
+    section = ModelSection.model_validate({"name": name, **required})
     features, classes = (784, 10) if name == "cnn" else (20, 0 if section.regression else 2)
     objective = section.row.objective((features,), classes, dtype, section.settings)
     points = [torch.zeros(2, objective.dimension, dtype=dtype, device=META) for _ in range(2)]
