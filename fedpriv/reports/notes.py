@@ -92,8 +92,8 @@ def choice_of_settings(results: Results) -> list[str]:
 
     Guarantee: the figures are recomputed from the law of the choice and the releases of every cell.
     """
-    tuned, private = results.tuned, [cell for cell in results.cells if cell["epsilon"] is not None]
-    if tuned is None or not private:
+    tuned = results.tuned
+    if tuned is None or not (private := [cell for cell in results.cells if cell["epsilon"] is not None]):
         return []
     law, how = tuned.number_of_runs, f"by {tuned.metric} on {tuned.held_out} training records"
     if law is None:

@@ -21,6 +21,7 @@ from fedpriv.clients import daemon
 from fedpriv.clients.app import app as client_app
 from fedpriv.clients.daemon import Reply
 from fedpriv.clients.guard import Guard
+from fedpriv.clients.guards import Guards
 from fedpriv.clients.ledger import LedgerError, SiloLedger
 from fedpriv.clients.policy import read_policy
 from fedpriv.clients.proxy import ask
@@ -180,7 +181,7 @@ def test_replies_and_refusals_leave_at_multiples_of_the_tick(
             super().set_result(result)
 
     monkeypatch.setattr(daemon, "time", clock)
-    desk = daemon.Desk(read_policy(write_silo(tmp_path, tick=tick)), cast("Guard", Slow()))
+    desk = daemon.Desk(read_policy(write_silo(tmp_path, tick=tick)), Guards(cast("Guard", Slow()), None))
     header = {"run": "r", "cell": "{}", "t": 1, "keys": "", "dtype": "float64"}
     for _ in range(4):
         desk._waiting.put(daemon.Asked(header, bytearray(8), Kept()))
