@@ -251,7 +251,7 @@ def test_a_message_that_is_not_masked_words_is_refused() -> None:
     [
         ({"federation__silos": 1}, 'the sum over one silo is its message; use "untrusted"'),
         ({"privacy__mode": "none", "privacy__rho": None}, "rounded to a fraction of their noise"),
-        ({"deployment__missing": "continue"}, "needs silos whose messages are private by themselves"),
+        ({"deployment__missing": "continue"}, "masks cancel in the sum of all silos only"),
     ],
 )
 def test_what_secure_aggregation_cannot_do_is_refused_in_a_line(overrides: dict[str, Any], reason: str) -> None:
