@@ -1,4 +1,4 @@
-"""The table of docs/participation.md, cohorts of clients apart: every cell runs with a claim, or is refused in one line with the reason."""
+"""The table of docs/participation.md but for cohorts: a cell runs, or is refused in a line that says why."""
 
 import itertools
 from collections.abc import Callable
