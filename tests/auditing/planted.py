@@ -58,9 +58,9 @@ def no_check_in_integers(patch: pytest.MonkeyPatch) -> None:
     def careless(
         self: SoftmaxRegression, points: Any, coefficients: Any, records: Any, places: Any, clip: float
     ) -> Tensor:
-        first = self._residuals(points[:1], coefficients[:1], records).double()
+        first = self._residuals(points[:1], coefficients[:1], records).mT.double()
         size = first.norm(dim=-1, keepdim=True) * records.features.double().norm(dim=-1, keepdim=True)
-        residual = self._residuals(points, coefficients, records).double() * clip / size.clamp(min=clip)
+        residual = self._residuals(points, coefficients, records).mT.double() * clip / size.clamp(min=clip)
         return (residual.unsqueeze(-1) * records.features.double().unsqueeze(-2)).flatten(-2)
 
     patch.setattr("fedpriv.exact.chunks.integers", unchecked)
