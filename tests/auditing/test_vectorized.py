@@ -19,7 +19,7 @@ from fedpriv.auditing.statistics import best_bound, heaviest_round
 from fedpriv.auditing.transcripts import Trials
 from fedpriv.data.partition import iid
 from fedpriv.engines.vectorized import engine as vectorized
-from fedpriv.engines.vectorized import noise_feed
+from fedpriv.engines.vectorized import grouping, noise_feed
 from fedpriv.estimators.round import Round
 from fedpriv.privacy.trust import Noise
 from fedpriv.randomness import public_generator
@@ -79,7 +79,7 @@ def shown(small: Cell, folder: Path, patch: pytest.MonkeyPatch) -> float:
         def watched(cell: Cell, objective: Any, watcher: Watcher = watcher) -> Plan:
             return dataclasses.replace(plan_of(cell, objective), optimizer=watcher)
 
-        patch.setattr(vectorized, "plan_of", watched)
+        patch.setattr(grouping, "plan_of", watched)
         list(vectorized.run_vectorized([cell], Recorder()))
         classes = torch.stack(watcher.seen).double().view(ROUNDS, 2, -1)[..., :-1]
         seen.append(((classes[:, 1] - classes[:, 0]) / 2**0.5).T.numpy()[:count])
