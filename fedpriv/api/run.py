@@ -53,7 +53,7 @@ def run(
         set: values for dotted keys; a swept key is narrowed.
         engine: "vectorized", "inprocess", "ray" or "deployment"; your own records and modules need the first two.
         out: where results are written as the run goes; runs/NAME by default.
-        resume: keep what is in `out`, and run what is missing.
+        resume: keep what is in `out`, and run what is missing, seeds that are new in the scenario among it.
         observers: hear how the run goes.
         progress: show a bar; by default in a notebook and in an interactive session.
         workers: so many processes of this machine run groups of cells; results are the same.

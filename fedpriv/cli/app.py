@@ -60,7 +60,7 @@ def run(
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key; a swept key is narrowed. Repeatable."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME by default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume a run that was stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a run that was stopped, or add seeds.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table; errors only.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Progress as JSON lines on stdout instead of the table.")

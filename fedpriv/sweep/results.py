@@ -28,6 +28,7 @@ from fedpriv.scenario.published import Scaling
 from fedpriv.scenario.tuned import Tuned
 from fedpriv.sweep.checkpoints import checkpoints_of
 from fedpriv.sweep.record import record_of, versions
+from fedpriv.sweep.resumed import check_axes, check_cell, in_starts, places_of, refusal, starts_of
 
 FORMAT = 1
 _JOURNAL = "cells.jsonl"
@@ -53,6 +54,14 @@ class Results:
     tuned: Tuned | None = None
     date: str | None = None
     """When the run began, UTC; None in results that are older than this figure."""
+    added: tuple[list[int], ...] = ()
+    """Which of the seeds later starts added, start by start; none in a run that had all from the beginning."""
+
+    @property
+    def starts(self) -> list[list[int]]:
+        """The seeds of every start of the run."""
+        first = [seed for seed in self.seeds if not any(seed in start for start in self.added)]
+        return [first, *self.added]
 
 
 class RunFolder(RunObserver):
@@ -73,20 +82,37 @@ class RunFolder(RunObserver):
 
         `fits` are those of the scenario's noise: a run that is resumed takes them from here.  `groups` are the
         cells that the engine computes together: where not all of them are written they are computed again, since
-        fewer at once may round otherwise.
+        fewer at once may round otherwise.  Seeds that a resumed run did not have are a start of their own: what it
+        has stays as it is.
+
+        Guarantee: what is said of all cells of the folder together counts those of every start, since a run that
+        is resumed keeps its seeds and its [tuned]: a scenario without one of them is refused.
         """
         self.path = path
         self._fits = fits or {}
         self._scenario, self._engine, self._rerun = scenario, engine, rerun
+        self._starts = [scenario.seeds]
         self._date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         self._cells: dict[int, dict[str, Any]] = {}
         if (path / "results.json").exists():
             if not resume and _has_begun(path):
                 raise InputError(f"{path} holds results already; give another --out, or --resume to resume there")
-            self._cells = self._finished_before(groups) if resume else {}
+            if resume and _has_begun(path):
+                self._cells = self._finished_before(groups)
         path.mkdir(parents=True, exist_ok=True)
         self._drop_unfinished_history()
         self._write()
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario, with its points at the places that their cells have in this folder."""
+        return self._scenario
+
+    @property
+    def missing_together(self) -> list[list[int]]:
+        """`missing`, start by start: what an engine is given at once, so that it rounds as it did then."""
+        starts = places_of(self._scenario, self._starts)
+        return [these for places in starts if (these := [place for place in places if place not in self._cells])]
 
     @property
     def missing(self) -> list[int]:
@@ -129,6 +155,7 @@ class RunFolder(RunObserver):
                 "scenario": {"name": scenario.name, "title": scenario.title},
                 "axes": dict(scenario.axes),
                 "seeds": scenario.seeds,
+                **({"added_seeds": self._starts[1:]} if self._starts[1:] else {}),
                 "published": scenario.published and scenario.published.as_data(),
                 "scaling": scenario.scaling and scenario.scaling.model_dump(),
                 **({} if scenario.tuned is None else {"tuned": scenario.tuned.model_dump(mode="json")}),
@@ -145,23 +172,34 @@ class RunFolder(RunObserver):
         self._written = time.monotonic()
 
     def _finished_before(self, groups: Groups | None) -> dict[int, dict[str, Any]]:
-        before = read_results(self.path)
-        self._rerun, self._date = before.rerun or self._rerun, before.date or self._date
-        kept = [cell for cell in before.cells if (self.path / cell["model"]).exists()]  # else it is run again
+        before, path = read_results(self.path), self.path
+        self._take_place_of(before)
+        kept = [cell for cell in before.cells if (path / cell["model"]).exists()]  # else it is run again
         found = {cell["cell"]: dict(cell) for cell in kept}
-        points = self._scenario.points
         for place, record in found.items():
-            then = resolve_cell(record["scenario"], str(self.path)).canonical()  # with what newer keys stand for
-            if place >= len(points) or points[place].cell.canonical() != then:
-                raise InputError(
-                    f"{self.path} holds another run: its cell {place} differs from this scenario's; "
-                    "give another --out, or the scenario and --set options it was started with; more seeds or "
-                    "sweep values are another run"
-                )
-        if groups is None or len(found) in (0, len(points)):
+            check_cell(path, place, resolve_cell(record["scenario"], str(path)), self._scenario)
+        if groups is None:
             return found
-        whole = [group for group in groups([point.cell for point in points]) if found.keys() >= set(group)]
-        return {place: found[place] for group in whole for place in group}
+        again = set[int]()
+        for places in places_of(self._scenario, self._starts):
+            there = found.keys() & set(places)
+            if there and len(there) < len(places):
+                together = groups([self._scenario.points[place].cell for place in places])
+                members = ({places[index] for index in group} for group in together)
+                again.update(*(group for group in members if not there >= group))
+        return {place: record for place, record in found.items() if place not in again}
+
+    def _take_place_of(self, before: Results) -> None:
+        """Go on as the run that was here, with the seeds that are added to it; InputError if this is another."""
+        path, scenario = self.path, self._scenario
+        check_axes(path, before.axes, scenario.axes)
+        if before.tuned != scenario.tuned:
+            raise refusal(path, "its [tuned], what choosing its settings cost, differs from this scenario's")
+        self._starts = starts_of(path, before.starts, scenario.seeds)
+        self._scenario = in_starts(scenario, self._starts)
+        if self._scenario.seeds == before.seeds:  # else the command of before runs fewer
+            self._rerun = before.rerun or self._rerun
+        self._date = before.date or self._date
 
     def _drop_unfinished_history(self) -> None:
         """A cell that is run again must not appear twice in the history."""
@@ -200,6 +238,7 @@ def read_results(folder: Path) -> Results:
             versions=tree.get("versions", {}),
             rerun=tree.get("rerun"),
             date=tree.get("date"),
+            added=tuple(tree.get("added_seeds", ())),
         )
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None

@@ -33,6 +33,7 @@ def run_sweep(
 ) -> Path:
     """Run the cells of a scenario that have no result yet; returns the folder with the results.
 
+    A run that is resumed may have more seeds than before: theirs are run, and what is finished stays as it is.
     `out` is the folder, runs/NAME by default; `rerun` is the command that would run the same again; `workers` run
     the cells if there are any, and change no result.  Stopped at any moment, by an exception of an observer too,
     the folder is valid and can be resumed: cells that were in the middle go on from their checkpoints, if the
@@ -52,17 +53,18 @@ def run_sweep(
         scenario, fits = fitted_scenario(scenario, fits_of(path) if resume else {}, told)
         groups = engine_row(engine_name).groups
         folder = RunFolder(path, scenario, engine_name, resume=resume, rerun=rerun, fits=fits, groups=groups)
+        scenario, places, everybody = folder.scenario, folder.missing, [folder, *observers]
         kept.check(scenario)
-        places = folder.missing
-        everybody = Observers(places, [folder, *observers])
-        for observer in (folder, *observers):
+        for observer in everybody:
             stack.callback(observer.ended)
             observer.started(scenario, places, path)
         try:
-            for outcome in engine([scenario.points[place].cell for place in places], everybody):
-                everybody.finished(outcome.index, outcome.finished)
+            for together in folder.missing_together:
+                heard = Observers(together, everybody)
+                for outcome in engine([scenario.points[place].cell for place in together], heard):
+                    heard.finished(outcome.index, outcome.finished)
         except FedprivError as error:
-            everybody.failed(error)
+            Observers(places, everybody).failed(error)
             raise
         if folder.missing:
             raise RunError(f"engine {engine_name} left {len(folder.missing)} cells without a result")
