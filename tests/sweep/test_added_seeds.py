@@ -145,7 +145,7 @@ def test_seeds_are_added_by_the_file_too(
         (["--set", "seeds=1"], "its seeds are 0, 1, and this scenario has no seed 1;"),
         (["--set", "seeds=[1, 2]"], "its seeds are 0, 1, and this scenario has no seed 0;"),
         ([*FOUR, "--set", "federation.rounds=9"], "federation.rounds is 8 there, 9 here;"),
-        ([*FOUR, "--set", "privacy.rho=[4.0, 8.0, 9.0]"], "privacy.rho is [4.0, 8.0] there, [4.0, 8.0, 9.0] here;"),
+        ([*FOUR, "--set", "privacy.rho=[4.0, 8.0, 9.0]"], "rho is [4.0, 8.0] there, [4.0, 8.0, 9.0] here;"),
         ([*FOUR, "--set", "privacy.rho=[8.0, 4.0]"], "privacy.rho is [4.0, 8.0] there, [8.0, 4.0] here;"),
         ([*FOUR, "--set", "run.dtype=float32"], "run.dtype is 'float64' there, 'float32' here;"),
     ],
