@@ -138,6 +138,22 @@ def test_a_killed_run_goes_on_in_the_middle_of_its_cells(here: Path, workers: li
     assert left == ["history.jsonl", "models", "results.json", "table.md"]
 
 
+def test_seeds_that_are_added_to_a_killed_run_leave_its_checkpoint_in_use(here: Path) -> None:
+    with running(here, "--out", "out") as process:
+        wait_for(process, here / "out", 1500)
+        process.kill()
+        process.wait()
+    kept = rounds_kept(here / "out")
+    with running(here, "--out", "out", "--resume", "--set", "seeds=3") as process:
+        wait_for(process, here / "out", kept + 300)
+        process.kill()
+        process.wait()
+    files = list((here / "out" / "checkpoints").glob("[!.]*.npz"))
+    assert len(files) == 1, "the cells that were there go on by themselves, from what they had"
+    tree = json.loads((here / "out" / "results.json").read_text())
+    assert (tree["seeds"], tree["added_seeds"], tree["cells"]) == ([0, 1, 2], [[2]], [])
+
+
 def test_checkpoints_are_not_written_over_and_not_used_by_another_scenario(here: Path) -> None:
     with running(here, "--out", "out", "--set", "run.evaluations=1") as process:
         wait_for(process, here / "out", 100)
