@@ -19,7 +19,7 @@ _EXACT = (
 )
 _NOISY = (
     "The silos evaluated {count} times on their own test records, and {who}: all evaluations together are "
-    "{mu:.4g}-GDP for each test record (epsilon = {epsilon:.4g} at delta = {delta:g}, {relation}). Metrics are "
+    "{mu:.4g}-GDP for each test record (ε = {epsilon:.4g} at δ = {delta:g}, {relation}). Metrics are "
     "noisy: accuracies by a standard deviation of {spread} where noise was added, losses by that times "
     "evaluation.loss_bound, and they can leave their range. "
 ) + _OTHERS

@@ -241,5 +241,5 @@ def test_noise_too_small_for_a_law_is_refused() -> None:
 
 def test_the_statement_names_the_numbers() -> None:
     text = PoissonGaussian(2.0, 0.05, 100, "replace-one").statement(DELTA)
-    assert "epsilon = 2.004" in text
+    assert "ε = 2.004" in text
     assert "100 rounds of Poisson sampling at rate 0.05" in text
