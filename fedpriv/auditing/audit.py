@@ -23,7 +23,8 @@ from torch import Tensor
 
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.auditing import hostile, integers, secret
-from fedpriv.auditing.canaries import Layout, auditable, misread, objective_for, single_pass
+from fedpriv.auditing.canaries import Layout, auditable, misread, objective_for, rows_read
+from fedpriv.auditing.pool import check_clients, known_rounds
 from fedpriv.auditing.statistics import best_bound, heaviest_round
 from fedpriv.auditing.steps import Progress, Steps, one_thread
 from fedpriv.auditing.tradeoff import Curve
@@ -53,6 +54,7 @@ class Audit:
 
     `families` has the bound of each family of tests that was tried.  Where rounds are secret the claim is a curve:
     `claimed_mu` is what it allows at the rate `alarms` of false alarms, where `mu` was shown.
+    `pool` says that units are clients, whose pool is simulated only: the server alone is a deployment's.
     """
 
     claimed_mu: float
@@ -72,6 +74,7 @@ class Audit:
     dtype: str
     seconds: float
     alarms: float | None = None
+    pool: bool = False
 
     @property
     def stands(self) -> bool:
@@ -114,10 +117,10 @@ def audit(
     if cell.schedule.secret:
         with one_thread(), torch.inference_mode():
             return _secret(cell, claimed_mu, trials, confidence, seed, progress, started)
-    rounds, silos = min(cell.schedule.rounds, MOST_ROUNDS), min(cell.federation.silos, MOST_SILOS)
-    small = auditable(cell, claimed_mu, rounds, silos, IN_HEAVIEST)
-    if wrong := misread(small, single_pass(small)):
-        raise AuditRefutedError(f"the schedule is not the single pass that is claimed: {wrong}")
+    (rounds, passes), silos = known_rounds(cell, MOST_ROUNDS), min(cell.federation.silos, MOST_SILOS)
+    small = auditable(cell, claimed_mu, rounds, silos, IN_HEAVIEST, passes)
+    if wrong := misread(small, rows_read(small)):
+        raise AuditRefutedError(f"the schedule is not the one that is claimed: {wrong}")
     runs = -(-trials // CANARIES)
     tried = {name: _FAMILIES[name] for name in _FAMILIES if name in families}
     steps = Steps(progress, sum(family.steps(runs) for family in tried.values()))
@@ -145,6 +148,7 @@ def audit(
         cell.privacy.protected.words,
         cell.run.dtype,
         time.perf_counter() - started,
+        pool=cell.federation.clients is not None,
     )
 
 
@@ -157,13 +161,11 @@ def _check(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: 
             f"trials, a confidence in [0.5, 1) and a mu in [{SMALLEST_MU:g}, {LARGEST_MU:g}]"
         )
     if cell.privacy.unit == CLIENT.name:
-        raise InputError(
-            'privacy.unit = "client": the audit is of what a deployment runs, and no guard has clients'
-        )
+        check_clients(cell)
     if cell.algorithm.trust == "curator":
         raise InputError('algorithm.trust = "curator": the audit is of what a deployment runs, and none runs this')
     if not cell.schedule.secret:
-        single_pass(cell)
+        rows_read(cell)
     if seed < 0:
         raise InputError(f"seed = {seed}: expected a whole number of at least 0")
 
@@ -193,7 +195,7 @@ def _canary_plan(asked: _Asked, canaries: int = CANARIES) -> Plan:
 
 
 def _layout(asked: _Asked, plan: Plan) -> Layout:
-    return Layout.of(single_pass(asked.small), heaviest_round(plan), CANARIES, IN_HEAVIEST)
+    return Layout.of(rows_read(asked.small), heaviest_round(plan), CANARIES, IN_HEAVIEST)
 
 
 def _gathered(asked: _Asked, plan: Plan, runs: int, queries: Sequence[Tensor] | None, steps: Steps) -> Trials:
@@ -266,6 +268,7 @@ def _secret(
         cell.run.dtype,
         time.perf_counter() - started,
         best.alarms,
+        cell.federation.clients is not None,
     )
 
 

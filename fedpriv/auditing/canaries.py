@@ -6,7 +6,7 @@ Canaries of one run have features of their own, so that their increments are ort
 between coordinates, so one run is as many independent trials (Steinke, Nasr & Jagielski 2023, "Privacy auditing
 with one training run").
 
-Where a canary takes part is written down from the definition of a single pass, not asked of the code under audit.
+Where a canary takes part is written down from the definition of the order, not asked of the code under audit.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.clients.shard import Shard
+from fedpriv.data.units import in_a_row
 from fedpriv.errors import InputError
-from fedpriv.objectives import Objective
+from fedpriv.objectives import Objective, Records
 from fedpriv.participation.fixed_order import Schedule
-from fedpriv.privacy.unit import RECORD, Unit
-from fedpriv.running.task import DTYPES
+from fedpriv.privacy.unit import CLIENT, RECORD, Unit
+from fedpriv.running.task import DTYPES, labels_of
+from fedpriv.running.unit_rows import rows_of
 from fedpriv.scenario import Cell
 from fedpriv.scenario.schema import ModelSection
 
@@ -35,9 +37,11 @@ _CLIP = 1.0  # where a scenario takes its clip from the loss's constants, which 
 def auditable(cell: Cell, mu: float, rounds: int, silos: int, batch: int, epochs: int = 1) -> Cell:
     """The cell cut to a size that can be repeated, on a linear model, recalibrated to `mu` by the same code.
 
-    Persons keep a few records each; where silos come from does not matter to who they are.
+    Persons and clients keep a few records each; where silos come from does not matter to who they are.
     """
     size = {"rounds": rounds, "silos": silos, "batch": batch, "epochs": epochs}
+    if cell.federation.clients is not None:  # whose passes are said by how many there are
+        size = {"rounds": rounds, "clients": rounds // epochs * batch, "cohort": batch}
     whole: dict[str, Any] = {"samples": None, "size_skew": None, "batches": None, "drop_out": 0.0, "away": {}}
     federation = cell.federation.model_copy(update={**size, **whole})
     few = None if cell.privacy.records is None else min(cell.privacy.records, _RECORDS)
@@ -71,10 +75,11 @@ def objective_for(cell: Cell, features: int) -> Objective:
     return row.objective((features + 1,), CLASSES, DTYPES[cell.run.dtype], cell.model.settings)
 
 
-def single_pass(cell: Cell) -> list[range]:
+def rows_read(cell: Cell) -> list[range]:
     """The rows of a silo's order that rounds 1, 2, … read, by definition: each batch once, one after another.
 
-    InputError for a scenario that is no single pass in fixed order with records in every round.
+    Cohorts of clients come again, in the same order.  InputError for a scenario of no fixed order with records in
+    every round, or of several passes over records.
     """
     schedule = cell.schedule
     if cell.federation.epochs != 1 or not isinstance(schedule, Schedule):
@@ -82,17 +87,19 @@ def single_pass(cell: Cell) -> list[range]:
             "the audit's canaries are made for one pass in fixed order with records in every round: "
             'epochs = 1, sampling = "fixed"'
         )
-    (size, *_), read = cell.batch_sizes, 0
+    (size, *_), read, federation = cell.batch_sizes, 0, cell.federation
     rows = []
     for t in range(1, schedule.rounds + 1):
         batches = schedule.reads[t - 1] if schedule.reads else 1
         rows.append(range(read * size, (read + batches) * size))
         read += batches
+        if federation.clients is not None and federation.cohort is not None and not schedule.reads:
+            read %= federation.clients // federation.cohort
     return rows
 
 
 def misread(cell: Cell, rows: Sequence[range]) -> str | None:
-    """Where the schedule that silos follow is not the single pass that the claim is about; None if nowhere."""
+    """Where the schedule that silos follow is not the one that the claim is about; None if nowhere."""
     size = cell.batch_sizes[0]
     for t, defined in enumerate(rows, start=1):
         batches = cell.schedule.batches(t) if isinstance(cell.schedule, Schedule) else range(0)
@@ -113,14 +120,17 @@ class Layout:
 
     @staticmethod
     def of(passes: Sequence[range], heaviest: int, canaries: int, batch: int) -> "Layout":
-        """As many as fit in round `heaviest`, where one weighs most; the others spread over the other rounds."""
-        others = [t for t in range(1, len(passes) + 1) if t != heaviest]
+        """As many as fit in round `heaviest`, where one weighs most; the others spread over the other rounds.
+
+        Of rounds that read the same rows, the first one stands for all.
+        """
+        others = [t for t, read in enumerate(passes, 1) if t != heaviest and read not in passes[: t - 1]]
         left = min(canaries - batch, batch * len(others))
         spread = [others[place % len(others)] for place in range(left)]
         rounds = np.array([heaviest] * min(batch, canaries) + spread)
         places = [int(np.sum(rounds[:canary] == t)) for canary, t in enumerate(rounds.tolist())]
         row = [passes[t - 1].start + place for t, place in zip(rounds.tolist(), places, strict=True)]
-        return Layout(rounds, np.array(row), passes[-1].stop)
+        return Layout(rounds, np.array(row), max(read.stop for read in passes))
 
     def shard(self, present: NDArray[np.bool_], relation: str) -> Shard:
         """Zeros, and each canary in its row: its own feature, far longer than the clip.
@@ -146,6 +156,16 @@ def in_units(shard: Shard, unit: Unit) -> Shard:
     there = shard.images.reshape(len(shard.labels), -1).any(axis=1)
     rows = np.repeat(np.arange(len(shard.labels)), np.where(there, _TOO_MANY * unit.records, 1))
     return Shard(shard.images[rows], shard.labels[rows], persons=rows)
+
+
+def units_of(shard: Shard, cell: Cell) -> Records:
+    """A shard of canaries as the cell's model sees it, in its units; a client holds what counts, and all alike."""
+    unit, model, dtype = cell.privacy.protected, cell.model, DTYPES[cell.run.dtype]
+    if unit.name != CLIENT.name:
+        return in_units(shard, unit).seen(cell)
+    features = model.row.features(shard.images.repeat(unit.records, axis=0), dtype, model.settings)
+    records = Records(features, labels_of(shard.labels.repeat(unit.records), dtype))
+    return rows_of(records, in_a_row(len(records.labels), unit.records))
 
 
 def nothing(rows: int, features: int) -> Shard:

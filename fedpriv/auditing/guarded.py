@@ -4,10 +4,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor
 
 from fedpriv.auditing.canaries import CLASSES
+from fedpriv.clients.answering import Answering
 from fedpriv.clients.guard import Guard
 from fedpriv.clients.ledger import SiloLedger, create_ledger
 from fedpriv.clients.policy import Allowed, Policy
@@ -16,6 +18,15 @@ from fedpriv.running.plan import Plan
 from fedpriv.scenario import Cell
 
 _RUNS = 8  # that a policy of the audit pays for
+
+
+class Restartable(Answering, Protocol):
+    """A silo, asked as a guard is, whose process can end."""
+
+    def restart(self) -> None:
+        """The process ends, and another one goes on."""
+
+    def close(self) -> None: ...
 
 
 class GuardedSilo:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedpriv.auditing.bounds import Scores, bound_at
 from fedpriv.auditing.canaries import FAR, auditable, nothing, objective_for
-from fedpriv.auditing.guarded import GuardedSilo
+from fedpriv.auditing.guarded import Restartable
 from fedpriv.auditing.transcripts import folder_of_silos
 from fedpriv.errors import RunError
 from fedpriv.objectives import Objective
@@ -84,7 +84,7 @@ def _queries(kind: str, objective: Objective, rounds: int) -> list[Tensor]:
             return [(-1.0) ** t * (1.0 + 1e-6 * t) * 2.0**39 * pattern for t in range(rounds)]
 
 
-def _reply(silo: GuardedSilo, t: int, query: Tensor, keys: bytes) -> Tensor | None:
+def _reply(silo: Restartable, t: int, query: Tensor, keys: bytes) -> Tensor | None:
     try:
         return silo.answer("run", t, query, keys)
     except RunError:

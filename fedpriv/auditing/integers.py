@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedpriv.auditing.bounds import Scores, bound_at
-from fedpriv.auditing.canaries import FAR, auditable, in_units, nothing, objective_for
+from fedpriv.auditing.canaries import FAR, auditable, nothing, objective_for, units_of
 from fedpriv.auditing.statistics import noise_factor
 from fedpriv.auditing.transcripts import broadcasts, folder_of_silos, masked_sums, replies, zeros
 from fedpriv.clients.releasing import ReleasingSilo
@@ -111,7 +111,7 @@ def _integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tensor]) ->
 
 def _sums(cell: Cell, plan: Plan, shard: Shard, number: int) -> list[Ints]:
     """A silo's integer sums of every round, by its own code: what it would send a trusted server."""
-    records, sending = in_units(shard, plan.unit).seen(cell), dataclasses.replace(plan, trust=TRUSTED)
+    records, sending = units_of(shard, cell), dataclasses.replace(plan, trust=TRUSTED)
     silo = ReleasingSilo.of(number, sending, records, bytes(32), b"")
     state, sums = silo.start(), []
     for t, query in enumerate(zeros(plan), start=1):

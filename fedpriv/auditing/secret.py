@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from scipy import special
 
 from fedpriv.accounting.guarantees import Sampled
-from fedpriv.auditing.canaries import FAR, Layout, auditable, in_units, nothing, objective_for
+from fedpriv.auditing.canaries import FAR, Layout, auditable, nothing, objective_for, units_of
+from fedpriv.auditing.pool import passes_of
 from fedpriv.auditing.tradeoff import Curve, Shown, shown
 from fedpriv.auditing.transcripts import run_trials
 from fedpriv.clients.releasing import ReleasingSilo
@@ -59,7 +60,7 @@ def small_rounds(cell: Cell) -> tuple[int, int]:
     schedule = cell.schedule
     if not isinstance(schedule, SecretOrder):
         raise InputError(f'federation.sampling = "{cell.federation.sampling}": nobody\'s rounds are secret')
-    epochs = min(cell.federation.epochs, _MOST_EPOCHS)
+    epochs = min(passes_of(cell), _MOST_EPOCHS)
     return epochs * schedule.groups * min(schedule.bins, _MOST_BINS), epochs
 
 
@@ -126,7 +127,7 @@ def company(small: Cell, runs: int, seed: int, steps: Callable[[float], None] = 
         others.labels[0] = not there
         if not there and small.privacy.relation == "zero-out":
             others.images[0] = 0.0
-        sides.append(in_units(others, small.privacy.protected).seen(small))
+        sides.append(units_of(others, small))
     query, along = torch.zeros_like(plan.objective.initial()), np.empty((runs, plan.schedule.rounds))
     for number, there in enumerate(coins):
         silo = ReleasingSilo.of(0, plan, sides[int(there)], system_key(), b"")

@@ -25,8 +25,8 @@ where they weigh most, half-way between what it expects in both worlds."""
 
 def heaviest_round(plan: Plan) -> int:
     """The round whose canaries the whole transcript tells best."""
-    rounds = plan.schedule.rounds
-    clips = [float(plan.estimator.round(t).clip) / _batches(plan, t) for t in range(1, rounds + 1)]
+    first_pass = min(plan.schedule.rounds, plan.schedule.rounds_per_epoch)
+    clips = [float(plan.estimator.round(t).clip) / _batches(plan, t) for t in range(1, first_pass + 1)]
     squared_norms = [
         clip**2 * float(_signal(plan, t) @ matched_filter(plan, t)) for t, clip in enumerate(clips, start=1)
     ]
@@ -109,9 +109,17 @@ def matched_filter(plan: Plan, canary_round: int) -> Scores:
 
 
 def _signal(plan: Plan, canary_round: int) -> Scores:
-    """δ_t = decay^(t-k) for t ≥ k: how much of an increment of round k is in release t; (T,)."""
-    since = np.arange(1, plan.schedule.rounds + 1) - canary_round
-    return np.where(since >= 0, plan.estimator.decay ** np.maximum(since, 0.0), 0.0)
+    """δ_t = Σ decay^(t-k) over k ≤ t: how much of a canary is in release t, in units of its first increment; (T,).
+
+    k are the rounds in which it takes part: `canary_round`, and for clients one pass later again.
+    """
+    rounds, first = plan.schedule.rounds, float(plan.estimator.round(canary_round).clip)
+    signal: Scores = np.zeros(rounds)
+    for k in range(canary_round, rounds + 1, plan.schedule.rounds_per_epoch):
+        since = np.arange(1, rounds + 1) - k
+        size = float(plan.estimator.round(k).clip) / first
+        signal += size * np.where(since >= 0, plan.estimator.decay ** np.maximum(since, 0.0), 0.0)
+    return signal
 
 
 def _batches(plan: Plan, t: int) -> int:

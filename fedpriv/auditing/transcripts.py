@@ -5,6 +5,7 @@
 | untrusted | the guards of two silos, each with its ledger, restarted half-way | their replies, of two runs |
 | secure-aggregation | the guards of all silos, likewise | the sum of their masked words |
 | trusted | the deployed server with its journal, and guards, all restarted half-way | what it broadcasts |
+| trusted, with clients | the same server, and the pool of clients that it keeps | what it broadcasts |
 
 Nothing is recomputed in another type: replies are those of the scenario's own `run.dtype`.
 """
@@ -23,7 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.auditing.canaries import FAR, Layout, in_units, nothing, objective_for
-from fedpriv.auditing.guarded import GuardedSilo, guarded
+from fedpriv.auditing.guarded import Restartable, guarded
+from fedpriv.auditing.pool import Pool
 from fedpriv.clients.answering import client_app_of
 from fedpriv.clients.shard import Shard
 from fedpriv.engines.inprocess import flower_quiet
@@ -116,11 +118,18 @@ def run_trials(cell: Cell, layout: Layout, seed: int, queries: Sequence[Tensor] 
 
 
 @contextmanager
-def folder_of_silos(cell: Cell, plan: Plan, shards: Sequence[Shard]) -> Iterator[tuple[Path, list[GuardedSilo]]]:
-    """Guards with these shards, in a folder that is gone afterwards."""
+def folder_of_silos(
+    cell: Cell, plan: Plan, shards: Sequence[Shard]
+) -> Iterator[tuple[Path, Sequence[Restartable]]]:
+    """Guards with these shards, or a pool of clients, in a folder that is gone afterwards."""
     memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="fedpriv-audit-", dir=memory) as name:
-        silos = guarded(Path(name), cell, plan, [in_units(shard, cell.privacy.protected) for shard in shards])
+        silos: Sequence[Restartable]
+        if cell.federation.clients is not None:
+            silos = [Pool(cell, plan, shard) for shard in shards]
+        else:
+            units = [in_units(shard, cell.privacy.protected) for shard in shards]
+            silos = guarded(Path(name), cell, plan, units)
         try:
             yield Path(name), silos
         finally:
@@ -129,7 +138,7 @@ def folder_of_silos(cell: Cell, plan: Plan, shards: Sequence[Shard]) -> Iterator
 
 
 def _two_runs(
-    plan: Plan, silos: Sequence[GuardedSilo], queries: Sequence[Tensor]
+    plan: Plan, silos: Sequence[Restartable], queries: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Silo 0's replies in two runs at a time, and those of silo 1, if there is one, in the first."""
     pushed = torch.zeros_like(queries[0])
@@ -144,7 +153,7 @@ def _two_runs(
     return first, again, other
 
 
-def masked_sums(plan: Plan, silos: Sequence[GuardedSilo], queries: Sequence[Tensor]) -> NDArray[np.int64]:
+def masked_sums(plan: Plan, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> NDArray[np.int64]:
     """The sums of the masked words (T, d), as whoever gets all of them decodes them."""
     assert plan.exact is not None
     keys, sums = b"".join(silo.public_key("run") for silo in silos), []
@@ -166,12 +175,12 @@ def _means(plan: Plan, noisy: NDArray[np.int64]) -> list[Tensor]:
     return means
 
 
-def replies(silo: GuardedSilo, queries: Sequence[Tensor]) -> list[Tensor]:
+def replies(silo: Restartable, queries: Sequence[Tensor]) -> list[Tensor]:
     """What one silo sends in a run."""
     return [silo.answer("run", t, query) for t, query in enumerate(queries, start=1)]
 
 
-def broadcasts(plan: Plan, folder: Path, silos: Sequence[GuardedSilo], queries: Sequence[Tensor]) -> list[Tensor]:
+def broadcasts(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> list[Tensor]:
     """What a deployed server with noise of its own releases; it is killed half-way and goes on."""
     grid, initial = InProcessGrid(client_app_of(silos, "run"), len(silos), {}), queries[0]
     broadcast: list[Tensor] = []

@@ -81,6 +81,7 @@ def _report(outcome: Audit) -> str:
         claimed = f"μ = {outcome.claimed_mu:g}, {claimed}"
     else:
         claimed += f", a curve that allows μ = {outcome.claimed_mu:.4g} at {outcome.alarms:.2g} false alarms"
+    path = "its deployed path" if not outcome.pool else "the server's deployed path, with its simulated pool"
     size = f"{outcome.silos} silos, {outcome.rounds} rounds, {outcome.dtype}"
     lines = [
         "the claim stands" if outcome.stands else "THE CLAIM IS REFUTED",
@@ -90,7 +91,6 @@ def _report(outcome: Audit) -> str:
         f"for      {outcome.unit}, {outcome.relation} neighbours, {trust_named(outcome.trust).title}",
         "tests    " + ", ".join(f"{name} μ ≥ {bound:.3g}" for name, bound in outcome.families.items()),
         f"from     {outcome.trials} canaries in {outcome.seconds:.1f} s; {size}:",
-        "         the scenario, recalibrated to this mu and cut to this size by the code under audit, on its "
-        "deployed path",
+        f"         the scenario, recalibrated to this mu and cut to this size by the code under audit, on {path}",
     ]
     return "\n".join(lines) + "\n"

@@ -22,7 +22,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def fixed_keys(plant: pytest.MonkeyPatch) -> None:
     """No bug: keys that are the same in every run of a test, each used once."""
     drawn = iter(range(10**9))
-    for module in ("fedpriv.clients.guard", "fedpriv.server.journal"):
+    for module in ("fedpriv.clients.guard", "fedpriv.auditing.pool", "fedpriv.server.journal"):
         plant.setattr(f"{module}.system_key", lambda: derive_key(b"test", str(next(drawn))))
 
 

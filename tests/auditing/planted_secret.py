@@ -79,18 +79,19 @@ def over_those_drawn(patch: pytest.MonkeyPatch) -> None:
 
 
 def record_by_record(patch: pytest.MonkeyPatch) -> None:
-    """A person's records are clipped one by one and added up, and the check of norms lets that pass."""
+    """A unit's records are clipped one by one and added up, and the check of norms lets that pass."""
     norms = ExactPlan.norms
     patch.setattr(ExactPlan, "norms", lambda self, t: tuple(8 * norm for norm in norms(self, t)))
+
+    honest = PerUnit.per_record
 
     def summed(
         self: PerUnit, points: Any, coefficients: Any, units: Records, places: Tensor, clip: float
     ) -> Tensor:
         total = torch.zeros(len(units.labels), self.dimension, dtype=torch.float64)
         for slot in range(self.records):
-            there = units.labels[:, slot] >= 0
-            one = Records(units.features[:, slot], units.labels[:, slot].clamp(min=0))
-            total += self.base.per_record(points, coefficients, one, places, clip) * there.unsqueeze(-1)
+            one = Records(units.features[:, slot : slot + 1], units.labels[:, slot : slot + 1])
+            total += honest(self, points, coefficients, one, places, clip)
         return total
 
     patch.setattr(PerUnit, "per_record", summed)

@@ -11,7 +11,7 @@ import torch
 
 from fedpriv.auditing.audit import audit
 from fedpriv.auditing.bounds import bound_at, mu_lower_bound
-from fedpriv.auditing.canaries import Layout, auditable, single_pass
+from fedpriv.auditing.canaries import Layout, auditable, rows_read
 from fedpriv.cli import main
 from fedpriv.errors import InputError
 from fedpriv.scenario import Cell
@@ -90,7 +90,7 @@ def test_torch_has_its_threads_back(small_cell: MakeCell) -> None:
 def test_canaries_lie_where_a_single_pass_reads_them(small_cell: MakeCell) -> None:
     """Batch p is rows p·B to (p+1)·B of the order, and is read in round p + 1: written out, not asked."""
     small = auditable(small_cell(), 1.0, 4, 2, 3)
-    passes = single_pass(small)
+    passes = rows_read(small)
     assert passes == [range(0, 3), range(3, 6), range(6, 9), range(9, 12)]
     layout = Layout.of(passes, 2, 9, 3)
     assert layout.round.tolist() == [2, 2, 2, 1, 3, 4, 1, 3, 4]

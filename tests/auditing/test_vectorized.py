@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.auditing.audit import CANARIES, IN_HEAVIEST
-from fedpriv.auditing.canaries import Layout, auditable, objective_for, single_pass
+from fedpriv.auditing.canaries import Layout, auditable, objective_for, rows_read
 from fedpriv.auditing.statistics import best_bound, heaviest_round
 from fedpriv.auditing.transcripts import Trials
 from fedpriv.data.partition import iid
@@ -67,7 +67,7 @@ def canaries_of(small: Cell, layout: Layout, folder: Path, seed: int) -> tuple[C
 
 
 def shown(small: Cell, folder: Path, patch: pytest.MonkeyPatch) -> float:
-    passes = single_pass(small)
+    passes = rows_read(small)
     plan = plan_of(small, objective_for(small, CANARIES))
     layout = Layout.of(passes, heaviest_round(plan), CANARIES, IN_HEAVIEST)
     count = len(layout.round)
