@@ -3,8 +3,9 @@
 python -m benchmarks.refining scenarios/tuning/NAME.toml
 
 `fedpriv tune` leaves a scenario with the best point of a coarse grid.  Around it five settings are tried, on
-the `seeds` of [refine]: itself, its step times and over √2, and clip and step turned against each other by √2
-(their product is what a clipped step moves).  Where another one wins, its neighbours are tried, too, once.
+the two seeds after those of the tuning file: itself, its step times and over √2, and clip and step turned
+against each other by √2 (their product is what a clipped step moves).  Where another one wins, its neighbours
+are tried, too, once.
 """
 
 import json
@@ -12,7 +13,7 @@ import math
 import statistics
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,11 @@ def neighbours(setting: Mapping[str, Any]) -> list[Setting]:
     ]
 
 
+def fresh_seeds(used: Sequence[int]) -> list[int]:
+    """Two that the coarse grid was not compared on."""
+    return [max(used) + 1, max(used) + 2]
+
+
 def refined(tuning: Mapping[str, Any], scenario: Path, name: str) -> dict[str, Scores]:
     """What was tried at each point of the scenario that `name` has a rule for, by the rule's condition."""
     axis, fixed = str(tuning["axis"]), dict(tuning["fixed"])
@@ -56,7 +62,7 @@ def refined(tuning: Mapping[str, Any], scenario: Path, name: str) -> dict[str, S
             for setting in neighbours(centre)
             if json.dumps(setting) not in found[when]
         ]
-        for when, setting, score in _scored(wanted, scenario, fixed, tuning["refine"]["seeds"]):
+        for when, setting, score in _scored(wanted, scenario, fixed, fresh_seeds(tuning["seeds"])):
             found[when].setdefault(setting, []).append(score)
         centres = {when: json.loads(_ranked(scores)[0][1]) for when, scores in found.items()}
     return found

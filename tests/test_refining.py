@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.refining import neighbours
+from benchmarks.refining import fresh_seeds, neighbours
 
 
 @pytest.mark.parametrize(("key", "longer"), [("algorithm.step", 2.0**0.5), ("algorithm.beta", 0.5**0.5)])
@@ -15,3 +15,8 @@ def test_five_settings_of_which_two_have_the_same_product(key: str, longer: floa
     clips, steps = ([each[name] for each in others] for name in ("algorithm.clip", key))
     assert clips == pytest.approx([4.0, 4.0, 4.0 / 2**0.5, 4.0 * 2**0.5], rel=2e-3)
     assert steps == pytest.approx([8.0 * longer, 8.0 / longer, 8.0 * longer, 8.0 / longer], rel=2e-3)
+
+
+def test_neighbours_are_compared_on_seeds_of_their_own() -> None:
+    assert fresh_seeds([100]) == [101, 102]
+    assert fresh_seeds([7, 3]) == [8, 9]

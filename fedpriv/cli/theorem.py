@@ -49,7 +49,7 @@ def theorem(
 
         fedpriv privacy theorem scenarios/deployment.toml
 
-        fedpriv privacy theorem scenarios/mnist-single-epoch.toml --set algorithm.name=accelerated-dp-srgd --json
+        fedpriv privacy theorem scenarios/mnist-single-epoch.toml --set label.method=accelerated-dp-srgd --json
     """
     from fedpriv.running.fitted import fitted_scenario
     from fedpriv.scenario import load_scenario

@@ -1,0 +1,26 @@
+"""The tuning files of the shipped tables: `fedpriv tune` takes them, and every row gets as many settings."""
+
+from pathlib import Path
+
+import pytest
+
+from fedpriv.cli.tune import Asked
+from fedpriv.scenario import load_scenario
+from fedpriv.tuning.grids import settings_of
+from fedpriv.tuning.problem import rows_of
+
+TUNINGS = sorted((Path(__file__).resolve().parents[2] / "scenarios" / "tuning").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", TUNINGS, ids=lambda path: path.stem)
+def test_every_row_of_the_table_gets_the_same_number_of_settings(path: Path) -> None:
+    """Every value of the axis has a grid, no grid is for a row that is not there, and seeds are fresh."""
+    asked = Asked.of(path, [], [], [], None, None, [], "test_accuracy")
+    scenario = load_scenario(asked.scenario)
+    assert asked.grids is not None
+    assert not set(asked.seeds) & set(scenario.seeds)
+    rows = rows_of(scenario, asked.grids, asked.axis)
+    assert len(rows) == len(scenario.points) / len(scenario.seeds)
+    assert {len(settings_of(grid)) for _, _, grid in rows} == {len(settings_of(rows[0][2]))}
+    values = scenario.axes.get(asked.axis)
+    assert values is None or set(values) == set(asked.grids)
