@@ -11,8 +11,8 @@ run: $(READY)  ## install, fetch MNIST, run the quickstart, print the table, dra
 	$(BIN)/fedpriv run scenarios/quickstart.toml --out runs/quickstart --resume
 	$(BIN)/fedpriv plot runs/quickstart
 
-test: $(READY)  ## the whole test suite
-	$(BIN)/python -m pytest
+test: $(READY)  ## the whole test suite, a process for each core
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 scenarios: $(READY)  ## every scenario at reduced size: one seed, a few rounds
 	$(BIN)/python -m benchmarks.reduced

@@ -37,7 +37,7 @@ def theorem_2(mu: float, eta: float, gamma: float, delta: float) -> float:
     return float(np.min(curve + np.log1p(-1 / order) - (math.log(delta) + np.log(order)) / (order - 1)))
 
 
-@pytest.mark.parametrize(("mu", "eta", "mean"), product((0.1, 1.0, 4.0), (0.0, 0.5, 1.0), (2.0, 20.0)))
+@pytest.mark.parametrize(("mu", "eta", "mean"), list(product((0.1, 1.0, 4.0), (0.0, 0.5, 1.0), (2.0, 20.0))))
 def test_it_is_theorem_2(mu: float, eta: float, mean: float) -> None:
     law = NegativeBinomial(mean, eta)
     assert mean_of(eta, law.gamma) == pytest.approx(mean, rel=1e-9)

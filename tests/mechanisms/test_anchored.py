@@ -21,7 +21,7 @@ def sums(rounds: int, period: int) -> np.ndarray[tuple[int, int], np.dtype[np.fl
 
 
 @pytest.mark.parametrize(
-    ("rounds", "period", "anchor"), itertools.product([1, 7, 12, 13], [1, 2, 4, 5, 20], [0.5, 3.0])
+    ("rounds", "period", "anchor"), list(itertools.product([1, 7, 12, 13], [1, 2, 4, 5, 20], [0.5, 3.0]))
 )
 def test_the_worst_record_is_charged_exactly(rounds: int, period: int, anchor: float) -> None:
     """Guarantee: C = B^-1 A from streaming alone, every record of one pass, also in a period that is cut."""

@@ -107,7 +107,7 @@ def test_where_every_sum_counts_alike_so_does_its_noise() -> None:
     assert max(sizes) <= 1.0 + 1e-9
 
 
-@pytest.mark.parametrize(("decay", "epoch"), itertools.product([0.0, 0.7, 1.0], [2, 5, 12]))
+@pytest.mark.parametrize(("decay", "epoch"), list(itertools.product([0.0, 0.7, 1.0], [2, 5, 12])))
 def test_how_far_a_record_can_have_moved_each_sum(decay: float, epoch: int) -> None:
     clips = np.linspace(2.0, 1.0, 12)
     workload = Workload(Schedule(12, epoch), decay, clips)
