@@ -19,6 +19,7 @@ from fedpriv.scenario import resolve_cell
 from tests.conftest import small_tree
 from tests.doc_pages import ROOT
 from tests.flower.quickstart.client_app import SCENARIO
+from tests.flower.quickstart.evaluating_app import SCENARIO as EVALUATED
 
 SHAPES = [(2, 1, 3, 3), (2,), (), (4, 2)]
 
@@ -85,6 +86,16 @@ def test_scenarios_that_are_no_steps_of_an_app_are_one_line(tmp_path: Path, old:
 def test_what_is_missing_at_a_node_is_one_line(node: dict[str, Any], steps: int, line: str) -> None:
     with pytest.raises(InputError, match=line):
         guard_of(Context(1, 1, node, RecordDict(), {}), SCENARIO, steps)
+
+
+def test_an_evaluation_that_the_scenario_does_not_have_is_one_line(tmp_path: Path) -> None:
+    """No [evaluation], or more of them than server rounds: before anybody is asked."""
+    context = Context(7, 1, {"partition-id": 0, "guard": "/none"}, RecordDict(), {})
+    with pytest.raises(InputError, match="evaluation: the guard's scenario has no such section"):
+        guard_of(context, SCENARIO).scores([np.zeros(1)], 1)
+    with pytest.raises(InputError, match="has 3 evaluations, and the server 2 rounds; set it to 2 or fewer"):
+        guard_of(context, EVALUATED, 6).scores([np.zeros(1)], 1)
+    assert guard_of(context, EVALUATED).test_examples == 300
 
 
 def test_the_nodes_own_guard_comes_before_the_servers_words() -> None:
