@@ -126,11 +126,16 @@ def test_who_is_refused_for_ever_fills_no_log(caplog: pytest.LogCaptureFixture) 
 
 
 def test_the_page_shows_the_app_that_is_tested() -> None:
-    """Every line that docs/existing-flower-app.md adds is one of a tested app; those of the first are five."""
+    """Every line that docs/existing-flower-app.md adds is one of a tested app; those of the first are five.
+
+    Evaluation is four more.
+    """
     page = (ROOT / "docs" / "existing-flower-app.md").read_text(encoding="utf-8")
     added = [line[1:] for line in page.splitlines() if line.startswith("+") and line.strip("+ ")]
-    texts = [(SCENARIO.parent / name).read_text(encoding="utf-8") for name in ("client_app.py", "numpy_app.py")]
-    message, numpy = (text.splitlines() for text in texts)
-    assert len(added) == 6
+    names = ("client_app.py", "evaluating_app.py", "numpy_app.py")
+    texts = [(SCENARIO.parent / name).read_text(encoding="utf-8") for name in names]
+    message, evaluating, numpy = (text.splitlines() for text in texts)
+    assert len(added) == 10
     assert [line for line in added[:5] if line not in message] == []
-    assert added[5] in numpy
+    assert [line for line in added[5:9] if line not in evaluating] == []
+    assert added[9] in numpy

@@ -1,4 +1,4 @@
-"""quickstart: the app whose sites evaluate, too: their guards score the model, on test records that they alone have."""
+"""quickstart: the app whose sites evaluate, too: guards score the model on test records that they alone have."""
 
 from pathlib import Path
 
