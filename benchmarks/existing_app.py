@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-EPSILONS, SEEDS, STEP, TRIALS = (3.0, 8.0), (0,), 2.0, 2
+EPSILONS, SEEDS, STEP, TRIALS = (3.0, 8.0), (0, 1, 2), 2.0, 2
 WHO = {
     "stock": "stock, no privacy",
     "opacus": "Opacus 1.6.0 in the client",

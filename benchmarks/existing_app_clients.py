@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,6 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from opacus import PrivacyEngine
-from opacus.accountants import PRVAccountant
-from opacus.accountants.utils import get_noise_multiplier
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -73,6 +70,10 @@ class Setting:
 
     def noise_multiplier(self) -> float:
         """Opacus' own noise for ε over all rounds, by its tightest accountant."""
+        from opacus.accountants.utils import (
+            get_noise_multiplier,  # seconds, which the guard's client does not need
+        )
+
         return float(
             get_noise_multiplier(
                 target_epsilon=self.epsilon,
@@ -93,6 +94,8 @@ class Setting:
 
 def spent(noise_multiplier: float, steps: int) -> float:
     """ε of so many steps of one silo, by Opacus' own accountant."""
+    from opacus.accountants import PRVAccountant
+
     accountant = PRVAccountant()
     accountant.history = [(noise_multiplier, BATCH / HELD, steps)]
     return float(accountant.get_epsilon(DELTA))
@@ -103,11 +106,19 @@ def images_of(values: np.ndarray) -> Tensor:
     return torch.from_numpy(values).float().unsqueeze(1) / 255
 
 
-def own_training(data: Dataset, setting: Setting, noise_multiplier: float | None) -> ClientApp:
-    """The template's ClientApp on each silo's part of the records; with Opacus if there is a noise multiplier."""
-    app = ClientApp()
+Train = Callable[[Message, Context], Message]
 
-    @app.train()
+
+def app_of(train: Train) -> ClientApp:
+    """A ClientApp that trains so."""
+    app = ClientApp()
+    app.train()(train)
+    return app
+
+
+def own_train(data: Dataset, setting: Setting, noise_multiplier: float | None) -> Train:
+    """The template's training on each silo's part of the records; with Opacus if there is a noise multiplier."""
+
     def train(msg: Message, context: Context) -> Message:
         model: nn.Module = Net()
         model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
@@ -120,6 +131,8 @@ def own_training(data: Dataset, setting: Setting, noise_multiplier: float | None
         optimizer = torch.optim.SGD(model.parameters(), lr=setting.step)
         inner = model
         if noise_multiplier is not None:
+            from opacus import PrivacyEngine
+
             model, optimizer, loader = PrivacyEngine().make_private(
                 module=model,
                 optimizer=optimizer,
@@ -136,21 +149,19 @@ def own_training(data: Dataset, setting: Setting, noise_multiplier: float | None
         content = RecordDict({"arrays": ArrayRecord(inner.state_dict()), "metrics": metrics})
         return Message(content, reply_to=msg)
 
-    return app
+    return train
 
 
-def guarded_training(scenario: Path) -> ClientApp:
+def guarded_train(scenario: Path) -> Train:
     """The five lines of docs/existing-flower-app.md."""
-    app = ClientApp()
 
-    @app.train()
     def train(msg: Message, context: Context) -> Message:
         guard = guard_of(context, scenario, STEPS)
         arrays = guard.train(msg.content["arrays"], int(msg.content["config"]["server-round"]))
         metrics = MetricRecord({"num-examples": guard.examples})
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=msg)
 
-    return app
+    return train
 
 
 @contextmanager

@@ -19,9 +19,10 @@ from benchmarks.existing_app_clients import (
     SERVER_ROUNDS,
     STEPS,
     Setting,
-    guarded_training,
+    app_of,
+    guarded_train,
     guards,
-    own_training,
+    own_train,
     spent,
 )
 from benchmarks.existing_app_model import Net
@@ -42,7 +43,7 @@ def told(setting: Setting, trials: int) -> dict[str, Any]:
     @contextmanager
     def opacus(records: Dataset) -> Iterator[tuple[Ask, Callable[[], int]]]:
         answered: list[int] = []
-        ask = asking(own_training(records, setting, noise), {})
+        ask = asking(app_of(own_train(records, setting, noise)), {})
 
         def counted(arrays: ArrayRecord, server_round: int) -> ArrayRecord | str:
             answered.append(1)
@@ -53,7 +54,7 @@ def told(setting: Setting, trials: int) -> dict[str, Any]:
     @contextmanager
     def guard(records: Dataset) -> Iterator[tuple[Ask, Callable[[], int]]]:
         with guards(records, setting, silos=1) as folder:
-            app = guarded_training(folder / "guard.toml")
+            app = app_of(guarded_train(folder / "guard.toml"))
             yield asking(app, {"guard": f"{folder}/silo-{{silo}}/s.sock"}), lambda: steps_in(folder / "silo-0")
 
     model = scaled(1.0)

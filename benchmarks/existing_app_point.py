@@ -1,7 +1,9 @@
 """One run of the existing app, or of one lie of its server, in the environment that has Opacus; prints JSON.
 
     python -m benchmarks.existing_app_point train WHO EPSILON STEP SEED
+    python -m benchmarks.existing_app_point deployed WHO EPSILON STEP SEED
     python -m benchmarks.existing_app_point lies EPSILON STEP TRIALS
+    python -m benchmarks.existing_app_point lies-deployed WHO EPSILON STEP
 
 WHO: stock, opacus, guard (secret participation, as Opacus has it), guard-fixed (every record once an epoch, in
 public order).
@@ -24,11 +26,13 @@ from benchmarks.existing_app_clients import (
     SERVER_ROUNDS,
     SILOS,
     Setting,
-    guarded_training,
+    app_of,
+    guarded_train,
     guards,
     images_of,
-    own_training,
+    own_train,
 )
+from benchmarks.existing_app_deployed import deployed
 from benchmarks.existing_app_lies import told
 from benchmarks.existing_app_model import Net
 from fedpriv.data.datasets import Dataset, load
@@ -65,9 +69,9 @@ def client_of(who: str, setting: Setting, data: Dataset) -> Iterator[tuple[Clien
     """The ClientApp, and the run configuration of its simulation."""
     if who.startswith("guard"):
         with guards(data, setting) as folder:
-            yield guarded_training(folder / "guard.toml"), {"guard": f"{folder}/silo-{{silo}}/s.sock"}
+            yield app_of(guarded_train(folder / "guard.toml")), {"guard": f"{folder}/silo-{{silo}}/s.sock"}
     else:
-        yield own_training(data, setting, setting.noise_multiplier() if who == "opacus" else None), {}
+        yield app_of(own_train(data, setting, setting.noise_multiplier() if who == "opacus" else None)), {}
 
 
 def trained(who: str, setting: Setting, seed: int) -> dict[str, float]:
@@ -102,6 +106,12 @@ def main() -> None:
         step = STOCK_STEP if who == "stock" else step
         setting = Setting(float(epsilon), float(step), "fixed" if who == "guard-fixed" else "poisson")
         print(json.dumps(trained(who, setting, int(seed))))
+    elif task == "deployed":
+        who, epsilon, step, seed = rest
+        print(json.dumps(deployed(who, Setting(float(epsilon), float(step)), int(seed))))
+    elif task == "lies-deployed":
+        who, epsilon, step = rest
+        print(json.dumps(deployed(who, Setting(float(epsilon), float(step)), 0, lies=True)))
     else:
         epsilon, step, trials = rest
         print(json.dumps(told(Setting(float(epsilon), float(step)), int(trials))))

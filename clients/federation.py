@@ -37,7 +37,7 @@ class SimulatedFederation:
     @staticmethod
     def of(cell: Cell) -> "SimulatedFederation":
         plan = plan_of(cell, task_of_cell(cell).objective)
-        return SimulatedFederation(cell, plan, spread(cell), simulation_noise(cell.seed, cell.run.dtype))
+        return SimulatedFederation(cell, plan, spread(cell), simulation_noise(cell.noise_seed, cell.run.dtype))
 
     def silo(self, number: int) -> Silo:
         task, shard = task_of_cell(self.cell), self.order[number]
@@ -45,7 +45,7 @@ class SimulatedFederation:
         gaps = self.cell.without_silos is not None
         if self.plan.exact is None:
             return Silo(number, self.plan, self.plan.objective, records, self.noise, gaps)
-        return ReleasingSilo.of(number, self.plan, records, integers_key(self.cell.seed), b"", gaps=gaps)
+        return ReleasingSilo.of(number, self.plan, records, integers_key(self.cell.noise_seed), b"", gaps=gaps)
 
     def evaluated(self, number: int) -> Silo:
         """Silo `number` as it evaluates: its test records, which train nothing."""

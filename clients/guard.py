@@ -276,7 +276,8 @@ class Guard:
     def _features(self, cell: Cell) -> Records:
         """The shard as this model sees it, record by record, by public constants alone."""
         model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected.as_data()
-        name = json.dumps([cell.run.dtype, model, unit], sort_keys=True)
+        scale = cell.data.scale and cell.data.scale.model_dump(mode="json")
+        name = json.dumps([cell.run.dtype, model, unit, scale], sort_keys=True)
         return kept(self._records, name, lambda: self._shard.seen(cell))
 
     def _refusal(self, reason: str) -> RunError:

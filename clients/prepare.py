@@ -23,6 +23,7 @@ from fedpriv.data.table_toml import schema_toml
 from fedpriv.data.tables import raw_table
 from fedpriv.errors import InputError
 from fedpriv.running.evaluation import evaluation_plan_of, evaluations_of
+from fedpriv.running.first_step import first_step_of, presumed
 from fedpriv.running.held_out import held_out_of_silos
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import records_of_silos, task_of_cell
@@ -45,7 +46,9 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
             f"{scenario.name}: its cells differ in data, silos, rounds, batch, seed, trust or relation; a "
             "deployment has one federation: narrow them with --set"
         )
-    allowances = [allowance_of(cell) for cell in cells]
+    asked = [presumed(cell) for cell in cells]
+    asked += filter(None, map(first_step_of, cells))
+    allowances = [allowance_of(cell) for cell in asked]
     allow = {
         **allowances[0],
         "clip": max(each["clip"] for each in allowances),
@@ -61,7 +64,7 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
                 raise InputError(f"{guard / name} exists, and a ledger may belong to it; give another --out")
     dataset = load(first.data.name, table=first.data.table)
     order, tests, schema = records_of_silos(first), held_out_of_silos(first), first.data.table_schema
-    evaluated = [evaluation_of(cell, runs) for cell in cells]
+    evaluated = [evaluation_of(presumed(cell), runs) for cell in cells]
     evaluation = (
         {}
         if not evaluated[0]
@@ -93,7 +96,7 @@ def allowance_of(cell: Cell) -> dict[str, Any]:
     plan = plan_of(cell, task_of_cell(cell).objective, released=True)
     if (reason := presuming(plan)) is not None:
         raise InputError(f"a deployment's silos refuse this scenario: {reason}")
-    if (target := cell.privacy.target) is None:
+    if (target := cell.target) is None:
         raise InputError('privacy.mode = "none": silos of a deployment release nothing without noise')
     return {
         "trust": cell.algorithm.trust,

@@ -19,7 +19,7 @@ from fedpriv.data.units import Table, of_persons
 from fedpriv.errors import InputError
 from fedpriv.objectives import Records
 from fedpriv.privacy.unit import RECORD, USER, Unit
-from fedpriv.running.task import DTYPES, labels_of
+from fedpriv.running.task import DTYPES, labels_of, seen
 from fedpriv.running.unit_rows import rows_of
 from fedpriv.scenario import Cell
 
@@ -53,7 +53,7 @@ class Shard:
     def seen(self, cell: Cell) -> Records:
         """Features and labels as the cell's model sees them, a row for each of its units."""
         dtype, model = DTYPES[cell.run.dtype], cell.model
-        features = model.row.features(self.images, dtype, model.settings)
+        features = seen(self.images, model, dtype, cell.data.scaling)
         records = Records(features, labels_of(self.labels, dtype))
         units = self.units(cell.privacy.protected)
         return records if units is None else rows_of(records, units)

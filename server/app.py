@@ -119,8 +119,8 @@ def deployed_strategy(
 
 def simulated_strategy(plan: Plan, initial: Tensor, cell: Cell) -> ReleaseStrategy:
     """The strategy of a simulation's server, whose noise is the seed's."""
-    noise = simulation_noise(cell.seed, cell.run.dtype)
-    sums = sums_of(plan, initial, integers_key(cell.seed), simulated=noise)
+    noise = simulation_noise(cell.noise_seed, cell.run.dtype)
+    sums = sums_of(plan, initial, integers_key(cell.noise_seed), simulated=noise)
     return ReleaseStrategy(plan, initial, sums, absences=absences_of(cell))
 
 

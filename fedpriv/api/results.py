@@ -18,7 +18,7 @@ from fedpriv.reports.page import write_report
 from fedpriv.reports.plots import plot_run, svgs_of
 from fedpriv.reports.summary import metrics_in
 from fedpriv.reports.table import STYLES, Style, render
-from fedpriv.running.task import DTYPES, public_task_of_cell
+from fedpriv.running.task import DTYPES, public_task_of_cell, seen
 from fedpriv.scenario import Cell, resolve_cell
 from fedpriv.sweep.results import read_history, read_results
 
@@ -141,7 +141,7 @@ class CellResults:
         """
         cell = self._cell()
         given = np.asarray(records.detach().cpu() if isinstance(records, torch.Tensor) else records)
-        features = cell.model.row.features(given, DTYPES[cell.run.dtype], cell.model.settings)
+        features = seen(given, cell.model, DTYPES[cell.run.dtype], cell.data.scaling)
         outputs = self._trained().outputs(features)
         predicted = outputs.squeeze(-1) if cell.model.row.regression else outputs.argmax(-1)
         found: NDArray[Any] = predicted.numpy()

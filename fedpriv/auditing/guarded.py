@@ -74,7 +74,7 @@ def guarded(folder: Path, cell: Cell, plan: Plan, shards: Sequence[Shard]) -> li
 def _allowed(cell: Cell, plan: Plan) -> Allowed:
     """A policy no narrower than the scenario: the audit is of what guards answer, not of their refusals."""
     rounds = plan.schedule.rounds
-    target = cell.privacy.target
+    target = cell.target
     assert target is not None  # a cell without noise claims nothing
     largest = max(plan.estimator.round(t).largest for t in range(1, rounds + 1))
     return Allowed.model_validate(

@@ -48,14 +48,15 @@ def _as_data(entry: "LedgerEntry") -> dict[str, Any]:
 
 
 def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
-    """One line a stream; the claim is that of the worst stream, since records are in one stream only.
+    """One line a stream; the claim is that of the worst stream, since records are in one stream of a step only.
 
-    Streams of evaluations come last: their claim is one of test records, which are other records.
+    A first step is composed with the rounds, in the claim of both.  Streams of evaluations come last: their claim
+    is one of test records, which are other records.
     """
     point = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in entry.point.items()) or "-"
     claimed = _price(entry.claimed_mu, entry.claimed_epsilon)
     of_tests = "none" if entry.claimed_of_tests is None else f"{entry.claimed_of_tests:.6g}"
-    streams = [(stream, stream.owner, claimed) for stream in entry.streams]
+    streams = [(stream, _released_by(stream), claimed) for stream in entry.streams]
     streams += [(stream, f"{stream.owner}, test records", of_tests) for stream in entry.tests]
     return [
         (
@@ -75,6 +76,12 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
         )
         for stream, owner, price in streams
     ]
+
+
+def _released_by(stream: "ReleaseStream") -> str:
+    from fedpriv.privacy.ledger import ROUNDS
+
+    return stream.owner if stream.step == ROUNDS else f"{stream.owner}, {stream.step}"
 
 
 def _stream_price(stream: "ReleaseStream", delta: float) -> str:

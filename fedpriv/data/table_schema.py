@@ -124,6 +124,16 @@ class TableSchema(Section):
         return sum(column.width for column in self.columns.values())
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """Which features are columns of numbers, each in -1 … 1."""
+        places, start = [], 0
+        for _, column in self.features:
+            if column.range is not None:
+                places.append(start)
+            start += column.width
+        return tuple(places)
+
+    @property
     def norm(self) -> float:
         """A bound on the norm of a record's features: √(number of columns)."""
         return math.sqrt(len(self.columns))

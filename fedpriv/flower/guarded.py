@@ -12,16 +12,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, Context
 from numpy.typing import NDArray
 
 from fedpriv.clients.proxy import ask, ask_shapes
 from fedpriv.errors import InputError, RunError, printable
 from fedpriv.flower.layout import Layout
-from fedpriv.flower.terms import Terms, read_terms
+from fedpriv.flower.terms import Evaluated, Terms, read_terms
+from fedpriv.metrics.summed import named_scores
 from fedpriv.protocol.messages import Refusal
+from fedpriv.running.outcome import evaluation_rounds
 
 Answer = TypeVar("Answer")
+_NAMES = {"test_loss": "eval_loss", "test_accuracy": "eval_acc"}
+"""As the template's own evaluation calls them."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,11 @@ class SiloGuard:
         """Records that one call of `train` reads: a public number, the weight of this silo's reply."""
         return self.terms.batches[self.silo] * self.local_steps
 
+    @property
+    def test_examples(self) -> int:
+        """Test records that one evaluation reads: a public number, the weight of this silo's metrics."""
+        return self._evaluated.records[self.silo]
+
     def train(self, arrays: ArrayRecord, server_round: int) -> ArrayRecord:
         """The parameters after K noisy steps, with the names that `arrays` has.
 
@@ -65,15 +75,63 @@ class SiloGuard:
                 f"server round {server_round} of {steps} local steps takes rounds {first} to {first + steps - 1}, "
                 f"and the guard's scenario has {terms.rounds}: federation.rounds = local steps x server rounds"
             )
-        shapes = _given(ask_shapes(self.socket, terms.cell_json))
-        layout = Layout.of(arrays, names or [str(n) for n in range(len(arrays))], terms.dtype, shapes)
-        point = layout.flat(arrays)
+        layout, point = self._asked(arrays, names)
         for t in range(first, first + steps):
             release = _given(ask(self.socket, self.run, terms.cell_json, t, point))
             if release.shape != point.shape:
                 raise RunError(f"round {t}: the guard's release has {release.size} values, expected {point.size}")
             point = (point - terms.step * release.astype(np.float64)).astype(point.dtype)
         return layout.split(point)
+
+    def evaluate(self, arrays: ArrayRecord, server_round: int) -> dict[str, float]:
+        """What the silo's own test records say of the parameters, with noise; {} in rounds that nobody evaluates.
+
+        "eval_loss", and "eval_acc" of a classification, as the template calls them.  The scenario's
+        `run.evaluations` are spread evenly over the server's rounds, the last one among them.  InputError and
+        RunError as for `train`.
+
+        Guarantee: all evaluations of a run are a release of [evaluation].mu for each test record, and those of
+        all runs and apps together of the policy's [evaluation].budget: the guard answers each once, for one model.
+        """
+        return self.scores(arrays.to_numpy_ndarrays(), server_round, list(arrays))
+
+    def scores(
+        self, arrays: Sequence[NDArray[Any]], server_round: int, names: Sequence[str] = ()
+    ) -> dict[str, float]:
+        """`evaluate` for a list of arrays in the order of the model's state_dict, as NumPyClient has them."""
+        asked, rounds = self._evaluated, self.terms.rounds // self.local_steps
+        if asked.count > rounds:
+            raise InputError(
+                f"run.evaluations: the guard's scenario has {asked.count} evaluations, and the server {rounds} "
+                f"rounds; set it to {rounds} or fewer, for less noise"
+            )
+        if not 1 <= server_round <= rounds:
+            raise InputError(f"server round {server_round}: the guard's scenario has {rounds} of them")
+        places = sorted(evaluation_rounds(rounds, asked.count))
+        if server_round not in places:
+            return {}
+        _, point = self._asked(arrays, names)
+        place = places.index(server_round) + 1
+        means = _given(ask(self.socket, self.run, self.terms.cell_json, place, point, tests=True))
+        if means.shape != (1 + asked.classes,):
+            raise RunError(f"evaluation {place}: the guard sent {means.size} scores, expected {1 + asked.classes}")
+        found = named_scores(torch.from_numpy(means.astype(np.float64)), asked.loss_bound, classes=asked.classes)
+        return {_NAMES[name]: float(value) for name, value in found.items()}
+
+    @property
+    def _evaluated(self) -> Evaluated:
+        if self.terms.evaluation is None:
+            raise InputError(
+                "evaluation: the guard's scenario has no such section, which says what evaluations may cost; add "
+                "it, or leave @app.evaluate() out"
+            )
+        return self.terms.evaluation
+
+    def _asked(self, arrays: Sequence[NDArray[Any]], names: Sequence[str]) -> tuple[Layout, NDArray[Any]]:
+        """The arrays as the guard's model has them, one behind the other; InputError where they are not."""
+        shapes = _given(ask_shapes(self.socket, self.terms.cell_json))
+        layout = Layout.of(arrays, names or [str(n) for n in range(len(arrays))], self.terms.dtype, shapes)
+        return layout, layout.flat(arrays)
 
 
 def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuard:

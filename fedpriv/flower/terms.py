@@ -7,6 +7,7 @@ from pathlib import Path
 from fedpriv.algorithms.baselines import DP_SGD, SgdSettings
 from fedpriv.errors import InputError
 from fedpriv.privacy.trust import UNTRUSTED
+from fedpriv.running.evaluation import evaluations_of
 from fedpriv.scenario import Cell, load_scenario
 
 _ELSEWHERE = {
@@ -15,6 +16,19 @@ _ELSEWHERE = {
     "output": "the server's strategy says which model is published",
 }
 """Keys of the row that are about what a server does, and who does it here."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an app needs to have guards evaluate: their answer is the noisy mean of bounded scores."""
+
+    count: int
+    """Evaluations of a whole run."""
+    records: tuple[int, ...]
+    """Test records of each silo, by the silo's number: public."""
+    loss_bound: float
+    classes: bool
+    """Whether there is an accuracy; a regression has none."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +45,8 @@ class Terms:
     """Releases of a whole run."""
     batches: tuple[int, ...]
     """Records of each silo in one release, by the silo's number: public."""
+    evaluation: Evaluated | None = None
+    """None where the scenario has no [evaluation]."""
 
 
 def read_terms(path: Path) -> Terms:
@@ -66,4 +82,12 @@ def terms_of(cell: Cell, source: str) -> Terms:
         cell.run.dtype,
         cell.schedule.rounds,
         cell.batch_sizes,
+        _evaluated(cell),
     )
+
+
+def _evaluated(cell: Cell) -> Evaluated | None:
+    if (asked := cell.evaluation) is None:
+        return None
+    records = asked.of_silos(cell.federation.silos)
+    return Evaluated(evaluations_of(cell), records, asked.loss_bound, not cell.model.regression)

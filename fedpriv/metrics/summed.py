@@ -97,8 +97,13 @@ class SummedScores(View):
 
     def named(self, mean: Tensor) -> dict[str, Tensor]:
         """Means of increments (..., `dimension`) as metrics by name, each (...)."""
-        loss = {"test_loss": (mean[..., -1] + 0.5) * self.loss_bound}
-        return {**loss, "test_accuracy": mean[..., 0] + 0.5} if self.classes else loss
+        return named_scores(mean, self.loss_bound, classes=self.classes)
+
+
+def named_scores(mean: Tensor, loss_bound: float, *, classes: bool) -> dict[str, Tensor]:
+    """Means of increments (..., 2), or (..., 1) of a regression, as metrics by name, each (...)."""
+    loss = {"test_loss": (mean[..., -1] + 0.5) * loss_bound}
+    return {**loss, "test_accuracy": mean[..., 0] + 0.5} if classes else loss
 
 
 def summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> SummedScores:

@@ -48,6 +48,8 @@ class Model:
 
     Noise may rest on the smoothness: with other records it would be too little.
     """
+    evaluated: bool = True
+    """Whether test records say anything about it; the server of one that they do not needs none."""
 
     def check_data(self, name: str, data: str) -> None:
         """InputError if `data` is not what the constants of this row, called `name`, were derived from."""

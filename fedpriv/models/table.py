@@ -23,6 +23,7 @@ from fedpriv.models.linear import (
     logistic_regression,
     softmax_regression,
 )
+from fedpriv.models.moments import COLUMN_MOMENTS, MomentSettings, column_moments, moments
 from fedpriv.models.row import Model, ModelSettings, ModuleSettings, flat_pixels
 from fedpriv.objectives import (
     AbsoluteError,
@@ -156,6 +157,7 @@ MODELS = {
     ),
     "amplitude-phase-retrieval": phase_retrieval(1),
     "robust-phase-retrieval": phase_retrieval(2),
+    COLUMN_MOMENTS: Model(MomentSettings, moments, column_moments, evaluated=False),
 }
 
 

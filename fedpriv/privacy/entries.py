@@ -12,7 +12,7 @@ from fedpriv.accounting.guarantees import GaussianDP, Guarantee
 from fedpriv.errors import InputError
 from fedpriv.privacy.claim import PrivacyClaim
 from fedpriv.privacy.evaluations import mu_of_tests
-from fedpriv.privacy.ledger import ReleaseStream, claim_of, from_data
+from fedpriv.privacy.ledger import FIRST_STEP, ROUNDS, ReleaseStream, claim_of, from_data
 
 _LOOSER = 1.01  # than today's, as bounds of earlier versions can be
 
@@ -99,10 +99,18 @@ class LedgerEntry:
         What a record does not have, as one of an older version, is not compared.
         """
         told, noisy = self.told, [stream for stream in self.streams if stream.std]
-        if "rounds" in told and any(stream.schedule.rounds != told["rounds"] for stream in self.streams):
+        first = [stream for stream in self.streams if stream.step == FIRST_STEP]
+        rounds = [stream for stream in self.streams if stream.step == ROUNDS]
+        if len(first) + len(rounds) < len(self.streams):
             return False
-        if "silos" in told and noisy and not _from_all(noisy, self.trust, told["silos"]):
+        if bool(told.get("scenario", {}).get("data", {}).get("scale")) != bool(first):
             return False
+        for streams, count in ((first, 1), (rounds, told.get("rounds"))):
+            if count and any(stream.schedule.rounds != count for stream in streams):
+                return False
+            private = [stream for stream in streams if stream.std]
+            if "silos" in told and private and not _from_all(private, self.trust, told["silos"]):
+                return False
         asked = told.get("scenario", {}).get("privacy", {})
         if any(stream.relation != asked.get("relation", stream.relation) for stream in noisy):
             return False

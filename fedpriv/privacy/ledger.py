@@ -29,6 +29,9 @@ from fedpriv.privacy.claim import PrivacyClaim
 from fedpriv.privacy.renamed import current
 from fedpriv.privacy.unit import RECORD, Unit, unit_from
 
+ROUNDS, FIRST_STEP = "rounds", "first step"
+"""The steps of a run: what each releases of a record counts together."""
+
 
 class Integers(NamedTuple):
     """The arithmetic of a release that is exact: sums are integers, noise is a discrete Gaussian."""
@@ -57,6 +60,7 @@ class ReleaseStream:
     | `period` | the sums restart from 0 every so many rounds; None if they never do | rounds |
     | `unit` | whose increment is clipped: where other fields say record, read this | |
     | `integers` | how an exact release was made; None for floating point, whose claim is one in real numbers | |
+    | `step` | "rounds", or "first step", released before them of the same records | |
     """
 
     owner: str
@@ -70,6 +74,7 @@ class ReleaseStream:
     period: int | None = None
     unit: Unit = RECORD
     integers: Integers | None = None
+    step: str = ROUNDS
 
     @property
     def guarantee(self) -> Guarantee | None:
@@ -177,8 +182,30 @@ def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None
     """The guarantee of all streams together; None if there is none (no stream, or one without noise).
 
     Guarantee: a unit is behind at most `unit.shared` streams: the worst ones are charged, together; of records,
-    which are in one silo each, the worst one.  InputError if streams name different relations or units.
+    which are in one silo each, the worst one.  Steps of a run, which read the same records, are composed:
+    μ² = Σ μ_step², each with its worst stream.  InputError if streams name different relations or units, and for
+    steps that cannot be composed so.
     """
+    by_step = {stream.step: [other for other in streams if other.step == stream.step] for stream in streams}
+    if len(by_step) > 1:
+        return _composed([_claim_of_step(each) for each in by_step.values()])
+    return _claim_of_step(streams)
+
+
+def _composed(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> PrivacyClaim[Guarantee] | None:
+    """Of all steps together; None if one of them has none."""
+    known = [claim for claim in claims if claim is not None]
+    if len(known) < len(claims):
+        return None
+    if len({(claim.relation, claim.unit) for claim in known}) > 1:
+        raise InputError("the steps of a run have one neighbouring relation and one unit, and these have several")
+    mus = [claim.guarantee.mu for claim in known if isinstance(claim.guarantee, GaussianDP)]
+    if len(mus) < len(known):
+        raise InputError("a first step is composed with rounds in a public order only")
+    return replace(known[0], guarantee=GaussianDP(compose(mus)), exact=all(claim.exact for claim in known))
+
+
+def _claim_of_step(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None:
     relations, units = {stream.relation for stream in streams}, {stream.unit for stream in streams}
     if len(relations) > 1:
         raise InputError(f"a run has one neighbouring relation, this ledger has {', '.join(sorted(relations))}")
@@ -224,6 +251,7 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
         "period": stream.period,
         "unit": stream.unit.as_data(),
         **({} if stream.integers is None else {"integers": stream.integers._asdict()}),
+        **({} if stream.step == ROUNDS else {"step": stream.step}),
     }
 
 
@@ -244,6 +272,7 @@ def from_data(data: Mapping[str, Any]) -> ReleaseStream:
         period=data.get("period"),
         unit=unit_from(data.get("unit", RECORD.name)),
         integers=Integers(**data["integers"]) if data.get("integers") else None,
+        step=data.get("step", ROUNDS),
     )
 
 

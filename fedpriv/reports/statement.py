@@ -9,7 +9,7 @@ from fedpriv.accounting import GaussianDP
 from fedpriv.accounting.gdp import compose
 from fedpriv.privacy.claim import EXACT
 from fedpriv.privacy.evaluations import evaluation_words
-from fedpriv.privacy.ledger import ReleaseStream, claim_of, from_data
+from fedpriv.privacy.ledger import FIRST_STEP, ROUNDS, ReleaseStream, claim_of, from_data
 from fedpriv.privacy.several import words_of_several
 from fedpriv.privacy.trust import Trust, trust_named
 from fedpriv.privacy.unit import RECORD
@@ -82,6 +82,11 @@ _REAL = (
     "The noise is Gaussian in real arithmetic. What was written comes from floating-point numbers, whose lowest "
     "bits can tell more."
 )
+_FIRST = "first step, means and squares of the columns of numbers"
+_COMPOSED = (
+    "The columns of numbers were scaled by noisy means and deviations that a first step released: the figures are "
+    "of that step and of the rounds together."
+)
 _ASSUMPTIONS = (
     "Every {unit} takes part only in the rounds that the schedule says, and its contribution is clipped there.",
 )
@@ -150,6 +155,11 @@ def _statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequen
             *_of_several(streams, first["delta"]),
             *(text.format(unit=unit.noun) for text in _ASSUMPTIONS),
             *choice,
+            *(
+                [_COMPOSED]
+                if any(stream.step == FIRST_STEP for released in streams for stream in released)
+                else []
+            ),
             *_arithmetic(streams),
         ],
     )
@@ -218,12 +228,13 @@ def percent(share: float) -> str:
 
 def _described_noise(stream: ReleaseStream) -> str:
     """Who releases what, how often, with which noise."""
+    owner = stream.owner if stream.step == ROUNDS else f"{stream.owner}, {_FIRST}"
     if stream.std == 0.0:
-        return f"{stream.owner}: {stream.schedule.rounds} releases without noise"
+        return f"{owner}: {stream.schedule.rounds} releases without noise"
     low, high = min(stream.clips), max(stream.clips)
     clip = f"{high:.5g}" if low == high else f"{low:.5g} to {high:.5g}"
     return (
-        f"{stream.owner}: {stream.mechanism.words}, fresh vectors of standard deviation {stream.std:.5g} a "
+        f"{owner}: {stream.mechanism.words}, fresh vectors of standard deviation {stream.std:.5g} a "
         f"coordinate; {stream.schedule.rounds} releases; each {stream.unit.noun} {stream.schedule.words}, its "
         f"increment clipped to norm {clip}"
     )

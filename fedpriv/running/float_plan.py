@@ -50,7 +50,7 @@ def float_noise_of(
     Guarantee: a public order gets its μ exactly; sampling gets the (ε, δ) of that μ at the cell's δ.  InputError
     for sampling that cannot be accounted for.
     """
-    target, relation, delta = cell.privacy.target, cell.privacy.relation, cell.privacy.delta
+    target, relation, delta = cell.target, cell.privacy.relation, cell.privacy.delta
     if target is None:
         return Noise()
     distance = schedule.distance(RunningSums(mechanism, workload, relation))

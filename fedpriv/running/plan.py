@@ -208,6 +208,11 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     Guarantee: clips, noise and sums of a plan are numbers that floating point holds (see `arithmetic`);
     InputError otherwise, for a silo's guard and for a simulation alike.
     """
+    if cell.data.unscaled:
+        raise InputError(
+            "data.scale: means and deviations come from a first step, which `fedpriv run` takes; use it, or leave "
+            "[data.scale] out"
+        )
     row, settings, trust = cell.algorithm.row, cell.algorithm.settings, cell.algorithm.trust_setting
     schedule = cell.schedule
     batch_sizes = cell.batch_sizes
@@ -221,7 +226,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
         estimator = RaisedClips(estimator, factors)
         workload = workload_of(estimator, schedule)
     check_gaps(cell, estimator, mechanism)
-    private = cell.privacy.target is not None
+    private = cell.target is not None
     check_clips(rounds_of(estimator, schedule.rounds), max(batch_sizes), private)
     relation, unit = cell.privacy.relation, cell.privacy.protected
     looked_at = _by_units(row.objective(settings, problem, objective), unit, row.name)
@@ -268,7 +273,7 @@ def _by_units(objective: Objective, unit: Unit, name: str) -> Objective:
 
 def _exactly(cell: Cell, released: bool) -> bool:
     """Whether the run's releases are integers; InputError for a simulation that asks so for none."""
-    private = cell.privacy.target is not None
+    private = cell.target is not None
     if cell.run.arithmetic == "integers" and not private:
         raise InputError(
             'run.arithmetic = "integers": without noise there is no lattice to release on; give a privacy target, '

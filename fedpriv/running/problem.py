@@ -16,7 +16,7 @@ def problem_of(cell: Cell, objective: Objective) -> Problem:
         convex_within=objective.convex_within,
         batch=sum(cell.batch_sizes),
         schedule=cell.schedule,
-        epsilon=None if cell.privacy.target is None else epsilon_of(cell.privacy.target, cell.privacy.delta),
+        epsilon=None if cell.target is None else epsilon_of(cell.target, cell.privacy.delta),
         delta=cell.privacy.delta,
         seed=cell.seed,
         silos=len(cell.batch_sizes),

@@ -14,6 +14,7 @@ from fedpriv.data.dataset import Sites
 from fedpriv.data.datasets import load, load_test
 from fedpriv.data.partition import Shares, by_site, dirichlet, iid, shards
 from fedpriv.data.registered import called
+from fedpriv.data.scaling import Scaling
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.data.units import Table, in_a_row, of_persons
 from fedpriv.errors import InputError
@@ -62,12 +63,17 @@ class Task(PublicTask):
 
 @lru_cache(maxsize=2)
 def public_task_of(
-    data: str, model: ModelSection, dtype: str, table: TableSchema | None = None, revision: int = 0
+    data: str,
+    model: ModelSection,
+    dtype: str,
+    table: TableSchema | None = None,
+    revision: int = 0,
+    scaling: Scaling | None = None,
 ) -> PublicTask:
     """The public part of a task, loaded on first use; again where a table got a row of somebody's own."""
     model.row.check_data(model.name, data)
     part, row, settings, torch_dtype = load_test(data, table=table), model.row, model.settings, DTYPES[dtype]
-    test = Records(row.features(part.images, torch_dtype, settings), labels_of(part.labels, torch_dtype))
+    test = Records(seen(part.images, model, torch_dtype, scaling), labels_of(part.labels, torch_dtype))
     objective = row.objective(tuple(test.features.shape[1:]), part.classes, torch_dtype, settings)
     test, silos = _silo_by_silo(test, part.sites)
     return PublicTask(objective, test, silos=silos, unit=part.unit)
@@ -77,9 +83,11 @@ def public_task_of_cell(cell: Cell) -> PublicTask:
     """InputError if the scenario holds out training records, of which a deployment's server has none."""
     if cell.data.validation is not None:
         raise InputError("data.validation: the server of a deployment has no training records to hold out")
-    if cell.evaluation is not None and (schema := cell.data.table_schema) is not None:
+    by_server = cell.evaluation is None and cell.model.row.evaluated
+    if not by_server and (schema := cell.data.table_schema) is not None:
         return _task_of_schema(cell, schema)
-    task = public_task_of(cell.data.name, cell.model, cell.run.dtype, cell.data.table, revision())
+    data = cell.data
+    task = public_task_of(data.name, cell.model, cell.run.dtype, data.table, revision(), data.scaling)
     return dataclasses.replace(task, objective=_measured(task, cell))
 
 
@@ -99,6 +107,7 @@ def task_of(
     validation: int | None = None,
     table: TableSchema | None = None,
     revision: int = 0,
+    scaling: Scaling | None = None,
 ) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
     dataset, row, settings, torch_dtype = load(data, table=table), model.row, model.settings, DTYPES[dtype]
@@ -109,7 +118,7 @@ def task_of(
         )
     row.check_data(model.name, data)
     train, test = (
-        Records(row.features(images, torch_dtype, settings), labels_of(labels, torch_dtype))
+        Records(seen(images, model, torch_dtype, scaling), labels_of(labels, torch_dtype))
         for images, labels in (
             (dataset.train_images, dataset.train_labels),
             (dataset.test_images, dataset.test_labels),
@@ -140,6 +149,12 @@ def _silo_by_silo(test: Records, sites: Sites | None) -> tuple[Records, tuple[tu
     return Records(*(column[order] for column in test)), tuple(zip(sites.names, counts, strict=True))
 
 
+def seen(images: NDArray[Any], model: ModelSection, dtype: torch.dtype, scaling: Scaling | None) -> Tensor:
+    """Records as the model sees them, each by itself: what a first step gave comes before the model's own map."""
+    given = images if scaling is None else scaling.applied(images)
+    return model.row.features(given, dtype, model.settings)
+
+
 def labels_of(labels: NDArray[Any], dtype: torch.dtype) -> Tensor:
     """Classes as they are, numbers of a regression as the features are."""
     tensor = torch.from_numpy(labels)
@@ -150,7 +165,7 @@ def task_of_cell(cell: Cell) -> Task:
     data, model = cell.data, cell.model
     unit = cell.privacy.protected
     if unit.name == RECORD.name:
-        task = task_of(data.name, model, cell.run.dtype, data.validation, data.table, revision())
+        task = task_of(data.name, model, cell.run.dtype, data.validation, data.table, revision(), data.scaling)
     else:
         pool = _clients_of(cell)
         task = _by_units(unit, data.name, model, cell.run.dtype, data.validation, data.table, revision(), pool)

@@ -6,8 +6,10 @@ from pydantic import Field, model_validator
 
 from fedpriv.algorithms import Positive
 from fedpriv.data.datasets import schema_of
+from fedpriv.data.scaling import Scaling
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.errors import InputError
+from fedpriv.scenario.scale import ScaleSection
 from fedpriv.scenario.section import Count, Section
 
 PARTITION_KEYS = {"dirichlet": "concentration", "shards": "shards"}
@@ -37,6 +39,9 @@ class DataSection(Section):
         None,
         description="so many training records, the last ones, are held out and evaluated in place of the test set",
     )
+    scale: ScaleSection | None = Field(
+        None, description="columns of numbers by noisy means and deviations; without it by public ranges alone"
+    )
 
     @model_validator(mode="after")
     def _settings_of_the_partition(self) -> Self:
@@ -49,6 +54,17 @@ class DataSection(Section):
     def table_schema(self) -> TableSchema | None:
         """What is public about the table, given here or known for its name; None if the data are no table."""
         return schema_of(self.name, self.table)
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """The map of a table's features that the first step gave; None where there is none, or none yet."""
+        schema = self.table_schema
+        return None if self.scale is None or schema is None else self.scale.scaling(schema)
+
+    @property
+    def unscaled(self) -> bool:
+        """Whether a first step is still to be taken."""
+        return self.scale is not None and self.scale.means is None
 
     def check_table(self, silos: int, *, private: bool, per_silo: bool) -> None:
         """ValueError unless the table is described as a run needs it: with noise in public, by site for `silos`.
@@ -64,6 +80,10 @@ class DataSection(Section):
                 "data.table.public = false: ranges and vocabularies that were read from the records give them "
                 "away, whatever the noise; replace them by what is known without them, and write public = true"
             )
+        if self.scale is not None:
+            if schema is None or not schema.numbers:
+                raise ValueError("data.scale: needs a table with a column of numbers, which has `range`")
+            self.scale.scaling(schema)
         if self.partition != "site" and not per_silo:
             return
         key = 'data.partition = "site"' if self.partition == "site" else "run.per_silo"

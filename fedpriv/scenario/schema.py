@@ -13,12 +13,14 @@ from fedpriv.participation.base import Participation
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.participation.registry import CHOSEN
 from fedpriv.privacy.trust import Trust, trust_named
+from fedpriv.randomness import seed_key
 from fedpriv.scenario.absences import check_absences
 from fedpriv.scenario.data_section import DataSection
 from fedpriv.scenario.evaluation import EvaluationSection, check_measures
 from fedpriv.scenario.federation import FederationSection
 from fedpriv.scenario.privacy import PrivacySection
 from fedpriv.scenario.run_section import DeploymentSection, RunSection
+from fedpriv.scenario.scale import check_first_step
 from fedpriv.scenario.section import Section
 from fedpriv.scenario.units import check_units
 
@@ -127,6 +129,12 @@ class Cell(Section):
         return self
 
     @model_validator(mode="after")
+    def _a_first_step_can_be_taken(self) -> Self:
+        if self.data.scale is not None:
+            check_first_step(self.federation, self.privacy.protected, self.without_silos)
+        return self
+
+    @model_validator(mode="after")
     def _silos_can_evaluate(self) -> Self:
         if self.evaluation is None:
             return self
@@ -151,6 +159,19 @@ class Cell(Section):
         if self.federation.drop_out:
             return f"federation.drop_out = {self.federation.drop_out:g}"
         return "federation.away" if self.federation.away else None
+
+    @property
+    def target(self) -> float | None:
+        """μ of the rounds: [privacy]'s, or what a first step leaves of it; None when the run is not private."""
+        whole, scale = self.privacy.target, self.data.scale
+        return whole if scale is None else scale.of_rounds(whole)
+
+    @property
+    def noise_seed(self) -> int:
+        """The seed of a simulation's noise: a first step has another one than its rounds, and the same records."""
+        if self.model.row.evaluated:
+            return self.seed
+        return int.from_bytes(seed_key(self.seed, "first step")[:8], "big")
 
     @property
     def schedule(self) -> Participation:

@@ -94,11 +94,9 @@ class RunFolder(RunObserver):
         self._starts = [scenario.seeds]
         self._date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         self._cells: dict[int, dict[str, Any]] = {}
-        if (path / "results.json").exists():
-            if not resume and _has_begun(path):
-                raise InputError(f"{path} holds results already; give another --out, or --resume to resume there")
-            if resume and _has_begun(path):
-                self._cells = self._finished_before(groups)
+        check_free(path, resume=resume)
+        if (path / "results.json").exists() and _has_begun(path):
+            self._cells = self._finished_before(groups)
         path.mkdir(parents=True, exist_ok=True)
         self._drop_unfinished_history()
         self._write()
@@ -276,6 +274,12 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
             except (ValueError, KeyError, TypeError):
                 raise InputError(f"{path}, line {number}: not an evaluation; take the line out") from None
             yield evaluation
+
+
+def check_free(path: Path, *, resume: bool) -> None:
+    """InputError for a folder that holds results, unless they are to be resumed."""
+    if not resume and (path / "results.json").exists() and _has_begun(path):
+        raise InputError(f"{path} holds results already; give another --out, or --resume to resume there")
 
 
 def _has_begun(folder: Path) -> bool:

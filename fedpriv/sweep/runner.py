@@ -3,19 +3,22 @@
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-from fedpriv.engines.base import LOCAL, Connection
+from fedpriv.engines.base import LOCAL, Connection, Engine
 from fedpriv.engines.table import engine_named, engine_row
 from fedpriv.engines.workers import Workers, on_workers
 from fedpriv.errors import FedprivError, RunError
+from fedpriv.running.first_step import scaled_scenario
 from fedpriv.running.fitted import fitted_scenario
 from fedpriv.running.observer import Observers, RunObserver
+from fedpriv.running.outcome import Finished
 from fedpriv.running.task import check_records
-from fedpriv.scenario import Scenario
+from fedpriv.scenario import Cell, Scenario
 from fedpriv.sweep.checkpoints import CheckpointFolder
 from fedpriv.sweep.lock import locked
-from fedpriv.sweep.results import RunFolder, fits_of
+from fedpriv.sweep.results import RunFolder, check_free, fits_of
 
 _RUNS = Path("runs")
 
@@ -51,6 +54,9 @@ def run_sweep(
     with locked(path), ExitStack() as stack:
         told = Observers((), observers).fitted
         scenario, fits = fitted_scenario(scenario, fits_of(path) if resume else {}, told)
+        check_free(path, resume=resume)  # before anything is released
+        alone = engine_named(engine_name, path, connection)
+        scenario, first_steps = scaled_scenario(scenario, partial(_alone, alone))
         groups = engine_row(engine_name).groups
         folder = RunFolder(path, scenario, engine_name, resume=resume, rerun=rerun, fits=fits, groups=groups)
         scenario, places, everybody = folder.scenario, folder.missing, [folder, *observers]
@@ -62,7 +68,8 @@ def run_sweep(
             for together in folder.missing_together:
                 heard = Observers(together, everybody)
                 for outcome in engine([scenario.points[place].cell for place in together], heard):
-                    heard.finished(outcome.index, outcome.finished)
+                    cell = scenario.points[together[outcome.index]].cell
+                    heard.finished(outcome.index, first_steps.with_rounds(cell, outcome.finished))
         except FedprivError as error:
             Observers(places, everybody).failed(error)
             raise
@@ -70,6 +77,12 @@ def run_sweep(
             raise RunError(f"engine {engine_name} left {len(folder.missing)} cells without a result")
         kept.clear()
     return path
+
+
+def _alone(engine: Engine, cell: Cell) -> Finished:
+    """One cell's outcome, of which nobody hears; it rounds as it does wherever it is run."""
+    (outcome,) = engine([cell], RunObserver())
+    return outcome.finished
 
 
 def rerun_command(

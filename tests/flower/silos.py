@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from tests.clients.guarded import start_daemon
 from tests.flower.quickstart.task import Net, load_centralized_dataset
 from tests.flower.quickstart.task import test as evaluate
 
-HELD = 1200
+HELD, TESTS = 1200, 300
+"""Records of a silo that train, and that evaluate."""
 APPS = {"message": ("server_app:app", "client_app:app"), "numpy": ("numpy_app:server", "numpy_app:app")}
 """ServerApp and ClientApp of the quickstart in Flower's present way, and in its older one."""
 
@@ -45,17 +46,18 @@ clientapp = "quickstart.{client}"
 HERE = Path(__file__).parent
 
 
-def write_policy(folder: Path, silo: int, **allow: Any) -> Path:
+def write_policy(folder: Path, silo: int, evaluation: Mapping[str, Any] | None = None, **allow: Any) -> Path:
     """A silo's folder, as its administrator makes it: its records, and what it allows."""
     own = folder / f"silo-{silo}"
     own.mkdir(mode=0o700)
-    write_shard(own / "shard.npz", load("synthetic"), np.arange(silo * HELD, (silo + 1) * HELD))
+    tests = None if evaluation is None else np.arange(silo * TESTS, (silo + 1) * TESTS)
+    write_shard(own / "shard.npz", load("synthetic"), np.arange(silo * HELD, (silo + 1) * HELD), tests)
     keys = {"silo": silo, "classes": 10, "shard": "shard.npz", "ledger": "l.sqlite", "socket": "s.sock"}
     allowed = {
         "relation": "zero-out", "clip": 1.0, "rounds": 12, "budget": 2.0, "tick": 0.0,
         "models": ["quickstart.task:net"], **allow,
     }  # fmt: skip
-    (own / "policy.toml").write_text(policy_text(keys, allowed))
+    (own / "policy.toml").write_text(policy_text(keys, allowed, evaluation=evaluation))
     return own / "policy.toml"
 
 
@@ -110,9 +112,12 @@ def context_of(folder: Path, run: int, silo: int = 0, **keys: Any) -> Context:
     return Context(run, 1000 + silo, {"partition-id": silo}, RecordDict(), run_config(folder, **keys))
 
 
-def ledger_of(folder: Path, silo: int = 0) -> list[tuple[str, float, int]]:
-    """(run, price, rounds answered) of all runs, as the silo's administrator sees them."""
+def ledger_of(folder: Path, silo: int = 0, *, tests: bool = False) -> list[tuple[str, float, int]]:
+    """(run, price, rounds answered) of all runs, as the silo's administrator sees them; or those of `tests`."""
     policy = read_policy(folder / f"silo-{silo}" / "policy.toml")
+    if tests:
+        assert policy.for_tests is not None
+        policy = policy.for_tests
     ledger = SiloLedger(policy.ledger, policy.marked)
     rows = [(row.run_id, row.mu, row.answered) for row in ledger.overview()]
     ledger.close()

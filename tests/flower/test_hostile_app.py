@@ -21,6 +21,7 @@ from fedpriv.errors import InputError, RunError
 from fedpriv.flower import SiloGuard, guard_of
 from fedpriv.protocol.messages import Refusal
 from tests.flower.quickstart.client_app import SCENARIO
+from tests.flower.quickstart.evaluating_app import SCENARIO as EVALUATED
 from tests.flower.quickstart.task import Net
 from tests.flower.silos import context_of, guards, killed, ledger_of
 
@@ -182,6 +183,39 @@ def test_it_opens_runs_until_the_budget_is_spent(tmp_path: Path) -> None:
     assert [name for name, _, _ in ledger_of(tmp_path)] == ["1", "2"]
     assert "refusal 1, run 3: silo 0 refuses: the run costs mu = 2" in log
     assert "refusal 2, run 4: " in log
+
+
+def test_it_evaluates_again_and_again(tmp_path: Path) -> None:
+    """Gains: each evaluation once, for one model, and over all runs the budget of the test records and no more."""
+    with guards(tmp_path, 1, budget=20.0, evaluation={"budget": 2.9, "evaluations": 3}):
+        guard, arrays = guard_of(context_of(tmp_path, 1), EVALUATED), model()
+        first = guard.evaluate(arrays, 4)
+        for _ in range(10):
+            assert guard.evaluate(arrays, 4) == first
+        other = ArrayRecord({name: Array(2.0 * value.numpy()) for name, value in arrays.items()})
+        with pytest.raises(RunError, match="round 1 was answered already, for another query"):
+            guard.evaluate(other, 4)
+        assert [guard.evaluate(other, t) for t in (1, 2, 3, 5, 6, 7)] == [{}] * 6
+        with pytest.raises(InputError, match="server round 13: the guard's scenario has 12 of them"):
+            guard.evaluate(other, 13)
+        query = np.zeros(SIZE, np.float32)
+        told = [ask(guard.socket, "1", guard.terms.cell_json, t, query, tests=True) for t in (2, 3, 4, 5)]
+        assert [isinstance(each, Refusal) for each in told] == [False, False, True, True]
+        widened = json.loads(guard.terms.cell_json)
+        widened["run"]["evaluations"] = 12
+        hostile = json.dumps(widened)
+        assert "12 evaluations, allowed are 3" in str(ask(guard.socket, "2", hostile, 1, query, tests=True))
+        asked = [ask(guard.socket, str(run), guard.terms.cell_json, 1, query, tests=True) for run in (3, 4, 5)]
+        assert [isinstance(each, Refusal) for each in asked] == [False, True, True]
+        assert "the budget is 2.9" in str(asked[-1])
+    assert ledger_of(tmp_path, tests=True) == [("1", pytest.approx(2.0), 3), ("3", pytest.approx(2.0), 1)]
+    assert ledger_of(tmp_path) == []  # no training was asked for
+
+
+def test_it_evaluates_where_the_site_allows_none(silo: Path) -> None:
+    """Gains: one line."""
+    with pytest.raises(RunError, match=r"by its policy, which has no \[evaluation\], it evaluates nothing"):
+        guard_of(context_of(silo, 9), EVALUATED).evaluate(model(), 4)
 
 
 READ = """

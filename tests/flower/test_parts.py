@@ -19,6 +19,7 @@ from fedpriv.scenario import resolve_cell
 from tests.conftest import small_tree
 from tests.doc_pages import ROOT
 from tests.flower.quickstart.client_app import SCENARIO
+from tests.flower.quickstart.evaluating_app import SCENARIO as EVALUATED
 
 SHAPES = [(2, 1, 3, 3), (2,), (), (4, 2)]
 
@@ -87,6 +88,16 @@ def test_what_is_missing_at_a_node_is_one_line(node: dict[str, Any], steps: int,
         guard_of(Context(1, 1, node, RecordDict(), {}), SCENARIO, steps)
 
 
+def test_an_evaluation_that_the_scenario_does_not_have_is_one_line(tmp_path: Path) -> None:
+    """No [evaluation], or more of them than server rounds: before anybody is asked."""
+    context = Context(7, 1, {"partition-id": 0, "guard": "/none"}, RecordDict(), {})
+    with pytest.raises(InputError, match="evaluation: the guard's scenario has no such section"):
+        guard_of(context, SCENARIO).scores([np.zeros(1)], 1)
+    with pytest.raises(InputError, match="has 3 evaluations, and the server 2 rounds; set it to 2 or fewer"):
+        guard_of(context, EVALUATED, 6).scores([np.zeros(1)], 1)
+    assert guard_of(context, EVALUATED).test_examples == 300
+
+
 def test_the_nodes_own_guard_comes_before_the_servers_words() -> None:
     """A run configuration is the server's; what a silo's SuperNode was started with is the silo's."""
     context = Context(
@@ -115,11 +126,16 @@ def test_who_is_refused_for_ever_fills_no_log(caplog: pytest.LogCaptureFixture) 
 
 
 def test_the_page_shows_the_app_that_is_tested() -> None:
-    """Every line that docs/existing-flower-app.md adds is one of a tested app; those of the first are five."""
+    """Every line that docs/existing-flower-app.md adds is one of a tested app; those of the first are five.
+
+    Evaluation is four more.
+    """
     page = (ROOT / "docs" / "existing-flower-app.md").read_text(encoding="utf-8")
     added = [line[1:] for line in page.splitlines() if line.startswith("+") and line.strip("+ ")]
-    texts = [(SCENARIO.parent / name).read_text(encoding="utf-8") for name in ("client_app.py", "numpy_app.py")]
-    message, numpy = (text.splitlines() for text in texts)
-    assert len(added) == 6
+    names = ("client_app.py", "evaluating_app.py", "numpy_app.py")
+    texts = [(SCENARIO.parent / name).read_text(encoding="utf-8") for name in names]
+    message, evaluating, numpy = (text.splitlines() for text in texts)
+    assert len(added) == 10
     assert [line for line in added[:5] if line not in message] == []
-    assert added[5] in numpy
+    assert [line for line in added[5:9] if line not in evaluating] == []
+    assert added[9] in numpy

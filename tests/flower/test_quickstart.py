@@ -8,13 +8,14 @@ import torch
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+from fedpriv.data.datasets import load
 from fedpriv.engines.inprocess_grid import InProcessGrid
-from tests.flower.quickstart import numpy_app
+from tests.flower.quickstart import evaluating_app, numpy_app
 from tests.flower.quickstart.client_app import app
 from tests.flower.quickstart.server_app import app as server
 from tests.flower.quickstart.task import Net, load_centralized_dataset
 from tests.flower.quickstart.task import test as evaluate
-from tests.flower.silos import accuracy_of, guards, ledger_of, run_config
+from tests.flower.silos import TESTS, accuracy_of, guards, ledger_of, run_config
 
 
 def trained_accuracy(
@@ -41,6 +42,27 @@ def test_a_stock_strategy_trains_through_guards(tmp_path: Path, strategy: str, s
         ((run, mu, answered),) = ledger_of(tmp_path, silo)
         assert (run, answered) == ("1", 12)
         assert math.isclose(mu, 2.0)
+
+
+@pytest.mark.slow
+def test_guards_evaluate_for_a_stock_strategy_on_records_that_only_they_have(tmp_path: Path) -> None:
+    """Three of six server rounds have noisy metrics of the silos' own records, and the others have none."""
+    config = run_config(tmp_path, **{"local-steps": 2, "num-server-rounds": 6})
+    grid = InProcessGrid(evaluating_app.app, 2, config)
+    with guards(tmp_path, 2, evaluation={"budget": 2.0, "evaluations": 3}):
+        evaluating_app.server(grid, grid.server_context(config))
+    left = torch.load(config["model"], weights_only=True)
+    assert {t for t, metrics in left["told"].items() if metrics} == {"2", "4", "6"}
+    model, data = Net(), load("synthetic")
+    model.load_state_dict(left["model"])
+    images = torch.from_numpy(data.test_images[: 2 * TESTS]).float().unsqueeze(1) / 255
+    loss, accuracy = evaluate(model, (images, torch.from_numpy(data.test_labels[: 2 * TESTS])))
+    std = math.sqrt(2) / 2 * math.sqrt(3) / (TESTS * 2.0) / math.sqrt(2)  # of the mean over two silos
+    assert abs(left["told"]["6"]["eval_acc"] - accuracy) < 5 * std
+    assert abs(left["told"]["6"]["eval_loss"] - loss) < 5 * std * 10.0
+    for silo in (0, 1):
+        assert ledger_of(tmp_path, silo, tests=True) == [("1", pytest.approx(2.0), 3)]
+        assert ledger_of(tmp_path, silo) == [("1", pytest.approx(2.0), 12)]
 
 
 @pytest.mark.slow

@@ -94,7 +94,9 @@ class _Group:
         draws = first.mechanism.draws
         self._draws = draws
         self._feed = (
-            NoiseFeed(noises, [cell.seed for cell in cells], rounds, dimension, self._dtype, draws, self._device)
+            NoiseFeed(
+                noises, [cell.noise_seed for cell in cells], rounds, dimension, self._dtype, draws, self._device
+            )
             if first.noise.sources
             else None
         )

@@ -1,0 +1,361 @@
+"""The first step of [data.scale]: what it releases, what it costs beside the rounds, and who takes it."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedpriv
+from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.clients.policy import read_policy
+from fedpriv.clients.prepare import prepare_silos
+from fedpriv.clients.shard import Shard
+from fedpriv.data.scaling import SMALLEST, Scaling, moments_of, scaling_from
+from fedpriv.errors import InputError, RunError
+from fedpriv.exact.records import integer_sum
+from fedpriv.objectives import Records
+from fedpriv.privacy.entries import read_ledger
+from fedpriv.privacy.ledger import FIRST_STEP
+from fedpriv.reports.statement import statements
+from fedpriv.running.first_step import first_step_of, presumed, scaled
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import records_of_silos, task_of_cell
+from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.scenario.load import scenario_of
+from fedpriv.sweep.results import read_results
+from tests.clients.guarded import guard_of
+from tests.data.tables import rows, table_tree, write_csv
+
+RELATIONS = ("zero-out", "replace-one")
+TRUSTS = ("untrusted", "secure-aggregation", "trusted")
+
+
+def tree(folder: Path, scale: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
+    """Two hospitals, two columns of numbers, a share of a quarter."""
+    path = folder / "t.csv"
+    if not path.exists():
+        records = [
+            {**row, "weight": str(50 + 0.3 * int(row["age"]) + number % 7)} for number, row in enumerate(rows())
+        ]
+        write_csv(path, records)
+    asked = table_tree(path)
+    asked["data"]["table"]["columns"] = {
+        **asked["data"]["table"]["columns"],
+        "weight": {"range": [0.0, 200.0]},
+    }
+    asked["data"]["scale"] = {"share": 0.25, **(scale or {})}
+    for name, section in sections.items():
+        asked[name] = {**asked[name], **section} if isinstance(section, dict) else section
+    return asked
+
+
+def cell_of(folder: Path, scale: dict[str, Any] | None = None, **sections: Any) -> Cell:
+    return resolve_cell(tree(folder, scale, **sections), "test")
+
+
+def first_of(cell: Cell) -> Cell:
+    first = first_step_of(cell)
+    assert first is not None
+    return first
+
+
+def grid(columns: int) -> np.ndarray:
+    """Records whose columns take 9 values in -1 … 1 each, ends and middle among them: (9^columns, columns)."""
+    return np.array(list(itertools.product(np.linspace(-1.0, 1.0, 9), repeat=columns)))
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_moments_of_a_record_have_norm_1_at_most_and_some_reach_it(columns: int) -> None:
+    norms = np.linalg.norm(moments_of(grid(columns)), axis=1)
+    assert norms.max() == pytest.approx(1.0, abs=1e-12)
+    assert moments_of(grid(columns)).shape == (9**columns, 2 * columns)
+
+
+@pytest.mark.parametrize("arithmetic", ["float", "integers"])
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_first_step_is_share_of_mu_gdp_for_each_record_by_brute_force(
+    tmp_path: Path, relation: str, trust: str, arithmetic: str
+) -> None:
+    """All neighbours on a grid of records: what moves, over the noise that is added there, is μ at most."""
+    word = {"arithmetic": arithmetic}
+    cell = cell_of(tmp_path, algorithm={"trust": trust}, privacy={"relation": relation}, run=word)
+    first = first_of(cell)
+    objective = task_of_cell(first).objective
+    plan, total = plan_of(first, objective), cell.privacy.target
+    assert total is not None
+    allowed = math.sqrt(0.25) * total
+    features = torch.from_numpy(moments_of(grid(2)))
+    labels = torch.zeros(1, dtype=torch.int64)
+    hostile = torch.full((4,), 1e6, dtype=torch.float64)
+    for point in (objective.initial(), hostile):
+        added = [
+            objective.increment(
+                (point,), (1.0,), Records(row[None], labels), torch.ones(1, dtype=torch.float64), 1.0
+            )
+            for row in features
+        ]
+        sums = torch.stack([each.total for each in added])
+        moved = sums.norm(dim=1) if relation == "zero-out" else torch.cdist(sums, sums).flatten()
+        silo = 0 if plan.trust.private_messages else int(np.argmax(plan.batch_sizes))
+        if plan.trust.private_messages:
+            in_release, std = float(moved.max()) / plan.batch_sizes[silo], float(plan.noise.std_of(silo))
+        else:
+            in_release, std = float(moved.max()) / sum(plan.batch_sizes), plan.noise.std_in_mean
+        assert in_release / std <= allowed * (1.0 + 1e-9)
+        # under replace-one the joint diameter is √5.14k of 2√2k: within a fifth of what is charged
+        assert in_release / std >= allowed * (0.999 if relation == "zero-out" else 0.79)
+    if plan.exact is not None:
+        lattice = plan.exact.lattice
+        of_one = [
+            integer_sum(
+                objective,
+                (hostile,),
+                (1.0,),
+                1.0,
+                Records(row[None], labels),
+                1,
+                lattice.norm(1.0),
+                lattice.factor(1),
+            )
+            for row in features
+        ]
+        bound = float(lattice.norm(1.0))
+        assert max(np.linalg.norm(each.astype(float)) for each in of_one) <= bound
+
+
+@pytest.mark.parametrize("outside", [np.inf, np.nan, 1e300, -7.0])
+def test_a_record_beyond_its_public_ranges_adds_no_more_than_any_other(tmp_path: Path, outside: float) -> None:
+    objective = task_of_cell(first_of(cell_of(tmp_path))).objective
+    moments = torch.from_numpy(moments_of(np.array([[outside, 0.5]])))
+    records = Records(moments, torch.zeros(1, dtype=torch.int64))
+    found = objective.increment((objective.initial(),), (1.0,), records, torch.ones(1, dtype=torch.float64), 1.0)
+    assert float(found.total.norm()) <= 1.0 + 1e-12
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_claim_is_of_the_first_step_and_the_rounds_together(tmp_path: Path, trust: str, relation: str) -> None:
+    """μ² = μ_1² + μ_2², no more than asked for, and next to all of it; the ledger agrees, and its parts do not."""
+    asked = tree(tmp_path, algorithm={"trust": trust}, privacy={"relation": relation})
+    folder = fedpriv.run(asked, out=tmp_path / "run").folder
+    (entry,) = read_ledger(folder)
+    target = resolve_cell(asked, "test").privacy.target
+    assert target is not None
+    assert entry.agrees
+    assert entry.claim is not None
+    assert isinstance(entry.claim.guarantee, GaussianDP)
+    assert target * (1.0 - 1e-9) <= entry.claim.guarantee.mu <= target
+    mus = [max(s.mu for s in entry.streams if (s.step == FIRST_STEP) == first) for first in (True, False)]
+    assert mus == pytest.approx([math.sqrt(0.25) * target, math.sqrt(0.75) * target])
+    told = json.loads((folder / "results.json").read_text())
+    assert told["cells"][0]["mu"] == entry.claimed_mu
+    told["cells"][0]["releases"] = [r for r in told["cells"][0]["releases"] if "step" not in r]
+    (folder / "results.json").write_text(json.dumps(told))
+    (without,) = read_ledger(folder)
+    assert not without.agrees
+    told["cells"][0]["mu"] = without.streams[0].mu
+    told["cells"][0]["epsilon"] = GaussianDP(without.streams[0].mu).epsilon_of(entry.delta)
+    (folder / "results.json").write_text(json.dumps(told))
+    assert not read_ledger(folder)[0].agrees  # a first step that is told of is released somewhere
+
+
+def test_statement_says_that_the_figures_are_of_both(tmp_path: Path) -> None:
+    folder = fedpriv.run(tree(tmp_path), out=tmp_path / "run").folder
+    (statement,) = statements(read_results(folder))
+    assert any(
+        "scaled by noisy means and deviations that a first step released" in each for each in statement.assumptions
+    )
+    assert any("first step, means and squares" in each for each in statement.mechanisms)
+
+
+def scale_of(folder: Path) -> dict[str, Any]:
+    cells = json.loads((folder / "results.json").read_text())["cells"]
+    found: dict[str, Any] = cells[0]["scenario"]["data"]["scale"]
+    return found
+
+
+@pytest.mark.parametrize("arithmetic", ["float", "integers"])
+def test_without_much_noise_the_numbers_are_those_of_the_records(tmp_path: Path, arithmetic: str) -> None:
+    asked = tree(tmp_path, run={"arithmetic": arithmetic})
+    asked["privacy"] = {"relation": "zero-out", "mu": 2e4}
+    engine = "vectorized" if arithmetic == "float" else "inprocess"
+    folder = fedpriv.run(asked, engine=engine, out=tmp_path / "run").folder
+    cell = resolve_cell(asked, "test")
+    features = task_of_cell(cell).train.features[np.concatenate(records_of_silos(cell))][:, [0, 6]].double()
+    assert cell.data.table_schema is not None
+    assert cell.data.table_schema.numbers == (0, 6)
+    assert scale_of(folder)["means"] == pytest.approx(features.mean(0).tolist(), abs=1e-3)
+    assert scale_of(folder)["deviations"] == pytest.approx(features.std(0, correction=0).tolist(), abs=1e-2)
+
+
+def test_engines_take_the_same_first_step(tmp_path: Path) -> None:
+    """Engine inprocess goes through messages and silos; with secure aggregation on its grid."""
+    for trust in TRUSTS:
+        asked = tree(tmp_path, algorithm={"trust": trust})
+        one, other = (
+            fedpriv.run(asked, engine=engine, out=tmp_path / trust / engine)
+            for engine in ("vectorized", "inprocess")
+        )
+        for key in ("means", "deviations"):
+            assert scale_of(one.folder)[key] == pytest.approx(scale_of(other.folder)[key], abs=1e-6)
+        assert one[0].metrics["test_loss"] == pytest.approx(other[0].metrics["test_loss"], abs=1e-5)
+
+
+def test_noise_of_the_first_step_is_not_that_of_the_first_round(tmp_path: Path) -> None:
+    cell = cell_of(tmp_path)
+    first = first_of(cell)
+    assert first.seed == cell.seed  # the same records at the same silos
+    assert first.noise_seed != cell.noise_seed == cell.seed
+    before = [sorted(own.tolist()) for own in records_of_silos(first)]
+    assert before == [sorted(own.tolist()) for own in records_of_silos(cell)]
+
+
+def test_every_seed_has_a_first_step_of_its_own_and_a_resumed_run_the_same_again(tmp_path: Path) -> None:
+    asked = {**tree(tmp_path), "sweep": {"seeds": [1, 2]}}
+    del asked["seed"]
+    folder = fedpriv.run(asked, out=tmp_path / "run").folder
+    whole = json.loads((folder / "results.json").read_text())["cells"]
+    assert whole[0]["scenario"]["data"]["scale"] != whole[1]["scenario"]["data"]["scale"]
+    again = fedpriv.run({**asked, "sweep": {"seeds": [1, 2, 3]}}, out=folder, resume=True).folder
+    cells = json.loads((again / "results.json").read_text())["cells"]
+    assert [cell["mu"] for cell in cells[:2]] == [cell["mu"] for cell in whole]
+    assert [cell["scenario"] for cell in cells[:2]] == [cell["scenario"] for cell in whole]
+    assert all(entry.agrees for entry in read_ledger(again))
+    assert len(cells) == 3
+
+
+def test_a_folder_with_results_is_refused_before_anything_is_released(tmp_path: Path, monkeypatch: Any) -> None:
+    folder = fedpriv.run(tree(tmp_path), out=tmp_path / "run").folder
+
+    def never(*_: Any) -> None:
+        raise AssertionError("a first step was taken")
+
+    monkeypatch.setattr("fedpriv.sweep.runner.scaled_scenario", never)
+    with pytest.raises(InputError, match="holds results already"):
+        fedpriv.run(tree(tmp_path), out=folder)
+
+
+def guarded(folder: Path, asked: dict[str, Any]) -> list[Path]:
+    return [path / "policy.toml" for path in prepare_silos(scenario_of(asked, "test"), folder / "silos", 1)]
+
+
+def test_a_guard_takes_the_first_step_and_the_rounds_within_one_budget(tmp_path: Path) -> None:
+    """`data split`'s policy allows both, each once; the same step again is the same bytes, another one refused."""
+    asked = tree(tmp_path)
+    cell = resolve_cell(asked, "test")
+    first = first_of(cell)
+    path = guarded(tmp_path, asked)[0]
+    guard, query = guard_of(path), torch.zeros(4, dtype=torch.float64)
+    words = json.dumps(first.canonical(), sort_keys=True)
+    release = guard.answer("first", words, 1, query)
+    assert torch.equal(guard.answer("first", words, 1, query), release)
+    with pytest.raises(RunError, match="answered already"):
+        guard.answer("first", words, 1, query + 1.0)
+    rounds = scaled(cell, scaling_from((0, 6), -release.numpy()))
+    model = task_of_cell(rounds).objective.initial()
+    for t in (1, 2):
+        guard.answer("rounds", json.dumps(rounds.canonical(), sort_keys=True), t, model)
+    policy = read_policy(path)
+    assert math.hypot(*guard._ledger.prices()) <= policy.allow.budget * (1.0 + 1e-9)
+    with pytest.raises(RunError, match="the budget is"):
+        guard.answer("more", json.dumps(rounds.canonical(), sort_keys=True), 1, model)
+
+
+def test_a_guard_refuses_rounds_without_the_numbers_in_one_line(tmp_path: Path) -> None:
+    asked = tree(tmp_path)
+    path = guarded(tmp_path, asked)[0]
+    words = json.dumps(resolve_cell(asked, "test").canonical(), sort_keys=True)
+    with pytest.raises(RunError, match=r"data.scale: .* `fedpriv run` takes") as refused:
+        guard_of(path).answer("run", words, 1, torch.zeros(14, dtype=torch.float64))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_silo_sees_its_records_by_the_numbers_of_the_scenario(tmp_path: Path) -> None:
+    numbers = {"means": [0.5, 0.0], "deviations": [0.5, 1.0]}
+    cell = resolve_cell({**tree(tmp_path, numbers), "model": {"name": "mlp"}}, "test")
+    values = np.zeros((1, 7))
+    shard = Shard(values, np.zeros(1, np.int64))
+    assert shard.seen(cell).features.tolist() == [[-1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
+    narrow = Shard(np.zeros((1, 3)), np.zeros(1, np.int64))
+    with pytest.raises(InputError, match=r"data.scale: is for features that are numbers, 7 or more"):
+        narrow.seen(cell)
+
+
+def test_a_guard_keeps_the_records_of_two_scalings_apart(tmp_path: Path) -> None:
+    asked = tree(tmp_path)
+    cell = resolve_cell(asked, "test")
+    guard = guard_of(guarded(tmp_path, asked)[0])
+    shift = Scaling((0, 6), (0.5, 0.5), (1.0, 1.0))
+    plain, shifted = guard._features(presumed(cell)), guard._features(scaled(cell, shift))
+    assert not torch.equal(plain.features, shifted.features)
+
+
+def test_whatever_was_released_the_map_is_finite_and_bounded() -> None:
+    for released in (np.zeros(4), np.full(4, 1e30), np.full(4, -1e30)):
+        found = scaling_from((0, 1), released)
+        assert all(-1.0 <= mean <= 1.0 for mean in found.means)
+        assert all(SMALLEST <= deviation <= 1.0 for deviation in found.deviations)
+    with pytest.raises(ValueError, match="4 finite moments"):
+        scaling_from((0, 1), np.full(4, np.nan))
+    assert Scaling((1,), (0.5,), (0.25,)).applied(np.array([[2.0, 1.0]])).tolist() == [[2.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"data": {"scale": {"share": 1.0}}}, "data.scale.share"),
+        ({"data": {"scale": {}}}, "data.scale.share: this key is missing"),
+        ({"data": {"scale": {"share": 0.5, "means": [0.0, 0.0]}}}, "means and deviations are given together"),
+        (
+            {"data": {"scale": {"share": 0.5, "means": [0.0], "deviations": [1.0]}}},
+            "has 1 means, and the table has 2",
+        ),
+        (
+            {"data": {"scale": {"share": 0.5, "means": [0.0, 0.0], "deviations": [0.0, 1.0]}}},
+            "deviations lie in 0.0625",
+        ),
+        (
+            {"data": {"scale": {"share": 0.5, "means": [0.0, 2.0], "deviations": [0.5, 1.0]}}},
+            "means lie in -1",
+        ),
+        ({"federation": {"sampling": "poisson"}}, 'federation.sampling = "poisson" has none'),
+        ({"deployment": {"missing": "continue"}}, "needs all silos"),
+        ({"privacy": {"unit": "user", "records": 2}}, 'privacy.unit = "user"'),
+    ],
+)
+def test_what_no_first_step_can_be_taken_for_is_refused_in_one_line(
+    tmp_path: Path, changed: dict[str, Any], reason: str
+) -> None:
+    asked = tree(tmp_path)
+    if "unit" in changed.get("privacy", {}):
+        asked["data"]["table"]["person"] = "patient"
+    for section, keys in changed.items():
+        asked[section] = {**asked.get(section, {}), **keys}
+    with pytest.raises(InputError) as refused:
+        resolve_cell(asked, "test")
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_words_and_pictures_have_no_columns_of_numbers(tmp_path: Path) -> None:
+    asked = tree(tmp_path)
+    asked["data"]["table"]["columns"] = {"sex": {"values": ["f", "m"]}}
+    for data in (asked["data"], {"name": "synthetic", "scale": {"share": 0.5}}):
+        with pytest.raises(InputError, match="needs a table with a column of numbers"):
+            resolve_cell({**asked, "data": data}, "test")
+
+
+def test_a_run_that_takes_no_first_step_refuses_the_scenario(tmp_path: Path) -> None:
+    """Plans are made of numbers: whoever gets to one without them is told what to do."""
+    cell = cell_of(tmp_path)
+    with pytest.raises(
+        InputError, match=r"data.scale: .* `fedpriv run` takes; use it, or leave \[data.scale\] out"
+    ):
+        plan_of(cell, task_of_cell(cell).objective)
+    assert first_step_of(presumed(cell)) is None
