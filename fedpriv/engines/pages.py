@@ -14,6 +14,7 @@ from contextlib import contextmanager
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _NEVER = -1
 _LONGEST_KEPT = 2**30
+_NAMES = ("gnu_get_libc_version", "mallopt", "malloc_trim")
 _LONGEST_ALLOWED = 2**25  # glibc before 2.35 refuses more
 _SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_")
 
@@ -43,7 +44,7 @@ def _glibc() -> ctypes.CDLL | None:
         libc = ctypes.CDLL(None)
     except (OSError, TypeError):  # Windows
         return None
-    return libc if all(hasattr(libc, name) for name in ("gnu_get_libc_version", "mallopt", "malloc_trim")) else None
+    return libc if all(hasattr(libc, name) for name in _NAMES) else None
 
 
 class _Users:

@@ -170,7 +170,7 @@ class ModuleObjective(Deterministic):
         return self.loss.value(outputs, label.unsqueeze(0)).squeeze(0)
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
-        """See `Objective`; what the module's layers make exists for at most `_BLOCK_VALUES` of features at a time."""
+        """See `Objective`; the layers' values exist for at most `_BLOCK_VALUES` of features at a time."""
         rows = max(1, _BLOCK_VALUES // max(1, records.features.shape[1:].numel()))
         blocks = torch.split(records.features, rows)
 
@@ -179,7 +179,7 @@ class ModuleObjective(Deterministic):
             return torch.cat([functional_call(self.module, named, (block,)) for block in blocks])
 
         outputs = torch.stack([of_one(row) for row in point.reshape(-1, self.dimension)])
-        return outputs.unflatten(0, point.shape[:-1]) if point.dim() > 1 else outputs.squeeze(0)
+        return outputs.view(*point.shape[:-1], *outputs.shape[1:])
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         outputs = self.outputs(point, records)
