@@ -98,6 +98,8 @@ def run() -> None:
         entries = [entry for model in MODELS for entry in _entries(rates, name, model)]
         print(f"| {name} | {' | '.join(entries)} |")
     print(f"\n{_TURNS} turns; load {min(loads):.1f} to {max(loads):.1f} on {os.cpu_count()} cores")
+    if not _PFL.exists():
+        print("pfl is left out: it has no environment here; make bench-peers")
 
 
 def _entries(rates: Mapping[tuple[str, str], list[float]], name: str, model: str) -> tuple[str, str]:
