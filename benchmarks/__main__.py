@@ -1,19 +1,28 @@
-"""Run all benchmarks, or those named."""
+"""Run all benchmarks, or those named; deployments come last, since they want a machine that does nothing else.
+
+A part that cannot run here says so in one line, and the others are run; the exit code is then 1.
+"""
 
 import os
 import platform
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from subprocess import CalledProcessError
 
 import torch
 
 from benchmarks import (
     clients,
+    deployment,
     exact_noise,
     existing_app,
     growth,
     messages,
     million_clients,
     momentum_crossing,
+    networks,
     noise,
     objectives,
     peers,
@@ -21,14 +30,16 @@ from benchmarks import (
     tables,
     workers,
 )
+from fedpriv.errors import FedprivError
 
-BENCHMARKS = {
+BENCHMARKS: dict[str, Callable[[], None]] = {
     "startup": startup.run,
     "noise": noise.run,
     "exact_noise": exact_noise.run,
     "tables": tables.run,
     "messages": messages.run,
     "objectives": objectives.run,
+    "networks": networks.run,
     "crossing": momentum_crossing.run,
     "peers": peers.run,
     "clients": clients.run,
@@ -36,6 +47,7 @@ BENCHMARKS = {
     "existing_app": existing_app.run,
     "growth": growth.run,
     "workers": workers.run,
+    "deployment": partial(deployment.run, ("3", "20")),
 }
 
 
@@ -46,9 +58,22 @@ def main() -> None:
         sys.exit(f"benchmarks: unknown {', '.join(unknown)}; known are {', '.join(BENCHMARKS)}")
     machine, load = platform.processor() or platform.machine(), os.getloadavg()[0]
     print(f"{machine}, {os.cpu_count()} cores, load {load:.2f}, torch {torch.__version__}")
-    for name in chosen:
-        print(f"\n## {name}\n")
+    failed = [name for name in chosen if not _ran(name)]
+    if failed:
+        sys.exit(f"benchmarks: not run to their end: {', '.join(failed)}")
+
+
+def _ran(name: str) -> bool:
+    """Whether the benchmark came to its end."""
+    print(f"\n## {name}\n", flush=True)
+    started = time.perf_counter()
+    try:
         BENCHMARKS[name]()
+    except (FedprivError, RuntimeError, OSError, CalledProcessError) as error:
+        print(f"{name} cannot run here: {(str(error).strip().splitlines() or [type(error).__name__])[0]}")
+        return False
+    print(f"\n{time.perf_counter() - started:.0f} s; load {os.getloadavg()[0]:.1f}", flush=True)
+    return True
 
 
 main()

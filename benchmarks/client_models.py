@@ -1,4 +1,4 @@
-"""What clients train in benchmarks/clients.py, for programs that import nothing of fedpriv."""
+"""What clients and silos train in benchmarks, for programs that import nothing of fedpriv."""
 
 from collections.abc import Callable
 
@@ -14,24 +14,31 @@ def perceptron() -> nn.Sequential:
     return nn.Sequential(nn.Linear(784, 64), nn.Tanh(), nn.Linear(64, CLASSES))
 
 
-def convolutional() -> nn.Sequential:
-    """26,010 parameters, of features (n, 784)."""
+def convolutional(channels: int = 16, hidden: int = 32) -> nn.Sequential:
+    """26,010 parameters, more with more channels and hidden units, of features (n, 784)."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 28, 28)),
-        nn.Conv2d(1, 16, 8, stride=2, padding=2),
+        nn.Conv2d(1, channels, 8, stride=2, padding=2),
         nn.Tanh(),
         nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, stride=2),
+        nn.Conv2d(channels, 2 * channels, 4, stride=2),
         nn.Tanh(),
         nn.MaxPool2d(2, 1),
         nn.Flatten(),
-        nn.Linear(512, 32),
+        nn.Linear(32 * channels, hidden),
         nn.Tanh(),
-        nn.Linear(32, CLASSES),
+        nn.Linear(hidden, CLASSES),
     )
 
 
 MODELS: dict[str, Callable[[], nn.Sequential]] = {"mlp": perceptron, "cnn": convolutional}
+
+NETWORKS: dict[str, Callable[[], nn.Sequential]] = {
+    "softmax": lambda: nn.Sequential(nn.Linear(784, CLASSES)),
+    "cnn": convolutional,
+    "wide-cnn": lambda: convolutional(64, 420),
+}
+"""What benchmarks/opacus_rounds.py trains; the last has 1,000,150 parameters."""
 
 
 def records_of(client: int) -> tuple[torch.Tensor, torch.Tensor]:

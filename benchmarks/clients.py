@@ -1,4 +1,4 @@
-"""Cohorts of clients: rounds a second beside Flower's Ray engine and pfl, on the same work, in one run.
+"""Cohorts of clients: rounds per second beside Flower's Ray engine and pfl, on the same work, in one run.
 
 1,000 clients of ten records, cohorts of 100, five local steps of each, the move clipped to norm 1, noise of a
 trusted server; a perceptron (784-64-10) and a convolutional network (26,010 parameters).  The contenders take
@@ -56,7 +56,7 @@ def _data() -> Any:
 
 
 def contenders() -> dict[str, Callable[[str], float | None]]:
-    """By name: from a model to rounds a second, None where the peer is not here."""
+    """By name: from a model to rounds per second, None where the peer is not here."""
     return {
         "fedpriv, vectorized": lambda model: rounds_per_second("vectorized", cell(model, _ROUNDS[model])),
         "fedpriv, in process": lambda model: rounds_per_second("inprocess", cell(model, _ROUNDS[model])),
@@ -91,13 +91,15 @@ def run() -> None:
                 if (rate := measure(model)) is not None:
                     rates.setdefault((name, model), []).append(rate)
                 loads.append(os.getloadavg()[0])
-    print("Rounds a second, median (range), and how many times as many the vectorized engine has.\n")
+    print("Rounds per second, median (range), and how many times as many the vectorized engine has.\n")
     print("| who | perceptron | x | CNN | x |")
     print("|---|---|---|---|---|")
     for name in contenders():
         entries = [entry for model in MODELS for entry in _entries(rates, name, model)]
         print(f"| {name} | {' | '.join(entries)} |")
     print(f"\n{_TURNS} turns; load {min(loads):.1f} to {max(loads):.1f} on {os.cpu_count()} cores")
+    if not _PFL.exists():
+        print("pfl is left out: it has no environment here; make bench-peers")
 
 
 def _entries(rates: Mapping[tuple[str, str], list[float]], name: str, model: str) -> tuple[str, str]:

@@ -1,5 +1,6 @@
-"""Rounds a second of a cell on an engine, start-up not counted."""
+"""Rounds per second of a cell on an engine, start-up not counted."""
 
+import resource
 import time
 from collections.abc import Mapping
 
@@ -12,14 +13,14 @@ class Clock:
     """An observer that times the rounds alone, from the first progress report to the last."""
 
     def __init__(self) -> None:
-        self._first = self._last = 0.0
+        self._first = self._last = (0.0, 0.0)
         self._rounds = 0
 
     def advanced(self, client_rounds: int) -> None:
         if not client_rounds:
             return
-        now = time.perf_counter()
-        if not self._first:
+        now = time.perf_counter(), processor_seconds()
+        if not self._first[0]:
             self._first = now
         else:
             self._rounds += client_rounds
@@ -30,13 +31,29 @@ class Clock:
     @property
     def rounds_per_second(self) -> float:
         """ZeroDivisionError if there was one report only: the run was too short to be timed."""
-        return self._rounds / (self._last - self._first)
+        return self._rounds / (self._last[0] - self._first[0])
+
+    @property
+    def processor_per_round(self) -> float:
+        """Seconds of this process on all cores, which say what an idle machine needs; as `rounds_per_second`."""
+        return (self._last[1] - self._first[1]) / self._rounds
 
 
-def rounds_per_second(engine: str, cell: Cell) -> float:
+def processor_seconds(who: int = resource.RUSAGE_SELF) -> float:
+    """That this process has used."""
+    use = resource.getrusage(who)
+    return use.ru_utime + use.ru_stime
+
+
+def timed(engine: str, cell: Cell) -> Clock:
     """`cell` on `engine`; loading its data is not the engine's time."""
     task_of_cell(cell)
     clock = Clock()
     for _ in engine_named(engine)([cell], clock):
         pass
-    return clock.rounds_per_second
+    return clock
+
+
+def rounds_per_second(engine: str, cell: Cell) -> float:
+    """Of `timed`."""
+    return timed(engine, cell).rounds_per_second

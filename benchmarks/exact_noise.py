@@ -1,4 +1,4 @@
-"""Discrete Gaussian noise of exact releases: nanoseconds a value, processor and wall, with the machine's load.
+"""Discrete Gaussian noise of exact releases: nanoseconds per value, processor and wall, with the machine's load.
 
 python -m benchmarks.exact_noise
 """
@@ -20,7 +20,7 @@ SIZES = (7850, 10**6)
 
 
 def best_nanoseconds(work: Callable[[], Any], values: int) -> tuple[float, float]:
-    """Processor and wall time a value: the best of enough runs to see two million values, ten at least."""
+    """Processor and wall time per value: the best of enough runs to see two million values, ten at least."""
     work()
     processor = wall = float("inf")
     for _ in range(max(10, 2_000_000 // values)):
@@ -33,7 +33,7 @@ def best_nanoseconds(work: Callable[[], Any], values: int) -> tuple[float, float
 
 def report(name: str, work: Callable[[], Any], values: int) -> None:
     processor, wall = best_nanoseconds(work, values)
-    print(f"{name}: {processor:.1f} ns a value (wall {wall:.1f})")
+    print(f"{name}: {processor:.1f} ns per value (wall {wall:.1f})")
 
 
 def run() -> None:

@@ -77,7 +77,7 @@ def _seconds(found: dict[tuple[str, float], list[dict[str, float]]]) -> None:
         return statistics.median(run[key] for (name, _), runs in found.items() if name == who for run in runs)
 
     print("\nSeconds of a server round with all silos one after another, and of one silo's ten steps; medians.\n")
-    print("| who | a round | × Opacus | a silo |")
+    print("| who | per round | × Opacus | per silo |")
     print("|---|---:|---:|---:|")
     for who, title in WHO.items():
         ratio = median(who, "round") / median("opacus", "round")

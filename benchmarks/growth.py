@@ -2,7 +2,8 @@
 
 Each point is a process of its own (benchmarks/growth_point.py).  Writes runs/growth.svg and .png, and prints the
 slopes of log-log lines: 1 is linear.  M x d values are drawn as noise in every round, so that the time for one
-step of one client should not depend on M, and grow linearly with d.
+step of one client should not depend on M, and grow linearly with d.  On a machine that others use the seconds of
+the processor say more than those of the clock.
 """
 
 import json
@@ -27,7 +28,7 @@ _OUT = _ROOT / "runs"
 _SILOS = (10, 100, 1_000, 10_000)
 _HIDDEN = (1, 13, 126, 1_258, 12_579)  # widths w of a perceptron 784 - w - 10 with d = 795 w + 10
 _STEPS = {"vectorized": 60_000, "inprocess": 12_000}
-_VALUES = 2 * 10**8  # the most noise, in values, that a point with growing d draws
+_VALUES = 6 * 10**8  # the most noise, in values, that a point with growing d draws
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Point:
     dimension: int
     seconds: float
     """For one step of one client."""
+    processor: float
+    """Seconds of it, for the same."""
     memory: int
     """Bytes at the peak, beyond the loaded data."""
     load: float
@@ -51,7 +54,7 @@ def measure(engine: str, silos: int, hidden: int, client_steps: int) -> Point:
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments)}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
     told = json.loads(done.stdout.splitlines()[-1])
-    return Point(silos, told["dimension"], told["seconds"], told["bytes"], os.getloadavg()[0])
+    return Point(silos, told["dimension"], told["seconds"], told["processor"], told["bytes"], os.getloadavg()[0])
 
 
 def sweeps(engine: str) -> tuple[list[Point], list[Point]]:
@@ -70,20 +73,23 @@ def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
 
 
 def run() -> None:
-    print("| engine | M | d | us a client step | peak memory (MB) | load |")
-    print("|---|---|---|---|---|---|")
+    print("| engine | M | d | us per client step | processor us | ns per value | peak memory (MB) | load |")
+    print("|---|---|---|---|---|---|---|---|")
     grown = {engine: sweeps(engine) for engine in _STEPS}
-    print("\n| engine | time a round ~ M^ | memory ~ M^ | time a client step ~ d^ | memory ~ d^ |")
-    print("|---|---|---|---|---|")
+    print("\n| engine | time per round ~ M^ | memory ~ M^ | time per step ~ d^ | memory ~ d^ | d from 10^6 on |")
+    print("|---|---|---|---|---|---|")
     for engine, (by_silos, by_dimension) in grown.items():
         silos, dimensions = [p.silos for p in by_silos], [p.dimension for p in by_dimension]
         slopes = (
-            slope(silos, [p.seconds * p.silos for p in by_silos]),
+            slope(silos, [p.processor * p.silos for p in by_silos]),
             slope(silos, [p.memory for p in by_silos]),
-            slope(dimensions, [p.seconds for p in by_dimension]),
+            slope(dimensions, [p.processor for p in by_dimension]),
             slope(dimensions, [p.memory for p in by_dimension]),
         )
-        print(f"| {engine} | {' | '.join(f'{one:.2f}' for one in slopes)} |")
+        before, last = by_dimension[-2:]
+        step = f"{last.processor / before.processor:.1f} x time, {last.memory / before.memory:.1f} x memory"
+        print(f"| {engine} | {' | '.join(f'{one:.2f}' for one in slopes)} | {step} |")
+    print("\ntarget: 1 for time, at most 1 for memory; at most 10 x from d = 10^6 to 10^7 (once 17 and 31 x time)")
     for path in draw(lambda: _figure(grown), _OUT, "growth"):
         print(f"\n{path.relative_to(_ROOT)}", end="")
     print()
@@ -92,6 +98,7 @@ def run() -> None:
 def _shown(engine: str, point: Point) -> Point:
     print(
         f"| {engine} | {point.silos:,} | {point.dimension:,} | {1e6 * point.seconds:,.1f} "
+        f"| {1e6 * point.processor:,.1f} | {1e9 * point.processor / point.dimension:.2f} "
         f"| {point.memory / 1e6:,.0f} | {point.load:.1f} |",
         flush=True,
     )

@@ -1,9 +1,9 @@
-"""Run by benchmarks/growth.py, one process a point, so that a peak of memory is one point's alone.
+"""Run by benchmarks/growth.py, one process per point, so that a peak of memory is one point's alone.
 
     python -m benchmarks.growth_point ENGINE SILOS HIDDEN CLIENT_STEPS
 
-Prints {"dimension", "seconds", "bytes"}: d, seconds for one step of one client with local noise, and the peak of
-the memory that the run takes beyond the loaded data.
+Prints {"dimension", "seconds", "processor", "bytes"}: d, seconds of the clock and of the processor for one step of
+one client with local noise, and the peak of the memory that the run takes beyond the loaded data.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.clock import rounds_per_second
+from benchmarks.clock import timed
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
 from fedpriv.scenario.load import scenario_of
@@ -23,7 +23,7 @@ _LEAST_ROUNDS, _MOST_ROUNDS = 3, 6000
 
 
 def cell(silos: int, hidden: int, client_steps: int) -> Cell:
-    """DP-SGD with one record a round; softmax regression where `hidden` is 0, else a layer of that width."""
+    """DP-SGD with one record per round; softmax regression where `hidden` is 0, else a layer of that width."""
     rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, client_steps // silos))
     tree: dict[str, Any] = {
         "name": "growth",
@@ -51,9 +51,11 @@ def main() -> None:
     dimension = task_of_cell(one).objective.dimension
     forget_peak()
     before = psutil.Process().memory_info().rss
-    rate = rounds_per_second(engine, one)
+    clock = timed(engine, one)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"dimension": dimension, "seconds": 1.0 / (rate * silos), "bytes": max(peak - before, 1)}))
+    seconds, processor = 1.0 / (clock.rounds_per_second * silos), clock.processor_per_round / silos
+    told = {"dimension": dimension, "seconds": seconds, "processor": processor, "bytes": max(peak - before, 1)}
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A million clients of 8 records with 100 features each, cohorts of 1,000: memory and rounds a second.
+"""A million clients of 8 records with 100 features each, cohorts of 1,000: memory and rounds per second.
 
 Logistic regression, five local steps of every client drawn, Poisson cohorts of a trusted server.  The data are
 3.2 GB of float32, made here; memory is the process's peak, and its peak less the data.
@@ -71,7 +71,7 @@ def _peak() -> float:
 
 
 def run() -> None:
-    print("| clients | data (GB) | imports | peak | peak less data | loading (s) | rounds a second |")
+    print("| clients | data (GB) | imports | peak | peak less data | loading (s) | rounds per second |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for clients in (10_000, 100_000, 1_000_000):
         subprocess.run([sys.executable, "-m", "benchmarks.million_clients", str(clients)], check=True)

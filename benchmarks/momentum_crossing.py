@@ -1,7 +1,7 @@
 """From how many epochs on Tran & Cutkosky's Algorithm 2 adds less noise than Algorithm 1, by accounting alone.
 
 Root mean square noise per coordinate of the released momentum over the run, at the same μ = 1 under replace-one,
-exact calibration of both, α = 1/N, η = 1/√(N T), γ = min(1/2, η N L / G) or η N, G = 1, one record a round.
+exact calibration of both, α = 1/N, η = 1/√(N T), γ = min(1/2, η N L / G) or η N, G = 1, one record per round.
 """
 
 import math

@@ -14,7 +14,7 @@ DIMENSION = 7850
 
 
 def nanoseconds(draw: Callable[[], Any], values: int, repeat: int) -> float:
-    """Nanoseconds a value: the best of five runs of `repeat` calls."""
+    """Nanoseconds per value: the best of five runs of `repeat` calls."""
     draw()
     best = float("inf")
     for _ in range(5):

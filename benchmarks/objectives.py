@@ -1,11 +1,9 @@
 """Clipped sums of per-record gradients: fedpriv's routes beside Opacus 1.x, one thread, float32.
 
-Opacus has an environment of its own: set OPACUS_PYTHON to the Python of one that has opacus and torch (for example
-`python -m venv V && V/bin/pip install "opacus<2"`); without it its columns stay empty.
+Opacus has an environment of its own, which `make bench-peers` makes; without it its columns stay empty.
 """
 
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks.noise import nanoseconds
+from benchmarks.peers import python_of
 from fedpriv.models.table import convolutional_net
 from fedpriv.objectives import (
     CrossEntropy,
@@ -38,7 +37,7 @@ def run() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     opacus = _opacus()
-    print("Microseconds a record; in brackets with the two points of a recursive gradient.\n")
+    print("Microseconds per record; in brackets with the two points of a recursive gradient.\n")
     print("| model | batch | closed form | torch.func | Opacus hooks | Opacus ghost |")
     print("|---|---|---|---|---|---|")
     for name, make in MODELS.items():
@@ -70,13 +69,13 @@ def _both(objective: Objective, features: int, batch: int) -> str:
 
 
 def _opacus() -> dict[str, list[float]]:
-    """Microseconds a record by hooks and by ghost norms, from the other environment; empty if there is none."""
-    python = os.environ.get("OPACUS_PYTHON")
-    if python is None:
-        print("OPACUS_PYTHON is not set: Opacus is left out.\n")
+    """Microseconds per record by hooks and by ghost norms, from the other environment; empty if there is none."""
+    python = python_of("opacus")
+    if not python.exists():
+        print("Opacus is left out: it has no environment here; make bench-peers\n")
         return {}
     script = Path(__file__).with_name("opacus_time.py")
-    done = subprocess.run([python, str(script)], capture_output=True, text=True, check=False)
+    done = subprocess.run([str(python), str(script)], capture_output=True, text=True, check=False)
     if done.returncode:
         print(f"Opacus is left out: {(done.stderr.strip().splitlines() or ['no message'])[-1]}\n")
         return {}

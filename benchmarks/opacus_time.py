@@ -1,7 +1,7 @@
 """Run by benchmarks/objectives.py in the environment that has Opacus; imports nothing of fedpriv.
 
-Prints one JSON object: "model/batch" -> microseconds a record of the clipped sum of per-record gradients, by hooks
-(GradSampleModule, clipped as its DPOptimizer does) and by ghost norms (GradSampleModuleFastGradientClipping).
+Prints one JSON object: "model/batch" -> microseconds per record of the clipped sum of per-record gradients, by
+hooks (GradSampleModule, clipped as its DPOptimizer does) and ghost norms (GradSampleModuleFastGradientClipping).
 """
 
 import json

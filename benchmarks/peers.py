@@ -1,4 +1,4 @@
-"""Rounds a second of fedpriv's engines beside Flower's Ray engine, pfl and Opacus, on the same work, in one run.
+"""Rounds per second of fedpriv's engines beside Flower's Ray engine, pfl and Opacus, on the same work, in one run.
 
 Softmax regression 785 x 10, 100 clients in every round, one fresh sample of each, one gradient clipped to norm 1,
 Gaussian noise central (drawn by the server) or local (by every client): DP-SGD, in peers federated averaging with
@@ -32,7 +32,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _TRUST = {"central": "trusted", "local": "untrusted"}
 
 Measure = Callable[[], float | None]
-"""Rounds a second; None where the peer is not here."""
+"""Rounds per second; None where the peer is not here."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,11 @@ def contenders() -> list[Contender]:
     def on(engine: str, cells: Mapping[str, Cell]) -> dict[str, Measure]:
         return {noise: partial(rounds_per_second, engine, one) for noise, one in cells.items()}
 
-    def peer(name: str, script: str, variants: Mapping[str, str], rounds: int) -> dict[str, Measure]:
-        return {noise: partial(_peer, name, script, variant, rounds) for noise, variant in variants.items()}
+    def peer(name: str, script: str, variants: Mapping[str, str], *words: str) -> dict[str, Measure]:
+        return {noise: partial(_rate, name, script, variant, *words) for noise, variant in variants.items()}
+
+    def opacus(mode: str) -> dict[str, Measure]:
+        return peer("opacus", "opacus_rounds.py", {"central": mode}, "600", "softmax")
 
     return [
         Contender(
@@ -75,28 +78,40 @@ def contenders() -> list[Contender]:
         ),
         Contender("fedpriv, in process", on("inprocess", {noise: cell(noise, 1, 240) for noise in _TRUST})),
         Contender("Flower 1.41, Ray engine", on("ray", {noise: cell(noise, 1, 40) for noise in _TRUST})),
-        Contender("pfl 0.6.0", peer("pfl", "pfl_rounds.py", {"central": "central", "local": "local"}, 60)),
-        Contender("Opacus 1.6.0, hooks", peer("opacus", "opacus_rounds.py", {"central": "hooks"}, 600)),
-        Contender("Opacus 1.6.0, ghost norms", peer("opacus", "opacus_rounds.py", {"central": "ghost"}, 600)),
+        Contender("pfl 0.6.0", peer("pfl", "pfl_rounds.py", {"central": "central", "local": "local"}, "60")),
+        Contender("Opacus 1.6.0, hooks", opacus("hooks")),
+        Contender("Opacus 1.6.0, ghost norms", opacus("ghost")),
         Contender("floor: draws and products", {noise: partial(_floor, noise) for noise in _TRUST}),
     ]
 
 
-def _peer(name: str, script: str, variant: str, rounds: int) -> float | None:
-    python = _ROOT / f".venv-{name}" / "bin" / "python"
+def _rate(name: str, script: str, *words: str) -> float | None:
+    told = told_by_peer(name, script, *words)
+    return None if told is None else told["rounds_per_second"]
+
+
+def told_by_peer(name: str, script: str, *words: str) -> dict[str, float] | None:
+    """What a script here prints in a peer's environment; None if that is missing, or the script fails."""
+    python = python_of(name)
     if not python.exists():
         return None
     done = subprocess.run(
-        [str(python), str(Path(__file__).with_name(script)), variant, str(rounds)],
+        [str(python), str(Path(__file__).with_name(script)), *words],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     if done.returncode:
-        print(f"{script} {variant} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        print(f"{script} {' '.join(words)} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
         return None
-    return float(json.loads(done.stdout.splitlines()[-1])["rounds_per_second"])
+    told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def python_of(peer: str) -> Path:
+    """Of the environment that `make bench-peers` makes for a peer."""
+    return _ROOT / f".venv-{peer}" / "bin" / "python"
 
 
 def _floor(noise: str) -> float:
@@ -105,7 +120,7 @@ def _floor(noise: str) -> float:
 
 
 def _turns(rows: list[Contender]) -> Iterator[tuple[int, str, float]]:
-    """(row, noise, rounds a second), all rows once, then all again."""
+    """(row, noise, rounds per second), all rows once, then all again."""
     for _ in range(_TURNS):
         for row, contender in enumerate(rows):
             for noise, measure in contender.measures.items():
@@ -123,22 +138,25 @@ def run() -> None:
     medians = {key: statistics.median(several) for key, several in rates.items()}
     named = {contender.name: row for row, contender in enumerate(rows)}
     fastest, ray = named["fedpriv, vectorized"], named["Flower 1.41, Ray engine"]
-    print("Rounds a second, median (range); and how many times the Ray engine's, and the vectorized engine's.\n")
+    print("Rounds per second, median (range); and how many times the Ray engine's, and the vectorized engine's.\n")
     print("| who | central noise | x Ray | x vectorized | local noise | x Ray | x vectorized |")
     print("|---|---|---|---|---|---|---|")
     for row, contender in enumerate(rows):
         entries = [contender.name]
         for noise in _TRUST:
-            entries.append(_rate(rates.get((row, noise), [])))
+            entries.append(_entry(rates.get((row, noise), [])))
             entries += [_ratio(medians, (row, noise), (other, noise)) for other in (ray, fastest)]
         print(f"| {' | '.join(entries)} |")
     print(f"\n{_TURNS} turns; load {min(loads):.1f} to {max(loads):.1f} on {os.cpu_count()} cores")
-    print("targets: vectorized 1,000 x Ray, 150 x pfl (central noise), 1 / 1.5 of the floor; in process 20 x Ray")
+    print("targets: vectorized 1,000 x Ray, 150 x pfl (central noise), 1 / 2 of the floor; in process 25 x Ray")
+    for who, folder in (("pfl", "pfl"), ("Opacus", "opacus")):
+        if not python_of(folder).exists():
+            print(f"{who} is left out: it has no environment here; make bench-peers")
     if not torch.cuda.is_available():
-        print("no GPU here: the same table on one is left out")
+        print("the same table on a GPU is left out: there is none here")
 
 
-def _rate(several: list[float]) -> str:
+def _entry(several: list[float]) -> str:
     if not several:
         return "-"
     digits = 0 if statistics.median(several) >= 100 else 1

@@ -36,7 +36,7 @@ class _Clock(RunObserver):
 
 
 def scenario(silos: int, rounds: int) -> Scenario:
-    """Equal groups of three cells: they differ in their mechanisms' lengths by a round each."""
+    """Equal groups of three cells: they differ in their mechanisms' lengths by one round each."""
     return scenario_of(
         {
             "name": "workers",
@@ -82,6 +82,7 @@ def main(words: Sequence[str]) -> None:
 
 def _without_times(folder: Path) -> str:
     results: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    del results["date"]
     for cell in results["cells"]:
         del cell["wall_seconds"]
     return json.dumps(results, sort_keys=True)

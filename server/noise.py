@@ -11,6 +11,9 @@ from fedpriv.randomness import SERVER, KeyedNormal
 from fedpriv.running.plan import Plan
 from fedpriv.running.round_step import RoundStep, fresh_vectors
 
+_PIECE = 2**16
+"""Values of a mean that are computed at a time: all messages side by side are a copy of every one."""
+
 
 class Kept(NamedTuple):
     """What a journal has of a round that is over: enough to make what it released again."""
@@ -86,5 +89,9 @@ class FloatSums:
         if self._plan.lattice is not None:
             total = self._plan.lattice.decode_sum([message.numpy() for message in messages])
             return torch.from_numpy(total).to(self._initial.dtype)
-        together = torch.stack(messages)
-        return torch.tensor(self._plan.weights, dtype=together.dtype) @ together
+        mean = torch.empty_like(messages[0])
+        weights = torch.tensor(self._plan.weights, dtype=mean.dtype)
+        pieces = zip(*(torch.split(vector, _PIECE) for vector in (mean, *messages)), strict=True)
+        for piece, *parts in pieces:
+            torch.mv(torch.stack(parts).mT, weights, out=piece)
+        return mean

@@ -95,7 +95,8 @@ class ReleaseStrategy(Strategy):
         self.missed: Missed = journal.missed() if journal else {}
         kept = journal.last() if journal else None
         self._without_missing, self._absences = without_missing, absences
-        self._last = torch.zeros(len(plan.weights), len(initial), dtype=initial.dtype) if kept is None else kept
+        silos = len(plan.weights) if self._goes_on else 0
+        self._last = torch.zeros(silos, len(initial), dtype=initial.dtype) if kept is None else kept
         self._initial = initial
         self._sums = sums
         self._optimizer_state = plan.optimizer.start(initial)

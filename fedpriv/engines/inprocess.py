@@ -10,6 +10,7 @@ from typing import Any
 from fedpriv.clients.app import app as client_app
 from fedpriv.engines.base import Outcome
 from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.engines.pages import kept_pages
 from fedpriv.errors import InputError
 from fedpriv.protocol.run_config import run_config_of
 from fedpriv.running.observer import RunObserver
@@ -46,7 +47,7 @@ def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outc
 
         run_config = run_config_of(cell, Path())
         grid = InProcessGrid(client_app, cell.federation.silos, run_config)
-        with flower_quiet(), _rare_garbage_collection():
+        with flower_quiet(), _rare_garbage_collection(), kept_pages():
             server_app(observer_of)(grid, grid.server_context(run_config))
         assert one.result is not None
         yield Outcome(index, one.result)

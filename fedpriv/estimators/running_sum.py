@@ -52,5 +52,7 @@ def absorb(
         return absorb_split(state, current, current.split, query, objective, records, weights)
     (part, *_), past = parts_of(current, query, state.past, memory)
     increment = objective.increment(part.points, part.coefficients, records, weights, part.clip)
-    total = torch.add(increment.total, state.total, alpha=current.decay)
+    total = increment.total  # made for this round alone
+    if current.decay:
+        total.add_(state.total, alpha=current.decay)
     return RunningSum(past, total), increment.clipped

@@ -121,8 +121,8 @@ class LayeredObjective(Deterministic):
             strict=True,
         ):
             terms, chunk = self._clipped(named, coefficients, Records(features, labels), weight, clip)
-            part = torch.cat([piece for term in terms for piece in term.weighted_sum(chunk.factor)], dim=-1)
-            total = part if total is None else total.add_(part)
+            parts = [piece for term in terms for piece in term.weighted_sum(chunk.factor)]
+            total = torch.cat(parts, dim=-1) if total is None else _added(total, parts)
             clipped = chunk.clipped if clipped is None else clipped + chunk.clipped
         assert total is not None
         assert clipped is not None
@@ -227,6 +227,8 @@ class LayeredObjective(Deterministic):
         return slopes[::-1]
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
+        if records.labels.dim() == 1:  # as many as may be evaluated on, in blocks
+            return self.loss.value(self.outputs(point, records), records.labels)
         named = parameters_of(self.module, point)
         return self.loss.value(self._forward(named, self._first_seen(records.features)).outputs, records.labels)
 
@@ -239,6 +241,13 @@ class LayeredObjective(Deterministic):
         outputs = self.outputs(point, records)
         loss = self.loss.value(outputs, records.labels).mean(-1)
         return Evaluation(loss, self.loss.accuracy(outputs, records.labels))
+
+
+def _added(total: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """`total` (..., d) with the parts (..., size) added to it where they lie in a row."""
+    for own, part in zip(torch.split(total, [part.shape[-1] for part in parts], dim=-1), parts, strict=True):
+        own.add_(part)
+    return total
 
 
 def _leaves(module: nn.Sequential, prefix: str) -> Iterator[tuple[str, nn.Module]]:

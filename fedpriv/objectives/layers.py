@@ -126,8 +126,7 @@ class DenseTerms:
 
     def weighted_sum(self, factor: Tensor) -> list[Tensor]:
         column = factor.unsqueeze(-1)
-        weight = sum((slope * column).mT @ seen for slope, seen in zip(self.slopes, self.seen, strict=True))
-        assert isinstance(weight, Tensor)
+        weight = sum_of([(slope * column).mT @ seen for slope, seen in zip(self.slopes, self.seen, strict=True)])
         bias = [(factor.unsqueeze(-2) @ self.slopes[0]).squeeze(-2)] if self.bias else []
         return [weight.flatten(-2), *bias]
 
@@ -184,8 +183,7 @@ class Convolution:
         return values.view(*slope.shape[:-3], *self.inward)
 
     def terms(self, slopes: Sequence[Tensor], seen: Sequence[Tensor]) -> "FormedTerms":
-        weight = sum(slope.flatten(-2) @ patches.mT for slope, patches in zip(slopes, seen, strict=True))
-        assert isinstance(weight, Tensor)
+        weight = sum_of([slope.flatten(-2) @ patches.mT for slope, patches in zip(slopes, seen, strict=True)])
         return FormedTerms([weight.flatten(-2), *([slopes[0].flatten(-2).sum(-1)] if self.bias else [])])
 
 

@@ -21,6 +21,7 @@ from fedpriv.randomness import public_generator
 from fedpriv.replicates.columns import Scalar
 
 _CHUNK_VALUES = 2**20
+_BLOCK_VALUES = 2**20  # of the features that are evaluated at a time
 """Gradient values held at a time: what lies in a cache is summed faster than what does not."""
 
 
@@ -169,10 +170,16 @@ class ModuleObjective(Deterministic):
         return self.loss.value(outputs, label.unsqueeze(0)).squeeze(0)
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
-        flat = point.reshape(-1, self.dimension)
-        return torch.stack(
-            [functional_call(self.module, parameters_of(self.module, row), (records.features,)) for row in flat]
-        ).view(*point.shape[:-1], len(records.labels), -1)
+        """See `Objective`; the layers' values exist for at most `_BLOCK_VALUES` of features at a time."""
+        rows = max(1, _BLOCK_VALUES // max(1, records.features.shape[1:].numel()))
+        blocks = torch.split(records.features, rows)
+
+        def of_one(row: Tensor) -> Tensor:
+            named = parameters_of(self.module, row)
+            return torch.cat([functional_call(self.module, named, (block,)) for block in blocks])
+
+        outputs = torch.stack([of_one(row) for row in point.reshape(-1, self.dimension)])
+        return outputs.view(*point.shape[:-1], *outputs.shape[1:])
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         outputs = self.outputs(point, records)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.engines.base import Outcome
+from fedpriv.engines.pages import kept_pages
 from fedpriv.engines.vectorized.away import Away, missing_noise
 from fedpriv.engines.vectorized.device import device_named, one_torch_thread
 from fedpriv.engines.vectorized.grouping import grouped, plans_of
@@ -53,7 +54,7 @@ def run_vectorized(
     A group goes on from its checkpoint in `kept`, which is dropped when the last of its outcomes was taken.
     """
     plans = plans_of(cells)
-    with one_torch_thread():
+    with one_torch_thread(), kept_pages():
         for members in grouped(cells, plans):
             of_group = [cells[i] for i in members]
             keeper = Keeper(kept, of_group, observer)
