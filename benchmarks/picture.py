@@ -20,6 +20,7 @@ _OUT = Path(__file__).resolve().parents[1] / "docs" / "figures"
 _SEEDS = 3
 _FEATURES = {"pixels": "our settings, pixels", "orientations": "our settings, edges in cells"}
 _PRESET, _PAPER = "mnist-untrusted-best", "mnist-untrusted"
+_METHOD = "dp-mu2-fl, late clips"
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
 
 def _ours(features: str, out: Path) -> tuple[dict[float, float], float]:
     """Accuracy in percent by μ, and without noise at the settings of the largest μ."""
-    chosen = {"algorithm.name": "dp-mu2-fl", "model.features": features}
+    chosen = {"label.method": _METHOD, "model.features": features}
     private = _accuracies(_PRESET, chosen, out / features)
     overrides = [f"{key}={value}" for key, value in chosen.items()]
     settings = load_scenario(Path(_PRESET), [*overrides, f"privacy.mu={max(private)}", "seeds=1"]).points[0].cell
