@@ -1,8 +1,9 @@
 """A stock Flower app on MNIST beside itself with Opacus in the client, and with the silos' guards in its place.
 
 The same network, records, rounds, clip and step for all, FedAvg over three silos of 4,000 images, three server
-rounds of an epoch each; noise for (ε, 10^-5) of each silo's records against the server.  Contenders take turns.
-`make bench-peers` makes the environment in which they run.
+rounds of an epoch each; noise for (ε, 10^-5) of each silo's records against the server.  Contenders take turns, in
+one process as Flower's simulation runs them, and once as SuperNodes.  `make bench-peers` makes the environment in
+which they run; root needs FEDPRIV_ALLOW_ROOT=1.
 
     python -m benchmarks existing_app
 """
@@ -45,6 +46,7 @@ def run() -> None:
     _seconds(found)
     print(f"\nseeds {SEEDS}; step {STEP}; load {min(loads):.1f} to {max(loads):.1f} on {os.cpu_count()} cores\n")
     _lies(_point("lies", EPSILONS[0], STEP, TRIALS), EPSILONS[0])
+    _supernodes()
 
 
 def _point(*words: object) -> Any:
@@ -60,7 +62,7 @@ def _point(*words: object) -> Any:
 
 
 def _accuracies(found: dict[tuple[str, float], list[dict[str, float]]]) -> None:
-    print("Test accuracy in percent, mean (each seed).\n")
+    print("Test accuracy in percent, mean ± sample standard deviation (each seed).\n")
     print("| who | " + " | ".join(f"ε = {epsilon:g}" for epsilon in EPSILONS) + " |")
     print("|---|" + "---:|" * len(EPSILONS))
     for who, title in WHO.items():
@@ -68,7 +70,8 @@ def _accuracies(found: dict[tuple[str, float], list[dict[str, float]]]) -> None:
         for epsilon in EPSILONS:
             several = [100.0 * each["accuracy"] for each in found[who, 0.0 if who == "stock" else epsilon]]
             seeds = ", ".join(f"{value:.1f}" for value in several)
-            entries.append(f"{statistics.mean(several):.1f} ({seeds})")
+            spread = f" ± {statistics.stdev(several):.1f}" if len(several) > 1 else ""
+            entries.append(f"{statistics.mean(several):.1f}{spread} ({seeds})")
         print(f"| {title} | {' | '.join(entries)} |")
 
 
@@ -82,6 +85,19 @@ def _seconds(found: dict[tuple[str, float], list[dict[str, float]]]) -> None:
     for who, title in WHO.items():
         ratio = median(who, "round") / median("opacus", "round")
         print(f"| {title} | {median(who, 'round'):.1f} | {ratio:.1f} | {median(who, 'silo'):.1f} |")
+
+
+def _supernodes() -> None:
+    """The same training and the same lies where a SuperLink, a SuperNode a silo and the guards are processes."""
+    print(f"\nAs SuperNodes, ε = {EPSILONS[0]:g}, one run each.\n")
+    print("| who | accuracy | seconds a round | a model of NaN | round 1 twice | of twice the rounds |")
+    print("|---|---:|---:|---|---|---|")
+    for who in ("opacus", "guard"):
+        run = _point("deployed", who, EPSILONS[0], STEP, SEEDS[0])
+        lies = _point("lies-deployed", who, EPSILONS[0], STEP)
+        refused, same = lies["nan"] or "trains on it", "the same bytes" if lies["same"] else "another answer"
+        told = f"answers {lies['answered']}" + (f", then: {lies['reason']}" if lies["reason"] else "")
+        print(f"| {WHO[who]} | {100 * run['accuracy']:.1f} | {run['round']:.0f} | {refused} | {same} | {told} |")
 
 
 def _lies(told: dict[str, Any], epsilon: float) -> None:

@@ -22,6 +22,8 @@ class EngineRow:
     """Whether it can use a SuperLink that runs already, with records that are not here."""
     resumes_cells: bool = False
     """Whether a cell that failed goes on from its last round: its silos and server keep what they released."""
+    releases: bool = False
+    """Whether its noise protects somebody: releases are integers, with keys of the operating system."""
     groups: Groups | None = None
     """The cells that it computes together, as places in the list; None if it has processes of its own."""
 
@@ -64,7 +66,7 @@ ENGINES = {
     "vectorized": EngineRow(_vectorized, groups=_vectorized_groups),
     "inprocess": EngineRow(_inprocess, groups=_one_by_one),
     "ray": EngineRow(_ray),
-    "deployment": EngineRow(_deployment, connects=True, resumes_cells=True),
+    "deployment": EngineRow(_deployment, connects=True, resumes_cells=True, releases=True),
 }
 
 

@@ -17,6 +17,8 @@ from fedpriv.errors import InputError
 from fedpriv.models.moments import CLIP, COLUMN_MOMENTS
 from fedpriv.privacy.ledger import FIRST_STEP
 from fedpriv.running.outcome import Finished
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import task_of_schema
 from fedpriv.scenario import Cell, Scenario
 from fedpriv.scenario.federation import FederationSection
 from fedpriv.scenario.privacy import PrivacySection
@@ -114,8 +116,16 @@ class FirstSteps:
         )
 
 
-def scaled_scenario(scenario: Scenario, take: Callable[[Cell], Finished]) -> tuple[Scenario, FirstSteps]:
-    """The scenario with numbers in every cell; `take` runs a first step, once for cells that ask for the same."""
+def scaled_scenario(
+    scenario: Scenario, take: Callable[[Cell], Finished], *, released: bool = False
+) -> tuple[Scenario, FirstSteps]:
+    """The scenario with numbers in every cell; `take` runs a first step, once for cells that ask for the same.
+
+    InputError, before the first one is taken, for rounds that cannot be planned; `released` as for `plan_of`.
+    """
+    for point in scenario.points:
+        if point.cell.data.unscaled:
+            _check_rounds(presumed(point.cell), released=released)
     asked, points, taken = dict[str, Finished](), [], dict[str, Finished]()
     for point in scenario.points:
         cell = point.cell
@@ -131,6 +141,13 @@ def scaled_scenario(scenario: Scenario, take: Callable[[Cell], Finished]) -> tup
 
 def _name(cell: Cell) -> str:
     return json.dumps(cell.canonical(), sort_keys=True)
+
+
+def _check_rounds(cell: Cell, *, released: bool) -> None:
+    """A plan takes what is public about the table, and no record."""
+    schema = cell.data.table_schema
+    assert schema is not None
+    plan_of(cell, task_of_schema(cell, schema).objective, released=released)
 
 
 def _scaling_of(cell: Cell, finished: Finished) -> Scaling:

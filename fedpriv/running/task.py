@@ -85,13 +85,13 @@ def public_task_of_cell(cell: Cell) -> PublicTask:
         raise InputError("data.validation: the server of a deployment has no training records to hold out")
     by_server = cell.evaluation is None and cell.model.row.evaluated
     if not by_server and (schema := cell.data.table_schema) is not None:
-        return _task_of_schema(cell, schema)
+        return task_of_schema(cell, schema)
     data = cell.data
     task = public_task_of(data.name, cell.model, cell.run.dtype, data.table, revision(), data.scaling)
     return dataclasses.replace(task, objective=_measured(task, cell))
 
 
-def _task_of_schema(cell: Cell, schema: TableSchema) -> PublicTask:
+def task_of_schema(cell: Cell, schema: TableSchema) -> PublicTask:
     """The task of a server that has no table: silos evaluate, the rest follows from what is public about it."""
     row, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
     features, labels = row.features(np.zeros((1, schema.width)), dtype, settings), np.zeros(0, np.int64)

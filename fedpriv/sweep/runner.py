@@ -56,7 +56,8 @@ def run_sweep(
         scenario, fits = fitted_scenario(scenario, fits_of(path) if resume else {}, told)
         check_free(path, resume=resume)  # before anything is released
         alone = engine_named(engine_name, path, connection)
-        scenario, first_steps = scaled_scenario(scenario, partial(_alone, alone))
+        released = engine_row(engine_name).releases
+        scenario, first_steps = scaled_scenario(scenario, partial(_alone, alone), released=released)
         groups = engine_row(engine_name).groups
         folder = RunFolder(path, scenario, engine_name, resume=resume, rerun=rerun, fits=fits, groups=groups)
         scenario, places, everybody = folder.scenario, folder.missing, [folder, *observers]

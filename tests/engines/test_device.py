@@ -139,11 +139,13 @@ def test_a_copy_in_a_round_would_be_seen() -> None:
             copying()
 
 
+_REQUIRED: dict[str, dict[str, Any]] = {"ridge-regression": {"penalty": 0.1}, "column-moments": {"columns": [0]}}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", [*MODELS, "torch.nn:Linear"])
 def test_no_increment_of_an_objective_copies_anything(name: str, dtype: torch.dtype) -> None:
-    required = {"penalty": 0.1} if name == "ridge-regression" else {}
-    section = ModelSection.model_validate({"name": name, **required})
+    section = ModelSection.model_validate({"name": name, **_REQUIRED.get(name, {})})
     features, classes = (784, 10) if name == "cnn" else (20, 0 if section.regression else 2)
     objective = section.row.objective((features,), classes, dtype, section.settings)
     points = [torch.zeros(2, objective.dimension, dtype=dtype, device=META) for _ in range(2)]

@@ -22,7 +22,7 @@ from fedpriv.objectives import Records
 from fedpriv.privacy.entries import read_ledger
 from fedpriv.privacy.ledger import FIRST_STEP
 from fedpriv.reports.statement import statements
-from fedpriv.running.first_step import first_step_of, presumed, scaled
+from fedpriv.running.first_step import first_step_of, presumed, scaled, scaled_scenario
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import records_of_silos, task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
@@ -239,6 +239,20 @@ def test_a_folder_with_results_is_refused_before_anything_is_released(tmp_path: 
     monkeypatch.setattr("fedpriv.sweep.runner.scaled_scenario", never)
     with pytest.raises(InputError, match="holds results already"):
         fedpriv.run(tree(tmp_path), out=folder)
+
+
+def test_rounds_that_cannot_be_planned_are_refused_before_the_first_step_is_taken(tmp_path: Path) -> None:
+    """Of a deployment, whose rounds are integers; a simulation of them can be planned."""
+    ftrl = {"name": "dp-ftrl", "trust": "untrusted", "clip": 1.0, "step": 0.1, "mechanism": "bisr", "bands": 3}
+    asked = scenario_of({**tree(tmp_path), "algorithm": ftrl}, "test")
+
+    def never(_: Cell) -> Any:
+        raise AssertionError("a first step was taken")
+
+    with pytest.raises(InputError, match="cannot be made of integers"):
+        scaled_scenario(asked, never, released=True)
+    with pytest.raises(AssertionError):
+        scaled_scenario(asked, never)
 
 
 def guarded(folder: Path, asked: dict[str, Any]) -> list[Path]:
