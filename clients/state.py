@@ -94,4 +94,8 @@ class ContextStore:
 
     def save(self, state: SiloState) -> None:
         """Called last, so that a client that failed half-way has changed nothing."""
-        self._records[self._name] = _LiveState(state)
+        kept = self._records.get(self._name)
+        if isinstance(kept, _LiveState):
+            kept.__dict__["live"] = state
+        else:
+            self._records[self._name] = _LiveState(state)
