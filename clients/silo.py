@@ -126,17 +126,17 @@ class Silo:
 
     def _after_gap(self, state: SiloState, t: int) -> tuple[SiloState, Round]:
         """The state when round t begins, and round t with the weight of the query that was answered last."""
-        current, estimator = self.plan.estimator.round(t), self.plan.estimator
+        current = self.plan.rounds[t - 1]
         if t == state.answered + 1:
             return state, current
-        past = estimator.round(state.answered + 1).coefficients[1:]
+        past = self.plan.rounds[state.answered].coefficients[1:]
         for missed in range(state.answered + 1, t):
             state = self._missed(state, missed)
         return state, current._replace(coefficients=(current.coefficients[0], *past))
 
     def _missed(self, state: SiloState, t: int) -> SiloState:
         """The state after a round that nobody asked for."""
-        total = state.sum.total * self.plan.estimator.round(t).decay
+        total = state.sum.total * self.plan.rounds[t - 1].decay
         _, hidden = self._step.noisy(total, state.hidden, t, self._noise(t))
         return SiloState(t, state.past, (total,), hidden)
 

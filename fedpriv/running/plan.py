@@ -13,6 +13,7 @@ import torch
 from fedpriv.accounting.relation import Relation
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import Estimator, RaisedClips, rounds_of
+from fedpriv.estimators.round import Round
 from fedpriv.exact.plan import ExactPlan
 from fedpriv.mechanisms import Mechanism
 from fedpriv.objectives import Objective, Slots
@@ -57,6 +58,11 @@ class Plan:
     """A row of a batch: what is clipped, and what batches and weights count."""
     model_length: int | None = None
     """How many numbers the model has that an evaluation is of."""
+
+    @cached_property
+    def rounds(self) -> tuple[Round, ...]:
+        """Rounds 1, 2, … of the estimator, made once."""
+        return rounds_of(self.estimator, self.schedule.rounds)
 
     @property
     def query_length(self) -> int:
