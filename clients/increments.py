@@ -59,7 +59,7 @@ def _most(weights: Tensor, clip: Scalar) -> float:
 
 
 def _held(found: Increment, most: float) -> Increment:
-    total = found.total.double()
+    total = found.total if found.total.dtype == torch.float64 else found.total.double()
     length = float(torch.linalg.vector_norm(total))
     if not length <= most:
         total = total * (most / length) if length < torch.inf else torch.zeros_like(total)

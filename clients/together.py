@@ -5,7 +5,7 @@ and takes the increments for every silo whose batches are as large as its own; t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from fedpriv.clients.increments import Bounded
 from fedpriv.clients.silo import Silo
 from fedpriv.objectives import Increment, Objective, OfEach, Records, Slots, View
 from fedpriv.participation.public_order import PublicOrder
+from fedpriv.protocol.arrays import is_finite
 from fedpriv.randomness import KeyedCoins
 from fedpriv.replicates.columns import Scalar
 from fedpriv.running.plan import Plan
@@ -70,7 +71,10 @@ class _Turn:
 
 
 class Together:
-    """The silos of a simulation whose batches have one size, in a public order; keeps the round under way."""
+    """The silos of a simulation whose batches have one size, in a public order; keeps the round under way.
+
+    Queries are never written into: they lie over the immutable bytes of messages.
+    """
 
     def __init__(self, plan: Plan, train: Records, orders: Sequence[Tensor], silos: Sequence[int]) -> None:
         """`orders` are the records of each of `silos` in the order in which it reads them."""
@@ -78,12 +82,21 @@ class Together:
         self._plan, self._train, self._orders = plan, train, torch.stack(list(orders))
         self._size = plan.batch_sizes[silos[0]]
         self._turn: _Turn | None = None
+        self._finite: Tensor | None = None
 
     def turn(self, t: int) -> _Turn:
         """Round t."""
         if self._turn is None or self._turn.t != t:
             self._turn = self._read(t)
         return self._turn
+
+    def is_finite(self, query: Tensor) -> bool:
+        """As `arrays.is_finite`; a query that all silos get is looked at once."""
+        if query is not self._finite:
+            if not is_finite(query):
+                return False
+            self._finite = query
+        return True
 
     def _read(self, t: int) -> _Turn:
         schedule, silos = self._plan.schedule, list(self.places)
@@ -128,16 +141,21 @@ class OneOfAll(View):
 class SimulatedSilo(Silo):
     """A silo of a simulation in which others of the same process read as much as it does."""
 
-    together: Together | None = None
+    together: Together = field(kw_only=True)
 
     def _read(self, t: int) -> Read:
-        assert self.together is not None
-        return self.together.turn(t).reads[self.together.places[self.number]]
+        return self.together.turn(t).reads[self._place]
+
+    def _is_finite(self, query: Tensor) -> bool:
+        return self.together.is_finite(query)
+
+    @cached_property
+    def _place(self) -> int:
+        return self.together.places[self.number]
 
     @cached_property
     def _step(self) -> RoundStep:
-        assert self.together is not None
-        own = OneOfAll(Bounded(self.objective), self.together, self.together.places[self.number])
+        own = OneOfAll(Bounded(self.objective), self.together, self._place)
         return RoundStep(self.plan.estimator, self.plan.mechanism, own)
 
 

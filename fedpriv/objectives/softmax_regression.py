@@ -71,13 +71,14 @@ class SoftmaxRegression(Deterministic):
         clip: Scalar,
     ) -> OfEach:
         # Products batch by batch, as `increment` takes them: a product of all batches rounds differently.
-        scores = (torch.stack([self._scores(point, batch) for batch in records.features]) for point in points)
+        batches = records.features.mT.unbind()
+        scores = (torch.stack([matrix @ batch for batch in batches]) for matrix in map(self._matrix, points))
         residual = _combined(scores, coefficients, records.labels)
         residual, features, clipped = _clipped(residual, records.features, weights, clip)
-        batches = list(zip(residual, features, clipped, strict=True))
+        parts = list(zip(residual, features, clipped, strict=True))
 
         def of_one(place: int) -> Increment:
-            left, right, count = batches[place]
+            left, right, count = parts[place]
             return Increment((left @ right).flatten(-2), count)
 
         return of_one
@@ -135,7 +136,10 @@ class SoftmaxRegression(Deterministic):
     def _scores(self, point: Tensor, features: Tensor) -> Tensor:
         """The logits with records last, (..., classes, B)."""
         # Weights on the left: half the time, and records that all replicates share become one product.
-        return point.view(*point.shape[:-1], self.classes, self.features) @ features.mT
+        return self._matrix(point) @ features.mT
+
+    def _matrix(self, point: Tensor) -> Tensor:
+        return point.view(*point.shape[:-1], self.classes, self.features)
 
 
 def _combined(scores: Iterable[Tensor], coefficients: Sequence[float], labels: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import io
 import math
 import warnings
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.protocol.messages import number_in
-from fedpriv.protocol.unchecked import array_over, holding
+from fedpriv.protocol.unchecked import array_over, holding, values_in
 
 _STYPE = "numpy.ndarray"
 
@@ -82,11 +82,11 @@ def release_content(release: Tensor, counts: Counts | None) -> RecordDict:
 
 def counts_in(content: RecordDict) -> Counts | None:
     """The counts beside a release, None if there are none; ValueError if they are malformed."""
-    if "metrics" not in content:
+    metrics = values_in(content).get("metrics")
+    if metrics is None:
         return None
     drawn = number_in(content, "metrics", "drawn")
-    clipped = number_in(content, "metrics", "clipped") if "clipped" in content["metrics"] else None
-    return Counts(drawn, clipped)
+    return Counts(drawn, number_in(content, "metrics", "clipped") if "clipped" in values_in(metrics) else None)
 
 
 def vector_in(content: RecordDict, record: str) -> Tensor:
@@ -101,11 +101,11 @@ def shared_vector_in(content: RecordDict, record: str) -> Tensor:
 
 
 def _array_in(content: RecordDict, record: str) -> Array:
-    arrays = content.get(record)
-    if not isinstance(arrays, ArrayRecord) or len(arrays) != 1:
+    arrays = values_in(content).get(record)
+    if not isinstance(arrays, ArrayRecord) or len(values_in(arrays)) != 1:
         raise ValueError(f"the message carries no {record!r} vector")
-    array: Array = next(iter(arrays.values()))
-    return array
+    (array,) = values_in(arrays).values()
+    return cast(Array, array)
 
 
 @lru_cache(maxsize=2)

@@ -1,6 +1,7 @@
-"""Flower's containers without the checks of their constructors, for what a simulation puts into them itself.
+"""The inside of Flower's containers, without the checks of their constructors and the layers of their methods.
 
 A constructor takes 2 to 40 µs, in which it looks at types that mypy has looked at; a silo's arithmetic takes 30.
+Only simulations fill containers here; what came from somebody else is read here too, and its types are looked at.
 What is inside of a record, a message and its metadata are private names of Flower 1.41:
 tests/protocol/test_unchecked.py compares each container with the one that the constructor makes.
 """
@@ -12,15 +13,28 @@ from typing import Any, TypeVar
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.metadata import Metadata
 
+Record = ArrayRecord | ConfigRecord | MetricRecord | RecordDict
 Container = TypeVar("Container", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 
 _EMPTY: dict[type, Any] = {kind: kind() for kind in (ArrayRecord, ConfigRecord, MetricRecord, RecordDict)}
 
 
-def holding(kind: type[Container], values: Mapping[str, Any]) -> Container:
-    """A record, or a dictionary of records, with these values."""
-    made: Container = _EMPTY[kind].copy()  # Flower's own way past the checks
-    made.__dict__["_data"].update(values)
+def values_in(record: Record) -> Mapping[str, Any]:
+    """What a record, or a dictionary of records, holds, to be looked at."""
+    values: Mapping[str, Any] = record.__dict__["_data"]
+    return values
+
+
+def holding(kind: type[Container], values: dict[str, Any]) -> Container:
+    """A record, or a dictionary of records, with these values; it keeps the dictionary."""
+    empty: Container = _EMPTY[kind]
+    return _another(empty, values)
+
+
+def _another(record: Container, values: dict[str, Any]) -> Container:
+    """A record like `record`, with other values."""
+    made: Container = record.__class__.__new__(record.__class__)
+    made.__dict__.update(record.__dict__, _data=values)
     return made
 
 
@@ -33,7 +47,9 @@ def array_over(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> A
 
 def own_copy(content: RecordDict) -> RecordDict:
     """The same records in containers of their own; the bytes of arrays are immutable and shared."""
-    return holding(RecordDict, {name: record.copy() for name, record in content.__dict__["_data"].items()})
+    return holding(
+        RecordDict, {name: _another(record, {**values_in(record)}) for name, record in values_in(content).items()}
+    )
 
 
 def message_with(metadata: Metadata, content: RecordDict) -> Message:

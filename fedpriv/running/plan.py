@@ -74,7 +74,7 @@ class Plan:
         """Whether the server gets the silos' messages in their sum alone."""
         return self.trust.masked and bool(self.noise.sources)
 
-    @property
+    @cached_property
     def message_dtype(self) -> torch.dtype:
         """Of a silo's message, which is one row of numbers: words where masked, sums where noise is to come."""
         if self.masked:
