@@ -69,7 +69,7 @@ class ReleasingSilo(Silo):
         chain = linked(state.chain, query.contiguous().numpy().tobytes())
         vector, after = self._released(state, t, sums, chain)
         past = remembered(current, state.past, past, vector)
-        return Release(vector, Counts(len(read.weights), None)), after._replace(past=past)
+        return Release(vector, Counts(read.weights.shape[0], None)), after._replace(past=past)
 
     def message(self, release: Tensor, t: int, keys: bytes, chain: bytes = b"") -> Tensor:
         if not self.plan.masked:

@@ -99,7 +99,7 @@ class Silo:
         (past, total), clipped = self._step.summed(state.sum, current, point, read)
         vector, hidden = self._step.noisy(total, state.hidden, t, self._noise(t))
         past = remembered(current, state.past, past, vector)
-        return Release(vector, Counts(len(read.weights), int(clipped))), SiloState(t, past, (total,), hidden)
+        return Release(vector, Counts(read.weights.shape[0], int(clipped))), SiloState(t, past, (total,), hidden)
 
     def message(self, release: Tensor, t: int, keys: bytes, chain: bytes = b"") -> Tensor:
         """What leaves the silo in round t, of `plan.message_dtype`: the release, or its masked words.
@@ -126,17 +126,17 @@ class Silo:
 
     def _after_gap(self, state: SiloState, t: int) -> tuple[SiloState, Round]:
         """The state when round t begins, and round t with the weight of the query that was answered last."""
-        current, estimator = self.plan.estimator.round(t), self.plan.estimator
+        current = self.plan.rounds[t - 1]
         if t == state.answered + 1:
             return state, current
-        past = estimator.round(state.answered + 1).coefficients[1:]
+        past = self.plan.rounds[state.answered].coefficients[1:]
         for missed in range(state.answered + 1, t):
             state = self._missed(state, missed)
         return state, current._replace(coefficients=(current.coefficients[0], *past))
 
     def _missed(self, state: SiloState, t: int) -> SiloState:
         """The state after a round that nobody asked for."""
-        total = state.sum.total * self.plan.estimator.round(t).decay
+        total = state.sum.total * self.plan.rounds[t - 1].decay
         _, hidden = self._step.noisy(total, state.hidden, t, self._noise(t))
         return SiloState(t, state.past, (total,), hidden)
 
@@ -153,9 +153,12 @@ class Silo:
                 f"silo {self.number}, round {t}: the query has shape {tuple(query.shape)} and type {query.dtype}, "
                 f"expected ({self.plan.query_length},) and {self.records.features.dtype}"
             )
-        if not is_finite(query):
+        if not self._is_finite(query):
             raise RunError(f"silo {self.number}, round {t}: the query has values that are not finite")
         self._step.check_moved(state.past, t, query, f"silo {self.number}, round {t}")
+
+    def _is_finite(self, query: Tensor) -> bool:
+        return is_finite(query)
 
     @cached_property
     def _step(self) -> RoundStep:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedpriv.clients.silo import Silo, SiloState
 from fedpriv.protocol.messages import bytes_in
+from fedpriv.protocol.unchecked import values_in
 
 _RECORD, _KEY = "fedpriv-silo", "state"
 _HEADER = struct.Struct(
@@ -84,7 +85,7 @@ class ContextStore:
         self._records, self._name = records, name
 
     def load(self, silo: Silo) -> SiloState:
-        kept = self._records.get(self._name)
+        kept = values_in(self._records).get(self._name)
         if kept is None:
             return silo.start()
         if isinstance(kept, _LiveState):
@@ -94,4 +95,8 @@ class ContextStore:
 
     def save(self, state: SiloState) -> None:
         """Called last, so that a client that failed half-way has changed nothing."""
-        self._records[self._name] = _LiveState(state)
+        kept = values_in(self._records).get(self._name)
+        if isinstance(kept, _LiveState):
+            kept.__dict__["live"] = state
+        else:
+            self._records[self._name] = _LiveState(state)

@@ -213,7 +213,7 @@ class ReleaseStrategy(Strategy):
         return self._without_missing or bool(self._absences)
 
     def _move(self, t: int, released: Tensor) -> None:
-        current = self.plan.estimator.round(t)
+        current = self.plan.rounds[t - 1]
         self._optimizer_state = self.plan.optimizer.update(self._optimizer_state, released, current)
         self.rounds_done = t
 

@@ -1,7 +1,7 @@
 """A Flower Grid that calls a ClientApp in this process: the apps that are deployed, without the network.
 
-Everything that touches Flower's private names is in this module: message ids, the identity of the running task and
-the inside of a RecordDict (flwr 1.41), all covered by tests.
+The identity of the running task is a private name of Flower (1.41), covered by tests; what is inside of containers
+is in fedpriv/protocol/unchecked.py.
 """
 
 import itertools
@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.app.message.message import make_message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+
+from fedpriv.protocol.unchecked import message_with, number_message, own_copy
 
 _RUN_ID = 1
 _FIRST_NODE = 1000
@@ -83,18 +84,15 @@ class InProcessGrid(Grid):
 
     def _push(self, message: Message) -> str:
         number = f"m{next(self._numbers)}"
-        message.metadata.__dict__["_message_id"] = number
+        number_message(message, number)
         reply = self._call(message)
-        reply.metadata.__dict__["_message_id"] = f"m{next(self._numbers)}"
+        number_message(reply, f"m{next(self._numbers)}")
         self._replies[number] = reply
         return number
 
     def _call(self, message: Message) -> Message:
-        # Each client gets its own containers, as over a network; the bytes of arrays are immutable and shared.
-        content = message.content.copy()
-        records = content.__dict__["_data"]  # the public way checks every record again, at 5 us each
-        records.update({name: record.copy() for name, record in records.items()})
-        own = make_message(metadata=message.metadata, content=content)
+        # Each client gets its own containers, as over a network.
+        own = message_with(message.metadata, own_copy(message.content))
         try:
             return self._client_app(own, self._contexts[message.metadata.dst_node_id])
         except Exception as error:

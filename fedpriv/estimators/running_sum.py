@@ -44,7 +44,8 @@ def absorb(
     replace-one by twice that, whatever the queries are.  In float64 it moves q_t by that too, up to 1e-9 of it; a
     float32 sum is rounded to more than that, and serves simulations only.
     """
-    weights = weights.to(state.total.dtype)
+    if weights.dtype != state.total.dtype:  # torch takes a while to see that there is nothing to do
+        weights = weights.to(state.total.dtype)
     if records is None:
         past = (query, *state.past)[: memory - 1]
         return RunningSum(past, current.decay * state.total), query.new_zeros(query.shape[:-1], dtype=torch.int64)

@@ -38,6 +38,10 @@ class Increment(NamedTuple):
     clipped: Tensor
 
 
+OfEach = Callable[[int], Increment]
+"""The increment of one of several batches, by its place among them."""
+
+
 class Evaluation(NamedTuple):
     """Mean loss (natural logarithm) and share of right predictions in [0, 1], each of shape (...).
 
@@ -138,6 +142,23 @@ class Objective(Protocol):
         """
         ...
 
+    def of_each(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> OfEach | None:
+        """The increments of several batches, `records` (batches, B, …) with `weights` (B,), at shared points (d,).
+
+        What is done to numbers of one record is done for all batches at once.  None where this saves nothing.
+
+        Guarantee: the increment of a place is that of `increment` for its batch alone, bit for bit.  This is
+        tested for every objective that has it.
+        """
+        ...
+
     def per_record(
         self,
         points: Sequence[Tensor],
@@ -211,6 +232,16 @@ class Deterministic(ABC):
         weights: Tensor,
         clip: Scalar,
     ) -> Increment: ...
+
+    def of_each(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> OfEach | None:
+        return None
 
     def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
         """By increments that nothing clips."""

@@ -6,13 +6,13 @@ sum over a batch is one matrix product.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Linear, Outer, Records
+from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Linear, OfEach, Outer, Records
 from fedpriv.objectives.clipping import clipping, rank_one, upper_norm
 from fedpriv.objectives.losses import CrossEntropy
 from fedpriv.replicates.columns import Scalar
@@ -58,8 +58,30 @@ class SoftmaxRegression(Deterministic):
         weights: Tensor,
         clip: Scalar,
     ) -> Increment:
-        residual, features, clipped = self._clipped(points, coefficients, records, weights, clip)
+        residual = self._residuals(points, coefficients, records)
+        residual, features, clipped = _clipped(residual, records.features, weights, clip)
         return Increment((residual @ features).flatten(-2), clipped)
+
+    def of_each(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> OfEach:
+        # Products batch by batch, as `increment` takes them: a product of all batches rounds differently.
+        batches = records.features.mT.unbind()
+        scores = (torch.stack([matrix @ batch for batch in batches]) for matrix in map(self._matrix, points))
+        residual = _combined(scores, coefficients, records.labels)
+        residual, features, clipped = _clipped(residual, records.features, weights, clip)
+        parts = list(zip(residual, features, clipped, strict=True))
+
+        def of_one(place: int) -> Increment:
+            left, right, count = parts[place]
+            return Increment((left @ right).flatten(-2), count)
+
+        return of_one
 
     def per_record(
         self,
@@ -70,7 +92,8 @@ class SoftmaxRegression(Deterministic):
         clip: float,
     ) -> Tensor:
         one = torch.ones(len(records.labels), dtype=torch.float64)
-        residual, features, _ = self._clipped(points, coefficients, records, one, clip)
+        residual = self._residuals(points, coefficients, records)
+        residual, features, _ = _clipped(residual, records.features, one, clip)
         return (residual.mT.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
 
     @property
@@ -92,32 +115,9 @@ class SoftmaxRegression(Deterministic):
         slope = CrossEntropy().slope(self._logits(point, records.features), records.labels)
         return ((slope * weights.unsqueeze(-1)).mT @ records.features).flatten(-2)
 
-    def _clipped(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Residuals (..., classes, B) and features that multiply to increments, and how many were clipped."""
-        residual = self._residuals(points, coefficients, records).to(weights.dtype)
-        features = records.features.to(weights.dtype)
-        clipped = clipping(rank_one(upper_norm(residual, -2), upper_norm(features)), weights, clip)
-        features, residual = clipped.only(features), clipped.only(residual, -2)
-        return residual.mul_(clipped.factor.unsqueeze(-2)), features, clipped.clipped
-
     def _residuals(self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
-        """Σ_k coefficients[k] (softmax(logits at points[k]) - onehot), (..., classes, B).
-
-        Records come last: sums over a handful of classes then go through memory in order, at a tenth of the time.
-        """
-        parts = (self._scores(point, records.features).softmax(-2) for point in points)
-        residual = next(parts).mul_(coefficients[0])
-        for part, coefficient in zip(parts, coefficients[1:], strict=True):
-            residual.add_(part, alpha=coefficient)
-        right = records.labels.expand(*residual.shape[:-2], -1).unsqueeze(-2)
-        return residual.scatter_(-2, right, -sum(coefficients), reduce="add")
+        """Σ_k coefficients[k] (softmax(logits at points[k]) - onehot), (..., classes, B)."""
+        return _combined((self._scores(point, records.features) for point in points), coefficients, records.labels)
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return CrossEntropy().value(self._logits(point, records.features), records.labels)
@@ -136,4 +136,28 @@ class SoftmaxRegression(Deterministic):
     def _scores(self, point: Tensor, features: Tensor) -> Tensor:
         """The logits with records last, (..., classes, B)."""
         # Weights on the left: half the time, and records that all replicates share become one product.
-        return point.view(*point.shape[:-1], self.classes, self.features) @ features.mT
+        return self._matrix(point) @ features.mT
+
+    def _matrix(self, point: Tensor) -> Tensor:
+        return point.view(*point.shape[:-1], self.classes, self.features)
+
+
+def _combined(scores: Iterable[Tensor], coefficients: Sequence[float], labels: Tensor) -> Tensor:
+    """Σ_k coefficients[k] (softmax(scores[k]) - onehot), (..., classes, B), from scores of that shape.
+
+    Records come last: sums over a handful of classes then go through memory in order, at a tenth of the time.
+    """
+    parts = (of_point.softmax(-2) for of_point in scores)
+    residual = next(parts).mul_(coefficients[0])
+    for part, coefficient in zip(parts, coefficients[1:], strict=True):
+        residual.add_(part, alpha=coefficient)
+    right = labels.expand(*residual.shape[:-2], -1).unsqueeze(-2)
+    return residual.scatter_(-2, right, -sum(coefficients), reduce="add")
+
+
+def _clipped(residual: Tensor, features: Tensor, weights: Tensor, clip: Scalar) -> tuple[Tensor, Tensor, Tensor]:
+    """Residuals (..., classes, B) and features that multiply to increments, and how many were clipped."""
+    residual, features = residual.to(weights.dtype), features.to(weights.dtype)
+    clipped = clipping(rank_one(upper_norm(residual, -2), upper_norm(features)), weights, clip)
+    features, residual = clipped.only(features), clipped.only(residual, -2)
+    return residual.mul_(clipped.factor.unsqueeze(-2)), features, clipped.clipped

@@ -8,7 +8,7 @@ import io
 import math
 import warnings
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.protocol.messages import number_in
+from fedpriv.protocol.unchecked import array_over, holding, values_in
 
 _STYPE = "numpy.ndarray"
 
 
 def array_of(vector: Tensor | NDArray[Any]) -> Array:
     """A Flower Array from a tensor or ndarray."""
-    values = np.ascontiguousarray(vector.numpy() if isinstance(vector, Tensor) else vector)
-    name, header, _ = _layout(values.dtype.str, values.shape)
-    return Array(name, values.shape, _STYPE, b"".join((header, values.data)))  # one copy
+    return Array(*_encoded(vector.numpy() if isinstance(vector, Tensor) else vector))
 
 
 def tensor_of(array: Array) -> Tensor:
@@ -71,28 +70,48 @@ class Counts(NamedTuple):
 
 def release_content(release: Tensor, counts: Counts | None) -> RecordDict:
     """Counts of records are a release that nobody accounts for: simulations send them, silos do not."""
-    content = RecordDict({"release": one_array(release)})
+    array = array_over(*_encoded(release.numpy()))
+    records: dict[str, ArrayRecord | MetricRecord] = {"release": holding(ArrayRecord, {"vector": array})}
     if counts is not None:
-        told = {"drawn": counts.drawn, "clipped": counts.clipped}
-        content["metrics"] = MetricRecord({name: count for name, count in told.items() if count is not None})
-    return content
+        told = {"drawn": counts.drawn}
+        if counts.clipped is not None:
+            told["clipped"] = counts.clipped
+        records["metrics"] = holding(MetricRecord, told)
+    return holding(RecordDict, records)
 
 
 def counts_in(content: RecordDict) -> Counts | None:
     """The counts beside a release, None if there are none; ValueError if they are malformed."""
-    if "metrics" not in content:
+    metrics = values_in(content).get("metrics")
+    if metrics is None:
         return None
     drawn = number_in(content, "metrics", "drawn")
-    clipped = number_in(content, "metrics", "clipped") if "clipped" in content["metrics"] else None
-    return Counts(drawn, clipped)
+    return Counts(drawn, number_in(content, "metrics", "clipped") if "clipped" in values_in(metrics) else None)
 
 
 def vector_in(content: RecordDict, record: str) -> Tensor:
     """The one vector of an array record; ValueError if there is none."""
-    arrays = content.get(record)
-    if not isinstance(arrays, ArrayRecord) or len(arrays) != 1:
+    return tensor_of(_array_in(content, record))
+
+
+def shared_vector_in(content: RecordDict, record: str) -> Tensor:
+    """`vector_in` for what many silos of one process are sent: the same tensor wherever the bytes are the same."""
+    array = _array_in(content, record)
+    return _shared_tensor(array.dtype, tuple(array.shape), array.stype, array.data)
+
+
+def _array_in(content: RecordDict, record: str) -> Array:
+    arrays = values_in(content).get(record)
+    if not isinstance(arrays, ArrayRecord) or len(values_in(arrays)) != 1:
         raise ValueError(f"the message carries no {record!r} vector")
-    return tensor_of(next(iter(arrays.values())))
+    (array,) = values_in(arrays).values()
+    return cast(Array, array)
+
+
+@lru_cache(maxsize=2)
+def _shared_tensor(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> Tensor:
+    """Python keeps the hash of immutable bytes, and compares two names of the same bytes without reading them."""
+    return tensor_of(array_over(dtype, shape, stype, data))
 
 
 def is_finite(vector: Tensor) -> bool:
@@ -104,6 +123,13 @@ with warnings.catch_warnings():
     # torch has no read-only tensors and says so once a process, the first time it is given immutable bytes.
     warnings.simplefilter("ignore", UserWarning)
     torch.from_numpy(np.frombuffer(bytes(8), np.float32))
+
+
+def _encoded(vector: NDArray[Any]) -> tuple[str, tuple[int, ...], str, bytes]:
+    """What an Array is made of."""
+    values = np.ascontiguousarray(vector)
+    name, header, _ = _layout(values.dtype.str, values.shape)
+    return name, values.shape, _STYPE, b"".join((header, values.data))  # one copy
 
 
 @lru_cache(maxsize=256)

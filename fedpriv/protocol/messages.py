@@ -15,6 +15,7 @@ from typing import NamedTuple
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from fedpriv.errors import printable
+from fedpriv.protocol.unchecked import values_in
 
 REGISTERED = "FEDPRIV_NODES_ARE_REGISTERED"
 """The server's environment variable that is 1 where a SuperNode's key was registered under its silo's name."""
@@ -42,8 +43,12 @@ def key_content(public: bytes) -> RecordDict:
 
 def keys_in(content: RecordDict) -> bytes:
     """The public keys that a query comes with, none where messages are not masked."""
-    values = content.get("config")
-    return bytes_in(content, "config", "keys") if isinstance(values, ConfigRecord) and "keys" in values else b""
+    values = values_in(content).get("config")
+    return (
+        bytes_in(content, "config", "keys")
+        if isinstance(values, ConfigRecord) and "keys" in values_in(values)
+        else b""
+    )
 
 
 def refusal_content(refusal: Refusal) -> RecordDict:
@@ -52,7 +57,7 @@ def refusal_content(refusal: Refusal) -> RecordDict:
 
 def refusal_in(content: RecordDict) -> Refusal | None:
     """The refusal that a reply carries, if any, with a reason that can be shown to a person."""
-    values = content.get("refusal")
+    values = values_in(content).get("refusal")
     if not isinstance(values, ConfigRecord):
         return None
     return Refusal(printable(str(values.get("reason", "no reason given"))), bool(values.get("final", True)))
@@ -60,8 +65,8 @@ def refusal_in(content: RecordDict) -> Refusal | None:
 
 def number_in(content: RecordDict, record: str, key: str) -> int:
     """A whole number in a metric or config record; ValueError if there is none."""
-    values = content.get(record)
-    value = values.get(key) if isinstance(values, MetricRecord | ConfigRecord) else None
+    values = values_in(content).get(record)
+    value = values_in(values).get(key) if isinstance(values, MetricRecord | ConfigRecord) else None
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"the message carries no whole number {record}.{key}")
     return value
@@ -69,8 +74,8 @@ def number_in(content: RecordDict, record: str, key: str) -> int:
 
 def bytes_in(content: RecordDict, record: str, key: str) -> bytes:
     """A byte string in a config record; ValueError if there is none."""
-    values = content.get(record)
-    value = values.get(key) if isinstance(values, ConfigRecord) else None
+    values = values_in(content).get(record)
+    value = values_in(values).get(key) if isinstance(values, ConfigRecord) else None
     if not isinstance(value, bytes):
         raise ValueError(f"the message carries no bytes {record}.{key}")
     return value

@@ -13,6 +13,7 @@ import torch
 from fedpriv.accounting.relation import Relation
 from fedpriv.errors import InputError
 from fedpriv.estimators.gradients import Estimator, RaisedClips, rounds_of
+from fedpriv.estimators.round import Round
 from fedpriv.exact.plan import ExactPlan
 from fedpriv.mechanisms import Mechanism
 from fedpriv.objectives import Objective, Slots
@@ -58,6 +59,11 @@ class Plan:
     model_length: int | None = None
     """How many numbers the model has that an evaluation is of."""
 
+    @cached_property
+    def rounds(self) -> tuple[Round, ...]:
+        """Rounds 1, 2, … of the estimator, made once."""
+        return rounds_of(self.estimator, self.schedule.rounds)
+
     @property
     def query_length(self) -> int:
         """How many numbers a query has: as many as a release, unless a model is asked about, not trained."""
@@ -68,7 +74,7 @@ class Plan:
         """Whether the server gets the silos' messages in their sum alone."""
         return self.trust.masked and bool(self.noise.sources)
 
-    @property
+    @cached_property
     def message_dtype(self) -> torch.dtype:
         """Of a silo's message, which is one row of numbers: words where masked, sums where noise is to come."""
         if self.masked:

@@ -1,0 +1,92 @@
+"""Containers past Flower's checks are those that its constructors make: this fails when Flower changes."""
+
+import time
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedpriv.protocol.unchecked import answer_to, array_over, holding, message_with, number_message, own_copy
+
+
+@pytest.fixture(autouse=True)
+def _some_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def array_of_three() -> Array:
+    return Array(np.arange(3.0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (ArrayRecord, {"vector": array_of_three()}),
+        (ConfigRecord, {"t": 3, "keys": b"k"}),
+        (MetricRecord, {"drawn": 1}),
+        (RecordDict, {"metrics": MetricRecord({"drawn": 1}), "release": ArrayRecord({"v": array_of_three()})}),
+    ],
+)
+def test_a_record(kind: type, values: dict) -> None:
+    checked = kind(values)
+    made, other = holding(kind, values), holding(kind, {})
+    assert made == checked
+    assert type(made) is kind
+    assert len(other) == 0
+    assert made.object_id == checked.object_id, "it travels as the same bytes"
+    assert made.__dict__.keys() == checked.__dict__.keys(), "nothing that the constructor sets is missing"
+    with pytest.raises(TypeError):  # whoever changes it later is checked
+        made["other"] = object()
+
+
+def test_an_array() -> None:
+    checked = array_of_three()
+    made = array_over(checked.dtype, checked.shape, checked.stype, checked.data)
+    assert np.array_equal(made.numpy(), checked.numpy())
+    assert made.object_id == checked.object_id
+    assert made.__dict__.keys() == checked.__dict__.keys()
+
+
+def asked() -> Message:
+    content = RecordDict({"query": ArrayRecord({"v": array_of_three()}), "config": ConfigRecord({"t": 1})})
+    message = Message(content, 7, "train", group_id="group", ttl=50.0, dst_task_id=5)
+    number_message(message, "m1")
+    assert message.metadata.message_id == "m1"
+    return message
+
+
+def test_an_answer() -> None:
+    message, content = asked(), RecordDict({"metrics": MetricRecord({"drawn": 1})})
+    checked, made = Message(content, reply_to=message), answer_to(message, content)
+    assert made.content is content
+    assert not made.has_error()
+    assert made.__dict__.keys() == checked.__dict__.keys()
+    theirs, ours = (dict(each.metadata.__dict__) for each in (checked, made))
+    assert abs(made.metadata.created_at - time.time()) < 5.0
+    ends = [each.pop("_created_at") + each.pop("_ttl") for each in (theirs, ours)]
+    assert ends[0] == pytest.approx(ends[1], abs=1e-3)
+    assert ours == theirs
+    assert ours["_reply_to_message_id"] == "m1"
+    assert ours["_dst_node_id"] == message.metadata.src_node_id
+    assert message.metadata.message_id == "m1", "the question is as it was"
+
+
+def test_a_message_of_known_metadata() -> None:
+    message = asked()
+    made = message_with(message.metadata, message.content)
+    assert made.__dict__ == message.__dict__
+    assert made.object_id == message.object_id
+
+
+def test_a_copy_shares_bytes_and_nothing_else() -> None:
+    content = asked().content
+    copied = own_copy(content)
+    assert copied == content
+    assert copied["query"]["v"] is content["query"]["v"]
+    copied["config"]["t"] = 9
+    copied["query"]["w"] = array_of_three()
+    del copied["config"]
+    assert content["config"]["t"] == 1
+    assert len(content["query"]) == 1
