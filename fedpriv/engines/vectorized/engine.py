@@ -177,7 +177,7 @@ class _Group:
         """All silos, from round `first` on."""
         step = RoundStep(self._estimator, self._mechanism, self._objective)
         if self._apart:
-            seeds = [cell.seed for cell in self._cells]
+            seeds = [cell.noise_seed for cell in self._cells]
             return Apart(step, self._plans, seeds, self._dtype, self._device, first)
         return Together(step, self._fresh(first), self._missing_noise(first))
 
@@ -222,7 +222,7 @@ class _Group:
 
     def _missing_noise(self, first_round: int) -> Iterator[Tensor] | None:
         """What silos that are away do to the mean of the silos' noise; None where it is as it is."""
-        first, seeds = self._plans[0], [cell.seed for cell in self._cells]
+        first, seeds = self._plans[0], [cell.noise_seed for cell in self._cells]
         if not self._away or not first.noise.sources or not first.trust.private_messages:
             return None
         of_rounds = missing_noise(
@@ -234,7 +234,7 @@ class _Group:
         self, schedule: Participation, train: Records, shares: dict[int, list[Tensor]], first: int
     ) -> Iterator[Read]:
         """Whose a record is, is told to those alone that ask; nothing may be keyed by how many there are."""
-        seeds = [cell.seed for cell in self._cells]
+        seeds = [cell.noise_seed for cell in self._cells]
         asks = self._apart or self._objective.at(Slots(1, ())) is not self._objective
         by_silo = asks or bool(self._away)
         sampled = SampledBatches(schedule, seeds, shares, self._silo_weights, self._sizes, by_silo=by_silo)
