@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Linear, Outer, Records
+from fedpriv.objectives.blocks import of_records, once
 from fedpriv.objectives.clipping import clipping, rank_one, upper_norm
 from fedpriv.objectives.losses import CrossEntropy
 from fedpriv.replicates.columns import Scalar
@@ -101,9 +102,13 @@ class SoftmaxRegression(Deterministic):
         clip: Scalar,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Residuals (..., classes, B) and features that multiply to increments, and how many were clipped."""
-        residual = self._residuals(points, coefficients, records).to(weights.dtype)
-        features = records.features.to(weights.dtype)
-        clipped = clipping(rank_one(upper_norm(residual, -2), upper_norm(features)), weights, clip)
+        kind = weights.dtype
+        residual, features = (
+            self._residuals(points, coefficients, records).to(kind),
+            once(records).features.to(kind),
+        )
+        seen = of_records(records, ("norm", kind), lambda several: upper_norm(several.features.to(kind)))
+        clipped = clipping(rank_one(upper_norm(residual, -2), seen), weights, clip)
         features, residual = clipped.only(features), clipped.only(residual, -2)
         return residual.mul_(clipped.factor.unsqueeze(-2)), features, clipped.clipped
 
@@ -112,12 +117,18 @@ class SoftmaxRegression(Deterministic):
 
         Records come last: sums over a handful of classes then go through memory in order, at a tenth of the time.
         """
-        parts = (self._scores(point, records.features).softmax(-2) for point in points)
+        features = once(records).features
+        parts = (self._scores(point, features).softmax(-2) for point in points)
         residual = next(parts).mul_(coefficients[0])
         for part, coefficient in zip(parts, coefficients[1:], strict=True):
             residual.add_(part, alpha=coefficient)
-        right = records.labels.expand(*residual.shape[:-2], -1).unsqueeze(-2)
-        return residual.scatter_(-2, right, -sum(coefficients), reduce="add")
+        return residual.sub_(of_records(records, "right", self._right), alpha=sum(coefficients))
+
+    def _right(self, records: Records) -> Tensor:
+        """1 for each record's own class, (..., classes, B)."""
+        labels = records.labels.unsqueeze(-2)
+        zeros = records.features.new_zeros(*labels.shape[:-2], self.classes, labels.shape[-1])
+        return zeros.scatter_(-2, labels, 1.0)
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return CrossEntropy().value(self._logits(point, records.features), records.labels)

@@ -94,7 +94,16 @@ class _Group:
         draws = first.mechanism.draws
         self._draws = draws
         self._feed = (
-            NoiseFeed(noises, [cell.seed for cell in cells], rounds, dimension, self._dtype, draws, self._device)
+            NoiseFeed(
+                noises,
+                [cell.seed for cell in cells],
+                rounds,
+                dimension,
+                self._dtype,
+                draws,
+                self._device,
+                in_units=True,
+            )
             if first.noise.sources
             else None
         )
@@ -176,7 +185,8 @@ class _Group:
         if self._apart:
             seeds = [cell.seed for cell in self._cells]
             return Apart(step, self._plans, seeds, self._dtype, self._device, first)
-        return Together(step, self._fresh(first), self._missing_noise(first))
+        amplitude = None if self._feed is None else self._feed.amplitude
+        return Together(step, self._fresh(first), amplitude, self._missing_noise(first))
 
     def _resumed(self, keeper: Keeper) -> Checkpoint:
         """Where the group goes on, or before round 1; observers hear what they would have heard until there."""
