@@ -15,10 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedpriv.replicates.certain import certain
+from fedpriv.replicates.certain import never_above
 from fedpriv.replicates.columns import Scalar
 
 _LONGEST = 1024
+_ROUNDINGS = 4.0  # of a factor, and of its products with an increment's numbers
 _LARGEST = {torch.float32: 2.0**50, torch.float64: 2.0**400}
 _ALIKE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
@@ -28,8 +29,9 @@ class Size(NamedTuple):
 
     norm: Tensor
     """At least the norm of each increment."""
-    rounded: Tensor
-    """Times the relative rounding of the type they are summed in: at least what rounding adds to the norm."""
+    spread: Tensor
+    """Times `roundings`, in relative roundings of the type they are summed in: what rounding adds at most."""
+    roundings: float
     largest: Tensor
     """At least the norm of everything that an increment is computed from."""
 
@@ -42,8 +44,8 @@ class Clipping(NamedTuple):
     """None where all records are known to be held, as they are in any honest run."""
     clipped: Tensor
     """How many records of weight above 0 were clipped, or not held: (...)."""
-    beyond: Tensor
-    """Which ones, (..., B)."""
+    beyond: Tensor | None
+    """Which ones, (..., B); None where none is known to be."""
 
     def only(self, part: Tensor, axis: int = -1) -> Tensor:
         """`part`, whose axis `axis` goes through one record's values, with zeros for the records not held."""
@@ -58,36 +60,40 @@ def upper_norm(vectors: Tensor, axis: int = -1) -> Tensor:
     size = vectors.shape[axis]
     if vectors.dtype == torch.float32 and size <= _LONGEST:
         # squares below 2^-126 may be lost: less than (2^-63)² of each
-        norm = _norm(vectors, axis).double()
-        return norm.mul_(1.0 + (0.51 * size + 4.0) * 2.0**-24).add_(math.sqrt(size) * 2.0**-63)
-    wide = _norm(vectors, axis, torch.float64)
+        return _norm(vectors, axis).mul_(1.0 + (0.51 * size + 4.0) * 2.0**-24).add_(math.sqrt(size) * 2.0**-63)
+    wide = (
+        torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
+        if axis == -1
+        else _norm(vectors.double(), axis)
+    )
     return wide.mul_(1.0 + (0.51 * size + 4.0) * 2.0**-53).add_(math.sqrt(size) * 2.0**-511)
 
 
-def _norm(vectors: Tensor, axis: int, dtype: torch.dtype | None = None) -> Tensor:
-    """The norm itself; torch's own takes ten times as long along an axis that is not the last one."""
+def _norm(vectors: Tensor, axis: int) -> Tensor:
+    """In float64, of squares in the vectors' type; torch's own is slow along any axis but the last."""
     if axis == -1:
-        norm: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=dtype)
-        return norm
-    return vectors.to(dtype or vectors.dtype).square().sum(axis).sqrt_()
+        norm: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
+        return norm.double()
+    return vectors.square().sum(axis, dtype=torch.float64).sqrt_()
 
 
 def rank_one(slope: Tensor, seen: Tensor) -> Size:
     """Of an outer product of two vectors with these upper norms (..., B)."""
     norm = slope * seen
-    return Size(norm, 4.0 * norm, norm + slope + seen)
+    return Size(norm, norm, _ROUNDINGS, torch.add(norm, slope).add_(seen))
 
 
 def formed(norm: Tensor) -> Size:
     """Of a vector that is there as such, with this upper norm (..., B)."""
-    return Size(norm, 4.0 * norm, norm)
+    return Size(norm, norm, _ROUNDINGS, norm)
 
 
 def together(sizes: Sequence[Size]) -> Size:
     """Of increments that have several parts, each of its own size."""
-    norms, *others = zip(*sizes, strict=True)
-    rounded, largest = (torch.stack(parts).sum(0) for parts in others)
-    return Size(torch.linalg.vector_norm(torch.stack(norms), dim=0), rounded, largest)
+    norms = torch.stack([size.norm for size in sizes])
+    spread = torch.stack([size.roundings * size.spread for size in sizes]).sum(0)
+    largest = torch.stack([size.largest for size in sizes]).sum(0)
+    return Size(torch.linalg.vector_norm(norms, dim=0), spread, 1.0, largest)
 
 
 def clipping(size: Size, weights: Tensor, clip: Scalar) -> Clipping:
@@ -97,12 +103,14 @@ def clipping(size: Size, weights: Tensor, clip: Scalar) -> Clipping:
     whatever the increment is, for clips of 2^-40 to 2^40.  Records that are not finite, or too large for the type
     to hold, are not held and have factor 0.
     """
-    largest, bound = size.largest, _LARGEST[weights.dtype]
-    whole = not largest.numel() or certain(largest.amax() <= bound)
-    held = None if whole else largest <= bound  # false for NaN
-    norm = size.norm.add(size.rounded, alpha=torch.finfo(weights.dtype).eps)
-    limit = clip.double() if isinstance(clip, Tensor) else clip
-    factor = limit / norm.clamp(min=limit) * weights
+    bound, eps = _LARGEST[weights.dtype], torch.finfo(weights.dtype).eps
+    held = None if never_above(size.largest, bound) else size.largest <= bound  # false for NaN
+    norm = size.norm.add(size.spread, alpha=size.roundings * eps)
+    if held is None and never_above(norm, clip):
+        none = norm.new_zeros(norm.shape[:-1], dtype=torch.int64)
+        return Clipping(weights.expand(norm.shape), None, none, None)
+    # A true quotient: exactly 1 up to the clip, so that a record's factor is the same whatever stands beside it.
+    factor = torch.div(norm, clip).clamp_(min=1.0).reciprocal_() * weights
     if held is not None:
         factor = factor.where(held, 0.0)
     beyond = factor * (1.0 + _ALIKE[weights.dtype]) < weights

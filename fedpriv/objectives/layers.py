@@ -109,7 +109,7 @@ class DenseTerms:
         squared = spread.square() if len(terms) == 1 else self._squared_weight(spread)
         if self.bias:  # it sees a constant 1 in every term: the first slope here is the sum of them all
             squared, spread = squared + slopes[0].square(), spread + slopes[0]
-        return Size(squared.sqrt(), (len(terms) + 4.0) * spread, sum_of([spread, *slopes, *seen]))
+        return Size(squared.sqrt(), spread, len(terms) + 4.0, sum_of([spread, *slopes, *seen]))
 
     def _squared_weight(self, spread: Tensor) -> Tensor:
         """At least ‖Σ_k u_k ⊗ v_k‖², from products in float64; `spread` is at least Σ_k ‖u_k‖ ‖v_k‖."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Linear, OfEach, Outer, Records
+from fedpriv.objectives.blocks import of_records, once
 from fedpriv.objectives.clipping import clipping, rank_one, upper_norm
 from fedpriv.objectives.losses import CrossEntropy
 from fedpriv.replicates.columns import Scalar
@@ -59,7 +60,7 @@ class SoftmaxRegression(Deterministic):
         clip: Scalar,
     ) -> Increment:
         residual = self._residuals(points, coefficients, records)
-        residual, features, clipped = _clipped(residual, records.features, weights, clip)
+        residual, features, clipped = _clipped(residual, records, weights, clip)
         return Increment((residual @ features).flatten(-2), clipped)
 
     def of_each(
@@ -73,8 +74,8 @@ class SoftmaxRegression(Deterministic):
         # Products batch by batch, as `increment` takes them: a product of all batches rounds differently.
         batches = records.features.mT.unbind()
         scores = (torch.stack([matrix @ batch for batch in batches]) for matrix in map(self._matrix, points))
-        residual = _combined(scores, coefficients, records.labels)
-        residual, features, clipped = _clipped(residual, records.features, weights, clip)
+        residual = _combined(scores, coefficients, records)
+        residual, features, clipped = _clipped(residual, records, weights, clip)
         parts = list(zip(residual, features, clipped, strict=True))
 
         def of_one(place: int) -> Increment:
@@ -93,7 +94,7 @@ class SoftmaxRegression(Deterministic):
     ) -> Tensor:
         one = torch.ones(len(records.labels), dtype=torch.float64)
         residual = self._residuals(points, coefficients, records)
-        residual, features, _ = _clipped(residual, records.features, one, clip)
+        residual, features, _ = _clipped(residual, records, one, clip)
         return (residual.mT.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
 
     @property
@@ -117,7 +118,8 @@ class SoftmaxRegression(Deterministic):
 
     def _residuals(self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
         """Σ_k coefficients[k] (softmax(logits at points[k]) - onehot), (..., classes, B)."""
-        return _combined((self._scores(point, records.features) for point in points), coefficients, records.labels)
+        features = once(records).features
+        return _combined((self._scores(point, features) for point in points), coefficients, records)
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return CrossEntropy().value(self._logits(point, records.features), records.labels)
@@ -142,7 +144,7 @@ class SoftmaxRegression(Deterministic):
         return point.view(*point.shape[:-1], self.classes, self.features)
 
 
-def _combined(scores: Iterable[Tensor], coefficients: Sequence[float], labels: Tensor) -> Tensor:
+def _combined(scores: Iterable[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
     """Σ_k coefficients[k] (softmax(scores[k]) - onehot), (..., classes, B), from scores of that shape.
 
     Records come last: sums over a handful of classes then go through memory in order, at a tenth of the time.
@@ -151,13 +153,23 @@ def _combined(scores: Iterable[Tensor], coefficients: Sequence[float], labels: T
     residual = next(parts).mul_(coefficients[0])
     for part, coefficient in zip(parts, coefficients[1:], strict=True):
         residual.add_(part, alpha=coefficient)
-    right = labels.expand(*residual.shape[:-2], -1).unsqueeze(-2)
-    return residual.scatter_(-2, right, -sum(coefficients), reduce="add")
+    classes = residual.shape[-2]
+    right = of_records(records, ("right", classes), lambda several: _right(several, classes))
+    return residual.sub_(right, alpha=sum(coefficients))
 
 
-def _clipped(residual: Tensor, features: Tensor, weights: Tensor, clip: Scalar) -> tuple[Tensor, Tensor, Tensor]:
+def _right(records: Records, classes: int) -> Tensor:
+    """1 for each record's own class, (..., classes, B)."""
+    labels = records.labels.unsqueeze(-2)
+    zeros = records.features.new_zeros(*labels.shape[:-2], classes, labels.shape[-1])
+    return zeros.scatter_(-2, labels, 1.0)
+
+
+def _clipped(residual: Tensor, records: Records, weights: Tensor, clip: Scalar) -> tuple[Tensor, Tensor, Tensor]:
     """Residuals (..., classes, B) and features that multiply to increments, and how many were clipped."""
-    residual, features = residual.to(weights.dtype), features.to(weights.dtype)
-    clipped = clipping(rank_one(upper_norm(residual, -2), upper_norm(features)), weights, clip)
+    kind = weights.dtype
+    residual, features = residual.to(kind), once(records).features.to(kind)
+    seen = of_records(records, ("norm", kind), lambda several: upper_norm(several.features.to(kind)))
+    clipped = clipping(rank_one(upper_norm(residual, -2), seen), weights, clip)
     features, residual = clipped.only(features), clipped.only(residual, -2)
     return residual.mul_(clipped.factor.unsqueeze(-2)), features, clipped.clipped

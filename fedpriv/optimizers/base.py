@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.estimators.round import Round
-from fedpriv.replicates.certain import certain
+from fedpriv.replicates.certain import never_above
 from fedpriv.replicates.columns import Scalar
 
 
@@ -41,9 +41,13 @@ def stepped(point: Tensor, step: Scalar, direction: Tensor) -> Tensor:
 
 
 def project_to_ball(point: Tensor, radius: Scalar) -> Tensor:
-    """The nearest point of the ball ‖x‖ ≤ radius around 0, for each leading index of `point` (..., d)."""
+    """The nearest point of the ball ‖x‖ ≤ radius around 0, for each leading index of `point` (..., d).
+
+    `point` is the caller's own, and may be written into.
+    """
     norm = torch.linalg.vector_norm(point, dim=-1, keepdim=True)
-    if certain((norm <= radius).all()):
+    if never_above(norm, radius):
         return point
-    shrink: Tensor = radius / norm  # radius / 0 is inf, clamped to 1: 0 stays 0
-    return point * shrink.clamp(max=1.0)
+    return point.mul_(
+        norm.reciprocal_().mul_(radius).clamp_(max=1.0)
+    )  # radius / 0 is inf, clamped to 1: 0 stays 0

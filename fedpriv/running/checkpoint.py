@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedpriv.scenario import Cell
 
-FORMAT = 1
+FORMAT = 2
 _NUMBERS = (bool, int, float, str, type(None))
 _DAMAGED = (ValueError, KeyError, TypeError, IndexError, EOFError, OSError, zipfile.BadZipFile)
 

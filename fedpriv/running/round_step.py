@@ -68,10 +68,19 @@ class RoundStep:
         return absorb(state, current, query, objective, read.records, read.weights, self.estimator.memory)
 
     def noisy(
-        self, total: Tensor, hidden: MechanismState, t: int, fresh: Tensor | None
+        self,
+        total: Tensor,
+        hidden: MechanismState,
+        t: int,
+        fresh: Tensor | None,
+        amplitude: Tensor | None = None,
     ) -> tuple[Tensor, MechanismState]:
-        """`total` (..., d) with row t of the noise that `fresh` vectors make, None where nobody adds any here."""
+        """`total` (..., d) with row t of the noise that `fresh` vectors make, None where nobody adds any here.
+
+        With an `amplitude` (..., 1) that row is multiplied by it: replicates can share unit noise, (1, d), since
+        mechanisms are linear.
+        """
         if fresh is None:
             return total, hidden
         row, hidden = self.mechanism.noise(hidden, t, fresh)
-        return total + row, hidden
+        return total + row if amplitude is None else torch.addcmul(total, amplitude, row), hidden

@@ -171,6 +171,20 @@ def test_a_feed_goes_on_within_a_block() -> None:
         assert len(list(feed.rounds_from(first))) == 51 - first
 
 
+def test_replicates_that_share_draws_can_have_them_once() -> None:
+    """In units: what comes, times its amplitude, is what replicates add otherwise."""
+    noises = [Noise((NoiseSource(0, std, 0.5), NoiseSource(1, std, 0.5))) for std in (2.0, 3.0)]
+    scaled = NoiseFeed(noises, [4, 4], 20, 17, torch.float64, lambda t: None)
+    units = NoiseFeed(noises, [4, 4], 20, 17, torch.float64, lambda t: None, in_units=True)
+    assert scaled.amplitude is None
+    assert units.amplitude is not None
+    for added, unit in zip(scaled, units, strict=True):
+        assert unit.shape == (1, 17)
+        assert torch.equal(unit * units.amplitude, added)
+    apart = NoiseFeed(noises, [4, 5], 20, 17, torch.float64, lambda t: None, in_units=True)
+    assert apart.amplitude is None  # other seeds, other draws
+
+
 def test_time_is_counted_over_all_attempts() -> None:
     cell, memory = resolve_cell(small_tree(), "test"), Memory(stop=3)
     with pytest.raises(KeyboardInterrupt):
@@ -261,8 +275,8 @@ def test_another_version_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     now = format_.installed()
     monkeypatch.setattr(format_, "installed", lambda: {**now, "torch": "9.9"})
     assert header_of(content).refusal() == f"torch was {now['torch']} and is 9.9"
-    monkeypatch.setattr(format_, "FORMAT", 2)
-    with pytest.raises(ValueError, match="format 1, this version of fedpriv reads format 2"):
+    monkeypatch.setattr(format_, "FORMAT", 3)
+    with pytest.raises(ValueError, match="format 2, this version of fedpriv reads format 3"):
         header_of(content)
 
 

@@ -96,7 +96,14 @@ class _Group:
         self._draws = draws
         self._feed = (
             NoiseFeed(
-                noises, [cell.noise_seed for cell in cells], rounds, dimension, self._dtype, draws, self._device
+                noises,
+                [cell.noise_seed for cell in cells],
+                rounds,
+                dimension,
+                self._dtype,
+                draws,
+                self._device,
+                in_units=True,
             )
             if first.noise.sources
             else None
@@ -179,7 +186,8 @@ class _Group:
         if self._apart:
             seeds = [cell.noise_seed for cell in self._cells]
             return Apart(step, self._plans, seeds, self._dtype, self._device, first)
-        return Together(step, self._fresh(first), self._missing_noise(first))
+        amplitude = None if self._feed is None else self._feed.amplitude
+        return Together(step, self._fresh(first), amplitude, self._missing_noise(first))
 
     def _resumed(self, keeper: Keeper) -> Checkpoint:
         """Where the group goes on, or before round 1; observers hear what they would have heard until there."""

@@ -53,7 +53,8 @@ _Sums = Callable[[Sequence[int], int], Tensor]
 class NoiseFeed:
     """Iterates over rounds 1 … T: for each the fresh vectors (replicates, d), summed over owners.
 
-    Where `draws(t)`, of the mechanism, is a number, there are as many: (draws, replicates, d).
+    Where `draws(t)`, of the mechanism, is a number, there are as many: (draws, replicates, d).  With `in_units`
+    replicates that share all draws have them once, (1, d), still to be multiplied by `amplitude`.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class NoiseFeed:
         dtype: torch.dtype,
         draws: Callable[[int], int | None],
         device: torch.device = _CPU,
+        *,
+        in_units: bool = False,
     ) -> None:
         if not all(noise.sources for noise in noises):
             raise ValueError("every replicate of a feed must have a noise source")
@@ -72,7 +75,8 @@ class NoiseFeed:
         self._streams = list(dict.fromkeys(streams))
         self._pick = [self._streams.index(stream) for stream in streams]
         self._picked = torch.tensor(self._pick).to(device)
-        self._amplitude = torch.tensor([[_amplitude(noise)] for noise in noises], dtype=dtype).to(device)
+        self._scale = torch.tensor([[_amplitude(noise)] for noise in noises], dtype=dtype).to(device)
+        self._in_units = in_units and len(self._streams) == 1 < len(noises)
         self._on_cpu = device.type == "cpu"
         self._sums = [
             _host_sums(one, size, dtype) if self._on_cpu else _device_sums(one, size, dtype, device)
@@ -82,6 +86,11 @@ class NoiseFeed:
         most = max(draws(t) or 1 for t in range(1, rounds + 1))
         longest = min(_LONGEST_BLOCK, _BLOCK_VALUES // (size * len(streams) * most))
         self._block = max(1, min(longest, rounds // (2 * _AHEAD)))
+
+    @property
+    def amplitude(self) -> Tensor | None:
+        """What the vectors are to be multiplied by, (replicates, 1); None where they are what replicates add."""
+        return self._scale if self._in_units else None
 
     def __iter__(self) -> Iterator[Tensor]:
         return self.rounds_from(1)
@@ -119,12 +128,14 @@ class NoiseFeed:
         return [self._scaled(torch.stack(nodes)) for nodes in drawn.values()]
 
     def _scaled(self, vectors: Tensor) -> Tensor:
-        """(…, streams, d) as every replicate adds it, (…, replicates, d)."""
+        """(…, streams, d) as every replicate adds it, (…, replicates, d), but for `amplitude`."""
+        if self._in_units:
+            return vectors
         if self._pick == list(range(len(self._streams))):
-            return vectors.mul_(self._amplitude)
+            return vectors.mul_(self._scale)
         if len(self._streams) == 1:
-            return vectors * self._amplitude
-        return vectors.index_select(-2, self._picked).mul_(self._amplitude)
+            return vectors * self._scale
+        return vectors.index_select(-2, self._picked).mul_(self._scale)
 
     def _vectors(self, rounds: Sequence[int], node: int) -> Tensor:
         """One vector a round and stream: (rounds, streams, d)."""

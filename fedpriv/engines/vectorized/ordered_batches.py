@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.objectives import Records
+from fedpriv.objectives.blocks import Block
 from fedpriv.participation.public_order import PublicOrder
 from fedpriv.running.round_step import Read, record_weight
 
@@ -58,16 +59,18 @@ class OrderedBatches:
                     continue
                 index = self._places[torch.tensor(read, device=device)]  # (rounds, count, orders, records)
                 index = index.movedim(1, 2).flatten(2)[..., column]
-                gathered = zip(features[index], labels[index], strict=True)
-                for of_round in itertools.islice(gathered, over, None):
-                    records = Records(*map(self._of_replicates, of_round))
-                    yield alike[count]._replace(records=records)
+                gathered = self._of_replicates(Records(features[index], labels[index]))
+                for records in itertools.islice(gathered, over, None):
+                    yield Read(records, alike[count].weights, alike[count].rows)
 
-    def _of_replicates(self, column: Tensor) -> Tensor:
-        """(orders, ...) as (replicates, ...)."""
-        if len(column) == 1:
-            return column.expand(len(self._orders), *column.shape[1:])
-        return column if self._orders == list(range(len(column))) else column.index_select(0, self._pick)
+    def _of_replicates(self, records: Records) -> Iterator[Records]:
+        """(rounds, orders, ...) round after round as (replicates, ...)."""
+        if records.labels.shape[1] == 1:
+            yield from Block(Records(*(column.squeeze(1) for column in records)), len(self._orders)).rounds()
+            return
+        alike = self._orders == list(range(records.labels.shape[1]))
+        for columns in zip(*records, strict=True):
+            yield Records(*(columns if alike else (column.index_select(0, self._pick) for column in columns)))
 
     def _read(self, batches: int) -> Read:
         """A round that reads so many batches of every silo, still without its records."""

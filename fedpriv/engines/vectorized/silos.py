@@ -43,18 +43,21 @@ class Silos(Protocol):
 class Together:
     """Silos whose sums and noise are added up as they come.
 
-    `fresh` gives the mean of the silos' vectors, `missing` what absent silos change of the mean of their noise.
+    `fresh` gives the mean of the silos' vectors, but for an `amplitude`, and `missing` what absent silos change of
+    the mean of their noise.
     """
 
-    def __init__(self, step: RoundStep, fresh: Iterator[Tensor], missing: Iterator[Tensor] | None) -> None:
-        self._step, self._fresh, self._missing = step, fresh, missing
+    def __init__(
+        self, step: RoundStep, fresh: Iterator[Tensor], amplitude: Tensor | None, missing: Iterator[Tensor] | None
+    ) -> None:
+        self._step, self._fresh, self._amplitude, self._missing = step, fresh, amplitude, missing
 
     def released(
         self, t: int, current: Round, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
     ) -> Mean:
         self._step.check_moved(total.past, t, query, f"round {t}")
         total, clipped = self._step.summed(total, current, query, read)
-        noisy, hidden = self._step.noisy(total.total, hidden, t, next(self._fresh))
+        noisy, hidden = self._step.noisy(total.total, hidden, t, next(self._fresh), self._amplitude)
         if self._missing is not None:
             noisy = noisy + next(self._missing)
         return Mean(noisy, clipped, total, hidden)
