@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from numpy.typing import NDArray
 
 from fedpriv.clients.frames import receive_frame, receive_json, send_frame
-from fedpriv.protocol.messages import Refusal, key_content, keys_in, number_in, refusal_content
+from fedpriv.protocol.messages import CONFIG, Refusal, key_content, keys_in, number_in, refusal_content
+from fedpriv.protocol.vectors import array_of, values_in, with_vector
 
 Answer = TypeVar("Answer")
 LONGEST = 2**31
@@ -29,12 +30,12 @@ LONGEST = 2**31
 
 def forward(message: Message, context: Context, socket: Path, *, tests: bool = False) -> Message:
     """Put a train message to the guard, or an evaluation of its `tests`; the reply is its release or refusal."""
-    query = message.content.array_records["query"].to_numpy_ndarrays()[0]
-    t = number_in(message.content, "config", "t")
+    query = values_in(message.content, "query")
+    t = number_in(message.content, CONFIG, "t")
     answer = ask(socket, run_of(context), _cell_json(context), t, query, keys_in(message.content), tests=tests)
     if isinstance(answer, Refusal):
         return Message(refusal_content(answer), reply_to=message)
-    return Message(RecordDict({"release": ArrayRecord({"vector": Array(answer)})}), reply_to=message)
+    return Message(with_vector("release", array_of(answer), {}), reply_to=message)
 
 
 def forward_key(message: Message, context: Context, socket: Path) -> Message:

@@ -1,4 +1,4 @@
-"""A Grid for silos that come and go: it polls fast, asks again, and follows a silo to its new node.
+"""A Grid for silos that come and go: it looks often, asks again, and follows a silo to its new node.
 
 Measured on Flower 1.41: its own `send_and_receive` sleeps 3 s between looks; a SuperNode that was killed keeps its
 messages until a heartbeat is missed (up to 60 s) and comes back under another node id, unless it has a key.
@@ -23,7 +23,8 @@ from fedpriv.errors import RunError
 from fedpriv.protocol.messages import ROSTER, Refusal, number_in, refusal_content, refusal_in
 from fedpriv.server.roster import enter
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.1  # after an answer that says at once that nothing has come
+_HELD_SECONDS = 0.5  # after which such an answer was held back until something might have come: no need to wait
 _LOOK_SECONDS = 1.0  # between looks for nodes that are new
 _RETRY_SECONDS = 2.0  # after an error that may pass
 _SILENCE_SECONDS = 30.0  # before a message is sent again unasked; doubled each time
@@ -92,9 +93,12 @@ class PatientGrid(Grid):
         replies: list[Message] = []
         while waiting and (timeout is None or time.monotonic() - started < timeout):
             self._send([question for question in waiting if time.monotonic() >= question.again])
-            time.sleep(_POLL_SECONDS)
             by_id = {number: question for question in waiting for number in question.ids}
-            for reply in self._grid.pull_messages(set(by_id)) if by_id else ():
+            asked = time.monotonic()
+            come = list(self._grid.pull_messages(set(by_id))) if by_id else []
+            if not come and time.monotonic() - asked < _HELD_SECONDS:
+                time.sleep(_POLL_SECONDS)
+            for reply in come:
                 question = by_id[reply.metadata.reply_to_message_id]
                 if _passes(reply):
                     question.ids.discard(reply.metadata.reply_to_message_id)

@@ -1,20 +1,21 @@
 """Who asks again and again whether something has come is answered when it has: empty answers are held.
 
-node ── anything for me? ──▶ the app ── nothing ──▶ held until a bell rings, or some seconds
+node ── anything for me? ──▶ the app ── nothing ──▶ held until a bell rings ──▶ the app is asked again
                                      ── a message ──▶ sent
 """
 
 import asyncio
 import threading
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import NamedTuple
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_LONGEST_REQUEST = 4096
-"""Bytes; who asks whether something has come says little more than his number."""
+_LONGEST_REQUEST = 2**16
+"""Bytes; who asks whether something has come says who he is, or names what he waits for."""
 
 
 class Bells:
@@ -38,12 +39,12 @@ class Bells:
         with self._lock:
             return self._rung[node]
 
-    async def wait(self, node: int, since: int, seconds: float) -> None:
-        """Until it has rung more than `since` times, for so many seconds at most."""
+    async def wait(self, node: int, since: int, seconds: float) -> bool:
+        """Whether it has rung more than `since` times; waits for that, for so many seconds at most."""
         here = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             if self._rung[node] > since:
-                return
+                return True
             self._waiting[node].add(here)
         try:
             with suppress(TimeoutError):
@@ -53,60 +54,93 @@ class Bells:
                 self._waiting[node].discard(here)
                 if not self._waiting[node]:
                     del self._waiting[node]
+        return self.rung(node) > since
+
+
+class Held(NamedTuple):
+    """Which empty answers are held."""
+
+    node_of: Callable[[bytes], int]
+    """Reads in a request whose bell is waited for; ValueError if there is none."""
+    seconds: float
+    """For how long at most."""
 
 
 class HeldAnswers:
-    """An app whose empty answers on `path` wait for the node's bell, for so many seconds at most.
+    """An app whose empty answers on some paths wait for a bell, after which the app is asked the same again.
 
-    Guarantee: it holds what the app has already decided to say, and only an empty answer with status 200: who is
-    refused is refused at once, and nothing is sent that the app has not sent.
+    Guarantee: only an empty answer with status 200 is held: who is refused is refused at once, and nothing is sent
+    but the app's last answer to the request as it came.
     """
 
-    def __init__(
-        self, app: ASGIApp, path: str, node_of: Callable[[bytes], int], bells: Bells, seconds: float
-    ) -> None:
-        """`node_of` reads the node's number in a request; ValueError if there is none."""
+    def __init__(self, app: ASGIApp, paths: Mapping[str, Held], bells: Bells) -> None:
         self.app = app
-        self._path, self._node_of = path, node_of
-        self._bells, self._seconds = bells, seconds
+        self._paths, self._bells = paths, bells
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != self._path:
+        held = self._paths.get(scope["path"]) if scope["type"] == "http" else None
+        if held is None:
             await self.app(scope, receive, send)
             return
-        exchange = _Exchange(self._node_of, self._bells, receive)
-        await self.app(scope, exchange.receive, exchange.decay)
-        if exchange.node is not None and exchange.is_empty:
-            await self._bells.wait(exchange.node, exchange.since, self._seconds)
-        for message in exchange.answer:
+        request = _Request(receive)
+        node = await request.node(held.node_of)
+        if node is None:
+            await self.app(scope, request.told(), send)
+            return
+        until = time.monotonic() + held.seconds
+        while True:
+            since, answer = self._bells.rung(node), _Answer()
+            own = {**scope, "state": dict(scope.get("state", {}))}  # what one asking notes is not the next one's
+            await self.app(own, request.told(), answer.keep)
+            left = until - time.monotonic()
+            if not answer.is_empty or left <= 0.0 or not await self._bells.wait(node, since, left):
+                break
+        for message in answer.messages:
             await send(message)
 
 
-class _Exchange:
-    """One request and its answer, which is kept."""
+class _Answer:
+    """An answer that is kept."""
 
-    def __init__(self, node_of: Callable[[bytes], int], bells: Bells, receive: Receive) -> None:
-        self._node_of, self._bells, self._receive = node_of, bells, receive
-        self._body = b""
-        self.node: int | None = None
-        self.since = 0
-        self.answer: list[MutableMapping[str, Any]] = []
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
 
-    async def receive(self) -> MutableMapping[str, Any]:
-        """The next part of the request; after the last one it is known whose it is, before the app looks."""
-        message = await self._receive()
-        if message["type"] == "http.request":
-            self._body = (self._body + message.get("body", b""))[: _LONGEST_REQUEST + 1]
-            if not message.get("more_body") and len(self._body) <= _LONGEST_REQUEST:
-                with suppress(ValueError):
-                    self.node = self._node_of(self._body)
-                    self.since = self._bells.rung(self.node)
-        return message
-
-    async def decay(self, message: MutableMapping[str, Any]) -> None:
-        self.answer.append(message)
+    async def keep(self, message: Message) -> None:
+        self.messages.append(message)
 
     @property
     def is_empty(self) -> bool:
-        ok = any(message.get("status") == 200 for message in self.answer)
-        return ok and not any(message.get("body") for message in self.answer)
+        ok = any(message.get("status") == 200 for message in self.messages)
+        return ok and not any(message.get("body") for message in self.messages)
+
+
+class _Request:
+    """A request that can be told more than once, if it is short."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._messages: list[Message] = []
+
+    async def node(self, node_of: Callable[[bytes], int]) -> int | None:
+        """Whose it is, None if it does not say or is too long."""
+        body, more = b"", True
+        while more and len(body) <= _LONGEST_REQUEST:
+            message = await self._receive()
+            self._messages.append(message)
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        if not more and len(body) <= _LONGEST_REQUEST:
+            with suppress(ValueError):
+                return node_of(body)
+        return None
+
+    def told(self) -> Receive:
+        """From its beginning."""
+        kept = iter(self._messages)
+
+        async def receive() -> Message:
+            for message in kept:
+                return message
+            return await self._receive()
+
+        return receive

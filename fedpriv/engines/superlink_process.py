@@ -94,7 +94,8 @@ def serve_superlink(
         command = superexec_command(address, runtime_keys / certificates.AUTHORITY, secret, os.getpid())
         executor = subprocess.Popen(command, env=environment)
         try:
-            asyncio.run(_serve(app, listeners))
+            with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
+                runner.run(_serve(app, listeners))
         finally:
             executor.terminate()
             executor.wait()
@@ -157,6 +158,8 @@ async def _serve(app: ASGIApp, listeners: Sequence[Listener]) -> None:
             Only(app, listener.prefix),
             lifespan="off" if index else "on",
             log_level="warning",
+            access_log=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=2,
             ssl_certfile=None if keys is None else keys / certificates.CERTIFICATE,
             ssl_keyfile=None if keys is None else keys / certificates.KEY,

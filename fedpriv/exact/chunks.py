@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.exact.fixed_point import Ints
-from fedpriv.exact.increments import integers
+from fedpriv.exact.increments import integers_added
 from fedpriv.exact.rank_one import integer_residuals, outer_sum
 
 Columns = tuple[NDArray[np.generic], ...]
@@ -70,7 +70,7 @@ def increment_sum(
     dimension: int,
     least: int = 0,
 ) -> Ints:
-    """Σ_b k_b, (d,) int64: the increments of all records as `integers` with `norm` and `factor`, added exactly.
+    """Σ_b k_b, (d,) int64: the increments of all records as `integers` of `increments` makes them, added exactly.
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and 2 `norm` under replace-one, whatever
     `evaluate` returns or raises for it.
@@ -78,7 +78,7 @@ def increment_sum(
     total = np.zeros(dimension, np.int64)
     for increments in evaluated(evaluate, records, dummy, rows, dimension, least):
         filled = _padded(increments, np.zeros((1, dimension), increments.dtype), rows)
-        total += integers(filled, norm, factor).sum(axis=0)
+        total += integers_added(filled, norm, factor)
     return total
 
 

@@ -16,6 +16,8 @@ ALLOWANCE = 2.0**-30
 """Of a float64 sum of squares, relatively: its error is below 2^-30 with blocks of 2^22 values."""
 _BLOCK = 1 << 22
 _MOST_NORM = 1 << 53
+_CACHED = 1 << 17
+"""Values of which several float64 vectors stay in a core's own cache."""
 
 
 def integers(increments: NDArray[np.floating], norm: int, factor: float) -> Ints:
@@ -28,6 +30,21 @@ def integers(increments: NDArray[np.floating], norm: int, factor: float) -> Ints
     and row b depends on row b of `increments` alone.  Proof: entries that pass the last check are integers of at
     most 2^53, and the float64 sum of their squares errs by less than a relative 2^-30.
     """
+    return _whole(increments, norm, factor).astype(np.int64)
+
+
+def integers_added(increments: NDArray[np.floating], norm: int, factor: float) -> Ints:
+    """Σ_b of the rows of `integers`, (d,) int64, exactly; a few rows at a time, which stay in the cache."""
+    check_norm(norm)
+    total = np.zeros(increments.shape[-1], np.int64)
+    rows = max(1, min(_CACHED // max(1, len(total)), (_MOST_NORM - 1) // norm))  # partial sums below 2^53
+    for start in range(0, len(increments), rows):
+        total += _whole(increments[start : start + rows], norm, factor).sum(axis=0).astype(np.int64)
+    return total
+
+
+def _whole(increments: NDArray[np.floating], norm: int, factor: float) -> Floats:
+    """What `integers` gives, as float64."""
     check_norm(norm)
     with np.errstate(all="ignore"):
         shrunk, exponent = shrunk_rows(increments)
@@ -36,7 +53,8 @@ def integers(increments: NDArray[np.floating], norm: int, factor: float) -> Ints
         values *= scale_of(size, exponent, norm, factor)[:, None]
         np.trunc(values, out=values)
         fits = fit(values, norm) & (squared_norms(values) <= most_square(norm))
-        return np.where(fits[:, None], values, 0.0).astype(np.int64)  # cast last: NaN has no integer
+        np.copyto(values, 0.0, where=~fits[:, None])  # before any cast: NaN has no integer
+    return values
 
 
 def check_norm(norm: int) -> None:
@@ -47,11 +65,13 @@ def check_norm(norm: int) -> None:
 def shrunk_rows(rows: NDArray[np.floating]) -> tuple[Floats, NDArray[np.int32]]:
     """Rows times 2^-e, so that no square over- or underflows, and e (b,); zeros for rows that are not finite."""
     values = np.array(rows, np.float64, order="C")
-    top = np.abs(values).max(axis=-1, initial=0.0)
+    top = _largest(values)
     finite = top < np.inf  # False for NaN
     exponent = np.where(finite, np.frexp(np.where(finite, top, 0.0))[1], 0).astype(np.int32)
     values[~finite] = 0.0
-    np.ldexp(values, -exponent[:, None], out=values)
+    half = -exponent // 2  # 2^-e itself may be out of range; in two steps nothing gets lost that would not be
+    values *= np.ldexp(1.0, half)[:, None]
+    values *= np.ldexp(1.0, -exponent - half)[:, None]
     return values, exponent
 
 
@@ -76,7 +96,12 @@ def scale_of(size: Floats, exponent: NDArray[np.int32], norm: int, factor: float
 
 def fit(values: Floats, norm: int) -> NDArray[np.bool_]:
     """Rows whose entries all lie within ±K; False for NaN."""
-    return np.asarray(np.abs(values).max(axis=-1, initial=0.0) <= norm, np.bool_)
+    return np.asarray(_largest(values) <= norm, np.bool_)
+
+
+def _largest(values: Floats) -> Floats:
+    """max |·| of every row (b,), NaN if there is one, without a copy."""
+    return np.asarray(np.maximum(values.max(axis=-1, initial=0.0), -values.min(axis=-1, initial=0.0)), np.float64)
 
 
 def most_square(norm: int) -> float:

@@ -116,8 +116,19 @@ def _features(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSetting
 def softmax_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
 ) -> SoftmaxRegression:
-    levels = 255 if settings.feature_norm is None and settings.centre == 0.0 else None  # else no bytes are left
-    return SoftmaxRegression(shape[0], classes, _norm_of(shape, settings), dtype, levels=levels)
+    norm = _norm_of(shape, settings)
+    plain = settings.feature_norm is None and settings.centre == 0.0
+    levels = 255 if plain else grid_levels(shape[0], norm)
+    return SoftmaxRegression(shape[0], classes, norm, dtype, levels=levels)
+
+
+def grid_levels(features: int, norm: float) -> int | None:
+    """How finely exact releases round features of norms up to `norm`: to multiples of 1/levels, a power of 2.
+
+    So that integers of them stay below 2^16 and a record moves by at most 2^-10 of `norm`; None where it cannot.
+    """
+    levels = 2 ** math.floor(math.log2((2**16 - 1) / norm))
+    return levels if levels >= 1 and 0.5 * math.sqrt(features) / levels <= norm * 2.0**-10 else None
 
 
 def _norm_of(shape: tuple[int, ...], settings: SoftmaxSettings) -> float:

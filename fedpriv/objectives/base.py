@@ -59,13 +59,13 @@ class Evaluation(NamedTuple):
 
 
 class Outer(NamedTuple):
-    """How increments of linear scores factor: residual (classes,) ⊗ features, whole multiples of 1/`levels`."""
+    """How increments of linear scores factor: residual (classes,) ⊗ features, in whole multiples of 1/`levels`."""
 
     residuals: Callable[[Sequence[Tensor], Sequence[float], Records], Tensor]
     """(points, coefficients, records) → Σ_k coefficients[k] · residual at points[k], not clipped, (B, classes)."""
     classes: int
     levels: int
-    """Features times this are integers."""
+    """Features times this are rounded to integers."""
     largest: int
     """A public bound on the norm of a record's integer features."""
 

@@ -32,7 +32,10 @@ class SoftmaxRegression(Deterministic):
     dtype: torch.dtype = torch.float32
     convex: bool = True
     levels: int | None = None
-    """Features are whole multiples of 1/`levels` from 0 to 1, as bytes / 255 are; None if they are any numbers."""
+    """In sums of integers features count as the nearest multiple of 1/`levels`: bytes / 255 as they are.
+
+    None if increments are to be formed one by one instead.
+    """
 
     @property
     def dimension(self) -> int:
@@ -105,7 +108,7 @@ class SoftmaxRegression(Deterministic):
             lambda *given: self._residuals(*given).mT.contiguous(),
             self.classes,
             self.levels,
-            math.isqrt(self.levels**2 * self.features) + 1,
+            math.ceil(self.levels * self.feature_norm) + math.isqrt(self.features) + 1,
         )
 
     @property

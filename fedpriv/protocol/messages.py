@@ -8,6 +8,9 @@
 | train, masked | the same, config `keys`: every silo's public key in a row | `release`: words modulo 2^64 |
 | evaluate | `query` (a model), config `t`: the number of the evaluation | `release`: sums over test records |
 | both, refused by a guard | the same | `refusal`: `reason`, and whether it is `final` or worth another try |
+
+`query` and `release` are values of `config` too, as .npy bytes, and records of their own where they are long; see
+`vectors`.
 """
 
 from typing import NamedTuple
@@ -20,6 +23,7 @@ from fedpriv.protocol.unchecked import values_in
 REGISTERED = "FEDPRIV_NODES_ARE_REGISTERED"
 """The server's environment variable that is 1 where a SuperNode's key was registered under its silo's name."""
 
+CONFIG = "config"
 ROSTER = "query.roster"
 KEY = "query.key"
 TRAIN = "train"
@@ -43,9 +47,9 @@ def key_content(public: bytes) -> RecordDict:
 
 def keys_in(content: RecordDict) -> bytes:
     """The public keys that a query comes with, none where messages are not masked."""
-    values = values_in(content).get("config")
+    values = values_in(content).get(CONFIG)
     return (
-        bytes_in(content, "config", "keys")
+        bytes_in(content, CONFIG, "keys")
         if isinstance(values, ConfigRecord) and "keys" in values_in(values)
         else b""
     )

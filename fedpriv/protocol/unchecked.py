@@ -1,7 +1,7 @@
 """The inside of Flower's containers, without the checks of their constructors and the layers of their methods.
 
 A constructor takes 2 to 40 µs, in which it looks at types that mypy has looked at; a silo's arithmetic takes 30.
-Only simulations fill containers here; what came from somebody else is read here too, and its types are looked at.
+What is filled here is our own; what came from somebody else is read here too, and its types are looked at.
 What is inside of a record, a message and its metadata are private names of Flower 1.41:
 tests/protocol/test_unchecked.py compares each container with the one that the constructor makes.
 """

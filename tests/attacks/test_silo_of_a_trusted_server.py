@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedpriv.clients.app import app as client_app
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
 from fedpriv.protocol.arrays import Counts, release_content, vector_in
+from fedpriv.protocol.messages import CONFIG, TRAIN
 from fedpriv.protocol.run_config import run_config_of
 from fedpriv.scenario import Cell
 from tests.server.deployed import plan_with, serve
@@ -26,7 +27,7 @@ class Malicious(InProcessGrid):
 
     def _call(self, message: Message) -> Message:
         reply = super()._call(message)
-        if self.sent and message.metadata.dst_node_id == 1001 and "release" in reply.content:
+        if self.sent and message.metadata.dst_node_id == 1001 and message.metadata.message_type == TRAIN:
             vector = vector_in(reply.content, "release")
             if message.content["config"]["t"] == 3:
                 return Message(release_content(vector + self.sent, Counts(1, 0)), reply_to=message)
@@ -47,14 +48,12 @@ def test_a_sum_that_no_clipped_records_have_is_refused(small_cell: MakeCell, tmp
 class Announcing(InProcessGrid):
     """Silo 1 sends arrays whose heads announce what their bytes are not."""
 
-    announced: Array
+    announced: RecordDict
 
     def _call(self, message: Message) -> Message:
         reply = super()._call(message)
-        if message.metadata.dst_node_id == 1001 and "release" in reply.content:
-            arrays = ArrayRecord()
-            arrays["vector"] = self.announced
-            return Message(RecordDict({"release": arrays}), reply_to=message)
+        if message.metadata.dst_node_id == 1001 and message.metadata.message_type == TRAIN:
+            return Message(self.announced, reply_to=message)
         return reply
 
 
@@ -78,16 +77,48 @@ def test_an_array_that_announces_more_than_it_has_costs_nothing(
 ) -> None:
     """Gains: the server's memory, killed by 100 bytes that announce 10^10 numbers; nothing says by whom."""
     cell = small_cell(algorithm__trust="trusted", run__arithmetic="integers")
+    arrays = ArrayRecord()
+    arrays["vector"] = Array(dtype, shape, stype, b"")
+    assert memory_of(cell, RecordDict({"release": arrays}), tmp_path) < 2**28
+
+
+HEADER = b"\x93NUMPY\x01\x00v\x00{'descr': %s, 'fortran_order': %s, 'shape': %s, }"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        HEADER % (b"'<f8'", b"False", b"(134217728,)"),
+        HEADER % (b"'<f8'", b"False", b"(999999999999999,)"),
+        HEADER % (b"'<f8'", b"False", b"(" + b"9" * 5000 + b",)"),
+        HEADER % (b"'<f8'", b"True", b"(0,)"),
+        HEADER % (b"'|O'", b"False", b"(5,)"),
+        HEADER % (b"'<f3'", b"False", b"(0,)"),
+        HEADER % (b"[('a', '<f8')]", b"False", b"(0,)"),
+        HEADER % (b"'<f8'", b"False", b"(" * 2000 + b")" * 2000),
+        HEADER.replace(b"\x01\x00v", b"\x01\x00\xff") % (b"'<f8'", b"False", b"(0,)"),
+    ],
+)
+def test_bytes_that_announce_more_than_they_are_cost_nothing(
+    small_cell: MakeCell, tmp_path: Path, sent: bytes
+) -> None:
+    """The same, for a vector that is not long."""
+    cell = small_cell(algorithm__trust="trusted", run__arithmetic="integers")
+    assert memory_of(cell, RecordDict({CONFIG: ConfigRecord({"release": sent})}), tmp_path) < 2**28
+
+
+def memory_of(cell: Cell, announced: RecordDict, tmp_path: Path) -> int:
+    """The most that a server takes which refuses what silo 1 sends."""
     grid = Announcing(client_app, 3, run_config_of(cell, Path()))
-    grid.announced = Array(dtype, shape, stype, b"")
+    grid.announced = announced
     tracemalloc.start()
     try:
         with pytest.raises(RunError, match=r"silo 1, round 1: "):
             serve(plan_with(cell), tmp_path / "j", grid)
-        _, most = tracemalloc.get_traced_memory()
+        return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert most < 2**28, most
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

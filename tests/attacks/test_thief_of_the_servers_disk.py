@@ -15,6 +15,7 @@ from fedpriv.errors import RunError
 from fedpriv.exact.subkeys import START, linked
 from fedpriv.files import OWN, write_bytes
 from fedpriv.protocol.arrays import Counts, release_content, vector_in
+from fedpriv.protocol.messages import TRAIN
 from fedpriv.protocol.run_config import run_config_of
 from fedpriv.randomness import SERVER
 from fedpriv.running.observer import RunObserver
@@ -36,7 +37,7 @@ class OtherRecord(InProcessGrid):
 
     def _call(self, message: Message) -> Message:
         reply = super()._call(message)
-        if "release" in reply.content and message.content["config"]["t"] == 2:
+        if message.metadata.message_type == TRAIN and message.content["config"]["t"] == 2:
             vector = vector_in(reply.content, "release").clone()
             vector[0] += self.moved if message.metadata.dst_node_id == 1000 else 0
             return Message(release_content(vector, Counts(1, 0)), reply_to=message)

@@ -17,8 +17,10 @@ from types import ModuleType
 from unittest import mock
 
 import pytest
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.corestate import in_memory_corestate
 from flwr.supercore.inflatable import inflatable_utils
@@ -28,6 +30,7 @@ from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor.types import ExecutionSpec
 from flwr.superlink.grid import http_grid
 from flwr.superlink.main import create_app
+from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate import NodeStateFactory
@@ -38,7 +41,7 @@ from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME, SOON
 from fedpriv.engines.flower_private.control import Control
 from fedpriv.engines.flower_private.executor import Bell, end, launch_process, words_of
 from fedpriv.engines.flower_private.patience import wait_for_slow_starts
-from fedpriv.engines.flower_private.superlink import PULL, bells_of, node_of_pull
+from fedpriv.engines.flower_private.superlink import PULL, REPLIES, bells_of, node_of_pull, server_of_pull
 from fedpriv.engines.flower_private.supernode import Waits
 from fedpriv.errors import RunError
 
@@ -52,7 +55,7 @@ def test_every_route_of_the_superlink_is_known() -> None:
     """A new API would be on no listener; one that moved would be on the wrong one."""
     prefixes = {"/" + "/".join(path.split("/")[1:3]) + "/" for path in create_app().openapi()["paths"]}
     assert prefixes == {CONTROL, FLEET, RUNTIME, "/health/"}
-    assert PULL in create_app().openapi()["paths"]
+    assert {PULL, REPLIES} < set(create_app().openapi()["paths"])
 
 
 SPEC = ExecutionSpec(
@@ -258,7 +261,8 @@ def test_a_message_that_is_stored_rings_the_bell_of_its_node() -> None:
         ["object"],
     )
     assert (bells.rung(7), bells.rung(8)) == (1, 0)
-    assert "state.store_message_and_object_tree(" in inspect.getsource(runtime_handlers)
+    for sender in (runtime_handlers, fleet_handlers):
+        assert "state.store_message_and_object_tree(" in inspect.getsource(sender)
     mock.patch.stopall()
 
 
@@ -266,3 +270,11 @@ def test_who_asks_for_messages_is_read_from_the_request() -> None:
     assert node_of_pull(PullMessagesRequest(node=Node(node_id=2**63 + 1)).SerializeToString()) == 2**63 + 1
     with pytest.raises(ValueError):
         node_of_pull(b"\xff\xff")
+
+
+def test_a_server_that_waits_for_replies_is_told_from_others_that_ask() -> None:
+    """Replies are messages to node 1; who names none (a ClientApp, say) is not held."""
+    assert server_of_pull(PullAppMessagesRequest(message_ids=["a"]).SerializeToString()) == SUPERLINK_NODE_ID
+    for other in (b"", b"\xff\xff"):
+        with pytest.raises(ValueError):
+            server_of_pull(other)

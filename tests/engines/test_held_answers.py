@@ -7,24 +7,32 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from fedpriv.engines.held_answers import Bells, HeldAnswers
+from fedpriv.engines.held_answers import Bells, Held, HeldAnswers
 
 PATH, LONG = "/pull", 20.0
 Message = MutableMapping[str, Any]
 
 
 class App:
-    """Answers with what it is told to, after it has read the request."""
+    """Answers with what it is told to, after it has read the request; `later` from the second time on."""
 
-    def __init__(self, bells: Bells, body: bytes = b"", status: int = 200, *, rings: int | None = None) -> None:
-        self.bells, self.body, self.status, self.rings = bells, body, status, rings
+    def __init__(
+        self, bells: Bells, body: bytes = b"", status: int = 200, *, rings: int | None = None, later: bytes = b""
+    ) -> None:
+        self.bells, self.body, self.status, self.rings, self.later = bells, body, status, rings, later
+        self.read: list[bytes] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        more = True
+        more, request = True, b""
         while more:
-            more = (await receive()).get("more_body", False)
-        if self.rings is not None:
+            message = await receive()
+            more, request = message.get("more_body", False), request + message["body"]
+        assert "seen" not in scope.setdefault("state", {})
+        scope["state"]["seen"] = True
+        if self.rings is not None and not self.read:
             self.bells.ring(self.rings)
+        self.body = self.later if self.read else self.body
+        self.read.append(request)
         await send({"type": "http.response.start", "status": self.status, "headers": []})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -43,15 +51,18 @@ async def ask(app: Any, bells: Bells, *parts: bytes, path: str = PATH, seconds: 
     async def send(message: Message) -> None:
         sent.append(message)
 
-    held = HeldAnswers(app, PATH, lambda body: int(body.decode()), bells, seconds)
+    held = HeldAnswers(app, {PATH: Held(lambda body: int(body.decode()), seconds)}, bells)
     await held({"type": "http", "path": path}, receive, send)
     return sent
 
 
 def test_an_empty_answer_is_held_until_its_nodes_bell_rings() -> None:
+    """Then the app is asked the same again, and says what came."""
+
     async def main() -> None:
         bells = Bells()
-        asking = asyncio.create_task(ask(App(bells), bells, b"1", b"2"))
+        app = App(bells, later=b"a message")
+        asking = asyncio.create_task(ask(app, bells, b"1", b"2"))
         await asyncio.sleep(0.05)
         bells.ring(1)  # somebody else's
         await asyncio.sleep(0.05)
@@ -59,6 +70,24 @@ def test_an_empty_answer_is_held_until_its_nodes_bell_rings() -> None:
         await asyncio.to_thread(bells.ring, 12)
         sent = await asyncio.wait_for(asking, LONG / 2)
         assert [message["type"] for message in sent] == ["http.response.start", *["http.response.body"] * 2]
+        assert sent[1]["body"] == b"a message"
+        assert app.read == [b"12", b"12"]
+
+    asyncio.run(main())
+
+
+def test_a_bell_for_somebody_elses_message_is_no_answer() -> None:
+    """A server's bell rings for the replies of all runs."""
+
+    async def main() -> None:
+        bells = Bells()
+        asking = asyncio.create_task(ask(App(bells), bells, b"1"))
+        for _ in range(3):
+            await asyncio.sleep(0.02)
+            bells.ring(1)
+        await asyncio.sleep(0.02)
+        assert not asking.done()
+        asking.cancel()
 
     asyncio.run(main())
 
@@ -72,7 +101,21 @@ def test_it_is_held_for_some_seconds_at_most() -> None:
 def test_a_bell_that_rings_while_the_app_looks_is_not_missed() -> None:
     """The message came after the app had looked, and before its answer was held."""
     bells = Bells()
-    asyncio.run(asyncio.wait_for(ask(App(bells, rings=3), bells, b"3"), LONG / 2))
+    sent = asyncio.run(asyncio.wait_for(ask(App(bells, rings=3, later=b"it"), bells, b"3"), LONG / 2))
+    assert sent[1]["body"] == b"it"
+
+
+def test_who_is_refused_when_asked_again_hears_that() -> None:
+    """A run that has ended meanwhile, say."""
+    bells = Bells()
+    app = App(bells, rings=3)
+
+    async def ended(scope: Scope, receive: Receive, send: Send) -> None:
+        app.status = 403 if app.read else 200
+        await app(scope, receive, send)
+
+    sent = asyncio.run(asyncio.wait_for(ask(ended, bells, b"3"), LONG / 2))
+    assert sent[0]["status"] == 403
 
 
 @pytest.mark.parametrize(
@@ -82,7 +125,7 @@ def test_a_bell_that_rings_while_the_app_looks_is_not_missed() -> None:
         (App(Bells(), status=401), [b"3"], PATH),
         (App(Bells()), [b"3"], "/elsewhere"),
         (App(Bells()), [b"nobody"], PATH),
-        (App(Bells()), [b"3", b" " * 5000], PATH),
+        (App(Bells()), [b"3", b" " * 70_000], PATH),
     ],
     ids=["a message", "a refusal", "another path", "nobody", "too long"],
 )

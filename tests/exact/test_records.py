@@ -32,7 +32,7 @@ HELD = 7
 """Records of a round; an evaluation has as many rows, but for the test of several chunks."""
 CASES_HERE = {
     **CASES,
-    "softmax regression of bytes": Case(lambda dtype: SoftmaxRegression(5, 3, 2.0, dtype, levels=255)),
+    "softmax regression of bytes": Case(lambda dtype: SoftmaxRegression(5, 3, 5.0**0.5, dtype, levels=255)),
     "the CNN": Case(lambda dtype: objective_of(convolutional_net(3), 784, CrossEntropy(), 0, dtype), features=784),
 }
 HOSTILE = (math.nan, math.inf, -math.inf, 1e38, -1e308, 5e-324)
@@ -192,26 +192,35 @@ def test_bytes_take_the_way_of_outer_products(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("settings_of", "bytes_left"),
-    [
-        ({}, True),
-        ({"feature_norm": 4.0}, False),
-        ({"centre": 0.1}, False),
-        ({"features": "orientations", "feature_norm": 1.0}, False),
-    ],
+    "settings_of",
+    [{}, {"feature_norm": 4.0}, {"centre": 0.1}, {"features": "orientations", "feature_norm": 1.0}],
 )
-def test_only_plain_pixels_are_integers(settings_of: dict[str, Any], bytes_left: bool) -> None:
+def test_features_are_integers_within_their_bound(
+    settings_of: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they are rounded by moves a sum by less than 2^-9 of it; bytes are not rounded."""
     row = MODELS["softmax-regression"]
     given_settings = row.settings.model_validate(settings_of)
-    images = np.random.default_rng(1).integers(0, 256, (9, 8, 8)).astype(np.uint8)
+    generator = np.random.default_rng(1)
+    images = generator.integers(0, 256, (9, 8, 8)).astype(np.uint8)
+    labels = torch.from_numpy(generator.integers(0, 10, 9))
     for dtype in (F32, F64):
         features = row.features(images, dtype, given_settings)
-        outer = row.objective(tuple(features.shape[1:]), 10, dtype, given_settings).outer
-        assert (outer is not None) == bytes_left
-        if outer is not None:
-            scaled = features.double() * outer.levels
-            assert float((scaled - scaled.round()).abs().max()) < 1e-4
-            assert float(torch.linalg.vector_norm(scaled, dim=1).max()) <= outer.largest
+        objective = row.objective(tuple(features.shape[1:]), 10, dtype, given_settings)
+        outer = objective.outer
+        assert outer is not None
+        scaled = features.double() * outer.levels
+        integers = scaled.round()
+        assert float(integers.abs().max()) <= 2**16
+        assert float(torch.linalg.vector_norm(integers, dim=1).max()) <= outer.largest
+        if not settings_of:
+            assert float((scaled - integers).abs().max()) < 1e-4
+        records, points = Records(features, labels), points_of(objective, dtype)
+        with monkeypatch.context() as patch:
+            rounded = sum_of(objective, points, (3.0, -2.0), records, held=9)
+            patch.setattr("fedpriv.exact.records.rank_one_suits", lambda *_: False)
+            formed = sum_of(objective, points, (3.0, -2.0), records, held=9)
+        assert np.linalg.norm(rounded - formed) < 2**-9 * np.linalg.norm(formed)
 
 
 @pytest.mark.parametrize("name", CASES_HERE)

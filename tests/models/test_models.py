@@ -40,12 +40,21 @@ def test_softmax_without_scaling_has_the_constants_of_the_pixels() -> None:
     assert objective == SoftmaxRegression(785, 10, feature_norm=math.sqrt(785.0), levels=255)
 
 
-@pytest.mark.parametrize("settings", [{"centre": 0.25}, {"feature_norm": 2.0}])
-def test_features_that_are_not_bytes_any_more_have_no_levels(settings: dict[str, Any]) -> None:
-    """Exact releases would round them to whole 255ths."""
+@pytest.mark.parametrize("settings", [{"centre": 0.25}, {"feature_norm": 2.0}, {"feature_norm": 1e-3}])
+def test_features_that_are_not_bytes_any_more_are_rounded_finely(settings: dict[str, Any]) -> None:
+    """Exact releases round them to integers of 15 or 16 bits, and 255ths of what is left would be too coarse."""
     objective = model_named("softmax-regression").objective((785,), 10, torch.float32, SoftmaxSettings(**settings))
     assert isinstance(objective, SoftmaxRegression)
-    assert objective.levels is None
+    assert objective.levels is not None
+    assert 2**15 <= objective.levels * objective.feature_norm < 2**16
+
+
+def test_features_that_cannot_be_rounded_finely_are_not() -> None:
+    row = model_named("softmax-regression")
+    for features, norm in ((10**5, 2.0), (785, 1e5)):
+        made = row.objective((features,), 10, torch.float32, SoftmaxSettings(feature_norm=norm))
+        assert isinstance(made, SoftmaxRegression)
+        assert made.levels is None
 
 
 def test_centred_pixels_have_a_constant_subtracted_before_they_are_scaled() -> None:

@@ -5,7 +5,8 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedpriv.protocol.arrays import array_of, is_finite, tensor_of, vector_in
+from fedpriv.protocol import vectors
+from fedpriv.protocol.arrays import array_of, is_finite, one_array, query_content, tensor_of, vector_in
 from fedpriv.protocol.messages import bytes_in, number_in
 
 
@@ -52,3 +53,21 @@ def test_missing_or_mistyped_content_is_named() -> None:
     with pytest.raises(ValueError, match=r"no bytes config\.t"):
         bytes_in(content, "config", "t")
     assert bytes_in(content, "config", "b") == b"x"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8])
+@pytest.mark.parametrize("length", [0, 1, 1000])
+def test_a_vector_is_one_object_of_a_message_unless_it_is_long(
+    dtype: torch.dtype, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower asks for every object by itself, on each of a message's ways."""
+    query = torch.arange(length).to(dtype)
+    for longest, records in ((2**22, {"config"}), (1000, {"config", "query"} if length == 1000 else {"config"})):
+        monkeypatch.setattr(vectors, "_LONG", longest)
+        content = query_content(one_array(query), 3, ConfigRecord({"keys": b"k"}))
+        assert set(content) == records
+        found = vector_in(content, "query")
+        assert found.dtype == dtype
+        assert torch.equal(found, query)
+        assert number_in(content, "config", "t") == 3
+        assert bytes_in(content, "config", "keys") == b"k"

@@ -16,6 +16,7 @@ from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.errors import RunError
 from fedpriv.files import OWN, write_bytes
 from fedpriv.protocol.arrays import one_array, release_content, vector_in
+from fedpriv.protocol.messages import TRAIN
 from fedpriv.protocol.run_config import run_config_of
 from fedpriv.randomness import SERVER, simulation_noise
 from fedpriv.scenario import Cell, resolve_cell
@@ -92,7 +93,7 @@ class Repeating(InProcessGrid):
         self.given: dict[tuple[int, int, bytes], Message] = {}
 
     def _call(self, message: Message) -> Message:
-        if "query" not in message.content:
+        if message.metadata.message_type != TRAIN:
             return super()._call(message)
         query = vector_in(message.content, "query").numpy().tobytes()
         asked = message.metadata.dst_node_id, message.content["config"]["t"], query
@@ -111,7 +112,7 @@ def test_a_flower_run_without_a_token_over_guarded_silos_is_refused(small_cell: 
     class Guarded(InProcessGrid):
         def _call(self, message: Message) -> Message:
             reply = super()._call(message)
-            if "release" in reply.content:
+            if reply.metadata.message_type == TRAIN:
                 return Message(release_content(vector_in(reply.content, "release"), None), reply_to=message)
             return reply
 

@@ -164,3 +164,41 @@ def test_a_roster_with_gaps_or_twins_is_refused() -> None:
         PatientGrid(ScriptedGrid({7: 0, 8: 0}, lost)).roster(2, 5.0)
     with pytest.raises(RunError, match="a node says it is silo 5"):
         PatientGrid(ScriptedGrid({7: 5}, lost)).roster(2, 5.0)
+
+
+class Clock:
+    """What `patient_grid` has for the module `time`: sleeping is what moves it."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 0.0, list[float]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.mark.parametrize("held", [0.0, 1.0])
+def test_a_server_pauses_only_where_its_questions_are_answered_at_once(
+    held: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A SuperLink of ours holds an empty answer until a reply has come; another one would be asked without end."""
+    clock = Clock()
+    monkeypatch.setattr(fedpriv.server.patient_grid, "time", clock)
+
+    class Holding(ScriptedGrid):
+        asked_for_replies = 0
+
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            self.asked_for_replies += 1
+            if self.asked_for_replies < 5:
+                clock.now += held
+                return []
+            return super().pull_messages(message_ids)
+
+    grid = Holding({7: 0}, release)
+    monkeypatch.setattr(fedpriv.server.patient_grid, "_SILENCE_SECONDS", 100.0)
+    assert len(PatientGrid(grid).send_and_receive([Message(RecordDict(), 7, TRAIN)], timeout=50.0)) == 1
+    assert len(clock.slept) >= 3 if held == 0.0 else not clock.slept

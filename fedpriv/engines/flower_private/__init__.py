@@ -11,6 +11,7 @@ and a half of imports for the process of each message.
 | `control` | starting and stopping runs |
 | `superlink` | the SuperLink |
 | `supernode` | the SuperNode's loop |
+| `middleware` | what every request to either goes through |
 | `executor` | starting the processes of tasks |
 | `serverapp` | the server's process |
 | `commands` | their command lines |

@@ -5,20 +5,23 @@ from collections.abc import Mapping, Sequence
 from unittest import mock
 
 from flwr.app import Message
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.server.superlink.linkstate import LinkState
 from flwr.supercore.error import FlowerError
 from google.protobuf.message import DecodeError
 from starlette.types import ASGIApp
 
-from fedpriv.engines.flower_private import FLEET
+from fedpriv.engines.flower_private import FLEET, RUNTIME
+from fedpriv.engines.flower_private.middleware import hand_on_whole_answers
 from fedpriv.engines.flower_private.patience import wait_for_slow_starts
-from fedpriv.engines.held_answers import Bells, HeldAnswers
+from fedpriv.engines.held_answers import Bells, Held, HeldAnswers
 
-PULL = f"{FLEET}pull-messages"
+PULL, REPLIES = f"{FLEET}pull-messages", f"{RUNTIME}pull-messages"
 _HOLD_SECONDS = 2.0  # a SuperNode takes an answer for lost after 5
+_HOLD_SERVER_SECONDS = 1.0  # a server has other things to look for
 
 
 def superlink_app(options: Sequence[str], nodes: Mapping[str, bytes]) -> ASGIApp:
@@ -31,6 +34,7 @@ def superlink_app(options: Sequence[str], nodes: Mapping[str, bytes]) -> ASGIApp
     from flwr.superlink.main import create_app
 
     wait_for_slow_starts()
+    hand_on_whole_answers()
     _refuse_replies_of_others()
     with mock.patch.object(sys, "argv", ["flower-superlink", *options]):
         config = _parse_superlink_lifespan_config()
@@ -38,7 +42,8 @@ def superlink_app(options: Sequence[str], nodes: Mapping[str, bytes]) -> ASGIApp
     state = app.state.linkstate_factory.state()
     for name, public_key in nodes.items():
         state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key, 0, name=name)
-    return HeldAnswers(app, PULL, node_of_pull, bells_of(state), _HOLD_SECONDS)
+    held = {PULL: Held(node_of_pull, _HOLD_SECONDS), REPLIES: Held(server_of_pull, _HOLD_SERVER_SECONDS)}
+    return HeldAnswers(app, held, bells_of(state))
 
 
 def bells_of(state: LinkState) -> Bells:
@@ -61,6 +66,17 @@ def node_of_pull(request: bytes) -> int:
         return int(PullMessagesRequest.FromString(request).node.node_id)
     except DecodeError as error:
         raise ValueError(str(error)) from None
+
+
+def server_of_pull(request: bytes) -> int:
+    """The node to which replies are sent, for a server that asks for some; ValueError for anything else."""
+    try:
+        asked = PullAppMessagesRequest.FromString(request)
+    except DecodeError as error:
+        raise ValueError(str(error)) from None
+    if not asked.message_ids:
+        raise ValueError("no reply is asked for")
+    return SUPERLINK_NODE_ID
 
 
 def _refuse_replies_of_others() -> None:

@@ -17,6 +17,7 @@ from flwr.supernode.cli import flower_supernode
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from fedpriv.engines.flower_private import SOON
+from fedpriv.engines.flower_private.middleware import hand_on_whole_answers
 from fedpriv.engines.flower_private.patience import wait_for_slow_starts
 
 _LONGEST_WAIT = 3.0  # seconds between two looks at a SuperLink that answers "nothing" at once
@@ -60,6 +61,7 @@ def run_supernode(options: Sequence[str], bell: int) -> None:
     """`flower-supernode OPTIONS`, a byte written to `bell` for each message whose objects are all there."""
     start_parent_process_monitor(os.getppid())
     wait_for_slow_starts()
+    hand_on_whole_answers()
     waits = Waits()
     pull = loop._pull_and_store_message
 
