@@ -27,7 +27,7 @@ class App:
         while more:
             message = await receive()
             more, request = message.get("more_body", False), request + message["body"]
-        assert "seen" not in scope.setdefault("state", {})
+        assert "seen" not in scope["state"]
         scope["state"]["seen"] = True
         if self.rings is not None and not self.read:
             self.bells.ring(self.rings)
@@ -52,7 +52,7 @@ async def ask(app: Any, bells: Bells, *parts: bytes, path: str = PATH, seconds: 
         sent.append(message)
 
     held = HeldAnswers(app, {PATH: Held(lambda body: int(body.decode()), seconds)}, bells)
-    await held({"type": "http", "path": path}, receive, send)
+    await held({"type": "http", "path": path, "state": {}}, receive, send)
     return sent
 
 
