@@ -11,6 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ _HERE = Path(__file__).parent
 _PFL = _HERE.parent / ".venv-pfl" / "bin" / "python"
 _DATA = "benchmark-clients"
 _ROUNDS = {"mlp": 40, "cnn": 8}
-_OF_PEERS = {"flower": {"mlp": 5, "cnn": 5}, "pfl": {"mlp": 12, "cnn": 6}}
+_OF_PEERS = {"flower": {"mlp": 3, "cnn": 3}, "pfl": {"mlp": 8, "cnn": 4}}
 
 
 def cell(model: str, rounds: int) -> Cell:
@@ -85,11 +86,14 @@ def run() -> None:
     fedpriv.add_data(_DATA, _data, classes=10)
     rates: dict[tuple[str, str], list[float]] = {}
     loads = [os.getloadavg()[0]]
-    for _ in range(_TURNS):
+    for turn in range(_TURNS):
         for name, measure in contenders().items():
             for model in MODELS:
+                started = time.perf_counter()
                 if (rate := measure(model)) is not None:
                     rates.setdefault((name, model), []).append(rate)
+                took = time.perf_counter() - started
+                print(f"turn {turn + 1}, {name}, {model}: {took:.0f} s", file=sys.stderr)  # minutes in all
                 loads.append(os.getloadavg()[0])
     print("Rounds per second, median (range), and how many times as many the vectorized engine has.\n")
     print("| who | perceptron | x | CNN | x |")

@@ -28,6 +28,7 @@ from fedpriv.objectives.stateless import Stateless, stateless_of
 from fedpriv.replicates.columns import Scalar
 
 _CHUNK_VALUES = 2**20
+_VALUES_PER_PARAMETER = 8  # of a chunk: adding its sum to the others' goes through all parameters once
 
 
 class Block(NamedTuple):
@@ -108,9 +109,10 @@ class LayeredObjective(Deterministic):
         weights: Tensor,
         clip: Scalar,
     ) -> Increment:
-        """See `Objective`; at most about `_CHUNK_VALUES` values (or one record's) exist at a time."""
+        """See `Objective`; about `_CHUNK_VALUES` values, 8 d, or one record's exist at a time, if that is more."""
         named = [parameters_of(self.module, point) for point in points]
-        rows = self._rows(points[0].shape[:-1].numel() * len(points))
+        models = points[0].shape[:-1].numel() * len(points)
+        rows = max(self._rows(models), _VALUES_PER_PARAMETER * self.dimension // self.record_values)
         axis = records.labels.dim() - 1
         total: Tensor | None = None
         clipped: Tensor | None = None

@@ -181,6 +181,7 @@ def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     whole = results()
     for owner in (layered, module):
         monkeypatch.setattr(owner, "_CHUNK_VALUES", 5 * max(one.dimension for one in objectives))
+        monkeypatch.setattr(layered, "_VALUES_PER_PARAMETER", 0)
     for before, after in zip(whole, results(), strict=True):
         torch.testing.assert_close(before, after, rtol=1e-12, atol=1e-12)
 
