@@ -22,7 +22,7 @@ from fedpriv.replicates.columns import Scalar
 from fedpriv.running.plan import Plan
 from fedpriv.running.round_step import Read, RoundStep, record_weight
 
-_MOST_VALUES = 2**22
+_MOST_VALUES = 2**23
 """Of features of one round that are copied together: beyond, a silo's own part of the work is long anyway."""
 _QUESTIONS = 4
 """How many sets of points a round has answers for; an estimator that takes increments apart has three."""
@@ -55,6 +55,11 @@ class _Turn:
         parts = [None] * len(silos) if records is None else map(Records, *map(torch.unbind, records))
         self.reads = [Read(part, weights, ((silo, count),)) for part, silo in zip(parts, silos, strict=True)]
 
+    @property
+    def answered(self) -> bool:
+        """Whether anything was computed together."""
+        return bool(self._answers)
+
     def answer(
         self, objective: Objective, points: Sequence[Tensor], coefficients: Sequence[float], clip: Scalar
     ) -> OfEach | None:
@@ -83,12 +88,25 @@ class Together:
         self._size = plan.batch_sizes[silos[0]]
         self._turn: _Turn | None = None
         self._finite: Tensor | None = None
+        self.worth_it = True
+        """False once it has turned out that the objective takes one batch at a time."""
 
     def turn(self, t: int) -> _Turn:
         """Round t."""
         if self._turn is None or self._turn.t != t:
             self._turn = self._read(t)
         return self._turn
+
+    def answer(
+        self, t: int, objective: Objective, points: Sequence[Tensor], coefficients: Sequence[float], clip: Scalar
+    ) -> OfEach | None:
+        """The increments of round t of every place; None for what it is not worth to compute together."""
+        if not self.worth_it:
+            return None
+        turn = self.turn(t)
+        found = turn.answer(objective, points, coefficients, clip)
+        self.worth_it = found is not None or turn.answered
+        return found
 
     def is_finite(self, query: Tensor) -> bool:
         """As `arrays.is_finite`; a query that all silos get is looked at once."""
@@ -129,7 +147,7 @@ class OneOfAll(View):
         weights: Tensor,
         clip: Scalar,
     ) -> Increment:
-        found = self.together.turn(self.t).answer(self.base, points, coefficients, clip)
+        found = self.together.answer(self.t, self.base, points, coefficients, clip)
         return (
             self.base.increment(points, coefficients, records, weights, clip)
             if found is None
@@ -144,7 +162,7 @@ class SimulatedSilo(Silo):
     together: Together = field(kw_only=True)
 
     def _read(self, t: int) -> Read:
-        return self.together.turn(t).reads[self._place]
+        return self.together.turn(t).reads[self._place] if self.together.worth_it else super()._read(t)
 
     def _is_finite(self, query: Tensor) -> bool:
         return self.together.is_finite(query)
@@ -166,9 +184,6 @@ def together_of(plan: Plan, train: Records, order: Sequence[Tensor]) -> dict[int
     """
     first = plan.estimator.round(1)
     if not isinstance(plan.schedule, PublicOrder) or first.local is not None or plan.exact is not None:
-        return {}
-    one = Records(*(column[:1].unsqueeze(0) for column in train))
-    if plan.objective.of_each((plan.objective.initial(),), (1.0,), one, torch.ones(1), 1.0) is None:
         return {}
     found: dict[int, Together] = {}
     most = max(map(plan.schedule.most_batches, range(1, plan.schedule.rounds + 1)))

@@ -99,7 +99,6 @@ def test_the_same_answers_as_alone(small_cell: MakeCell, form: Mapping[str, Any]
 def test_one_computation_a_round_serves_all(small_cell: MakeCell, computed: list[str]) -> None:
     silos = federation(small_cell(federation__silos=5))
     queries = queries_of(silos[0], 8)
-    computed.clear()  # the federation asked what the objective can, once
     told(silos, lambda _: queries, 8)
     assert computed == ["of_each"] * 8
 
@@ -138,8 +137,19 @@ def test_queries_that_came_in_messages_of_their_own(small_cell: MakeCell, comput
         {"federation__sampling": "poisson", "federation__epochs": 2, "federation__batch": 2, **DP_SGD},
         {"run__arithmetic": "integers"},
         {"federation__silos": 1},
-        {"model__name": "mlp", **DP_SGD},
     ],
 )
 def test_who_computes_alone(small_cell: MakeCell, form: Mapping[str, Any]) -> None:
     assert not any(isinstance(silo, SimulatedSilo) for silo in federation(small_cell(**form)))
+
+
+def test_an_objective_that_takes_one_batch_at_a_time_is_asked_once(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(SoftmaxRegression, "of_each", lambda *_: asked.append(1))
+    silos = federation(small_cell())
+    queries = queries_of(silos[0], 8)
+    answers = told(silos, lambda _: queries, 8)
+    assert asked == [1]
+    assert answers == told([*map(alone, silos)], lambda _: queries, 8)

@@ -1,13 +1,14 @@
 """Increments of several batches at once are those of each batch alone, bit for bit."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from fedpriv.clients.increments import Bounded
-from fedpriv.objectives import Increment, LogisticRegression, Objective, Records, SoftmaxRegression
+from fedpriv.objectives import Increment, LogisticRegression, Objective, OfEach, Records, SoftmaxRegression
 from fedpriv.objectives.per_unit import PerUnit
 
 SHAPES = list(itertools.product((1, 2, 10, 17), (1, 14, 17, 785, 1025), (1, 2, 9, 33), (1, 2, 17)))
@@ -54,3 +55,20 @@ def test_another_look_does_not_take_its_bases_increments_for_its_own() -> None:
     assert PerUnit(objective, 5).of_each(*given) is None
     assert LogisticRegression(3, 3.0).of_each(*given) is None
     assert Bounded(LogisticRegression(3, 3.0)).of_each(*given) is None
+
+
+class Lying(SoftmaxRegression):
+    """An objective whose increments are as long as it likes, or no numbers."""
+
+    def of_each(self, *given: Any) -> OfEach:
+        totals = torch.full((self.dimension,), 5.0), torch.full((self.dimension,), torch.nan)
+        return lambda place: Increment(totals[place], torch.tensor(0))
+
+
+def test_increments_of_several_batches_are_held_to_what_their_records_can_add_up_to() -> None:
+    objective = Bounded(Lying(3, 2, 3.0))
+    records = Records(torch.rand(2, 4, 3), torch.zeros(2, 4, dtype=torch.int64))
+    found = objective.of_each((objective.initial(),), (1.0,), records, torch.full((4,), 0.25), 0.5)
+    assert found is not None
+    assert float(found(0).total.norm()) == pytest.approx(0.5, rel=1e-5)
+    assert float(found(1).total.norm()) == 0.0
