@@ -1,7 +1,8 @@
-"""The floor of a run: what cannot be left out, each part alone, on one core.
+"""The floor of a run: what cannot be left out, each part alone, on one core, in seconds of the processor.
 
 Gaussian draws (shared by cells that differ in how much noise they add only, since streams are keyed by the seed),
-and two matrix-vector products a record and point.
+and one matrix-vector product a record and point.  Evaluations on the test set are apart: a run that asks for none
+can leave them out.
 """
 
 import time
@@ -50,13 +51,26 @@ def products(cells: Sequence[Cell], points: int) -> float:
     return seconds
 
 
+def evaluations(cells: Sequence[Cell]) -> float:
+    """Seconds for a softmax regression's logits of the test set in all evaluations, for every replicate."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    task = task_of_cell(cells[0])
+    features = task.test.features
+    point = torch.randn(len(cells) * task.objective.dimension // features.shape[1], features.shape[1])
+    count = min(cells[0].run.evaluations, cells[0].federation.total_rounds)
+    seconds = _extrapolated(lambda _: _ignore(point @ features.mT), count)
+    torch.set_num_threads(threads)
+    return seconds
+
+
 def _extrapolated(one_round: Callable[[int], None], rounds: int) -> float:
     sample = min(rounds, _SAMPLE_ROUNDS)
     one_round(1)
-    started = time.perf_counter()
+    started = time.thread_time()
     for t in range(1, sample + 1):
         one_round(t)
-    return (time.perf_counter() - started) * rounds / sample
+    return (time.thread_time() - started) * rounds / sample
 
 
 def _ignore(_: object) -> None:
