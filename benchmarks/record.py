@@ -22,7 +22,7 @@ from fedpriv.privacy.ledger import as_data, from_data
 from fedpriv.privacy.renamed import RENAMED
 from fedpriv.scenario import resolve_cell
 
-_LEFT_OUT = frozenset({"wall_seconds", "versions", "rerun"})
+_LEFT_OUT = frozenset({"wall_seconds", "versions", "rerun", "date"})
 _TINY = {
     "data.name": "synthetic",
     "federation.silos": 4,
@@ -53,7 +53,7 @@ def renamed(value: Any) -> Any:
     """`value` with new names for the keys of RENAMED; releases and scenarios as this version writes them."""
     if isinstance(value, Mapping) and "owner" in value:
         value = json.loads(json.dumps(as_data(from_data(value))))
-    if isinstance(value, Mapping) and "scenario" in value:
+    if isinstance(value, Mapping) and "data" in value.get("scenario", ()):
         value = {**value, "scenario": resolve_cell(value["scenario"], "recorded").canonical()}
     if isinstance(value, Mapping):
         return {RENAMED.get(key, key): renamed(entry) for key, entry in value.items()}
