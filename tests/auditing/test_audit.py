@@ -45,7 +45,7 @@ def test_healthy_code_stands_and_the_bound_is_tight(
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_mechanisms_with_state_stand(small_cell: MakeCell, trust: str, mechanism: str) -> None:
     cell = small_cell(algorithm__trust=trust, algorithm__mechanism=mechanism, federation__rounds=6)
-    outcome = audit(cell, trials=2048, families=("canaries",))
+    outcome = audit(cell, trials=4096, families=("canaries",))
     assert outcome.stands
     assert outcome.mu >= 0.3
 

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -20,6 +20,13 @@ from fedpriv.running.observer import RunObserver
 from fedpriv.scenario import Cell
 from fedpriv.sweep.results import read_results
 from tests.e2e.federation import SCENARIO, wait_until
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder whose name is so short that a guard's socket can be below it: the system takes 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="h") as folder:
+        yield Path(folder)
 
 
 def start(out: Path, home: Path, *options: str, engine: str = "deployment") -> "subprocess.Popen[str]":
@@ -42,9 +49,7 @@ def left_running(home: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_a_short_federation_of_processes_leaves_results_and_nothing_else(tmp_path: Path) -> None:
-    home = tmp_path / "h"
-    home.mkdir()
+def test_a_short_federation_of_processes_leaves_results_and_nothing_else(tmp_path: Path, home: Path) -> None:
     running = start(tmp_path / "run", home, "--set", "federation.rounds=2", "--set", "federation.silos=2")
     output, _ = running.communicate(timeout=300)
     assert running.returncode == 0, output
