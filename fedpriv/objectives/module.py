@@ -21,8 +21,9 @@ from fedpriv.randomness import public_generator
 from fedpriv.replicates.columns import Scalar
 
 _CHUNK_VALUES = 2**20
-_BLOCK_VALUES = 2**20  # of the features that are evaluated at a time
 """Gradient values held at a time: what lies in a cache is summed faster than what does not."""
+_BLOCK_VALUES = 2**20
+"""Values of features that are evaluated at a time."""
 
 
 @dataclass(frozen=True)
