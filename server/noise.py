@@ -91,7 +91,8 @@ class FloatSums:
             return torch.from_numpy(total).to(self._initial.dtype)
         mean = torch.empty_like(messages[0])
         weights = torch.tensor(self._plan.weights, dtype=mean.dtype)
-        pieces = zip(*(torch.split(vector, _PIECE) for vector in (mean, *messages)), strict=True)
-        for piece, *parts in pieces:
-            torch.mv(torch.stack(parts).mT, weights, out=piece)
+        for start in range(0, len(mean), _PIECE):
+            stop = start + _PIECE
+            parts = [message[start:stop] for message in messages] if len(mean) > _PIECE else messages
+            torch.mv(torch.stack(parts).mT, weights, out=mean[start:stop])
         return mean

@@ -23,6 +23,7 @@ from torch import Tensor
 from fedpriv.errors import RunError
 from fedpriv.protocol.arrays import Counts, counts_in, one_array, query_content, vector_in
 from fedpriv.protocol.messages import KEY, TRAIN, bytes_in
+from fedpriv.protocol.unchecked import messages_to
 from fedpriv.running.absences import NOBODY, Absences, stand_in
 from fedpriv.running.plan import Plan
 from fedpriv.secure_aggregation.identity import CARD_BYTES
@@ -161,9 +162,9 @@ class ReleaseStrategy(Strategy):
         """One message a silo that is there, in the order of silos, all with the same query and round number."""
         content = query_content(arrays, server_round, config)
         away = self._absences.away(server_round)
-        self._asked = {
-            silo: Message(content, node, TRAIN) for silo, node in enumerate(self._nodes) if silo not in away
-        }
+        asked = [silo for silo in range(len(self._nodes)) if silo not in away]
+        messages = messages_to([self._nodes[silo] for silo in asked], content, TRAIN)
+        self._asked = dict(zip(asked, messages, strict=True))
         return self._asked.values()
 
     def aggregate_train(

@@ -7,7 +7,7 @@ tests/protocol/test_unchecked.py compares each container with the one that the c
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -57,6 +57,18 @@ def message_with(metadata: Metadata, content: RecordDict) -> Message:
     made: Message = Message.__new__(Message)
     made.__dict__.update(_metadata=metadata, _content=content, _error=None)
     return made
+
+
+def messages_to(nodes: Sequence[int], content: RecordDict, kind: str) -> list[Message]:
+    """The same message, `Message(content, node, kind)`, to each node; the content is shared."""
+    if not nodes:
+        return []
+    first, messages = Message(content, nodes[0], kind), []
+    for node in nodes:
+        metadata = Metadata.__new__(Metadata)
+        metadata.__dict__.update(first.metadata.__dict__, _dst_node_id=node)
+        messages.append(message_with(metadata, content))
+    return messages
 
 
 def answer_to(message: Message, content: RecordDict) -> Message:

@@ -7,7 +7,15 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedpriv.protocol.unchecked import answer_to, array_over, holding, message_with, number_message, own_copy
+from fedpriv.protocol.unchecked import (
+    answer_to,
+    array_over,
+    holding,
+    message_with,
+    messages_to,
+    number_message,
+    own_copy,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +79,21 @@ def test_an_answer() -> None:
     assert ours["_reply_to_message_id"] == "m1"
     assert ours["_dst_node_id"] == message.metadata.src_node_id
     assert message.metadata.message_id == "m1", "the question is as it was"
+
+
+def test_one_message_to_several_nodes() -> None:
+    content = asked().content
+    made = messages_to([7, 9], content, "train")
+    for message, node in zip(made, (7, 9), strict=True):
+        checked = Message(content, node, "train")
+        assert message.content is content
+        assert message.__dict__.keys() == checked.__dict__.keys()
+        theirs, ours = (dict(each.metadata.__dict__) for each in (checked, message))
+        assert abs(theirs.pop("_created_at") - ours.pop("_created_at")) < 5.0
+        assert ours == theirs
+    number_message(made[0], "m1")
+    assert made[1].metadata.message_id == "", "each has its own metadata"
+    assert messages_to([], content, "train") == []
 
 
 def test_a_message_of_known_metadata() -> None:
