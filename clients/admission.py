@@ -207,6 +207,8 @@ class _Refusing:
         self.in_time.__exit__(kind, error, trace)
         if isinstance(error, InputError):
             raise RunError(str(error)) from None
+        if isinstance(error, TimeoutError):
+            raise RunError(f"silo {self.silo} refuses: the scenario cannot be planned: {error}") from None
         if isinstance(error, Exception) and not isinstance(error, FedprivError):
             raise RunError(
                 f"silo {self.silo} refuses: the scenario cannot be planned ({type(error).__name__})"

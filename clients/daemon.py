@@ -9,13 +9,13 @@ import logging
 import os
 import queue
 import shutil
-import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from fedpriv.clients.guards import Guards, open_guards
 from fedpriv.clients.ledger import LedgerError
 from fedpriv.clients.policy import Policy, read_policy
 from fedpriv.clients.refusals import RefusalLog
+from fedpriv.clients.time_limit import within
 from fedpriv.errors import FedprivError, InputError, RunError
 from fedpriv.running.task import DTYPES
 from fedpriv.secure_aggregation.identity import CARD_BYTES
@@ -36,8 +37,8 @@ _CONNECTIONS = 32
 """At a time; whoever comes then is turned away."""
 _PATIENCE = 20.0
 """Seconds for a request to be there once its connection is, and for a reply to be taken."""
-_PLANNING = 30.0
-"""Seconds for a scenario's plan."""
+_PLANNING, _WAITING = 30.0, 300.0
+"""Seconds for a scenario's plan: of the processor, and by the clock."""
 _STUCK = 900.0
 """Seconds of one answer after which the guard calls itself ill."""
 
@@ -61,7 +62,7 @@ def serve(policy_path: Path, ready: Callable[[Path], None] = lambda _: None) -> 
     """Answer until the process is ended; InputError if policy, shard or ledger cannot be used."""
     torch.set_num_threads(1)
     policy = read_policy(policy_path)
-    desk = Desk(policy, open_guards(policy, _in_time))
+    desk = Desk(policy, open_guards(policy, partial(within, _PLANNING, _WAITING)))
     with _listening(policy) as listener:
         threading.Thread(target=desk.accept, args=(listener,), daemon=True).start()
         ready(policy.socket)
@@ -207,19 +208,3 @@ class Desk:
 
 def _refused(reason: str, *, final: bool) -> Reply:
     return Reply({"refused": reason, "final": final})
-
-
-@contextmanager
-def _in_time() -> Iterator[None]:
-    """TimeoutError in the main thread if what is inside takes longer than a plan may."""
-
-    def late(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, _PLANNING)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,61 @@
+"""What a scenario may cost a guard: seconds of the processor, however busy the machine is."""
+
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fedpriv.clients import admission
+from fedpriv.clients.guard import open_guard
+from fedpriv.clients.policy import read_policy
+from fedpriv.clients.time_limit import within
+from fedpriv.errors import RunError
+from tests.attacks.guards import guard_for, random_records, scenario, zeros
+
+
+def busy(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+def test_what_computes_for_too_long_ends() -> None:
+    with pytest.raises(TimeoutError, match=r"^it takes more than 0.05 s of the processor$"), within(0.05, 600.0):
+        busy(600.0)
+
+
+def test_what_others_compute_does_not_count() -> None:
+    with within(0.05, 600.0):
+        time.sleep(0.2)
+
+
+def test_what_waits_for_too_long_ends() -> None:
+    with pytest.raises(TimeoutError, match=r"^it takes more than 0.05 s$"), within(600.0, 0.05):
+        time.sleep(600.0)
+
+
+def test_nothing_is_left_behind() -> None:
+    before = signal.getsignal(signal.SIGPROF), signal.getsignal(signal.SIGALRM)
+    with within(600.0, 600.0):
+        pass
+    with pytest.raises(TimeoutError), within(0.01, 600.0):
+        busy(600.0)
+    assert (signal.getsignal(signal.SIGPROF), signal.getsignal(signal.SIGALRM)) == before
+    assert signal.getitimer(signal.ITIMER_PROF)[0] == signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
+
+
+def test_a_guard_refuses_a_scenario_that_takes_too_long_and_answers_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard_for(tmp_path, *random_records())  # begins the ledger
+    (policy,) = tmp_path.glob("*.toml")
+    guard = open_guard(read_policy(policy), partial(within, 1.0, 600.0))
+    planned = admission.plan_of
+    with monkeypatch.context() as slow:
+        slow.setattr(admission, "plan_of", lambda *_, **__: busy(600.0))
+        with pytest.raises(RunError, match=r"cannot be planned: it takes more than 1 s of the processor$"):
+            guard.answer("run", scenario(), 1, zeros())
+    assert admission.plan_of is planned
+    assert guard.answer("run", scenario(), 1, zeros()).isfinite().all()
