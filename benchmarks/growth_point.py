@@ -7,14 +7,13 @@ one client with local noise, and the peak of the memory that the run takes beyon
 """
 
 import json
-import resource
 import sys
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks.clock import timed
+from benchmarks.memory import forget_peak, peak
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
 from fedpriv.scenario.load import scenario_of
@@ -37,14 +36,6 @@ def cell(silos: int, hidden: int, client_steps: int) -> Cell:
     return scenario_of(tree, "benchmarks/growth_point.py").points[0].cell
 
 
-def forget_peak() -> None:
-    """Start the peak anew, as Linux allows; elsewhere it is the process's own, loading included."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        print("the peak of memory includes loading the data", file=sys.stderr)
-
-
 def main() -> None:
     engine, (silos, hidden, client_steps) = sys.argv[1], map(int, sys.argv[2:])
     one = cell(silos, hidden, client_steps)
@@ -52,9 +43,9 @@ def main() -> None:
     forget_peak()
     before = psutil.Process().memory_info().rss
     clock = timed(engine, one)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    taken = max(peak() - before, 1)
     seconds, processor = 1.0 / (clock.rounds_per_second * silos), clock.processor_per_round / silos
-    told = {"dimension": dimension, "seconds": seconds, "processor": processor, "bytes": max(peak - before, 1)}
+    told = {"dimension": dimension, "seconds": seconds, "processor": processor, "bytes": taken}
     print(json.dumps(told))
 
 

@@ -4,7 +4,6 @@ Logistic regression, five local steps of every client drawn, Poisson cohorts of 
 3.2 GB of float32, made here; memory is the process's peak, and its peak less the data.
 """
 
-import resource
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import numpy as np
 
 import fedpriv
 from benchmarks.clock import rounds_per_second
+from benchmarks.memory import peak
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
 from fedpriv.scenario.load import scenario_of
@@ -55,19 +55,15 @@ def _records(count: int, seed: int) -> tuple[Any, Any]:
 def measure(clients: int) -> None:
     """Print one line of the table; in a process of its own, whose peak it is."""
     fedpriv.add_data(_DATA, lambda: (_records(clients * _RECORDS, 1), _records(1000, 2)), classes=2)
-    before, cell = _peak(), _cell(clients)
+    before, cell = peak() / _GB, _cell(clients)
     started = time.perf_counter()
     task_of_cell(cell)
     loading = time.perf_counter() - started
     rate = rounds_per_second("vectorized", cell)
     data = clients * _RECORDS * (_FEATURES * 4 + 8) / _GB
-    peak = _peak()
-    memory = f"{data:.2f} | {before:.2f} | {peak:.2f} | {peak - data:.2f}"
+    most = peak() / _GB
+    memory = f"{data:.2f} | {before:.2f} | {most:.2f} | {most - data:.2f}"
     print(f"| {clients:,} | {memory} | {loading:.0f} | {rate:.3g} |")
-
-
-def _peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GB
 
 
 def run() -> None:
