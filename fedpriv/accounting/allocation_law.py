@@ -18,7 +18,6 @@ bound.
 import math
 
 import numpy as np
-from scipy import fft
 from scipy.special import ndtr, ndtri
 
 from fedpriv.accounting.curves import Floats, as_floats
@@ -88,6 +87,8 @@ def losses_when_added(multiplier: float, bins: int, size: int, cap: float) -> Lo
 def _sum_law(first: Floats, second: Floats) -> Floats:
     """The law of a sum of two independent numbers on one grid, cut to its size.  Nothing wraps around."""
     size = len(first)
+    from scipy import fft  # a twentieth of the start of a command that needs none
+
     length = fft.next_fast_len(2 * size, real=True)
     product = fft.rfft(first, length) * fft.rfft(second, length)
     return as_floats(np.maximum(fft.irfft(product, length)[:size], 0.0))
