@@ -96,6 +96,22 @@ def together(sizes: Sequence[Size]) -> Size:
     return Size(torch.linalg.vector_norm(norms, dim=0), spread, 1.0, largest)
 
 
+def certainly_unclipped(slopes: Tensor, seen: Tensor, weights: Tensor, clip: Scalar) -> Clipping | None:
+    """What `clipping` gives where it clips none of the outer products of `slopes` and vectors of norms `seen`.
+
+    `slopes` are one below the other, (..., n, B).  None if their common norm does not tell: it is at least that of
+    each, and for a handful of records it takes a fraction of the time of all norms.
+    """
+    if not isinstance(clip, float) or not slopes.is_cpu or not 0 < slopes.numel() <= _LONGEST:
+        return None
+    slope, longest = upper_norm(slopes.flatten()).item(), seen.max().item()
+    norm = slope * longest * (1.0 + 2.0 * _ROUNDINGS * torch.finfo(weights.dtype).eps)
+    if not (norm <= clip and norm + slope + longest <= _LARGEST[weights.dtype]):
+        return None
+    shape = *slopes.shape[:-2], slopes.shape[-1]
+    return Clipping(weights.expand(shape), None, slopes.new_zeros(shape[:-1], dtype=torch.int64), None)
+
+
 def clipping(size: Size, weights: Tensor, clip: Scalar) -> Clipping:
     """weights · min(1, clip / norm) for increments of this size, `weights` (..., B) or (B,) in the sum's type.
 

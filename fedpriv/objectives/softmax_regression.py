@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Linear, OfEach, Outer, Records
 from fedpriv.objectives.blocks import of_records, once
-from fedpriv.objectives.clipping import clipping, rank_one, upper_norm
+from fedpriv.objectives.clipping import certainly_unclipped, clipping, rank_one, upper_norm
 from fedpriv.objectives.losses import CrossEntropy
 from fedpriv.replicates.columns import Scalar
 
@@ -173,6 +173,8 @@ def _clipped(residual: Tensor, records: Records, weights: Tensor, clip: Scalar) 
     kind = weights.dtype
     residual, features = residual.to(kind), once(records).features.to(kind)
     seen = of_records(records, ("norm", kind), lambda several: upper_norm(several.features.to(kind)))
-    clipped = clipping(rank_one(upper_norm(residual, -2), seen), weights, clip)
+    clipped = certainly_unclipped(residual, seen, weights, clip) or clipping(
+        rank_one(upper_norm(residual, -2), seen), weights, clip
+    )
     features, residual = clipped.only(features), clipped.only(residual, -2)
     return residual.mul_(clipped.factor.unsqueeze(-2)), features, clipped.clipped

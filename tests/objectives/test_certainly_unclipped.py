@@ -1,0 +1,57 @@
+"""Guarantee: what is said to be unclipped at a glance is what the clip of every record would leave as it is."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpriv.objectives.clipping import certainly_unclipped, clipping, rank_one, upper_norm
+
+CLIPS = st.floats(2.0**-40, 2.0**40)
+ANY = st.one_of(
+    st.floats(width=32),
+    st.sampled_from([0.0, -0.0, math.nan, math.inf, -math.inf, 1e-45, 3e38, 2.0**-64, 2.0**49, 2.0**50, 2.0**51]),
+    st.floats(-2.0, 2.0, width=32),
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    slopes=st.lists(ANY, min_size=6, max_size=6),
+    seen=st.lists(st.one_of(ANY.map(abs), st.floats(0.0, 10.0)), min_size=3, max_size=3),
+    weights=st.lists(st.floats(0.0, 2.0, width=32), min_size=3, max_size=3),
+    clip=CLIPS,
+    wide=st.booleans(),
+    summed_wide=st.booleans(),
+)
+def test_a_glance_says_what_the_clip_of_each_record_says(
+    slopes: list[float], seen: list[float], weights: list[float], clip: float, wide: bool, summed_wide: bool
+) -> None:
+    kind = torch.float64 if wide else torch.float32
+    summed = torch.float64 if wide or summed_wide else torch.float32
+    columns = torch.tensor(slopes, dtype=kind).view(2, 3).to(summed)
+    norms, weight = torch.tensor(seen, dtype=torch.float64), torch.tensor(weights, dtype=summed)
+    found = certainly_unclipped(columns, norms, weight, clip)
+    if found is None:
+        return
+    each = clipping(rank_one(upper_norm(columns, -2), norms), weight, clip)
+    assert found.held is each.held is None
+    assert found.beyond is each.beyond is None
+    assert torch.equal(found.factor, each.factor)
+    assert torch.equal(found.clipped, each.clipped)
+
+
+@pytest.mark.parametrize("clip", [0.999, 1.001])
+def test_it_knows_a_clip_that_is_just_long_enough(clip: float) -> None:
+    slopes = torch.tensor([[0.6], [0.8]])
+    found = certainly_unclipped(slopes, torch.ones(1, dtype=torch.float64), torch.ones(1), clip)
+    assert (found is not None) == (clip > 1.0)
+
+
+def test_it_does_not_look_where_each_replicate_has_a_clip_of_its_own_or_records_are_many() -> None:
+    one = torch.ones(1, dtype=torch.float64)
+    assert certainly_unclipped(torch.zeros(2, 2, 1), one, torch.ones(1), torch.tensor([[1.0], [2.0]])) is None
+    assert certainly_unclipped(torch.zeros(2, 600), one.expand(600), torch.ones(600), 1.0) is None
+    assert certainly_unclipped(torch.zeros(2, 0), one[:0], torch.ones(0), 1.0) is None
