@@ -71,6 +71,8 @@ def serve(policy_path: Path, ready: Callable[[Path], None] = lambda _: None) -> 
 
 @contextmanager
 def _listening(policy: Policy) -> Iterator[socket.socket]:
+    if _somebody_listens(policy.socket):
+        raise InputError(f"{policy.socket}: a guard answers there already; end it before you start another")
     policy.socket.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
         previous = os.umask(0o177)  # the socket is the silo's own, like the ledger
@@ -84,6 +86,19 @@ def _listening(policy: Policy) -> Iterator[socket.socket]:
             _open_to(policy.socket, policy.group)
         listener.listen(_CONNECTIONS)
         yield listener
+
+
+def _somebody_listens(path: Path) -> bool:
+    """Not where a guard that was killed has left its socket."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(1.0)
+        try:
+            connection.connect(str(path))
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def _open_to(socket: Path, group: str) -> None:
@@ -155,16 +170,23 @@ class Desk:
             self._connections.release()
 
     def _conversed(self, connection: socket.socket) -> Reply:
+        """The reply to a request; what the guard is not asked leaves at a tick, not when it happens to be idle."""
         try:
             header = receive_json(connection, self._longest_header, _PATIENCE)
             if header.get("health"):
+                self._wait_for_a_tick()
                 return Reply({"healthy": self._healthy()})
             query = receive_frame(connection, self._longest_query, _PATIENCE)
         except (ValueError, RecursionError):
+            self._wait_for_a_tick()
             return _refused("the request is malformed or too long", final=True)
         asked = Asked(header, query, Future())
         self._waiting.put(asked)
         return asked.reply.result()
+
+    def _wait_for_a_tick(self) -> None:
+        if (tick := self._policy.allow.tick) > 0.0:
+            time.sleep(-time.monotonic() % tick)
 
     def _healthy(self) -> bool:
         began = self._began

@@ -5,11 +5,11 @@ replace any guard inside it.  Records, keys, ledger and policy never leave that 
 """
 
 import hashlib
-import json
 import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -26,9 +26,9 @@ from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.clients.shard import Shard
 from fedpriv.clients.silo import Silo, SiloState
 from fedpriv.clients.state import pack, unpack
+from fedpriv.clients.views import Views
 from fedpriv.errors import InputError, RunError
 from fedpriv.models.trained import shapes_of
-from fedpriv.objectives import Records
 from fedpriv.randomness import system_key
 from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.identity import identity_of
@@ -41,6 +41,8 @@ class _Question(NamedTuple):
     """A round whose query is on file, and what it takes to answer it."""
 
     silo: Silo
+    """Without its records."""
+    cell: Cell
     state: SiloState
     query: Tensor
     keys: bytes
@@ -91,8 +93,9 @@ class Guard:
         if self.peers and policy.allow.silos not in (None, self.peers):
             raise InputError(f"allow.silos = {policy.allow.silos}, and {policy.peers} has {self.peers} silos")
         self._open: dict[str, Silo] = {}
+        self._reading: dict[str, Silo] = {}
         self._admitted: dict[str, Admitted] = {}
-        self._records: dict[str, Records] = {}
+        self._views = Views(shard)
 
     @property
     def shard(self) -> Shard:
@@ -143,8 +146,8 @@ class Guard:
 
     def _asked(self, run_id: str, cell_json: str, t: int, query: Tensor, keys: bytes) -> Tensor | _Question:
         """The reply on file, or the question once it is on file: what can be refused is refused here."""
-        run, admitted = self._opened(run_id, cell_json)
-        plan, digest = admitted.plan, _digest(query, keys)
+        (run, admitted), digest = self._opened(run_id, cell_json), _digest(query, keys)
+        plan = admitted.plan
         known = self._ledger.answer(run_id, t) if 0 < t <= plan.schedule.rounds else None
         if known is not None and known.reply is not None:
             self._check_same(known, digest, t)
@@ -166,13 +169,14 @@ class Guard:
             silo.masker.agree(public, silos)
         if known is None:
             self._ledger.intend(run_id, t, digest)
-        return _Question(silo, state, query, public)
+        return _Question(silo, admitted.cell, state, query, public)
 
     def _answered(self, run_id: str, t: int, asked: _Question) -> Tensor:
         """Read the records, and commit the reply before it is returned; the last round's wipes key and state."""
-        silo, last = asked.silo, t == asked.silo.plan.schedule.rounds
+        last = t == asked.silo.plan.schedule.rounds
         try:
             with without_denormals():
+                silo = self._with_records(run_id, asked)
                 release, after = silo.answer(asked.state, t, asked.query)
             leaving = silo.message(release.vector, t, asked.keys, after.chain)
             with self._ledger.transaction():
@@ -189,14 +193,18 @@ class Guard:
                 f"silo {self._policy.silo}, round {t}: its guard failed, and its own log says why"
             ) from None
         if last:
-            self._open.pop(run_id, None)
+            self._forget(run_id)
         return leaving
 
     def finish(self, run_id: str) -> None:
         """End a run: its key and its state are forgotten, and nothing new is released in it."""
         with self._ledger.transaction():
             self._ledger.finish(run_id)
+        self._forget(run_id)
+
+    def _forget(self, run_id: str) -> None:
         self._open.pop(run_id, None)
+        self._reading.pop(run_id, None)
 
     def _opened(self, run_id: str, cell_json: str) -> tuple[Run, Admitted]:
         """A run, opened if it is new, and its scenario by this policy: a narrowed one holds for open runs too."""
@@ -255,30 +263,22 @@ class Guard:
             raise self._refusal(f"round {t} was {done} already, for another query")
 
     def _silo(self, run_id: str, run: Run, admitted: Admitted) -> Silo:
-        """The silo of an open run, with the ledger's key."""
-        assert run.key is not None
-        key, cell = run.key, admitted.cell
+        """The silo of an open run, with the ledger's key and without its records."""
+        key, cell, own = run.key, admitted.cell, (self._policy.silo, admitted.plan)
+        assert key is not None
         if run_id in self._open and self._open[run_id].key != key:
-            del self._open[run_id]
+            self._forget(run_id)
+        gaps = cell.deployment.missing == "continue"
         return kept(
             self._open,
             run_id,
-            lambda: ReleasingSilo.of(
-                self._policy.silo,
-                admitted.plan,
-                self._features(cell),
-                key,
-                admitted.digest,
-                gaps=cell.deployment.missing == "continue",
-            ),
+            lambda: ReleasingSilo.of(*own, self._views.blank(cell), key, admitted.digest, gaps=gaps),
         )
 
-    def _features(self, cell: Cell) -> Records:
-        """The shard as this model sees it, record by record, by public constants alone."""
-        model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected.as_data()
-        scale = cell.data.scale and cell.data.scale.model_dump(mode="json")
-        name = json.dumps([cell.run.dtype, model, unit, scale], sort_keys=True)
-        return kept(self._records, name, lambda: self._shard.seen(cell))
+    def _with_records(self, run_id: str, asked: _Question) -> Silo:
+        if run_id in self._reading and self._reading[run_id].key != asked.silo.key:
+            del self._reading[run_id]
+        return kept(self._reading, run_id, lambda: replace(asked.silo, records=self._views.records(asked.cell)))
 
     def _refusal(self, reason: str) -> RunError:
         return self._admission.refusal(reason)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedpriv.accounting.slack import decimal
 from fedpriv.clients.policy import SLACK_PER_RUN, presuming, unaccountable
 from fedpriv.clients.prices import cost_of, priced_stream
-from fedpriv.clients.writers import keep_to_owner
+from fedpriv.clients.writers import keep_to_owner, own_folder
 from fedpriv.data.datasets import Dataset, load, table_path
 from fedpriv.data.table_file import write_rows
 from fedpriv.data.table_schema import TableSchema
@@ -75,7 +75,7 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
     )
     for silo, guard in enumerate(folders):
         for name in ("ledger", "socket"):
-            (guard / name).mkdir(parents=True, exist_ok=True)
+            own_folder(guard / name)
             keep_to_owner(guard / name)
         keep_to_owner(guard)
         state = {"ledger": "ledger/ledger.sqlite", "socket": "socket/guard.sock"}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedpriv.clients.frames import receive_frame, receive_json, send_frame
 from fedpriv.protocol.messages import CONFIG, Refusal, key_content, keys_in, number_in, refusal_content
-from fedpriv.protocol.vectors import array_of, values_in, with_vector
+from fedpriv.protocol.vectors import sealed, values_in
 
 Answer = TypeVar("Answer")
 LONGEST = 2**31
@@ -35,7 +35,7 @@ def forward(message: Message, context: Context, socket: Path, *, tests: bool = F
     answer = ask(socket, run_of(context), _cell_json(context), t, query, keys_in(message.content), tests=tests)
     if isinstance(answer, Refusal):
         return Message(refusal_content(answer), reply_to=message)
-    return Message(with_vector("release", array_of(answer), {}), reply_to=message)
+    return Message(sealed("release", answer), reply_to=message)
 
 
 def forward_key(message: Message, context: Context, socket: Path) -> Message:

@@ -1,30 +1,44 @@
 """How long a stranger's scenario may keep a guard busy."""
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_TIMERS = ((signal.ITIMER_PROF, signal.SIGPROF), (signal.ITIMER_REAL, signal.SIGALRM))
+_LOOK = 0.1  # seconds
 
 
 @contextmanager
 def within(processor: float, clock: float) -> Iterator[None]:
     """TimeoutError in the main thread if what is inside takes more seconds of the processor, or by the clock.
 
-    What other programs of the machine take counts by the clock only, so that a busy machine refuses nothing that
-    an idle one takes.
+    What other programs take of the machine, and other threads of this one, counts by the clock only: a busy one
+    refuses nothing that an idle one takes.  Who swallows the error gets it again.
     """
+    used, began, over = time.thread_time(), time.monotonic(), False
 
-    def late(number: int, _: object) -> None:
-        spent = f"{processor:g} s of the processor" if number == signal.SIGPROF else f"{clock:g} s"
-        raise TimeoutError(f"it takes more than {spent}")
+    def look(*_: object) -> None:
+        if over:
+            return
+        if time.thread_time() - used > processor:
+            raise TimeoutError(f"it takes more than {processor:g} s of the processor")
+        if time.monotonic() - began > clock:
+            raise TimeoutError(f"it takes more than {clock:g} s")
 
-    before = [signal.signal(number, late) for _, number in _TIMERS]
-    for (timer, _), seconds in zip(_TIMERS, (processor, clock), strict=True):
-        signal.setitimer(timer, seconds)
+    before = signal.signal(signal.SIGALRM, look)
+
+    def stop() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
     try:
-        yield
-    finally:
-        for (timer, number), handler in zip(_TIMERS, before, strict=True):
-            signal.setitimer(timer, 0.0)
-            signal.signal(number, handler)
+        signal.setitimer(signal.ITIMER_REAL, _LOOK, _LOOK)
+        try:
+            yield
+        finally:
+            over = True
+            stop()
+    except TimeoutError:  # it may have come on the way out, before the end was noted
+        over = True
+        stop()
+        raise

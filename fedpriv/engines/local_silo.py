@@ -14,6 +14,7 @@ from pathlib import Path
 from fedpriv.clients.guards import begin_ledgers
 from fedpriv.clients.policy import read_policy
 from fedpriv.clients.prepare import allowance_of, evaluation_of, policy_text, write_policy, write_shard
+from fedpriv.clients.writers import own_folder
 from fedpriv.data.datasets import load
 from fedpriv.engines import supernode_process
 from fedpriv.engines.processes import environment, script
@@ -43,7 +44,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     for silo in range(cell.federation.silos):
         kept, own = folder / f"silo-{silo}", home / f"silo-{silo}"
         for path in (kept, own):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            own_folder(path, 0o700)
         begun = (kept / "ledger.sqlite").exists() or (kept / "shard.npz").exists()
         if not begun:
             write_shard(kept / "shard.npz", dataset, order[silo], tests[silo])

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from fedpriv.data.scaling import moments_of
@@ -27,6 +27,13 @@ class MomentSettings(ModelSettings):
         description="places of the features whose means and squares are released; each in -1 … 1"
     )
     real: bool = Field(False, description="whether labels are real numbers; they are not looked at")
+
+    @field_validator("columns")
+    @classmethod
+    def _each_once(cls, columns: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(columns)) < len(columns):
+            raise ValueError("a column is named twice; its mean is released once")
+        return columns
 
     @property
     def regression(self) -> bool:

@@ -79,8 +79,8 @@ def counts_in(content: RecordDict) -> Counts | None:
 
 
 def vector_in(content: RecordDict, name: str) -> Tensor:
-    """The one vector of this name; ValueError if there is none."""
-    return _tensor(vectors.values_in(content, name))
+    """The one vector of this name, sealed or not; ValueError if there is none."""
+    return _tensor(vectors.opened_in(content, name))
 
 
 def shared_vector_in(content: RecordDict, name: str) -> Tensor:

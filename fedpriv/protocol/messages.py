@@ -9,8 +9,8 @@
 | evaluate | `query` (a model), config `t`: the number of the evaluation | `release`: sums over test records |
 | both, refused by a guard | the same | `refusal`: `reason`, and whether it is `final` or worth another try |
 
-`query` and `release` are values of `config` too, as .npy bytes, and records of their own where they are long; see
-`vectors`.
+A silo with a guard sends `seal` in `config`, under which the bytes of its `release` are padded.  `query` and
+`release` are values of `config` too, as .npy bytes, and records of their own where they are long; see `vectors`.
 """
 
 from typing import NamedTuple

@@ -6,12 +6,17 @@ instead of 37, and reading one 2 instead of 57 (d = 7,850).
 Flower sends a message as a tree of objects, with a request for each of them on each of its ways, and an array
 record is three.  A vector that is not long is a value of the config record instead, which is one.
 
+A SuperLink names an object by the SHA-256 of its bytes, and gives it to every SuperNode that asks for the name:
+who guesses what another silo sends could see whether it is there.  So what silos send is `sealed`.
+
 Who sends a vector may have announced anything: memory grows with what has come.
 """
 
+import hashlib
 import io
 import math
 import re
+import secrets
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
@@ -26,6 +31,7 @@ from fedpriv.protocol.unchecked import array_over, holding
 from fedpriv.protocol.unchecked import values_in as inside
 
 _STYPE = "numpy.ndarray"
+_SEAL, _SEAL_BYTES = "seal", 32
 _LONG = 2**22  # bytes; what is longer goes in pieces, as Flower sends arrays
 _VECTOR = re.compile(
     rb"\x93NUMPY\x01\0..\{'descr': '([<>|]?[iuf][1248])', 'fortran_order': False, 'shape': \(([0-9]{1,15}),\), \}",
@@ -69,8 +75,36 @@ def values_of(given: bytes | Array) -> NDArray[Any]:
         if given.stype == _STYPE and len(given.data) == layout.length and given.data.startswith(layout.header):
             return layout.values_in(given.data)
         return given.numpy()  # another .npy version or memory order; NumPy itself refuses what is malformed
-    except (TypeError, EOFError, MemoryError) as error:
+    except Exception as error:  # of NumPy, zipfile, tokenize, …: what a stranger sends decides
         raise ValueError(f"an array that cannot be read: {error}") from None
+
+
+def sealed(name: str, values: NDArray[Any]) -> RecordDict:
+    """A message's content: one vector whose bytes nobody guesses, under a pad that goes with them: `opened_in`.
+
+    Guarantee: the objects of the message look random to whoever does not have all of it, whatever the vector is.
+    The server has, and reads it: this hides nothing from it.
+    """
+    seal = secrets.token_bytes(_SEAL_BYTES)
+    return with_vector(name, array_of(_padded(np.ascontiguousarray(values), seal)), {_SEAL: seal})
+
+
+def opened_in(content: RecordDict, name: str) -> NDArray[Any]:
+    """The one vector of this name, sealed or as simulations send it; ValueError if there is none."""
+    config, values = inside(content).get(CONFIG), values_in(content, name)
+    seal = inside(config).get(_SEAL) if isinstance(config, ConfigRecord) else None
+    if seal is None:
+        return values
+    if not isinstance(seal, bytes) or len(seal) != _SEAL_BYTES:
+        raise ValueError(f"the {name} is sealed with something else than {_SEAL_BYTES} bytes")
+    return _padded(values, seal)
+
+
+def _padded(values: NDArray[Any], seal: bytes) -> NDArray[Any]:
+    """The same type and shape, every byte with one of SHAKE-256 of the seal: twice is not at all."""
+    pad = np.frombuffer(hashlib.shake_256(seal).digest(values.nbytes), np.uint8)
+    padded: NDArray[Any] = (values.reshape(-1).view(np.uint8) ^ pad).view(values.dtype).reshape(values.shape)
+    return padded
 
 
 def with_vector(name: str, array: Array, config: Mapping[str, Any]) -> RecordDict:
@@ -105,7 +139,10 @@ def values_in(content: RecordDict, name: str) -> NDArray[Any]:
 def _values_in_bytes(content: bytes) -> NDArray[Any]:
     """ValueError for anything but what `array_of` makes of a vector: nothing else of a header is looked at."""
     found = _VECTOR.match(content)
-    layout = None if found is None else _layout_of(found[1].decode(), (int(found[2]),))
+    try:
+        layout = None if found is None else _layout_of(found[1].decode(), (int(found[2]),))
+    except TypeError:  # a type that NumPy does not have
+        layout = None
     if layout is None or len(content) != layout.length or not content.startswith(layout.header):
         raise ValueError("a vector whose bytes are not what they announce")
     return layout.values_in(content)

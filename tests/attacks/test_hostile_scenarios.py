@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedpriv.clients.releasing import ReleasingSilo
+from fedpriv.clients.shard import Shard
 from fedpriv.errors import RunError
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
 
@@ -105,3 +106,50 @@ def test_nothing_that_a_scenario_names_is_opened(tmp_path: Path) -> None:
     assert [
         name for name in names if not (name.isdigit() or name.startswith(ledger) or name == str(tmp_path))
     ] == []
+
+
+def test_records_are_looked_at_for_a_query_on_file_alone_and_without_denormals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gains: how many records are bright, by the clock and free of charge, at a scale of features of 1e-310."""
+    guard, seen, found = guard_for(tmp_path, *random_records(), budget=100.0), Shard.seen, list[Any]()
+
+    def watched(shard: Shard, cell: Any) -> Any:
+        if shard.images.any():
+            flushed = (torch.tensor([1e-310], dtype=torch.float64) * 1.0 == 0.0).all()
+            found.append((guard._ledger.answer("run", 1) is not None, bool(flushed)))
+        return seen(shard, cell)
+
+    monkeypatch.setattr(Shard, "seen", watched)
+    cell = scenario(model={"name": "softmax-regression", "feature_norm": 1e-3})
+    for wrong in (torch.zeros(7), torch.zeros(7, dtype=torch.float64), zeros() * float("nan"), zeros() + 2.0**41):
+        with pytest.raises(RunError):
+            guard.answer("run", cell, 1, wrong)
+    assert found == []
+    assert list(guard._ledger.overview()) == []
+    guard.answer("run", cell, 1, zeros())
+    assert found == [(True, torch.set_flush_denormal(False))]
+
+
+def test_no_scale_of_features_makes_denormals(tmp_path: Path) -> None:
+    guard = guard_for(tmp_path, *random_records(), budget=100.0)
+    tree = json.loads(scenario())
+    tree["model"]["feature_norm"] = 1e-310
+    with pytest.raises(RunError, match="feature_norm"):
+        guard.answer("run", json.dumps(tree), 1, zeros())
+
+
+def test_a_model_that_does_not_take_the_records_is_refused_before_it_is_charged(tmp_path: Path) -> None:
+    guard = guard_for(tmp_path, *random_records(), budget=100.0)
+    with pytest.raises(RunError, match="columns are places among numbers"):
+        guard.answer("run", scenario(model={"name": "column-moments", "columns": [0]}), 1, zeros())
+    assert list(guard._ledger.overview()) == []
+
+
+def test_columns_are_named_once(tmp_path: Path) -> None:
+    """Gains: the guard's memory: one column named 32,000 times makes 64,000 features of each record."""
+    guard = guard_for(tmp_path, *random_records(), budget=100.0)
+    tree = json.loads(scenario())
+    tree["model"] = {"name": "column-moments", "columns": [0, 0]}
+    with pytest.raises(RunError, match="a column is named twice"):
+        guard.answer("run", json.dumps(tree), 1, zeros())

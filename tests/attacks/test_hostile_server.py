@@ -52,7 +52,7 @@ def test_noise_far_below_the_sum_is_not_swallowed_by_it(tmp_path: Path, monkeypa
         federation={"silos": 3, "rounds": 2, "batch": 2000},
         run__dtype="float64",
     )
-    noisy, silo = guard.answer("run", cell, 1, zeros()), guard._open["run"]
+    noisy, silo = guard.answer("run", cell, 1, zeros()), guard._reading["run"]
     monkeypatch.setattr("fedpriv.exact.release.drawn", lambda *_: np.int64(0))
     exact, _ = silo.answer(silo.start(), 1, zeros())
     assert float((noisy - exact.vector).std()) == pytest.approx(float(silo.plan.noise.std_of(0)), rel=0.06)

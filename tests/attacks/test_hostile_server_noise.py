@@ -57,7 +57,7 @@ def test_the_radii_of_the_noise_do_not_tell_the_record(
         labels[0] = world
         guard = guard_for(tmp_path / str(world), images, labels.copy())
         admitted = guard._admission.admit(guard._admission.canonical(cell))
-        worlds.append((admitted, guard._features(admitted.cell)))
+        worlds.append((admitted, guard._views.records(admitted.cell)))
     std = float(worlds[0][0].plan.noise.std_of(0))
     silent = [ReleasingSilo.of(0, a.plan, records, bytes(32), b"") for a, records in worlds]
     with monkeypatch.context() as patched:

@@ -78,7 +78,7 @@ def test_such_a_query_is_answered_once_under_every_trust_and_moves_the_sum_by_it
         run = guard._ledger.run("run")
         assert run is not None
         assert run.state is not None
-        silo = guard._open["run"]
+        silo = guard._reading["run"]
         from fedpriv.clients.state import unpack
 
         assert silo.plan.exact is not None

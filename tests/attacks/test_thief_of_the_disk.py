@@ -185,10 +185,10 @@ def test_what_is_wiped_is_gone_from_the_file(
         now = guard._ledger.run("run")
         assert now is not None
         assert now.state is not None
-        state = unpack(now.state, guard._open["run"])
+        state = unpack(now.state, guard._reading["run"])
         for vector in (*state.sums, *state.hidden):
             secret += pieces(vector)
-    _, final = guard._open["run"].answer(state, 8, zeros())
+    _, final = guard._reading["run"].answer(state, 8, zeros())
     raw = (tmp_path / LEDGER).read_bytes()
     assert opened.key in raw
     assert sum(piece in raw for piece in secret) > 10  # they can be found while they are there

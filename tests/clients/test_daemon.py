@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -187,3 +188,44 @@ def test_replies_and_refusals_leave_at_multiples_of_the_tick(
         desk._waiting.put(daemon.Asked(header, bytearray(8), Kept()))
         desk.work_once()
     assert clock.replied == moments
+
+
+def test_a_second_guard_leaves_the_first_its_socket(tmp_path: Path) -> None:
+    """It took it without a word, and left a dead one when it ended."""
+    path = write_silo(tmp_path)
+    process = start_daemon(path)
+    try:
+        words = [str(Path(sys.executable).with_name("fedpriv")), "silo", "run", str(path)]
+        second = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+        assert second.returncode == 2
+        (line,) = second.stderr.strip().splitlines()
+        assert line.endswith("0.sock: a guard answers there already; end it before you start another")
+        assert not isinstance(ask(tmp_path / "0.sock", "run", CELL, 1, ZERO.numpy()), Refusal)
+    finally:
+        process.kill()
+        process.communicate()
+    assert not isinstance(start_and_ask(path), Refusal), "a guard that was killed leaves its socket to the next"
+
+
+def start_and_ask(path: Path) -> Any:
+    process = start_daemon(path)
+    try:
+        return ask(path.with_name("0.sock"), "run", CELL, 1, ZERO.numpy())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_health_and_nonsense_are_answered_at_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gains: when the guard was busy, from a thread that shares the interpreter with it."""
+    nobody = Guards(cast("Guard", SimpleNamespace(peers=0)), None)
+    desk = daemon.Desk(read_policy(write_silo(tmp_path, tick=0.25)), nobody)
+    monkeypatch.setattr(daemon.time, "monotonic", lambda: 10.1)
+    waited: list[float] = []
+    monkeypatch.setattr(daemon.time, "sleep", waited.append)
+    for sent in (b'{"health": true}', b"no JSON"):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.sendall(len(sent).to_bytes(4, "big") + sent)
+            desk._conversed(theirs)
+    assert waited == [pytest.approx(0.15), pytest.approx(0.15)]

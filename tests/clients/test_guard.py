@@ -81,7 +81,7 @@ def test_a_restarted_guard_goes_on_with_the_noise_of_its_ledger(tmp_path: Path) 
     after = guard_of(path)
     releases += [after.answer("run", CELL, t, ZERO) for t in range(5, 9)]
     admitted = after._admission.admit(after._admission.canonical(CELL))
-    silo = ReleasingSilo.of(0, admitted.plan, after._features(admitted.cell), opened.key, admitted.digest)
+    silo = ReleasingSilo.of(0, admitted.plan, after._views.records(admitted.cell), opened.key, admitted.digest)
     state = silo.start()
     for t, released in enumerate(releases, 1):
         expected, state = silo.answer(state, t, ZERO)
@@ -105,7 +105,7 @@ def test_increments_are_clipped_whatever_the_query(tmp_path: Path) -> None:
     packed = SiloLedger(tmp_path / "ledger-0.sqlite").run("run")
     assert packed is not None
     assert packed.state is not None
-    silo = next(iter(guard._open.values()))
+    silo = next(iter(guard._reading.values()))
     assert silo.plan.exact is not None
     (total,) = unpack(packed.state, silo).sums
     assert 0.0 < float(total.double().norm()) * silo.plan.exact.lattice.unit <= 2 * CLIP

@@ -35,7 +35,7 @@ def silo_of(guard: Guard, cell: str, run: str = "run") -> ReleasingSilo:
     assert opened is not None
     assert opened.key is not None
     admitted = guard._admission.admit(guard._admission.canonical(cell))
-    return ReleasingSilo.of(0, admitted.plan, guard._features(admitted.cell), opened.key, admitted.digest)
+    return ReleasingSilo.of(0, admitted.plan, guard._views.records(admitted.cell), opened.key, admitted.digest)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -227,12 +227,12 @@ def test_features_are_those_of_each_record_by_itself(tmp_path: Path, model: dict
     guard = guard_for(tmp_path, images, labels)
     cell = scenario(model={"name": "softmax-regression", **model})
     guard.answer("run", cell, 1, zeros() if not model.get("features") else zeros()[: 10 * 393])
-    together = guard._open["run"].records.features
+    together = guard._reading["run"].records.features
     for row in range(4):
         (tmp_path / str(row)).mkdir()
         alone = guard_for(tmp_path / str(row), np.repeat(images[row : row + 1], 40, axis=0), labels)
         alone.answer("run", cell, 1, zeros() if not model.get("features") else zeros()[: 10 * 393])
-        assert torch.allclose(together[row], alone._open["run"].records.features[0], rtol=1e-12)
+        assert torch.allclose(together[row], alone._reading["run"].records.features[0], rtol=1e-12)
 
 
 def test_real_a_reply_has_nothing_but_the_release(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_guard_answers_for_the_persons_of_its_own_file(tmp_path: Path) -> None
     (charge,) = guard._ledger.charges()
     assert charge.mu == pytest.approx(2.0)
     cell = guard._admission.admit(charge.cell).cell
-    records = guard._features(cell)
+    records = guard._views.records(cell)
     assert records.labels.shape == (7, 3)
     assert records.labels[6].tolist()[2] == -1  # p6 has two records only
 
@@ -94,7 +94,7 @@ def test_a_guard_that_restarts_draws_the_same_persons_anew_in_every_epoch(tmp_pa
         assert run.key is not None or t == 14  # wiped when the run is over
         if t == 1:
             key, admitted = run.key, guard._admission.admit(run.cell)
-            records = guard._features(admitted.cell)
+            records = guard._views.records(admitted.cell)
         guard._ledger.close()
     assert isinstance(key, bytes)
     one = ReleasingSilo.of(0, admitted.plan, records, key, admitted.digest)

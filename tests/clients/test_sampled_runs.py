@@ -126,7 +126,7 @@ def test_a_guard_that_restarts_in_the_middle_draws_the_same_bins(tmp_path: Path,
         keys.add(run.key)
         if t == 1:
             admitted = guard._admission.admit(run.cell)
-            records = guard._features(admitted.cell)
+            records = guard._views.records(admitted.cell)
         guard._ledger.close()
     (key,) = keys - {None}
     assert isinstance(key, bytes)

@@ -70,6 +70,18 @@ def test_what_others_may_write_is_refused_with_path_and_remedy(tmp_path: Path, w
     read_policy(path)
 
 
+def test_a_folder_further_up_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    """Gains: the silo, by another folder in the place of the one with the policy."""
+    (tmp_path / "shared" / "silo").mkdir(parents=True)
+    path = silo_in(tmp_path / "shared" / "silo")
+    read_policy(path)
+    (tmp_path / "shared").chmod(0o777)
+    with pytest.raises(InputError, match=f"^{tmp_path / 'shared'}: mode 0777"):
+        read_policy(path)
+    (tmp_path / "shared").chmod(0o1777)
+    read_policy(path)
+
+
 def test_a_file_that_root_owns_is_refused_too_and_a_link_does_not_hide_it(tmp_path: Path) -> None:
     path = silo_in(tmp_path)
     real = tmp_path / "elsewhere"

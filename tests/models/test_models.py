@@ -134,5 +134,5 @@ def test_settings_of_another_model_are_refused() -> None:
     for name in ("mlp", "mlp-relu", "cnn"):
         with pytest.raises(ValidationError, match="feature_norm"):
             MODELS[name].settings.model_validate({"feature_norm": 2.0})
-    with pytest.raises(ValidationError, match="greater than 0"):
+    with pytest.raises(ValidationError, match="greater than or equal to"):
         SoftmaxSettings(feature_norm=0.0)

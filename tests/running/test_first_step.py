@@ -306,7 +306,7 @@ def test_a_guard_keeps_the_records_of_two_scalings_apart(tmp_path: Path) -> None
     cell = resolve_cell(asked, "test")
     guard = guard_of(guarded(tmp_path, asked)[0])
     shift = Scaling((0, 6), (0.5, 0.5), (1.0, 1.0))
-    plain, shifted = guard._features(presumed(cell)), guard._features(scaled(cell, shift))
+    plain, shifted = guard._views.records(presumed(cell)), guard._views.records(scaled(cell, shift))
     assert not torch.equal(plain.features, shifted.features)
 
 

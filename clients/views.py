@@ -1,0 +1,35 @@
+"""A shard as models see it: one record of zeros before a query is on file, and then the records themselves."""
+
+import json
+
+import numpy as np
+
+from fedpriv.clients.kept import kept
+from fedpriv.clients.shard import Shard
+from fedpriv.objectives import Records
+from fedpriv.scenario import Cell
+
+
+class Views:
+    """One shard, for any scenario."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard, self._seen = shard, dict[str, Records]()
+
+    def blank(self, cell: Cell) -> Records:
+        """One record of zeros in place of all.
+
+        InputError for a model that does not take records of this shape, and for units that these do not tell.
+
+        Guarantee: features and labels of the records are not looked at.
+        """
+        shard, persons = self._shard, self._shard.persons
+        shard.units(cell.privacy.protected)
+        image, label = np.zeros_like(shard.images[:1]), np.zeros_like(shard.labels[:1])
+        return Shard(image, label, persons=None if persons is None else persons[:1]).seen(cell)
+
+    def records(self, cell: Cell) -> Records:
+        """All records, each by itself and by public constants alone."""
+        model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected.as_data()
+        name = json.dumps([cell.run.dtype, model, unit, cell.data.model_dump(mode="json")], sort_keys=True)
+        return kept(self._seen, name, lambda: self._shard.seen(cell))

@@ -1,0 +1,79 @@
+"""What silos send over a SuperLink, which hands an object to every SuperNode that knows its bytes' SHA-256."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from numpy.typing import NDArray
+
+from fedpriv.protocol.arrays import vector_in
+from fedpriv.protocol.vectors import array_of, sealed, values_in, values_of, with_vector
+
+VECTORS = [
+    np.arange(5.0),
+    np.arange(7850, dtype=np.float32),
+    np.arange(9, dtype=np.int64) - 4,
+    np.array([np.nan, -0.0, np.inf]),
+    np.frombuffer(bytes(range(250)), np.uint8),
+    np.zeros(2**20),  # too long for a value of a record
+    np.empty(0),
+]
+
+
+def objects(content: RecordDict) -> set[str]:
+    return set(get_all_nested_objects(content))
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector.dtype}-{len(vector)}")
+def test_guarantee_no_object_of_a_release_can_be_guessed(vector: NDArray[Any]) -> None:
+    """Gains: whether a guess of another silo's exact sum is right, by asking for the object that it would be."""
+    first, second = sealed("release", vector), sealed("release", vector)
+    assert not objects(first) & objects(second)
+    assert not objects(first) & objects(with_vector("release", array_of(vector), {}))
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector.dtype}-{len(vector)}")
+def test_the_server_reads_what_was_sealed(vector: NDArray[Any]) -> None:
+    content = sealed("release", vector)
+    opened = vector_in(content, "release").numpy()
+    assert opened.dtype == vector.dtype
+    assert opened.tobytes() == vector.tobytes()
+    if vector.any():
+        assert values_in(content, "release").tobytes() != vector.tobytes()
+
+
+@pytest.mark.parametrize("seal", [b"", bytes(31), bytes(33), "a" * 32, 3, [1, 2]])
+def test_another_seal_is_refused(seal: Any) -> None:
+    content = with_vector("release", array_of(np.arange(5.0)), {"seal": seal})
+    with pytest.raises(ValueError, match="sealed with something else"):
+        vector_in(content, "release")
+
+
+HEADER = b"\x93NUMPY\x01\0\x01\0("
+SOUND = array_of(np.zeros(1, np.float32)).data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        SOUND.replace(b"<f4", b"<f1"),
+        SOUND.replace(b"<f4", b"<i8"),
+        SOUND[:-1],
+        HEADER,
+        b"PK\x03\x04" + bytes(20),
+        b"",
+    ],
+)
+def test_malformed_bytes_are_a_value_error_whatever_numpy_makes_of_them(data: bytes) -> None:
+    """A silo that sends them is named, and the server does not fail."""
+    described = Array("float32", (1,), "numpy.ndarray", data)
+    for content in (
+        RecordDict({"config": ConfigRecord({"release": data})}),
+        RecordDict({"release": ArrayRecord({"v": described}), "config": ConfigRecord()}),
+    ):
+        with pytest.raises(ValueError, match=r"array|vector|bytes|buffer|dtype"):
+            vector_in(content, "release")
+    with pytest.raises(ValueError):
+        values_of(Array("float32", (10**23,), "numpy.ndarray", data))
