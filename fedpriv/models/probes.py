@@ -77,6 +77,13 @@ def check_alone(module: nn.Module, features: int, name: str) -> None:
         (out, slope), (other, other_slope), (alone, _) = (
             _of_first(module, moved, batch) for batch in (first, second, first[:1])
         )
+        if not (out.isfinite().all() and all(part.isfinite().all() for part in slope)):
+            if scale == 0.0:
+                raise InputError(
+                    f"model.name = {name!r}: at its own parameters a record of standard normal numbers has "
+                    "outputs or gradients that are not finite"
+                )
+            continue  # parameters that nobody trains to
         same = torch.equal(out, other) and all(map(torch.equal, slope, other_slope))
         if not same or not torch.allclose(out, alone, rtol=1e-3, atol=1e-3, equal_nan=True):
             raise InputError(

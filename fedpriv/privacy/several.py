@@ -40,9 +40,9 @@ def bounds_of_several(guarantee: Guarantee, delta: float) -> dict[str, dict[str,
 
 
 def words_of_several(guarantee: Guarantee, delta: float) -> str:
-    """A sentence of a report."""
+    """A sentence of a report, after the one that says whom records presume; of the run that protects least."""
     told = ", ".join(
         f"{size} records: ε {'unknown' if math.isinf(epsilon) else f'= {epsilon:.4g}'}"
         for size, epsilon in epsilons_of_several(guarantee, delta).items()
     )
-    return f"A person with several records is protected less, at δ = {delta:g}: {told}."
+    return f"One person's records together, in the run that protects least, at δ = {delta:g}: {told}."

@@ -69,6 +69,15 @@ def test_a_module_of_one_record_passes_the_probe() -> None:
         check_alone(module, 6, "test")
 
 
+def test_a_module_whose_outputs_are_not_finite_is_told_so() -> None:
+    class Divided(nn.Linear):
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return super().forward(features) / 0.0
+
+    with pytest.raises(InputError, match="outputs or gradients that are not finite"):
+        check_alone(Divided(6, 3), 6, "test")
+
+
 def test_group_norm_stands_in_for_batch_norm() -> None:
     shape = {"shape": [1, 4, 4], "features": 16}
     with pytest.raises(InputError, match="mixes the records of a batch; GroupNorm or LayerNorm does not"):
