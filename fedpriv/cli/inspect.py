@@ -11,22 +11,30 @@ import typer
 
 from fedpriv.clients.prepare import allowance_of, policy_text
 from fedpriv.clients.writers import keep_to_owner
-from fedpriv.data.inspect import describe, left_out, see
+from fedpriv.data.inspect import Persons, describe, left_out, persons_of, see
 from fedpriv.data.table_encode import Encoded, encode
 from fedpriv.data.table_file import is_table, read_table
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.data.table_toml import schema_toml
+from fedpriv.data.tables import check_persons
 from fedpriv.errors import InputError, printable
 from fedpriv.files import write_text
 from fedpriv.scenario import resolve_cell
 
 _ROUNDS_PER_EPOCH, _EPOCHS = 10, 5
 _SILOS = 4  # of a table that does not say whose records they are
+_MOST_RECORDS = 16  # of one person: each takes room in every batch, and more say little that is new
 WARNING = (
     "ranges, vocabularies and numbers of records below were read from the records, and to publish them is a\n"
     "release that no noise protects.  Replace them by what is known without the records, such as what a\n"
     "questionnaire allows; then write public = true.  Until then a run with noise is refused."
 )
+
+_PERSONS = (
+    "# persons have several records: all of one person's are protected, and the first {records} at most count\n"
+)
+_BATCHES = "# batches counts persons\n"
+_ALLOWED = '# unit = "user": the budget is for whole persons, and runs that protect single records are refused\n'
 
 
 @dataclass(frozen=True)
@@ -48,21 +56,29 @@ def inspect_table(path: Path, roles: Roles, out: Path | None) -> None:
         raise InputError("--out: needs --target, the column that is to be predicted")
     table = read_table(path)
     typer.echo(f"{path}: {len(table)} records, {len(table.columns)} columns")
-    for column in see(table):
+    columns = see(table)
+    for column in columns:
         typer.echo(f"  {printable(column.name)}: {column.line()}")
     if roles.target is None:
         return
     schema = describe(
         table, roles.target, regression=roles.regression, site=roles.site, person=roles.person, split=roles.split
     )
-    if unused := left_out(table, schema):
-        typer.echo(f"left out, with one value or too many words: {printable(', '.join(unused))}")
+    unused, odd = left_out(table, schema), {column.name for column in columns if column.odd}
+    for why, names in (
+        ("until its cells are mended", [name for name in unused if name in odd]),
+        ("with one value or too many words", [name for name in unused if name not in odd]),
+    ):
+        if names:
+            typer.echo(f"left out, {why}: {printable(', '.join(names))}")
     encoded = encode(table, schema)
-    sizes = _training_records(encoded, schema)
-    _warn(encoded, schema, sizes)
+    check_persons(encoded, schema, path)
+    unit = _unit(encoded, schema)
+    sizes = _training_units(encoded, schema, "unit" in unit)
+    _warn(encoded, schema, sizes, "persons in training" if unit else "training records")
     if out is None:
         return
-    files = _files(path, schema, sizes)
+    files = _files(path, schema, sizes, unit)
     if present := [name for name in files if (out / name).exists()]:
         raise InputError(f"{out / present[0]} exists; give another --out")
     for name, text in files.items():
@@ -72,25 +88,45 @@ def inspect_table(path: Path, roles: Roles, out: Path | None) -> None:
     typer.echo(f"note: {' '.join(WARNING.splitlines())}")
 
 
-def _training_records(encoded: Encoded, schema: TableSchema) -> list[int]:
-    """Of each silo: its site's, or an equal share."""
-    train = ~encoded.test
+def _unit(encoded: Encoded, schema: TableSchema) -> dict[str, Any]:
+    """Say how many records a person has; the keys of [privacy] that protect persons, if they are needed."""
+    found = persons_of(encoded)
+    if found is None:
+        return {}
+    typer.echo(f"{printable(str(schema.person))}: {_whose(found)}")
+    return {"unit": "user", "records": min(found.most, _MOST_RECORDS)} if found.several else {}
+
+
+def _whose(found: Persons) -> str:
+    if not found.several:
+        return f"{found.count} persons with one record each: to protect a record is to protect a person"
+    first = f", of a person with more the first {_MOST_RECORDS} count" if found.most > _MOST_RECORDS else ""
+    return (
+        f"{found.count} persons, {found.several} of them with several records, {found.most} at most: a run has to "
+        f'protect persons, unit = "user"{first}'
+    )
+
+
+def _training_units(encoded: Encoded, schema: TableSchema, of_persons: bool) -> list[int]:
+    """How many records, or persons, each silo trains on: its site's, or an equal share."""
+    kept = np.flatnonzero(~encoded.test)
+    if of_persons:
+        assert encoded.persons is not None
+        kept = kept[np.unique(encoded.persons[kept], return_index=True)[1]]
     if encoded.sites is None:
-        return [int(train.sum()) // _SILOS] * _SILOS
-    counts: list[int] = np.bincount(encoded.sites[train], minlength=len(schema.sites)).tolist()
+        return [len(kept) // _SILOS] * _SILOS
+    counts: list[int] = np.bincount(encoded.sites[kept], minlength=len(schema.sites)).tolist()
     return counts
 
 
-def _warn(encoded: Encoded, schema: TableSchema, sizes: Sequence[int]) -> None:
+def _warn(encoded: Encoded, schema: TableSchema, sizes: Sequence[int], noun: str) -> None:
     """What a person should know before they run this; InputError for what cannot be run at all."""
     names = schema.sites or tuple(f"silo {silo}" for silo in range(len(sizes)))
     if (least := min(sizes)) < 1:
-        raise InputError(
-            f"{names[sizes.index(least)]!r} has no training records; leave its records out of the table"
-        )
+        raise InputError(f"{names[sizes.index(least)]!r} has no {noun}; leave its records out of the table")
     for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
         if size < _ROUNDS_PER_EPOCH:
-            typer.echo(f"warning: {name!r} has {size} training records: its noise will hide nearly all they say")
+            typer.echo(f"warning: {name!r} has {size} {noun}: its noise will hide nearly all they say")
         if schema.classes is None or encoded.sites is None:
             continue
         for part, which in (("training", ~encoded.test), ("test", encoded.test)):
@@ -100,22 +136,26 @@ def _warn(encoded: Encoded, schema: TableSchema, sizes: Sequence[int]) -> None:
                 typer.echo(f"warning: {name!r} has {part} records of one class only ({printable(only)})")
 
 
-def _files(path: Path, schema: TableSchema, sizes: Sequence[int]) -> dict[str, str]:
-    """The text of every file, by name."""
+def _files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> dict[str, str]:
+    """The text of every file, by name; `unit` has the keys of [privacy] for persons with several records."""
     tree = _scenario(path, schema, sizes)
+    tree["privacy"] |= unit
     confirmed = schema.model_copy(update={"public": True})
     cell = resolve_cell(
         {**tree, "data": {**tree["data"], "table": confirmed.model_dump(exclude_none=True)}}, str(path)
     )
-    allow = allowance_of(cell)
+    allow = {**allowance_of(cell), **{key: value for key, value in unit.items() if key == "unit"}}
     head = "".join(f"# {line}\n" for line in WARNING.splitlines())
-    sections = [f"[{name}]\n{_toml(keys)}" for name, keys in tree.items() if isinstance(keys, dict)]
+    notes = {"privacy": _PERSONS.format(**unit), "federation": _BATCHES} if unit else {}
+    sections = [
+        f"[{name}]\n{notes.get(name, '')}{_toml(keys)}" for name, keys in tree.items() if isinstance(keys, dict)
+    ]
     table = schema_toml(schema, "data.table")
     files = {"scenario.toml": f"{head}name = {json.dumps(tree['name'])}\n\n{table}\n" + "\n".join(sections)}
     for silo in range(len(sizes)):
         names = {"shard": "csv", "ledger": "sqlite", "socket": "sock"}
         keys = {"silo": silo, **{name: f"silo-{silo}.{suffix}" for name, suffix in names.items()}}
-        files[f"silo-{silo}.toml"] = head + policy_text(keys, allow, schema)
+        files[f"silo-{silo}.toml"] = head + (_ALLOWED if unit else "") + policy_text(keys, allow, schema)
     return files
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedpriv.cli.text import print_table
-from fedpriv.errors import RunError
+from fedpriv.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from fedpriv.privacy.entries import LedgerEntry
@@ -27,6 +27,10 @@ def ledger(
     from fedpriv.privacy.entries import read_ledger
 
     entries = read_ledger(run_dir)
+    if not entries:
+        raise InputError(
+            f"{run_dir}: no finished cell whose claim could be compared yet; wait for one, or go on with --resume"
+        )
     if as_json:
         typer.echo(json.dumps([_as_data(e) for e in entries]))
     else:

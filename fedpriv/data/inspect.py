@@ -5,10 +5,12 @@ All of it was read from the records: whoever publishes it has released it, witho
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedpriv.data.table_encode import as_number
+import numpy as np
+
+from fedpriv.data.table_encode import Encoded, as_number
 from fedpriv.data.table_file import MISSING, RawTable
 from fedpriv.data.table_schema import OTHER, Column, TableSchema
 from fedpriv.errors import InputError, printable
@@ -17,17 +19,25 @@ MOST_WORDS = 50
 """A column of words that has more of them is taken for a name or a text, and left out."""
 _FEW_NUMBERS = 2
 _SHOWN = 8
+_NEARLY_ALL = 0.9
+"""The share of cells that are numbers in a column of numbers with mistakes; one with codes has fewer numbers."""
+_MANY_NUMBERS = 10
+_SHOWN_ODD = 3
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One column: its numbers' span, or its words from the most frequent on."""
+    """One column: its numbers' span, or its words from the most frequent on.
+
+    `odd` says where the cells stand that are no numbers, and what they hold, where nearly all others are.
+    """
 
     name: str
     records: int
     missing: int
     span: tuple[float, float] | None
     words: tuple[str, ...]
+    odd: tuple[str, ...] = ()
 
     @property
     def is_numbers(self) -> bool:
@@ -37,31 +47,70 @@ class Seen:
     def usable(self) -> bool:
         """Whether it can become features as it is."""
         if self.span is not None:
-            return self.span[0] < self.span[1]
-        return 2 <= len(self.words) <= MOST_WORDS
+            return self.span[0] < self.span[1] and math.isfinite(self.span[1] - self.span[0])
+        return not self.odd and 2 <= len(self.words) <= MOST_WORDS
 
     def line(self) -> str:
         gaps = f", {self.missing} missing" if self.missing else ""
+        if self.odd:
+            return f"{self.mistakes()}{gaps}; mend what is wrong, and empty a cell whose value nobody knows"
         if self.span is not None:
             return f"numbers from {self.span[0]:g} to {self.span[1]:g}{gaps}"
         shown = ", ".join(printable(word, 30) for word in self.words[:_SHOWN])
         more = f" and {len(self.words) - _SHOWN} more" if len(self.words) > _SHOWN else ""
         return f"{len(self.words)} words: {shown}{more}{gaps}"
 
+    def mistakes(self) -> str:
+        """How many cells of a column of numbers are none, and the first of them."""
+        numbers, cells = self.records - self.missing - len(self.odd), len(self.odd)
+        shown = ", ".join(self.odd[:_SHOWN_ODD])
+        more = f" and {cells - _SHOWN_ODD} more" if cells > _SHOWN_ODD else ""
+        which = "1 cell that is none" if cells == 1 else f"{cells} cells that are none"
+        return f"{numbers} numbers, and {which}: {shown}{more}"
+
+
+@dataclass(frozen=True)
+class Persons:
+    """How many there are, how many of them have several records, and the most records that one has."""
+
+    count: int
+    several: int
+    most: int
+
+
+def persons_of(encoded: Encoded) -> Persons | None:
+    """The persons of a table; None if it does not say whose a record is."""
+    if encoded.persons is None:
+        return None
+    records = np.unique(encoded.persons, return_counts=True)[1]
+    return Persons(len(records), int((records > 1).sum()), int(records.max()))
+
 
 def see(table: RawTable) -> list[Seen]:
     """Every column of a table."""
-    return [_seen(name, values) for name, values in table.columns.items()]
+    return [_seen(table, name, values) for name, values in table.columns.items()]
 
 
-def _seen(name: str, values: Sequence[str]) -> Seen:
+def _seen(table: RawTable, name: str, values: Sequence[str]) -> Seen:
     held = [value for value in values if value.lower() not in MISSING]
     words = tuple(word for word, _ in Counter(held).most_common())
     numbers = [number for number in map(as_number, words) if number is not None]
     spelled_out = {word.lower() for word in words} <= {"true", "false"}
     if words and len(numbers) == len(words) and not spelled_out:
         return Seen(name, len(values), len(values) - len(held), (min(numbers), max(numbers)), words)
-    return Seen(name, len(values), len(values) - len(held), None, words)
+    return Seen(
+        name, len(values), len(values) - len(held), None, words, _odd(table, values, len(held), len(numbers))
+    )
+
+
+def _odd(table: RawTable, values: Sequence[str], held: int, distinct: int) -> tuple[str, ...]:
+    """Where cells that are no numbers stand, and what they hold; none if the column may well hold words."""
+    if distinct < _MANY_NUMBERS:
+        return ()
+    rows = [row for row, value in enumerate(values) if value.lower() not in MISSING and as_number(value) is None]
+    if len(rows) > (1.0 - _NEARLY_ALL) * held:
+        return ()
+    return tuple(f"{table.place} {table.lines[row]}: {printable(repr(values[row]), 30)}" for row in rows)
 
 
 def describe(
@@ -79,13 +128,16 @@ def describe(
     a column that is not there, or a target that says nothing.
     """
     seen = {column.name: column for column in see(table)}
-    for name in filter(None, (target, site, person, split)):
-        table.column(name)
+    _check_roles(table, {"target": target, "site": site, "person": person, "split": split})
     aim = seen[target]
+    if aim.odd and regression is not False:
+        raise InputError(
+            f"{table.source}, column {target!r}: {aim.mistakes()}; mend it: a target holds one or the other"
+        )
     real = regression if regression is not None else aim.is_numbers and len(aim.words) > _FEW_NUMBERS
     if real and not aim.is_numbers:
         raise InputError(f"{table.source}, column {target!r}: holds words, so it is no real target")
-    if len(aim.words) < 2:
+    if len(aim.words) < 2 or (real and not aim.usable):
         raise InputError(f"{table.source}, column {target!r}: holds one value only, which nothing has to predict")
     roles = {target, site, person, split}
     columns = {name: _column(column) for name, column in seen.items() if name not in roles and column.usable}
@@ -103,6 +155,22 @@ def describe(
         split=split,
         missing="drop" if aim.missing else "refuse",
     )
+
+
+def _check_roles(table: RawTable, roles: Mapping[str, str | None]) -> None:
+    """InputError for a column that is not there, that has two roles, or a site that no record names."""
+    role_of: dict[str, str] = {}
+    for role, name in roles.items():
+        if name is None:
+            continue
+        cells = table.column(name)
+        if name in role_of:
+            raise InputError(
+                f"{table.source}, column {name!r}: is named as {role_of[name]} and as {role}; it can have one role"
+            )
+        if role == "site" and all(cell.lower() in MISSING for cell in cells):
+            raise InputError(f"{table.source}, column {name!r}: is empty, so it says of no record whose it is")
+        role_of[name] = role
 
 
 def left_out(table: RawTable, schema: TableSchema) -> list[str]:

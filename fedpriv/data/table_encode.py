@@ -12,6 +12,7 @@ from fedpriv.errors import InputError, suggestion
 from fedpriv.randomness import public_generator
 
 _GONE = -1
+_SPLIT = 'the two words of a split, "train" and "test"'
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,8 @@ def _words(
             code = other
         if code is None:
             remedy = f"; add it to {key}" + (f', or "{OTHER}" for every other word' if key == "values" else "")
+            if key == _SPLIT:
+                remedy = "; name a column of these two, or none: rows are then put aside by their place"
             raise InputError(f"{table.at(row, name)} is not among {key}{suggestion(cell, vocabulary)}{remedy}")
         found[row] = code
     return found
@@ -152,7 +155,7 @@ def _words(
 
 def _test_rows(table: RawTable, schema: TableSchema) -> NDArray[np.bool_]:
     if schema.split is not None:
-        return _words(table, schema.split, ("train", "test"), "the two words of a split").astype(np.bool_)
+        return _words(table, schema.split, ("train", "test"), _SPLIT).astype(np.bool_)
     coins = public_generator(0, "test rows").random(len(table))
     return np.asarray(coins < schema.test_share)
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +56,13 @@ def read_table(path: Path) -> RawTable:
         return _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file (looked for {path.resolve()})") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as a table in UTF-8 ({error})") from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: is not in UTF-8 ({error}); save it as 'CSV UTF-8' in a spreadsheet, or, if it is Latin-1, "
+            f"with: iconv -f LATIN1 -t UTF-8 {shlex.quote(str(path))} > NEW.csv"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read as a table ({error})") from None
 
 
 def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:

@@ -29,7 +29,7 @@ def load_table(name: str, path: Path, schema: TableSchema) -> Dataset:
     sites = None
     if encoded.sites is not None:
         sites = Sites(schema.sites, encoded.sites[train], encoded.sites[test])
-        _check_persons(encoded, schema, path)
+        check_persons(encoded, schema, path)
     return Dataset(
         name,
         encoded.features[train],
@@ -93,7 +93,7 @@ def encoded_table(path: Path, schema: TableSchema) -> Encoded:
     return encode(raw_table(path), schema)
 
 
-def _check_persons(encoded: Encoded, schema: TableSchema, path: Path) -> None:
+def check_persons(encoded: Encoded, schema: TableSchema, path: Path) -> None:
     """InputError if a person has records at two sites: then no site's budget would bound what they give away."""
     if encoded.persons is None or encoded.sites is None:
         return

@@ -86,7 +86,8 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
         if key != "seeds" and (not isinstance(values, list) or not values):
             raise InputError(f'{source}: sweep."{key}" = {values!r}: expected a list of at least one value')
     printed_axes = {key: values for key, values in sweep.items() if key != "seeds"}
-    printed, published = copy.deepcopy(base), published_of(paper, printed_axes, source)
+    printed = copy.deepcopy(base)
+    published = published_of(paper, printed_axes, source, *layout)
     scaling = scaling_of(base.pop("scaling", None), printed_axes, source)
     tuned = tuned_of(base.pop("tuned", None), source)
     rules = rules_of(base.pop("where", []), printed_axes, source)

@@ -23,9 +23,23 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     by_key: dict[str, list[ErrorDetails]] = {}
     for finding in error.errors(include_url=False):
         by_key.setdefault(".".join(_path(finding)), []).append(finding)
-    line = _line(next(iter(by_key.values())), model, prefix)
-    more = len(by_key) - 1
+    unknown = [key for key, findings in by_key.items() if findings[0]["type"] == "extra_forbidden"]
+    first = unknown[0] if unknown else next(iter(by_key))  # what was mistyped, before what is missing without it
+    line = _line(by_key[first], model, prefix)
+    more = len(by_key) - 1 - len(_meant_by(by_key[first][0], model) & _missing(by_key))
     return f"{line} (and {more} more)" if more else line
+
+
+def _missing(by_key: Mapping[str, list[ErrorDetails]]) -> set[str]:
+    return {key for key, findings in by_key.items() if findings[0]["type"] == "missing"}
+
+
+def _meant_by(finding: ErrorDetails, model: type[BaseModel]) -> set[str]:
+    """The key that an unknown one may have been meant for, which is then missing for that reason alone."""
+    path = _path(finding)
+    if finding["type"] != "extra_forbidden" or not (close := _close(path, model)[0]):
+        return set()
+    return {".".join([*path[:-1], close[0]])}
 
 
 def _path(finding: ErrorDetails) -> list[str]:
@@ -82,13 +96,19 @@ def _section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
     return model
 
 
-def _suggestion(path: list[str], model: type[BaseModel]) -> str:
+def _close(path: list[str], model: type[BaseModel]) -> tuple[list[str], list[str]]:
+    """The known keys that an unknown one is close to, and all that are known."""
     known = list(_section(path, model).model_fields)
     if len(path) == 1:  # a key that belongs into a section
         known += [f"{name}.{path[0]}" for name in known if path[0] in _section([name, *path], model).model_fields]
     close = [key for key in known if key.endswith(f".{path[-1]}")] or difflib.get_close_matches(
         path[-1], known, n=1
     )
+    return close, known
+
+
+def _suggestion(path: list[str], model: type[BaseModel]) -> str:
+    close, known = _close(path, model)
     return f"; did you mean {close[0]!r}?" if close else f"; known keys here: {', '.join(known) or 'none'}"
 
 

@@ -43,8 +43,15 @@ class PrivacySection(Section):
 
     @model_validator(mode="after")
     def _records_of_a_unit(self) -> Self:
-        if (self.unit == RECORD.name) != (self.records is None):
-            raise ValueError('records is needed for unit = "user" or "client", and only there')
+        if self.unit == RECORD.name and self.records is not None:
+            raise ValueError(
+                f'records = {self.records} is for unit = "user" or "client"; set that, or leave it out'
+            )
+        if self.unit != RECORD.name and self.records is None:
+            which = "of one person count at most" if self.unit == USER.name else "one client holds at most"
+            raise ValueError(
+                f'records is needed for unit = "{self.unit}": how many records {which}, e.g. privacy.records = 4'
+            )
         if self.unit != USER.name and self.shared > 1:
             raise ValueError(f"shared = {self.shared}: only persons have records in several silos")
         return self

@@ -115,23 +115,26 @@ def scaling_of(given: Any, axes: Mapping[str, list[Any]], source: str) -> Scalin
     return scaling
 
 
-def published_of(given: Any, axes: Mapping[str, list[Any]], source: str) -> Published | None:
+def published_of(
+    given: Any, axes: Mapping[str, list[Any]], source: str, section: str = "paper"
+) -> Published | None:
+    """[paper] or [table] of a file, by the name that the file has for it; InputError if it is malformed."""
     if given is None:
         return None
     try:
         paper = Paper.model_validate(given)
     except ValidationError as error:
-        raise InputError(f"{source}: {explain(error, Paper, 'paper')}") from None
+        raise InputError(f"{source}: {explain(error, Paper, section)}") from None
     for role, key in (("rows", paper.rows), ("columns", paper.columns)):
         if key not in axes:
             raise InputError(
-                f"{source}: paper.{role} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}"
+                f"{source}: {section}.{role} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}"
             )
     rows, columns = axes[paper.rows], axes[paper.columns]
     for metric in PUBLISHED:
         table = getattr(paper, metric)
         if table is not None and (len(table) != len(rows) or any(len(row) != len(columns) for row in table)):
-            raise InputError(f"{source}: paper.{metric}: expected {len(rows)} rows of {len(columns)} values")
+            raise InputError(f"{source}: {section}.{metric}: expected {len(rows)} rows of {len(columns)} values")
     return Published(paper, rows, columns)
 
 

@@ -1,5 +1,6 @@
 """From a CSV file to a report: what `data inspect` says and writes, and what it refuses to take for public."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,101 @@ def test_sites_that_need_a_second_look_are_named(tmp_path: Path, change: Any, li
     table = write_csv(tmp_path / "t.csv", change(rows()))
     words = ["--target", "outcome", "--site", "hospital", "--split", "part"]
     assert line in fedpriv("data", "inspect", table, *words).output.splitlines()
+
+
+def visits(persons: int = 120, most: int = 4) -> list[dict[str, str]]:
+    """Persons with 1 to `most` records, all at one site."""
+    return [
+        {**record, "patient": f"p{number}"}
+        for number, record in enumerate(rows(persons))
+        for _ in range(1 + number % most)
+    ]
+
+
+@pytest.mark.parametrize("site", [["--site", "hospital"], []])
+def test_persons_with_several_records_are_what_the_starter_protects(tmp_path: Path, site: list[str]) -> None:
+    table = write_csv(tmp_path / "visits.csv", visits())
+    words = ["--target", "outcome", *site, "--person", "patient", "--out", tmp_path / "out"]
+    seen = fedpriv("data", "inspect", table, *words)
+    told = "patient: 120 persons, 90 of them with several records, 4 at most: a run has to protect persons, unit"
+    assert told in seen.output
+    scenario = tmp_path / "out" / "scenario.toml"
+    text = scenario.read_text()
+    assert "first 4 at most count\n" in text
+    assert 'unit = "user"\nrecords = 4\n' in text
+    ran = fedpriv("run", scenario, "--set", "data.table.public=true", "--out", tmp_path / "run")
+    assert ran.exit_code == 0
+    assert "all records of one person in one silo, at most 4 a round" in " ".join(ran.output.split())
+    policy = tmp_path / "out" / "silo-0.toml"
+    policy.write_text(policy.read_text().replace("public = false", "public = true"))
+    assert read_policy(policy).allow.unit == "user"
+
+
+def test_persons_with_very_many_records_count_with_the_first_of_them(tmp_path: Path) -> None:
+    table = write_csv(tmp_path / "visits.csv", visits(40, 20))
+    words = ["--target", "outcome", "--site", "hospital", "--person", "patient", "--out", tmp_path / "out"]
+    seen = fedpriv("data", "inspect", table, *words)
+    assert (
+        '20 at most: a run has to protect persons, unit = "user", of a person with more the first 16'
+        in seen.output
+    )
+    assert "records = 16\n" in (tmp_path / "out" / "scenario.toml").read_text()
+
+
+def test_persons_with_one_record_each_leave_the_record_as_the_unit(tmp_path: Path) -> None:
+    table = write_csv(tmp_path / "t.csv", census())
+    words = ["--target", "outcome", "--site", "hospital", "--person", "patient", "--out", tmp_path / "out"]
+    seen = fedpriv("data", "inspect", table, *words)
+    assert "patient: 600 persons with one record each: to protect a record is to protect a person" in seen.output
+    assert "unit" not in (tmp_path / "out" / "scenario.toml").read_text()
+
+
+def test_a_person_at_two_sites_is_refused_before_a_starter_is_written(tmp_path: Path) -> None:
+    records = visits()
+    records[-1]["hospital"] = "south" if records[-1]["hospital"] == "north" else "north"
+    table = write_csv(tmp_path / "t.csv", records)
+    words = ["--target", "outcome", "--site", "hospital", "--person", "patient", "--out", tmp_path / "out"]
+    with pytest.raises(InputError, match="'p119' has records at 'north' and 'south'"):
+        fedpriv("data", "inspect", table, *words)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("cell", ["sixty", "inf", "1_000"])
+def test_a_mistake_among_numbers_is_told_with_its_line(tmp_path: Path, cell: str) -> None:
+    records = rows(600)
+    records[17]["age"] = cell
+    table = write_csv(tmp_path / "t.csv", records)
+    lines = fedpriv("data", "inspect", table, "--target", "outcome").output.splitlines()
+    told = f"  age: 599 numbers, and 1 cell that is none: line 19: {cell!r}; mend what is wrong, and empty a cell"
+    assert any(line.startswith(told) for line in lines)
+    assert "left out, until its cells are mended: age" in lines
+    assert "left out, with one value or too many words: patient" in lines
+    with pytest.raises(InputError, match="column 'age': 599 numbers, and 1 cell that is none: line 19"):
+        fedpriv("data", "inspect", table, "--target", "age")
+
+
+def test_codes_of_which_one_is_a_word_stay_words(tmp_path: Path) -> None:
+    records = [{**each, "ward": "ICU" if n == 3 else str(n % 5)} for n, each in enumerate(rows(600))]
+    seen = fedpriv("data", "inspect", write_csv(tmp_path / "t.csv", records), "--target", "outcome")
+    assert "  ward: 6 words: " in seen.output
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(["target", "site", "person", "split"], 2)))
+def test_a_column_with_two_roles_is_one_line(tmp_path: Path, one: str, other: str) -> None:
+    table = write_csv(tmp_path / "t.csv", rows())
+    given = {"target": "outcome", one: "hospital", other: "hospital"}
+    words = [word for role, name in given.items() for word in (f"--{role}", name)]
+    with pytest.raises(InputError, match=f"'hospital': is named as {one} and as {other}; it can have one role"):
+        fedpriv("data", "inspect", table, *words)
+
+
+def test_a_site_that_no_record_names_is_one_line(tmp_path: Path) -> None:
+    table = write_csv(tmp_path / "t.csv", [{**record, "hospital": ""} for record in rows()])
+    with pytest.raises(InputError, match="'hospital': is empty, so it says of no record whose it is"):
+        fedpriv("data", "inspect", table, "--target", "outcome", "--site", "hospital")
+
+
+def test_a_real_target_with_one_number_spelled_twice_is_one_line(tmp_path: Path) -> None:
+    records = [{**record, "days": "1" if n % 2 else "1.0"} for n, record in enumerate(rows())]
+    with pytest.raises(InputError, match="'days': holds one value only"):
+        fedpriv("data", "inspect", write_csv(tmp_path / "t.csv", records), "--target", "days", "--regression")

@@ -234,3 +234,10 @@ def test_no_query_imports_torch(line: str) -> None:
         "sys.exit(r.exit_code or 10 * ('torch' in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("words", ["ledger", "ledger --json"])
+def test_a_run_without_a_finished_cell_has_no_claim_that_agrees(tmp_path: Path, words: str) -> None:
+    (tmp_path / "results.json").write_text(json.dumps({"cells": []}))
+    with pytest.raises(InputError, match="no finished cell whose claim could be compared yet; wait for one"):
+        ask(f"{words} {tmp_path}")

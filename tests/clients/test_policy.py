@@ -150,6 +150,9 @@ def test_files_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
     path = write_silo(tmp_path, budget=-1.0)
     with pytest.raises(InputError, match=r"allow\.budget = -1\.0: expected a number above 0"):
         read_policy(path)
+    path.write_text(path.read_text().replace("budget = -1.0", "budgett = 1.0"))
+    with pytest.raises(InputError, match=r"silo-0\.toml: allow\.budgett: unknown key; did you mean 'budget'\?$"):
+        read_policy(path)
     ledger = tmp_path / "open.sqlite"
     create_ledger(ledger, tmp_path / "open.sqlite.mark", b"")
     ledger.chmod(0o644)

@@ -189,6 +189,8 @@ def cell_set(row: int, **values: str) -> Callable[[list[dict[str, str]]], Any]:
     return lambda records: records[row].update(values)
 
 
+_NO_SPLIT = r"'valid' is not among the two words of a split, \"train\" and \"test\"; name a column of these two"
+
 BAD: dict[str, tuple[Callable[[list[dict[str, str]]], Any], dict[str, Any], str]] = {
     "missing value": (cell_set(3, age="?"), {}, r"line 5, column 'age': '\?' is a missing value; .* missing = "),
     "missing target": (cell_set(3, outcome=""), {}, r"line 5, column 'outcome': '' is a missing value"),
@@ -222,7 +224,7 @@ BAD: dict[str, tuple[Callable[[list[dict[str, str]]], Any], dict[str, Any], str]
         {},
         "has no test records; look at `split`",
     ),
-    "split in other words": (cell_set(0, part="valid"), {}, r"'valid' is not among the two words of a split"),
+    "split in other words": (cell_set(0, part="valid"), {}, _NO_SPLIT),
 }
 
 
@@ -254,7 +256,8 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str, line: str
 
 def test_bytes_that_are_no_text_or_no_parquet_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    for suffix, line in ((".csv", "cannot be read as a table in UTF-8"), (".parquet", "not a readable .parquet")):
+    wrong = {".csv": "is not in UTF-8 .*save it as 'CSV UTF-8'.*iconv -f", ".parquet": "not a readable .parquet"}
+    for suffix, line in wrong.items():
         (tmp_path / f"t{suffix}").write_bytes(b"\xff\xfe\x00" * 30)
         with pytest.raises(InputError, match=line):
             read_table(tmp_path / f"t{suffix}")

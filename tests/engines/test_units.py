@@ -180,8 +180,18 @@ def test_the_records_of_a_silo_are_those_of_its_persons(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"privacy": {"unit": "user", "relation": "zero-out", "mu": 1.0}}, "records is needed for unit"),
-        ({"privacy": {"records": 4, "relation": "zero-out", "mu": 1.0}}, "records is needed for unit"),
+        (
+            {"privacy": {"unit": "user", "relation": "zero-out", "mu": 1.0}},
+            'needed for unit = "user": how many records of one person count at most, e.g. privacy.records = 4',
+        ),
+        (
+            {"privacy": {"unit": "client", "relation": "zero-out", "mu": 1.0}},
+            'needed for unit = "client": how many records one client holds at most, e.g. privacy.records = 4',
+        ),
+        (
+            {"privacy": {"records": 4, "relation": "zero-out", "mu": 1.0}},
+            'privacy: records = 4 is for unit = "user" or "client"; set that, or leave it out',
+        ),
         (
             {"privacy": {"unit": "user", "records": 4, "relation": "zero-out", "mu": 1.0}},
             "the data do not say whose a record is",

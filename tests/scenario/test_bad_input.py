@@ -99,6 +99,29 @@ def test_a_line_names_the_file_and_how_many_other_findings_there_are() -> None:
     assert line.endswith("(and 2 more)")
 
 
+@pytest.mark.parametrize(
+    ("section", "wrong", "other"), [("privacy", "privcy", ""), ("federation", "federaton", " (and 1 more)")]
+)
+def test_a_misspelt_section_is_named_before_what_is_missing_without_it(
+    section: str, wrong: str, other: str
+) -> None:
+    tree = small_tree()
+    tree[wrong] = tree.pop(section)
+    if other:
+        tree["run"] = {"dtype": "half"}
+    line = complaint(tree)
+    assert line == f"file.toml: {wrong}: unknown key; did you mean {section!r}?{other}"
+
+
+@pytest.mark.parametrize("section", ["paper", "table"])
+def test_a_layout_is_named_as_the_file_names_it(section: str) -> None:
+    tree = {**small_tree(), "sweep": {"federation.silos": [1, 2]}}
+    line = complaint({**tree, section: {"rows": "federation.silos"}})
+    assert line == f"file.toml: {section}.columns: this key is missing"
+    line = complaint({**tree, section: {"rows": "federation.silos", "columns": "privacy.mu"}})
+    assert line.startswith(f"file.toml: {section}.columns = 'privacy.mu': expected a swept key")
+
+
 @pytest.mark.parametrize("setting", [{"clip": -1.0}, {"clip": 0.0}, {"step": -0.5}, {"step": float("nan")}])
 def test_a_clip_or_a_step_that_is_not_positive_is_refused(setting: dict[str, float]) -> None:
     ((key, value),) = setting.items()
