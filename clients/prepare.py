@@ -22,6 +22,7 @@ from fedpriv.data.table_schema import TableSchema
 from fedpriv.data.table_toml import schema_toml
 from fedpriv.data.tables import raw_table
 from fedpriv.errors import InputError
+from fedpriv.privacy.unit import RECORD
 from fedpriv.running.evaluation import evaluation_plan_of, evaluations_of
 from fedpriv.running.first_step import first_step_of, presumed
 from fedpriv.running.held_out import held_out_of_silos
@@ -106,6 +107,7 @@ def allowance_of(cell: Cell) -> dict[str, Any]:
         **_budget(cell, plan, target),
         "dimension": plan.objective.dimension,
         **({"silos": cell.federation.silos} if plan.masked else {}),
+        **({} if cell.privacy.unit == RECORD.name else {"unit": cell.privacy.unit}),
     }
 
 

@@ -18,6 +18,7 @@ from fedpriv.scenario import Scenario
 from fedpriv.scenario.load import scenario_of
 from tests.clients.guarded import UNACCOUNTABLE
 from tests.conftest import small_tree
+from tests.engines.test_units import persons_tree
 
 
 def scenario(**overrides: object) -> Scenario:
@@ -88,3 +89,18 @@ def test_no_policy_is_made_for_releases_that_every_guard_refuses(
         prepare_silos(scenario(**overrides), tmp_path, runs=1)
     assert str(refused.value) == f"a deployment's silos refuse this scenario: {reason}"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_policy_for_persons_says_so_and_its_guard_answers(tmp_path: Path) -> None:
+    tree = persons_tree(tmp_path)
+    tree.pop("seed", None)
+    scenario = scenario_of(tree, "test")
+    cell = scenario.points[0].cell
+    for silo, folder in enumerate(prepare_silos(scenario, tmp_path / "silos", runs=1)):
+        policy = read_policy(folder / "policy.toml")
+        assert policy.allow.unit == "user"
+        begin_ledger(policy)
+        simulated = simulated_silo(cell, silo)
+        query = simulated.objective.initial()
+        release = open_guard(policy).answer("run", json.dumps(cell.canonical()), 1, query)
+        assert release.shape == query.shape
