@@ -18,11 +18,13 @@ from fedpriv.errors import InputError
 from fedpriv.extensions import import_files
 from fedpriv.scenario import Scenario
 from fedpriv.scenario.load import load_scenario, read_toml
+from fedpriv.scenario.tree import parsed_assignment
 from fedpriv.scenario.tuned import Tuned, TunedRow
 from fedpriv.shipped import scenario_file
 from fedpriv.sweep.lock import locked
 from fedpriv.tuning.grids import Grid, Setting, chosen_settings, given_grid, grid_around, settings_of
-from fedpriv.tuning.problem import HeldOut, Row, held_out_of, rows_of
+from fedpriv.tuning.keys import check_grid
+from fedpriv.tuning.problem import HeldOut, Row, check_settings, held_out_of, rows_of
 from fedpriv.tuning.search import ACCURACY, Choice, tuned_openly, tuned_privately
 from fedpriv.tuning.written import HEADER, costs, edges, lines, tuned_text, write_tuning
 
@@ -60,8 +62,12 @@ class Asked:
         seeds: Sequence[int],
         metric: str,
     ) -> "Asked":
-        """InputError for a tuning file with other keys than such a file has."""
+        """InputError for keys that a tuning file does not have, and for a grid over what does not train."""
         own = given_grid(grid)
+        check_grid(own, "--grid")
+        for assignment in fixed:
+            if parsed_assignment(assignment, "--while-tuning")[0] == "data.validation":
+                raise InputError(f"--while-tuning {assignment!r}: how many records are held out; give --held-out")
         path = scenario_file(given)
         tree = read_toml(path)
         if not {"scenario", "grid"} <= tree.keys():
@@ -81,6 +87,10 @@ class Asked:
         held = tree.get("fixed", {})
         if own:
             raise InputError(f"{given}: a tuning file has grids of its own; leave --grid out")
+        if not isinstance(tree["grid"], dict):
+            raise InputError(f"{given}: grid: expected a table [grid.VALUE] for every value of the axis")
+        for value, each in tree["grid"].items():
+            check_grid(each, f"{given}: grid.{value}:")
         return cls(
             (path.parent / tree["scenario"]).resolve(),
             overrides,
@@ -117,7 +127,10 @@ def tune_scenario(
         raise InputError("--poisson and --eta say how many runs a private choice makes: give --private with them")
     generator = np.random.default_rng(seed if seed is not None or private else 0)
     rows = _with_settings(scenario, asked, private, generator)
-    held_out = held_out_of(scenario.points[0].cell, asked.held_out)
+    cells = [point.cell for point in scenario.points]
+    held_out = held_out_of(cells[0], asked.held_out).in_runs(cells)  # refuses what cannot run before a trial does
+    for row, settings in rows:
+        check_settings(row, settings)
     folder = out or Path("runs") / f"{scenario.name}-tuned"
     if law is None:
         choices = tuned_openly(
@@ -157,7 +170,9 @@ def _write_and_show(
         ),
     )
     source = scenario_file(asked.scenario)
-    text = tuned_text(source.read_text(encoding="utf-8"), choices, tuned, asked.overrides, str(asked.scenario))
+    given = source.read_text(encoding="utf-8")
+    text, chosen = tuned_text(given, choices, tuned, asked.overrides, str(asked.scenario))
+    held_out = held_out.in_runs([point.cell for point in chosen.points])
     with locked(folder):
         write_tuning(folder, text, choices, tuned, held_out, delta)
     columns = [Column(name, wrap=name == "setting") for name in HEADER]
@@ -190,7 +205,7 @@ def _with_settings(
         settings = [settings_of(grid) for grid in grids_of_rows]
     else:
         trials = _TRIALS if asked.trials is None and own else asked.trials
-        if trials is not None and trials != int(trials):
+        if trials is not None and not float(trials).is_integer():
             raise InputError(f"--trials {trials}: a whole number of settings is tried, without --private")
         settings = chosen_settings(grids_of_rows, None if trials is None else int(trials), generator)
     return list(zip(rows, settings, strict=True))

@@ -26,12 +26,12 @@ def look_up(tree: Mapping[str, Any], dotted: str) -> Any:
     return node
 
 
-def parsed_assignment(assignment: str) -> tuple[str, Any]:
-    """A "KEY=VALUE" of a command line, its value as TOML reads it; InputError if it is none."""
+def parsed_assignment(assignment: str, option: str = "--set") -> tuple[str, Any]:
+    """A "KEY=VALUE" of a command line's `option`, its value as TOML reads it; InputError if it is none."""
     key, equals, text = assignment.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise InputError(f"--set {assignment!r}: expected KEY=VALUE, such as --set federation.silos=10")
+        raise InputError(f"{option} {assignment!r}: expected KEY=VALUE, such as {option} federation.silos=10")
     try:
         return key, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

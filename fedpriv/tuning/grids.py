@@ -26,12 +26,14 @@ def settings_of(grid: Grid) -> list[Setting]:
 
 
 def given_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
-    """ "KEY=[VALUES]" of a command line; InputError for what is no list of values."""
+    """ "KEY=[VALUES]" of a command line; InputError for what is no list of values, or a key given twice."""
     grid: dict[str, list[Any]] = {}
     for assignment in assignments:
-        key, values = parsed_assignment(assignment)
+        key, values = parsed_assignment(assignment) if assignment.strip().find("=") > 0 else (assignment, None)
         if not isinstance(values, list) or not values:
             raise InputError(f"--grid {assignment!r}: expected KEY=[VALUE, …], such as algorithm.step=[0.1,1,10]")
+        if key in grid:
+            raise InputError(f"--grid {assignment!r}: {key} has a grid already; give all its values in one list")
         grid[key] = values
     return grid
 
@@ -77,8 +79,10 @@ def chosen_settings(
 ) -> list[list[Setting]]:
     """The settings to try for every grid: all, or `trials` of each at random, of each grid as many.
 
-    InputError where grids have other numbers of settings and nothing says how many are tried.
+    InputError where grids have other numbers of settings and nothing says how many are tried, and for less than 1.
     """
+    if trials is not None and trials < 1:
+        raise InputError(f"--trials {trials}: at least 1 setting of every row is tried")
     whole = [settings_of(grid) for grid in grids]
     sizes = sorted(set(map(len, whole)))
     if trials is None and len(sizes) > 1:

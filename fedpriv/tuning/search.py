@@ -18,7 +18,8 @@ from fedpriv.privacy.unit import RECORD
 from fedpriv.running.fitted import fitted_scenario
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
-from fedpriv.scenario import Point, Scenario
+from fedpriv.running.task import task_of_cell
+from fedpriv.scenario import Cell, Point, Scenario
 from fedpriv.sweep.results import read_results
 from fedpriv.sweep.runner import run_sweep
 from fedpriv.tuning.grids import Setting
@@ -27,6 +28,7 @@ from fedpriv.tuning.problem import HeldOut, Row, better, trial
 SETTING = "tune.setting"
 """The axis of the trials' results: a setting's number among those of its row."""
 ACCURACY = "test_accuracy"
+_NO_ACCURACY = f"--private: runs are compared by {ACCURACY}, which a regression does not have"
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ def tuned_openly(
 ) -> list[Choice]:
     """Every setting of every row on every seed, as a run in `out` with all its results; the best mean is chosen.
 
-    InputError for a metric that the runs do not have.  The results are functions of the records without noise.
+    InputError, before they start, for a metric that the runs do not have.  The results are functions of the
+    records without noise.
     """
     points = [
         Point({**row.when, SETTING: number}, trial(row.cell, setting, held_out, fixed, seed))
@@ -66,6 +69,7 @@ def tuned_openly(
         for number, setting in enumerate(settings)
         for seed in seeds
     ]
+    _check_metric([point.cell for point in points], metric)
     axes = {**scenario.axes, SETTING: list(range(max(len(settings) for _, settings in rows)))}
     trials = replace(
         scenario, axes=axes, seeds=list(seeds), points=points, published=None, scaling=None, tuned=None
@@ -91,20 +95,25 @@ def tuned_privately(
     """For every row the best of K runs, K from `law`, each with a setting drawn from the row's, and its own noise.
 
     Scores are accuracies on held-out records with Gaussian noise.  InputError for runs whose guarantee is no μ of
-    one record; RunError if one fails.
+    one record, and, before any of them, for a setting with another promise than the scenario's; RunError if one
+    fails.
 
     Guarantee: `Choice.selection` holds for the setting and the score of a row, for training records and held-out
     records alike: a run's releases are μ-GDP for a record that it trains on, its score is μ-GDP for a record that
     is held out, and which of both a record is follows from its place alone.  Nothing of another run is kept,
     written or told.  `generator` must be as secret as the noise.
     """
-    for row, _ in rows:
+    for row, settings in rows:
         _target(row)
+        if row.cell.model.regression:
+            raise InputError(_NO_ACCURACY)
         if row.cell.privacy.protected.name != RECORD.name:
             raise InputError(
                 "--private: a person's records may lie on both sides of the split, so that only one record is "
                 'protected; tune with privacy.unit = "record"'
             )
+        for setting in settings:
+            _check_kept(row.cell, trial(row.cell, setting, held_out, fixed, 0), held_out)
     plans = [(row, settings, law.draw(generator)) for row, settings in rows]
     drawn = [
         (row, settings[int(generator.integers(len(settings)))])
@@ -139,6 +148,29 @@ def tuned_privately(
     return choices
 
 
+def _check_kept(given: Cell, tried: Cell, held_out: HeldOut) -> None:
+    """InputError unless a trial has the promise that is charged for, and the held-out records that are counted.
+
+    Guarantee: relation, unit, target and who adds the noise are the scenario's, so that a price for the
+    scenario's promise is one for every trial; a record moves a score by 1/`held_out.count` at most.
+    """
+    kept: dict[str, tuple[object, object]] = {
+        "federation.sampling": (given.federation.sampling, tried.federation.sampling)
+    }
+    kept |= {"algorithm.trust": (given.algorithm.trust, tried.algorithm.trust)}
+    kept |= {
+        f"privacy.{name}": (getattr(given.privacy, name), getattr(tried.privacy, name))
+        for name in type(given.privacy).model_fields
+    }
+    kept["data.validation"] = (held_out.count, tried.data.validation)
+    for key, (one, other) in kept.items():
+        if one != other:
+            raise InputError(
+                f"--private: {key} = {other!r} while tuning, but the choice is charged for {one!r}: leave it out "
+                "of --while-tuning, and change it with --set, or --held-out"
+            )
+
+
 def check_promise(finished: Finished, mu: float) -> None:
     """InputError unless what a run released is `mu`-GDP."""
     claim = claim_of(finished.releases)
@@ -156,7 +188,7 @@ def noisy_score(finished: Finished, held_out: int, mu: float, generator: np.rand
     of standard deviation 1/(`held_out` · μ) makes the score μ-GDP, as the run's own releases are.
     """
     if ACCURACY not in finished.metrics:
-        raise InputError(f"--private: runs are compared by {ACCURACY}, which a regression does not have")
+        raise InputError(_NO_ACCURACY)
     return finished.metrics[ACCURACY] + float(generator.standard_normal()) / (held_out * mu)
 
 
@@ -170,6 +202,16 @@ def _target(row: Row) -> float:
 
 def _badness(metric: str, score: float) -> float:
     return score if better(metric, 0.0, 1.0) else -score
+
+
+def _check_metric(cells: Sequence[Cell], metric: str) -> None:
+    """InputError unless an evaluation has the metric: one of the first model, where cells measure other things."""
+    measured = {repr((cell.data, cell.model, cell.run)): cell for cell in cells}
+    for cell in measured.values():
+        task = task_of_cell(cell)
+        known = task.objective.evaluate(task.objective.initial(), task.test).named()
+        if metric not in known:
+            raise InputError(f"--metric {metric}: the runs have {', '.join(known)}")
 
 
 def _score(cell: Mapping[str, object], metric: str) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedpriv.errors import InputError
 from fedpriv.files import write_json, write_text
+from fedpriv.scenario import Scenario
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.tuned import Tuned
 from fedpriv.tuning.grids import Place, places
@@ -17,8 +18,10 @@ from fedpriv.tuning.search import Choice
 HEADER = ("row", "setting", "score", "next best", "place in the grid")
 
 
-def tuned_text(text: str, choices: Sequence[Choice], tuned: Tuned, overrides: Sequence[str], source: str) -> str:
-    """The scenario file `text` with a rule for every choice and [tuned]; InputError if it cannot have them."""
+def tuned_text(
+    text: str, choices: Sequence[Choice], tuned: Tuned, overrides: Sequence[str], source: str
+) -> tuple[str, Scenario]:
+    """The file `text` with a rule for every choice and [tuned], and its scenario; InputError if there is none."""
     blocks = [text.rstrip("\n"), ""]
     blocks += [
         f"# Settings by `fedpriv tune`, {tuned.settings} for every row, on {tuned.held_out} held-out records."
@@ -37,10 +40,9 @@ def tuned_text(text: str, choices: Sequence[Choice], tuned: Tuned, overrides: Se
         blocks += ["", "[[tuned.rows]]", f"when = {_inline(row.when)}{mu}"]
     written = "\n".join(blocks) + "\n"
     try:
-        scenario_of(tomllib.loads(written), source, overrides)
+        return written, scenario_of(tomllib.loads(written), source, overrides)
     except (tomllib.TOMLDecodeError, InputError) as error:
         raise InputError(f"{source}: the chosen settings cannot be written into it: {error}") from None
-    return written
 
 
 def write_tuning(
@@ -54,7 +56,12 @@ def write_tuning(
         {
             "format": 1,
             "tuned": tuned.model_dump(mode="json"),
-            "held_out": vars(held_out) | {"by_silo": list(held_out.by_silo)},
+            "held_out": {
+                "count": held_out.count,
+                "of": held_out.of,
+                "by_silo": held_out.runs[0],
+                "words": held_out.words,
+            },
             "choices": [_as_data(choice, delta) for choice in choices],
         },
     )

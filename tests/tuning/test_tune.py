@@ -170,14 +170,15 @@ def test_held_out_records_are_said_to_be_whose_they_are() -> None:
     cell = resolve_cell(tree, "test")
     found = held_out_of(cell, 1000)
     assert found.of == len(task_of_cell(cell).train.labels) == 6000
-    assert sum(found.by_silo) == 1000, "every record is read once"
-    assert found.by_silo == tuple(int((order >= 5000).sum()) for order in spread(cell))
-    assert f"{min(found.by_silo)} to {max(found.by_silo)} to each of 4" in found.words
+    assert sum(found.runs[0]) == 1000, "every record is read once"
+    (by_silo,) = found.runs
+    assert by_silo == tuple(int((order >= 5000).sum()) for order in spread(cell))
+    assert f"{min(by_silo)} to {max(by_silo)} to each of 4" in found.words
     of_clients = held_out_of(
         resolve_cell(small_tree(federation__rounds=750, privacy__unit="client", privacy__records=2), "test"), 1000
     )
     assert of_clients.of == 6000
-    assert 700 < sum(of_clients.by_silo) < 800, "three quarters of the records are read"
+    assert 700 < sum(of_clients.runs[0]) < 800, "three quarters of the records are read"
     with pytest.raises(InputError, match="--held-out 6000: synthetic has 6000 training records"):
         held_out_of(cell, 6000)
 
@@ -272,7 +273,7 @@ def test_scores_of_held_out_records_are_as_private_as_the_run() -> None:
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--grid", "privacy.mu=[1,2]"], ["privacy.mu is swept by mine.toml"]),
+        ([*GRID, "--set", "algorithm.clip=[1.0,2.0]"], ["algorithm.clip is swept by mine.toml"]),
         (["--grid", "algorithm.step=3"], ["--grid 'algorithm.step=3': expected KEY=[VALUE, …]"]),
         (["--grid", "algorithm.stop=[3]"], ["algorithm.stop: unknown key"]),
         ([*GRID, "--trials", "7"], ["--trials 7: the smallest grid has 6 settings"]),

@@ -1,0 +1,236 @@
+"""What `fedpriv tune` refuses before a run: grids over the promise or the problem, and what it cannot try."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpriv.accounting.selection import NegativeBinomial
+from fedpriv.cli import main
+from fedpriv.errors import InputError
+from fedpriv.running.task import spread
+from fedpriv.scenario import load_scenario
+from fedpriv.tuning import search
+from fedpriv.tuning.grids import settings_of
+from fedpriv.tuning.keys import check_grid
+from fedpriv.tuning.problem import HeldOut, Row, held_out_of, trial
+from fedpriv.tuning.search import tuned_privately
+from tests.cli.test_errors import refusal
+
+SCENARIO = """
+name = "plain"
+[data]
+name = "synthetic"
+[federation]
+silos = 5
+rounds = 20
+[algorithm]
+name = "dp-sgd"
+trust = "trusted"
+clip = 1.0
+step = 0.5
+[privacy]
+relation = "zero-out"
+epsilon = 2.0
+[run]
+evaluations = 1
+"""
+PROMISE = [
+    "privacy.epsilon=[1,200]",
+    "privacy.delta=[1e-5,0.1]",
+    'privacy.mode=["none"]',
+    'privacy.relation=["zero-out","replace-one"]',
+    'privacy.unit=["record"]',
+    'algorithm.trust=["trusted","untrusted"]',
+    'federation.sampling=["fixed","poisson"]',
+    "federation.groups=[1,2]",
+]
+PROBLEM = [
+    'data.name=["synthetic"]',
+    "data.validation=[10,20]",
+    "federation.silos=[2,5]",
+    "federation.clients=[10]",
+    "federation.samples=[1000]",
+    "federation.drop_out=[0.1]",
+    "evaluation.mu=[1.0]",
+    'run.dtype=["float32"]',
+    "run.evaluations=[1,2]",
+    "label.a=[1]",
+    "privacy=[1]",
+]
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """The one line that `fedpriv tune plain.toml WORDS` ends with; nothing was run and nothing written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain.toml").write_text(SCENARIO)
+
+    def runs(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a trial was run")
+
+    monkeypatch.setattr(search, "run_sweep", runs)
+    monkeypatch.setattr(search, "engine_named", runs)
+
+    def command(*words: str) -> str:
+        line = refusal(["tune", "plain.toml", *words], monkeypatch, capsys)
+        assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".toml") == []
+        return line
+
+    return command
+
+
+@pytest.mark.parametrize("private", [[], ["--private"]], ids=["open", "private"])
+@pytest.mark.parametrize("given", [*PROMISE, *PROBLEM])
+def test_a_choice_keeps_the_promise_and_the_problem(given: str, private: list[str], refused: Refused) -> None:
+    """Guarantee: no setting that is compared differs in what is protected, against whom, or in the records."""
+    line = refused("--grid", "algorithm.step=[0.1,1]", "--grid", given, *private)
+    key = given.partition("=")[0]
+    assert f"--grid {key}: " in line
+    assert ("which is given and not chosen" in line) == (given in PROMISE or key == "privacy")
+    assert "A grid is over algorithm.KEY, model.KEY and federation.rounds" in line
+
+
+@pytest.mark.parametrize(
+    "key", ["algorithm.step", "algorithm.mechanism", "model.width", "federation.rounds", "federation.batch",
+            "federation.batches", "federation.cohort", "federation.epochs"]
+)  # fmt: skip
+def test_what_trains_may_be_in_a_grid(key: str) -> None:
+    check_grid({key: [1, 2]}, "--grid")
+
+
+def test_a_grid_of_a_tuning_file_keeps_them_too(refused: Refused, tmp_path: Path) -> None:
+    for grid, said in (
+        ('[grid.dp-sgd]\n"privacy.epsilon" = [1, 200]\n', "grid.dp-sgd: privacy.epsilon: says what is protected"),
+        ("[grid.dp-sgd.privacy]\nepsilon = [1, 200]\n", "grid.dp-sgd: privacy: says what is protected"),
+        ('[grid.dp-sgd]\n"algorithm.step" = 3\n', "grid.dp-sgd: algorithm.step: expected a list of values"),
+        ("[grid]\ndp-sgd = 3\n", "grid.dp-sgd: expected keys with lists of values"),
+        ("grid = 3\n", "grid: expected a table [grid.VALUE]"),
+    ):
+        scenario = tmp_path / "plain.toml"
+        (tmp_path / "mine.toml").write_text(SCENARIO)
+        scenario.write_text(f'scenario = "mine.toml"\n{grid}')
+        assert said in refused()
+
+
+@pytest.mark.parametrize(
+    "fixed", ["privacy.relation=replace-one", "privacy.epsilon=200.0", "algorithm.trust=untrusted",
+              "federation.sampling=poisson"]
+)  # fmt: skip
+def test_a_private_choice_is_charged_for_the_promise_of_its_trials(fixed: str, refused: Refused) -> None:
+    line = refused("--private", "--grid", "algorithm.step=[0.1,1]", "--while-tuning", fixed)
+    assert f"--private: {fixed.partition('=')[0]} = " in line
+    assert "but the choice is charged for" in line
+
+
+def test_a_private_choice_refuses_another_promise_whoever_made_the_grid(tmp_path: Path) -> None:
+    """Guarantee: every trial has the relation, the target and the trust that the price is for."""
+    (tmp_path / "plain.toml").write_text(SCENARIO)
+    scenario = load_scenario(tmp_path / "plain.toml")
+    cell = scenario.points[0].cell
+    for key, value in (("privacy.relation", "replace-one"), ("algorithm.trust", "untrusted")):
+        row = Row({"algorithm.name": "dp-sgd"}, cell, {key: [value]})
+        with pytest.raises(InputError, match=f"--private: {key} = '{value}' while tuning"):
+            tuned_privately(
+                scenario, [(row, settings_of(row.grid))], held_out_of(cell, 100), [], NegativeBinomial(2.0, 0.0),
+                np.random.default_rng(1),
+            )  # fmt: skip
+    row = Row({"algorithm.name": "dp-sgd"}, cell, {"algorithm.step": [1.0]})
+    with pytest.raises(InputError, match=r"--private: data\.validation = 50 while tuning"):
+        tuned_privately(
+            scenario, [(row, settings_of(row.grid))], held_out_of(cell, 100), ["data.validation=50"],
+            NegativeBinomial(2.0, 0.0), np.random.default_rng(1),
+        )  # fmt: skip
+
+
+def test_a_private_choice_of_a_regression_is_refused_before_a_run(tmp_path: Path) -> None:
+    (tmp_path / "plain.toml").write_text(SCENARIO)
+    scenario = load_scenario(tmp_path / "plain.toml", ["model.name=linear-regression"])
+    row = Row({}, scenario.points[0].cell, {})
+    with pytest.raises(InputError, match="which a regression does not have"):
+        tuned_privately(
+            scenario, [(row, [{}])], HeldOut(100, 6000, ((100,),)), [], NegativeBinomial(2.0, 0.0),
+            np.random.default_rng(1),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--trials", "0"], "--trials 0: at least 1 setting of every row is tried"),
+        (["--trials", "-3"], "--trials -3: at least 1 setting of every row is tried"),
+        (["--trials", "inf"], "--trials inf: a whole number"),
+        (["--private", "--trials", "0"], "trials = 0.0: on average from 1"),
+        (["--metric", "foo"], "--metric foo: the runs have test_loss, test_accuracy"),
+        (["--metric", "foo", "--set", 'run.metrics=[["auc"]]'], "have test_loss, test_accuracy, test_auc"),
+        (["--grid", "step"], "--grid 'step': expected KEY=[VALUE, …], such as algorithm.step=[0.1,1,10]"),
+        (["--grid", "=[1]"], "--grid '=[1]': expected KEY=[VALUE, …]"),
+        (["--grid", "step=[1]"], "--grid step: no key of a scenario; did you mean 'algorithm.step'?"),
+        (["--grid", "seeds=[1,2]"], "--grid seeds: no setting to choose; give --seeds"),
+        (["--grid", 'algorithm.name=["dp-sgd","dp-ftrl"]'], "--grid algorithm.name: every algorithm is a row"),
+        (["--grid", "algorithm.step=[1]", "--grid", "algorithm.step=[2]"],
+         "--grid 'algorithm.step=[2]': algorithm.step has a grid already"),
+        (["--while-tuning", "rounds"], "--while-tuning 'rounds': expected KEY=VALUE"),
+        (["--while-tuning", "data.validation=50"], "how many records are held out; give --held-out"),
+        (["--set", "federation.rounds=[20,2000]"], "one pass is 2000 batches of 5 records"),
+        (["--grid", "federation.batch=[1,300]"], "a run with federation.batch = 300: federation: one pass is"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_tried_is_refused_before_a_trial(words: list[str], said: str, refused: Refused) -> None:
+    line = refused(*words)
+    assert said in line
+    assert "--set" not in line
+
+
+def test_a_setting_that_cannot_run_is_named_once(refused: Refused) -> None:
+    line = refused("--grid", "algorithm.step=[1,-2]")
+    assert line == "fedpriv: while tuning: algorithm.step = -2: expected a number above 0\n"
+    line = refused("--grid", "algorithm.step=[1]", "--grid", "algorithm.stop=[3]")
+    assert line.startswith(
+        "fedpriv: while tuning, algorithm.step = 1, algorithm.stop = 3: algorithm.stop: unknown key"
+    )
+
+
+@pytest.mark.parametrize("key", ["federation.batch", "federation.epochs"])
+def test_held_out_records_are_counted_as_runs_with_the_choice_read_them(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence is of the tuned scenario, on all its seeds, and not of the scenario as it was."""
+    monkeypatch.chdir(tmp_path)
+    Path("plain.toml").write_text(
+        SCENARIO.replace("rounds = 20", "rounds = 20\nbatch = 7") + "[sweep]\nseeds = 2\n"
+    )
+    value = 50 if key == "federation.batch" else 4
+    words = ["--grid", f"{key}=[{value}]", "--grid", "algorithm.step=[0.5]", "--out", "out"]
+    monkeypatch.setattr(sys, "argv", ["fedpriv", "tune", "plain.toml", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code in (None, 0)
+    points = load_scenario(Path("out/scenario.toml")).points
+    runs = [[int((order >= 5400).sum()) for order in spread(point.cell)] for point in points]
+    assert len(runs) == 2
+    reads = sorted({sum(run) for run in runs})
+    each = sorted({count for run in runs for count in run})
+    read = f"{reads[0]}" if len(reads) == 1 else f"{reads[0]} to {reads[-1]}"
+    sentence = (
+        f"in a run of the tuned scenario {read} of them belong to its silos, {each[0]} to {each[-1]} to each of 5"
+    )
+    assert sentence in said
+    assert sentence in json.loads(Path("out/tuning.json").read_text())["held_out"]["words"]
+
+
+def test_trials_of_larger_batches_have_fewer_rounds(tmp_path: Path) -> None:
+    """What is left of the records is shared out by the setting's own batch."""
+    (tmp_path / "plain.toml").write_text(SCENARIO)
+    cell = load_scenario(tmp_path / "plain.toml").points[0].cell
+    held_out = held_out_of(cell, 600)
+    rounds = {
+        batch: trial(cell, {"federation.batch": batch}, held_out, [], 1).federation.rounds for batch in (54, 60)
+    }
+    assert rounds == {54: 20, 60: 18}
