@@ -144,7 +144,7 @@ def _files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str
     cell = resolve_cell(
         {**tree, "data": {**tree["data"], "table": confirmed.model_dump(exclude_none=True)}}, str(path)
     )
-    allow = {**allowance_of(cell), **{key: value for key, value in unit.items() if key == "unit"}}
+    allow = allowance_of(cell)
     head = "".join(f"# {line}\n" for line in WARNING.splitlines())
     notes = {"privacy": _PERSONS.format(**unit), "federation": _BATCHES} if unit else {}
     sections = [
