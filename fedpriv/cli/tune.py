@@ -26,7 +26,7 @@ from fedpriv.tuning.grids import Grid, Setting, chosen_settings, given_grid, gri
 from fedpriv.tuning.keys import check_grid
 from fedpriv.tuning.problem import HeldOut, Row, check_settings, held_out_of, rows_of
 from fedpriv.tuning.search import ACCURACY, Choice, tuned_openly, tuned_privately
-from fedpriv.tuning.written import HEADER, costs, edges, lines, tuned_text, write_tuning
+from fedpriv.tuning.written import HEADER, costs, edges, lines, not_chosen, tuned_text, write_tuning
 
 _SEEDS = (100,)  # that scenarios do not use
 _TRIALS = 25
@@ -171,7 +171,8 @@ def _write_and_show(
     )
     source = scenario_file(asked.scenario)
     given = source.read_text(encoding="utf-8")
-    text, chosen = tuned_text(given, choices, tuned, asked.overrides, str(asked.scenario))
+    overrides = not_chosen(asked.overrides, choices)
+    text, chosen = tuned_text(given, choices, tuned, overrides, str(asked.scenario))
     held_out = held_out.in_runs([point.cell for point in chosen.points])
     with locked(folder):
         write_tuning(folder, text, choices, tuned, held_out, delta)
@@ -183,7 +184,7 @@ def _write_and_show(
     for line in edges(choices):
         sys.stderr.write(f"fedpriv: {line}\n")
     rerun = ["fedpriv", "run", str(folder / "scenario.toml")]
-    print_plain(shlex.join([*rerun, *(word for each in asked.overrides for word in ("--set", each))]))
+    print_plain(shlex.join([*rerun, *(word for each in overrides for word in ("--set", each))]))
 
 
 def _with_settings(

@@ -10,6 +10,7 @@ from fedpriv.errors import InputError
 from fedpriv.files import write_json, write_text
 from fedpriv.scenario import Scenario
 from fedpriv.scenario.load import scenario_of
+from fedpriv.scenario.tree import parsed_assignment
 from fedpriv.scenario.tuned import Tuned
 from fedpriv.tuning.grids import Place, places
 from fedpriv.tuning.problem import HeldOut
@@ -43,6 +44,12 @@ def tuned_text(
         return written, scenario_of(tomllib.loads(written), source, overrides)
     except (tomllib.TOMLDecodeError, InputError) as error:
         raise InputError(f"{source}: the chosen settings cannot be written into it: {error}") from None
+
+
+def not_chosen(overrides: Sequence[str], choices: Sequence[Choice]) -> list[str]:
+    """The KEY=VALUE of keys for which nothing was chosen: an override would outrank the choice."""
+    chosen = {key for choice in choices for key in choice.setting or {}}
+    return [each for each in overrides if parsed_assignment(each)[0] not in chosen]
 
 
 def write_tuning(

@@ -1,6 +1,7 @@
 """`fedpriv tune`: as many settings for every row, on held-out records, and what is said of the choice."""
 
 import json
+import shlex
 import sys
 import tomllib
 from collections.abc import Callable
@@ -116,6 +117,20 @@ def test_every_row_gets_the_best_of_as_many_settings_on_held_out_records(fedpriv
     assert warned, "with two values of a key one is always at the edge"
     assert "fedpriv run runs/mine-tuned/scenario.toml" in out
     assert "The choice is not private" in out
+
+
+def test_an_override_of_a_key_that_was_chosen_does_not_outrank_the_choice(fedpriv: Command) -> None:
+    """The command that tune prints runs what tune chose."""
+    out, _ = fedpriv(
+        "tune", "mine.toml", "--grid", "algorithm.step=[0.1,0.3]", "--set", "algorithm.step=3.0",
+        "--set", "privacy.mu=1.0",
+    )  # fmt: skip
+    words = shlex.split(out.splitlines()[-1])
+    assert words == ["fedpriv", "run", "runs/mine-tuned/scenario.toml", "--set", "privacy.mu=1.0"]
+    chosen = {choice["set"]["algorithm.step"] for choice in tree_of("runs/mine-tuned/tuning.json")["choices"]}
+    assert chosen <= {0.1, 0.3}
+    points = load_scenario(Path(words[2]), [words[4]]).points
+    assert {point.cell.algorithm.settings.step for point in points} == chosen
 
 
 def test_a_run_with_the_settings_says_that_they_were_chosen(fedpriv: Command) -> None:
