@@ -94,7 +94,7 @@ def _somebody_listens(path: Path) -> bool:
         connection.settimeout(1.0)
         try:
             connection.connect(str(path))
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):  # it is busy, and others wait for it
             return True
         except OSError:
             return False

@@ -21,7 +21,7 @@ class Views:
 
         InputError for a model that does not take records of this shape, and for units that these do not tell.
 
-        Guarantee: features and labels of the records are not looked at.
+        Guarantee: features and labels of the records are not looked at, only how many persons they are of.
         """
         shard, persons = self._shard, self._shard.persons
         shard.units(cell.privacy.protected)

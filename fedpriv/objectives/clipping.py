@@ -101,6 +101,8 @@ def certainly_unclipped(slopes: Tensor, seen: Tensor, weights: Tensor, clip: Sca
 
     `slopes` are one below the other, (..., n, B).  None if their common norm does not tell: it is at least that of
     each, and for a handful of records it takes a fraction of the time of all norms.
+
+    Guarantee: what is given is what `clipping` gives, bit for bit, so that its own guarantee holds.
     """
     if not isinstance(clip, float) or not slopes.is_cpu or not 0 < slopes.numel() <= _LONGEST:
         return None

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -205,6 +206,19 @@ def test_a_second_guard_leaves_the_first_its_socket(tmp_path: Path) -> None:
         process.kill()
         process.communicate()
     assert not isinstance(start_and_ask(path), Refusal), "a guard that was killed leaves its socket to the next"
+
+
+def test_a_guard_at_which_others_wait_is_there(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as waiting:
+        listener.bind(str(tmp_path / "busy.sock"))
+        listener.listen(0)
+        for _ in range(4):
+            one = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            one.setblocking(False)
+            with suppress(BlockingIOError):
+                one.connect(str(tmp_path / "busy.sock"))
+        assert daemon._somebody_listens(tmp_path / "busy.sock")
+    assert not daemon._somebody_listens(tmp_path / "busy.sock"), "nobody listens any more"
 
 
 def start_and_ask(path: Path) -> Any:

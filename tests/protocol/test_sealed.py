@@ -1,13 +1,16 @@
 """What silos send over a SuperLink, which hands an object to every SuperNode that knows its bytes' SHA-256."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
+from fedpriv.clients import proxy
 from fedpriv.protocol.arrays import vector_in
 from fedpriv.protocol.vectors import array_of, sealed, values_in, values_of, with_vector
 
@@ -32,6 +35,19 @@ def test_guarantee_no_object_of_a_release_can_be_guessed(vector: NDArray[Any]) -
     first, second = sealed("release", vector), sealed("release", vector)
     assert not objects(first) & objects(second)
     assert not objects(first) & objects(with_vector("release", array_of(vector), {}))
+
+
+@pytest.mark.parametrize("tests", [False, True])
+def test_what_a_guard_answers_leaves_the_silo_sealed(monkeypatch: pytest.MonkeyPatch, tests: bool) -> None:
+    """Training and evaluation: two answers with the same release have no object in common."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    monkeypatch.setattr(proxy, "ask", lambda *_, **__: np.arange(5.0))
+    query = Message(with_vector("query", array_of(np.zeros(3)), {"t": 1}), 7, "train")
+    context = Context(1, 7, {}, RecordDict(), {"run-token": "run", "cell-json": "{}"})
+    first, second = (proxy.forward(query, context, Path("socket"), tests=tests).content for _ in range(2))
+    assert not objects(first) & objects(second)
+    assert vector_in(first, "release").tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector.dtype}-{len(vector)}")
