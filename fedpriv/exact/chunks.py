@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.exact.fixed_point import Ints
-from fedpriv.exact.increments import integers_added
 from fedpriv.exact.rank_one import integer_residuals, outer_sum
 
 Columns = tuple[NDArray[np.generic], ...]
@@ -60,28 +59,6 @@ def evaluated(
         yield increments[:present]
 
 
-def increment_sum(
-    evaluate: Evaluation,
-    records: Columns,
-    dummy: Columns,
-    rows: int,
-    norm: int,
-    factor: float,
-    dimension: int,
-    least: int = 0,
-) -> Ints:
-    """Σ_b k_b, (d,) int64: the increments of all records as `integers` of `increments` makes them, added exactly.
-
-    Guarantee: one record moves the sum by at most `norm` under zero-out and 2 `norm` under replace-one, whatever
-    `evaluate` returns or raises for it.
-    """
-    total = np.zeros(dimension, np.int64)
-    for increments in evaluated(evaluate, records, dummy, rows, dimension, least):
-        filled = _padded(increments, np.zeros((1, dimension), increments.dtype), rows)
-        total += integers_added(filled, norm, factor)
-    return total
-
-
 def outer_sum_of(
     evaluate: Evaluation,
     records: Columns,
@@ -95,7 +72,8 @@ def outer_sum_of(
 ) -> Ints:
     """Σ_b r_b ⊗ x_b, (classes · f,) int64, where `evaluate` gives residuals (rows, classes) and x are `features`.
 
-    Guarantee: as for `increment_sum`.
+    Guarantee: one record moves the sum by at most `norm` under zero-out and 2 `norm` under replace-one, whatever
+    `evaluate` returns or raises for it.
     """
     total, start = np.zeros(classes * features.shape[1], np.int64), 0
     for residuals in evaluated(evaluate, records, dummy, rows, classes, least):

@@ -6,6 +6,7 @@ clip.
 """
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedpriv.exact.fixed_point import Ints
@@ -16,8 +17,6 @@ ALLOWANCE = 2.0**-30
 """Of a float64 sum of squares, relatively: its error is below 2^-30 with blocks of 2^22 values."""
 _BLOCK = 1 << 22
 _MOST_NORM = 1 << 53
-_CACHED = 1 << 17
-"""Values of which several float64 vectors stay in a core's own cache."""
 
 
 def integers(increments: NDArray[np.floating], norm: int, factor: float) -> Ints:
@@ -30,21 +29,6 @@ def integers(increments: NDArray[np.floating], norm: int, factor: float) -> Ints
     and row b depends on row b of `increments` alone.  Proof: entries that pass the last check are integers of at
     most 2^53, and the float64 sum of their squares errs by less than a relative 2^-30.
     """
-    return _whole(increments, norm, factor).astype(np.int64)
-
-
-def integers_added(increments: NDArray[np.floating], norm: int, factor: float) -> Ints:
-    """Σ_b of the rows of `integers`, (d,) int64, exactly; a few rows at a time, which stay in the cache."""
-    check_norm(norm)
-    total = np.zeros(increments.shape[-1], np.int64)
-    rows = max(1, min(_CACHED // max(1, len(total)), (_MOST_NORM - 1) // norm))  # partial sums below 2^53
-    for start in range(0, len(increments), rows):
-        total += _whole(increments[start : start + rows], norm, factor).sum(axis=0).astype(np.int64)
-    return total
-
-
-def _whole(increments: NDArray[np.floating], norm: int, factor: float) -> Floats:
-    """What `integers` gives, as float64."""
     check_norm(norm)
     with np.errstate(all="ignore"):
         shrunk, exponent = shrunk_rows(increments)
@@ -54,7 +38,7 @@ def _whole(increments: NDArray[np.floating], norm: int, factor: float) -> Floats
         np.trunc(values, out=values)
         fits = fit(values, norm) & (squared_norms(values) <= most_square(norm))
         np.copyto(values, 0.0, where=~fits[:, None])  # before any cast: NaN has no integer
-    return values
+    return values.astype(np.int64)
 
 
 def check_norm(norm: int) -> None:
@@ -64,7 +48,8 @@ def check_norm(norm: int) -> None:
 
 def shrunk_rows(rows: NDArray[np.floating]) -> tuple[Floats, NDArray[np.int32]]:
     """Rows times 2^-e, so that no square over- or underflows, and e (b,); zeros for rows that are not finite."""
-    values = np.array(rows, np.float64, order="C")
+    values = torch.empty(rows.shape, dtype=torch.float64).numpy()  # aligned: sums may round by their address
+    values[...] = rows
     top = _largest(values)
     finite = top < np.inf  # False for NaN
     exponent = np.where(finite, np.frexp(np.where(finite, top, 0.0))[1], 0).astype(np.int32)

@@ -11,10 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.exact.chunks import Columns, chunk_rows, increment_sum, outer_sum_of
+from fedpriv.exact import increments
+from fedpriv.exact.chunks import Columns, chunk_rows, outer_sum_of
 from fedpriv.exact.fixed_point import Ints
 from fedpriv.exact.rank_one import rank_one_suits
 from fedpriv.objectives import Objective, Outer, Records
+from fedpriv.objectives.alone import each_alone, own
 
 _OUT_OF_BOUNDS = 1 << 17  # of what `integer_residuals` takes: such a record is zeros
 
@@ -40,21 +42,27 @@ def integer_sum(
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one,
     whatever bits the points have and whatever the objective computes or raises for a record; its integers depend
-    on its own row, its place and public values alone.  How they are computed, and in which shapes, is public.
+    on its own row, its place and public values alone.  How they are computed, and in which shapes, is public:
+    increments that are no outer products are computed for one record after another, each in a batch of one.
     """
     if records is None:
         return np.zeros(objective.dimension, np.int64)
-    asked = [point.clone() for point in points]  # torch's own memory is aligned, and products may round by that
-    rows = chunk_rows(objective.dimension, objective.evaluations(len(points)), held)
-    columns, dummy = _columns(records), _columns(dummy_of(records))
+    asked = [own(point) for point in points]  # torch's own memory is aligned, and products may round by that
     outer = objective.outer
 
-    def per_record(chunk: Columns) -> NDArray[np.floating]:
-        some, places = _batch(chunk)
-        return objective.per_record(asked, coefficients, some, places, clip).numpy()
+    def of_one(features: Tensor, label: Tensor, place: Tensor) -> Tensor:
+        return objective.per_record(asked, coefficients, Records(features, label), place, clip)
 
     if outer is None or not rank_one_suits(norm, outer.largest):
-        return increment_sum(per_record, columns, dummy, rows, norm, factor, objective.dimension, least)
+        total, nothing = np.zeros(objective.dimension, np.int64), torch.zeros(1, objective.dimension).double()
+        places, nowhere = torch.arange(len(records.labels)), torch.zeros(1, dtype=torch.int64)
+        alone = each_alone(of_one, (*records, places), nothing, (*dummy_of(records), nowhere), least)
+        for increment in alone:
+            total += increments.integers(increment.numpy(), norm, factor)[0]
+        return total
+
+    rows = chunk_rows(objective.dimension, objective.evaluations(len(points)), held)
+    columns, dummy = _columns(records), _columns(dummy_of(records))
 
     def residuals(chunk: Columns) -> NDArray[np.floating]:
         some, _ = _batch(chunk)

@@ -4,6 +4,7 @@ Weights are named by their SHA-256 and looked for in $FEDPRIV_WEIGHTS (or fedpri
 folder) as HEX.pt, so a scenario names no path, and silo and server have the same map or none.
 """
 
+import copy
 import hashlib
 import io
 import json
@@ -16,13 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
 from fedpriv.errors import InputError, printable
 from fedpriv.models.imported import build
+from fedpriv.objectives.alone import each_alone
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_VALUES = 2**22  # of inputs and outputs at a time, about
 
 
 def weights_folder() -> Path:
@@ -36,42 +36,43 @@ def weights_folder() -> Path:
 def frozen_features(
     values: Tensor, path: str, arguments: dict[str, Any], weights: str, shape: tuple[int, ...]
 ) -> Tensor:
-    """(n, f) -> (n, features) by the module at `path` with these weights, each record in a batch of one.
+    """(n, f) -> (n, features) by the module at `path` with these weights, one record after another.
 
-    Guarantee: a record's features are a function of it and the weights, whatever the module does with a batch: no
-    other record is in its batch.  A record on which the module raises has zeros for features.  The code is trusted
-    to keep nothing between calls.  InputError if the weights are not here, or the module fails on zeros.
+    Guarantee: a record's features are a function of it and the weights, bit for bit, whatever the module does with
+    a batch: each record is one of its own.  A record on which the module raises has zeros for features, and no
+    other record's change; buffers are what they were before every record.  The code is trusted to keep nothing
+    else between calls.  InputError if the weights are not here, or the module fails or draws random numbers on a
+    record of zeros.
     """
-    module = _loaded(path, json.dumps(arguments, sort_keys=True), weights)
-    state = {
-        name: tensor.to(values.dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
-    }
+    module = copy.deepcopy(_loaded(path, json.dumps(arguments, sort_keys=True), weights)).to(values.dtype)
+    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
 
     def of_one(record: Tensor) -> Tensor:
-        batch = record.view(1, *shape) if shape else record.unsqueeze(0)
-        given: Tensor = functional_call(module, state, (batch,))
-        return given.flatten()
+        for buffer, before in kept:
+            buffer.copy_(before)
+        given: Tensor = module(record.view(1, *shape) if shape else record)
+        return given.reshape(1, -1)
 
-    rows = max(1, _VALUES // max(1, values[0].numel() * 16))
-    with torch.no_grad():
-        try:
-            nothing = of_one(torch.zeros_like(values[0]))
-        except Exception as error:  # whatever a stranger's module does
-            reason = printable(str(error).split("\n")[0]) or type(error).__name__
-            size = values.shape[1]
-            raise InputError(f"model.backbone = {path!r}: fails on records of {size} values ({reason})") from None
-        try:
-            return torch.cat([vmap(of_one)(part) for part in torch.split(values, rows)])
-        except Exception:  # as above, on some record: whether a silo answers must not depend on it
-            return torch.stack([_or(nothing, of_one, record) for record in values])
+    nothing = _of_zeros(of_one, values.new_zeros(1, values.shape[1]), path)
+    rows = values.new_empty(len(values), nothing.shape[1])
+    for place, row in enumerate(each_alone(of_one, (values,), nothing)):
+        rows[place] = row
+    return rows
 
 
-def _or(nothing: Tensor, of_one: Callable[[Tensor], Tensor], record: Tensor) -> Tensor:
+def _of_zeros(of_one: Callable[[Tensor], Tensor], record: Tensor, path: str) -> Tensor:
+    """Zeros of the shape and the type of a record's features."""
+    before = torch.get_rng_state()
     try:
-        return of_one(record)
-    except Exception:  # as above
-        return torch.zeros_like(nothing)
+        with torch.no_grad():
+            given = of_one(record)
+    except Exception as error:  # whatever a stranger's module does
+        reason = printable(str(error).split("\n")[0]) or type(error).__name__
+        size = record.shape[1]
+        raise InputError(f"model.backbone = {path!r}: fails on records of {size} values ({reason})") from None
+    if not torch.equal(before, torch.get_rng_state()):
+        raise InputError(f"model.backbone = {path!r}: draws random numbers; features are a record's own")
+    return record.new_zeros(given.shape)
 
 
 @lru_cache(maxsize=2)

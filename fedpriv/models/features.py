@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedpriv.errors import InputError
+from fedpriv.objectives.alone import each_alone
 
 DIRECTIONS = 8
 CELL = 4
@@ -41,26 +42,32 @@ def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
             f'model.features = "orientations" takes gray images whose sides are multiples of {CELL}, not of '
             f"shape {images.shape[1:]}"
         )
-    parts = (images[start : start + IMAGES] for start in range(0, len(images), IMAGES))
-    return torch.cat([_histograms(pixels(part, dtype).view(part.shape)) for part in parts])
+    gray = pixels(images, dtype).view(images.shape)
+    nothing = torch.zeros(1, DIRECTIONS * math.prod(side // CELL for side in images.shape[1:]), dtype=dtype)
+    rows = torch.empty(len(images), nothing.shape[1], dtype=dtype)
+    for place, row in enumerate(each_alone(_histograms, (gray,), nothing)):
+        rows[place] = row
+    return rows
 
 
 def _histograms(gray: Tensor) -> Tensor:
+    """(1, h, w) -> (1, 8 · h/4 · w/4)."""
     padded = functional.pad(gray, (1, 1, 1, 1))
     across = (padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]) / 2.0
     down = (padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]) / 2.0
     length, angle = torch.hypot(across, down), torch.atan2(down, across) * (DIRECTIONS / (2.0 * math.pi))
-    half = DIRECTIONS / 2
-    edges = [
-        length * (1.0 - ((angle - direction + half) % DIRECTIONS - half).abs()).clamp(min=0.0)
-        for direction in range(DIRECTIONS)
-    ]
-    return functional.avg_pool2d(torch.stack(edges, dim=1), CELL).flatten(1)
+    half, directions = DIRECTIONS / 2, torch.arange(DIRECTIONS, dtype=gray.dtype).view(-1, 1, 1)
+    edges = length * (1.0 - ((angle - directions + half) % DIRECTIONS - half).abs()).clamp(min=0.0)
+    return functional.avg_pool2d(edges, CELL).view(1, -1)
 
 
 def scaled(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     """Each row scaled to Euclidean norm at most `norm`, or exactly; zeros stay zeros.  (n, f) -> (n, f)."""
-    parts = torch.split(features, IMAGES)
-    lengths = torch.cat([torch.linalg.vector_norm(part, dim=1, keepdim=True) for part in parts])
+    lengths = torch.cat([features.new_empty(0, 1), *each_alone(_length, (features,), features.new_zeros(1, 1))])
     factors = norm / lengths.clamp(min=torch.finfo(features.dtype).tiny)
     return features * (factors if exactly else factors.clamp(max=1.0))
+
+
+def _length(row: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(row, dim=1, keepdim=True)
+    return length

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedpriv.errors import InputError
 from fedpriv.objectives import LayeredObjective, ModuleObjective, Objective, SoftmaxRegression, View
+from fedpriv.objectives.alone import rows_apart
 from fedpriv.objectives.linear import LinearScore
 from fedpriv.objectives.module import parameters_of
 
@@ -25,9 +26,8 @@ class Trained:
 
     @torch.inference_mode()
     def outputs(self, features: Tensor) -> Tensor:
-        """(n, f) -> (n, outputs)."""
-        outputs: Tensor = self.module(features[:, : self.width])
-        return outputs
+        """(n, f) -> (n, outputs); no record looks at another."""
+        return rows_apart(self.module, features[:, : self.width])
 
 
 def trained(objective: Objective, vector: NDArray[Any]) -> Trained:
