@@ -1,4 +1,4 @@
-"""A server that asks for what one record makes a model do to the others: nothing, in training, features, evaluation.
+"""A server that asks what one record makes a model do to others, in training, features and evaluation: nothing.
 
 Gains, if a test here fails: one record's bit moves the sums of all others, so that no noise of this size hides it.
 A guess may be right in Φ(μ/2) of all cases, 59.9 % at μ = 0.5.  Keys are the operating system's: with 24 guesses
@@ -100,7 +100,7 @@ def test_a_record_that_a_backbone_chokes_on_changes_no_other_records_features(
 
 
 def test_a_test_record_that_overflows_changes_no_other_records_score(tmp_path: Path) -> None:
-    """A model that overflows for one record alone: 24 of 24 right at e6607f7, where blocks went through the module.
+    """A model that overflows for one record alone: 24 of 24 right at e6607f7, where blocks met in it.
 
     The module passes the probe: it mixes records only where one of them is not finite.
     """

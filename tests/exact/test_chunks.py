@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.exact.chunks import chunk_rows, evaluated, increment_sum, outer_sum_of
+from fedpriv.exact.chunks import chunk_rows, evaluated, outer_sum_of
+from fedpriv.exact.increments import integers
 
 DIMENSION, ROWS, NORM = 50, 8, 2**36
 WEIGHTS = torch.from_numpy(np.random.default_rng(1).normal(size=(5, 10)))
@@ -38,9 +39,6 @@ def rows_of(records: Columns, poison: float | None = None, rows: int = ROWS) -> 
 def test_all_records_and_no_dummy_are_evaluated(count: int) -> None:
     records = records_of(count)
     assert np.allclose(rows_of(records), softmax_rows(records), atol=1e-12)
-    total = increment_sum(softmax_rows, records, DUMMY, ROWS, NORM, 2.0**36, DIMENSION)
-    factors = np.minimum(1.0, 1.0 / np.linalg.norm(softmax_rows(records), axis=1))
-    assert np.allclose(total / 2**36, factors @ softmax_rows(records), atol=1e-8)
 
 
 @pytest.mark.parametrize("slot", [0, 3, 7, 10])
@@ -81,27 +79,6 @@ def test_values_of_other_records_change_no_row(hostile: float, kind: type) -> No
     assert np.array_equal(after[1::2], before[1::2])
 
 
-def test_when_everything_fails_the_sum_is_zero() -> None:
-    def failing(columns: Columns) -> np.ndarray:
-        raise RuntimeError
-
-    total = increment_sum(failing, records_of(5), DUMMY, ROWS, NORM, 1.0, DIMENSION)
-    assert total.shape == (DIMENSION,)
-    assert not total.any()
-
-
-def test_no_records_are_no_evaluation() -> None:
-    assert not increment_sum(softmax_rows, records_of(0), DUMMY, ROWS, NORM, 1.0, DIMENSION).any()
-
-
-def test_an_interrupt_is_not_a_failing_record() -> None:
-    def interrupted(columns: Columns) -> np.ndarray:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        increment_sum(interrupted, records_of(5), DUMMY, ROWS, NORM, 1.0, DIMENSION)
-
-
 def test_shapes_are_public() -> None:
     seen = []
 
@@ -133,7 +110,7 @@ def test_outer_products_in_chunks() -> None:
 
     arguments = (ROWS, NORM, 2.0**36 / 255.0, 10)
     whole = outer_sum_of(residuals, records, DUMMY, pixels, *arguments)
-    general = increment_sum(softmax_rows, records, DUMMY, ROWS, NORM, 2.0**36, DIMENSION)
+    general = integers(softmax_rows(records), NORM, 2.0**36).sum(axis=0)
     assert np.linalg.norm(whole - general) < 2.0**-20 * np.linalg.norm(general)
     kept = np.ones(20, bool)
     kept[[3, 17]] = False
@@ -161,25 +138,6 @@ def test_a_query_that_makes_nan_moves_the_sum_by_no_more_than_a_record(kind: typ
     sums = []
     for pixel in (0.0, 1.0):
         features[4, :2] = pixel
-        columns = (features.astype(kind), labels)
-        sums.append(
-            increment_sum(rows, columns, (DUMMY[0].astype(kind), DUMMY[1]), ROWS, NORM, 2.0**36, DIMENSION)
-        )
+        sums.append(integers(rows((features.astype(kind), labels)), NORM, 2.0**36).sum(axis=0))
     moved = sum(int(value) ** 2 for value in (sums[1] - sums[0]).tolist())
     assert moved <= (2 * NORM) ** 2
-
-
-@pytest.mark.parametrize("count", [0, 1, ROWS, 2 * ROWS])
-def test_rounds_with_fewer_records_than_a_round_is_made_to_hold_take_as_many_evaluations(count: int) -> None:
-    """Gains: how many records were drawn in secret, by the time of an answer."""
-    seen = []
-
-    def watched(columns: Columns) -> np.ndarray:
-        seen.append(columns[0].shape)
-        return softmax_rows(columns)
-
-    records = records_of(count)
-    arguments = (NORM, 2.0**36, DIMENSION)
-    total = increment_sum(watched, records, DUMMY, ROWS, *arguments, 2 * ROWS)
-    assert seen == [(ROWS, 5)] * 2
-    assert np.array_equal(total, increment_sum(softmax_rows, records, DUMMY, ROWS, *arguments))

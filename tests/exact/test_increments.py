@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedpriv.exact import increments, rank_one
-from fedpriv.exact.increments import integers, integers_added, squared_norms
+from fedpriv.exact.increments import integers, squared_norms
 from fedpriv.exact.lattice import lattice_for
 from fedpriv.exact.rank_one import integer_residuals, outer_sum, rank_one_suits
 from tests.exact.hostile_floats import CLIPS, rows
@@ -152,23 +152,6 @@ def test_enormous_and_tiny_increments_are_clipped_and_not_lost(size: float) -> N
     k = integers(np.full((1, 4), size), 2**36, 1e308)
     assert k.tolist() == [[k[0, 0]] * 4]
     assert 2**35 * (1 - 2.0**-28) < k[0, 0] <= 2**35
-
-
-@both_flags
-@HOSTILE
-@given(given_rows=rows(most_rows=9), norm=norms, clip=clips, cached=st.integers(1, 40))
-@example(given_rows=np.full((9, 2), 1e300), norm=2**52, clip=1.0, cached=40)
-def test_rows_are_added_a_few_at_a_time_exactly(
-    flushed: bool, given_rows: np.ndarray, norm: int, clip: float, cached: int
-) -> None:
-    """Guarantee: the sum is that of the rows of `integers`, in int64, however many stay in the cache."""
-    factor = norm / clip
-    with flushing(flushed), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(increments, "_CACHED", cached)
-        found = integers_added(given_rows, norm, factor)
-        expected = [sum(map(int, column)) for column in integers(given_rows, norm, factor).T.tolist()]
-    assert found.dtype == np.int64
-    assert found.tolist() == expected
 
 
 def test_norms_have_53_bits_at_most() -> None:

@@ -18,19 +18,19 @@ from fedpriv.objectives import (
     layered,
     module,
 )
+from fedpriv.objectives.alone import rows_apart
 
 FEATURES, COUNT, ROWS = 6, 50, 8
 
 
-class Counting(nn.Module):
-    """A layer without gradients in closed form that notes how many records it is shown at once."""
+class General(nn.Module):
+    """A layer without gradients in closed form."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.shown = nn.Linear(FEATURES, 3), list[int]()
+        self.inner = nn.Linear(FEATURES, 3)
 
     def forward(self, values: Tensor) -> Tensor:
-        self.shown.append(len(values))
         outputs: Tensor = self.inner(values).sigmoid()
         return outputs
 
@@ -71,8 +71,14 @@ def layered_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Objective, list[int
 
 
 def module_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Objective, list[int]]:
-    counting = Counting()
-    return ModuleObjective(counting, CrossEntropy(), 0, torch.float64), counting.shown
+    shown: list[int] = []
+
+    def noted(call: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
+        shown.append(len(features))
+        return rows_apart(call, features)
+
+    monkeypatch.setattr(module, "rows_apart", noted)
+    return ModuleObjective(General(), CrossEntropy(), 0, torch.float64), shown
 
 
 @pytest.mark.parametrize("made", [layered_blocks, module_blocks])
