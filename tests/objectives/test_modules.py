@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedpriv.errors import InputError
+from fedpriv.models.probes import check_outputs
 from fedpriv.objectives import (
     AbsoluteError,
     CrossEntropy,
@@ -199,10 +200,11 @@ def test_a_record_that_is_not_finite_adds_nothing(name: str) -> None:
         assert measured.clipped == expected.clipped + 1
 
 
-def test_inference_mode_changes_nothing() -> None:
+@pytest.mark.parametrize("several", [1, 3])
+def test_inference_mode_changes_nothing(several: int) -> None:
     for objective in both_routes("dense"):
-        at, records = sample(6, 3, objective.dimension, 2, 1)
-        weights = torch.ones(3, dtype=F64)
+        at, records = sample(6, several, objective.dimension, 2, 1)
+        weights = torch.ones(several, dtype=F64)
         expected = objective.increment(at, [2.0, -1.0], records, weights, 1.0).total
         with torch.inference_mode():
             points = [point.clone() for point in at]
@@ -263,6 +265,8 @@ class Noisy(nn.Module):
     [
         (nn.BatchNorm1d(5, track_running_stats=False), "layer 1 \\(BatchNorm1d\\) mixes"),
         (nn.Dropout(0.1), "layer 1 \\(Dropout\\) draws"),
+        (nn.AlphaDropout(0.1), "layer 1 \\(AlphaDropout\\) draws random numbers; .* with p = 0, can be used"),
+        (nn.TransformerEncoderLayer(5, 1, 4, dropout=0.1), "layer 1.self_attn .*draws random numbers"),
         (nn.InstanceNorm1d(5, track_running_stats=True), "layer 1 \\(InstanceNorm1d\\) keeps buffers"),
     ],
 )
@@ -271,11 +275,41 @@ def test_layers_whose_gradient_is_not_the_records_own_are_refused(layer: nn.Modu
         objective_of(nn.Sequential(nn.Linear(6, 5), layer, nn.Linear(5, 3)), 6, CrossEntropy(), 0)
 
 
-def test_hidden_randomness_is_refused() -> None:
+class Attending(nn.Module):
+    """torch's own transformer over six words of one number each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.out = nn.Linear(1, 4), nn.Linear(4, 3)
+        self.mixed = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.out(self.mixed(self.wide(values.unsqueeze(-1))).mean(1))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("net", [nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.0), nn.Linear(4, 3)), Attending()])
+def test_dropout_that_drops_nothing_is_trained(net: nn.Module) -> None:
+    net = net.double()
+    check_outputs(net, 6, 3, "test")
+    objective = objective_of(net, 6, CrossEntropy(), 0, F64)
+    at, records = sample(6, 3, objective.dimension, 2, 2)
+    expected = sum(by_autograd(net, at, [2.0, -1.0], records))
+    for batch in (records, Records(records.features[:1], records.labels[:1])):
+        weights = torch.ones(len(batch.labels), dtype=F64)
+        measured = objective.increment(at, [2.0, -1.0], batch, weights, 1e9).total
+        if batch is not records:
+            expected = by_autograd(net, at, [2.0, -1.0], batch)[0]
+        torch.testing.assert_close(measured, expected, rtol=1e-9, atol=1e-9)
+    assert objective.outputs(at[0], records).shape == (3, 3)
+
+
+@pytest.mark.parametrize("several", [1, 2])
+def test_hidden_randomness_is_refused(several: int) -> None:
     objective = objective_of(Noisy(), 6, CrossEntropy(), 0, F64)
-    at, records = sample(6, 2, objective.dimension, 1, 0)
+    at, records = sample(6, several, objective.dimension, 1, 0)
     with pytest.raises(InputError, match="Noisy"):
-        objective.increment(at, [1.0], records, torch.ones(2, dtype=F64), 1.0)
+        objective.increment(at, [1.0], records, torch.ones(several, dtype=F64), 1.0)
 
 
 @pytest.mark.parametrize(
