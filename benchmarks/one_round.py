@@ -61,7 +61,7 @@ STEPS = (
     Step(BEFORE, "the plan: parts, clips, noise; a silo builds the same", plan_of),
     Step(BEFORE, "the noise for the target, from the sensitivity", Trust.noise),
     Step(EACH, "a silo answers a query", Silo.answer),
-    Step(EACH, "clipped increments of the round's records", SoftmaxRegression.of_each),
+    Step(EACH, "clipped increments of the round's records", SoftmaxRegression.increment),
     Step(AFTER, "what was spent, read off the parts that computed", Plan.releases),
     Step(AFTER, "the cell is written", RunFolder.finished),
     Step(AFTER, "its statement, from what was released", privacy_of),

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.clients.silo import Silo
-from fedpriv.clients.together import SimulatedSilo, Together, together_of
 from fedpriv.errors import RunError
 from fedpriv.objectives import Records
 from fedpriv.randomness import KeyedNormal, integers_key, simulation_noise
@@ -45,9 +44,7 @@ class SimulatedFederation:
         records = Records(task.train.features[shard], task.train.labels[shard])
         gaps = self.cell.without_silos is not None
         if self.plan.exact is None:
-            own = number, self.plan, self.plan.objective, records, self.noise, gaps
-            together = None if gaps else self._together.get(number)
-            return Silo(*own) if together is None else SimulatedSilo(*own, together=together)
+            return Silo(number, self.plan, self.plan.objective, records, self.noise, gaps)
         return ReleasingSilo.of(number, self.plan, records, integers_key(self.cell.noise_seed), b"", gaps=gaps)
 
     def evaluated(self, number: int) -> Silo:
@@ -58,10 +55,6 @@ class SimulatedFederation:
         if asked.plan.exact is None:
             return Silo(number, asked.plan, asked.scores, shares[number], evaluation_noise(self.cell))
         return ReleasingSilo.of(number, asked.plan, shares[number], evaluation_integers_key(self.cell), b"")
-
-    @cached_property
-    def _together(self) -> dict[int, Together]:
-        return together_of(self.plan, task_of_cell(self.cell).train, self.order)
 
     @cached_property
     def tests(self) -> tuple[EvaluationPlan, list[Records]] | None:

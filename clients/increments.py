@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedpriv.objectives import Increment, OfEach, Records, Slots
+from fedpriv.objectives import Increment, Records, Slots
 from fedpriv.objectives.view import View
 from fedpriv.replicates.columns import Scalar
 
@@ -39,31 +39,16 @@ class Bounded(View):
         clip: Scalar,
     ) -> Increment:
         found = self.base.increment(points, coefficients, records, weights, clip)
-        return _held(found, _most(weights, clip))
-
-    def of_each(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> OfEach | None:
-        found, most = self.base.of_each(points, coefficients, records, weights, clip), _most(weights, clip)
-        return None if found is None else lambda place: _held(found(place), most)
+        total = found.total if found.total.dtype == torch.float64 else found.total.double()
+        most, length = _most(weights, clip), float(torch.linalg.vector_norm(total))
+        if not length <= most:
+            total = total * (most / length) if length < torch.inf else torch.zeros_like(total)
+        return Increment(total, found.clipped)
 
 
 def _most(weights: Tensor, clip: Scalar) -> float:
     """What increments of records of these weights can add up to."""
     return float(weights.double().abs().sum()) * float(clip) * _ROUNDING
-
-
-def _held(found: Increment, most: float) -> Increment:
-    total = found.total if found.total.dtype == torch.float64 else found.total.double()
-    length = float(torch.linalg.vector_norm(total))
-    if not length <= most:
-        total = total * (most / length) if length < torch.inf else torch.zeros_like(total)
-    return Increment(total, found.clipped)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ them compute the same bits.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,13 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.exact import increments
-from fedpriv.exact.chunks import Columns, chunk_rows, outer_sum_of
 from fedpriv.exact.fixed_point import Ints
-from fedpriv.exact.rank_one import rank_one_suits
-from fedpriv.objectives import Objective, Outer, Records
+from fedpriv.exact.rank_one import linear_sum, rank_one_suits
+from fedpriv.objectives import Objective, Records
 from fedpriv.objectives.alone import each_alone, own
-
-_OUT_OF_BOUNDS = 1 << 17  # of what `integer_residuals` takes: such a record is zeros
 
 
 def integer_sum(
@@ -27,7 +25,6 @@ def integer_sum(
     coefficients: Sequence[float],
     clip: float,
     records: Records | None,
-    held: int,
     norm: int,
     factor: float,
     least: int = 0,
@@ -36,14 +33,13 @@ def integer_sum(
 
     `objective` is that of the round's slots (`at`), `points` (d,) and `coefficients` are the increment's, `clip`
     its norm bound in real units; `norm` is K, the bound in units of the lattice, and `factor` units per unit of an
-    increment (`Lattice.norm`, `Lattice.factor`; both divided by the batches that a round reads).  `held` are the
-    most records that any round of this silo is made to hold; None for records are zeros.  A round of fewer than
-    `least` takes as much work as one of so many.
+    increment (`Lattice.norm`, `Lattice.factor`; both divided by the batches that a round reads).  None for records
+    are zeros.  A round of fewer than `least` records takes as much work as one of so many.
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one,
     whatever bits the points have and whatever the objective computes or raises for a record; its integers depend
-    on its own row, its place and public values alone.  How they are computed, and in which shapes, is public:
-    increments that are no outer products are computed for one record after another, each in a batch of one.
+    on its own row, its place and public values alone.  Increments that are outer products have the same bits on
+    every processor (`linear_sum`); others are computed for one record after another, each in a batch of one.
     """
     if records is None:
         return np.zeros(objective.dimension, np.int64)
@@ -53,25 +49,15 @@ def integer_sum(
     def of_one(features: Tensor, label: Tensor, place: Tensor) -> Tensor:
         return objective.per_record(asked, coefficients, Records(features, label), place, clip)
 
-    if outer is None or not rank_one_suits(norm, outer.largest):
-        total, nothing = np.zeros(objective.dimension, np.int64), torch.zeros(1, objective.dimension).double()
-        places, nowhere = torch.arange(len(records.labels)), torch.zeros(1, dtype=torch.int64)
-        alone = each_alone(of_one, (*records, places), nothing, (*dummy_of(records), nowhere), least)
-        for increment in alone:
-            total += increments.integers(increment.numpy(), norm, factor)[0]
-        return total
-
-    rows = chunk_rows(objective.dimension, objective.evaluations(len(points)), held)
-    columns, dummy = _columns(records), _columns(dummy_of(records))
-
-    def residuals(chunk: Columns) -> NDArray[np.floating]:
-        some, _ = _batch(chunk)
-        return outer.residuals(asked, coefficients, some).numpy()
-
-    integers = _integer_features(records, outer)
-    return outer_sum_of(
-        residuals, columns, dummy, integers, rows, norm, factor / outer.levels, outer.classes, least
-    )
+    if outer is not None and rank_one_suits(norm, outer, records.features.shape[-1]):
+        at = [point.numpy() for point in asked]
+        features, labels = (_filled(column.numpy(), least) for column in records)
+        return linear_sum(outer, at, coefficients, features, labels, norm, factor)
+    total, nothing = np.zeros(objective.dimension, np.int64), torch.zeros(1, objective.dimension).double()
+    places, nowhere = torch.arange(len(records.labels)), torch.zeros(1, dtype=torch.int64)
+    for increment in each_alone(of_one, (*records, places), nothing, (*dummy_of(records), nowhere), least):
+        total += increments.integers(increment.numpy(), norm, factor)[0]
+    return total
 
 
 def dummy_of(records: Records) -> Records:
@@ -79,19 +65,9 @@ def dummy_of(records: Records) -> Records:
     return Records(*(torch.zeros((1, *column.shape[1:]), dtype=column.dtype) for column in records))
 
 
-def _columns(records: Records) -> Columns:
-    """Features, labels and places."""
-    return *(column.numpy() for column in records), np.arange(len(records.labels))
-
-
-def _batch(chunk: Columns) -> tuple[Records, Tensor]:
-    """The chunk in memory of torch's own."""
-    features, labels, places = (torch.from_numpy(column).clone() for column in chunk)
-    return Records(features, labels), places
-
-
-def _integer_features(records: Records, outer: Outer) -> NDArray[np.int64]:
-    """Features in whole multiples of 1/levels; what is no number, or none that fits, becomes one out of bounds."""
-    scaled = (records.features.double() * outer.levels).round()
-    fits = scaled.abs() <= outer.largest  # false for NaN
-    return scaled.where(fits, float(_OUT_OF_BOUNDS)).to(torch.int64).numpy()
+def _filled(column: NDArray[Any], least: int) -> NDArray[Any]:
+    """`column` with rows of zeros behind it, `least` in all: records without features, which add nothing."""
+    missing = least - len(column)
+    return (
+        np.concatenate([column, np.zeros((missing, *column.shape[1:]), column.dtype)]) if missing > 0 else column
+    )

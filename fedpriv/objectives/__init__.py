@@ -1,6 +1,6 @@
 """Objectives: per-record increments over flat parameters."""
 
-from fedpriv.objectives.base import Evaluation, Increment, Objective, OfEach, Outer, Records, Slots
+from fedpriv.objectives.base import Evaluation, Increment, Objective, Outer, Records, Slots
 from fedpriv.objectives.layered import LayeredObjective
 from fedpriv.objectives.linear import LeastSquares, LogisticRegression
 from fedpriv.objectives.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
@@ -23,7 +23,6 @@ __all__ = [
     "Loss",
     "ModuleObjective",
     "Objective",
-    "OfEach",
     "Outer",
     "PhaseRetrieval",
     "Population",

@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.errors import InputError
+from fedpriv.objectives.written_order import Floats, Scores
 from fedpriv.replicates.columns import Scalar
 
 UNCLIPPED = 1e30
@@ -38,10 +41,6 @@ class Increment(NamedTuple):
     clipped: Tensor
 
 
-OfEach = Callable[[int], Increment]
-"""The increment of one of several batches, by its place among them."""
-
-
 class Evaluation(NamedTuple):
     """Mean loss (natural logarithm) and share of right predictions in [0, 1], each of shape (...).
 
@@ -61,8 +60,8 @@ class Evaluation(NamedTuple):
 class Outer(NamedTuple):
     """How increments of linear scores factor: residual (classes,) ⊗ features, in whole multiples of 1/`levels`."""
 
-    residuals: Callable[[Sequence[Tensor], Sequence[float], Records], Tensor]
-    """(points, coefficients, records) → Σ_k coefficients[k] · residual at points[k], not clipped, (B, classes)."""
+    slopes: Callable[[Scores, NDArray[np.int64]], Floats]
+    """(scores, labels (B,)) → the loss's derivative by the scores, (B, classes), in written order (`Scores`)."""
     classes: int
     levels: int
     """Features times this are rounded to integers."""
@@ -142,23 +141,6 @@ class Objective(Protocol):
         """
         ...
 
-    def of_each(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> OfEach | None:
-        """The increments of several batches, `records` (batches, B, …) with `weights` (B,), at shared points (d,).
-
-        What is done to numbers of one record is done for all batches at once.  None where this saves nothing.
-
-        Guarantee: the increment of a place is that of `increment` for its batch alone, bit for bit.  This is
-        tested for every objective that has it.
-        """
-        ...
-
     def per_record(
         self,
         points: Sequence[Tensor],
@@ -232,16 +214,6 @@ class Deterministic(ABC):
         weights: Tensor,
         clip: Scalar,
     ) -> Increment: ...
-
-    def of_each(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> OfEach | None:
-        return None
 
     def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
         """By increments that nothing clips."""

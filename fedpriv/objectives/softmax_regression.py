@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Linear, OfEach, Outer, Records
+from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Linear, Outer, Records
 from fedpriv.objectives.blocks import of_records, once
 from fedpriv.objectives.clipping import certainly_unclipped, clipping, rank_one, upper_norm
 from fedpriv.objectives.losses import CrossEntropy
+from fedpriv.objectives.written_order import softmax_slopes
 from fedpriv.replicates.columns import Scalar
 
 
@@ -66,27 +67,6 @@ class SoftmaxRegression(Deterministic):
         residual, features, clipped = _clipped(residual, records, weights, clip)
         return Increment((residual @ features).flatten(-2), clipped)
 
-    def of_each(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> OfEach:
-        # Products batch by batch, as `increment` takes them: a product of all batches rounds differently.
-        batches = records.features.mT.unbind()
-        scores = (torch.stack([matrix @ batch for batch in batches]) for matrix in map(self._matrix, points))
-        residual = _combined(scores, coefficients, records)
-        residual, features, clipped = _clipped(residual, records, weights, clip)
-        parts = list(zip(residual, features, clipped, strict=True))
-
-        def of_one(place: int) -> Increment:
-            left, right, count = parts[place]
-            return Increment((left @ right).flatten(-2), count)
-
-        return of_one
-
     def per_record(
         self,
         points: Sequence[Tensor],
@@ -105,7 +85,7 @@ class SoftmaxRegression(Deterministic):
         if self.levels is None:
             return None
         return Outer(
-            lambda *given: self._residuals(*given).mT.contiguous(),
+            softmax_slopes,
             self.classes,
             self.levels,
             math.ceil(self.levels * self.feature_norm) + math.isqrt(self.features) + 1,

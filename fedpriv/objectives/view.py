@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedpriv.objectives.base import Evaluation, Increment, Linear, Objective, OfEach, Outer, Records, Slots
+from fedpriv.objectives.base import Evaluation, Increment, Linear, Objective, Outer, Records, Slots
 from fedpriv.replicates.columns import Scalar
 
 
@@ -50,17 +50,6 @@ class View:
         clip: Scalar,
     ) -> Increment:
         return self.base.increment(points, coefficients, records, weights, clip)
-
-    def of_each(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> OfEach | None:
-        """None: increments of another look may be others than `base`'s."""
-        return None
 
     def per_record(
         self,

@@ -7,7 +7,7 @@ r_t   `IntegerStep.leaving`  unit / denominator · (B y)_t, in float64: post-pro
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -97,22 +97,13 @@ class IntegerStep:
     def strategy(self) -> IntegerStrategy:
         return self.exact.run.factored.strategy
 
-    def _held(self, silo: int) -> tuple[int, int]:
-        """Records that a round of this silo is made to hold, and how many it takes the time of at least.
+    def _least(self, silo: int) -> int:
+        """Records that each round of a silo takes the time of at least, where it is secret who takes part.
 
-        Where it is secret who takes part, that is a number that nearly no round exceeds; `prices` charges for the
-        others.
+        A number that nearly no round exceeds; `prices` charges for the others.
         """
-        schedule, batch = self.plan.schedule, self.plan.batch_sizes[silo]
-        if isinstance(schedule, SecretOrder):
-            rows = schedule.capacity(batch).rows
-            return rows, rows
-        return batch * self._most_batches, 0
-
-    @cached_property
-    def _most_batches(self) -> int:
-        """Batches that a silo reads in the round in which it reads the most."""
-        return max(map(self.plan.schedule.most_batches, range(1, self.plan.schedule.rounds + 1)))
+        schedule = self.plan.schedule
+        return schedule.capacity(self.plan.batch_sizes[silo]).rows if isinstance(schedule, SecretOrder) else 0
 
     def _sum(
         self,
@@ -127,7 +118,5 @@ class IntegerStep:
         if part is None:
             return np.zeros(objective.dimension, np.int64)
         factor = self.exact.lattice.factor(batches) * stretch
-        held, least = self._held(silo)
-        return integer_sum(
-            objective, part.points, part.coefficients, float(part.clip), read.records, held, norm, factor, least
-        )
+        clip, least = float(part.clip), self._least(silo)
+        return integer_sum(objective, part.points, part.coefficients, clip, read.records, norm, factor, least)

@@ -14,6 +14,8 @@ from fedpriv.exact import increments, rank_one
 from fedpriv.exact.increments import integers, squared_norms
 from fedpriv.exact.lattice import lattice_for
 from fedpriv.exact.rank_one import integer_residuals, outer_sum, rank_one_suits
+from fedpriv.objectives import Outer
+from fedpriv.objectives.written_order import softmax_slopes
 from tests.exact.hostile_floats import CLIPS, rows
 
 HOSTILE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -202,8 +204,10 @@ def test_rank_one_is_the_general_path_up_to_truncation() -> None:
     r = integer_residuals(residuals, x, norm, norm / clip / 255)
     found = outer_sum(r, x, norm)
     assert np.linalg.norm(found - general) / np.linalg.norm(general) < 2.0**-20
-    assert rank_one_suits(norm, 255 * 28)
-    assert not rank_one_suits(2**31, 255 * 1000)
+    outer = Outer(softmax_slopes, 10, 255, 255 * 28)
+    assert rank_one_suits(norm, outer, 785)
+    assert not rank_one_suits(2**31, outer._replace(largest=255 * 1000), 785)
+    assert not rank_one_suits(norm, outer, 2**20)  # weights of 19 bits
 
 
 def test_rank_one_rows_depend_on_themselves_alone() -> None:

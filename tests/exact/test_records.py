@@ -28,7 +28,7 @@ from fedpriv.objectives.local_training import LocalTraining
 from tests.objectives.test_hostile_queries import CASES, F32, F64, Case, records_of
 
 HELD = 7
-"""Records of a round; an evaluation has as many rows, but for the test of several chunks."""
+"""Records of a round."""
 CASES_HERE = {
     **CASES,
     "softmax regression of bytes": Case(lambda dtype: SoftmaxRegression(5, 3, 5.0**0.5, dtype, levels=255)),
@@ -57,10 +57,9 @@ def sum_of(
     coefficients: Sequence[float],
     records: Records,
     clip: float = 1.0,
-    held: int = HELD,
 ) -> np.ndarray:
     lattice = lattice_for([clip], 36)
-    return integer_sum(objective, points, coefficients, clip, records, held, lattice.norm(clip), lattice.factor())
+    return integer_sum(objective, points, coefficients, clip, records, lattice.norm(clip), lattice.factor())
 
 
 def with_row(records: Records, place: int, other: Records) -> Records:
@@ -101,7 +100,7 @@ def test_integers_are_the_clipped_increments(name: str, dtype: torch.dtype) -> N
 def test_a_records_integers_do_not_depend_on_the_others(name: str, dtype: torch.dtype) -> None:
     """Guarantee: among batches of one shape, row b depends on record b, its place and public values alone.
 
-    Swapping record 2 moves the sum by the same integers, whoever shares its chunk: other records, records in
+    Swapping record 2 moves the sum by the same integers, whoever is beside it: other records, records in
     another order, or rows that make NaN, infinity and numbers of every size.
     """
     objective = objective_of_case(name, dtype)
@@ -172,11 +171,9 @@ def test_bytes_take_the_way_of_outer_products(monkeypatch: pytest.MonkeyPatch) -
     assert sum_of(objective, points[:1], (1.0,), records).any()
     assert objective.outer.largest >= 255 * math.sqrt(5)
     small = 2**16 * objective.outer.largest - 1
-    assert not integer_sum(
-        objective, points[:1], (1.0,), 1.0, records, HELD, small, float(small)
-    ).any()  # all failed
+    assert not integer_sum(objective, points[:1], (1.0,), 1.0, records, small, float(small)).any()  # all failed
     monkeypatch.undo()
-    general = integer_sum(objective, points[:1], (1.0,), 1.0, records, HELD, small, float(small)) / small
+    general = integer_sum(objective, points[:1], (1.0,), 1.0, records, small, float(small)) / small
     outer = sum_of(objective, points[:1], (1.0,), records) / 2**36
     assert np.linalg.norm(general - outer) < 1e-4 * np.linalg.norm(outer)
 
@@ -207,9 +204,9 @@ def test_features_are_integers_within_their_bound(
             assert float((scaled - integers).abs().max()) < 1e-4
         records, points = Records(features, labels), points_of(objective, dtype)
         with monkeypatch.context() as patch:
-            rounded = sum_of(objective, points, (3.0, -2.0), records, held=9)
+            rounded = sum_of(objective, points, (3.0, -2.0), records)
             patch.setattr("fedpriv.exact.records.rank_one_suits", lambda *_: False)
-            formed = sum_of(objective, points, (3.0, -2.0), records, held=9)
+            formed = sum_of(objective, points, (3.0, -2.0), records)
         assert np.linalg.norm(rounded - formed) < 2**-9 * np.linalg.norm(formed)
 
 
@@ -220,7 +217,7 @@ def test_dummies_count_for_nothing_and_no_record_is_dropped(name: str) -> None:
     points = points_of(objective, F32)[:1]
 
     def sum_in(count: int, of: Records) -> list[int]:
-        total = integer_sum(objective, points, (1.0,), 1.0, of, 4, 2**36, 2.0**36, least=count)
+        total = integer_sum(objective, points, (1.0,), 1.0, of, 2**36, 2.0**36, least=count)
         return [int(value) for value in total]
 
     whole = sum_in(HELD, records)
@@ -233,7 +230,7 @@ def test_dummies_count_for_nothing_and_no_record_is_dropped(name: str) -> None:
 
 def test_no_records_are_zeros_and_dummies_are_public() -> None:
     objective = objective_of_case("softmax regression", F32)
-    assert not integer_sum(objective, points_of(objective, F32)[:1], (1.0,), 1.0, None, 3, 2**36, 2.0**36).any()
+    assert not integer_sum(objective, points_of(objective, F32)[:1], (1.0,), 1.0, None, 2**36, 2.0**36).any()
     for name in ("softmax regression", "least squares"):
         records = some_records(name, F32)
         assert all(not column.any() and len(column) == 1 for column in dummy_of(records))
@@ -301,10 +298,10 @@ def test_any_query_leaves_every_records_integers_within_their_norm(
     try:
         for row in range(3):
             alone = Records(*(column[row : row + 1] for column in records))
-            found = integer_sum(objective, points, coefficients, clip, alone, 3, norm, factor)
+            found = integer_sum(objective, points, coefficients, clip, alone, norm, factor)
             assert found.dtype == np.int64
             assert integer_square(found) <= norm**2
-        together = integer_sum(objective, points, coefficients, clip, records, 3, norm, factor)
+        together = integer_sum(objective, points, coefficients, clip, records, norm, factor)
         assert integer_square(together) <= (3 * norm) ** 2
     finally:
         torch.set_flush_denormal(False)

@@ -41,7 +41,7 @@ def integers(records: Records, point: Tensor, look: str = "gradient") -> np.ndar
     loss = SoftmaxRegression(FEATURES, CLASSES, 9.0, point.dtype)
     objective = PerUnit(LOOKS[look](loss), MOST)
     norm = LATTICE.norm(CLIP)
-    return integer_sum(objective, [point], (1.0,), CLIP, records, UNITS, norm, LATTICE.factor())
+    return integer_sum(objective, [point], (1.0,), CLIP, records, norm, LATTICE.factor())
 
 
 def with_unit(records: Records, place: int, other: Records) -> Records:

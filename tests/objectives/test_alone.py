@@ -57,7 +57,7 @@ def sums(objective: Objective, large: float) -> Callable[[Tensor, Tensor], Tenso
 
     def of(features: Tensor, own: Tensor) -> Tensor:
         return torch.from_numpy(
-            integer_sum(objective, [point], (1.0,), 1.0, Records(features, own), COUNT, NORM, 2.0**36)
+            integer_sum(objective, [point], (1.0,), 1.0, Records(features, own), NORM, 2.0**36)
         )
 
     return of

@@ -11,7 +11,7 @@ from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.errors import InputError
-from fedpriv.exact import chunks
+from fedpriv.exact import records as exact_records
 from fedpriv.objectives import Records, SoftmaxRegression
 from fedpriv.participation.allocation import Allocation
 from fedpriv.participation.secret_order import SecretOrder
@@ -71,10 +71,9 @@ def test_every_round_evaluates_as_much_however_many_it_draws(
 ) -> None:
     """Gains: time tells how many a round drew, and with it who: the amplification that a record was promised."""
     plan, drawn, seen = planned(cell_of(sampling, trust)), [], []
-    monkeypatch.setattr("fedpriv.exact.chunks._VALUES", 3 * 7850)
     if path != "outer products":
         monkeypatch.setattr("fedpriv.exact.records.rank_one_suits", lambda *_: False)
-    evaluated, per_record = chunks.evaluated, SoftmaxRegression.per_record
+    linear_sum, per_record = exact_records.linear_sum, SoftmaxRegression.per_record
 
     def formed(self: SoftmaxRegression, points: Any, coefficients: Any, records: Records, *rest: Any) -> Any:
         seen[-1].append(len(records.labels))
@@ -82,14 +81,11 @@ def test_every_round_evaluates_as_much_however_many_it_draws(
             raise FloatingPointError
         return per_record(self, points, coefficients, records, *rest)
 
-    def watched(evaluate: Any, *rest: Any) -> Any:
-        def counting(columns: Any) -> Any:
-            seen[-1].append(len(columns[0]))
-            return evaluate(columns)
+    def watched(outer: Any, points: Any, coefficients: Any, features: Any, *rest: Any) -> Any:
+        seen[-1].append(len(features))
+        return linear_sum(outer, points, coefficients, features, *rest)
 
-        return evaluated(counting, *rest)
-
-    monkeypatch.setattr("fedpriv.exact.chunks.evaluated", watched)
+    monkeypatch.setattr("fedpriv.exact.records.linear_sum", watched)
     monkeypatch.setattr(SoftmaxRegression, "per_record", formed)
     generator = torch.Generator().manual_seed(1)
     records = Records(
@@ -105,7 +101,7 @@ def test_every_round_evaluates_as_much_however_many_it_draws(
     assert isinstance(plan.schedule, SecretOrder)
     rows = plan.schedule.capacity(4).rows
     assert min(drawn) < 3 < max(drawn) < rows < 40
-    expected = [3] * -(-rows // 3) if path == "outer products" else [1] * rows
+    expected = [rows] if path == "outer products" else [1] * rows
     assert all(of_round == expected for of_round in seen)
 
 
@@ -121,7 +117,7 @@ def test_a_records_integers_do_not_depend_on_who_else_was_drawn(
 ) -> None:
     """A round's sum is that of the rounds in which each of its records is drawn alone, to the last unit."""
     plan = planned(cell_of("allocation", "trusted"))
-    monkeypatch.setattr("fedpriv.exact.chunks._VALUES", 5 * 7850)  # several chunks a round
+    monkeypatch.setattr("fedpriv.exact.rank_one._VALUES", 5 * 785)  # several chunks a round
     if path != "outer products":
         monkeypatch.setattr("fedpriv.exact.records.rank_one_suits", lambda *_: False)
     generator = torch.Generator().manual_seed(2)

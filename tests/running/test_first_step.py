@@ -119,7 +119,6 @@ def test_first_step_is_share_of_mu_gdp_for_each_record_by_brute_force(
                 (1.0,),
                 1.0,
                 Records(row[None], labels),
-                1,
                 lattice.norm(1.0),
                 lattice.factor(1),
             )
