@@ -24,6 +24,7 @@ from fedpriv.estimators.round import Round
 from fedpriv.estimators.running_sum import RunningSum
 from fedpriv.mechanisms import MechanismState
 from fedpriv.objectives import Objective, Records
+from fedpriv.objectives.alone import aligned
 from fedpriv.protocol.arrays import Counts, is_finite
 from fedpriv.randomness import KeyedCoins, KeyedNormal
 from fedpriv.running.draw_ahead import DrawAhead
@@ -95,8 +96,9 @@ class Silo:
         """
         self.check(state, t, query)
         state, current = self._after_gap(state, t)
-        read, point = self._read(t), point_of(current, query, state.past)
-        (past, total), clipped = self._step.summed(state.sum, current, point, read)
+        past = tuple(map(aligned, state.past))
+        read, point = self._read(t), point_of(current, aligned(query), past)
+        (past, total), clipped = self._step.summed(RunningSum(past, state.sum.total), current, point, read)
         vector, hidden = self._step.noisy(total, state.hidden, t, self._noise(t))
         past = remembered(current, state.past, past, vector)
         return Release(vector, Counts(read.weights.shape[0], int(clipped))), SiloState(t, past, (total,), hidden)
@@ -180,7 +182,7 @@ class Silo:
         """The records of round t with their weights in the silo's mean."""
         schedule, size = self.plan.schedule, self.plan.batch_sizes[self.number]
         rows = schedule.rows(t, size, self.number, lambda: self._coins)
-        records = Records(*(column[rows] for column in self.records))
+        records = Records(*(aligned(column[rows]) for column in self.records))
         count = len(records.labels)
         weight = record_weight(1.0, size, schedule.expected_batches(t))
         return Read(

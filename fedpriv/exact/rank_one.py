@@ -116,7 +116,7 @@ def outer_sum(residuals: Floats, features: NDArray[np.integer], norm: int) -> In
     total = np.zeros((residuals.shape[1], features.shape[1]), np.int64)
     for start in range(0, len(residuals), rows):
         part = features[start : start + rows].astype(np.float64)
-        total += (residuals[start : start + rows].T @ part).astype(np.int64)
+        total += np.matmul(residuals[start : start + rows].T, part).astype(np.int64)
     return total.ravel()
 
 

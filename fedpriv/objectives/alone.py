@@ -12,6 +12,10 @@ from torch import Tensor
 from torch.func import vmap
 
 
+_ALIGNMENT = 64
+"""Bytes, of all memory that torch allocates on a processor."""
+
+
 def each_alone(
     of_one: Callable[..., Tensor],
     columns: Sequence[Tensor],
@@ -56,6 +60,15 @@ def _attempt(of_one: Callable[..., Tensor], row: Sequence[Tensor], nothing: Tens
 def own(values: Tensor) -> Tensor:
     """A copy in memory of its own: contiguous, and aligned as torch aligns all that it allocates."""
     return values.clone(memory_format=torch.contiguous_format)
+
+
+def aligned(values: Tensor) -> Tensor:
+    """`values`, or a copy of them where their memory is not aligned as torch aligns its own.
+
+    Guarantee: products of the same values in the same shapes have the same bits in every process of one machine,
+    wherever a message or an array put the values.
+    """
+    return values if values.is_contiguous() and values.data_ptr() % _ALIGNMENT == 0 else own(values)
 
 
 def rows_apart(call: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:

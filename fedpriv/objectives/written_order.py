@@ -61,7 +61,7 @@ def scores_of(point: NDArray[np.floating], classes: int, whole: Floats, levels: 
     exponent = math.frexp(top)[1]
     half = (bits - exponent) // 2  # 2^(bits - e) itself may be out of range
     grid = np.rint(np.ldexp(np.ldexp(weights, half), bits - exponent - half))
-    return Scores(whole @ grid.T, levels, exponent - bits)
+    return Scores(np.matmul(whole, grid.T), levels, exponent - bits)
 
 
 def softmax_slopes(scores: Scores, labels: NDArray[np.int64]) -> Floats:
