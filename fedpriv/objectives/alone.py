@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-
 _ALIGNMENT = 64
 """Bytes, of all memory that torch allocates on a processor."""
 

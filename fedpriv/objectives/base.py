@@ -154,8 +154,8 @@ class Objective(Protocol):
         `points[k]` has shape (d,), `records` a batch axis B alone; `places[b]` is which row of the slots of `at`
         record b is.  A record whose increment is not finite is a row of zeros.
 
-        Guarantee: among batches of one shape, row b depends on record b, its place and public values alone.  This
-        is tested for every objective, not proven: it rests on matrix products that keep rows apart.
+        Guarantee: row b depends on record b, its place and public values alone, but for rounding.  Exact releases
+        ask for one record at a time (`objectives.alone`), where there is nothing else that it could depend on.
         """
         ...
 

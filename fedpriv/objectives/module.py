@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, printable
 from fedpriv.objectives.alone import own, rows_apart
 from fedpriv.objectives.base import Deterministic, Evaluation, Increment, Records
 from fedpriv.objectives.clipping import Clipping, clipping, formed, upper_norm
@@ -34,9 +34,10 @@ class ModuleObjective(Deterministic):
 
     Constructing raises InputError if a layer mixes records, draws random numbers or keeps buffers.
 
-    Guarantee: each record passes through the module alone, in a batch of one, so its gradient depends on no other
-    record, whatever the module's code does with a batch.  A record on which the module raises adds nothing and
-    counts as clipped, and no other record is touched.  The code is trusted to keep nothing between calls.
+    Guarantee: each record passes through the module alone, in a batch of one, so its gradient and its outputs
+    depend on no other record, whatever the module's code does with a batch.  A record on which the module raises
+    adds nothing and counts as clipped, and no other record is touched.  The code is trusted to keep nothing
+    between calls.
     """
 
     module: nn.Module
@@ -192,7 +193,7 @@ class ModuleObjective(Deterministic):
     def outputs(self, point: Tensor, records: Records) -> Tensor:
         """See `Objective`; the layers' values exist for at most `_BLOCK_VALUES` of features at a time.
 
-        InputError for several records on one of which the module raises.
+        InputError for records on one of which the module raises.
         """
         rows = max(1, _BLOCK_VALUES // max(1, records.features.shape[1:].numel()))
         blocks = torch.split(records.features, rows)
@@ -201,7 +202,13 @@ class ModuleObjective(Deterministic):
             named = parameters_of(self.module, own(row))
             return torch.cat([rows_apart(partial(self._call, named), block) for block in blocks])
 
-        outputs = torch.stack([of_one(row) for row in point.reshape(-1, self.dimension)])
+        try:
+            outputs = torch.stack([of_one(row) for row in point.reshape(-1, self.dimension)])
+        except Exception as error:  # whatever a stranger's module does
+            reason = printable(str(error).split("\n")[0]) or type(error).__name__
+            raise InputError(
+                f"model: {type(self.module).__name__} fails on a record that it is evaluated on ({reason})"
+            ) from None
         return outputs.view(*point.shape[:-1], *outputs.shape[1:])
 
     def _call(self, parameters: dict[str, Tensor], features: Tensor) -> Tensor:

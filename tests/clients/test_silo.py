@@ -1,5 +1,7 @@
 """A silo answers what the protocol allows, with the noise it owes, and nothing else."""
 
+import contextlib
+import dataclasses
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +16,12 @@ from fedpriv.clients.federation import simulated_silo
 from fedpriv.clients.silo import Silo
 from fedpriv.clients.state import ContextStore
 from fedpriv.errors import RunError
+from fedpriv.objectives import Records
 from fedpriv.randomness import KeyedNormal
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell
+from tests.disordered import at_address, disordered
 
 MakeCell = Callable[..., Cell]
 
@@ -152,3 +156,35 @@ def test_state_survives_a_context_and_its_way_to_another_process(small_cell: Mak
             assert torch.equal(kept.sum.total, state.sum.total)
             assert all(map(torch.equal, kept.sum.past, state.sum.past))
             assert len(kept.sum.past) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_bits_do_not_follow_from_where_a_message_or_an_array_lies(
+    small_cell: MakeCell, dtype: str, batch: int
+) -> None:
+    """Guarantee: the same values in the same shapes give the same bits in every process of one machine.
+
+    Queries, records and states lie at every address that a message can put them at, on a processor whose products
+    follow it; without `aligned` this is red, with and without disordered products.
+    """
+    rounds = {"federation__samples": 24, "federation__rounds": 12 // batch}
+    cell = small_cell(federation__silos=2, federation__batch=batch, run__dtype=dtype, **rounds)
+    silo = simulated_silo(cell, 0)
+    generator = torch.Generator().manual_seed(1)
+    queries = 0.1 * torch.randn((3, 7850), generator=generator).to(silo.records.features.dtype)
+
+    def releases(offset: int) -> list[torch.Tensor]:
+        moved = dataclasses.replace(silo, records=Records(*(at_address(c, offset) for c in silo.records)))
+        state, found = moved.start(), []
+        for t, query in enumerate(queries, start=1):
+            release, state = moved.answer(state, t, at_address(query, offset))
+            state = state._replace(past=tuple(at_address(each, offset) for each in state.past))
+            found.append(release.vector)
+        return found
+
+    for disorder in (contextlib.nullcontext(), disordered()):
+        with disorder:
+            first, *others = (releases(offset) for offset in (0, 1, 5))
+        for other in others:
+            assert all(map(torch.equal, first, other))

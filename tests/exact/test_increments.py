@@ -16,6 +16,7 @@ from fedpriv.exact.lattice import lattice_for
 from fedpriv.exact.rank_one import integer_residuals, outer_sum, rank_one_suits
 from fedpriv.objectives import Outer
 from fedpriv.objectives.written_order import softmax_slopes
+from tests.disordered import disordered
 from tests.exact.hostile_floats import CLIPS, rows
 
 HOSTILE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -154,6 +155,21 @@ def test_enormous_and_tiny_increments_are_clipped_and_not_lost(size: float) -> N
     k = integers(np.full((1, 4), size), 2**36, 1e308)
     assert k.tolist() == [[k[0, 0]] * 4]
     assert 2**35 * (1 - 2.0**-28) < k[0, 0] <= 2**35
+
+
+@pytest.mark.parametrize("offset", range(8))
+def test_sums_of_squares_are_taken_in_aligned_memory(offset: int) -> None:
+    """Gains: a record's integers differ by where in memory its increment happens to lie."""
+    given_row = np.random.default_rng(1).standard_normal(600)
+    expected = integers(given_row[None], 2**36, 2.0**36)
+    assert np.linalg.norm(expected[0].astype(float)) == pytest.approx(2**36, rel=1e-6)  # the norm cuts it off
+    room = np.empty(len(given_row) + 8)[offset:][: len(given_row)]
+    room[:] = given_row
+    with disordered():
+        first = integers(given_row[None].copy(), 2**36, 2.0**36)
+        assert np.array_equal(integers(room[None], 2**36, 2.0**36), first)
+        found, _ = increments.shrunk_rows(room[None])
+    assert found.ctypes.data % 64 == 0
 
 
 def test_norms_have_53_bits_at_most() -> None:

@@ -267,6 +267,37 @@ def test_a_record_on_which_a_backbone_raises_has_zeros_and_no_other(weights: Cal
     torch.testing.assert_close(found[[0, 2]], without)
 
 
+def test_a_record_that_has_features_of_another_shape_has_zeros(weights: Callable[[nn.Module], str]) -> None:
+    """What vmap refused for all records; whether a silo answers must not depend on one."""
+    digest = weights(zoo.Ragged())
+    found = features_of(
+        np.array([[0.0], [3.0], [1.0]]), backbone=f"{ZOO}:Ragged", backbone_weights=digest, feature_norm=9.0
+    )
+    assert found.tolist() == [[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]]
+
+
+def test_a_backbones_buffers_start_anew_for_every_record(weights: Callable[[nn.Module], str]) -> None:
+    """Gains: the first record, in the features of all that follow."""
+    digest = weights(zoo.Summing())
+    keys = {"backbone": f"{ZOO}:Summing", "backbone_weights": digest}
+    assert features_of(np.ones((3, 6)), **keys)[:, :-1].tolist() == [[1.0] * 6] * 3
+
+
+def test_a_backbone_that_draws_random_numbers_is_refused(weights: Callable[[nn.Module], str]) -> None:
+    digest = weights(zoo.Drawing())
+    with pytest.raises(InputError, match="draws random numbers; features are a record's own"):
+        features_of(np.ones((3, 6)), backbone=f"{ZOO}:Drawing", backbone_weights=digest)
+
+
+def test_a_record_that_cannot_be_evaluated_is_one_line() -> None:
+    objective = ModuleObjective(zoo.Looking(1, 3), CrossEntropy(), 0, torch.float64)
+    tested = Records(torch.tensor([[1.0], [9.0]], dtype=torch.float64), torch.tensor([0, 1]))
+    with pytest.raises(
+        InputError, match=r"Looking fails on a record that it is evaluated on \(index out of range"
+    ):
+        objective.evaluate(objective.initial(), tested)
+
+
 def test_weights_that_are_not_here_changed_or_of_another_module_are_refused(
     weights: Callable[[nn.Module], str], tmp_path: Path
 ) -> None:

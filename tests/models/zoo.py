@@ -124,3 +124,29 @@ class Fragile(nn.Module):
         hidden = torch.where(torch.isfinite(hidden).all(), hidden, torch.zeros_like(hidden))
         out: Tensor = self.outer(hidden + (values[..., :1] + 9.0).log()) + known
         return out
+
+
+class Ragged(nn.Module):
+    """As many features as the record's number is above 1; 1 of most."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return torch.ones(len(values), max(1, int(values.max())))
+
+
+class Summing(nn.Module):
+    """Adds up all that it has seen in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.seen += values.sum(0)
+        return self.seen.expand(len(values), -1)
+
+
+class Drawing(nn.Module):
+    """Drops half of what it sees, whatever mode it is in."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return nn.functional.dropout(values, 0.5)
