@@ -238,6 +238,16 @@ def test_rank_one_rows_depend_on_themselves_alone() -> None:
         assert not after[::2].any()
 
 
+def test_rank_one_rows_do_not_follow_from_a_processors_order() -> None:
+    """Guarantee: clipped rows too have the same bits in any order of additions and in any place."""
+    generator = np.random.default_rng(9)
+    residuals, x, norm = generator.normal(size=(60, 10)) * 5, generator.integers(0, 4, (60, 2)), 2**52
+    expected = integer_residuals(residuals, x, norm, float(norm))
+    with disordered():
+        assert np.array_equal(integer_residuals(residuals, x, norm, float(norm)), expected)
+        assert np.array_equal(integer_residuals(residuals[7:], x[7:], norm, float(norm)), expected[7:])
+
+
 def test_exact_sums_where_a_batch_passes_53_bits() -> None:
     norm, count = 2**50, 40
     x = np.ones((count, 2), np.int64)

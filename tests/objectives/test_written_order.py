@@ -15,6 +15,7 @@ from fedpriv.objectives.written_order import (
     sum_in_order,
     weight_bits,
 )
+from tests.disordered import disordered
 
 FEATURES, CLASSES, LEVELS, LARGEST = 785, 10, 255, 255 * 28 + 29
 BITS = weight_bits(FEATURES, LARGEST)
@@ -99,6 +100,16 @@ def test_slopes_are_the_softmax_less_the_label() -> None:
     expected = logits.softmax(-1).numpy() - np.eye(CLASSES)[labels]
     assert np.abs(found - expected).max() < FEATURES * 2.0**-BITS  # what rounding the weights moves
     assert np.abs(found.sum(axis=1)).max() < 1e-14
+
+
+def test_slopes_do_not_follow_from_a_processors_order() -> None:
+    x, point = some_query(7, False)
+    labels = np.arange(40) % CLASSES
+    expected = softmax_slopes(scores_of(point, CLASSES, x, LEVELS, BITS), labels)
+    with disordered():
+        assert np.array_equal(softmax_slopes(scores_of(point, CLASSES, x, LEVELS, BITS), labels), expected)
+        some = softmax_slopes(scores_of(point, CLASSES, x[3:9], LEVELS, BITS), labels[3:9])
+    assert np.array_equal(some, expected[3:9])
 
 
 @given(st.lists(st.floats(width=64), min_size=20, max_size=20), st.integers(0, 9))
