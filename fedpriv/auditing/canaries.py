@@ -57,16 +57,8 @@ def auditable(cell: Cell, mu: float, rounds: int, silos: int, batch: int, epochs
     algorithm = cell.algorithm
     if getattr(algorithm.settings, "clip", _CLIP) in ("lipschitz", None):
         algorithm = algorithm.model_copy(update={"clip": _CLIP})
-    return cell.model_copy(
-        update={
-            "data": data,
-            "federation": federation,
-            "privacy": privacy,
-            "run": run,
-            "algorithm": algorithm,
-            "model": ModelSection(name="softmax-regression", feature_norm=FAR),
-        }
-    )
+    model = ModelSection.model_validate({"name": "softmax-regression", "feature_norm": FAR})
+    return cell.derived(privacy, federation, algorithm, data=data, model=model, run=run)
 
 
 def objective_for(cell: Cell, features: int) -> Objective:

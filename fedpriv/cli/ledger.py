@@ -24,7 +24,9 @@ def ledger(
 
         fedpriv privacy ledger runs/quickstart
     """
+    from fedpriv.cli.tables import print_plain
     from fedpriv.privacy.entries import read_ledger
+    from fedpriv.privacy.ledger import ELSEWHERE, STEP_ELSEWHERE
 
     entries = read_ledger(run_dir)
     if not entries:
@@ -38,6 +40,8 @@ def ledger(
         lines: list[tuple[str, ...]] = [(*header, "relation", "μ", "claimed", "")]
         lines += [line for entry in entries for line in _ledger_lines(entry)]
         print_table(lines)
+        if any(stream.owner == ELSEWHERE for entry in entries for stream in entry.streams):
+            print_plain(STEP_ELSEWHERE)
     wrong = [str(entry.cell) for entry in entries if not entry.agrees]
     if wrong:
         raise RunError(f"{run_dir}: the claim of cell {', '.join(wrong)} is not what the ledger gives")
