@@ -25,8 +25,8 @@ def ledger(
         fedpriv privacy ledger runs/quickstart
     """
     from fedpriv.cli.tables import print_plain
+    from fedpriv.privacy.elsewhere import ELSEWHERE, STEP_ELSEWHERE
     from fedpriv.privacy.entries import read_ledger
-    from fedpriv.privacy.ledger import ELSEWHERE, STEP_ELSEWHERE
 
     entries = read_ledger(run_dir)
     if not entries:

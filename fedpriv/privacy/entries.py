@@ -11,8 +11,9 @@ from typing import Any
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee
 from fedpriv.errors import InputError
 from fedpriv.privacy.claim import PrivacyClaim
+from fedpriv.privacy.elsewhere import ELSEWHERE
 from fedpriv.privacy.evaluations import mu_of_tests
-from fedpriv.privacy.ledger import ELSEWHERE, FIRST_STEP, ROUNDS, ReleaseStream, claim_of, from_data
+from fedpriv.privacy.ledger import FIRST_STEP, ROUNDS, ReleaseStream, claim_of, from_data
 
 _LOOSER = 1.01  # than today's, as bounds of earlier versions can be
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from fedpriv.accounting.selection import Selection
 from fedpriv.privacy.claim import EXACT
+from fedpriv.privacy.elsewhere import STEP_ELSEWHERE, charged_elsewhere
 from fedpriv.privacy.evaluations import evaluation_words
-from fedpriv.privacy.ledger import STEP_ELSEWHERE, charged_elsewhere
 from fedpriv.privacy.trust import trust_named
 from fedpriv.reports.summary import Metric, compare, incomplete, metrics_of, missing, point_text, points
 from fedpriv.sweep.results import Results, engines_of

@@ -8,12 +8,11 @@ from typing import Any
 from fedpriv.accounting import GaussianDP
 from fedpriv.accounting.gdp import compose
 from fedpriv.privacy.claim import EXACT
+from fedpriv.privacy.elsewhere import ELSEWHERE, STEP_ELSEWHERE
 from fedpriv.privacy.evaluations import evaluation_words
 from fedpriv.privacy.ledger import (
-    ELSEWHERE,
     FIRST_STEP,
     ROUNDS,
-    STEP_ELSEWHERE,
     ReleaseStream,
     claim_of,
     from_data,

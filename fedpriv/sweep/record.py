@@ -9,8 +9,9 @@ from typing import Any, Literal
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee
 from fedpriv.privacy.claim import EXACT, PrivacyClaim
+from fedpriv.privacy.elsewhere import with_other_step
 from fedpriv.privacy.evaluations import evaluation_data
-from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of, with_other_step
+from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
 from fedpriv.privacy.several import bounds_of_several
 from fedpriv.privacy.unit import RECORD
 from fedpriv.running.outcome import Finished

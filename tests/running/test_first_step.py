@@ -21,9 +21,10 @@ from fedpriv.data.scaling import SMALLEST, Scaling, moments_of, scaling_from
 from fedpriv.errors import InputError, RunError
 from fedpriv.exact.records import integer_sum
 from fedpriv.objectives import Records
+from fedpriv.privacy.elsewhere import STEP_ELSEWHERE
 from fedpriv.privacy.entries import read_ledger
 from fedpriv.privacy.evaluations import mu_of_tests
-from fedpriv.privacy.ledger import FIRST_STEP, STEP_ELSEWHERE, claim_of, from_data
+from fedpriv.privacy.ledger import FIRST_STEP, claim_of, from_data
 from fedpriv.reports.statement import statements
 from fedpriv.running.evaluation import evaluation_cell, evaluation_plan_of, released_by
 from fedpriv.running.first_step import first_step_of, presumed, scaled, scaled_scenario
