@@ -29,10 +29,6 @@ from fedpriv.scenario.schema import ModelSection
 
 FAR = 1e4
 """The norm of a canary's features: far above a clip of 1, so that a missing clip cannot go unseen."""
-ONE_PASS = (
-    "the audit's canaries are made for one pass in fixed order with records in every round: "
-    'epochs = 1, sampling = "fixed"'
-)
 CLASSES = 2
 _RECORDS, _TOO_MANY = 4, 3  # of a person: at most so many count, and so many times as many are there
 _CLIP = 1.0  # where a scenario takes its clip from the loss's constants, which are not the canaries'
@@ -74,12 +70,14 @@ def objective_for(cell: Cell, features: int) -> Objective:
 def rows_read(cell: Cell) -> list[range]:
     """The rows of a silo's order that rounds 1, 2, … read, by definition: each batch once, one after another.
 
-    Cohorts of clients come again, in the same order, and so do test records.  InputError for a scenario of no
+    Every pass has the same order, and so have the turns of cohorts of clients.  InputError for a scenario of no
     fixed order with records in every round.
     """
     schedule = cell.schedule
     if not isinstance(schedule, Schedule):
-        raise InputError(ONE_PASS)
+        raise InputError(
+            'the audit\'s canaries are made for a fixed order with records in every round: sampling = "fixed"'
+        )
     (size, *_), read, federation = cell.batch_sizes, 0, cell.federation
     rows = []
     for t in range(1, schedule.rounds + 1):

@@ -27,6 +27,7 @@ from fedpriv.auditing.statistics import (
 from fedpriv.auditing.steps import Progress, Steps
 from fedpriv.auditing.transcripts import Trials, rolled_back, run_trials
 from fedpriv.errors import FedprivError
+from fedpriv.privacy.ledger import FIRST_STEP
 from fedpriv.running.evaluation import evaluation_cell
 from fedpriv.running.first_step import first_step_of
 from fedpriv.running.plan import Plan, plan_of
@@ -61,15 +62,17 @@ class Asked(NamedTuple):
     runs: int
     mu: float
     seed: int
+    promised: float
+    """To the records that it reads, by all parts that read them."""
 
     @staticmethod
-    def of(cell: Cell, mu: float, runs: int, seed: int) -> "Asked":
+    def of(cell: Cell, mu: float, runs: int, seed: int, promised: float) -> "Asked":
         """AuditRefutedError if records are not read as the claim presumes."""
         (rounds, passes), silos = known_rounds(cell, MOST_ROUNDS), min(cell.federation.silos, MOST_SILOS)
         small = auditable(cell, mu, rounds, silos, IN_HEAVIEST, passes)
         if wrong := misread(small, rows_read(small)):
             raise AuditRefutedError(f"the schedule is not the one that is claimed: {wrong}")
-        return Asked(cell, small, runs, mu, seed)
+        return Asked(cell, small, runs, mu, seed, promised)
 
     def plan(self, features: int = CANARIES) -> Plan:
         return plan_of(self.small, objective_for(self.small, features), released=True)
@@ -100,9 +103,9 @@ def parts_of(cell: Cell, mu: float, runs: int, seed: int) -> dict[str, Asked]:
     promise, budget = cell.privacy.target, cell.budget
     assert promise is not None
     assert budget.rounds is not None
-    parts = {"rounds": Asked.of(cell, mu * budget.rounds / promise, runs, seed)}
+    parts = {"rounds": Asked.of(cell, mu * budget.rounds / promise, runs, seed, mu)}
     if (first := first_step_of(cell)) is not None:
-        parts["first step"] = Asked.of(first, mu * budget.beside / promise, runs, seed)
+        parts[FIRST_STEP] = Asked.of(first, mu * budget.beside / promise, runs, seed, mu)
     return parts | evaluations_of(cell, mu, runs, seed)
 
 
@@ -110,7 +113,7 @@ def evaluations_of(cell: Cell, mu: float, runs: int, seed: int) -> dict[str, Ask
     """The evaluations as a part of a run; nothing where they have no claim."""
     if cell.evaluation is None or cell.evaluation.mu is None:
         return {}
-    return {"evaluations": Asked.of(evaluation_cell(cell), mu, runs, seed)}
+    return {"evaluations": Asked.of(evaluation_cell(cell), mu, runs, seed, mu)}
 
 
 def tried(
@@ -151,11 +154,11 @@ def canaries(parts: Mapping[str, Asked], failure: float, steps: Steps) -> dict[s
 def _together(
     parts: Mapping[str, Asked], plans: Mapping[str, Plan], trials: Mapping[str, Trials], failure: float
 ) -> Found:
-    """The same canaries in every part: whoever sees all of it adds the evidence up."""
+    """The same canaries in every part, of which somebody sees all, against what is promised, not what parts claim."""
     coins = [trials[name].of_round(heaviest_round(plans[name])).present for name in parts]
     assert all(np.array_equal(coins[0], each) for each in coins)
     evidence = np.sum([likelihoods(plans[name], trials[name]) for name in parts], axis=0)
-    claimed = compose([part.mu for part in parts.values()])
+    claimed = compose([parts[name].promised for name in parts if name != FIRST_STEP])
     bound = max(
         bound_at(0.0, evidence, coins[0], failure / 2.0), mu_lower_bound(evidence, coins[0], failure / 2.0)
     )
@@ -179,8 +182,11 @@ def _fewer(runs: int) -> int:
 
 
 def _rollback(asked: Asked, failure: float, steps: Steps) -> tuple[float, str]:
-    """A machine that is put back to before the round in which canaries weigh most, and asked another query."""
-    t = heaviest_round(asked.plan())
+    """A machine that is put back to before the round in which canaries weigh most, and asked another query.
+
+    Not to before the first one, if there are others: a run that is opened again draws another key.
+    """
+    t = max(heaviest_round(asked.plan()), min(2, asked.small.schedule.rounds))
     layout = Layout.of(rows_read(asked.small), t, IN_HEAVIEST, IN_HEAVIEST)
     gathered = []
     for number in range(_rollbacks(asked.runs)):
