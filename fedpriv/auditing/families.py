@@ -154,7 +154,7 @@ def canaries(parts: Mapping[str, Asked], failure: float, steps: Steps) -> dict[s
 def _together(
     parts: Mapping[str, Asked], plans: Mapping[str, Plan], trials: Mapping[str, Trials], failure: float
 ) -> Found:
-    """The same canaries in every part, of which somebody sees all, against what is promised, not what parts claim."""
+    """The same canaries in every part, of which somebody sees all, against what is promised for all of them."""
     coins = [trials[name].of_round(heaviest_round(plans[name])).present for name in parts]
     assert all(np.array_equal(coins[0], each) for each in coins)
     evidence = np.sum([likelihoods(plans[name], trials[name]) for name in parts], axis=0)

@@ -107,10 +107,11 @@ class LedgerEntry:
         scale = told.get("scenario", {}).get("data", {}).get("scale")
         if bool(scale) != bool(first) or not self._charges_all_of_a_step_elsewhere(scale, first):
             return False
-        for streams, count in ((first, 1), (rounds, told.get("rounds"))):
+        taken = [stream for stream in first if stream.owner != ELSEWHERE]
+        for streams, count in ((taken, 1), (rounds, told.get("rounds"))):
             if count and any(stream.schedule.rounds != count for stream in streams):
                 return False
-            private = [stream for stream in streams if stream.std and stream.owner != ELSEWHERE]
+            private = [stream for stream in streams if stream.std]
             if "silos" in told and private and not _from_all(private, self.trust, told["silos"]):
                 return False
         asked = told.get("scenario", {}).get("privacy", {})
@@ -129,7 +130,7 @@ class LedgerEntry:
             return True
         if len(first) > 1 or scale is None or self.claimed_mu is None:
             return False
-        return elsewhere[0].mu >= math.sqrt(scale["share"]) * self.claimed_mu * (1.0 - 1e-8)
+        return elsewhere[0].mu >= math.sqrt(scale.get("share", 1.0)) * self.claimed_mu * (1.0 - 1e-8)
 
 
 def _from_all(streams: Sequence[ReleaseStream], trust: str, silos: int) -> bool:

@@ -427,6 +427,23 @@ def test_a_step_elsewhere_is_charged_with_its_whole_share_or_the_ledger_differs(
     cell |= {"mu": claim.guarantee.mu, "zcdp": claim.guarantee.zcdp, "epsilon": pair.exact}
     (folder / "results.json").write_text(json.dumps({**told, "cells": [{**cell, "epsilon_paper": pair.paper}]}))
     assert not read_ledger(folder)[0].agrees
+    hidden = dict(cell["releases"][-1], owner="elsewhere", std=1e6)
+    few = {**cell, "releases": [other, hidden]}
+    (folder / "results.json").write_text(json.dumps({**told, "cells": [few]}))
+    (entry,) = read_ledger(folder)
+    assert entry.claim is not None
+    assert isinstance(entry.claim.guarantee, GaussianDP)
+    few |= {"mu": entry.claim.guarantee.mu, "zcdp": entry.claim.guarantee.zcdp}
+    pair = entry.claim.guarantee.epsilon_delta(cell["delta"])
+    few |= {"epsilon": pair.exact, "epsilon_paper": pair.paper}
+    (folder / "results.json").write_text(json.dumps({**told, "cells": [few]}))
+    assert not read_ledger(folder)[0].agrees  # nobody releases rounds elsewhere
+
+
+@pytest.mark.parametrize("key", ["budget", "_budget"])
+def test_nobody_writes_a_budget_into_a_scenario(tmp_path: Path, key: str) -> None:
+    with pytest.raises(InputError, match=key):
+        resolve_cell({**tree(tmp_path), key: {"rounds": 100.0, "beside": 0.0}}, "test")
 
 
 def test_a_step_that_was_taken_is_not_charged_a_second_time(tmp_path: Path) -> None:
