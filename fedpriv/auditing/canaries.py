@@ -57,16 +57,8 @@ def auditable(cell: Cell, mu: float, rounds: int, silos: int, batch: int, epochs
     algorithm = cell.algorithm
     if getattr(algorithm.settings, "clip", _CLIP) in ("lipschitz", None):
         algorithm = algorithm.model_copy(update={"clip": _CLIP})
-    return cell.model_copy(
-        update={
-            "data": data,
-            "federation": federation,
-            "privacy": privacy,
-            "run": run,
-            "algorithm": algorithm,
-            "model": ModelSection(name="softmax-regression", feature_norm=FAR),
-        }
-    )
+    model = ModelSection.model_validate({"name": "softmax-regression", "feature_norm": FAR})
+    return cell.derived(privacy, federation, algorithm, data=data, model=model, run=run)
 
 
 def objective_for(cell: Cell, features: int) -> Objective:
@@ -78,14 +70,13 @@ def objective_for(cell: Cell, features: int) -> Objective:
 def rows_read(cell: Cell) -> list[range]:
     """The rows of a silo's order that rounds 1, 2, … read, by definition: each batch once, one after another.
 
-    Cohorts of clients come again, in the same order.  InputError for a scenario of no fixed order with records in
-    every round, or of several passes over records.
+    Every pass has the same order, and so have the turns of cohorts of clients.  InputError for a scenario of no
+    fixed order with records in every round.
     """
     schedule = cell.schedule
-    if cell.federation.epochs != 1 or not isinstance(schedule, Schedule):
+    if not isinstance(schedule, Schedule):
         raise InputError(
-            "the audit's canaries are made for one pass in fixed order with records in every round: "
-            'epochs = 1, sampling = "fixed"'
+            'the audit\'s canaries are made for a fixed order with records in every round: sampling = "fixed"'
         )
     (size, *_), read, federation = cell.batch_sizes, 0, cell.federation
     rows = []
@@ -93,8 +84,8 @@ def rows_read(cell: Cell) -> list[range]:
         batches = schedule.reads[t - 1] if schedule.reads else 1
         rows.append(range(read * size, (read + batches) * size))
         read += batches
-        if federation.clients is not None and federation.cohort is not None and not schedule.reads:
-            read %= federation.clients // federation.cohort
+        if not schedule.reads:
+            read %= federation.rounds_per_epoch
     return rows
 
 

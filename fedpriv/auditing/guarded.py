@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +25,9 @@ class Restartable(Answering, Protocol):
 
     def restart(self) -> None:
         """The process ends, and another one goes on."""
+
+    def keep(self) -> Callable[[], None]:
+        """Copy all that it keeps, as a backup of its disk does; the result puts it back."""
 
     def close(self) -> None: ...
 
@@ -50,6 +53,26 @@ class GuardedSilo:
         """The guard's process ends, and another one goes on from the ledger."""
         self._ledger.close()
         self._ledger, self._guard = self._opened()
+
+    def keep(self) -> Callable[[], None]:
+        """Ledger, mark and key: whoever restores a machine from its backup restores all of them."""
+        self._ledger.close()
+        kept = {path: path.read_bytes() for path in self._files()}
+        self._ledger, self._guard = self._opened()
+
+        def put_back() -> None:
+            self._ledger.close()
+            for path in self._files() - kept.keys():
+                path.unlink()
+            for path, content in kept.items():
+                path.write_bytes(content)
+            self._ledger, self._guard = self._opened()
+
+        return put_back
+
+    def _files(self) -> set[Path]:
+        ledger = self._policy.ledger
+        return set(ledger.parent.glob(f"{ledger.name}*"))
 
     def close(self) -> None:
         self._ledger.close()

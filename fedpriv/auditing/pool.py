@@ -4,6 +4,8 @@ No guard has clients: the trusted server keeps their pool and draws their cohort
 which draws with a key of the operating system, as everything does that is really released.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from fedpriv.auditing.canaries import FAR, units_of
@@ -17,7 +19,7 @@ from fedpriv.running.plan import Plan
 from fedpriv.scenario import Cell
 
 MOST_PASSES = 3
-"""Of cyclic cohorts."""
+"""Of cyclic cohorts, and evaluations of the same test records."""
 _BEYOND = 10.0
 _FIRST_MOVE = FAR * 0.5**0.5
 """The gradient of a canary where the model is 0, with probabilities ½ and ½ of its two classes."""
@@ -31,8 +33,8 @@ def passes_of(cell: Cell) -> int:
 
 
 def known_rounds(cell: Cell, most: int) -> tuple[int, int]:
-    """Rounds and passes of a run of at most `most` rounds whose cohorts are no secret."""
-    passes = 1 if cell.federation.clients is None else min(MOST_PASSES, passes_of(cell))
+    """Rounds and passes of a run of at most `most` rounds whose order is no secret."""
+    passes = min(MOST_PASSES, passes_of(cell))
     each = cell.schedule.rounds if passes == 1 else cell.federation.rounds_per_epoch
     return passes * min(each, most // passes), passes
 
@@ -72,6 +74,15 @@ class Pool:
     def restart(self) -> None:
         """It is built again from its key, and goes on from its state."""
         self._silo = self._begun()
+
+    def keep(self) -> Callable[[], None]:
+        """Its state: its key is the same for good."""
+        state = self._state
+
+        def put_back() -> None:
+            self._state = state
+
+        return put_back
 
     def close(self) -> None:
         """It holds nothing open."""

@@ -52,7 +52,7 @@ CANARIES = 512
 """Of one run."""
 COMPANIES, COMPANIES_A_STEP = 16, 32
 """So many trials ask for one run of the other family; so many of those take about as long as a run of canaries."""
-_ON_THE_BEST = 0.5
+ON_THE_BEST = 0.5
 
 
 def small_rounds(cell: Cell) -> tuple[int, int]:
@@ -251,7 +251,7 @@ def _largest(
     failure: float,
 ) -> Shown:
     """Guarantee: shares of the failure add up to it (Bonferroni), whatever the dependence between tests."""
-    shares = [(best, failure * _ON_THE_BEST / len(best)), (others, failure * (1.0 - _ON_THE_BEST) / len(others))]
+    shares = [(best, failure * ON_THE_BEST / len(best)), (others, failure * (1.0 - ON_THE_BEST) / len(others))]
     return max(
         (
             shown(curve, np.nan_to_num(scores, nan=1e300).clip(-1e300, 1e300), present, share, name)

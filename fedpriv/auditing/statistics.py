@@ -18,7 +18,7 @@ from fedpriv.errors import InputError
 from fedpriv.randomness import SERVER
 from fedpriv.running.plan import Plan
 
-_ON_THE_BEST = 0.5
+ON_THE_BEST = 0.5
 """The share of the failure for the best test of code that is right: the whole transcript of canaries in the round
 where they weigh most, half-way between what it expects in both worlds."""
 
@@ -42,9 +42,9 @@ def best_bound(plan: Plan, trials: Trials, failure: float) -> tuple[float, str]:
     heaviest = heaviest_round(plan)
     groups = {t: trials.of_round(t) for t in sorted(set(trials.round.tolist()))}
     families = {t: _scores(plan, t, group) for t, group in groups.items()}
-    least = failure * (1.0 - _ON_THE_BEST) / sum(map(len, families.values()))
+    least = failure * (1.0 - ON_THE_BEST) / sum(map(len, families.values()))
     best, _ = families[heaviest]["whole transcript"]
-    bound = bound_at(_half_way(plan, heaviest), _finite(best), groups[heaviest].present, failure * _ON_THE_BEST)
+    bound = bound_at(_half_way(plan, heaviest), _finite(best), groups[heaviest].present, failure * ON_THE_BEST)
     found = bound, f"whole transcript, canary in round {heaviest}"
     for t, family in families.items():
         for name, (scores, runs) in family.items():
@@ -52,6 +52,48 @@ def best_bound(plan: Plan, trials: Trials, failure: float) -> tuple[float, str]:
             bound = mu_lower_bound(_finite(scores), groups[t].present, least) / math.sqrt(runs)
             found = max(found, (bound, f"{name}, canary in round {t}"))
     return found
+
+
+def rollback_bound(trials: Trials, failure: float) -> tuple[float, str]:
+    """The largest lower bound on μ of releases before and after a machine was put back: each keeps the claim."""
+    found, count = (0.0, "none"), trials.twice.shape[1]
+    for place in range(count):
+        bound = mu_lower_bound(_finite(trials.twice[:, place]), trials.present, failure / count) / math.sqrt(2.0)
+        late = "" if place == 0 else f", {place} later"
+        found = max(found, (bound, f"release of the round before a rollback minus that after it{late}"))
+    return found
+
+
+def likelihoods(plan: Plan, trials: Trials) -> Scores:
+    """ln of (the canary is present) over (it is absent), (n,), for canaries of the heaviest round.
+
+    Ratios of independent releases of the same canaries add up: their sum is the best test of all of them.
+    """
+    heaviest = heaviest_round(plan)
+    scores = _finite(trials.of_round(heaviest).seen @ matched_filter(plan, heaviest))
+    weight, std = _weight(plan, heaviest)
+    return (scores - _half_way(plan, heaviest)) * _sides(plan) * weight / std**2
+
+
+def separation(plan: Plan) -> float:
+    """How many standard deviations of the noise lie between both worlds in the best test: μ, if it is exact."""
+    heaviest = heaviest_round(plan)
+    weight, std = _weight(plan, heaviest)
+    squared = float(_signal(plan, heaviest) @ matched_filter(plan, heaviest))
+    return _sides(plan) * weight * math.sqrt(squared) / std
+
+
+def _weight(plan: Plan, canary_round: int) -> tuple[float, float]:
+    """What a canary weighs in what is seen, and the standard deviation of the noise there."""
+    in_mean = plan.masked or float(plan.noise.std_of(SERVER)) > 0.0
+    weight = (plan.weights[0] if in_mean else 1.0) / plan.batch_sizes[0]
+    std = plan.noise.std_in_mean if in_mean else float(plan.noise.std_of(0))
+    return weight * float(plan.estimator.round(canary_round).clip) / _batches(plan, canary_round), std
+
+
+def _sides(plan: Plan) -> int:
+    """How many of its weights lie between a canary's two worlds."""
+    return 2 if plan.relation == "replace-one" else 1
 
 
 def _finite(scores: Scores) -> Scores:
@@ -64,10 +106,8 @@ def _half_way(plan: Plan, canary_round: int) -> float:
     """Between the matched filter's scores of both worlds, if records are clipped and weighted as the plan says."""
     if plan.relation == "replace-one":
         return 0.0  # increments that point in opposite directions
-    clip = float(plan.estimator.round(canary_round).clip) / _batches(plan, canary_round)
-    in_mean = plan.masked or float(plan.noise.std_of(SERVER)) > 0.0
-    weight = (plan.weights[0] if in_mean else 1.0) / plan.batch_sizes[0]
-    return weight * clip * float(_signal(plan, canary_round) @ matched_filter(plan, canary_round)) / 2.0
+    weight, _ = _weight(plan, canary_round)
+    return weight * float(_signal(plan, canary_round) @ matched_filter(plan, canary_round)) / 2.0
 
 
 def _scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str, tuple[Scores, int]]:

@@ -7,6 +7,8 @@
 | trusted | the deployed server with its journal, and guards, all restarted half-way | what it broadcasts |
 | trusted, with clients | the same server, and the pool of clients that it keeps | what it broadcasts |
 
+Of a machine that is restored from its backup, `rolled_back` has what is seen before and after.
+
 Nothing is recomputed in another type: replies are those of the scenario's own `run.dtype`.
 """
 
@@ -100,21 +102,66 @@ def run_trials(cell: Cell, layout: Layout, seed: int, queries: Sequence[Tensor] 
     """
     count = len(layout.round)
     plan = plan_of(cell, objective_for(cell, count), released=True)
-    present = public_generator(seed, "audit coins").random(count) < 0.5
-    canaries = layout.shard(present, cell.privacy.relation)
-    idle = [nothing(layout.rows, count)] * (len(plan.weights) - 1)
+    present, shards = _shards(cell, plan, layout, seed)
     asked, none = queries or zeros(plan), np.empty((count, 0))
-    with folder_of_silos(cell, plan, [canaries, *idle]) as (folder, silos):
-        if plan.trust.noise_at_server:
-            return Trials(_along(broadcasts(plan, folder, silos, asked)), none, none, present, layout.round)
-        if plan.masked:
-            return Trials(_along(_means(plan, masked_sums(plan, silos, asked))), none, none, present, layout.round)
-        if queries is not None:
-            return Trials(_along(replies(silos[0], asked)), none, none, present, layout.round)
+    with folder_of_silos(cell, plan, shards) as (folder, silos):
+        if queries is not None or plan.trust.noise_at_server or plan.masked:
+            seen = _along(_seen(plan, folder, silos, asked))
+            return Trials(seen, none, none, present, layout.round)
         first, again, other = _two_runs(plan, silos, asked)
     seen = _along(first)
     apart = seen - _along(other) if other else none
     return Trials(seen, apart, seen - _along(again), present, layout.round)
+
+
+def rolled_back(cell: Cell, layout: Layout, seed: int, t: int) -> Trials:
+    """A run that is put back to before round t, silos and server, and asked something else in this round.
+
+    `twice` are its releases of rounds t, t + 1, … minus those of before, which were asked the same but for t.
+    """
+    count = len(layout.round)
+    plan = plan_of(cell, objective_for(cell, count), released=True)
+    present, shards = _shards(cell, plan, layout, seed)
+    before = zeros(plan)
+    after = [*before[: t - 1], _pushed(before[0]), *before[t:]]
+    with folder_of_silos(cell, plan, shards) as (folder, silos):
+        if t > 1:
+            _seen(plan, folder, silos, before[: t - 1])
+        backup = {path: path.read_bytes() for path in _journal(folder)}
+        put_back = [silo.keep() for silo in silos]
+        first = _along(_seen(plan, folder, silos, before))
+        for path in _journal(folder) - backup.keys():
+            path.unlink()
+        for path, content in backup.items():
+            path.write_bytes(content)
+            path.chmod(0o600)
+        for silo in put_back:
+            silo()
+        again = _along(_seen(plan, folder, silos, after))
+    differences = first[:, t - 1 :] - again[:, t - 1 :]
+    return Trials(first, np.empty((count, 0)), differences, present, layout.round)
+
+
+def _journal(folder: Path) -> set[Path]:
+    """What the server keeps of the run."""
+    return set((folder / "journal").glob("*"))
+
+
+def _shards(cell: Cell, plan: Plan, layout: Layout, seed: int) -> tuple[NDArray[np.bool_], list[Shard]]:
+    """Fair coins of a run, of which longer runs have more, and its silos' records: canaries are silo 0's."""
+    count = len(layout.round)
+    present = public_generator(seed, "audit coins").random(count) < 0.5
+    idle = [nothing(layout.rows, count)] * (len(plan.weights) - 1)
+    return present, [layout.shard(present, cell.privacy.relation), *idle]
+
+
+def _seen(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> list[Tensor]:
+    """What the adversary of this trust setting sees of the rounds that have `queries`; some may be over."""
+    if plan.trust.noise_at_server:
+        return broadcasts(plan, folder, silos, queries)
+    if plan.masked:
+        return _means(plan, masked_sums(plan, silos, queries))
+    return replies(silos[0], queries)
 
 
 @contextmanager
@@ -141,8 +188,7 @@ def _two_runs(
     plan: Plan, silos: Sequence[Restartable], queries: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Silo 0's replies in two runs at a time, and those of silo 1, if there is one, in the first."""
-    pushed = torch.zeros_like(queries[0])
-    pushed.view(2, -1)[0, :-1], pushed.view(2, -1)[1, :-1] = _PUSH, -_PUSH
+    pushed = _pushed(queries[0])
     first, again, other = [], [], []
     for t, query in enumerate(queries, start=1):
         first.append(silos[0].answer("first", t, query))
@@ -153,6 +199,13 @@ def _two_runs(
     return first, again, other
 
 
+def _pushed(query: Tensor) -> Tensor:
+    """A model that is sure of a canary's class, so that one of its two worlds adds next to nothing."""
+    pushed = torch.zeros_like(query)
+    pushed.view(2, -1)[0, :-1], pushed.view(2, -1)[1, :-1] = _PUSH, -_PUSH
+    return pushed
+
+
 def masked_sums(plan: Plan, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> NDArray[np.int64]:
     """The sums of the masked words (T, d), as whoever gets all of them decodes them."""
     assert plan.exact is not None
@@ -160,7 +213,7 @@ def masked_sums(plan: Plan, silos: Sequence[Restartable], queries: Sequence[Tens
     for t, query in enumerate(queries, start=1):
         words = [silo.answer("run", t, query, keys).numpy().tobytes() for silo in silos]
         sums.append(sum_of(words, plan.exact.run.word, query.shape))
-        if t == plan.schedule.rounds // 2:
+        if t == len(queries) // 2:
             silos[0].restart()
     return np.stack(sums)
 
@@ -181,10 +234,13 @@ def replies(silo: Restartable, queries: Sequence[Tensor]) -> list[Tensor]:
 
 
 def broadcasts(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> list[Tensor]:
-    """What a deployed server with noise of its own releases; it is killed half-way and goes on."""
+    """What a deployed server with noise of its own releases in the rounds that have `queries`.
+
+    It is killed half-way and goes on.
+    """
     grid, initial = InProcessGrid(client_app_of(silos, "run"), len(silos), {}), queries[0]
     broadcast: list[Tensor] = []
-    for rounds in (plan.schedule.rounds // 2, plan.schedule.rounds):
+    for rounds in (len(queries) // 2, len(queries)):
         broadcast.clear()
         watched = dataclasses.replace(plan, optimizer=Watching(queries, broadcast))
         with flower_quiet(), ServerJournal(folder / "journal", Entries.of(plan)) as journal:

@@ -11,10 +11,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from fedpriv.auditing.audit import Audit, AuditRefutedError, audit
+from fedpriv.auditing.audit import Audit, audit
+from fedpriv.auditing.families import AuditRefutedError
 from fedpriv.errors import InputError
 from fedpriv.privacy.trust import trust_named
-from fedpriv.reports.audited import check_audited, store_audit
+from fedpriv.reports.audited import check_audited, power_words, store_audit
 from fedpriv.scenario import load_scenario
 
 _LINE_EVERY = 5.0  # seconds, where there is no terminal to draw a bar on
@@ -54,6 +55,12 @@ def audit_scenario(
         )
 
 
+def _tested(outcome: Audit, name: str, bound: float) -> str:
+    """A family's bound, and the claim that it is about where parts of a run have claims of their own."""
+    several = outcome.alarms is None and len(set(outcome.claims.values())) > 1
+    return f"{name} μ ≥ {bound:.3g}" + (f" of {outcome.claims[name]:.3g}" if several else "")
+
+
 @contextmanager
 def _progress() -> Iterator[Callable[[float], None]]:
     """A bar on a terminal, a line now and then elsewhere; on stderr, so that --json stays JSON."""
@@ -89,7 +96,8 @@ def _report(outcome: Audit) -> str:
         f"shown    μ ≥ {outcome.mu:.4g}, ε ≥ {outcome.epsilon:.4g}, confidence {outcome.confidence:g}",
         f"by       {outcome.statistic}",
         f"for      {outcome.unit}, {outcome.relation} neighbours, {trust_named(outcome.trust).title}",
-        "tests    " + ", ".join(f"{name} μ ≥ {bound:.3g}" for name, bound in outcome.families.items()),
+        "tests    " + ", ".join(_tested(outcome, name, bound) for name, bound in outcome.families.items()),
+        f"power    {power_words(outcome.sees, outcome.trials)}",
         f"from     {outcome.trials} canaries in {outcome.seconds:.1f} s; {size}:",
         f"         the scenario, recalibrated to this mu and cut to this size by the code under audit, on {path}",
     ]

@@ -24,6 +24,8 @@ def ledger(
 
         fedpriv privacy ledger runs/quickstart
     """
+    from fedpriv.cli.tables import print_plain
+    from fedpriv.privacy.elsewhere import ELSEWHERE, STEP_ELSEWHERE
     from fedpriv.privacy.entries import read_ledger
 
     entries = read_ledger(run_dir)
@@ -38,6 +40,8 @@ def ledger(
         lines: list[tuple[str, ...]] = [(*header, "relation", "μ", "claimed", "")]
         lines += [line for entry in entries for line in _ledger_lines(entry)]
         print_table(lines)
+        if any(stream.owner == ELSEWHERE for entry in entries for stream in entry.streams):
+            print_plain(STEP_ELSEWHERE)
     wrong = [str(entry.cell) for entry in entries if not entry.agrees]
     if wrong:
         raise RunError(f"{run_dir}: the claim of cell {', '.join(wrong)} is not what the ledger gives")

@@ -11,6 +11,7 @@ from typing import Any
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee
 from fedpriv.errors import InputError
 from fedpriv.privacy.claim import PrivacyClaim
+from fedpriv.privacy.elsewhere import ELSEWHERE
 from fedpriv.privacy.evaluations import mu_of_tests
 from fedpriv.privacy.ledger import FIRST_STEP, ROUNDS, ReleaseStream, claim_of, from_data
 
@@ -103,9 +104,11 @@ class LedgerEntry:
         rounds = [stream for stream in self.streams if stream.step == ROUNDS]
         if len(first) + len(rounds) < len(self.streams):
             return False
-        if bool(told.get("scenario", {}).get("data", {}).get("scale")) != bool(first):
+        scale = told.get("scenario", {}).get("data", {}).get("scale")
+        if bool(scale) != bool(first) or not self._charges_all_of_a_step_elsewhere(scale, first):
             return False
-        for streams, count in ((first, 1), (rounds, told.get("rounds"))):
+        taken = [stream for stream in first if stream.owner != ELSEWHERE]
+        for streams, count in ((taken, 1), (rounds, told.get("rounds"))):
             if count and any(stream.schedule.rounds != count for stream in streams):
                 return False
             private = [stream for stream in streams if stream.std]
@@ -117,6 +120,17 @@ class LedgerEntry:
         if any(stream.unit.name != asked.get("unit", stream.unit.name) for stream in noisy):
             return False
         return told.get("noise") != "release" or told.get("engine") == "deployment"
+
+    def _charges_all_of_a_step_elsewhere(
+        self, scale: Mapping[str, Any] | None, first: Sequence[ReleaseStream]
+    ) -> bool:
+        """Whether a first step that was not released here is charged with its whole share of the claim."""
+        elsewhere = [stream for stream in first if stream.owner == ELSEWHERE]
+        if not elsewhere:
+            return True
+        if len(first) > 1 or scale is None or self.claimed_mu is None:
+            return False
+        return elsewhere[0].mu >= math.sqrt(scale.get("share", 1.0)) * self.claimed_mu * (1.0 - 1e-8)
 
 
 def _from_all(streams: Sequence[ReleaseStream], trust: str, silos: int) -> bool:

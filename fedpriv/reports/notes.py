@@ -5,6 +5,7 @@ from typing import Any
 
 from fedpriv.accounting.selection import Selection
 from fedpriv.privacy.claim import EXACT
+from fedpriv.privacy.elsewhere import STEP_ELSEWHERE, charged_elsewhere
 from fedpriv.privacy.evaluations import evaluation_words
 from fedpriv.privacy.trust import trust_named
 from fedpriv.reports.summary import Metric, compare, incomplete, metrics_of, missing, point_text, points
@@ -84,7 +85,10 @@ def privacy_lines(results: Results) -> list[str]:
         )
         groups.setdefault(kind, []).append(cell)
     tests = {evaluation_words(told, cell["delta"]) for cell in results.cells if (told := cell.get("evaluation"))}
-    return [*(_statement(cells) for cells in groups.values()), *sorted(tests), *choice_of_settings(results)]
+    charged = any(charged_elsewhere(cell["releases"]) for cell in results.cells)
+    elsewhere = [STEP_ELSEWHERE] if charged else []
+    statements = [_statement(cells) for cells in groups.values()]
+    return [*statements, *elsewhere, *sorted(tests), *choice_of_settings(results)]
 
 
 def choice_of_settings(results: Results) -> list[str]:

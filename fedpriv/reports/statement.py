@@ -8,8 +8,15 @@ from typing import Any
 from fedpriv.accounting import GaussianDP
 from fedpriv.accounting.gdp import compose
 from fedpriv.privacy.claim import EXACT
+from fedpriv.privacy.elsewhere import ELSEWHERE, STEP_ELSEWHERE
 from fedpriv.privacy.evaluations import evaluation_words
-from fedpriv.privacy.ledger import FIRST_STEP, ROUNDS, ReleaseStream, claim_of, from_data
+from fedpriv.privacy.ledger import (
+    FIRST_STEP,
+    ROUNDS,
+    ReleaseStream,
+    claim_of,
+    from_data,
+)
 from fedpriv.privacy.several import words_of_several
 from fedpriv.privacy.trust import Trust, trust_named
 from fedpriv.privacy.unit import RECORD
@@ -155,14 +162,17 @@ def _statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequen
             *_of_several(streams, first["delta"]),
             *(text.format(unit=unit.noun) for text in _ASSUMPTIONS),
             *choice,
-            *(
-                [_COMPOSED]
-                if any(stream.step == FIRST_STEP for released in streams for stream in released)
-                else []
-            ),
+            *_steps(streams),
             *_arithmetic(streams),
         ],
     )
+
+
+def _steps(streams: Sequence[Sequence[ReleaseStream]]) -> list[str]:
+    """That figures are of several steps together, and of which."""
+    first = [stream for released in streams for stream in released if stream.step == FIRST_STEP]
+    here = any(stream.owner != ELSEWHERE for stream in first)
+    return [_COMPOSED] * here + [STEP_ELSEWHERE] * any(stream.owner == ELSEWHERE for stream in first)
 
 
 def _arithmetic(streams: Sequence[Sequence[ReleaseStream]]) -> list[str]:
@@ -229,6 +239,8 @@ def percent(share: float) -> str:
 def _described_noise(stream: ReleaseStream) -> str:
     """Who releases what, how often, with which noise."""
     owner = stream.owner if stream.step == ROUNDS else f"{stream.owner}, {_FIRST}"
+    if stream.owner == ELSEWHERE:
+        return f"{owner}: charged with μ = {stream.mu:.4g}, not released here"
     if stream.std == 0.0:
         return f"{owner}: {stream.schedule.rounds} releases without noise"
     low, high = min(stream.clips), max(stream.clips)

@@ -18,7 +18,7 @@ from fedpriv.privacy.ledger import ReleaseStream
 from fedpriv.privacy.trust import TRUSTED, UNTRUSTED
 from fedpriv.randomness import SERVER, KeyedNormal, derive_key, integers_key, seed_key
 from fedpriv.running.held_out import held_out_shares
-from fedpriv.running.plan import Plan, plan_of
+from fedpriv.running.plan import Plan, check_scaled, plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell
 from fedpriv.scenario.federation import FederationSection
@@ -69,24 +69,18 @@ def evaluation_cell(cell: Cell) -> Cell:
     trust = TRUSTED if cell.algorithm.trust_setting.noise_at_server else UNTRUSTED
     target = {"mode": "none"} if asked.mu is None else {"mu": asked.mu}
     run = cell.run if asked.mu is not None else cell.run.model_copy(update={"arithmetic": "float"})
-    return cell.model_copy(
-        update={
-            "federation": FederationSection(
-                silos=silos, rounds=count, epochs=count, batches=asked.of_silos(silos)
-            ),
-            "algorithm": AlgorithmSection.model_validate(
-                {
-                    "name": "dp-sgd",
-                    "trust": trust.name,
-                    "clip": 0.5 * np.sqrt(1 if cell.model.regression else 2),
-                    "step": 1.0,
-                }
-            ),
-            "privacy": PrivacySection.model_validate(
-                {"relation": cell.privacy.relation, "delta": cell.privacy.delta, **target}
-            ),
-            "run": run,
-        }
+    return cell.derived(
+        PrivacySection.model_validate({"relation": cell.privacy.relation, "delta": cell.privacy.delta, **target}),
+        FederationSection(silos=silos, rounds=count, epochs=count, batches=asked.of_silos(silos)),
+        AlgorithmSection.model_validate(
+            {
+                "name": "dp-sgd",
+                "trust": trust.name,
+                "clip": 0.5 * np.sqrt(1 if cell.model.regression else 2),
+                "step": 1.0,
+            }
+        ),
+        run=run,
     )
 
 
@@ -97,6 +91,7 @@ def evaluation_plan_of(cell: Cell, objective: Objective, *, released: bool = Fal
     """
     if cell.evaluation is None:
         return None
+    check_scaled(cell)
     scores = summed_scores(objective, cell.evaluation.loss_bound, classes=not cell.model.regression)
     plan = replace(plan_of(evaluation_cell(cell), scores, released=released), model_length=objective.dimension)
     return EvaluationPlan(plan, scores, _names(cell) if cell.run.per_silo else ())

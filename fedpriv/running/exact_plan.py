@@ -64,7 +64,7 @@ def exact_plan_of(
         )
     except InputError as error:
         raise InputError(f"{name}: what it releases cannot be made of integers: {error}") from None
-    if exact.claim.slack > (MOST_SLACK if cell.data.scale is None else MOST_SLACK / 2):  # a first step has its own
+    if exact.claim.slack > MOST_SLACK / (2 if cell.budget.beside else 1):  # the other step has its own
         raise InputError(f"{name}: {schedule.rounds} rounds of {objective.dimension} values are too many")
     return exact
 

@@ -35,10 +35,10 @@ def first_step_of(cell: Cell) -> Cell | None:
 
     Guarantee: it is √share · μ-GDP for each record under the cell's relation, where the run's target is μ.
     """
-    scale, schema = cell.data.scale, cell.data.table_schema
-    if scale is None or schema is None or not cell.data.unscaled:
+    schema = cell.data.table_schema
+    if schema is None or not cell.data.unscaled:
         return None
-    mu, held = scale.of_first_step(cell.privacy.target), cell.schedule.batches_held
+    budget, held = cell.budget, cell.schedule.batches_held
     algorithm = AlgorithmSection.model_validate(
         {"name": _ALGORITHM, "trust": cell.algorithm.trust, "clip": CLIP, "step": 1.0}
     )
@@ -47,38 +47,32 @@ def first_step_of(cell: Cell) -> Cell | None:
             f"data.scale: its first step cannot be taken with algorithm.trust = {cell.algorithm.trust!r}; leave "
             "[data.scale] out"
         )
-    return cell.model_copy(
-        update={
-            "data": cell.data.model_copy(update={"scale": None}),
-            "model": ModelSection.model_validate(
-                {
-                    "name": COLUMN_MOMENTS,
-                    "columns": schema.numbers,
-                    **({"real": True} if schema.class_count == 0 else {}),
-                }
-            ),
-            "federation": FederationSection(
-                silos=cell.federation.silos,
-                rounds=1,
-                epochs=1,
-                batches=tuple(held * batch for batch in cell.batch_sizes),
-            ),
-            "algorithm": algorithm,
-            "privacy": PrivacySection.model_validate(
-                {
-                    "relation": cell.privacy.relation,
-                    "delta": cell.privacy.delta,
-                    **({"mode": "none"} if mu is None else {"mu": mu}),
-                }
-            ),
-            "run": RunSection(dtype=cell.run.dtype, arithmetic=cell.run.arithmetic, word=cell.run.word),
-            "evaluation": None,
-        }
+    promised = {"mode": "none"} if budget.rounds is None else {"mu": budget.beside}
+    return cell.derived(
+        PrivacySection.model_validate(
+            {"relation": cell.privacy.relation, "delta": cell.privacy.delta, **promised}
+        ),
+        FederationSection(
+            silos=cell.federation.silos,
+            rounds=1,
+            epochs=1,
+            batches=tuple(held * batch for batch in cell.batch_sizes),
+        ),
+        algorithm,
+        beside=budget.rounds or 0.0,
+        model=ModelSection.model_validate(
+            {
+                "name": COLUMN_MOMENTS,
+                "columns": schema.numbers,
+                **({"real": True} if schema.class_count == 0 else {}),
+            }
+        ),
+        run=RunSection(dtype=cell.run.dtype, arithmetic=cell.run.arithmetic, word=cell.run.word),
     )
 
 
 def scaled(cell: Cell, scaling: Scaling) -> Cell:
-    """The cell with what its first step gave."""
+    """The cell with what its first step gave; its budget is the one that it was given with the whole run."""
     assert cell.data.scale is not None
     given = {"means": scaling.means, "deviations": scaling.deviations}
     scale = cell.data.scale.model_copy(update=given)

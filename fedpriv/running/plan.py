@@ -214,11 +214,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     Guarantee: clips, noise and sums of a plan are numbers that floating point holds (see `arithmetic`);
     InputError otherwise, for a silo's guard and for a simulation alike.
     """
-    if cell.data.unscaled:
-        raise InputError(
-            "data.scale: means and deviations come from a first step, which `fedpriv run` takes; use it, or leave "
-            "[data.scale] out"
-        )
+    check_scaled(cell)
     row, settings, trust = cell.algorithm.row, cell.algorithm.settings, cell.algorithm.trust_setting
     schedule = cell.schedule
     batch_sizes = cell.batch_sizes
@@ -262,6 +258,15 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
         exact,
         unit,
     )
+
+
+def check_scaled(cell: Cell) -> None:
+    """InputError for a cell whose records cannot be seen yet: its first step has not been taken."""
+    if cell.data.unscaled:
+        raise InputError(
+            "data.scale: means and deviations come from a first step, which `fedpriv run` takes; use it, or leave "
+            "[data.scale] out"
+        )
 
 
 def _by_units(objective: Objective, unit: Unit, name: str) -> Objective:

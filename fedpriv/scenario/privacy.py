@@ -1,5 +1,7 @@
-"""[privacy] of a scenario: the target, and what it is a guarantee of."""
+"""[privacy] of a scenario: the target, what it is a guarantee of, and what a cell's rounds may spend of it."""
 
+import math
+from dataclasses import dataclass
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,6 +11,34 @@ from fedpriv.accounting.zcdp import mu_of_zcdp
 from fedpriv.algorithms import Positive
 from fedpriv.privacy.unit import RECORD, USER, Unit, UnitName, unit_named
 from fedpriv.scenario.section import Count, Probability, Section
+
+_SAFE = 1.0 - 2.0**-48
+"""Less than what composing two steps rounds: together they stay within what was promised."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the rounds of a cell may spend of a promise, and what is spent beside them of the same records.
+
+    | field | meaning |
+    |---|---|
+    | `rounds` | μ that the noise of the cell's own rounds is calibrated to; None: they add none |
+    | `beside` | μ of the other step of the run, such as a first step; 0 where there is none |
+
+    A cell gets it where a run is composed, and keeps it however it is copied: nothing reads it off other keys.
+
+    Guarantee: rounds² + beside² is at most the square of the promise.
+    """
+
+    rounds: float | None
+    beside: float = 0.0
+
+
+def budget_of(promise: float | None, share: float = 0.0) -> Budget:
+    """The promise μ of a run whose other step takes the `share` of μ²; without one the rounds have all of it."""
+    if promise is None or share == 0.0:
+        return Budget(promise)
+    return Budget(promise * math.sqrt(1.0 - share) * _SAFE, promise * math.sqrt(share) * _SAFE)
 
 
 class PrivacySection(Section):

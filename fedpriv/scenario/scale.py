@@ -1,6 +1,5 @@
 """[data.scale] of a scenario: columns of numbers by noisy means and deviations, which a first step releases."""
 
-import math
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -13,14 +12,13 @@ from fedpriv.scenario.federation import FederationSection
 from fedpriv.scenario.section import Section
 
 Numbers = Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(strict=False)]
-_SAFE = 1.0 - 2.0**-48
-"""Less than what composing two steps rounds: together they stay within what was asked for."""
 
 
 class ScaleSection(Section):
     """[data.scale]: a first step releases noisy means and squares of a table's numbers; the rounds use them.
 
-    `means` and `deviations` are what it released: `fedpriv run` writes them, and guards take numbers only.
+    `means` and `deviations` are what it released: `fedpriv run` writes them, and guards take numbers only.  A run
+    whose scenario gives them is charged for a first step elsewhere.
     """
 
     share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
@@ -42,14 +40,6 @@ class ScaleSection(Section):
         if any(not SMALLEST <= deviation <= 1.0 for deviation in self.deviations):
             raise ValueError(f"deviations lie in {SMALLEST:g} … 1, as those of columns in -1 … 1 do")
         return self
-
-    def of_first_step(self, target: float | None) -> float | None:
-        """μ of the first step, where that of the whole run is `target`."""
-        return None if target is None else target * math.sqrt(self.share) * _SAFE
-
-    def of_rounds(self, target: float | None) -> float | None:
-        """μ of the rounds."""
-        return None if target is None else target * math.sqrt(1.0 - self.share) * _SAFE
 
     def scaling(self, schema: TableSchema) -> Scaling | None:
         """The map of the table's features; None before the first step, ValueError for numbers of other columns."""

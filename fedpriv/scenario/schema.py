@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from fedpriv.algorithms import Algorithm, Settings, algorithm_named
 from fedpriv.errors import InputError
@@ -18,7 +18,7 @@ from fedpriv.scenario.absences import check_absences
 from fedpriv.scenario.data_section import DataSection
 from fedpriv.scenario.evaluation import EvaluationSection, check_measures
 from fedpriv.scenario.federation import FederationSection
-from fedpriv.scenario.privacy import PrivacySection
+from fedpriv.scenario.privacy import Budget, PrivacySection, budget_of
 from fedpriv.scenario.run_section import DeploymentSection, RunSection
 from fedpriv.scenario.scale import check_first_step
 from fedpriv.scenario.section import Section
@@ -96,6 +96,12 @@ class Cell(Section):
     run: RunSection = RunSection()
     evaluation: EvaluationSection | None = None
     deployment: DeploymentSection = DeploymentSection()
+    _budget: Budget = PrivateAttr()
+
+    def model_post_init(self, context: Any) -> None:
+        """Give the cell its budget: here a run is composed, of a first step and rounds where it has both."""
+        scale = self.data.scale
+        self._budget = budget_of(self.privacy.target, 0.0 if scale is None else scale.share)
 
     @model_validator(mode="after")
     def _absent_silos_can_be_left_out(self) -> Self:
@@ -161,10 +167,52 @@ class Cell(Section):
         return "federation.away" if self.federation.away else None
 
     @property
+    def budget(self) -> Budget:
+        """What the rounds may spend, and what is spent beside them."""
+        return self._budget
+
+    @property
     def target(self) -> float | None:
-        """μ of the rounds: [privacy]'s, or what a first step leaves of it; None when the run is not private."""
-        whole, scale = self.privacy.target, self.data.scale
-        return whole if scale is None else scale.of_rounds(whole)
+        """μ of the rounds; None when the run is not private."""
+        return self._budget.rounds
+
+    def derived(
+        self,
+        privacy: PrivacySection,
+        federation: FederationSection,
+        algorithm: AlgorithmSection,
+        *,
+        beside: float = 0.0,
+        data: DataSection | None = None,
+        model: ModelSection | None = None,
+        run: RunSection | None = None,
+    ) -> "Cell":
+        """A run of its own that is cut out of this one: its first step, its evaluations, what an audit asks.
+
+        Sections that are not given are this cell's.  Whatever is given, it drops
+
+        | what | since |
+        |---|---|
+        | the budget | its rounds spend their own promise, all of `privacy`; `beside` is the μ of the other step |
+        | `data.scale` | a first step is composed with the rounds that it was taken for, and with nothing else |
+        | `evaluation` | test records are other records, with a promise of their own |
+
+        Guarantee: its target is that of `privacy`, before and after it was sent as text, whatever the keys of
+        this cell.
+        """
+        given = {name: section for name, section in (("model", model), ("run", run)) if section is not None}
+        cell = self.model_copy(
+            update={
+                "privacy": privacy,
+                "federation": federation,
+                "algorithm": algorithm,
+                "data": (data or self.data).model_copy(update={"scale": None}),
+                "evaluation": None,
+                **given,
+            }
+        )
+        cell._budget = Budget(privacy.target, beside)
+        return cell
 
     @property
     def noise_seed(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee
 from fedpriv.privacy.claim import EXACT, PrivacyClaim
+from fedpriv.privacy.elsewhere import with_other_step
 from fedpriv.privacy.evaluations import evaluation_data
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
 from fedpriv.privacy.several import bounds_of_several
@@ -30,7 +31,11 @@ def versions() -> dict[str, str]:
 def privacy_of(
     cell: Cell, releases: Sequence[ReleaseStream], noise: Literal["simulation", "release"] = "simulation"
 ) -> dict[str, Any]:
-    """The privacy statement of a cell as data: computed from its ledger, not from what the scenario asked for."""
+    """The privacy statement of a cell as data: computed from its ledger, not from what the scenario asked for.
+
+    A first step that the cell's budget has, and its ledger has not, is charged as one elsewhere.
+    """
+    releases = with_other_step(releases, cell.budget.beside)
     claim, delta = claim_of(releases), cell.privacy.delta
     guarantee = None if claim is None else claim.guarantee
     statement: dict[str, Any] = {

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedpriv.auditing import secret
-from fedpriv.auditing.audit import Audit, AuditRefutedError, audit
+from fedpriv.auditing.audit import Audit, audit
 from fedpriv.auditing.canaries import (
     FAR,
     Layout,
@@ -22,6 +22,7 @@ from fedpriv.auditing.canaries import (
     rows_read,
     units_of,
 )
+from fedpriv.auditing.families import AuditRefutedError
 from fedpriv.auditing.pool import known_rounds
 from fedpriv.auditing.statistics import heaviest_round, matched_filter, noise_factor
 from fedpriv.errors import InputError

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.auditing import audit as auditing
+from fedpriv.auditing import families as auditing
 from fedpriv.auditing import integers
-from fedpriv.auditing.audit import Audit, AuditRefutedError, audit
+from fedpriv.auditing.audit import Audit, audit
+from fedpriv.auditing.families import AuditRefutedError
 from fedpriv.scenario import Cell
 from tests.auditing import planted
 from tests.auditing.planted import Plant

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.auditing.audit import CANARIES, IN_HEAVIEST
 from fedpriv.auditing.canaries import Layout, auditable, objective_for, rows_read
+from fedpriv.auditing.families import CANARIES, IN_HEAVIEST
 from fedpriv.auditing.statistics import best_bound, heaviest_round
 from fedpriv.auditing.transcripts import Trials
 from fedpriv.data.partition import iid

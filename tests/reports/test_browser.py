@@ -123,6 +123,7 @@ def test_an_audit_is_stored_and_shown(folder: Path, tmp_path: Path) -> None:
         "claimed_mu": 1.0, "mu": 0.81, "epsilon": 2.5, "claimed_epsilon": 4.4, "delta": 1e-5,
         "statistic": "canaries",
         "confidence": 0.99, "trials": 4096, "rounds": 12, "silos": 3, "trust": "untrusted", "stands": True,
+        "sees": {"canaries": 0.8399, "canaries, first step": 0.7},
     }  # fmt: skip
     store_audit(folder, outcome)
     kept = stored_audit(folder)
@@ -131,6 +132,10 @@ def test_an_audit_is_stored_and_shown(folder: Path, tmp_path: Path) -> None:
     page = write_report(folder, tmp_path / "page.html").read_text(encoding="utf-8")
     assert "the claim stands" in page
     assert "at least μ = 0.81" in page
+    assert "would see σ × 0.83 (canaries), σ × 0.70 (canaries, first step)" in page
+    older = {key: value for key, value in outcome.items() if key != "sees"}
+    store_audit(folder, older)
+    assert "would see" not in write_report(folder, tmp_path / "page.html").read_text(encoding="utf-8")
     (folder / "audit.json").write_text("{}", encoding="utf-8")
     with pytest.raises(fedpriv.InputError, match="not an audit of fedpriv"):
         write_report(folder)

@@ -1,5 +1,6 @@
 """The first step of [data.scale]: what it releases, what it costs beside the rounds, and who takes it."""
 
+import ast
 import itertools
 import json
 import math
@@ -12,6 +13,7 @@ import torch
 
 import fedpriv
 from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.cli.ledger import ledger
 from fedpriv.clients.policy import read_policy
 from fedpriv.clients.prepare import prepare_silos
 from fedpriv.clients.shard import Shard
@@ -19,14 +21,18 @@ from fedpriv.data.scaling import SMALLEST, Scaling, moments_of, scaling_from
 from fedpriv.errors import InputError, RunError
 from fedpriv.exact.records import integer_sum
 from fedpriv.objectives import Records
+from fedpriv.privacy.elsewhere import STEP_ELSEWHERE
 from fedpriv.privacy.entries import read_ledger
-from fedpriv.privacy.ledger import FIRST_STEP
+from fedpriv.privacy.evaluations import mu_of_tests
+from fedpriv.privacy.ledger import FIRST_STEP, claim_of, from_data
 from fedpriv.reports.statement import statements
+from fedpriv.running.evaluation import evaluation_cell, evaluation_plan_of, released_by
 from fedpriv.running.first_step import first_step_of, presumed, scaled, scaled_scenario
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import records_of_silos, task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
 from fedpriv.scenario.load import scenario_of
+from fedpriv.scenario.privacy import Budget
 from fedpriv.sweep.results import read_results
 from tests.clients.guarded import guard_of
 from tests.data.tables import rows, table_tree, write_csv
@@ -372,3 +378,137 @@ def test_a_run_that_takes_no_first_step_refuses_the_scenario(tmp_path: Path) -> 
     ):
         plan_of(cell, task_of_cell(cell).objective)
     assert first_step_of(presumed(cell)) is None
+
+
+GIVEN = {"share": 0.9, "means": [0.1, -0.2], "deviations": [0.5, 0.25]}
+
+
+@pytest.mark.parametrize("arithmetic", ["float", "integers"])
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_means_without_their_step_are_charged_whole_in_every_view(
+    tmp_path: Path, trust: str, arithmetic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """μ = 1 asked for with share .9: every view says 1.  Claimed before: .3162 (ε 1.199 where it was 4.377)."""
+    run = {"arithmetic": arithmetic}
+    asked = tree(tmp_path, GIVEN, algorithm={"trust": trust}, run=run)
+    asked["privacy"] = {"relation": "replace-one", "mu": 1.0}
+    engine = "vectorized" if arithmetic == "float" else "inprocess"
+    folder = fedpriv.run(asked, engine=engine, out=tmp_path / "run").folder
+    (entry,) = read_ledger(folder)
+    assert entry.agrees
+    assert entry.claimed_mu == pytest.approx(1.0, abs=1e-9)
+    assert entry.claimed_mu <= 1.0
+    assert [stream.owner for stream in entry.streams if stream.step == FIRST_STEP] == ["elsewhere"]
+    (statement,) = statements(read_results(folder))
+    assert [level.mu for level in statement.levels] == ["1"]
+    assert STEP_ELSEWHERE in statement.assumptions
+    assert any("charged with μ = 0.9487, not released here" in each for each in statement.mechanisms)
+    table = (folder / "table.md").read_text()
+    assert STEP_ELSEWHERE in table
+    assert "μ = 1 " in table or "mu = 1 " in table.replace("μ", "mu")
+    ledger(folder, as_json=False)
+    assert "elsewhere, first step" in capsys.readouterr().out
+
+
+def test_a_step_elsewhere_is_charged_with_its_whole_share_or_the_ledger_differs(tmp_path: Path) -> None:
+    """A row that somebody wrote: less noise is charged to the step elsewhere, and the claim says so, too."""
+    folder = fedpriv.run(tree(tmp_path, GIVEN), out=tmp_path / "run").folder
+    told = json.loads((folder / "results.json").read_text())
+    (cell,) = told["cells"]
+    other = next(release for release in cell["releases"] if release["owner"] == "elsewhere")
+    other["std"] *= 3.0
+    (entry,) = read_ledger(folder)
+    assert entry.agrees
+    claim = claim_of(list(map(from_data, cell["releases"])))
+    assert claim is not None
+    assert isinstance(claim.guarantee, GaussianDP)
+    pair = claim.guarantee.epsilon_delta(cell["delta"])
+    cell |= {"mu": claim.guarantee.mu, "zcdp": claim.guarantee.zcdp, "epsilon": pair.exact}
+    (folder / "results.json").write_text(json.dumps({**told, "cells": [{**cell, "epsilon_paper": pair.paper}]}))
+    assert not read_ledger(folder)[0].agrees
+    hidden = dict(cell["releases"][-1], owner="elsewhere", std=1e6)
+    few = {**cell, "releases": [other, hidden]}
+    (folder / "results.json").write_text(json.dumps({**told, "cells": [few]}))
+    (entry,) = read_ledger(folder)
+    assert entry.claim is not None
+    assert isinstance(entry.claim.guarantee, GaussianDP)
+    few |= {"mu": entry.claim.guarantee.mu, "zcdp": entry.claim.guarantee.zcdp}
+    pair = entry.claim.guarantee.epsilon_delta(cell["delta"])
+    few |= {"epsilon": pair.exact, "epsilon_paper": pair.paper}
+    (folder / "results.json").write_text(json.dumps({**told, "cells": [few]}))
+    assert not read_ledger(folder)[0].agrees  # nobody releases rounds elsewhere
+
+
+@pytest.mark.parametrize("key", ["budget", "_budget"])
+def test_nobody_writes_a_budget_into_a_scenario(tmp_path: Path, key: str) -> None:
+    with pytest.raises(InputError, match=key):
+        resolve_cell({**tree(tmp_path), key: {"rounds": 100.0, "beside": 0.0}}, "test")
+
+
+def test_a_step_that_was_taken_is_not_charged_a_second_time(tmp_path: Path) -> None:
+    """Numbers of a run, given to another one, are charged there; the run that took the step has it once."""
+    asked = tree(tmp_path)
+    whole = fedpriv.run(asked, out=tmp_path / "whole").folder
+    again = fedpriv.run(tree(tmp_path, scale_of(whole)), out=tmp_path / "again").folder
+    (own,), (other,) = read_ledger(whole), read_ledger(again)
+    assert own.claimed_mu == pytest.approx(other.claimed_mu, rel=1e-9)
+    assert not any(stream.owner == "elsewhere" for stream in own.streams)
+
+
+@pytest.mark.parametrize("asked_for", [{"mu": 0.7}, {"epsilon": 3.0}, {"zcdp": 0.1}])
+def test_a_budget_is_kept_when_a_cell_is_copied_or_sent(tmp_path: Path, asked_for: dict[str, Any]) -> None:
+    """Guarantee: rounds² + beside² is at most the promise's square, here and at whoever gets the cell as text."""
+    asked = tree(tmp_path)
+    asked["privacy"] = {"relation": "replace-one", **asked_for}
+    cell = resolve_cell(asked, "test")
+    promise, budget = cell.privacy.target, cell.budget
+    assert promise is not None
+    assert budget.rounds is not None
+    assert promise * (1 - 1e-12) <= math.hypot(budget.rounds, budget.beside) <= promise
+    assert budget == Budget(pytest.approx(promise * 0.75**0.5), pytest.approx(promise * 0.5))
+    numbers = scaled(cell, Scaling((0, 6), (0.0, 0.0), (0.5, 0.5)))
+    assert numbers.budget == budget
+    assert resolve_cell(json.loads(json.dumps(numbers.canonical())), "sent").budget == budget
+    first = first_of(cell)
+    assert (first.target, first.budget.beside) == (budget.beside, budget.rounds)
+    assert resolve_cell(first.canonical(), "sent").target == first.target
+
+
+def test_evaluations_spend_what_is_asked_for_whatever_a_first_step_takes(tmp_path: Path) -> None:
+    """evaluation.mu = .5 was .158 at share .9, and .354 at share .5: test records take part in no first step."""
+    spent = []
+    for share in (0.1, 0.5, 0.9):
+        asked = {**tree(tmp_path, {**GIVEN, "share": share}), "evaluation": {"records": 5, "mu": 0.5}}
+        cell = resolve_cell(asked, "test")
+        own = evaluation_plan_of(cell, task_of_cell(cell).objective)
+        assert own is not None
+        assert evaluation_cell(cell).budget == Budget(0.5)
+        spent.append(mu_of_tests(released_by(own)))
+    assert spent == pytest.approx([0.5] * 3, rel=1e-9)
+
+
+def test_a_guard_charges_rounds_for_themselves_and_their_step_for_itself(tmp_path: Path) -> None:
+    """Means from elsewhere cost a guard nothing, since it released nothing; a step here is a run of its own."""
+    asked = tree(tmp_path, {"share": 0.9})
+    asked["privacy"] = {"relation": "zero-out", "mu": 1.0}
+    whole = resolve_cell(asked, "test")
+    rounds, first = scaled(whole, Scaling((0, 6), (0.1, -0.2), (0.5, 0.25))), first_of(whole)
+    guard = guard_of(guarded(tmp_path, asked)[0])
+    words, step = (json.dumps(cell.canonical(), sort_keys=True) for cell in (rounds, first))
+    guard.answer("rounds", words, 1, task_of_cell(rounds).objective.initial())
+    assert guard._ledger.prices() == pytest.approx([math.sqrt(0.1)], rel=1e-9)
+    guard.answer("first", step, 1, torch.zeros(4, dtype=torch.float64))
+    assert guard._ledger.prices() == pytest.approx([math.sqrt(0.1), math.sqrt(0.9)], rel=1e-9)
+
+
+def test_only_one_function_derives_cells_with_a_promise_of_their_own() -> None:
+    """Guarantee: no copy of a cell gets another [privacy] or [data] with its old budget; see `Cell.derived`."""
+    found = []
+    for path in sorted(Path(fedpriv.__file__).parent.rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "model_copy":
+                for given in ast.walk(call):
+                    if isinstance(given, ast.Dict):
+                        keys = [getattr(key, "value", None) for key in given.keys]
+                        found += [(path.name, key) for key in keys if key in ("privacy", "_budget", "budget")]
+    assert found == [("schema.py", "privacy")]
