@@ -56,7 +56,7 @@ def _read(path: Path) -> Iterator[Mutant]:
     for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("mutant", []):
         if not entry.keys() >= _KEYS or not entry.keys() <= _KEYS | {"equivalent"}:
             given, wanted = sorted(entry), sorted(_KEYS)
-            raise ValueError(f"{path.name}, {entry.get('id')}: has the keys {given}, wanted are {wanted}")
+            raise ValueError(f"{path.name}, {entry.get('id')}: has the keys {given}, not {wanted}")
         yield Mutant(**entry, listed_in=path.stem)
 
 
