@@ -61,7 +61,7 @@ def _read(path: Path) -> Iterator[Mutant]:
 
 
 def faults(listed: Sequence[Mutant], root: Path = ROOT) -> list[str]:
-    """A line for each mutant that cannot be applied, changes nothing, is no Python, or names a test that is not."""
+    """A line for each mutant that cannot be applied, changes nothing, is no Python, or names no test."""
     found = []
     ids = [mutant.id for mutant in listed]
     for mutant in listed:
