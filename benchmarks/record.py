@@ -4,6 +4,7 @@
     python -m benchmarks.record --only guards,privacy --out FILE  or some of them
     python -m benchmarks.record --compare FILE                    record the parts of FILE again, and compare
     python -m benchmarks.record --compare FILE OTHER              compare two recordings
+    python -m benchmarks.record --only shipped --out FILE         the shipped scenarios, which fetch their data
 
 A recording is a zip file with a text for every entry: what a run wrote, digests of its models, a guard's replies,
 what a command printed, a message.  Times, dates and versions are left out; every other key and digit counts.
@@ -22,13 +23,15 @@ import re
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 _LEFT_OUT = frozenset({"wall_seconds", "versions", "rerun", "date"})
+_SURROUNDINGS = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb", "FEDPRIV_ALLOW_ROOT": "1"}
 _DATE = (2000, 1, 1, 0, 0, 0)  # of entries in the zip file: equal recordings are equal files
 
 
@@ -93,17 +96,19 @@ def _short(line: str) -> str:
 
 def parts() -> dict[str, Any]:
     """The parts by name, each a function of (piece, of how many) that gives pairs of a name and a text."""
+    from benchmarks.record_commands import commands, privacy, reports
     from benchmarks.record_parts import PARTS
+    from benchmarks.record_refusals import refusals
 
-    return dict(PARTS)
+    return {**PARTS, "privacy": privacy, "reports": reports, "commands": commands, "refusals": refusals}
 
 
 def record(only: Sequence[str], jobs: int = 2, disordered: bool = False, match: str = "") -> dict[str, str]:
-    """The entries of these parts, computed by processes of their own; those alone whose names have `match`."""
+    """The entries of these parts whose names have `match`; several jobs are processes of their own."""
     pieces = [(part, piece, 2 * jobs, disordered, match) for piece in range(2 * jobs) for part in only]
     found: dict[str, str] = {}
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        for part, entries in pool.map(_piece, pieces):
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) if jobs > 1 else nullcontext() as pool:
+        for part, entries in (pool.map if pool else map)(_piece, pieces):
             found |= entries
             print(f"{part}: {len(entries)} entries", file=sys.stderr, flush=True)
     return found
@@ -113,18 +118,22 @@ def _piece(asked: tuple[str, int, int, bool, str]) -> tuple[str, dict[str, str]]
     part, piece, pieces, disordered, match = asked
     import torch
 
-    torch.set_num_threads(1)
-    os.environ.update({"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb", "FEDPRIV_ALLOW_ROOT": "1"})
-    before = Path.cwd()
+    before, threads = Path.cwd(), torch.get_num_threads()
     memory = (
         "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     )  # guards wait for every write to be on the disk
-    with tempfile.TemporaryDirectory(dir=memory) as folder, _order(disordered):
+    with (
+        tempfile.TemporaryDirectory(dir=memory) as folder,
+        patch.dict(os.environ, _SURROUNDINGS),
+        _order(disordered),
+    ):
         os.chdir(folder)
+        torch.set_num_threads(1)
         try:
             entries = {f"{part}/{name}": text for name, text in parts()[part](piece, pieces, re.compile(match))}
         finally:
             os.chdir(before)
+            torch.set_num_threads(threads)
     return part, entries
 
 
@@ -155,7 +164,8 @@ def main(arguments: Sequence[str]) -> int:
         return _compared(*(read(path) for path in given.compare[:2]))
     before = read(given.compare[0]) if given.compare else {}
     known = list(parts())
-    only = given.only.split(",") if given.only else [part for part in known if not before or _has(before, part)]
+    asked = [part for part in known if (_has(before, part) if before else part != "shipped")]
+    only = given.only.split(",") if given.only else asked
     if unknown := sorted(set(only) - set(known)):
         parser.error(f"--only: {', '.join(unknown)}: the parts are {', '.join(known)}")
     after = record(only, given.jobs, given.disordered, given.match)
@@ -165,7 +175,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{len(after)} entries")
         return 0
     wanted = re.compile(given.match)
-    return _compared({n: t for n, t in before.items() if n.split("/")[0] in only and wanted.search(n)}, after)
+    asked_for = (name for name in before if name.split("/")[0] in only and wanted.search(name.partition("/")[2]))
+    return _compared({name: before[name] for name in asked_for}, after)
 
 
 def _has(entries: Mapping[str, str], part: str) -> bool:
