@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-_LEFT_OUT = frozenset({"wall_seconds", "versions", "rerun", "date"})
+_LEFT_OUT = frozenset({"wall_seconds", "seconds", "versions", "rerun", "date"})
 _SURROUNDINGS = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb", "FEDPRIV_ALLOW_ROOT": "1"}
 _DATE = (2000, 1, 1, 0, 0, 0)  # of entries in the zip file: equal recordings are equal files
 
