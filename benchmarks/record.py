@@ -10,7 +10,7 @@ A recording is a zip file with a text for every entry: what a run wrote, digests
 what a command printed, a message.  Times, dates and versions are left out; every other key and digit counts.
 Compared by bytes: exit code 1 and a line for each entry that differs, with the first place where it does.
 With --disordered everything is computed under products and sums that add in an order of their own
-(tests/disordered.py), as another processor may: what is an integer must not differ.
+(tests/disordered.py), as another processor may: replies of guards must not differ, `--only guards`.
 """
 
 import argparse
@@ -25,7 +25,8 @@ import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -137,12 +138,12 @@ def _piece(asked: tuple[str, int, int, bool, str]) -> tuple[str, dict[str, str]]
     return part, entries
 
 
-def _order(disordered: bool) -> Any:
+def _order(disordered: bool) -> AbstractContextManager[None]:
+    """Products and sums that add in an order of their own, if asked for."""
     if not disordered:
         return nullcontext()
-    from tests.disordered import disordered_products
-
-    return disordered_products()
+    order: AbstractContextManager[None] = import_module("tests.disordered").disordered()
+    return order
 
 
 def main(arguments: Sequence[str]) -> int:
