@@ -1,40 +1,62 @@
-"""Recordings of runs are compared digit by digit, without what differs from run to run."""
+"""A recording is equal to itself in another process, and one other digit in it is seen."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import fedpriv
-from benchmarks.record import differences, recorded
+from benchmarks.record import differences, main, read, record, written
 
-SMALL = {"data.name": "synthetic", "federation.silos": 3, "federation.rounds": 4, "privacy.rho": 4.0, "seeds": 1}
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> dict[str, Any]:
-    fedpriv.run("quickstart", set=SMALL, out=tmp_path / "run")
-    return recorded(tmp_path / "run")
+ROOT = Path(__file__).parents[1]
+SOME = (
+    r"^dp-ftrl/one epoch/untrusted/inprocess/|^tree/(untrusted|secure-aggregation)/restarted|^evaluation$"
+    r"|^convert/mu|^sampled|silos = -1|^policy/allow.clip = -1|^command/run no-such"
+)
+PARTS = ["rows", "guards", "privacy", "reports", "refusals"]
 
 
-def kept(folder: Path, content: dict[str, Any]) -> Path:
-    (folder / "vectorized").mkdir(parents=True)
-    (folder / "vectorized" / "quickstart.json").write_text(json.dumps(content), encoding="utf-8")
-    return folder
+@pytest.fixture(scope="module")
+def some() -> dict[str, str]:
+    """A few entries of each part."""
+    return record(PARTS, jobs=1, match=SOME)
 
 
-def test_a_run_and_the_same_run_later(tmp_path: Path, run: dict[str, Any]) -> None:
-    fedpriv.run("quickstart", set=SMALL, out=tmp_path / "again")
-    again = recorded(tmp_path / "again")
-    assert differences(kept(tmp_path / "a", run), kept(tmp_path / "b", again)) == []
+def test_a_recording_is_equal_to_itself_in_another_process(some: dict[str, str], tmp_path: Path) -> None:
+    """Other addresses, another hash seed: the same bytes."""
+    arguments = ["--only", ",".join(PARTS), "--match", SOME, "--jobs", "1", "--out", str(tmp_path / "other.zip")]
+    command = [sys.executable, "-m", "benchmarks.record", *arguments]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert differences(some, read(tmp_path / "other.zip")) == []
+    written(tmp_path / "some.zip", some)
+    assert (tmp_path / "some.zip").read_bytes() == (tmp_path / "other.zip").read_bytes()
 
 
-def test_one_other_digit_and_one_other_key_are_seen(tmp_path: Path, run: dict[str, Any]) -> None:
-    other = json.loads(json.dumps(run))
-    other["history"][-1]["test_loss"] += 1e-9
-    other["results"]["cells"][0]["scenario"]["model"]["classes"] = 11
-    lines = differences(kept(tmp_path / "a", run), kept(tmp_path / "b", other))
-    assert len(lines) == 2
-    assert any("test_loss" in line for line in lines)
-    assert any("classes: only in one of both" in line for line in lines)
+def test_every_part_has_what_it_is_for(some: dict[str, str]) -> None:
+    assert {name.split("/")[0] for name in some} == set(PARTS)
+    assert len(set(some.values())) > 0.8 * len(some)
+    integers = json.loads(some["rows/dp-ftrl/one epoch/untrusted/inprocess/integers/private"])
+    assert integers["models"]
+    assert "wall_seconds" not in some["rows/dp-ftrl/one epoch/untrusted/inprocess/integers/private"]
+    replies = some["guards/tree/untrusted/restarted"].splitlines()
+    assert len(replies) == 11
+    assert replies[2] == replies[3], "a round that is asked again after a restart has the same bytes"
+    assert len(set(replies)) == 8
+    assert "<svg" in some["reports/sampled/page"]
+    assert "silos = -1: expected" in some["refusals/scenario/federation.silos = -1"]
+
+
+def test_one_other_digit_and_one_entry_more_are_seen(
+    some: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "guards/tree/untrusted/restarted"
+    other = {**some, name: some[name].replace("a", "b", 1), "guards/new": "1\n"}
+    for path, entries in ((tmp_path / "a", some), (tmp_path / "b", other)):
+        written(path, entries)
+    assert main(["--compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "guards/new: only after"
+    assert lines[1].startswith(f"{name}: 2 lines, first ")
+    assert len(lines) == 3
+    assert main(["--compare", str(tmp_path / "a"), str(tmp_path / "a")]) == 0

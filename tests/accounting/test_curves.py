@@ -30,7 +30,7 @@ from fedpriv.accounting.groups import (
     check_size,
     mu_together,
 )
-from fedpriv.accounting.losses import Losses
+from fedpriv.accounting.losses import LatticeLosses, Losses
 from fedpriv.errors import InputError
 
 DELTA = 1e-5
@@ -218,3 +218,14 @@ def test_the_accountants_import_no_torch_and_dp_accounting_only_when_asked() -> 
     lines.append("import sys; print('torch' in sys.modules, 'dp_accounting' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_what_a_lattice_cuts_off_above_counts_as_infinite() -> None:
+    """A mass of 5e-17 at the loss 50: beyond what is kept, and never dropped."""
+    law = Losses(np.array([-1.0, 1.0, 50.0]), np.array([0.5, 0.5, 5e-17]), 0.0)
+    assert law.on_lattice(0.1).infinite == 5e-17
+
+
+def test_a_long_composition_counts_its_rounding_as_infinite() -> None:
+    """1e-15 a release: 10,000 of them pass the 1e-12 that every composition adds."""
+    assert LatticeLosses(1e-3, 0, np.array([0.5, 0.5]), 0.0).composed(10_000).infinite >= 1e-11

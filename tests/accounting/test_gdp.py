@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpriv.accounting import gdp
+from fedpriv.accounting.guarantees import GaussianDP, weakest
+from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.errors import InputError
 
 MUS = (1e-6, 1e-3, 0.1, 1.0, 4.0, 30.0, 1e3)
@@ -160,3 +162,9 @@ def test_a_delta_too_small_for_a_float_is_not_reported_as_zero() -> None:
 def test_what_makes_no_sense_is_refused_by_name(call, named: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InputError, match=named):
         call()
+
+
+def test_the_weakest_guarantee_is_what_all_of_them_give() -> None:
+    assert weakest([GaussianDP(1.0), GaussianDP(2.0), GaussianDP(0.5)]) == GaussianDP(2.0)
+    sampled = [PoissonGaussian(multiplier, 0.1, 10) for multiplier in (2.0, 1.0, 3.0)]
+    assert weakest(sampled) == sampled[1]

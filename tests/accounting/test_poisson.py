@@ -204,6 +204,17 @@ def test_calibrated_is_what_it_was_asked_for(epsilon: float, rate: float, rounds
     assert less.epsilon_of(DELTA) > epsilon
 
 
+def test_connected_dots_have_the_given_values_at_every_point() -> None:
+    """The last point's, too, whose mass is as far from its neighbour's as from infinity."""
+    step, mu = 0.5, 1.0
+    points = step * np.arange(0, 5)
+    exact = np.array([gdp.delta_of(mu, e) for e in points])
+    law = connected_dots(step, 0, exact)
+    for epsilon, delta in zip(points, exact, strict=True):
+        given = law.infinite + np.maximum(-np.expm1(epsilon - points), 0.0) @ law.masses
+        assert given == pytest.approx(delta, rel=1e-9)
+
+
 def test_connected_dots_are_above_the_curve_they_connect() -> None:
     """The chords of δ in e^ε, for one release and for two."""
     step, mu = 0.5, 1.0

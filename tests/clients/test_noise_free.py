@@ -56,3 +56,14 @@ def test_after_a_run_without_noise_nothing_private_is_left_to_promise(tmp_path: 
     assert SiloLedger(tmp_path / "ledger.sqlite").prices() == [math.inf]
     with pytest.raises(RunError, match="with all before inf; the budget is 4"):
         ask(guard(tmp_path, noise_free=False), "private", NOISY)
+
+
+def test_a_run_that_a_narrowed_policy_finds_without_noise_is_not_left_at_its_price(tmp_path: Path) -> None:
+    """Charged 4 where the server was trusted to add noise; by the narrowed policy its exact sums have no price."""
+    summed = resolve_cell(small_tree(algorithm__trust="trusted"), "test")
+    trusting = guard(tmp_path, noise_free=True, trust="trusted")
+    query = task_of_cell(summed).objective.initial()
+    trusting.answer("run", json.dumps(summed.canonical()), 1, query)
+    assert SiloLedger(tmp_path / "ledger.sqlite").prices() == [pytest.approx(4.0)]
+    with pytest.raises(RunError, match=r"by its policy this run costs .* and it was charged 4"):
+        guard(tmp_path, noise_free=True).answer("run", json.dumps(summed.canonical()), 2, query)

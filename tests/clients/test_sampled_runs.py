@@ -4,8 +4,10 @@ import dataclasses
 import json
 import math
 import sqlite3
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -218,3 +220,14 @@ def _objective(cell: Any) -> Any:
     from fedpriv.running.task import task_of_cell
 
     return task_of_cell(cell).objective
+
+
+@pytest.mark.parametrize("slack", [1e-8, 3e-7, 0.1])
+def test_what_is_certified_and_what_overflows_are_within_the_slack(slack: float) -> None:
+    """Guarantee: in rationals, not only up to a rounding."""
+    for part in (0.1, 0.3, 1 / 3, 0.7):
+        overflow, asked = part * slack, []
+        with mock.patch("fedpriv.clients.prices._mu_of", lambda _, rest, found=asked: found.append(rest) or 1.0):
+            Cost(PoissonGaussian(1.0, 0.1, 10), overflow).at(slack)
+        (rest,) = asked
+        assert Fraction(rest) + Fraction(overflow) <= Fraction(slack)

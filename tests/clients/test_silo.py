@@ -188,3 +188,22 @@ def test_bits_do_not_follow_from_where_a_message_or_an_array_lies(
             first, *others = (releases(offset) for offset in (0, 1, 5))
         for other in others:
             assert all(map(torch.equal, first, other))
+
+
+@pytest.mark.parametrize("anchor_batches", [1, 3])
+def test_guarantee_weights_of_a_rounds_records_add_up_to_one(small_cell: MakeCell, anchor_batches: int) -> None:
+    """However many batches a round reads: 3 in an anchor's, with a weight each that would charge a third."""
+    algorithm = {
+        "name": "goldstein-single-pass", "trust": "untrusted", "anchor_batches": anchor_batches, "smoothing": 0.4,
+        "radius": 0.02, "period": 4, "anchor_clip": 5.0, "clip": 1.0, "window": 3, "step": 0.01, "output": "last",
+    }  # fmt: skip
+    cell = small_cell(
+        algorithm=algorithm,
+        federation={"silos": 3, "rounds": 11, "batch": 2},
+        privacy={"relation": "zero-out", "mu": 1.0},
+    )
+    silo = simulated_silo(cell, 1)
+    records = [len(silo._read(t).weights) for t in range(1, 12)]
+    assert max(records) == 2 * anchor_batches
+    for t in range(1, 12):
+        assert float(silo._read(t).weights.sum()) == pytest.approx(1.0, rel=1e-12)

@@ -110,8 +110,8 @@ def a_small_problem(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.chdir(before)
 
 
-def cell_of(name: str, schedule: str, trust: str, private: bool, seed: int = 1) -> Cell:
-    """3 silos with batches of 8 records or 100, or 144 clients in cohorts of 24, 12 rounds, float64.
+def tree_of(name: str, schedule: str, trust: str, private: bool, seed: int = 1) -> dict[str, Any]:
+    """A scenario: 3 silos with batches of 8 records or 100, or 144 clients in cohorts of 24, 12 rounds, float64.
 
     The noise does not hide the signal.
     """
@@ -129,7 +129,11 @@ def cell_of(name: str, schedule: str, trust: str, private: bool, seed: int = 1) 
         tree["privacy"] = {"relation": "zero-out", "epsilon": 50.0}
     if name in _COHORTS or pooled(schedule):
         tree["privacy"] |= {"unit": "client", "records": 2}
-    return resolve_cell(tree, "test")
+    return tree
+
+
+def cell_of(name: str, schedule: str, trust: str, private: bool, seed: int = 1) -> Cell:
+    return resolve_cell(tree_of(name, schedule, trust, private, seed), "test")
 
 
 def pooled(schedule: str) -> bool:

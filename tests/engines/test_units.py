@@ -165,6 +165,7 @@ def test_persons_are_grouped_by_their_own_records_alone() -> None:
     assert of_persons(owners, 2).tolist() == [[0, 2], [1, 5], [3, -1]]
     assert of_persons(owners, 4).tolist() == [[0, 2, 4, -1], [1, 5, -1, -1], [3, -1, -1, -1]]
     assert of_persons([7, 7, 3], 1).tolist() == [[0], [2]]
+    assert of_persons(["c", "a", "b"], 1).tolist() == [[0], [1], [2]]
     assert in_a_row(7, 3).tolist() == [[0, 1, 2], [3, 4, 5]]
 
 

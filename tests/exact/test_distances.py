@@ -15,6 +15,7 @@ from fedpriv.mechanisms import (
     Workload,
 )
 from fedpriv.participation.fixed_order import Schedule
+from fedpriv.participation.separated import Separated
 from tests.exact.members import (
     BUFFERED,
     PERIODIC,
@@ -179,6 +180,23 @@ def test_certified_is_within_2_to_the_minus_40_of_rationals(name: str, decay: fl
             exact = largest_squared_norm(rows_of_c(name, decay, rounds), form.workload)
             found = Fraction(form.certified(UNITS)) ** 2
             assert abs(found / exact - 1) < Fraction(2, 2**40)
+
+
+@pytest.mark.parametrize("name", ["tree", "lambda-cgd", "blt"])
+def test_what_is_rounded_is_charged_once_a_participation(name: str) -> None:
+    """Nodes that a tree rounds, and poles that are rounded, move with every round that holds the record."""
+    rounds, decay = 64, 0.9
+    once = exact_form(name, decay, workload_of(rounds, decay))
+    often = exact_form(name, decay, workload_of(rounds, decay, 4))
+    apart = exact_form(name, decay, Workload(Separated(rounds, 4, 16), decay, np.ones(rounds)))
+    assert (once.participations, often.participations, apart.participations) == (1, 4, 4)
+    for several in (often, apart):
+        assert several.spread - 1 == pytest.approx(4 * (once.spread - 1), rel=1e-9)
+        assert several.spread > 1
+    if name == "tree":
+        ((_, _, single),) = once.strategy.groups(rounds, once.participations)
+        ((_, _, all_of_them),) = often.strategy.groups(rounds, often.participations)
+        assert all_of_them == 4 * single == 4 * 6
 
 
 @pytest.mark.parametrize("passes", [1, 4])

@@ -149,6 +149,14 @@ def test_the_last_check_stands_alone(monkeypatch: pytest.MonkeyPatch, factor: fl
             assert exact_square(r) * exact_square(feature) <= 2**72
 
 
+def test_rows_between_the_allowance_and_k_are_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float sums of squares may err by 2^-30: up to K² (1 - 2^-30) a row is surely not longer than K."""
+    monkeypatch.setattr(increments, "scale_of", lambda size, exponent, *_: np.ldexp(np.ones_like(size), exponent))
+    norm = 2**36
+    near, within = norm - 16, norm - 64  # squares of K² (1 - 2^-31) and K² (1 - 2^-29)
+    assert integers(np.array([[near, 0.0], [within, 0.0]]), norm, 1.0).tolist() == [[0, 0], [within, 0]]
+
+
 @pytest.mark.parametrize("size", [1e-290, 1e-200, 1e200, 1e300])
 def test_enormous_and_tiny_increments_are_clipped_and_not_lost(size: float) -> None:
     """Their squares over- and underflow: without the shift by a power of 2 they would count as nothing."""

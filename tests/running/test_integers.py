@@ -1,6 +1,7 @@
 """Runs on integers: what is refused, and that without noise they are the runs in floating point."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from fedpriv.clients.silo import Silo
 from fedpriv.errors import InputError, RunError
 from fedpriv.randomness import KeyedNormal
 from fedpriv.running.draw_ahead import DrawAhead
+from fedpriv.running.first_step import presumed
+from fedpriv.running.integers import IntegerStep
 from fedpriv.running.plan import plan_of
 from fedpriv.running.round_step import RoundStep
 from fedpriv.running.task import task_of_cell
@@ -19,6 +22,7 @@ from fedpriv.scenario import Cell
 from tests.attacks.guards import KEPT_STATE
 from tests.engines.test_engines import run
 from tests.running.test_exact_runs import TRUSTS, cell_of
+from tests.running.test_first_step import cell_of as first_step_cell
 
 MakeCell = Callable[..., Cell]
 PHASED = {"name": "phased-sgd", "trust": "curator", "step": 0.01, "radius": 2.0}
@@ -151,3 +155,51 @@ def test_a_record_is_as_long_as_its_clip_and_no_longer(name: str) -> None:
             length = sum(value**2 for value in vector)
             assert length <= norm**2
             assert length == 0 or length > 0.99 * norm**2, t
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation", "trusted"])
+def test_no_sum_of_all_silos_is_beyond_the_reach(small_cell: MakeCell, trust: str) -> None:
+    """Every record of every silo at its bound in every round; where a server adds them up, all silos' together."""
+    cell = small_cell(run__arithmetic="integers", federation__silos=40, algorithm__trust=trust)
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    assert plan.exact is not None
+    together = max(plan.batch_sizes) if trust == "untrusted" else sum(plan.batch_sizes)
+    strategy, largest = plan.exact.run.factored.strategy, 0
+    state = strategy.start()
+    for t in range(1, plan.schedule.rounds + 1):
+        output, state = strategy.step(state, t, np.full(1, together * plan.exact.norms(t)[0], np.int64))
+        largest = max(largest, int(output[0]))
+    assert largest <= plan.exact.reach
+
+
+def test_a_round_is_made_to_hold_all_batches_that_it_reads(small_cell: MakeCell) -> None:
+    """Three in an anchor's round: the shape of every evaluation is that of the largest round."""
+    algorithm = {
+        "name": "goldstein-single-pass", "trust": "untrusted", "anchor_batches": 3, "smoothing": 0.4,
+        "radius": 0.02, "period": 4, "anchor_clip": 5.0, "clip": 1.0, "window": 3, "step": 0.01, "output": "last",
+        "oracle": "first-order",
+    }  # fmt: skip
+    cell = small_cell(
+        algorithm=algorithm,
+        federation={"silos": 3, "rounds": 11, "batch": 2},
+        privacy={"relation": "zero-out", "mu": 1.0},
+        run__arithmetic="integers",
+    )
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    assert plan.exact is not None
+    assert IntegerStep(plan, plan.exact)._held(0)[0] == 2 * 3
+
+
+def test_a_first_step_and_its_rounds_have_half_of_the_slack_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guarantee: the slack of a run, its first step included, is at most 2^-60."""
+    cell = first_step_cell(tmp_path, run={"arithmetic": "integers"})
+    rounds = presumed(cell)
+    alone = rounds.model_copy(update={"data": rounds.data.model_copy(update={"scale": None})})
+    found = plan_of(alone, task_of_cell(alone).objective)
+    assert found.exact is not None
+    monkeypatch.setattr("fedpriv.running.exact_plan.MOST_SLACK", 1.5 * found.exact.claim.slack)
+    plan_of(alone, task_of_cell(alone).objective)
+    with pytest.raises(InputError, match="are too many"):
+        plan_of(rounds, task_of_cell(rounds).objective)

@@ -13,13 +13,15 @@ from fedpriv.accounting.selection import NegativeBinomial
 from fedpriv.cli import main
 from fedpriv.errors import InputError
 from fedpriv.running.task import spread
-from fedpriv.scenario import load_scenario
+from fedpriv.scenario import load_scenario, resolve_cell
 from fedpriv.tuning import search
 from fedpriv.tuning.grids import settings_of
 from fedpriv.tuning.keys import check_grid
 from fedpriv.tuning.problem import HeldOut, Row, held_out_of, trial
-from fedpriv.tuning.search import tuned_privately
+from fedpriv.tuning.search import check_promise, tuned_privately
 from tests.cli.test_errors import refusal
+from tests.conftest import small_tree
+from tests.engines.test_engines import run
 
 SCENARIO = """
 name = "plain"
@@ -234,3 +236,12 @@ def test_trials_of_larger_batches_have_fewer_rounds(tmp_path: Path) -> None:
         batch: trial(cell, {"federation.batch": batch}, held_out, [], 1).federation.rounds for batch in (54, 60)
     }
     assert rounds == {54: 20, 60: 18}
+
+
+def test_a_trial_that_released_more_than_is_charged_is_refused(tmp_path: Path) -> None:
+    (outcome,), _ = run(
+        "vectorized", resolve_cell(small_tree(privacy={"relation": "zero-out", "mu": 2.0}), "test")
+    )
+    check_promise(outcome.finished, 2.0)
+    with pytest.raises(InputError, match="--private: the guarantee"):
+        check_promise(outcome.finished, 1.999)
