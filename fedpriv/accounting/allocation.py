@@ -14,6 +14,7 @@ With public classes of rounds ("groups") a unit draws among those of its class: 
 noise whose strategy C has b bands is covered where there are b classes or more, with clip max_t clip_t ‖C_t‖.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,11 +35,11 @@ from fedpriv.accounting.curves import (
     highest,
     lowest,
 )
-from fedpriv.accounting.figures import epsilon_words, lower_figure
 from fedpriv.accounting.groups import check_size
 from fedpriv.accounting.losses import Losses
 from fedpriv.accounting.relation import RELATION_FACTOR, Relation, relation_named
 from fedpriv.errors import InputError
+from fedpriv.figures import epsilon_words, lower_figure
 
 _MOST_BINS, _MOST_EPOCHS = 100_000, 10_000
 _CAPS = (8.0, 1.0, 0.125)  # of the ratio when a unit is added: small ones resolve the ratios that large ε ask for
@@ -107,8 +108,8 @@ class AllocatedGaussian:
 
     @property
     def known_mu(self) -> float:
-        """μ of the same noise where everybody knows which round of each epoch a unit draws: a bound of any draw."""
-        return RELATION_FACTOR[self.relation] * (self.epochs**0.5 / self.noise_multiplier * (1.0 + 1e-15))
+        """μ of the same noise where everybody knows which round of each epoch a unit draws."""
+        return RELATION_FACTOR[self.relation] * (math.sqrt(self.epochs) / self.noise_multiplier * (1.0 + 1e-15))
 
     def group_curve(self, size: int) -> Curve | None:
         """None: of several units that draw there is no law here, only the chain and `known_mu`."""

@@ -42,7 +42,7 @@ def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: floa
 
 
 def smallest_between(safe: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
-    """A number above `low`, at most `high`, for which `safe` holds, given that it holds at `high` and not at `low`.
+    """A number up to `high` for which `safe` holds, given that it holds at `high` > `low` and not at `low`.
 
     Where `safe` is not monotone it is one of several edges; the value returned always satisfies `safe`.
     """

@@ -59,8 +59,8 @@ def chain(curve: Curve, size: int) -> Curve:
 def epsilon_of_chain(curve: Curve, size: int, delta: float) -> float:
     """The smallest ε found at which the chain of `size` units is at most `delta`; inf where it never is.
 
-    Guarantee: the ε returned was tried.  A true curve never rises, so that (ε, `delta`) holds for every larger ε as
-    well, whether the chain rises again there or not.
+    Guarantee: the ε returned was tried.  A true curve never rises, so that (ε, `delta`) holds for every larger ε
+    as well, whether the chain rises again there or not.
     """
     check_resolved(delta)
     several = chain(curve, size)

@@ -16,10 +16,10 @@ two increments of norm C at most: turning one away from the other only raises th
 directions. Rényi accounting is no check here: dp-accounting's leaves the 2C out (google/differential-privacy,
 issue 378).
 
-Of k units together each joins by a coin of its own: one round is dominated by N(Bin(k, q), z²) against N(0, z²), in
-both orders under zero-out (Choquette-Choo et al. 2023, Corollary 4.7, for the norm in place of the vectors; Ganesh
-2024 for groups).  Under replace-one it is the chain of both orders through the run without the k units.  Units of
-different classes of rounds meet less often, and (Bin(a, q), Bin(b, q)) is no longer than Bin(a + b, q).
+Of k units together each joins by a coin of its own: one round is dominated by N(Bin(k, q), z²) against N(0, z²),
+in both orders under zero-out (Choquette-Choo et al. 2023, Corollary 4.7, for the norm in place of the vectors;
+Ganesh 2024 for groups).  Under replace-one it is the chain of both orders through the run without the k units.
+Units of different classes of rounds meet less often, and (Bin(a, q), Bin(b, q)) is no longer than Bin(a + b, q).
 """
 
 import math
@@ -36,6 +36,7 @@ from fedpriv.accounting.checks import check_epsilon, check_positive
 from fedpriv.accounting.curves import (
     Curve,
     Floats,
+    as_floats,
     chained,
     check_resolved,
     delta_at,
@@ -46,9 +47,9 @@ from fedpriv.accounting.curves import (
 )
 from fedpriv.accounting.groups import check_size
 from fedpriv.accounting.losses import LatticeLosses, Losses
-from fedpriv.accounting.figures import epsilon_words, lower_figure, upper_figure
 from fedpriv.accounting.relation import RELATION_FACTOR, Relation, relation_named
 from fedpriv.errors import InputError
+from fedpriv.figures import counted, epsilon_words, lower_figure, upper_figure
 
 _MOST_ROUNDS = 100_000
 _WIDEST, _NARROWEST = 4e-4, 1e-5  # steps of the lattice of losses
@@ -103,9 +104,8 @@ class PoissonGaussian:
 
     @property
     def known_mu(self) -> float:
-        """μ of the same noise where everybody knows that a unit takes part in every round: a bound of any coins."""
-        of_one = self.rounds**0.5 / self.noise_multiplier * (1.0 + 1e-15)
-        return RELATION_FACTOR[self.relation] * of_one
+        """μ of the same noise where everybody knows that a unit takes part in every round: whatever coins show."""
+        return RELATION_FACTOR[self.relation] * (math.sqrt(self.rounds) / self.noise_multiplier * (1.0 + 1e-15))
 
     def group_curve(self, size: int) -> Curve | None:
         """The curve of `size` units together, from the law of how many of them join; None where it is too long.
@@ -116,11 +116,10 @@ class PoissonGaussian:
 
     def statement(self, delta: float) -> str:
         """The guarantee as a person reads it."""
-        rounds = f"{self.rounds} {'round' if self.rounds == 1 else 'rounds'}"
         return (
-            f"{epsilon_words(self.epsilon_of(delta), delta, 6)}, an upper bound for {rounds} "
-            f"of Poisson sampling at rate {upper_figure(self.sampling_rate, 6)} with noise multiplier "
-            f"{lower_figure(self.noise_multiplier, 6)}"
+            f"{epsilon_words(self.epsilon_of(delta), delta, 6)}, an upper bound for "
+            f"{counted(self.rounds, 'round')} of Poisson sampling at rate {upper_figure(self.sampling_rate, 6)} "
+            f"with noise multiplier {lower_figure(self.noise_multiplier, 6)}"
         )
 
 
@@ -184,7 +183,7 @@ def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve | None:
         first, last = math.floor(low / step), math.ceil(high / step)
         if last - first > _MOST_OF_GROUPS:
             return None
-        deltas = pair.deltas(step * np.arange(first, last + 1), removed)
+        deltas = pair.deltas(as_floats(step * np.arange(first, last + 1)), removed)
         both.append(connected_dots(step, first, deltas).composed(mechanism.rounds).deltas)
     return highest(both) if mechanism.relation == "zero-out" else chained(*both)
 

@@ -5,9 +5,9 @@ from functools import lru_cache
 
 from fedpriv.accounting import gdp
 from fedpriv.accounting.curves import epsilon_at
-from fedpriv.accounting.figures import upper_figure
 from fedpriv.accounting.groups import epsilon_of_chain, mu_together
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee, Sampled
+from fedpriv.figures import delta_figure, upper_figure
 
 SIZES = (2, 8)
 
@@ -50,6 +50,4 @@ def words_of_several(guarantee: Guarantee, delta: float) -> str:
         f"{size} records: ε = {upper_figure(epsilon)}"
         for size, epsilon in epsilons_of_several(guarantee, delta).items()
     )
-    return (
-        f"One person's records together, in the run that protects least, at δ = {upper_figure(delta, 6)}: {told}."
-    )
+    return f"One person's records together, in the run that protects least, at δ = {delta_figure(delta)}: {told}."

@@ -88,7 +88,14 @@ def test_a_guard_whose_budget_is_for_persons_refuses_runs_that_protect_records(
 
 def test_a_report_speaks_of_the_unit(planted: Unit) -> None:
     data = as_data(dataclasses.replace(STREAM, unit=planted))
-    cell = {"trust": "untrusted", "relation": "zero-out", "noise": "simulation", "delta": 1e-5, "mu": 1.0}
+    cell = {
+        "trust": "untrusted",
+        "relation": "zero-out",
+        "noise": "simulation",
+        "delta": 1e-5,
+        "mu": 1.0,
+        "epsilon": 4.4,
+    }
     (said,) = statements(
         Results("n", "", "vectorized", True, {}, [0], None, [{**cell, "releases": [data]}], {}, None)
     )

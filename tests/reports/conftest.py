@@ -35,7 +35,7 @@ def results_of(
     return Results("small", title, "vectorized", complete, axes, seeds, published, cells, {}, rerun)
 
 
-STREAM = {
+STREAM: dict[str, Any] = {
     "owner": "silos 0-99",
     "mechanism": {"name": "IndependentGaussian"},
     "rounds": 600,
@@ -47,6 +47,11 @@ STREAM = {
     "std": 1446.4,
 }
 """What 100 silos released each, in the data of the ledger: μ = 4."""
+
+
+def released_at(mu: float) -> dict[str, Any]:
+    """The same with the noise of another μ."""
+    return {**STREAM, "std": 4.0 * STREAM["std"] / mu}
 
 
 def _cell(place: int, point: Mapping[str, Any], seed: int, measured: tuple[float, float]) -> dict[str, Any]:
@@ -63,11 +68,12 @@ def _cell(place: int, point: Mapping[str, Any], seed: int, measured: tuple[float
         "noise": "simulation",
         "delta": 1e-5,
         "mu": mu,
+        "attained": True,
         "rho": mu,
         "zcdp": mu**2 / 2,
         "epsilon": 6 * mu,
         "epsilon_paper": 7 * mu,
-        "releases": [STREAM],
+        "releases": [released_at(mu)],
         "silos": point.get("federation.silos", 100),
         "rounds": 600,
         "gradient_evaluations": 119_900,

@@ -8,7 +8,6 @@ which is within a relative 1e-16 of it: the noise of μ = 0.1 is not called 0.10
 import math
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from statistics import NormalDist
 
 TOO_LARGE = 20.0
 """An ε above it bounds nothing of practical use: e^20 is 5 · 10^8."""
@@ -35,7 +34,15 @@ def lower_figure(value: float, digits: int = 4) -> str:
 
 def upper_range(values: Sequence[float], digits: int = 4) -> str:
     """The smallest and the largest of some figures of leakage, or the one figure that they print as."""
-    low, high = upper_figure(min(values), digits), upper_figure(max(values), digits)
+    return _range(upper_figure(min(values), digits), upper_figure(max(values), digits))
+
+
+def lower_range(values: Sequence[float], digits: int = 4) -> str:
+    """The same of noise."""
+    return _range(lower_figure(min(values), digits), lower_figure(max(values), digits))
+
+
+def _range(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
@@ -47,13 +54,18 @@ def _rounded(value: float, digits: int, direction: str) -> str:
     return f"{float(exact.quantize(unit, rounding=direction)):.{digits}g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 release", "600 releases"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def best_guess(mu: float) -> float:
-    """Bound the probability of guessing rightly which of two equally likely neighbouring data sets was used: Φ(μ/2).
+    """Bound how often somebody guesses rightly which of two equally likely neighbours was used: Φ(μ/2).
 
     Guarantee: no test on everything that is released does better; telling N(0, 1) from N(μ, 1) comes within a
     rounding of it.  Above one half for every μ > 0.
     """
-    return min(1.0, math.nextafter(NormalDist().cdf(mu / 2.0) * (1.0 + 4e-16), 1.0)) if mu > 0.0 else 0.5
+    return min(1.0, 0.5 * math.erfc(-mu / math.sqrt(8.0)) * (1.0 + 1e-15)) if mu > 0.0 else 0.5
 
 
 def upper_percent(share: float) -> str:
@@ -65,10 +77,24 @@ def upper_percent(share: float) -> str:
     return f"{float(tenths) / 10.0:.1f} %" if tenths < 1000 else "over 99.9 %"
 
 
+def epsilon_figure(epsilon: float, digits: int = 4) -> str:
+    """An ε, and for one of 0 where the leakage is: it would read as perfect privacy."""
+    return "0 (all in δ)" if epsilon == 0.0 else upper_figure(epsilon, digits)
+
+
+def epsilon_range(values: Sequence[float]) -> str:
+    """The smallest and the largest of some ε."""
+    return _range(epsilon_figure(min(values)), epsilon_figure(max(values)))
+
+
+def delta_figure(delta: float) -> str:
+    """A δ, in up to 6 digits."""
+    return upper_figure(delta, 6)
+
+
 def epsilon_words(epsilon: float, delta: float, digits: int = 4) -> str:
-    """ "ε = 4.378 at δ = 1e-05", and for an ε of 0 where the leakage is: an ε alone would read as perfect privacy."""
-    shown = f"ε = {upper_figure(epsilon, digits)} at δ = {upper_figure(delta, 6)}"
-    return f"{shown} (all that leaks is in δ)" if epsilon == 0.0 else shown
+    """ "ε = 4.378 at δ = 1e-05"."""
+    return f"ε = {epsilon_figure(epsilon, digits)} at δ = {delta_figure(delta)}"
 
 
 def caveats(
@@ -82,7 +108,7 @@ def caveats(
     found = []
     if units is not None and delta * units >= 1.0:
         found.append(
-            f"δ = {upper_figure(delta, 6)} is not below 1/n for the n = {units:,} {unit}s of the smallest silo: "
+            f"δ = {delta_figure(delta)} is not below 1/n for the n = {units:,} {unit}s of the smallest silo: "
             f"publishing one {unit} picked at random would be allowed by it."
         )
     if epsilon > TOO_LARGE:
@@ -94,11 +120,11 @@ def caveats(
     if slack and added > _VISIBLE * delta:
         found.append(
             f"The 2^-60 in total variation adds (1 + e^ε) · 2^-60 to δ: at ε = {upper_figure(epsilon)} that is "
-            f"{upper_figure(min(1.0, added), 2)}, beside δ = {upper_figure(delta, 6)}."
+            f"{upper_figure(min(1.0, added), 2)}, beside δ = {delta_figure(delta)}."
         )
     return found
 
 
 def slack_in_delta(epsilon: float) -> float:
-    """What a slack of `SLACK` in total variation adds to δ at ε, rounded up: (1 + e^ε) · 2^-60; inf beyond floats."""
+    """What a slack of `SLACK` in total variation adds to δ at ε, rounded up: (1 + e^ε) · 2^-60."""
     return (1.0 + math.exp(epsilon)) * SLACK * (1.0 + 1e-12) if epsilon < 700.0 else math.inf
