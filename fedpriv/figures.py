@@ -13,6 +13,7 @@ TOO_LARGE = 20.0
 """An ε above it bounds nothing of practical use: e^20 is 5 · 10^8."""
 SLACK = 2.0**-60
 """Up to which total variation an exact release holds; (1 + e^ε) times as much of it goes into δ."""
+_RARELY_BELOW = 1e-3  # a δ from which on it is said where n is not known
 _VISIBLE = 1e-3  # of δ: less of it than this the slack does not change in three digits
 
 
@@ -109,6 +110,11 @@ def caveats(
     if units is not None and delta * units >= 1.0:
         found.append(
             f"δ = {delta_figure(delta)} is not below 1/n for the n = {units:,} {unit}s of the smallest silo: "
+            f"publishing one {unit} picked at random would be allowed by it."
+        )
+    if units is None and delta >= _RARELY_BELOW:
+        found.append(
+            f"δ = {delta_figure(delta)} is not below 1/n for silos of {math.ceil(1.0 / delta):,} {unit}s or more: "
             f"publishing one {unit} picked at random would be allowed by it."
         )
     if epsilon > TOO_LARGE:

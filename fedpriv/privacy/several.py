@@ -7,7 +7,7 @@ from fedpriv.accounting import gdp
 from fedpriv.accounting.curves import epsilon_at
 from fedpriv.accounting.groups import epsilon_of_chain, mu_together
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee, Sampled
-from fedpriv.figures import delta_figure, upper_figure
+from fedpriv.figures import delta_figure, epsilon_figure
 
 SIZES = (2, 8)
 
@@ -47,7 +47,7 @@ def bounds_of_several(guarantee: Guarantee, delta: float) -> dict[str, dict[str,
 def words_of_several(guarantee: Guarantee, delta: float) -> str:
     """A sentence of a report, after the one that says whom records presume; of the run that protects least."""
     told = ", ".join(
-        f"{size} records: ε = {upper_figure(epsilon)}"
+        f"{size} records: ε = {epsilon_figure(epsilon)}"
         for size, epsilon in epsilons_of_several(guarantee, delta).items()
     )
     return f"One person's records together, in the run that protects least, at δ = {delta_figure(delta)}: {told}."

@@ -170,7 +170,8 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
     counted = [cell["counted_mu"] for cell in cells if cell.get("counted_mu") is not None]
     if counted:
         gaussian += f", as the paper's constants charge it, and by exact counting {upper_range(counted)}"
-    return f"{whom}: {gaussian} (zCDP {zcdp}); {pair}, ({paper}, {delta}) by the paper's formula, rounded up; {noise}."
+    by_formula = f"({paper}, {delta}) by the paper's formula, rounded up"
+    return f"{whom}: {gaussian} (zCDP {zcdp}); {pair}, {by_formula}; {noise}."
 
 
 def _range(cells: Sequence[Mapping[str, Any]], key: str) -> str:

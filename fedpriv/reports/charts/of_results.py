@@ -144,7 +144,7 @@ def _tradeoff(results: Results, audit: StoredAudit | None) -> Chart | None:
     series = [Series("blind guessing", [Mark(a, 1 - a, f"{a:.3g}, {1 - a:.3g}") for a in (0.0, 1.0)])]
     for mu in shown:
         curve = [Mark(a, b, f"false alarms {a:.3g}, missed {b:.3g}") for a, b in _errors(mu, alphas)]
-        series.append(Series(f"μ = {mu:g}", curve))
+        series.append(Series(f"μ = {upper_figure(mu)}", curve))
     if audit is not None:
         at = _NORMAL.cdf(-audit.mu / 2)
         found, claimed = lower_figure(audit.mu, 3), upper_figure(audit.claimed_mu, 6)
