@@ -63,7 +63,8 @@ class Cost:
                 if not (rest := (slack - self.overflow) * (1.0 - 1e-12)) >= LEAST_DELTA:
                     raise InputError(
                         f"allow.slack_per_run = {slack:g}: a run of this length needs "
-                        f"{upper_figure(self.overflow, 2)} of it for rounds that draw very many records, and {LEAST_DELTA:g} on top"
+                        f"{upper_figure(self.overflow, 2)} of it for rounds that draw very many "
+                        f"records, and {LEAST_DELTA:g} on top"
                     )
                 return ApproximateGDP(_mu_of(sampled, rest), slack)
 
