@@ -226,9 +226,7 @@ class Guard:
             self._check_budget(self._ledger.charges(run_id), self._spent([charged])[0])
             asked = self._admission.price(admitted, run.slack)
             if (math.inf if asked is None else asked.mu) > run.mu * ROUNDING:
-                raise self._refusal(
-                    f"by its policy this run costs {words(asked)}, and it was charged {run.mu:.4g}"
-                )
+                raise self._refusal(f"by its policy this run costs {words(asked)}, and {charged.words}")
         return run, admitted
 
     def _admitted_as(self, canonical: str) -> Admitted:

@@ -18,6 +18,7 @@ from fedpriv.accounting.lifetime import Budget, Price, price
 from fedpriv.accounting.relation import relation_named
 from fedpriv.accounting.slack import ApproximateGDP, charge_of, composed
 from fedpriv.errors import InputError
+from fedpriv.figures import upper_figure
 from fedpriv.participation.secret_order import SecretOrder
 from fedpriv.privacy.ledger import ReleaseStream
 from fedpriv.privacy.trust import Trust
@@ -32,6 +33,11 @@ class Charge(NamedTuple):
     mu: float
     """inf for a run without noise."""
     slack: float
+
+    @property
+    def words(self) -> str:
+        """As a refusal says it."""
+        return f"it was charged {upper_figure(self.mu)}"
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,9 @@ class Cost:
             case sampled:
                 if not (rest := (slack - self.overflow) * (1.0 - 1e-12)) >= LEAST_DELTA:
                     raise InputError(
-                        f"allow.slack_per_run = {slack:g}: a run of this length needs {self.overflow:.2g} of it "
-                        f"for rounds that draw very many records, and {LEAST_DELTA:g} on top"
+                        f"allow.slack_per_run = {slack:g}: a run of this length needs "
+                        f"{upper_figure(self.overflow, 2)} of it for rounds that draw very many "
+                        f"records, and {LEAST_DELTA:g} on top"
                     )
                 return ApproximateGDP(_mu_of(sampled, rest), slack)
 
@@ -132,4 +139,4 @@ def words(asked: Price) -> str:
 def _bare(cost: Price | Budget) -> str:
     if cost is None:
         return "inf"
-    return f"{cost.mu:.4g}" + (f" with slack {cost.slack:.3g}" if cost.slack else "")
+    return upper_figure(cost.mu) + (f" with slack {upper_figure(cost.slack, 3)}" if cost.slack else "")

@@ -10,6 +10,7 @@ from fedpriv.clients.ledger import SiloLedger
 from fedpriv.clients.policy import Policy, read_policy
 from fedpriv.clients.prices import spent, together
 from fedpriv.errors import InputError
+from fedpriv.figures import counted, lower_figure, upper_figure
 
 
 def status_lines(path: Path) -> list[str]:
@@ -29,18 +30,23 @@ def _lines(policy: Policy) -> list[str]:
     total, left = together(prices), Budget(allow.budget, allow.slack).left(prices) or ApproximateGDP(0.0)
     lines = [
         f"silo {policy.silo}: {policy.ledger}",
-        f"budget mu = {allow.budget:g}, spent {math.inf if total is None else total.mu:.6g} by {len(rows)} runs, "
-        f"left for one more {left.mu:.6g}",
+        f"budget mu = {upper_figure(allow.budget, 6)}, spent "
+        f"{upper_figure(math.inf if total is None else total.mu, 6)} by {counted(len(rows), 'run')}, "
+        f"left for one more {lower_figure(left.mu, 6)}",
     ]
     if allow.slack or any(row.slack for row in rows):
         used = sum(row.slack for row in rows)
-        lines.append(f"slack {allow.slack:g}, spent {used:.3g}, left {left.slack:.3g}")
+        lines.append(
+            f"slack {upper_figure(allow.slack, 6)}, spent {upper_figure(used, 3)}, left "
+            f"{lower_figure(left.slack, 3)}"
+        )
     for row in rows:
         of = json.loads(row.cell)
-        with_slack = f" with slack {row.slack:g}" if row.slack else ""
+        with_slack = f" with slack {upper_figure(row.slack, 6)}" if row.slack else ""
         state = "under way" if row.underway else "over"
         lines.append(
-            f"{row.run_id!r}: mu = {row.mu:.6g}{with_slack}, {row.answered} rounds answered, {state}, "
+            f"{row.run_id!r}: mu = {upper_figure(row.mu, 6)}{with_slack}, "
+            f"{counted(row.answered, 'round')} answered, {state}, "
             f"{of['algorithm']['name']} ({of['algorithm']['trust']}), scenario {of['name']!r}"
         )
     ledger.close()

@@ -14,6 +14,7 @@ With public classes of rounds ("groups") a unit draws among those of its class: 
 noise whose strategy C has b bands is covered where there are b classes or more, with clip max_t clip_t ‖C_t‖.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,9 +35,11 @@ from fedpriv.accounting.curves import (
     highest,
     lowest,
 )
+from fedpriv.accounting.groups import check_size
 from fedpriv.accounting.losses import Losses
-from fedpriv.accounting.relation import Relation, relation_named
+from fedpriv.accounting.relation import RELATION_FACTOR, Relation, relation_named
 from fedpriv.errors import InputError
+from fedpriv.figures import epsilon_words, lower_figure
 
 _MOST_BINS, _MOST_EPOCHS = 100_000, 10_000
 _CAPS = (8.0, 1.0, 0.125)  # of the ratio when a unit is added: small ones resolve the ratios that large ε ask for
@@ -103,12 +106,23 @@ class AllocatedGaussian:
         """An upper bound of the smallest δ for which (`epsilon`, δ)-DP holds."""
         return delta_at(self.curve, epsilon)
 
+    @property
+    def known_mu(self) -> float:
+        """μ of the same noise where everybody knows which round of each epoch a unit draws."""
+        return RELATION_FACTOR[self.relation] * (math.sqrt(self.epochs) / self.noise_multiplier * (1.0 + 1e-15))
+
+    def group_curve(self, size: int) -> Curve | None:
+        """None: of several units that draw there is no law here, only the chain and `known_mu`."""
+        check_size(size)
+        return None
+
     def statement(self, delta: float) -> str:
         """The guarantee as a person reads it."""
+        epochs = "one epoch" if self.epochs == 1 else f"each of {self.epochs} epochs"
         return (
-            f"ε = {self.epsilon_of(delta):.6g} at δ = {delta:g}, an upper bound for random allocation "
-            f"to one of {self.bins} rounds in each of {self.epochs} epochs with noise multiplier "
-            f"{self.noise_multiplier:.6g}"
+            f"{epsilon_words(self.epsilon_of(delta), delta, 6)}, an upper bound for random allocation "
+            f"to one of {self.bins} rounds in {epochs} with noise multiplier "
+            f"{lower_figure(self.noise_multiplier, 6)}"
         )
 
 
@@ -123,11 +137,9 @@ def _cached_curve(mechanism: AllocatedGaussian, tails: tuple[float, ...]) -> Cur
 
 def _curve(mechanism: AllocatedGaussian, fineness: _Fineness, tails: tuple[float, ...]) -> Curve:
     """The smallest of all bounds for the relation: the grids', and that of a known round."""
-    known = mechanism.epochs**0.5 / mechanism.noise_multiplier * (1.0 + 1e-15)
-    remove, add = _directions(mechanism, fineness, tails)
-    if mechanism.relation == "zero-out":
-        return lowest([gaussian(known), highest([remove, add])])
-    return lowest([gaussian(2.0 * known), chained(remove, add)])
+    known, (remove, add) = gaussian(mechanism.known_mu), _directions(mechanism, fineness, tails)
+    secret = highest([remove, add]) if mechanism.relation == "zero-out" else chained(remove, add)
+    return lowest([known, secret])
 
 
 def directions(mechanism: AllocatedGaussian) -> tuple[Curve, Curve]:

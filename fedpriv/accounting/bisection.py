@@ -28,7 +28,7 @@ def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float =
     low = 0.0
     while not safe(high):
         low, high = high, 2.0 * high
-    return _bisect(safe, low, high, tolerance)
+    return smallest_between(safe, low, high, tolerance)
 
 
 def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: float, tolerance: float) -> float:
@@ -38,10 +38,14 @@ def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: floa
         low, high = high, factor * high
     while low == high or (low < start and safe(low)):
         low, high = low / factor, low
-    return _bisect(safe, low, high, tolerance)
+    return smallest_between(safe, low, high, tolerance)
 
 
-def _bisect(safe: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
+def smallest_between(safe: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
+    """A number up to `high` for which `safe` holds, given that it holds at `high` > `low` and not at `low`.
+
+    Where `safe` is not monotone it is one of several edges; the value returned always satisfies `safe`.
+    """
     while high > low * (1.0 + tolerance) and low < (middle := _between(low, high)) < high:
         low, high = (low, middle) if safe(middle) else (middle, high)
     return high

@@ -10,6 +10,7 @@ from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.checks import check_mu
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.errors import InputError
+from fedpriv.figures import epsilon_words, upper_figure
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,9 @@ class GaussianDP:
         """The guarantee as a person reads it."""
         pair = self.epsilon_delta(delta)
         return (
-            f"{self.mu:.6g}-GDP ({self.zcdp:.6g}-zCDP), hence ε = {pair.exact:.6g} exactly "
-            f"({pair.paper:.6g} by the papers' formula) at δ = {delta:g}"
+            f"{upper_figure(self.mu, 6)}-GDP ({upper_figure(self.zcdp, 6)}-zCDP), hence "
+            f"{epsilon_words(pair.exact, delta, 6)} by the exact conversion, {upper_figure(pair.paper, 6)} by the "
+            "papers' formula"
         )
 
 

@@ -17,6 +17,7 @@ from fedpriv.accounting.checks import check_positive
 from fedpriv.accounting.groups import mu_together
 from fedpriv.accounting.slack import ApproximateGDP, composed, decimal, near_root, slacks, squares
 from fedpriv.errors import InputError
+from fedpriv.figures import upper_figure
 
 Price = ApproximateGDP | None
 """What a run costs; None is more than any budget: nothing can be said about it."""
@@ -49,11 +50,11 @@ class Budget:
         everything = [*known, asked]
         if squares(everything) > decimal(self.mu) ** 2:
             total = composed(everything) if slacks(everything) < 1 else asked
-            return f"it would make mu = {total.mu:.6g} of a budget of {self.mu:g}"
+            return f"it would make mu = {upper_figure(total.mu, 6)} of a budget of {upper_figure(self.mu, 6)}"
         if slacks(everything) > decimal(self.slack):
             return (
-                f"it would make slack = {float(slacks(everything)):.3g} of {self.slack:.3g}; a run with secret "
-                "participation needs some"
+                f"it would make slack = {upper_figure(float(slacks(everything)), 3)} of "
+                f"{upper_figure(self.slack, 3)}; a run with secret participation needs some"
             )
         return None
 

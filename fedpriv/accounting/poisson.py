@@ -15,6 +15,11 @@ The 2C of replace-one is in its pair: z is σ/C under both relations, never σ/(
 two increments of norm C at most: turning one away from the other only raises the hockey stick, up to opposite
 directions. Rényi accounting is no check here: dp-accounting's leaves the 2C out (google/differential-privacy,
 issue 378).
+
+Of k units together each joins by a coin of its own: one round is dominated by N(Bin(k, q), z²) against N(0, z²),
+in both orders under zero-out (Choquette-Choo et al. 2023, Corollary 4.7, for the norm in place of the vectors;
+Ganesh 2024 for groups).  Under replace-one it is the chain of both orders through the run without the k units.
+Units of different classes of rounds meet less often, and (Bin(a, q), Bin(b, q)) is no longer than Bin(a + b, q).
 """
 
 import math
@@ -24,12 +29,15 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
+from scipy.special import gammaln, logsumexp, ndtr
 
 from fedpriv.accounting.calibration import smallest_noise
 from fedpriv.accounting.checks import check_epsilon, check_positive
 from fedpriv.accounting.curves import (
     Curve,
     Floats,
+    as_floats,
+    chained,
     check_resolved,
     delta_at,
     epsilon_at,
@@ -37,15 +45,21 @@ from fedpriv.accounting.curves import (
     highest,
     lowest,
 )
+from fedpriv.accounting.groups import check_size
 from fedpriv.accounting.losses import LatticeLosses, Losses
-from fedpriv.accounting.relation import Relation, relation_named
+from fedpriv.accounting.relation import RELATION_FACTOR, Relation, relation_named
 from fedpriv.errors import InputError
+from fedpriv.figures import counted, epsilon_words, lower_figure, upper_figure
 
 _MOST_ROUNDS = 100_000
 _WIDEST, _NARROWEST = 4e-4, 1e-5  # steps of the lattice of losses
 _WORTH = 6e-3  # the step times √rounds: what it adds to ε grows with the square of this
 _COARSER = 10.0  # than the fine step, in a search
 _MOST_PLACES = 2**22  # of the lattice
+_OF_GROUPS = 4.0  # times the fine step, on the lattice of several units' losses
+_MOST_OF_GROUPS = 2**18  # places of it
+_REACH = 10.5  # standard deviations: beyond lies less than 1e-25
+_NEWTON, _CLOSE = 60, 1e-9  # steps at most, and how short the last one is in standard deviations
 
 
 @dataclass(frozen=True)
@@ -88,12 +102,24 @@ class PoissonGaussian:
         """An upper bound of the smallest δ for which (`epsilon`, δ)-DP holds."""
         return delta_at(self.curve, epsilon)
 
+    @property
+    def known_mu(self) -> float:
+        """μ of the same noise where everybody knows that a unit takes part in every round: whatever coins show."""
+        return RELATION_FACTOR[self.relation] * (math.sqrt(self.rounds) / self.noise_multiplier * (1.0 + 1e-15))
+
+    def group_curve(self, size: int) -> Curve | None:
+        """The curve of `size` units together, from the law of how many of them join; None where it is too long.
+
+        Guarantee: each of them joins by a coin of its own, in rounds of one class or of several.
+        """
+        return _cached_group_curve(self, check_size(size))
+
     def statement(self, delta: float) -> str:
         """The guarantee as a person reads it."""
         return (
-            f"ε = {self.epsilon_of(delta):.6g} at δ = {delta:g}, an upper bound for {self.rounds} "
-            f"rounds of Poisson sampling at rate {self.sampling_rate:.6g} with noise multiplier "
-            f"{self.noise_multiplier:.6g}"
+            f"{epsilon_words(self.epsilon_of(delta), delta, 6)}, an upper bound for "
+            f"{counted(self.rounds, 'round')} of Poisson sampling at rate {upper_figure(self.sampling_rate, 6)} "
+            f"with noise multiplier {lower_figure(self.noise_multiplier, 6)}"
         )
 
 
@@ -108,10 +134,10 @@ def _cached_curve(mechanism: PoissonGaussian) -> Curve:
 
 def _curve(mechanism: PoissonGaussian, step: float) -> Curve:
     """The smaller of two bounds: the pair's, and that of coins that everybody sees come up heads."""
-    known = mechanism.rounds**0.5 / mechanism.noise_multiplier * (1.0 + 1e-15)
+    known = gaussian(mechanism.known_mu)
     if mechanism.relation == "replace-one":
-        return lowest([gaussian(2.0 * known), _all_rounds(mechanism, "REPLACE", step).deltas])
-    return lowest([gaussian(known), highest(_directions(mechanism, step))])
+        return lowest([known, _all_rounds(mechanism, "REPLACE", step).deltas])
+    return lowest([known, highest(_directions(mechanism, step))])
 
 
 def directions(mechanism: PoissonGaussian) -> tuple[Curve, Curve]:
@@ -145,6 +171,96 @@ def _all_rounds(mechanism: PoissonGaussian, order: str, step: float) -> Losses:
     epsilons = step * np.arange(low, high + 1)
     deltas = np.asarray(pair.get_delta_for_epsilon(epsilons), np.float64)
     return connected_dots(step, low, deltas).composed(mechanism.rounds)
+
+
+@lru_cache(maxsize=4)
+def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve | None:
+    step = _OF_GROUPS * _step(mechanism.rounds)
+    pair = GroupJoins(mechanism.noise_multiplier, mechanism.sampling_rate, size)
+    both = []
+    for removed in (True, False):
+        low, high = pair.range_of(removed)
+        first, last = math.floor(low / step), math.ceil(high / step)
+        if last - first > _MOST_OF_GROUPS:
+            return None
+        deltas = pair.deltas(as_floats(step * np.arange(first, last + 1)), removed)
+        both.append(connected_dots(step, first, deltas).composed(mechanism.rounds).deltas)
+    return highest(both) if mechanism.relation == "zero-out" else chained(*both)
+
+
+@dataclass(frozen=True)
+class GroupJoins:
+    """One round of `size` units that each join with probability `rate`: N(Bin(size, rate), z²) and N(0, z²).
+
+    The loss l(x) = ln Σ_j p_j e^(jx/z² - j²/2z²) rises with x, so that the best test for every ε is a threshold.
+    """
+
+    multiplier: float
+    """z."""
+    rate: float
+    size: int
+
+    def range_of(self, removed: bool) -> tuple[float, float]:
+        """Between which losses all but 1e-25 of the mass lies, of P the mixture (`removed`) or of N(0, z²)."""
+        far = _REACH * self.multiplier
+        ends = self.losses(np.array([-far, far + (self.size if removed else 0.0)]))
+        return (float(ends[0]), float(ends[1])) if removed else (-float(ends[1]), -float(ends[0]))
+
+    def losses(self, at: Floats) -> Floats:
+        """l(x)."""
+        logs = self._log_weights + np.multiply.outer(at, self._joined) / self.multiplier**2
+        return np.asarray(logsumexp(logs, axis=-1), np.float64)
+
+    def deltas(self, epsilons: Floats, removed: bool) -> Floats:
+        """The hockey stick at every ε, of the mixture against N(0, z²) (`removed`) or the other way."""
+        wanted = epsilons if removed else -epsilons
+        always = wanted <= self._log_probabilities[0]  # below every loss: no threshold
+        z = self.multiplier
+        at = self._thresholds(np.where(always, self._log_probabilities[0] + 1.0, wanted))
+        probabilities = np.exp(self._log_probabilities)
+        if removed:
+            of_mixture = ndtr((self._joined - at[:, None]) / z) @ probabilities
+            found = np.where(always, -np.expm1(epsilons), of_mixture - np.exp(epsilons) * ndtr(-at / z))
+        else:
+            of_mixture = ndtr((at[:, None] - self._joined) / z) @ probabilities
+            found = np.where(always, 0.0, ndtr(at / z) - np.exp(epsilons) * of_mixture)
+        return np.clip(found, 0.0, 1.0)
+
+    def _thresholds(self, wanted: Floats) -> Floats:
+        """x with l(x) = `wanted` above ln p_0; δ is flat there, so that an error e in x costs e² only.
+
+        l is convex and rises: Newton's steps come down to x from where one term alone is `wanted`.
+        """
+        joined, square = self._joined[1:], self.multiplier**2
+        of_terms = np.subtract.outer(wanted, self._log_probabilities[1:]) * square / joined + joined / 2.0
+        at = np.min(of_terms, axis=-1)
+        for _ in range(_NEWTON):
+            logs = self._log_weights + np.multiply.outer(at, self._joined) / square
+            value = logsumexp(logs, axis=-1)
+            slope = np.exp(logs - value[:, None]) @ self._joined / square
+            step = (value - wanted) / slope
+            at = at - step
+            if float(np.max(np.abs(step))) <= _CLOSE * self.multiplier:
+                break
+        return np.asarray(at, np.float64)
+
+    @property
+    def _joined(self) -> Floats:
+        return np.arange(self.size + 1, dtype=np.float64)
+
+    @property
+    def _log_probabilities(self) -> Floats:
+        """ln P[Bin(size, rate) = j]."""
+        joined, size = self._joined, float(self.size)
+        with np.errstate(divide="ignore"):
+            heads, tails = np.log(self.rate), np.log1p(-self.rate)
+        counts = gammaln(size + 1.0) - gammaln(joined + 1.0) - gammaln(size - joined + 1.0)
+        several = np.where(joined == size, 0.0, size - joined) * (tails if self.rate < 1.0 else -1e300)
+        return np.asarray(counts + joined * heads + several, np.float64)
+
+    @property
+    def _log_weights(self) -> Floats:
+        return self._log_probabilities - 0.5 * (self._joined / self.multiplier) ** 2
 
 
 def connected_dots(step: float, low: int, deltas: Floats) -> LatticeLosses:

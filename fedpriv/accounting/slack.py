@@ -26,6 +26,7 @@ from fedpriv.accounting.bisection import smallest_safe
 from fedpriv.accounting.checks import check_delta, check_epsilon, check_mu
 from fedpriv.accounting.curves import Curve, check_resolved, delta_at, epsilon_at, gaussian_from_below
 from fedpriv.errors import InputError
+from fedpriv.figures import epsilon_words, upper_figure
 
 _POINTS = 8192  # of ε at which the inequality is certified
 _ACCURACY = 1e-6  # relative, of μ
@@ -66,12 +67,11 @@ class ApproximateGDP:
 
     def statement(self, delta: float) -> str:
         """The guarantee as a person reads it."""
+        mu, slack = upper_figure(self.mu, 6), upper_figure(self.slack, 3)
+        epsilon = epsilon_words(self.epsilon_of(delta), delta, 6)
         if self.slack == 0.0:
-            return f"{self.mu:.6g}-GDP, hence ε = {self.epsilon_of(delta):.6g} at δ = {delta:g}"
-        return (
-            f"({self.mu:.6g}, {self.slack:.3g})-GDP: {self.mu:.6g}-GDP but for a probability of {self.slack:.3g}, "
-            f"hence ε = {self.epsilon_of(delta):.6g} at δ = {delta:g}"
-        )
+            return f"{mu}-GDP, hence {epsilon}"
+        return f"({mu}, {slack})-GDP: {mu}-GDP but for a probability of {slack}, hence {epsilon}"
 
 
 class HasCurve(Protocol):

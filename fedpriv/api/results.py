@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from fedpriv.errors import InputError
+from fedpriv.figures import counted, delta_figure, upper_figure
 from fedpriv.models.trained import Trained, trained, with_parameters
 from fedpriv.reports.fragment import fragment_of
 from fedpriv.reports.page import write_report
@@ -20,7 +21,8 @@ from fedpriv.reports.summary import metrics_in
 from fedpriv.reports.table import STYLES, Style, render
 from fedpriv.running.task import DTYPES, public_task_of_cell, seen
 from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.sweep.results import read_history, read_results
+from fedpriv.sweep.claims import read_claims
+from fedpriv.sweep.results import read_history
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,15 @@ class CellResults:
     def __repr__(self) -> str:
         where = "".join(f"{key}={value!r}, " for key, value in self.point.items())
         metrics = "".join(f", {name}={value:.4g}" for name, value in self.metrics.items())
-        epsilon = "no noise" if self.privacy.epsilon is None else f"epsilon={self.privacy.epsilon:.4g}"
-        return f"CellResults({where}seed={self.seed}, {epsilon}{metrics})"
+        return f"CellResults({where}seed={self.seed}, {self._privacy}{metrics})"
+
+    @property
+    def _privacy(self) -> str:
+        epsilon, delta = self.privacy.epsilon, self.privacy.delta
+        if epsilon is None:
+            return "no noise"
+        where = f" (all in delta={delta_figure(delta)})" if epsilon == 0.0 else ""
+        return f"epsilon={upper_figure(epsilon)}{where}"
 
     @property
     def test_loss(self) -> float:
@@ -164,13 +173,16 @@ class RunResults:
     engine: str
     complete: bool
     cells: tuple[CellResults, ...]
+    differs: tuple[int, ...] = ()
+    """Cells whose record claims another privacy than their releases give, which is what is told here."""
 
     def __repr__(self) -> str:
-        state = "complete" if self.complete else "incomplete"
-        return f"RunResults({self.name!r}, {len(self.cells)} cells, {state}, folder={str(self.folder)!r})"
+        state = ("DIFFERS, " if self.differs else "") + ("complete" if self.complete else "incomplete")
+        size = counted(len(self.cells), "cell")
+        return f"RunResults({self.name!r}, {size}, {state}, folder={str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
-        return fragment_of(read_results(self.folder))
+        return fragment_of(read_claims(self.folder))
 
     def __iter__(self) -> Iterator[CellResults]:
         return iter(self.cells)
@@ -207,13 +219,13 @@ class RunResults:
 
     def figures(self) -> dict[str, Drawing]:
         """What `fedpriv plot` draws, by name; a notebook shows each of them inline."""
-        return {name: Drawing(name, svg) for name, svg in svgs_of(self.folder, read_results(self.folder)).items()}
+        return {name: Drawing(name, svg) for name, svg in svgs_of(self.folder, read_claims(self.folder)).items()}
 
     def table(self, style: Style = "markdown") -> str:
         """Measured beside published, as "markdown", "csv" or "latex"; InputError for another style."""
         if style not in STYLES:
             raise InputError(f"style = {style!r}: known styles are {', '.join(STYLES)}")
-        return render(read_results(self.folder), style)
+        return render(read_claims(self.folder), style)
 
     def plot(self) -> list[Path]:
         """Draw into folder/plots; returns the files."""
@@ -226,13 +238,13 @@ class RunResults:
 
 def results_of(path: Path, module: nn.Module | None = None) -> RunResults:
     """What a run left in its folder; `module` is the one that it trained.  InputError if there is none."""
-    results = read_results(path)
+    results = read_claims(path)
     history: dict[int, list[Evaluation]] = {}
     for line in read_history(path):
         evaluation = Evaluation(line["round"], metrics_in(line))
         history.setdefault(line["cell"], []).append(evaluation)
     cells = tuple(_cell(path, cell, tuple(history.get(cell["cell"], ())), module) for cell in results.cells)
-    return RunResults(path, results.name, results.title, results.engine, results.complete, cells)
+    return RunResults(path, results.name, results.title, results.engine, results.complete, cells, results.differs)
 
 
 def _cell(

@@ -199,11 +199,13 @@ def table(
     Example: fedpriv table runs/quickstart --format csv
     """
     from fedpriv.reports.table import STYLES, render
-    from fedpriv.sweep.results import read_results
+    from fedpriv.sweep.claims import check_claims, read_claims
 
     if style not in STYLES:
         raise InputError(f"--format {style}: known formats are {', '.join(STYLES)}{suggestion(style, STYLES)}")
-    typer.echo(render(read_results(run_dir), style), nl=False)
+    results = read_claims(run_dir)
+    typer.echo(render(results, style), nl=False)
+    check_claims(run_dir, results)
 
 
 @app.command()
@@ -213,9 +215,11 @@ def plot(run_dir: RunDir) -> None:
     Example: fedpriv plot runs/quickstart
     """
     from fedpriv.reports.plots import plot_run
+    from fedpriv.sweep.claims import check_claims, read_claims
 
     for path in plot_run(run_dir):
         typer.echo(path)
+    check_claims(run_dir, read_claims(run_dir))
 
 
 @app.command()
@@ -228,8 +232,10 @@ def report(
     Example: fedpriv report runs/quickstart
     """
     from fedpriv.reports.page import write_report
+    from fedpriv.sweep.claims import check_claims, read_claims
 
     typer.echo(write_report(run_dir, out))
+    check_claims(run_dir, read_claims(run_dir))
 
 
 @app.command()

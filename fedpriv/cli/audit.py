@@ -14,6 +14,7 @@ from rich.progress import Progress
 from fedpriv.auditing.audit import Audit, audit
 from fedpriv.auditing.families import AuditRefutedError
 from fedpriv.errors import InputError
+from fedpriv.figures import epsilon_words, lower_figure, upper_figure
 from fedpriv.privacy.trust import trust_named
 from fedpriv.reports.audited import check_audited, power_words, store_audit
 from fedpriv.scenario import load_scenario
@@ -50,8 +51,8 @@ def audit_scenario(
         sys.stdout.write(_report(outcome))
     if not outcome.stands:
         raise AuditRefutedError(
-            f"the claim μ = {outcome.claimed_mu:.4g} is refuted: {outcome.statistic} shows "
-            f"at least {outcome.mu:.3f} with confidence {outcome.confidence:g}"
+            f"the claim μ = {upper_figure(outcome.claimed_mu)} is refuted: {outcome.statistic} shows "
+            f"at least {lower_figure(outcome.mu)} with confidence {outcome.confidence:g}"
         )
 
 
@@ -83,17 +84,20 @@ def _progress() -> Iterator[Callable[[float], None]]:
 
 
 def _report(outcome: Audit) -> str:
-    claimed = f"ε = {outcome.claimed_epsilon:.4g} at δ = {outcome.delta:g}"
+    claimed = epsilon_words(outcome.claimed_epsilon, outcome.delta)
     if outcome.alarms is None:
-        claimed = f"μ = {outcome.claimed_mu:g}, {claimed}"
+        claimed = f"μ = {upper_figure(outcome.claimed_mu, 6)}, {claimed}"
     else:
-        claimed += f", a curve that allows μ = {outcome.claimed_mu:.4g} at {outcome.alarms:.2g} false alarms"
+        claimed += (
+            f", a curve that allows μ = {upper_figure(outcome.claimed_mu)} at {outcome.alarms:.2g} false alarms"
+        )
     path = "its deployed path" if not outcome.pool else "the server's deployed path, with its simulated pool"
     size = f"{outcome.silos} silos, {outcome.rounds} rounds, {outcome.dtype}"
     lines = [
         "the claim stands" if outcome.stands else "THE CLAIM IS REFUTED",
         f"claimed  {claimed}",
-        f"shown    μ ≥ {outcome.mu:.4g}, ε ≥ {outcome.epsilon:.4g}, confidence {outcome.confidence:g}",
+        f"shown    μ ≥ {lower_figure(outcome.mu)}, ε ≥ {lower_figure(outcome.epsilon)}, "
+        f"confidence {outcome.confidence:g}",
         f"by       {outcome.statistic}",
         f"for      {outcome.unit}, {outcome.relation} neighbours, {trust_named(outcome.trust).title}",
         "tests    " + ", ".join(_tested(outcome, name, bound) for name, bound in outcome.families.items()),

@@ -32,6 +32,7 @@ from fedpriv.cli.sampled import aim
 from fedpriv.cli.shown import cost_facts, guarantee_facts, setting_facts, show
 from fedpriv.cli.text import print_table
 from fedpriv.errors import InputError
+from fedpriv.figures import upper_figure
 
 if TYPE_CHECKING:
     from fedpriv.algorithms import Algorithm
@@ -151,9 +152,10 @@ def _amplified(setting: "Setting", mu: float, delta: float, claim: dict[str, Any
     lines = [
         (
             name,
-            *(f"{value:.5g}" for value in (cost.std, cost.error, cost.error_last, cost.error_in_mean)),
+            upper_figure(cost.std, 5),
+            *(f"{value:.5g}" for value in (cost.error, cost.error_last, cost.error_in_mean)),
             str(cost.memory),
-            f"{cost.sensitivity.value:.5g}",
+            upper_figure(cost.sensitivity.value, 5),
         )
         for name, cost in costs.items()
     ]
@@ -226,17 +228,18 @@ def _text(table: "Table", seconds: list[float | None], dimension: int) -> list[t
     lines = [(*header, *(["ms"] if dimension else []), "memory", "sensitivity")]
     for line, took in zip(table.lines, seconds, strict=True):
         cost = line.cost
-        figures = (cost.std, cost.error, cost.error_last, cost.error_in_mean)
+        errors = (cost.error, cost.error_last, cost.error_in_mean)
         time = ["-" if took is None else f"{1000.0 * took:.3g}"] if dimension else []
         exact = "" if cost.sensitivity.exact else "≤ "
         lines.append(
             (
                 line.name + (" (auto)" if line.chosen else ""),
-                *(f"{value:.5g}" for value in figures),
+                upper_figure(cost.std, 5),  # what is needed: less would not do
+                *(f"{value:.5g}" for value in errors),
                 *_published(line.published, line.ratio),
                 *time,
                 str(cost.memory),
-                f"{exact}{cost.sensitivity.value:.5g}",
+                f"{exact}{upper_figure(cost.sensitivity.value, 5)}",
             )
         )
     least = _published(table.least, None)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from rich.text import Text
 
 from fedpriv.accounting.gdp import epsilon_of
+from fedpriv.figures import epsilon_words
 from fedpriv.scenario import Cell, Point
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -46,7 +47,7 @@ class Current:
 def privacy_words(cell: Cell) -> str:
     """The ε that the cell's target gives at its δ."""
     target, delta = cell.privacy.target, cell.privacy.delta
-    return "no noise" if target is None else f"ε = {epsilon_of(target, delta):.3g} at δ = {delta:g}"
+    return "no noise" if target is None else epsilon_words(epsilon_of(target, delta), delta, 3)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

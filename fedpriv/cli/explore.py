@@ -21,11 +21,11 @@ def list_what(what: str | None) -> None:
 
 def show_run(folder: Path) -> None:
     """Print what ran, what it guarantees, and what came out."""
-    from fedpriv.reports.notes import how_measured, privacy_lines, what_is_missing
+    from fedpriv.reports.notes import how_measured, privacy_lines, what_differs, what_is_missing
     from fedpriv.reports.table import tables_of
-    from fedpriv.sweep.results import read_results
+    from fedpriv.sweep.claims import check_claims, read_claims
 
-    results = read_results(folder)
+    results = read_claims(folder)
     print_plain(results.title or results.name, bold=True)
     for table in tables_of(results):
         first = f"{table.header[0]} \\ {table.across}" if table.across else table.header[0]
@@ -33,10 +33,12 @@ def show_run(folder: Path) -> None:
             Column(name, right=place >= table.labels) for place, name in enumerate([first, *table.header[1:]])
         ]
         print_rich(table.caption, columns, table.body)
-    for line in (what_is_missing(results).replace("**", ""), how_measured(results), *privacy_lines(results)):
+    loud = [line.replace("**", "") for line in (what_differs(results), what_is_missing(results))]
+    for line in (*loud, how_measured(results), *privacy_lines(results)):
         if line:
             print_plain(line)
     print_plain(f"results: {folder}")
+    check_claims(folder, results)
 
 
 def compare_runs(first: Path, second: Path) -> None:

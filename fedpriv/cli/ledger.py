@@ -8,6 +8,7 @@ import typer
 
 from fedpriv.cli.text import print_table
 from fedpriv.errors import InputError, RunError
+from fedpriv.figures import lower_figure, upper_figure
 
 if TYPE_CHECKING:
     from fedpriv.privacy.entries import LedgerEntry
@@ -26,7 +27,7 @@ def ledger(
     """
     from fedpriv.cli.tables import print_plain
     from fedpriv.privacy.elsewhere import ELSEWHERE, STEP_ELSEWHERE
-    from fedpriv.privacy.entries import read_ledger
+    from fedpriv.privacy.entries import differing_words, read_ledger
 
     entries = read_ledger(run_dir)
     if not entries:
@@ -42,9 +43,8 @@ def ledger(
         print_table(lines)
         if any(stream.owner == ELSEWHERE for entry in entries for stream in entry.streams):
             print_plain(STEP_ELSEWHERE)
-    wrong = [str(entry.cell) for entry in entries if not entry.agrees]
-    if wrong:
-        raise RunError(f"{run_dir}: the claim of cell {', '.join(wrong)} is not what the ledger gives")
+    if wrong := [entry.cell for entry in entries if not entry.agrees]:
+        raise RunError(f"{run_dir}: {differing_words(wrong)}")
 
 
 def _as_data(entry: "LedgerEntry") -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
     """
     point = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in entry.point.items()) or "-"
     claimed = _price(entry.claimed_mu, entry.claimed_epsilon)
-    of_tests = "none" if entry.claimed_of_tests is None else f"{entry.claimed_of_tests:.6g}"
+    of_tests = "none" if entry.claimed_of_tests is None else upper_figure(entry.claimed_of_tests, 6)
     streams = [(stream, _released_by(stream), claimed) for stream in entry.streams]
     streams += [(stream, f"{stream.owner}, test records", of_tests) for stream in entry.tests]
     return [
@@ -75,8 +75,8 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
             owner,
             type(stream.mechanism).__name__,
             str(stream.schedule.rounds),
-            f"{max(stream.clips):.5g}",
-            f"{stream.std:.5g}",
+            upper_figure(max(stream.clips), 5),
+            lower_figure(stream.std, 5),
             stream.relation,
             _stream_price(stream, entry.delta),
             price,
@@ -104,5 +104,5 @@ def _stream_price(stream: "ReleaseStream", delta: float) -> str:
 def _price(mu: float | None, epsilon: float | None) -> str:
     """μ, or ε (at the cell's δ) where there is no μ."""
     if mu is not None:
-        return f"{mu:.6g}"
-    return "none" if epsilon is None else f"ε = {epsilon:.6g}"
+        return upper_figure(mu, 6)
+    return "none" if epsilon is None else f"ε = {upper_figure(epsilon, 6)}"

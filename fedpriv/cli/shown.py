@@ -7,6 +7,7 @@ import typer
 
 from fedpriv.cli.sampled import sampled_facts
 from fedpriv.cli.text import print_table
+from fedpriv.figures import caveats, epsilon_figure, lower_figure, upper_figure
 
 if TYPE_CHECKING:
     from fedpriv.accounting.guarantees import Guarantee
@@ -29,6 +30,7 @@ def setting_facts(setting: "Setting", unit: str = "record") -> dict[str, Any]:
 
 
 def cost_facts(cost: "Cost") -> dict[str, Any]:
+    """Noise as it is needed, and what it does; `show` rounds both up: less noise would not do."""
     return {
         "noise_std": cost.std,
         "error_rms": cost.error,
@@ -85,10 +87,19 @@ def show(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    print_table([(_LABELS.get(name, name.replace("_", " ")), _text(value)) for name, value in facts.items()])
+    print_table([(_LABELS.get(name, name.replace("_", " ")), _text(name, value)) for name, value in facts.items()])
+    said = [name for name in facts if name.startswith("epsilon") and name not in ("epsilon_rdp", "epsilon_paper")]
+    epsilons = [value for name in said if isinstance(value := facts[name], float)]
+    for line in caveats(max(epsilons, default=0.0), facts.get("delta", 0.0)):
+        typer.echo(line)
 
 
-def _text(value: Any) -> str:
+def _text(name: str, value: Any) -> str:
+    """A figure on the safe side: leakage and what it is computed from up, noise that is there down."""
     if isinstance(value, bool):
         return "yes" if value else "no, an upper bound"
-    return f"{value:.9g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    if name.startswith("epsilon"):
+        return epsilon_figure(value, 9)
+    return lower_figure(value, 9) if name == "noise_multiplier" else upper_figure(value, 9)

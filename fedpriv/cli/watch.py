@@ -13,7 +13,7 @@ from fedpriv.reports.page import page_of
 from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Scenario
-from fedpriv.sweep.results import read_results
+from fedpriv.sweep.claims import read_claims
 
 _REFRESH_SECONDS = 1.0
 _LAST_LOOK_SECONDS = 3.0
@@ -48,7 +48,7 @@ class Watched(RunObserver):
             if self._folder is not None and (due or not self._page):
                 news, text = self._news, ""
                 try:
-                    results = read_results(self._folder)
+                    results = read_claims(self._folder)
                     version = hashlib.sha256(f"{news}".encode()).hexdigest()[:12]
                     text = page_of(self._folder, results, version, live=True)
                 except FedprivError:

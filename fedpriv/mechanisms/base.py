@@ -106,6 +106,10 @@ class Mechanism(Protocol):
         """`sensitivity` together with its certificate."""
         ...
 
+    def counted(self, workload: Workload) -> Sensitivity:
+        """`certified`, or less where that charges more than a record can move C s, as a paper's constants do."""
+        return self.certified(workload)
+
     def sensitivity(self, workload: Workload) -> float:
         """The l2 distance by which one record can move C s, if zero-out moves its increment by its clip norm.
 

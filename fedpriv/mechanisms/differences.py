@@ -98,6 +98,10 @@ class DifferenceTrees(Mechanism):
         return self.std_residual if self.rounds_per_epoch > 1 else 0.0
 
     def certified(self, workload: Workload) -> Sensitivity:
+        counted = self.counted(workload)
+        return counted._replace(value=max(counted.value, self.least * float(np.max(workload.clips))))
+
+    def counted(self, workload: Workload) -> Sensitivity:
         self.check(workload)
         total = np.zeros(self.rounds_per_epoch)
         for squared_norms, std in zip(self.squared_norms(workload), self.stds, strict=True):
@@ -107,7 +111,6 @@ class DifferenceTrees(Mechanism):
                 )
             total += squared_norms / std**2 if std > 0.0 else 0.0
         value = math.sqrt(float(np.max(total)))
-        value = max(value, self.least * float(np.max(workload.clips)))
         why = "clipped differences" if self.movement is None else f"steps of at most {self.movement:g}"
         return Sensitivity(value, False, f"released nodes of three trees that hold the record; {why}")
 

@@ -5,14 +5,16 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee
 from fedpriv.errors import InputError
 from fedpriv.privacy.claim import PrivacyClaim
+from fedpriv.privacy.claimed import claim_of_data, figures_of
 from fedpriv.privacy.elsewhere import ELSEWHERE
-from fedpriv.privacy.evaluations import mu_of_tests
+from fedpriv.privacy.evaluations import evaluation_data, mu_of_tests
 from fedpriv.privacy.ledger import FIRST_STEP, ROUNDS, ReleaseStream, claim_of, from_data
 
 _LOOSER = 1.01  # than today's, as bounds of earlier versions can be
@@ -34,10 +36,24 @@ class LedgerEntry:
     told: Mapping[str, Any] = field(default_factory=dict)
     """The whole record of the cell: what tables and reports show of it."""
 
-    @property
+    @cached_property
     def claim(self) -> PrivacyClaim[Guarantee] | None:
         """Recomputed from the streams."""
-        return claim_of(self.streams)
+        return claim_of_data(self.told["releases"]) if "releases" in self.told else claim_of(self.streams)
+
+    @property
+    def recomputed(self) -> dict[str, Any]:
+        """The record of the cell with every figure of privacy computed from what was released.
+
+        Guarantee: tables, pages and figures are made of this: what is written beside the releases shows nowhere.
+        """
+        found = {**self.told, **figures_of(self.claim, self.delta)}
+        if found.get("rho") is not None:
+            found["rho"] = found["mu"]
+        if self.tests:
+            of_tests = evaluation_data(self.tests, self.trust, found["mu"])
+            found["evaluation"] = {**self.told["evaluation"], **(of_tests or {})}
+        return found
 
     @property
     def tests(self) -> tuple[ReleaseStream, ...]:
@@ -165,6 +181,26 @@ def _bounds(claimed: float | None, recomputed: float | None, exact: bool) -> boo
     return recomputed * (1.0 - 1e-8) <= claimed <= recomputed * _LOOSER
 
 
+def entry_of(cell: Mapping[str, Any]) -> LedgerEntry:
+    """The entry of a cell of results.json; KeyError, TypeError or ValueError for what is none."""
+    return LedgerEntry(
+        cell["cell"],
+        cell["point"],
+        cell["seed"],
+        cell["trust"],
+        cell["mu"],
+        cell["epsilon"],
+        cell["delta"],
+        tuple(map(from_data, cell["releases"])),
+        cell,
+    )
+
+
+def differing_words(cells: Sequence[int]) -> str:
+    """Say of which cells results.json claims something else than their releases give."""
+    return f"the claim of cell {', '.join(map(str, cells))} is not what the ledger gives"
+
+
 def read_ledger(folder: Path) -> list[LedgerEntry]:
     """The entries of RUN_DIR/results.json, and of cells.jsonl beside it; InputError if one cannot be read."""
     path, newer = folder / "results.json", folder / "cells.jsonl"
@@ -174,20 +210,7 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
         for cell in (*json.loads(path.read_text(encoding="utf-8"))["cells"], *map(json.loads, lines)):
             cells[cell["cell"]] = cell
-        return [
-            LedgerEntry(
-                cell["cell"],
-                cell["point"],
-                cell["seed"],
-                cell["trust"],
-                cell["mu"],
-                cell["epsilon"],
-                cell["delta"],
-                tuple(map(from_data, cell["releases"])),
-                cell,
-            )
-            for _, cell in sorted(cells.items())
-        ]
+        return [entry_of(cell) for _, cell in sorted(cells.items())]
     except FileNotFoundError:
         raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
     except (ValueError, KeyError, TypeError) as error:

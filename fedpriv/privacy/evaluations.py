@@ -6,6 +6,7 @@ from typing import Any
 from fedpriv.accounting.gdp import compose, epsilon_of
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.errors import InputError
+from fedpriv.figures import counted, epsilon_words, lower_range, upper_figure
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of, from_data
 
 _OTHERS = (
@@ -13,13 +14,13 @@ _OTHERS = (
     "has records of both kinds is protected by both together only."
 )
 _EXACT = (
-    "The silos evaluated {count} times on their own test records, and the server got exact sums. These metrics "
+    "The silos evaluated {times} on their own test records, and the server got exact sums. These metrics "
     "are its own: they are in this report, and whoever passes it on releases test records, for which nothing is "
     "guaranteed."
 )
 _NOISY = (
-    "The silos evaluated {count} times on their own test records, and {who}: all evaluations together are "
-    "{mu:.4g}-GDP for each test record (ε = {epsilon:.4g} at δ = {delta:g}, {relation}). Metrics are "
+    "The silos evaluated {times} on their own test records, and {who}: all evaluations together are "
+    "{mu}-GDP for each test record ({epsilon}, {relation}). Metrics are "
     "noisy: accuracies by a standard deviation of {spread} where noise was added, losses by that times "
     "evaluation.loss_bound, and they can leave their range. "
 ) + _OTHERS
@@ -63,15 +64,13 @@ def evaluation_words(told: Mapping[str, Any], delta: float) -> str:
     streams = list(map(from_data, told["releases"]))
     mu, count = mu_of_tests(streams), streams[0].schedule.rounds
     if mu is None:
-        return _EXACT.format(count=count)
-    low, high = min(stream.std for stream in streams), max(stream.std for stream in streams)
+        return _EXACT.format(times=counted(count, "time"))
     by_server = streams[0].owner == "server"
     return _NOISY.format(
-        count=count,
+        times=counted(count, "time"),
         who="the server, which saw exact sums, added noise" if by_server else "every silo added noise",
-        mu=mu,
-        epsilon=epsilon_of(mu, delta),
-        delta=delta,
+        mu=upper_figure(mu),
+        epsilon=epsilon_words(epsilon_of(mu, delta), delta),
         relation=streams[0].relation,
-        spread=f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}",
+        spread=lower_range([stream.std for stream in streams], 3),
     )

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedpriv.exact.factored import factored
 from fedpriv.exact.lattice import Lattice
 from fedpriv.exact.plan import claimed
 from fedpriv.mechanisms import Mechanism, Workload
+from fedpriv.mechanisms.base import Sensitivity
 from fedpriv.mechanisms.registry import mechanism_from
 from fedpriv.participation.base import Participation
 from fedpriv.participation.registry import participation_from
@@ -129,6 +131,18 @@ class ReleaseStream:
         return Workload(self.schedule, self.decay, np.array(self.clips), self.period)
 
     @property
+    def attained(self) -> bool:
+        """Whether the guarantee is an exact μ: no smaller one holds for increments up to their clips."""
+        exact = self.integers is None and not self.schedule.secret and self.std > 0.0
+        return exact and self.sums.certified.exact
+
+    @property
+    def counted(self) -> float:
+        """`mu` by exact counting, where a mechanism charges more than a record can move."""
+        share = self.mechanism.counted(self.workload).value / self.sums.certified.value
+        return self.mu if share >= 1.0 else self.mu * share * (1.0 + _ROUNDING)
+
+    @cached_property
     def sums(self) -> "RunningSums":
         """What is released, without the noise."""
         return RunningSums(self.mechanism, self.workload, self.relation, self.per_record)
@@ -136,6 +150,8 @@ class ReleaseStream:
 
 _ROUNDING = 1e-14
 """Relative, of a norm of a column."""
+_NOTHING = 1e-9
+"""Relative: by less than this μ by counting and the charged one are the same."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +163,12 @@ class RunningSums:
     relation: Relation
     per_record: float = 1.0
 
+    @cached_property
+    def certified(self) -> Sensitivity:
+        return self.mechanism.certified(self.workload)
+
     def sensitivity(self) -> float:
-        return self.mechanism.sensitivity(self.workload)
+        return self.certified.value
 
     def clip_apart(self, groups: int) -> float:
         """κ = max_t clip_t ‖C_t‖: the norm bound of what one record adds to C s for one of its rounds.
@@ -202,7 +222,14 @@ def _composed(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> PrivacyClaim[
     mus = [claim.guarantee.mu for claim in known if isinstance(claim.guarantee, GaussianDP)]
     if len(mus) < len(known):
         raise InputError("a first step is composed with rounds in a public order only")
-    return replace(known[0], guarantee=GaussianDP(compose(mus)), exact=all(claim.exact for claim in known))
+    counted = [claim.counted or mu for claim, mu in zip(known, mus, strict=True)]
+    return PrivacyClaim(
+        GaussianDP(compose(mus)),
+        known[0].relation,
+        known[0].unit,
+        all(claim.exact for claim in known),
+        counted=None if all(claim.counted is None for claim in known) else compose(counted),
+    )
 
 
 def _claim_of_step(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None:
@@ -218,8 +245,15 @@ def _claim_of_step(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] 
     if not known or len(known) < len(guarantees):
         return None
     exact, unit = all(stream.integers for stream in streams), units.pop()
-    together = weakest(known) if unit.shared == 1 else _in_several(streams, known, unit.shared)
-    return PrivacyClaim(together, relations.pop(), unit, exact)
+    if unit.shared > 1:
+        return PrivacyClaim(_in_several(streams, known, unit.shared), relations.pop(), unit, exact)
+    together = weakest(known)
+    claim = PrivacyClaim(together, relations.pop(), unit, exact)
+    if exact or not isinstance(together, GaussianDP):
+        return claim
+    attained = any(stream.attained and stream.mu == together.mu for stream in streams)
+    counted = max(stream.counted for stream in streams)
+    return replace(claim, attained=attained, counted=counted if counted < together.mu * (1 - _NOTHING) else None)
 
 
 def _in_several(streams: Sequence[ReleaseStream], known: Sequence[Guarantee], shared: int) -> Guarantee:

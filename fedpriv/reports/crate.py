@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.reports.notes import privacy_lines
-from fedpriv.sweep.results import Results, engines_of, read_results
+from fedpriv.sweep.claims import read_claims
+from fedpriv.sweep.results import Results, engines_of
 
 METADATA = "ro-crate-metadata.json"
 _VERSION = "https://w3id.org/ro/crate/1.1"
@@ -38,7 +39,7 @@ _WORDS = {
 
 def crate_of(folder: Path) -> dict[str, Any]:
     """The metadata of a run's folder as it is now; InputError for a folder without results."""
-    results = read_results(folder)
+    results = read_claims(folder)
     files = [_file(folder, path) for path in sorted(folder.rglob("*")) if _belongs(folder, path)]
     claims = [
         {"@id": f"#privacy-{number}", "@type": "PropertyValue", "name": "differential privacy", "value": line}

@@ -2,8 +2,8 @@
 
 from jinja2 import Environment, StrictUndefined
 
-from fedpriv.reports.notes import how_measured
-from fedpriv.reports.summary import incomplete
+from fedpriv.reports.notes import caveats_of, how_measured
+from fedpriv.reports.summary import state_of
 from fedpriv.reports.table import tables_of
 from fedpriv.sweep.results import Results
 
@@ -22,6 +22,9 @@ _PIECE = """\
 </tbody>
 </table>
 {% endfor %}
+{% for line in caveats %}
+<p>{{ line }}</p>
+{% endfor %}
 <p><small>{{ measured }}</small></p>
 </div>
 """
@@ -32,7 +35,8 @@ def fragment_of(results: Results) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_PIECE).render(
         title=results.title or results.name,
-        state=incomplete(results),
+        state=state_of(results),
         tables=tables_of(results),
+        caveats=caveats_of(results.cells),
         measured=how_measured(results),
     )

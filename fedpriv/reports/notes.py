@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedpriv.accounting.selection import Selection
+from fedpriv.figures import caveats, delta_figure, epsilon_range, upper_range
 from fedpriv.privacy.claim import EXACT
 from fedpriv.privacy.elsewhere import STEP_ELSEWHERE, charged_elsewhere
 from fedpriv.privacy.evaluations import evaluation_words
+from fedpriv.privacy.ledger import from_data
 from fedpriv.privacy.trust import trust_named
-from fedpriv.reports.summary import Metric, compare, incomplete, metrics_of, missing, point_text, points
+from fedpriv.privacy.unit import CLIENT, RECORD
+from fedpriv.reports.summary import Metric, compare, differing, incomplete, metrics_of, missing, point_text, points
 from fedpriv.sweep.results import Results, engines_of
 
 _LISTED = 10  # missing points that are named; the tables show the others
@@ -30,6 +33,12 @@ def what_is_missing(results: Results) -> str:
         texts.append(", ".join(filter(None, [point_text(results, point), these])))
     more = f"; and {len(texts) - _LISTED} more points" if len(texts) > _LISTED else ""
     return f"**{loud}.** Missing: {'; '.join(texts[:_LISTED])}{more}."
+
+
+def what_differs(results: Results) -> str:
+    """Which cells claim what was not released, in bold Markdown; nothing if none does."""
+    loud = differing(results)
+    return f"**{loud}.** Figures of privacy are those of the ledger here." if loud else ""
 
 
 def how_measured(results: Results) -> str:
@@ -87,8 +96,28 @@ def privacy_lines(results: Results) -> list[str]:
     tests = {evaluation_words(told, cell["delta"]) for cell in results.cells if (told := cell.get("evaluation"))}
     charged = any(charged_elsewhere(cell["releases"]) for cell in results.cells)
     elsewhere = [STEP_ELSEWHERE] if charged else []
-    statements = [_statement(cells) for cells in groups.values()]
-    return [*statements, *elsewhere, *sorted(tests), *choice_of_settings(results)]
+    said = [line for cells in groups.values() for line in (_statement(cells), *caveats_of(cells))]
+    return [*said, *elsewhere, *sorted(tests), *choice_of_settings(results)]
+
+
+def caveats_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What weakens the figures of cells with one δ: their smallest silo, and the largest ε."""
+    private = [cell for cell in cells if cell["epsilon"] is not None]
+    if not private:
+        return []
+    sizes = [size for cell in private if (size := _units(cell)) is not None]
+    noun = from_data(private[0]["releases"][0]).unit.noun
+    released = any(cell.get("holds") not in (None, "in real arithmetic") for cell in private)
+    worst = max(cell["epsilon"] for cell in private)
+    return caveats(worst, private[0]["delta"], max(sizes, default=None), noun, slack=released)
+
+
+def _units(cell: Mapping[str, Any]) -> int | None:
+    """How many units the smallest silo has, or the pool of clients; None where that is not public."""
+    unit = from_data(cell["releases"][0]).unit
+    if unit.name == CLIENT.name:
+        return cell.get("clients")
+    return cell.get("smallest_silo") if unit.name == RECORD.name else None
 
 
 def choice_of_settings(results: Results) -> list[str]:
@@ -112,8 +141,8 @@ def choice_of_settings(results: Results) -> list[str]:
             return ["Settings of some cells were not chosen by fedpriv tune, or their cost is not known."]
         choice, both = (Selection(row.mu, law, then).epsilon_of(cell["delta"]) for then in (0.0, cell["mu"]))
         costs.append((choice, both))
-    delta = f"delta = {private[0]['delta']:g}"
-    alone, together = (_spread([pair[place] for pair in costs]) for place in (0, 1))
+    delta = f"delta = {delta_figure(private[0]['delta'])}"
+    alone, together = (upper_range([pair[place] for pair in costs]) for place in (0, 1))
     return [
         f"Settings were chosen privately by fedpriv tune: the best of {law.words}, {how}. The choice of one "
         f"row costs ε = {alone} at {delta}, the choice and a run of the row together ε = {together} "
@@ -127,33 +156,27 @@ def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
     if first["epsilon"] is None:
         return f"Privacy: none, {server}: the run adds no noise."
     seeded = " (seeded, not for release)" if first["noise"] == "simulation" else ""
-    exact = first.get("holds") == EXACT
+    exact = first.get("holds") not in (None, "in real arithmetic")
     noise = f"{first['noise']} noise{seeded}{f', {EXACT}' if exact else ''}"
+    epsilon, delta = _range(cells, "epsilon"), delta_figure(first["delta"])
+    whom = f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}"
     if first["mu"] is None:
         sampling = first.get("participation", "Poisson sampling")
         return (
-            f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {sampling}, which no μ "
-            f"describes; (ε, δ) = ({_range(cells, 'epsilon')}, {first['delta']:g}), an upper bound by its "
-            "privacy loss distribution, as long as who takes part when stays secret; "
-            f"{noise}."
+            f"{whom}: {sampling}, which no μ describes; (ε, δ) = ({epsilon}, {delta}), an upper bound by its "
+            f"privacy loss distribution, rounded up, as long as who takes part when stays secret; {noise}."
         )
-    mu, zcdp, epsilon, paper = (_range(cells, key) for key in ("mu", "zcdp", "epsilon", "epsilon_paper"))
-    gaussian = "μ-GDP with" if exact else "μ-GDP exactly with"
-    return (
-        f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}: {gaussian} μ = {mu} "
-        f"(zCDP {zcdp}); (ε, δ) = ({epsilon}, {first['delta']:g}) exact, ({paper}, {first['delta']:g}) "
-        f"by the paper's formula; {noise}."
-    )
+    mu, zcdp, paper = (_range(cells, key) for key in ("mu", "zcdp", "epsilon_paper"))
+    attained = not exact and all(cell.get("attained") for cell in cells)
+    pair = f"(ε, δ) = ({epsilon}, {delta}) exact" if attained else f"(ε, δ) at most ({epsilon}, {delta})"
+    gaussian = f"μ-GDP exactly with μ = {mu}" if attained else f"μ-GDP with μ at most {mu}"
+    counted = [cell["counted_mu"] for cell in cells if cell.get("counted_mu") is not None]
+    if counted:
+        gaussian += f", as the paper's constants charge it, and by exact counting {upper_range(counted)}"
+    by_formula = f"({paper}, {delta}) by the paper's formula, rounded up"
+    return f"{whom}: {gaussian} (zCDP {zcdp}); {pair}, {by_formula}; {noise}."
 
 
 def _range(cells: Sequence[Mapping[str, Any]], key: str) -> str:
-    return _spread([cell[key] for cell in cells])
-
-
-def _spread(values: Sequence[float]) -> str:
-    low, high = figure(min(values)), figure(max(values))
-    return low if low == high else f"{low} to {high}"
-
-
-def figure(value: float) -> str:
-    return f"{value:.4g}"
+    values = [cell[key] for cell in cells]
+    return epsilon_range(values) if key == "epsilon" else upper_range(values)

@@ -10,19 +10,21 @@ from markupsafe import Markup
 
 from fedpriv.algorithms import ALGORITHMS
 from fedpriv.errors import InputError
+from fedpriv.figures import lower_figure, upper_figure
 from fedpriv.files import write_text
 from fedpriv.reports.audited import stored_audit
 from fedpriv.reports.charts.chart import drawn
 from fedpriv.reports.charts.of_results import charts_of
 from fedpriv.reports.comparison import dotted
 from fedpriv.reports.glossary import GLOSSARY
-from fedpriv.reports.notes import how_measured, what_is_missing
+from fedpriv.reports.notes import how_measured, what_differs, what_is_missing
 from fedpriv.reports.plots import clipped_svg
 from fedpriv.reports.statement import NOT_PROTECTED, statements
-from fedpriv.reports.summary import incomplete, value_text
+from fedpriv.reports.summary import state_of, value_text
 from fedpriv.reports.table import tables_of
 from fedpriv.reports.verdict import RUNS, holders, repeated, verdict
-from fedpriv.sweep.results import Results, engines_of, read_history, read_results
+from fedpriv.sweep.claims import read_claims
+from fedpriv.sweep.results import Results, engines_of, read_history
 
 
 def write_report(folder: Path, file: Path | None = None) -> Path:
@@ -30,7 +32,7 @@ def write_report(folder: Path, file: Path | None = None) -> Path:
 
     InputError if the folder holds no run, or one without a finished cell.
     """
-    results = read_results(folder)
+    results = read_claims(folder)
     if not results.cells:
         raise InputError(f"{folder}: no finished cell to report yet; wait for one, or go on with --resume")
     target = file or folder / "report.html"
@@ -61,8 +63,8 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
         repeated=repeated(results),
         run_counts=RUNS,
         glossary=GLOSSARY,
-        state=incomplete(results),
-        missing=what_is_missing(results).replace("**", ""),
+        state=state_of(results),
+        missing=" ".join(filter(None, [what_differs(results), what_is_missing(results)])).replace("**", ""),
         measured=how_measured(results),
         facts=_facts(results),
         statements=said,
@@ -88,6 +90,7 @@ def _unbroken(text: str) -> str:
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"leakage": upper_figure, "shown": lower_figure}
     return environment.from_string(_file("page.html"))
 
 

@@ -1,13 +1,24 @@
 """The privacy statement of a run in words that a data-protection officer can read."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import NormalDist
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedpriv.accounting import GaussianDP
-from fedpriv.accounting.gdp import compose
-from fedpriv.privacy.claim import EXACT
+from fedpriv.accounting.gdp import compose, epsilon_of
+from fedpriv.accounting.guarantees import Guarantee
+from fedpriv.figures import (
+    best_guess,
+    counted,
+    delta_figure,
+    epsilon_figure,
+    epsilon_words,
+    lower_figure,
+    upper_figure,
+    upper_percent,
+    upper_range,
+)
+from fedpriv.privacy.claim import EXACT, PrivacyClaim
 from fedpriv.privacy.elsewhere import ELSEWHERE, STEP_ELSEWHERE
 from fedpriv.privacy.evaluations import evaluation_words
 from fedpriv.privacy.ledger import (
@@ -20,7 +31,7 @@ from fedpriv.privacy.ledger import (
 from fedpriv.privacy.several import words_of_several
 from fedpriv.privacy.trust import Trust, trust_named
 from fedpriv.privacy.unit import RECORD
-from fedpriv.reports.notes import choice_of_settings
+from fedpriv.reports.notes import caveats_of, choice_of_settings
 from fedpriv.sweep.results import Results
 
 _HIDDEN = {
@@ -42,6 +53,10 @@ _BY_THE_SERVER = (
 _ANY_LOSS = "Nothing about the loss or the model: what is released is clipped, {unit} by {unit}."
 
 
+Claimed = PrivacyClaim[Guarantee] | None
+"""The claim of one cell; None without noise."""
+
+
 @dataclass(frozen=True)
 class Level:
     """One level of protection among the cells of a statement, as it is printed; "none" for what there is none."""
@@ -53,6 +68,8 @@ class Level:
     delta: str
     attacker: str
     """How often the best guess about one record is right, where guessing blindly is right in 50 %."""
+    order: float = field(compare=False)
+    """ε as a number."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +89,11 @@ class Statement:
     relation: str
     noise: str
     mechanisms: Sequence[str]
+    attained: bool
+    """Whether every μ is exact, as its certificates are; else all figures are at most so large."""
     levels: Sequence[Level]
+    caveats: Sequence[str]
+    """What weakens these figures, in a sentence each."""
     evaluations: Sequence[str]
     """Whose the metrics are, and what they cost test records, where silos evaluated."""
     about_the_loss: Sequence[str]
@@ -131,7 +152,7 @@ def _together(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
         return ""
     return (
         f" Every figure is of one run. A record that takes part in these {len(mus)} runs is protected by all of "
-        f"them together only: μ = {compose(mus):.4g}, and runs elsewhere come on top."
+        f"them together only: μ = {upper_figure(compose(mus))}, and runs elsewhere come on top."
     )
 
 
@@ -139,7 +160,8 @@ def _statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequen
     first = cells[0]
     streams = [list(map(from_data, cell["releases"])) for cell in cells]
     unit = streams[0][0].unit
-    levels = {_level(released, first["delta"]) for released in streams}
+    claims = [claim_of(released) for released in streams]
+    levels = {None if claim is None else _level(claim, first["delta"]) for claim in claims}
     known = [level for level in levels if level is not None]
     return Statement(
         private=bool(known) and None not in levels,
@@ -151,19 +173,28 @@ def _statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequen
         relation=first["relation"],
         noise=_noise(first["noise"], trust_named(first["trust"]))
         + (together if first["noise"] == "release" else ""),
-        mechanisms=sorted({_described_noise(stream) for released in streams for stream in released}),
-        levels=sorted(known, key=lambda level: float(level.epsilon)),
+        mechanisms=sorted(
+            {
+                _described_noise(stream, _units_of(cell))
+                for cell, released in zip(cells, streams, strict=True)
+                for stream in released
+            }
+        ),
+        attained=all(claim is not None and claim.attained for claim in claims),
+        levels=sorted(known, key=lambda level: level.order),
+        caveats=caveats_of(cells),
         evaluations=sorted(
             {evaluation_words(told, cell["delta"]) for cell in cells if (told := cell.get("evaluation"))}
         ),
         about_the_loss=sorted({about_the_loss(stream) for released in streams for stream in released}),
         assumptions=[
             unit.presumes,
-            *_of_several(streams, first["delta"]),
+            *_of_several(claims, first["delta"]),
+            *_counted(claims, first["delta"]),
             *(text.format(unit=unit.noun) for text in _ASSUMPTIONS),
             *choice,
             *_steps(streams),
-            *_arithmetic(streams),
+            *_arithmetic(claims),
         ],
     )
 
@@ -175,21 +206,34 @@ def _steps(streams: Sequence[Sequence[ReleaseStream]]) -> list[str]:
     return [_COMPOSED] * here + [STEP_ELSEWHERE] * any(stream.owner == ELSEWHERE for stream in first)
 
 
-def _arithmetic(streams: Sequence[Sequence[ReleaseStream]]) -> list[str]:
+def _arithmetic(claims: Sequence[Claimed]) -> list[str]:
     """What figures of these cells take for granted about numbers; nothing where nothing is private."""
-    claims = [claim for released in streams if (claim := claim_of(released)) is not None]
-    if not claims:
+    if not (known := [claim for claim in claims if claim is not None]):
         return []
-    return [_INTEGERS if all(claim.exact for claim in claims) else _REAL]
+    return [_INTEGERS if all(claim.exact for claim in known) else _REAL]
 
 
-def _of_several(streams: Sequence[Sequence[ReleaseStream]], delta: float) -> list[str]:
+def _of_several(claims: Sequence[Claimed], delta: float) -> list[str]:
     """What the run that protects least says of persons with several records, where it protects records."""
-    claims = [claim for released in streams if (claim := claim_of(released)) is not None]
-    if not claims or claims[0].unit.name != RECORD.name:
+    known = [claim for claim in claims if claim is not None]
+    if not known or known[0].unit.name != RECORD.name:
         return []
-    worst = max((claim.guarantee for claim in claims), key=lambda guarantee: guarantee.epsilon_of(delta))
+    worst = max((claim.guarantee for claim in known), key=lambda guarantee: guarantee.epsilon_of(delta))
     return [words_of_several(worst, delta)]
+
+
+def _counted(claims: Sequence[Claimed], delta: float) -> list[str]:
+    """What exact counting gives where a paper's constants charge more; both are true."""
+    pairs = {
+        (claim.guarantee.mu, claim.counted)
+        for claim in claims
+        if claim is not None and claim.counted is not None and isinstance(claim.guarantee, GaussianDP)
+    }
+    return [
+        f"Charged is μ = {upper_figure(charged)}, by the paper's constants, which add more noise than that needs: "
+        f"by exact counting μ is at most {upper_figure(fewer)}, {epsilon_words(epsilon_of(fewer, delta), delta)}."
+        for charged, fewer in sorted(pairs)
+    ]
 
 
 def _noise(kind: str, trust: Trust) -> str:
@@ -204,49 +248,44 @@ def about_the_loss(stream: ReleaseStream) -> str:
     return stream.mechanism.assumption or _ANY_LOSS.format(unit=stream.unit.noun)
 
 
-def _level(streams: Sequence[ReleaseStream], delta: float) -> Level | None:
-    claim = claim_of(streams)
-    if claim is None:
-        return None
-    guarantee = claim.guarantee
+def _level(claim: PrivacyClaim[Guarantee], delta: float) -> Level:
+    guarantee, at = claim.guarantee, delta_figure(delta)
+    epsilon = guarantee.epsilon_of(delta)
     if not isinstance(guarantee, GaussianDP):
-        epsilon, advantage = guarantee.epsilon_of(delta), guarantee.delta_of(0.0)
-        return Level("none", "none", f"{epsilon:.4g}", "none", f"{delta:g}", percent((1.0 + advantage) / 2.0))
-    mu, pair = guarantee.mu, guarantee.epsilon_delta(delta)
+        attacker = upper_percent((1.0 + guarantee.delta_of(0.0)) / 2.0 * (1.0 + 1e-15))
+        return Level("none", "none", epsilon_figure(epsilon), "none", at, attacker, epsilon)
     return Level(
-        mu=f"{mu:.4g}",
-        zcdp=f"{guarantee.zcdp:.4g}",
-        epsilon=f"{pair.exact:.4g}",
-        epsilon_paper=f"{pair.paper:.4g}",
-        delta=f"{delta:g}",
-        attacker=percent(best_guess(mu)),
+        mu=upper_figure(guarantee.mu),
+        zcdp=upper_figure(guarantee.zcdp),
+        epsilon=epsilon_figure(epsilon),
+        epsilon_paper=epsilon_figure(guarantee.epsilon_delta(delta).paper),
+        delta=at,
+        attacker=upper_percent(best_guess(guarantee.mu)),
+        order=epsilon,
     )
 
 
-def best_guess(mu: float) -> float:
-    """The probability of guessing rightly which of two equally likely neighbouring data sets was used: Φ(μ/2).
-
-    Guarantee: no test on everything that is released does better; telling N(0, 1) from N(μ, 1) reaches it.
-    """
-    return NormalDist().cdf(mu / 2.0)
-
-
-def percent(share: float) -> str:
-    """Never rounded up to certainty."""
-    return f"{100.0 * share:.1f} %" if share < 0.9995 else "over 99.9 %"
+def _units_of(cell: Mapping[str, Any]) -> str:
+    """In which units standard deviation and clip are, where that is not the gradient's."""
+    quantile = cell.get("scenario", {}).get("algorithm", {}).get("clip_quantile")
+    if quantile is None:
+        return ""
+    return (
+        "; both in units of the clip of the moment, which follows a quantile of the clients' norms: the increment "
+        "is a client's move over that clip, of norm 1 at most, with the bit that says whether it fits beside it"
+    )
 
 
-def _described_noise(stream: ReleaseStream) -> str:
-    """Who releases what, how often, with which noise."""
+def _described_noise(stream: ReleaseStream, units: str = "") -> str:
+    """Who releases what, how often, with which noise, in which `units`."""
     owner = stream.owner if stream.step == ROUNDS else f"{stream.owner}, {_FIRST}"
     if stream.owner == ELSEWHERE:
-        return f"{owner}: charged with μ = {stream.mu:.4g}, not released here"
+        return f"{owner}: charged with μ = {upper_figure(stream.mu)}, not released here"
+    releases = counted(stream.schedule.rounds, "release")
     if stream.std == 0.0:
-        return f"{owner}: {stream.schedule.rounds} releases without noise"
-    low, high = min(stream.clips), max(stream.clips)
-    clip = f"{high:.5g}" if low == high else f"{low:.5g} to {high:.5g}"
+        return f"{owner}: {releases} without noise"
     return (
-        f"{owner}: {stream.mechanism.words}, fresh vectors of standard deviation {stream.std:.5g} a "
-        f"coordinate; {stream.schedule.rounds} releases; each {stream.unit.noun} {stream.schedule.words}, its "
-        f"increment clipped to norm {clip}"
+        f"{owner}: {stream.mechanism.words}, fresh vectors of standard deviation {lower_figure(stream.std, 5)} a "
+        f"coordinate; {releases}; each {stream.unit.noun} {stream.schedule.words}, its increment clipped to norm "
+        f"{upper_range(stream.clips, 5)}{units}"
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpriv.metrics.scored import MEAN, WORST
+from fedpriv.privacy.entries import differing_words
 from fedpriv.sweep.results import Results
 
 
@@ -138,6 +139,16 @@ def incomplete(results: Results) -> str:
     expected = len(points(results)) * len(results.seeds)
     finished = expected - sum(len(seeds) for _, seeds in missing(results))
     return "" if results.complete and finished == expected else f"INCOMPLETE: {finished} of {expected} cells"
+
+
+def state_of(results: Results) -> str:
+    """What a reader has to know before any figure, without a full stop; nothing of a whole, true run."""
+    return "; ".join(filter(None, [differing(results), incomplete(results)]))
+
+
+def differing(results: Results) -> str:
+    """ "DIFFERS: …" where results.json claims something else than was released, or nothing."""
+    return f"DIFFERS: {differing_words(results.differs)}" if results.differs else ""
 
 
 def summarize(cells: Sequence[Mapping[str, Any]], metric: Metric) -> Summary | None:

@@ -9,14 +9,14 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fedpriv.figures import delta_figure, epsilon_figure, upper_figure
 from fedpriv.files import write_text
-from fedpriv.reports.notes import figure, how_measured, privacy_lines, published_metrics, what_is_missing
+from fedpriv.reports.notes import how_measured, privacy_lines, published_metrics, what_differs, what_is_missing
 from fedpriv.reports.scaling import scaling_lines
 from fedpriv.reports.summary import (
     Metric,
     cells_at,
     compare,
-    incomplete,
     metrics_of,
     point_text,
     points,
@@ -24,10 +24,12 @@ from fedpriv.reports.summary import (
     shared_metrics,
     short_names,
     silo_metrics,
+    state_of,
     value_text,
 )
 from fedpriv.scenario.published import Paper, Scaling
-from fedpriv.sweep.results import Results, read_results
+from fedpriv.sweep.claims import read_claims
+from fedpriv.sweep.results import Results
 
 Style = Literal["markdown", "csv", "latex"]
 
@@ -55,7 +57,7 @@ def render(results: Results, style: Style) -> str:
 
 def write_table(folder: Path) -> str:
     """Write RUN_DIR/table.md, the Markdown of a run that is complete; what was written."""
-    text = render(read_results(folder), "markdown")
+    text = render(read_claims(folder), "markdown")
     write_text(folder / "table.md", text)
     return text
 
@@ -145,8 +147,10 @@ def _row(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
     if cells := cells_at(results, point):
         first, private = cells[0], cells[0]["epsilon"] is not None
         row["silos"], row["rounds"] = str(first["silos"]), str(first["rounds"])
-        row["μ"] = ("none" if first["mu"] is None else figure(first["mu"])) if private else "no noise"
-        row["ε at δ"] = f"{figure(first['epsilon'])} at {first['delta']:g}" if private else "none"
+        row["μ"] = ("none" if first["mu"] is None else upper_figure(first["mu"])) if private else "no noise"
+        row["ε at δ"] = (
+            f"{epsilon_figure(first['epsilon'])} at {delta_figure(first['delta'])}" if private else "none"
+        )
         row["gradients"] = _count(first.get("gradient_evaluations"))
         row["sent by a silo (MB)"] = _megabytes(first.get("bytes_sent"))
         told = [cell["fraction_clipped"] for cell in cells if cell["fraction_clipped"] is not None]
@@ -167,7 +171,8 @@ def _markdown(results: Results) -> str:
     blocks = [f"## {results.title or results.name}"]
     for table in tables_of(results):
         blocks += [f"**{table.caption}**", _aligned(table)] if table.caption else [_aligned(table)]
-    blocks += [line for line in (what_is_missing(results), how_measured(results)) if line]
+    loud = (what_differs(results), what_is_missing(results))
+    blocks += [line for line in (*loud, how_measured(results)) if line]
     return "\n\n".join([*blocks, *privacy_lines(results)]) + "\n"
 
 
@@ -187,15 +192,20 @@ def _csv(results: Results) -> str:
     facts = ["mu", "epsilon", "delta", "relation", "trust"]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*results.axes, "metric", "mean", "std", "seeds", "published", "difference", *facts])
+    writer.writerow([*results.axes, "metric", "mean", "std", "seeds", "published", "difference", *facts, "ledger"])
     for point in points(results):
         cell: Mapping[str, Any] = next(iter(cells_at(results, point)), {})
         for metric in metrics_of(results):
             comparison = compare(results, metric, point)
             measured = astuple(comparison.measured) if comparison.measured else (None, None, 0)
             figures = [metric.title, *measured, comparison.published, comparison.difference]
-            writer.writerow([*point.values(), *figures, *map(cell.get, facts)])
+            writer.writerow([*point.values(), *figures, *map(cell.get, facts), _ledger(results, cell)])
     return buffer.getvalue()
+
+
+def _ledger(results: Results, cell: Mapping[str, Any]) -> str | None:
+    """What `fedpriv privacy ledger` says of a cell; None where none is finished."""
+    return None if not cell else "DIFFERS" if cell["cell"] in results.differs else "ok"
 
 
 def _latex(results: Results) -> str:
@@ -204,7 +214,7 @@ def _latex(results: Results) -> str:
 
 
 def _tabular(results: Results, table: Table) -> str:
-    sentences = [results.title or results.name, table.caption, incomplete(results), how_measured(results)]
+    sentences = [results.title or results.name, table.caption, state_of(results), how_measured(results)]
     header, *body = [" & ".join(map(_escape, row)) + r" \\" for row in [table.header, *table.body]]
     first, last = table.labels + 1, len(table.header)
     figures = last - table.labels

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedpriv.accounting import GaussianDP
-from fedpriv.accounting.gdp import compose
+from fedpriv.accounting.gdp import compose, epsilon_of
 from fedpriv.algorithms import ALGORITHMS
+from fedpriv.figures import best_guess, epsilon_figure, epsilon_words, upper_figure, upper_percent
+from fedpriv.privacy.ledger import from_data
 from fedpriv.privacy.trust import trust_named
-from fedpriv.reports.statement import best_guess, percent
+from fedpriv.privacy.unit import CLIENT, RECORD, USER
 from fedpriv.reports.summary import Metric, cells_at, metrics_of, point_text, points, summarize
 from fedpriv.sweep.results import Results
 
@@ -19,6 +20,7 @@ _ATTACKER = (
     "An attacker who knows everything else and decides between two equally likely cases of {unit} is right with "
     "probability at most"
 )
+_UNITS = (CLIENT.name, USER.name, RECORD.name)
 _MOST = 6  # levels in the table of repeated runs
 
 
@@ -74,12 +76,49 @@ def _how_good(results: Results) -> str:
     private = [point for point in points(results) if _has_cells(results, point)]
     best = _best(results, private, metric)
     text = f"Best: {metric.title.removesuffix(' (%)')} {_shown(results, best, metric)}{_at(results, best)}."
-    levels = {cells_at(results, point)[0]["epsilon"] for point in private} - {None}
-    if len(levels) > 1:
-        strictest = [p for p in private if cells_at(results, p)[0]["epsilon"] == min(levels)]
-        chosen = _best(results, strictest, metric)
-        text += f" Most private: {_shown(results, chosen, metric)}{_at(results, chosen)}."
+    strengths = {strength for point in private if (strength := _strength(results, point)) is not None}
+    if len(strengths) < 2:
+        return text
+    strictest = sorted(each for each in strengths if not any(other.beats(each) for other in strengths))
+    for number, strength in enumerate(strictest):
+        chosen = _best(results, [p for p in private if _strength(results, p) == strength], metric)
+        which = "Most private" if number == 0 else "A smaller ε against fewer, or between other neighbours"
+        text += f" {which}: {_shown(results, chosen, metric)}{_at(results, chosen)}."
     return text
+
+
+class Strength(NamedTuple):
+    """How strong a guarantee is, each field the smaller the stronger; sorted so that trust comes before ε."""
+
+    trust: int
+    """How much a silo takes on trust."""
+    unit: int
+    """0 clients, 1 persons, 2 records."""
+    relation: int
+    """0 for replace-one: under zero-out the same figure protects half as well."""
+    leakage: float
+    """ε; μ where cells have several δ and all have one."""
+    delta: float
+
+    def beats(self, other: "Strength") -> bool:
+        """Whether it promises all that `other` does, and more."""
+        return self != other and all(mine <= its for mine, its in zip(self, other, strict=True))
+
+
+def _strength(results: Results, point: Mapping[str, Any]) -> Strength | None:
+    """Of the cells at a sweep point; None where there is no noise."""
+    cell = cells_at(results, point)[0]
+    if cell["epsilon"] is None:
+        return None
+    private = [each for each in results.cells if each["epsilon"] is not None]
+    by_mu = len({each["delta"] for each in private}) > 1 and all(each["mu"] is not None for each in private)
+    return Strength(
+        trust_named(cell["trust"]).trust_level,
+        _UNITS.index(from_data(cell["releases"][0]).unit.name),
+        ("replace-one", "zero-out").index(cell["relation"]),
+        float(upper_figure(cell["mu"] if by_mu else cell["epsilon"], 6)),
+        0.0 if by_mu else cell["delta"],
+    )
 
 
 def _how_private(results: Results) -> str:
@@ -90,18 +129,22 @@ def _how_private(results: Results) -> str:
         return unprotected if not mus else f"{_guess(unit, min(mus), max(mus))} {unprotected}"
     if len(mus) < len(results.cells):
         epsilons = [cell["epsilon"] for cell in results.cells]
-        return f"Privacy: ε at most {max(epsilons):.4g} at δ = {results.cells[0]['delta']:g}, for {unit}."
+        worst = epsilon_words(max(epsilons), max(cell["delta"] for cell in results.cells))
+        return f"Privacy: at most {worst}, for {unit}."
     return _guess(unit, min(mus), max(mus))
 
 
 def _guess(unit: str, low: float, high: float) -> str:
-    word = protection_word(high)
-    if f"{low:.4g}" == f"{high:.4g}":
-        return f"{_ATTACKER.format(unit=unit)} {percent(best_guess(high))} (μ = {high:.4g}: {word} protection)."
-    return (
-        f"{_ATTACKER.format(unit=unit)} {percent(best_guess(low))} (μ = {low:.4g}: {protection_word(low)} "
-        f"protection) to {percent(best_guess(high))} (μ = {high:.4g}: {word} protection)."
-    )
+    shown = list(dict.fromkeys(f"{_chance(mu)} (μ = {upper_figure(mu)}: {_word(mu)})" for mu in (low, high)))
+    return f"{_ATTACKER.format(unit=unit)} {' to '.join(shown)}."
+
+
+def _chance(mu: float) -> str:
+    return upper_percent(best_guess(mu))
+
+
+def _word(mu: float) -> str:
+    return f"{protection_word(mu)} protection"
 
 
 def protection_word(mu: float) -> str:
@@ -156,10 +199,10 @@ def _per_silo(cells: Sequence[Mapping[str, Any]]) -> str:
 def repeated(results: Results) -> list[list[str]]:
     """ε of so many runs with the same records, for every μ of the run: μ, then ε for each number in `RUNS`."""
     private = [cell for cell in results.cells if cell["mu"] is not None]
-    known = sorted({(float(f"{cell['mu']:.4g}"), cell["delta"]) for cell in private})
+    known = sorted({(float(upper_figure(cell["mu"])), cell["delta"]) for cell in private})
     shown = known if len(known) <= _MOST else [*known[: _MOST // 2], *known[-_MOST // 2 :]]
     return [
-        [f"{mu:.4g}", *(f"{GaussianDP(compose([mu] * runs)).epsilon_delta(delta).exact:.4g}" for runs in RUNS)]
+        [upper_figure(mu), *(epsilon_figure(epsilon_of(compose([mu] * runs), delta)) for runs in RUNS)]
         for mu, delta in shown
     ]
 
@@ -185,7 +228,7 @@ def _shown(results: Results, point: Mapping[str, Any], metric: Metric) -> str:
 
 def _at(results: Results, point: Mapping[str, Any]) -> str:
     cell = cells_at(results, point)[0]
-    epsilon = "" if cell["epsilon"] is None else f"ε = {cell['epsilon']:.4g} at δ = {cell['delta']:g}"
+    epsilon = "" if cell["epsilon"] is None else epsilon_words(cell["epsilon"], cell["delta"])
     told = {key: value for key, value in point.items() if len(results.axes[key]) > 1}
     varied = point_text(
         results, {key: value for key, value in told.items() if key != "privacy.epsilon" or not epsilon}

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedpriv.accounting.gdp import mu_of
 from fedpriv.accounting.zcdp import mu_of_zcdp
@@ -12,6 +12,7 @@ from fedpriv.algorithms import Positive
 from fedpriv.privacy.unit import RECORD, USER, Unit, UnitName, unit_named
 from fedpriv.scenario.section import Count, Probability, Section
 
+_TOO_LARGE = 0.1  # δ from here on is refused
 _SAFE = 1.0 - 2.0**-48
 """Less than what composing two steps rounds: together they stay within what was promised."""
 
@@ -85,6 +86,16 @@ class PrivacySection(Section):
         if self.unit != USER.name and self.shared > 1:
             raise ValueError(f"shared = {self.shared}: only persons have records in several silos")
         return self
+
+    @field_validator("delta")
+    @classmethod
+    def _delta_is_small(cls, delta: float) -> float:
+        if delta >= _TOO_LARGE:
+            raise ValueError(
+                f"publishing all records with probability {delta:g} would be allowed; take one far below 1/n for "
+                "the n records of the smallest silo, such as 1e-5"
+            )
+        return delta
 
     @property
     def protected(self) -> Unit:

@@ -7,13 +7,11 @@ from importlib import metadata
 from typing import Any, Literal
 
 from fedpriv.accounting.gdp import epsilon_of
-from fedpriv.accounting.guarantees import GaussianDP, Guarantee
-from fedpriv.privacy.claim import EXACT, PrivacyClaim
+from fedpriv.figures import delta_figure, upper_figure
+from fedpriv.privacy.claimed import figures_of
 from fedpriv.privacy.elsewhere import with_other_step
 from fedpriv.privacy.evaluations import evaluation_data
 from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
-from fedpriv.privacy.several import bounds_of_several
-from fedpriv.privacy.unit import RECORD
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Cell, Point
 
@@ -37,42 +35,20 @@ def privacy_of(
     """
     releases = with_other_step(releases, cell.budget.beside)
     claim, delta = claim_of(releases), cell.privacy.delta
-    guarantee = None if claim is None else claim.guarantee
-    statement: dict[str, Any] = {
-        "guarantee": "none" if guarantee is None else guarantee.kind,
+    figures = figures_of(claim, delta)
+    named_so = cell.algorithm.row.name_of_mu == "rho"
+    return {
         "trust": cell.algorithm.trust,
-        "relation": cell.privacy.relation if claim is None else claim.relation,
-        "unit": (cell.privacy.protected if claim is None else claim.unit).words,
+        "relation": cell.privacy.relation,
+        "unit": cell.privacy.protected.words,
         "participation": cell.schedule.title,
         "noise": "none" if claim is None else noise,
-        "holds": None if claim is None else EXACT if claim.exact else "in real arithmetic",
         "delta": delta,
         "releases": [as_data(stream) for stream in releases],
-        "several_records": _several(claim, delta),
+        "target": _target(cell),
+        **figures,
+        "rho": figures["mu"] if named_so else None,
     }
-    figures: dict[str, float | None] = dict.fromkeys(("mu", "rho", "zcdp", "epsilon", "epsilon_paper"))
-    match guarantee:
-        case GaussianDP(mu):
-            pair = guarantee.epsilon_delta(delta)
-            figures = {
-                "mu": mu,
-                "rho": mu if cell.algorithm.row.name_of_mu == "rho" else None,
-                "zcdp": guarantee.zcdp,
-                "epsilon": pair.exact,
-                "epsilon_paper": pair.paper,
-            }
-        case None:
-            pass
-        case _:  # a target in mu was met as the (ε, δ) that it gives
-            figures["epsilon"] = guarantee.epsilon_of(delta)
-    return {**statement, "target": _target(cell), **figures}
-
-
-def _several(claim: PrivacyClaim[Guarantee] | None, delta: float) -> dict[str, dict[str, float | None]] | None:
-    """What k records of one person cost in a run that protects records; None for any other."""
-    if claim is None or claim.unit.name != RECORD.name:
-        return None
-    return bounds_of_several(claim.guarantee, delta)
 
 
 def _target(cell: Cell) -> str:
@@ -81,9 +57,10 @@ def _target(cell: Cell) -> str:
     if target is None:
         return "none"
     if not cell.schedule.secret:
-        return f"mu = {target:.6g}"
-    given = "" if asked.epsilon is not None else f", what mu = {target:.6g} gives"
-    return f"epsilon = {epsilon_of(target, asked.delta):.6g} at delta = {asked.delta:g}{given}"
+        return f"mu = {upper_figure(target, 6)}"
+    given = "" if asked.epsilon is not None else f", what mu = {upper_figure(target, 6)} gives"
+    epsilon = upper_figure(epsilon_of(target, asked.delta), 6)
+    return f"epsilon = {epsilon} at delta = {delta_figure(asked.delta)}{given}"
 
 
 def record_of(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:
@@ -102,6 +79,7 @@ def record_of(place: int, point: Point, finished: Finished, engine: str) -> dict
         "rounds": rounds,
         "records": sum(point.cell.batch_sizes) * point.cell.schedule.batches_held,
         "unread": point.cell.unread,
+        "smallest_silo": min(point.cell.batch_sizes) * point.cell.schedule.batches_held,
         "batch": sum(point.cell.batch_sizes),
         "dimension": finished.model.size,
         "gradient_evaluations": finished.gradient_evaluations,

@@ -56,6 +56,8 @@ class Results:
     """When the run began, UTC; None in results that are older than this figure."""
     added: tuple[list[int], ...] = ()
     """Which of the seeds later starts added, start by start; none in a run that had all from the beginning."""
+    differs: tuple[int, ...] = ()
+    """Cells whose record claims another privacy than their releases give, where claims were recomputed."""
 
     @property
     def starts(self) -> list[list[int]]:

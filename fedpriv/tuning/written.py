@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.errors import InputError
+from fedpriv.figures import caveats, delta_figure, upper_figure
 from fedpriv.files import write_json, write_text
 from fedpriv.scenario import Scenario
 from fedpriv.scenario.load import scenario_of
@@ -116,10 +117,10 @@ def costs(choices: Sequence[Choice], delta: float) -> list[str]:
             alone, both = one.epsilon_of(delta), type(one)(one.mu, one.law, one.mu).epsilon_of(delta)
             found.append((one.mu, one.law.words, alone, both))
     return [
-        f"The best of {words}, each {mu:.4g}-GDP: the choice of one row costs ε = {alone:.4g} at delta = "
-        f"{delta:g}, the choice and a run with it ε = {both:.4g}."
+        f"The best of {words}, each {upper_figure(mu)}-GDP: the choice of one row costs ε = {upper_figure(alone)} "
+        f"at delta = {delta_figure(delta)}, the choice and a run with it ε = {upper_figure(both)}."
         for mu, words, alone, both in dict.fromkeys(found)
-    ]
+    ] + caveats(max((both for *_, both in found), default=0.0), delta)
 
 
 def markdown(choices: Sequence[Choice], held_out: HeldOut, tuned: Tuned, delta: float) -> str:

@@ -183,7 +183,7 @@ def test_what_is_out_of_range_stays_safe() -> None:
 def test_the_statement_names_the_numbers() -> None:
     text = AllocatedGaussian(0.9205, 60).statement(DELTA)
     assert "ε = 1.13" in text
-    assert "one of 60 rounds in each of 1 epochs" in text
+    assert "one of 60 rounds in one epoch" in text
 
 
 @pytest.mark.parametrize(

@@ -296,8 +296,8 @@ def test_an_administrator_sees_and_ends_evaluations(tmp_path: Path) -> None:
     guards.tests.answer("a run", SCENARIO, 1, MODEL)
     lines = status_lines(path)
     place = lines.index("evaluations of test records:")
-    assert "budget mu = 1, spent 1 by 1 runs" in lines[place + 2]
-    assert "'a run': mu = 1, 1 rounds answered, under way" in lines[place + 3]
+    assert "budget mu = 1, spent 1 by 1 run," in lines[place + 2]
+    assert "'a run': mu = 1, 1 round answered, under way" in lines[place + 3]
     end_run(path, "a run")
     run = ledger_of(path).run("a run")
     assert run is not None

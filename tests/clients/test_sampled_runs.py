@@ -25,6 +25,7 @@ from fedpriv.clients.prices import Charge, Cost, cost_of, refusal, spent
 from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.clients.status import status_lines
 from fedpriv.errors import InputError, RunError
+from fedpriv.figures import upper_figure
 from fedpriv.participation.allocation import Allocation
 from fedpriv.running.plan import plan_of
 from fedpriv.scenario import resolve_cell
@@ -110,9 +111,9 @@ def test_exact_and_sampled_runs_share_one_budget(tmp_path: Path) -> None:
     charges = guard._ledger.charges()
     assert [charge.slack for charge in charges] == [0.0, SLACK]
     line = status_lines(tmp_path / "silo-0.toml")
-    assert f"spent {math.hypot(*(charge.mu for charge in charges)):.6g} by 2 runs" in line[1]
+    assert f"spent {upper_figure(math.hypot(*(charge.mu for charge in charges)), 6)} by 2 runs" in line[1]
     assert line[2] == "slack 1e-06, spent 1e-08, left 9.9e-07"
-    assert "with slack 1e-08, 1 rounds answered" in line[4]
+    assert "with slack 1e-08, 1 round answered" in line[4]
 
 
 @pytest.mark.parametrize("sampling", ["allocation", "poisson"])

@@ -14,7 +14,14 @@ from fedpriv.privacy.claim import PrivacyClaim
 def test_a_claim_says_for_whom_and_by_which_route() -> None:
     line = PrivacyClaim(GaussianDP(1.0), "replace-one").statement(1e-5)
     assert "\n" not in line
-    for part in ("1-GDP", "0.5-zCDP", "4.37718 exactly", "5.29853 by the papers", "1e-05", "replace-one"):
+    for part in (
+        "1-GDP",
+        "0.5-zCDP",
+        "ε = 4.37718 at δ = 1e-05 by the exact conversion",
+        "5.29853 by the papers",
+        "1e-05",
+        "replace-one",
+    ):
         assert part in line
     assert "one record of a silo" in line
 

@@ -11,14 +11,16 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpriv.accounting import GaussianDP
+from fedpriv.accounting.gdp import compose
 from fedpriv.cli.app import app
 from fedpriv.engines.table import engine_named
 from fedpriv.errors import InputError, RunError
 from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian
 from fedpriv.participation.fixed_order import Schedule
 from fedpriv.privacy.entries import read_ledger
-from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of, from_data
+from fedpriv.privacy.ledger import FIRST_STEP, ReleaseStream, as_data, claim_of, from_data
 from fedpriv.privacy.trust import Noise, Trust
+from fedpriv.privacy.unit import unit_named
 from fedpriv.running.outcome import Finished
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell
@@ -263,3 +265,20 @@ def test_releases_are_read_by_the_names_of_earlier_versions() -> None:
     del old["participation"]
     assert from_data(old) == tree
     assert {"keep", "places"}.isdisjoint(json.dumps(as_data(tree)).replace('"', " ").split())
+
+
+def test_alike_silos_are_as_many_streams_as_their_name_says() -> None:
+    """A person in both of "silos 0-1", each at mu = 1: √2; one stream fewer counted would be 1."""
+    unit = unit_named("user", 1, shared=2)
+    both = dataclasses.replace(STREAM, owner="silos 0-1", unit=unit)
+    claim = claim_of([both])
+    assert claim is not None
+    assert claim.guarantee == GaussianDP(compose([both.mu, both.mu]))
+
+
+def test_steps_of_different_units_do_not_compose() -> None:
+    """A first step that protects records says nothing of persons, whom the rounds protect."""
+    persons = dataclasses.replace(STREAM, unit=unit_named("user", 1))
+    first = dataclasses.replace(STREAM, step=FIRST_STEP)
+    with pytest.raises(InputError, match="one neighbouring relation and one unit"):
+        claim_of([first, persons])

@@ -1,11 +1,17 @@
 """Results made in memory, with figures that are easy to check by hand."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
+from fedpriv.mechanisms import IndependentGaussian
+from fedpriv.participation.fixed_order import Schedule
+from fedpriv.privacy.claimed import figures_of
+from fedpriv.privacy.evaluations import evaluation_data
+from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
 from fedpriv.scenario import Published
 from fedpriv.sweep.results import Results
 
@@ -35,7 +41,7 @@ def results_of(
     return Results("small", title, "vectorized", complete, axes, seeds, published, cells, {}, rerun)
 
 
-STREAM = {
+STREAM: dict[str, Any] = {
     "owner": "silos 0-99",
     "mechanism": {"name": "IndependentGaussian"},
     "rounds": 600,
@@ -47,6 +53,11 @@ STREAM = {
     "std": 1446.4,
 }
 """What 100 silos released each, in the data of the ledger: μ = 4."""
+
+
+def released_at(mu: float) -> dict[str, Any]:
+    """The same with the noise of another μ."""
+    return {**STREAM, "std": 4.0 * STREAM["std"] / mu}
 
 
 def _cell(place: int, point: Mapping[str, Any], seed: int, measured: tuple[float, float]) -> dict[str, Any]:
@@ -63,11 +74,12 @@ def _cell(place: int, point: Mapping[str, Any], seed: int, measured: tuple[float
         "noise": "simulation",
         "delta": 1e-5,
         "mu": mu,
+        "attained": True,
         "rho": mu,
         "zcdp": mu**2 / 2,
         "epsilon": 6 * mu,
         "epsilon_paper": 7 * mu,
-        "releases": [STREAM],
+        "releases": [released_at(mu)],
         "silos": point.get("federation.silos", 100),
         "rounds": 600,
         "gradient_evaluations": 119_900,
@@ -112,3 +124,21 @@ def make_table() -> Callable[..., Results]:
         return results_of(**given)
 
     return make
+
+
+def results_with(of_run: float, delta: float, **facts: Any) -> Results:
+    """A run of one cell that is `of_run`-GDP by its releases, evaluations too."""
+    sums = ReleaseStream(
+        "silos 0-2", IndependentGaussian(), Schedule(1, 1), 1.0, (1.2345678,), 0.1, "replace-one", 1.0
+    )
+    stream = dataclasses.replace(sums, std=sums.mu / of_run)
+    evaluation = evaluation_data([stream], "untrusted", stream.mu)
+    record = {
+        **{"cell": 0, "point": {}, "seed": 0, "trust": "untrusted", "noise": "simulation", "delta": delta},
+        **figures_of(claim_of([stream]), delta),
+        **{"releases": [as_data(stream)], "evaluation": evaluation, "silos": 3, "rounds": 1, "wall_seconds": 1.0},
+        **{"fraction_clipped": None, "engine": "vectorized", "test_loss": 1.0, "test_accuracy": 0.5},
+        "scenario": {"algorithm": {"name": "dp-sgd"}, "model": {"name": "m"}, "data": {"name": "d"}},
+        **facts,
+    }
+    return Results("n", "t", "vectorized", True, {}, [0], None, [record], {}, None)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fedpriv.errors import InputError
+from fedpriv.privacy.entries import entry_of
 from fedpriv.reports.plots import plot_run, svgs_of
 from fedpriv.reports.plots.clipping import draw_clipping
 from fedpriv.reports.plots.curves import draw_curves
@@ -36,7 +37,7 @@ def write(folder: Path, results: Results) -> Path:
         "published": results.published and results.published.as_data(),
         "engine": results.engine,
         "complete": results.complete,
-        "cells": results.cells,
+        "cells": [entry_of(cell).recomputed for cell in results.cells],
     }
     folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps(tree), encoding="utf-8")

@@ -67,7 +67,7 @@ def test_several_releases_of_the_same_records_say_what_they_cost_together() -> N
         record = privacy_of(cell, releases, "release" if kind == "release" else "simulation")
         (found,) = statements(Results("n", "", "deployment", True, {}, [0], None, [record] * count, {}, None))
         assert ("these 3 runs" in found.noise) == (kind == "release" and count == 3)
-        assert ("μ = 6.928" in found.noise) == (kind == "release" and count == 3)
+        assert ("μ = 6.929" in found.noise) == (kind == "release" and count == 3)
 
 
 def test_releases_under_two_trust_settings_add_up() -> None:

@@ -55,7 +55,9 @@ def test_markdown_beside_a_paper(make_table: Make) -> None:
 
 3 seeds: mean ± sample standard deviation; engine vectorized; largest |difference|: test loss 0.0120, test accuracy (%) 3.8. Cells of one seed share the order of records and, scaled, their noise: take differences seed by seed, and their spread from those pairs.
 
-Privacy: one record of a silo, replace-one neighbours, untrusted server: μ-GDP exactly with μ = 4 to 8 (zCDP 8 to 32); (ε, δ) = (24 to 48, 1e-05) exact, (28 to 56, 1e-05) by the paper's formula; simulation noise (seeded, not for release).
+Privacy: one record of a silo, replace-one neighbours, untrusted server: μ-GDP exactly with μ = 4 to 8 (zCDP 8 to 32); (ε, δ) = (24 to 48, 1e-05) exact, (28 to 56, 1e-05) by the paper's formula, rounded up; simulation noise (seeded, not for release).
+
+ε = 48 is above 20: it lets the odds about a record grow more than 10^8-fold, which is next to no protection.
 """  # noqa: E501
     # fmt: on
     assert render(make_table(), "markdown") == expected
@@ -190,7 +192,7 @@ def test_csv_parses_back(make_table: Make) -> None:
     row = rows[2]
     assert list(row) == [
         *("privacy.rho", "federation.silos", "metric", "mean", "std", "seeds", "published", "difference"),
-        *("mu", "epsilon", "delta", "relation", "trust"),
+        *("mu", "epsilon", "delta", "relation", "trust", "ledger"),
     ]
     assert (row["privacy.rho"], row["federation.silos"], row["metric"]) == ("4.0", "10", "test loss")
     assert float(row["mean"]) == pytest.approx(2.266, abs=1e-12)
@@ -247,8 +249,8 @@ def test_privacy_lines(make_results: Make) -> None:
     text = render(results, "markdown")
     assert lines_of(text, "Privacy") == [
         "Privacy: one record of a silo, replace-one neighbours, untrusted server: μ-GDP exactly with μ = 4 "
-        "(zCDP 8); (ε, δ) = (24, 1e-05) exact, (28, 1e-05) by the paper's formula; simulation noise (seeded, "
-        "not for release).",
+        "(zCDP 8); (ε, δ) = (24, 1e-05) exact, (28, 1e-05) by the paper's formula, rounded up; simulation noise "
+        "(seeded, not for release).",
         "Privacy: none, untrusted server: the run adds no noise.",
     ]
     assert "| no noise |        none |" in lines_of(text, "| none")[0]
@@ -259,8 +261,8 @@ def test_a_line_of_exact_releases_says_up_to_what_they_hold(make_results: Make) 
     facts = {"holds": EXACT, "noise": "release"}
     results = make_results({"privacy.rho": [4.0]}, [0], lambda p, s: (2.3, 0.1), facts=lambda point: facts)
     (line,) = lines_of(render(results, "markdown"), "Privacy")
-    assert "μ-GDP with μ = 4 " in line
-    assert line.endswith(f"by the paper's formula; release noise, {EXACT}.")
+    assert "μ-GDP with μ at most 4 " in line
+    assert line.endswith(f"by the paper's formula, rounded up; release noise, {EXACT}.")
 
 
 def test_names_are_short_unless_two_axes_share_one() -> None:

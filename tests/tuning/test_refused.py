@@ -1,8 +1,10 @@
 """What `fedpriv tune` refuses before a run: grids over the promise or the problem, and what it cannot try."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 from fedpriv.accounting.selection import NegativeBinomial
 from fedpriv.cli import main
 from fedpriv.errors import InputError
-from fedpriv.running.task import spread
+from fedpriv.running.outcome import finished_after
+from fedpriv.running.plan import plan_of
+from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import load_scenario, resolve_cell
 from fedpriv.tuning import search
 from fedpriv.tuning.grids import settings_of
@@ -21,7 +25,6 @@ from fedpriv.tuning.problem import HeldOut, Row, held_out_of, trial
 from fedpriv.tuning.search import check_promise, tuned_privately
 from tests.cli.test_errors import refusal
 from tests.conftest import small_tree
-from tests.engines.test_engines import run
 
 SCENARIO = """
 name = "plain"
@@ -238,10 +241,12 @@ def test_trials_of_larger_batches_have_fewer_rounds(tmp_path: Path) -> None:
     assert rounds == {54: 20, 60: 18}
 
 
-def test_a_trial_that_released_more_than_is_charged_is_refused(tmp_path: Path) -> None:
-    (outcome,), _ = run(
-        "vectorized", resolve_cell(small_tree(privacy={"relation": "zero-out", "mu": 2.0}), "test")
-    )
-    check_promise(outcome.finished, 2.0)
-    with pytest.raises(InputError, match="--private: the guarantee"):
-        check_promise(outcome.finished, 1.999)
+@pytest.mark.parametrize(("times", "refused_"), [(1.0, False), (0.999, True), (0.5, True)])
+def test_a_trial_that_released_more_than_is_charged_is_refused(times: float, refused_: bool) -> None:
+    """A trial whose noise is half of what was calibrated is 2 mu-GDP, and its choice is charged for mu."""
+    cell = resolve_cell(small_tree(), "test")
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    released = [dataclasses.replace(stream, std=times * stream.std) for stream in plan.releases(8)]
+    tried = dataclasses.replace(finished_after(plan, 8, np.zeros(7850), {}, None, 0.0), releases=tuple(released))
+    with pytest.raises(InputError, match="--private") if refused_ else nullcontext():
+        check_promise(tried, 4.0)

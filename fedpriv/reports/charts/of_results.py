@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any
 
+from fedpriv.figures import epsilon_words, lower_figure, upper_figure
 from fedpriv.reports.audited import StoredAudit
 from fedpriv.reports.charts.chart import Chart, Mark, Series
 from fedpriv.reports.plots.noise import costs_by_rounds, question_of
@@ -124,7 +125,8 @@ def _noise(results: Results) -> Chart | None:
         "rounds",
         "noise in one release",
         series,
-        f"From accounting, not from this run: μ = {question.mu:.3g}; 1 is the clip norm over the batch size.",
+        f"From accounting, not from this run: μ = {upper_figure(question.mu, 3)}; 1 is the clip norm over the "
+        "batch size.",
         log_x=True,
         log_y=True,
     )
@@ -132,9 +134,9 @@ def _noise(results: Results) -> Chart | None:
 
 def _tradeoff(results: Results, audit: StoredAudit | None) -> Chart | None:
     """How often a test that looks for one record must err: missed records against false alarms."""
-    mus = sorted({float(f"{cell['mu']:.4g}") for cell in results.cells if cell["mu"] is not None})
+    mus = sorted({float(upper_figure(cell["mu"])) for cell in results.cells if cell["mu"] is not None})
     if audit is not None:
-        mus = sorted({*mus, float(f"{audit.claimed_mu:.4g}")})
+        mus = sorted({*mus, float(upper_figure(audit.claimed_mu))})
     if not mus:
         return None
     alphas = [0.0005, 0.002, 0.005, 0.01, 0.02, *(n / 20 for n in range(1, 20)), 0.98, 0.995]
@@ -142,10 +144,11 @@ def _tradeoff(results: Results, audit: StoredAudit | None) -> Chart | None:
     series = [Series("blind guessing", [Mark(a, 1 - a, f"{a:.3g}, {1 - a:.3g}") for a in (0.0, 1.0)])]
     for mu in shown:
         curve = [Mark(a, b, f"false alarms {a:.3g}, missed {b:.3g}") for a, b in _errors(mu, alphas)]
-        series.append(Series(f"μ = {mu:g}", curve))
+        series.append(Series(f"μ = {upper_figure(mu)}", curve))
     if audit is not None:
         at = _NORMAL.cdf(-audit.mu / 2)
-        tip = f"at least μ = {audit.mu:.3g} with confidence {audit.confidence:g}, claimed {audit.claimed_mu:g}"
+        found, claimed = lower_figure(audit.mu, 3), upper_figure(audit.claimed_mu, 6)
+        tip = f"at least μ = {found} with confidence {audit.confidence:g}, claimed {claimed}"
         series.append(Series("audit", [Mark(at, at, tip)], line=False, hollow=True))
     return Chart(
         "tradeoff",
@@ -169,8 +172,8 @@ def _named(results: Results, point: Mapping[str, Any]) -> str:
 
 
 def _level(cell: Mapping[str, Any]) -> str:
-    epsilon = f"ε = {cell['epsilon']:.4g} at δ = {cell['delta']:g}"
-    return epsilon if cell["mu"] is None else f"μ = {cell['mu']:.4g}, {epsilon}"
+    epsilon = epsilon_words(cell["epsilon"], cell["delta"])
+    return epsilon if cell["mu"] is None else f"μ = {upper_figure(cell['mu'])}, {epsilon}"
 
 
 def _figure(mean: float, std: float | None, metric: Metric) -> str:

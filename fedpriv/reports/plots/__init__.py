@@ -13,7 +13,9 @@ from fedpriv.reports.plots.curves import draw_curves
 from fedpriv.reports.plots.noise import draw_noise
 from fedpriv.reports.plots.style import SETTINGS
 from fedpriv.reports.plots.tradeoff import draw_tradeoff, levels
-from fedpriv.sweep.results import Results, read_history, read_results
+from fedpriv.reports.summary import state_of
+from fedpriv.sweep.claims import read_claims
+from fedpriv.sweep.results import Results, read_history
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +35,7 @@ def plot_run(folder: Path) -> list[Path]:
 
     InputError if the folder holds no run, or one without a finished cell.
     """
-    results = read_results(folder)
+    results = read_claims(folder)
     if not results.cells:
         raise InputError(f"{folder}: no finished cell to draw yet; wait for one, or go on with --resume")
     with _our_settings():
@@ -79,7 +81,7 @@ def figures_of(folder: Path, results: Results) -> dict[str, "Figure"]:
         figures["privacy"] = draw_tradeoff(results)
     if any(cell["fraction_clipped"] for cell in results.cells):
         figures["clipped"] = draw_clipping(results)
-    if (noise := draw_noise(results.cells)) is not None:
+    if (noise := draw_noise(results.cells, state_of(results))) is not None:
         figures["noise"] = noise
     return figures
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedpriv.figures import upper_figure
 from fedpriv.mechanisms.registry import CHOSEN
 from fedpriv.privacy.cost import Cost
 from fedpriv.privacy.ledger import from_data
@@ -28,11 +29,11 @@ class Question:
     used: str
 
 
-def draw_noise(cells: Sequence[Mapping[str, Any]]) -> "Figure | None":
+def draw_noise(cells: Sequence[Mapping[str, Any]], state: str = "") -> "Figure | None":
     """Noise against the number of rounds, and in one release beside the mean over silos, for each mechanism.
 
     For the first cell with a guarantee and a mechanism that is compared; None if there is none.
-    Units: clip norm divided by batch size.
+    Units: clip norm divided by batch size.  `state` is what a reader has to know of the run before any figure.
     """
     question = question_of(cells)
     if question is None:
@@ -44,10 +45,9 @@ def draw_noise(cells: Sequence[Mapping[str, Any]]) -> "Figure | None":
     _in_the_mean(right, question, names)
     sums = "running sums" if setting.decay == 1.0 else f"sums with decay {setting.decay:.3g}"
     passes = f", {setting.epochs} epochs" if setting.epochs > 1 else ""
-    figure.suptitle(
-        f"Noise that makes {setting.rounds} {sums} {question.mu:.3g}-GDP, {setting.relation} neighbours{passes}\n"
-        "standard deviation of a coordinate; 1 is the clip norm divided by the batch size"
-    )
+    claim = f"{upper_figure(question.mu, 3)}-GDP, {setting.relation} neighbours{passes}"
+    units = "standard deviation of a coordinate; 1 is the clip norm divided by the batch size"
+    figure.suptitle("\n".join(filter(None, [f"Noise that makes {setting.rounds} {sums} {claim}", units, state])))
     figure.legend(*left.get_legend_handles_labels(), loc="outside right center", title="mechanism")
     return figure
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.reports.plots.layout import Layout
-from fedpriv.reports.summary import incomplete, point_text, short_names, value_text
+from fedpriv.reports.summary import point_text, short_names, state_of, value_text
 from fedpriv.sweep.results import Results
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def entitle(figure: "Figure", results: Results, *more: str) -> None:
     fixed = {key: values[0] for key, values in results.axes.items() if len(values) == 1}
     title = ", ".join(filter(None, [results.title or results.name, point_text(results, fixed), *more]))
     spread = f"mean ± standard deviation over {len(results.seeds)} seeds" if len(results.seeds) > 1 else "one seed"
-    under = ", ".join(filter(None, [spread, incomplete(results)]))
+    under = ", ".join(filter(None, [spread, state_of(results)]))
     line = int(_TITLE * figure.get_size_inches()[0] / 10)
-    figure.suptitle("\n".join([*textwrap.wrap(title, line), under]))
+    figure.suptitle("\n".join([*textwrap.wrap(title, line), *textwrap.wrap(under, line)]))
 
 
 def colour(place: int) -> dict[str, Any]:

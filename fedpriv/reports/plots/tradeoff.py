@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedpriv.figures import upper_figure
 from fedpriv.privacy.trust import trust_named
 from fedpriv.reports.plots.layout import layout_of
 from fedpriv.reports.plots.style import HOLLOW, entitle, explain, look_of, name_panels, panels
@@ -25,7 +26,11 @@ _NAMES = {"mu": "μ of Gaussian DP", "epsilon": "ε at the scenario's δ"}
 
 def levels(results: Results) -> dict[str, float]:
     """The privacy of all cells by the text that is shown: rounding in an accountant makes no second value."""
-    return {f"{level:.3g}": level for cell in results.cells if (level := cell[privacy_scale(results)]) is not None}
+    return {
+        upper_figure(level, 3): level
+        for cell in results.cells
+        if (level := cell[privacy_scale(results)]) is not None
+    }
 
 
 def privacy_scale(results: Results) -> str:
