@@ -8,6 +8,7 @@ from torch import Tensor
 from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.clients.silo import Silo
 from fedpriv.clients.together import SimulatedSilo, Together, together_of
+from fedpriv.data.placing import counted
 from fedpriv.errors import RunError
 from fedpriv.objectives import Records
 from fedpriv.randomness import KeyedNormal, integers_key, simulation_noise
@@ -46,7 +47,7 @@ class SimulatedFederation:
         gaps = self.cell.without_silos is not None
         if self.plan.exact is None:
             own = number, self.plan, self.plan.objective, records, self.noise, gaps
-            together = None if gaps else self._together.get(number)
+            together = None if gaps or not counted(task.train.labels.numpy()).all() else self._together.get(number)
             return Silo(*own) if together is None else SimulatedSilo(*own, together=together)
         return ReleasingSilo.of(number, self.plan, records, integers_key(self.cell.noise_seed), b"", gaps=gaps)
 

@@ -27,8 +27,10 @@ from fedpriv.clients.shard import Shard
 from fedpriv.clients.silo import Silo, SiloState
 from fedpriv.clients.state import pack, unpack
 from fedpriv.clients.views import Views
+from fedpriv.data.placing import secret_order
 from fedpriv.errors import InputError, RunError
 from fedpriv.models.trained import shapes_of
+from fedpriv.privacy.unit import USER
 from fedpriv.randomness import system_key
 from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.identity import identity_of
@@ -278,7 +280,14 @@ class Guard:
     def _with_records(self, run_id: str, asked: _Question) -> Silo:
         if run_id in self._reading and self._reading[run_id].key != asked.silo.key:
             del self._reading[run_id]
-        return kept(self._reading, run_id, lambda: replace(asked.silo, records=self._views.records(asked.cell)))
+        return kept(self._reading, run_id, lambda: self._reader(asked))
+
+    def _reader(self, asked: _Question) -> Silo:
+        """The silo with its records; persons in a secret order of the run's, so that no name places anybody."""
+        records, key = self._views.records(asked.cell), asked.silo.key
+        persons = asked.silo.plan.unit.name == USER.name
+        order = torch.from_numpy(secret_order(key, len(records.labels))) if persons else None
+        return replace(asked.silo, records=records, order=order)
 
     def _refusal(self, reason: str) -> RunError:
         return self._admission.refusal(reason)

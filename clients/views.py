@@ -24,7 +24,7 @@ class Views:
         Guarantee: features and labels of the records are not looked at, only how many persons they are of.
         """
         shard, persons = self._shard, self._shard.persons
-        shard.units(cell.privacy.protected)
+        shard.count(cell.privacy.protected)
         image, label = np.zeros_like(shard.images[:1]), np.zeros_like(shard.labels[:1])
         return Shard(image, label, persons=None if persons is None else persons[:1]).seen(cell)
 

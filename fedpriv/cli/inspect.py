@@ -11,6 +11,7 @@ import typer
 
 from fedpriv.clients.prepare import allowance_of, policy_text
 from fedpriv.clients.writers import keep_to_owner
+from fedpriv.data.placing import roster
 from fedpriv.data.inspect import Persons, describe, left_out, persons_of, see
 from fedpriv.data.table_encode import Encoded, encode
 from fedpriv.data.table_file import is_table, read_table
@@ -108,11 +109,11 @@ def _whose(found: Persons) -> str:
 
 
 def _training_units(encoded: Encoded, schema: TableSchema, of_persons: bool) -> list[int]:
-    """How many records, or persons, each silo trains on: its site's, or an equal share."""
-    kept = np.flatnonzero(~encoded.test)
+    """How many places for training, of rows or of persons, each silo has: its site's, or an equal share."""
+    kept = encoded.places.train.rows
     if of_persons:
         assert encoded.persons is not None
-        kept = kept[np.unique(encoded.persons[kept], return_index=True)[1]]
+        kept = roster(encoded.persons)[0]
     if encoded.sites is None:
         return [len(kept) // _SILOS] * _SILOS
     counts: list[int] = np.bincount(encoded.sites[kept], minlength=len(schema.sites)).tolist()
@@ -129,8 +130,9 @@ def _warn(encoded: Encoded, schema: TableSchema, sizes: Sequence[int], noun: str
             typer.echo(f"warning: {name!r} has {size} {noun}: its noise will hide nearly all they say")
         if schema.classes is None or encoded.sites is None:
             continue
-        for part, which in (("training", ~encoded.test), ("test", encoded.test)):
-            classes = np.unique(encoded.labels[which & (encoded.sites == place)])
+        for part, its in (("training", encoded.places.train), ("test", encoded.places.test)):
+            rows = its.rows[its.counts]
+            classes = np.unique(encoded.labels[rows[encoded.sites[rows] == place]])
             if len(classes) < 2:
                 only = schema.classes[int(classes[0])] if len(classes) else "none"
                 typer.echo(f"warning: {name!r} has {part} records of one class only ({printable(only)})")

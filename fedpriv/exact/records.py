@@ -29,6 +29,7 @@ def integer_sum(
     norm: int,
     factor: float,
     least: int = 0,
+    counts: NDArray[np.bool_] | None = None,
 ) -> Ints:
     """Σ_b k_b, (d,) int64: the clipped increments of a round's records on the run's lattice, added exactly.
 
@@ -36,7 +37,8 @@ def integer_sum(
     its norm bound in real units; `norm` is K, the bound in units of the lattice, and `factor` units per unit of an
     increment (`Lattice.norm`, `Lattice.factor`; both divided by the batches that a round reads).  `held` are the
     most records that any round of this silo is made to hold; None for records are zeros.  A round of fewer than
-    `least` takes as much work as one of so many.
+    `least` takes as much work as one of so many.  `counts`, (B,), says which records are more than a place: others
+    add zeros, and take as much work; None: all.
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one,
     whatever bits the points have and whatever the objective computes or raises for a record; its integers depend
@@ -46,19 +48,20 @@ def integer_sum(
         return np.zeros(objective.dimension, np.int64)
     asked = [point.clone() for point in points]  # torch's own memory is aligned, and products may round by that
     rows = chunk_rows(objective.dimension, objective.evaluations(len(points)), held)
-    columns, dummy = _columns(records), _columns(dummy_of(records))
+    there = np.ones(len(records.labels), np.bool_) if counts is None else counts
+    columns, dummy = _columns(records, there), _columns(dummy_of(records), np.zeros(1, np.bool_))
     outer = objective.outer
 
     def per_record(chunk: Columns) -> NDArray[np.floating]:
-        some, places = _batch(chunk)
-        return objective.per_record(asked, coefficients, some, places, clip).numpy()
+        some, places, there = _batch(chunk)
+        return _of_those(there, objective.per_record(asked, coefficients, some, places, clip))
 
     if outer is None or not rank_one_suits(norm, outer.largest):
         return increment_sum(per_record, columns, dummy, rows, norm, factor, objective.dimension, least)
 
     def residuals(chunk: Columns) -> NDArray[np.floating]:
-        some, _ = _batch(chunk)
-        return outer.residuals(asked, coefficients, some).numpy()
+        some, _, there = _batch(chunk)
+        return _of_those(there, outer.residuals(asked, coefficients, some))
 
     integers = _integer_features(records, outer)
     return outer_sum_of(
@@ -71,15 +74,21 @@ def dummy_of(records: Records) -> Records:
     return Records(*(torch.zeros((1, *column.shape[1:]), dtype=column.dtype) for column in records))
 
 
-def _columns(records: Records) -> Columns:
-    """Features, labels and places."""
-    return *(column.numpy() for column in records), np.arange(len(records.labels))
+def _columns(records: Records, counts: NDArray[np.bool_]) -> Columns:
+    """Features, labels, places, and which of the records count."""
+    return *(column.numpy() for column in records), np.arange(len(records.labels)), counts
 
 
-def _batch(chunk: Columns) -> tuple[Records, Tensor]:
+def _batch(chunk: Columns) -> tuple[Records, Tensor, Tensor]:
     """The chunk in memory of torch's own."""
-    features, labels, places = (torch.from_numpy(column).clone() for column in chunk)
-    return Records(features, labels), places
+    features, labels, places, there = (torch.from_numpy(column).clone() for column in chunk)
+    return Records(features, labels), places, there
+
+
+def _of_those(there: Tensor, rows: Tensor) -> NDArray[np.floating]:
+    """Rows (B, d) with zeros where nothing is `there`."""
+    rows[~there] = 0.0
+    return rows.numpy()
 
 
 def _integer_features(records: Records, outer: Outer) -> NDArray[np.int64]:

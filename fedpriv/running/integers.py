@@ -128,6 +128,7 @@ class IntegerStep:
             return np.zeros(objective.dimension, np.int64)
         factor = self.exact.lattice.factor(batches) * stretch
         held, least = self._held(silo)
+        clip, counts = float(part.clip), (read.weights != 0.0).numpy()
         return integer_sum(
-            objective, part.points, part.coefficients, float(part.clip), read.records, held, norm, factor, least
+            objective, part.points, part.coefficients, clip, read.records, held, norm, factor, least, counts
         )

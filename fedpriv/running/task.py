@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.data.dataset import Sites
-from fedpriv.data.datasets import load, load_test
+from fedpriv.data.datasets import load, load_test, schema_of
 from fedpriv.data.partition import Shares, by_site, dirichlet, iid, shards
 from fedpriv.data.registered import called
 from fedpriv.data.scaling import Scaling
 from fedpriv.data.table_schema import TableSchema
-from fedpriv.data.units import Table, in_a_row, of_persons
+from fedpriv.data.placing import Table, counted, in_a_row, of_persons, roster
 from fedpriv.errors import InputError
 from fedpriv.extensions import revision
 from fedpriv.metrics.measured import Measured
@@ -59,6 +59,12 @@ class Task(PublicTask):
     """Whose each training record is, if the data say so."""
     units: Table | None = field(default=None, kw_only=True)
     """Which training records of the data make up each row of `train`; None where rows are records."""
+    tests: Records = field(kw_only=True)
+    """Every place of a test record, as the data have them; `test` are those that count."""
+    test_sites: NDArray[np.int64] | None = field(default=None, kw_only=True)
+    """Which site each of `tests` belongs to, if the data say so."""
+    rows: NDArray[np.int64] | None = field(default=None, kw_only=True)
+    """Which of `tests` each training record is, where every row of a file has a place in both parts."""
 
 
 @lru_cache(maxsize=2)
@@ -134,10 +140,25 @@ def task_of(
         if sites is not None:
             sites = Sites(sites.names, sites.train[:-validation], sites.train[-validation:])
     objective = row.objective(tuple(train.features.shape[1:]), dataset.classes, torch_dtype, settings)
-    test, silos = _silo_by_silo(test, sites)
-    of_records = None if sites is None else sites.train
-    persons = None if dataset.persons is None else dataset.persons[: len(train.labels)]
-    return Task(objective, test, train, silos=silos, unit=dataset.unit, sites=of_records, persons=persons)
+    counting = counted(test.labels.numpy())
+    scored, silos = _silo_by_silo(
+        test if counting.all() else Records(*(column[torch.from_numpy(counting)] for column in test)),
+        None if sites is None else Sites(sites.names, sites.train, sites.test[counting]),
+    )
+    schema = schema_of(data, table)
+    both = schema is not None and schema.by_content and validation is None
+    return Task(
+        objective,
+        scored,
+        train,
+        silos=silos,
+        unit=dataset.unit,
+        sites=None if sites is None else sites.train,
+        persons=None if dataset.persons is None else dataset.persons[: len(train.labels)],
+        tests=test,
+        test_sites=None if sites is None else sites.test,
+        rows=dataset.rows[0] if both and dataset.rows is not None else None,
+    )
 
 
 def _silo_by_silo(test: Records, sites: Sites | None) -> tuple[Records, tuple[tuple[str, int], ...]]:
@@ -195,14 +216,15 @@ def _by_units(
     count = len(task.train.labels)
     if unit.name == USER.name:
         assert task.persons is not None  # a cell is checked for it
-        units = of_persons(task.persons, unit.records)
+        units = of_persons(task.persons, unit.records, counted(task.train.labels.numpy()))
     elif clients is not None and clients[0] * unit.records <= count:
         number, section = clients
         sizes = [unit.records] * number
         units = np.stack(_shares(section, task.train.labels.numpy(), sizes, _SAME_CLIENTS))
     else:  # too many clients for the records are refused by `check_records`
         units = in_a_row(count, unit.records)
-    sites = None if task.sites is None else task.sites[units[:, 0]]
+    whose = units[:, 0] if task.persons is None or unit.name != USER.name else roster(task.persons)[0]
+    sites = None if task.sites is None else task.sites[whose]
     return dataclasses.replace(task, train=rows_of(task.train, units), units=units, sites=sites)
 
 
@@ -290,8 +312,14 @@ def _shares(data: DataSection, labels: NDArray[np.int64], sizes: list[int], seed
 
 
 def records_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
-    """The numbers, in the data set, of each silo's training records, unit by unit in the order it reads them."""
-    units, shares = task_of_cell(cell).units, [share.numpy() for share in spread(cell)]
-    if units is None:
+    """The numbers, in the data set, of each silo's training records, in the order it reads them.
+
+    Of persons all records, whether they count or not, in the order of the data; of clients unit by unit.
+    """
+    task, shares = task_of_cell(cell), [share.numpy() for share in spread(cell)]
+    if task.units is None:
         return shares
-    return [of_silo[of_silo >= 0] for of_silo in (units[share].ravel() for share in shares)]
+    if cell.privacy.protected.name == USER.name and task.persons is not None:
+        whose = roster(task.persons)[1]
+        return [np.flatnonzero(np.isin(whose, share)) for share in shares]
+    return [task.units[share].ravel() for share in shares]

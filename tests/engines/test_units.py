@@ -12,7 +12,7 @@ import torch
 
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.clients.federation import simulated_silo
-from fedpriv.data.units import in_a_row, of_persons
+from fedpriv.data.placing import in_a_row, of_persons
 from fedpriv.errors import InputError
 from fedpriv.objectives import Records
 from fedpriv.privacy.ledger import as_data, claim_of, from_data
