@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from fedpriv.clients.prepare import allowance_of, policy_text
 from fedpriv.clients.writers import keep_to_owner
@@ -75,8 +76,10 @@ def inspect_table(path: Path, roles: Roles, out: Path | None) -> None:
     encoded = encode(table, schema)
     check_persons(encoded, schema, path)
     unit = _unit(encoded, schema)
-    sizes = _training_units(encoded, schema, "unit" in unit)
-    _warn(encoded, schema, sizes, "persons in training" if unit else "training records")
+    train = encoded.places.train
+    sizes = _units(encoded, schema, train.rows, of_persons="unit" in unit)
+    counted = _units(encoded, schema, train.rows[train.counts], of_persons="unit" in unit)
+    _warn(encoded, schema, counted, "persons in training" if unit else "training records")
     if out is None:
         return
     files = _files(path, schema, sizes, unit)
@@ -108,12 +111,11 @@ def _whose(found: Persons) -> str:
     )
 
 
-def _training_units(encoded: Encoded, schema: TableSchema, of_persons: bool) -> list[int]:
-    """How many places for training, of rows or of persons, each silo has: its site's, or an equal share."""
-    kept = encoded.places.train.rows
+def _units(encoded: Encoded, schema: TableSchema, kept: NDArray[np.int64], *, of_persons: bool) -> list[int]:
+    """How many of these rows, or of the persons in them, each silo has: its site's, or an equal share."""
     if of_persons:
         assert encoded.persons is not None
-        kept = roster(encoded.persons)[0]
+        kept = kept[roster(encoded.persons[kept])[0]]
     if encoded.sites is None:
         return [len(kept) // _SILOS] * _SILOS
     counts: list[int] = np.bincount(encoded.sites[kept], minlength=len(schema.sites)).tolist()

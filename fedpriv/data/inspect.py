@@ -154,6 +154,7 @@ def describe(
         sites=() if site is None else tuple(sorted(seen[site].words)),
         person=person,
         split=split,
+        test_share=None if split is None else min(0.99, round(table.column(split).count("test") / len(table), 2)),
         missing="drop" if aim.missing else "refuse",
     )
 

@@ -86,7 +86,7 @@ class TableSchema(Section):
     test_share: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         None,
         description="the expected share of rows that are for testing, 0.2 unless given: chosen by their place in "
-        "the file alone, or by a hash of the person; with split the public share that evaluations divide by",
+        "the file alone, or by a hash of the person; with split the public share that it puts aside, by which published means are divided",
     )
     missing: Literal["refuse", "drop"] = Field(
         "refuse", description='records with a missing value: "drop" makes zeros of them, which keep their place'
@@ -134,16 +134,16 @@ class TableSchema(Section):
         return self.by_content or self.missing == "drop"
 
     def counted_share(self, *, tests: bool) -> float:
-        """The public share of the places of a part that count, missing values apart; evaluations divide by it.
+        """The public share of the places of a part that count, missing values apart; published means divide by it.
 
-        InputError for tests of a column `split` of which no share is said.
+        InputError for a column `split` of which no share is said.
         """
         if not self.by_content:
             return 1.0
         if self.split is not None and not self.test_share:
             raise InputError(
-                f"table.test_share: this key is missing; evaluations divide by the public share of rows that the "
-                f"column {self.split!r} puts aside for testing, and nothing else says it"
+                "table.test_share: this key is missing; published means are divided by the public share of rows "
+                f"that count, and nothing else says how many the column {self.split!r} puts aside for testing"
             )
         return self.share if tests else 1.0 - self.share
 
