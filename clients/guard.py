@@ -55,7 +55,8 @@ class Guard:
 
     Guarantee: over the lifetime of the ledger, everything that leaves through `answer` is `allow.budget`-GDP, but
     for a probability of `allow.slack`, for each record of the shard under `allow.relation`, against a server that
-    may send anything: increments are clipped here, every round is answered for one query (a repetition gets the
+    may send anything.  A record is a row of the file, which keeps its place whatever it holds, and a person anybody
+    with rows in it: files are neighbours that have as many rows, or persons, and differ in one.  Increments are clipped here, every round is answered for one query (a repetition gets the
     same bytes), the noise and, where they are secret, the rounds of every record are drawn here from a key of the
     operating system, and a run whose price, composed with all runs before, exceeds budget or slack is never
     opened.  Servers may choose runs after having seen the releases of others.  It holds for the bytes

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from fedpriv.clients.prepare import allowance_of, policy_text
 from fedpriv.clients.writers import keep_to_owner
-from fedpriv.data.placing import roster
 from fedpriv.data.inspect import Persons, describe, left_out, persons_of, see
+from fedpriv.data.placing import roster
 from fedpriv.data.table_encode import Encoded, encode
 from fedpriv.data.table_file import is_table, read_table
 from fedpriv.data.table_schema import TableSchema

@@ -45,7 +45,9 @@ def encode(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) -
     gone |= absent
     sites = None if schema.site is None or of_one_site else _words(table, schema.site, schema.sites, "sites")
     persons = None if schema.person is None else _persons(table, schema.person)
-    said = None if schema.split is None else _words(table, schema.split, ("train", "test"), _SPLIT).astype(np.bool_)
+    said = (
+        None if schema.split is None else _words(table, schema.split, ("train", "test"), _SPLIT).astype(np.bool_)
+    )
     if gone.any() and schema.missing == "refuse":
         _refuse_missing(table, schema, int(gone.argmax()))
     if gone.all():

@@ -13,10 +13,10 @@ from torch import Tensor
 from fedpriv.data.dataset import Sites
 from fedpriv.data.datasets import load, load_test, schema_of
 from fedpriv.data.partition import Shares, by_site, dirichlet, iid, shards
+from fedpriv.data.placing import Table, counted, in_a_row, of_persons, roster
 from fedpriv.data.registered import called
 from fedpriv.data.scaling import Scaling
 from fedpriv.data.table_schema import TableSchema
-from fedpriv.data.placing import Table, counted, in_a_row, of_persons, roster
 from fedpriv.errors import InputError
 from fedpriv.extensions import revision
 from fedpriv.metrics.measured import Measured

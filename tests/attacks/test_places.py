@@ -31,14 +31,16 @@ from fedpriv.clients.guard import Guard, begin_ledger, open_guard
 from fedpriv.clients.policy import read_policy
 from fedpriv.clients.prepare import policy_text
 from fedpriv.clients.shard import Shard
-from fedpriv.data.placing import secret_order
+from fedpriv.data.placing import counted, secret_order
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.errors import InputError, RunError
 from fedpriv.objectives import Records
 from fedpriv.privacy.unit import USER
 from fedpriv.randomness import KeyedNormal
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import resolve_cell
 from tests.data.tables import write_csv
+from tests.engines.test_engines import run
 
 Rows = list[dict[str, str]]
 ROUNDS, GUESSES = 30, 24
@@ -91,11 +93,11 @@ def scenario(schema: dict[str, Any], *, trust: str = "untrusted", **changes: dic
     return json.dumps(resolve_cell(tree, "test").canonical(), sort_keys=True)
 
 
-def sums(guard: Guard, asked: str, run: str = "exact") -> list[Tensor]:
+def sums(guard: Guard, asked: str, name: str = "exact") -> list[Tensor]:
     """Of every round, exactly: what a guard sends to a server that its silo trusts; all queries are 0."""
     plan = guard._admitted_as(guard._admission.canonical(asked)).plan
     query = torch.zeros_like(plan.objective.initial())
-    return [guard.answer(run, asked, t, query) for t in range(1, plan.schedule.rounds + 1)]
+    return [guard.answer(name, asked, t, query) for t in range(1, plan.schedule.rounds + 1)]
 
 
 @pytest.fixture
@@ -157,9 +159,7 @@ def test_one_row_or_person_moves_nobody_else(name: str, folder: Path, monkeypatc
     changed, length = int((moved != 0).any(1).sum()), float(moved.norm()) / plan.exact.norms(1)[0]
 
     own = scenario(schema, privacy={**unit})
-    silos = [
-        guard_of(folder / f"own-{world}", rows, schema, **permits) for world, rows in enumerate(worlds)
-    ]
+    silos = [guard_of(folder / f"own-{world}", rows, schema, **permits) for world, rows in enumerate(worlds)]
     private = silos[0]._admitted_as(silos[0]._admission.canonical(own)).plan
     assert private.exact is not None
     means = [each * plan.exact.lattice.unit for each in exact]
@@ -184,7 +184,9 @@ class World(NamedTuple):
     sums: Tensor
 
 
-def world_of(folder: Path, rows: Rows, schema: dict[str, Any], unit: dict[str, Any], asked: dict[str, Any]) -> World:
+def world_of(
+    folder: Path, rows: Rows, schema: dict[str, Any], unit: dict[str, Any], asked: dict[str, Any]
+) -> World:
     """A guard of these rows, as a server that its silo trusts sees it; the run's key is always the same."""
     permits = {"trust": "trusted", "slack": 1e-4, "slack_per_run": 1e-5, **({"unit": "user"} if unit else {})}
     guard, said = guard_of(folder, rows, schema, **permits), []
@@ -308,3 +310,58 @@ def test_a_persons_number_of_rows_admits_nothing() -> None:
         said.append(str(refusal.value))
     assert said[0] == said[1]
     assert "20 persons filled up to so many records each are more than a silo computes with" in said[0]
+
+
+def test_shapes_do_not_tell_that_a_label_is_missing(folder: Path) -> None:
+    """Gains of a server that asks for 24, then 25 records, which charges nothing: 10 of 10 before."""
+    schema, said = {"test_share": 0.0, "missing": "drop"}, []
+    for world, label in enumerate(("ill", "")):
+        rows = made(25)
+        rows[7]["outcome"] = label
+        guard = guard_of(folder / str(world), rows, schema)
+        guard.shapes(scenario(schema, federation={"rounds": 25}))
+        with pytest.raises(RunError) as refusal:
+            guard.shapes(scenario(schema, federation={"rounds": 26}))
+        said.append(str(refusal.value))
+    assert said[0] == said[1]
+    assert "needs 26 records of this silo, here are fewer" in said[0]
+
+
+def test_a_guard_reads_persons_in_an_order_of_its_own(folder: Path) -> None:
+    """Guarantee of `_reader`: in a run of its own key each; before, in the order of the file in all runs."""
+    schema, unit = {"person": "who", "test_share": 0.0}, {"unit": "user", "records": 2}
+    guard = guard_of(folder / "g", made(ROUNDS + 1), schema, trust="trusted", unit="user")
+    asked = scenario(schema, trust="trusted", privacy=unit)
+    first, other = (torch.stack(sums(guard, asked, name)) for name in ("first", "other"))
+    assert not torch.equal(first, other)
+
+
+def test_a_row_that_does_not_count_adds_nothing(folder: Path) -> None:
+    """In integers, silo by silo and in the vectorized engine: the sum is that of the rows that count."""
+    folder = folder / "rows"
+    folder.mkdir()
+    rows = made(12)
+    for row in rows[::3]:
+        row["part"] = "test"
+    rows[1]["outcome"] = ""
+    tree = json.loads(scenario({"split": "part", "missing": "drop"}))
+    tree["data"]["name"] = str(write_csv(folder / "t.csv", rows))
+    tree["federation"] |= {"rounds": 1, "batches": [6, 6]}
+    tree["run"] |= {"evaluations": 1}
+    for arithmetic, mode in (("float", {"mode": "none"}), ("integers", {"mu": 1e6})):
+        for engine in ("inprocess", "vectorized"):
+            if (engine, arithmetic) == ("vectorized", "integers"):
+                continue
+            asked = {**tree, "run": {**tree["run"], "arithmetic": arithmetic}}
+            asked["privacy"] = {"relation": "zero-out", **mode}
+            asked["algorithm"] = {**tree["algorithm"], "trust": "trusted"}
+            cell = resolve_cell(asked, "test")
+            task = task_of_cell(cell)
+            there = torch.from_numpy(counted(task.train.labels.numpy()))
+            assert int(there.sum()) == 7
+            own = Records(*(column[there] for column in task.train))
+            start = task.objective.initial()
+            weights = torch.full((7,), 1 / 12, dtype=torch.float64)
+            wanted = start - task.objective.increment([start], [1.0], own, weights, 1.0).total
+            (outcome,), _ = run(engine, cell)
+            np.testing.assert_allclose(outcome.finished.model, wanted.numpy(), atol=1e-5)

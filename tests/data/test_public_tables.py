@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpriv.data.placing import counted
 from fedpriv.data import fetch as fetching
 from fedpriv.data import public_tables
 from fedpriv.data.cache import Origin
 from fedpriv.data.datasets import load
 from fedpriv.data.fetch import default_root
+from fedpriv.data.placing import counted
 from fedpriv.data.public_tables import (
     FILE,
     HEART,

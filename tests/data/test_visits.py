@@ -5,8 +5,8 @@ import csv
 import hashlib
 import io
 
-from fedpriv.data.placing import counted
 from fedpriv.data.datasets import load, load_test
+from fedpriv.data.placing import counted
 from fedpriv.data.visits import SHA256, VISITS, visits
 
 

@@ -165,7 +165,7 @@ def test_persons_are_grouped_by_their_own_records_alone() -> None:
     owners = ["b", "a", "b", "c", "b", "a"]
     assert of_persons(owners, 2).tolist() == [[1, 5], [0, 2], [3, -1]]
     assert of_persons(owners, 4).tolist() == [[1, 5, -1, -1], [0, 2, 4, -1], [3, -1, -1, -1]]
-    assert of_persons(owners[1:] + ["c", "0"], 2).tolist() == [[6, -1], [0, 4], [1, 3], [2, 5]]
+    assert of_persons([*owners[1:], "c", "0"], 2).tolist() == [[6, -1], [0, 4], [1, 3], [2, 5]]
     counts = np.array([True, True, False, False, True, False])
     assert of_persons(owners, 2, counts).tolist() == [[1, -1], [0, 4], [-1, -1]]  # "c" keeps a place
     assert of_persons([7, 7, 3], 1).tolist() == [[2], [0]]

@@ -137,9 +137,7 @@ def test_a_private_choice_takes_no_partition_that_looks_at_labels(
     partition: str, key: str, how: str, refused: Refused
 ) -> None:
     """Guarantee of `tuned_privately`: one label moved silo or batch of 1,326 of 4,000 records with "dirichlet"."""
-    line = refused(
-        "--private", "--grid", "algorithm.step=[0.1,1]", how, f"data.partition={partition}", how, key
-    )
+    line = refused("--private", "--grid", "algorithm.step=[0.1,1]", how, f"data.partition={partition}", how, key)
     assert (
         f'--private: data.partition = "{partition}" looks at labels, so that one record moves others to other '
         'silos and batches; use "iid", or "site"'
@@ -148,7 +146,11 @@ def test_a_private_choice_takes_no_partition_that_looks_at_labels(
 
 @pytest.mark.parametrize(
     ("changes", "key"),
-    [({}, "split"), ({"split": None, "person": "patient"}, "person"), ({"split": None, "missing": "drop"}, "drop")],
+    [
+        ({}, "split"),
+        ({"split": None, "person": "patient"}, "person"),
+        ({"split": None, "missing": "drop"}, "drop"),
+    ],
 )
 def test_a_private_choice_is_divided_by_no_count_that_cells_decide(
     tmp_path: Path, changes: dict[str, Any], key: str
