@@ -27,10 +27,8 @@ from fedpriv.clients.shard import Shard
 from fedpriv.clients.silo import Silo, SiloState
 from fedpriv.clients.state import pack, unpack
 from fedpriv.clients.views import Views
-from fedpriv.data.placing import secret_order
 from fedpriv.errors import InputError, RunError
 from fedpriv.models.trained import shapes_of
-from fedpriv.privacy.unit import USER
 from fedpriv.randomness import system_key
 from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.identity import identity_of
@@ -55,14 +53,14 @@ class Guard:
 
     Guarantee: over the lifetime of the ledger, everything that leaves through `answer` is `allow.budget`-GDP, but
     for a probability of `allow.slack`, for each record of the shard under `allow.relation`, against a server that
-    may send anything.  A record is a row of the file, which keeps its place whatever it holds, and a person anybody
-    with rows in it: files are neighbours that have as many rows, or persons, and differ in one.  Increments are clipped here, every round is answered for one query (a repetition gets the
+    may send anything: increments are clipped here, every round is answered for one query (a repetition gets the
     same bytes), the noise and, where they are secret, the rounds of every record are drawn here from a key of the
     operating system, and a run whose price, composed with all runs before, exceeds budget or slack is never
     opened.  Servers may choose runs after having seen the releases of others.  It holds for the bytes
     that leave, up to 2^-60 a run in total variation, if AES-256 is a pseudorandom permutation (docs/privacy.md).
+    Neighbours are files of as many rows, or persons, that differ in one (`data/placing`).
     Records are read for a query only after it is on file as the one that its round is answered for, and nothing is
-    refused after that: refusals depend on what was sent, on the policy and on the ledger, never on the records.
+    refused after that: refusals depend on what was sent, on policy, ledger and that number, never on the records.
     With `allow.trust = "trusted"` sums may leave without noise, and `budget` bounds what the server publishes if
     it adds the noise that the scenario says: the silo trusts the server for that, and for nothing else.
     With `allow.trust = "secure-aggregation"` sums may leave masked and with this silo's share of the noise, one of
@@ -281,14 +279,12 @@ class Guard:
     def _with_records(self, run_id: str, asked: _Question) -> Silo:
         if run_id in self._reading and self._reading[run_id].key != asked.silo.key:
             del self._reading[run_id]
-        return kept(self._reading, run_id, lambda: self._reader(asked))
-
-    def _reader(self, asked: _Question) -> Silo:
-        """The silo with its records; persons in a secret order of the run's, so that no name places anybody."""
-        records, key = self._views.records(asked.cell), asked.silo.key
-        persons = asked.silo.plan.unit.name == USER.name
-        order = torch.from_numpy(secret_order(key, len(records.labels))) if persons else None
-        return replace(asked.silo, records=records, order=order)
+        views, key = self._views, asked.silo.key
+        return kept(
+            self._reading,
+            run_id,
+            lambda: replace(asked.silo, records=views.records(asked.cell), order=views.order(asked.cell, key)),
+        )
 
     def _refusal(self, reason: str) -> RunError:
         return self._admission.refusal(reason)

@@ -26,9 +26,9 @@ from fedpriv.errors import InputError
 from fedpriv.privacy.unit import RECORD
 from fedpriv.running.evaluation import evaluation_plan_of, evaluations_of
 from fedpriv.running.first_step import first_step_of, presumed
-from fedpriv.running.held_out import held_out_of_silos
+from fedpriv.running.held_out import held_out_of_silos, records_of_silos
 from fedpriv.running.plan import Plan, plan_of
-from fedpriv.running.task import records_of_silos, task_of_cell
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, Scenario
 
 

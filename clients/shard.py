@@ -82,7 +82,7 @@ class Shard:
         return of_persons(self.persons, unit.records, counted(self.labels))
 
     def _check(self, unit: Unit) -> None:
-        """Guarantee: a refusal depends on the number of persons and on shapes, on no person's number of records."""
+        """Guarantee: a refusal depends on the number of persons and on shapes, on nobody's number of records."""
         if unit.name == RECORD.name:
             return
         if unit.name != USER.name:

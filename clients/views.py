@@ -3,10 +3,14 @@
 import json
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedpriv.clients.kept import kept
 from fedpriv.clients.shard import Shard
+from fedpriv.data.placing import secret_order
 from fedpriv.objectives import Records
+from fedpriv.privacy.unit import USER
 from fedpriv.scenario import Cell
 
 
@@ -33,3 +37,11 @@ class Views:
         model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected.as_data()
         name = json.dumps([cell.run.dtype, model, unit, cell.data.model_dump(mode="json")], sort_keys=True)
         return kept(self._seen, name, lambda: self._shard.seen(cell))
+
+    def order(self, cell: Cell, key: bytes) -> Tensor | None:
+        """Which person is read at each place in the run of this key, (persons,); None where rows have the places.
+
+        Guarantee: names place nobody, see `secret_order`.
+        """
+        unit = cell.privacy.protected
+        return torch.from_numpy(secret_order(key, self._shard.count(unit))) if unit.name == USER.name else None

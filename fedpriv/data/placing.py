@@ -4,8 +4,8 @@ A row of a file has its place for good.  What a row holds (a missing value, a ce
 record it is) never moves a row, not even itself: a row that does not count where it has a place is a zero there.
 A rule that looks at no cell, the seeded coins of `test_share` by the number of a row, may leave rows out.
 
-A person is one unit whatever the person's rows are, and also if none of them counts.  Persons stand in the order of
-their names, so that rows do not move anybody; a guard reads them in a secret order of its own, so that names do not.
+A person is one unit whatever the person's rows are, and also if none of them counts.  Persons stand in the order
+of their names, so that rows move nobody; a guard reads them in a secret order of its own, so that names do not.
 """
 
 import hashlib

@@ -86,7 +86,8 @@ class TableSchema(Section):
     test_share: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         None,
         description="the expected share of rows that are for testing, 0.2 unless given: chosen by their place in "
-        "the file alone, or by a hash of the person; with split the public share that it puts aside, by which published means are divided",
+        "the file alone, or by a hash of the person; with split the public share that it puts aside, by which "
+        "published means are divided",
     )
     missing: Literal["refuse", "drop"] = Field(
         "refuse", description='records with a missing value: "drop" makes zeros of them, which keep their place'

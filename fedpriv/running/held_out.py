@@ -1,4 +1,4 @@
-"""Which test records each silo of a simulation, or of a demonstration, evaluates on."""
+"""Which records of the data each silo of a simulation, or of a demonstration, trains and evaluates on."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.data.partition import alike, iid
+from fedpriv.data.placing import roster
 from fedpriv.errors import InputError
 from fedpriv.objectives import Records
+from fedpriv.privacy.unit import USER
 from fedpriv.running.task import Task, labels_of_rows, spread, task_of_cell
 from fedpriv.scenario import Cell
 
@@ -75,3 +77,17 @@ def held_out_shares(cell: Cell) -> list[Records]:
     """The test records of silo 0, 1, … as the cell's model sees them."""
     test = task_of_cell(cell).tests
     return [Records(*(column[share] for column in test)) for share in spread_test(cell)]
+
+
+def records_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
+    """The numbers, in the data set, of each silo's training records, in the order it reads them.
+
+    Of persons all records, whether they count or not, in the order of the data; of clients unit by unit.
+    """
+    task, shares = task_of_cell(cell), [share.numpy() for share in spread(cell)]
+    if task.units is None:
+        return shares
+    if cell.privacy.protected.name == USER.name and task.persons is not None:
+        whose = roster(task.persons)[1]
+        return [np.flatnonzero(np.isin(whose, share)) for share in shares]
+    return [task.units[share].ravel() for share in shares]

@@ -23,7 +23,7 @@ from fedpriv.metrics.measured import Measured
 from fedpriv.metrics.scored import Scored, check_scores
 from fedpriv.objectives import Objective, Records
 from fedpriv.privacy.unit import RECORD, USER, Unit
-from fedpriv.running.unit_rows import rows_of
+from fedpriv.running.unit_rows import rows_of, silo_by_silo
 from fedpriv.scenario import Cell
 from fedpriv.scenario.data_section import DataSection
 from fedpriv.scenario.messages import enough_for
@@ -60,9 +60,8 @@ class Task(PublicTask):
     units: Table | None = field(default=None, kw_only=True)
     """Which training records of the data make up each row of `train`; None where rows are records."""
     tests: Records = field(kw_only=True)
-    """Every place of a test record, as the data have them; `test` are those that count."""
+    """Every place of a test record, as the data have them, at `test_sites`; `test` are those that count."""
     test_sites: NDArray[np.int64] | None = field(default=None, kw_only=True)
-    """Which site each of `tests` belongs to, if the data say so."""
     rows: NDArray[np.int64] | None = field(default=None, kw_only=True)
     """Which of `tests` each training record is, where every row of a file has a place in both parts."""
 
@@ -81,7 +80,7 @@ def public_task_of(
     part, row, settings, torch_dtype = load_test(data, table=table), model.row, model.settings, DTYPES[dtype]
     test = Records(seen(part.images, model, torch_dtype, scaling), labels_of(part.labels, torch_dtype))
     objective = row.objective(tuple(test.features.shape[1:]), part.classes, torch_dtype, settings)
-    test, silos = _silo_by_silo(test, part.sites)
+    test, silos = silo_by_silo(test, part.sites)
     return PublicTask(objective, test, silos=silos, unit=part.unit)
 
 
@@ -141,12 +140,11 @@ def task_of(
             sites = Sites(sites.names, sites.train[:-validation], sites.train[-validation:])
     objective = row.objective(tuple(train.features.shape[1:]), dataset.classes, torch_dtype, settings)
     counting = counted(test.labels.numpy())
-    scored, silos = _silo_by_silo(
-        test if counting.all() else Records(*(column[torch.from_numpy(counting)] for column in test)),
+    scored, silos = silo_by_silo(
+        Records(*(column[torch.from_numpy(counting)] for column in test)) if not counting.all() else test,
         None if sites is None else Sites(sites.names, sites.train, sites.test[counting]),
     )
-    schema = schema_of(data, table)
-    both = schema is not None and schema.by_content and validation is None
+    both = (schema := schema_of(data, table)) is not None and schema.by_content and validation is None
     return Task(
         objective,
         scored,
@@ -159,15 +157,6 @@ def task_of(
         test_sites=None if sites is None else sites.test,
         rows=dataset.rows[0] if both and dataset.rows is not None else None,
     )
-
-
-def _silo_by_silo(test: Records, sites: Sites | None) -> tuple[Records, tuple[tuple[str, int], ...]]:
-    """The test records in the order of their sites, and how many each has; as they are without sites."""
-    if sites is None:
-        return test, ()
-    order = torch.from_numpy(np.argsort(sites.test, kind="stable"))
-    counts = np.bincount(sites.test, minlength=len(sites.names)).tolist()
-    return Records(*(column[order] for column in test)), tuple(zip(sites.names, counts, strict=True))
 
 
 def seen(images: NDArray[Any], model: ModelSection, dtype: torch.dtype, scaling: Scaling | None) -> Tensor:
@@ -309,17 +298,3 @@ def _shares(data: DataSection, labels: NDArray[np.int64], sizes: list[int], seed
         assert data.shards is not None
         return shards(labels, sizes, seed, data.shards)
     return iid(labels, sizes, seed)
-
-
-def records_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
-    """The numbers, in the data set, of each silo's training records, in the order it reads them.
-
-    Of persons all records, whether they count or not, in the order of the data; of clients unit by unit.
-    """
-    task, shares = task_of_cell(cell), [share.numpy() for share in spread(cell)]
-    if task.units is None:
-        return shares
-    if cell.privacy.protected.name == USER.name and task.persons is not None:
-        whose = roster(task.persons)[1]
-        return [np.flatnonzero(np.isin(whose, share)) for share in shares]
-    return [task.units[share].ravel() for share in shares]

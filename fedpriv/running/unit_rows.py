@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpriv.data.dataset import Sites
 from fedpriv.data.placing import Table
 from fedpriv.objectives import Records
 from fedpriv.objectives.per_unit import absent, is_absent
@@ -32,3 +33,12 @@ def counting(records: Records) -> tuple[Records, Tensor]:
     """
     missing = is_absent(records.labels)
     return Records(records.features, records.labels.masked_fill(missing, 0)), ~missing
+
+
+def silo_by_silo(test: Records, sites: Sites | None) -> tuple[Records, tuple[tuple[str, int], ...]]:
+    """The test records in the order of their sites, and how many each has; as they are without sites."""
+    if sites is None:
+        return test, ()
+    order = torch.from_numpy(np.argsort(sites.test, kind="stable"))
+    counts = np.bincount(sites.test, minlength=len(sites.names)).tolist()
+    return Records(*(column[order] for column in test)), tuple(zip(sites.names, counts, strict=True))

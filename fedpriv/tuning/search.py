@@ -102,7 +102,8 @@ def tuned_privately(
     Guarantee: `Choice.selection` holds for the setting and the score of a row, for training records and held-out
     records alike: a run's releases are μ-GDP for a record that it trains on, its score is μ-GDP for a record that
     is held out, and which of both a record is, and with which silo and in which batch, follows from its place
-    alone (or its site).  Nothing of another run is kept, written or told.  `generator` must be as secret as the noise.
+    alone (or its site).  Nothing of another run is kept, written or told.  `generator` must be as secret as the
+    noise.
     """
     for row, settings in rows:
         _target(row)
@@ -152,11 +153,11 @@ def tuned_privately(
 
 
 def _check_places(cell: Cell) -> None:
-    """InputError for records that sit, or count, by what they hold: one of them would move others, or the score."""
+    """InputError for records that sit, or count, by what they hold: one would move others, or the score."""
     if cell.data.partition in PARTITION_KEYS:
         raise InputError(
-            f'--private: data.partition = "{cell.data.partition}" looks at labels, so that one record moves others '
-            'to other silos and batches; use "iid", or "site"'
+            f'--private: data.partition = "{cell.data.partition}" looks at labels, so that one record moves '
+            'others to other silos and batches; use "iid", or "site"'
         )
     schema = cell.data.table_schema
     if schema is not None and schema.zeros:

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedpriv.clients import guard as guards
+from fedpriv.clients import views
 from fedpriv.clients.guard import Guard, begin_ledger, open_guard
 from fedpriv.clients.policy import read_policy
 from fedpriv.clients.prepare import policy_text
@@ -143,7 +144,7 @@ def test_one_row_or_person_moves_nobody_else(name: str, folder: Path, monkeypatc
     """
     change, schema, unit = CASES[name]
     ordered = lambda key, units: np.arange(units)  # noqa: E731
-    monkeypatch.setattr(guards, "secret_order", ordered, raising=False)
+    monkeypatch.setattr(views, "secret_order", ordered)
     worlds = [made(100 if unit else ROUNDS + 1) for _ in range(2)]
     change(worlds[1])
     permits = {} if not unit else {"unit": "user"}
@@ -328,7 +329,7 @@ def test_shapes_do_not_tell_that_a_label_is_missing(folder: Path) -> None:
 
 
 def test_a_guard_reads_persons_in_an_order_of_its_own(folder: Path) -> None:
-    """Guarantee of `_reader`: in a run of its own key each; before, in the order of the file in all runs."""
+    """Guarantee of `Views.order`: in a run of its own key each; before, in the order of the file in all runs."""
     schema, unit = {"person": "who", "test_share": 0.0}, {"unit": "user", "records": 2}
     guard = guard_of(folder / "g", made(ROUNDS + 1), schema, trust="trusted", unit="user")
     asked = scenario(schema, trust="trusted", privacy=unit)

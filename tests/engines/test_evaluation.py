@@ -12,8 +12,8 @@ import torch
 
 from fedpriv.errors import InputError
 from fedpriv.running.evaluation import evaluation_plan_of
-from fedpriv.running.held_out import held_out_of_silos, held_out_shares, spread_test
-from fedpriv.running.task import public_task_of_cell, records_of_silos, task_of_cell
+from fedpriv.running.held_out import held_out_of_silos, held_out_shares, records_of_silos, spread_test
+from fedpriv.running.task import public_task_of_cell, task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
 from tests.conftest import small_tree
 from tests.data.tables import rows, table_tree, write_csv

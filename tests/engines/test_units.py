@@ -16,8 +16,9 @@ from fedpriv.data.placing import counted, in_a_row, of_persons, roster
 from fedpriv.errors import InputError
 from fedpriv.objectives import Records
 from fedpriv.privacy.ledger import as_data, claim_of, from_data
+from fedpriv.running.held_out import records_of_silos
 from fedpriv.running.plan import plan_of
-from fedpriv.running.task import records_of_silos, spread, task_of_cell
+from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
 from fedpriv.sweep.record import privacy_of
 from tests.conftest import small_tree

@@ -24,8 +24,9 @@ from fedpriv.privacy.entries import read_ledger
 from fedpriv.privacy.ledger import FIRST_STEP
 from fedpriv.reports.statement import statements
 from fedpriv.running.first_step import first_step_of, presumed, scaled, scaled_scenario
+from fedpriv.running.held_out import records_of_silos
 from fedpriv.running.plan import plan_of
-from fedpriv.running.task import records_of_silos, task_of_cell
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
 from fedpriv.scenario.load import scenario_of
 from fedpriv.sweep.results import read_results

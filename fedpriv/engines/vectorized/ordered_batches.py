@@ -27,9 +27,10 @@ class OrderedBatches:
         dtype: torch.dtype,
         there: Tensor | None = None,
     ) -> None:
-        """`there` says which of the records of `train` count, None: all.  `shares` has each replicate's records of every silo in the silo's order; `dtype` is that of weights.
+        """`shares` has each replicate's records of every silo in the silo's order; `dtype` is that of weights.
 
-        Replicates that read the same have the same object there.
+        Replicates that read the same have the same object there.  `there` says which of the records of `train`
+        count, None: all.
         """
         self._schedule, self._silo_weights, self._sizes = schedule, silo_weights, batch_sizes
         self._train, self._dtype, device = train, dtype, train.features.device
