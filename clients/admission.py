@@ -140,11 +140,8 @@ class Admission:
             )
 
     def _check_enough(self, cell: Cell) -> None:
-        needed, units = (
-            cell.schedule.batches_held * cell.batch_sizes[self.policy.silo],
-            self.shard.units(cell.privacy.protected),
-        )
-        if needed > len(self.shard.labels if units is None else units):
+        needed = cell.schedule.batches_held * cell.batch_sizes[self.policy.silo]
+        if needed > self.shard.count(cell.privacy.protected):
             raise self.refusal(f"the scenario needs {needed} {cell.privacy.unit}s of this silo, here are fewer")
 
     def _objective(self, cell: Cell) -> Objective:

@@ -58,8 +58,9 @@ class Guard:
     operating system, and a run whose price, composed with all runs before, exceeds budget or slack is never
     opened.  Servers may choose runs after having seen the releases of others.  It holds for the bytes
     that leave, up to 2^-60 a run in total variation, if AES-256 is a pseudorandom permutation (docs/privacy.md).
+    Neighbours are files of as many rows, or persons, that differ in one (`data/placing`).
     Records are read for a query only after it is on file as the one that its round is answered for, and nothing is
-    refused after that: refusals depend on what was sent, on the policy and on the ledger, never on the records.
+    refused after that: refusals depend on what was sent, on policy, ledger and that number, never on the records.
     With `allow.trust = "trusted"` sums may leave without noise, and `budget` bounds what the server publishes if
     it adds the noise that the scenario says: the silo trusts the server for that, and for nothing else.
     With `allow.trust = "secure-aggregation"` sums may leave masked and with this silo's share of the noise, one of
@@ -276,7 +277,12 @@ class Guard:
     def _with_records(self, run_id: str, asked: _Question) -> Silo:
         if run_id in self._reading and self._reading[run_id].key != asked.silo.key:
             del self._reading[run_id]
-        return kept(self._reading, run_id, lambda: replace(asked.silo, records=self._views.records(asked.cell)))
+        views, key = self._views, asked.silo.key
+        return kept(
+            self._reading,
+            run_id,
+            lambda: replace(asked.silo, records=views.records(asked.cell), order=views.order(asked.cell, key)),
+        )
 
     def _refusal(self, reason: str) -> RunError:
         return self._admission.refusal(reason)

@@ -17,6 +17,7 @@ from fedpriv.clients.policy import SLACK_PER_RUN, presuming, unaccountable
 from fedpriv.clients.prices import cost_of, priced_stream
 from fedpriv.clients.writers import keep_to_owner, own_folder
 from fedpriv.data.datasets import Dataset, load, table_path
+from fedpriv.data.placing import counted
 from fedpriv.data.table_file import write_rows
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.data.table_toml import schema_toml
@@ -25,9 +26,9 @@ from fedpriv.errors import InputError
 from fedpriv.privacy.unit import RECORD
 from fedpriv.running.evaluation import evaluation_plan_of, evaluations_of
 from fedpriv.running.first_step import first_step_of, presumed
-from fedpriv.running.held_out import held_out_of_silos
+from fedpriv.running.held_out import held_out_of_silos, records_of_silos
 from fedpriv.running.plan import Plan, plan_of
-from fedpriv.running.task import records_of_silos, task_of_cell
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, Scenario
 
 
@@ -142,27 +143,30 @@ def write_shard(
     path: Path, dataset: Dataset, records: NDArray[np.int64], tests: NDArray[np.int64] | None = None
 ) -> None:
     """Training records of these numbers, in this order, and `tests`, as a shard that its owner alone may write."""
-    values = dataset.train_images[records]
-    kind = "images" if values.dtype == np.uint8 else "features"
-    arrays: dict[str, Any] = {kind: values, "labels": dataset.train_labels[records]}
+    arrays = _arrays("", dataset.train_images[records], dataset.train_labels[records])
     if dataset.persons is not None:
         arrays["persons"] = dataset.persons[records]
     if tests is not None and len(tests):
-        arrays |= {f"test_{kind}": dataset.test_images[tests], "test_labels": dataset.test_labels[tests]}
+        arrays |= _arrays("test_", dataset.test_images[tests], dataset.test_labels[tests])
     np.savez(path, **arrays)
     keep_to_owner(path)
 
 
+def _arrays(part: str, images: NDArray[Any], labels: NDArray[Any]) -> dict[str, Any]:
+    """The arrays of a part of a shard; `counts` where some records only keep a place."""
+    kind, counts = "images" if images.dtype == np.uint8 else "features", counted(labels)
+    arrays: dict[str, Any] = {f"{part}{kind}": images, f"{part}labels": np.where(counts, labels, 0)}
+    return arrays if counts.all() else {**arrays, f"{part}counts": counts}
+
+
 def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:
-    """The training records of these numbers as rows of a CSV file, in this order, then the site's test records."""
+    """The training records of these numbers as rows of a CSV file, in this order, then the site's other rows."""
     assert dataset.rows is not None
     train, test = dataset.rows
-    own = (
-        test[dataset.sites.test == silo]
-        if dataset.sites is not None and cell.data.partition == "site"
-        else test[:0]
-    )
-    write_rows(raw_table(table_path(cell.data.name)), [*train[records].tolist(), *own.tolist()], path)
+    by_site = dataset.sites is not None and cell.data.partition == "site"
+    own = test[dataset.sites.test == silo] if dataset.sites is not None and by_site else test[:0]
+    others = np.setdiff1d(own, train[records])
+    write_rows(raw_table(table_path(cell.data.name)), [*train[records].tolist(), *others.tolist()], path)
     keep_to_owner(path)
 
 

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.data.own import check_records
+from fedpriv.data.placing import Part, Table, counted, of_persons, roster
+from fedpriv.data.table_encode import Encoded
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.data.tables import load_silo
-from fedpriv.data.units import Table, of_persons
 from fedpriv.errors import InputError
 from fedpriv.objectives import Records
 from fedpriv.privacy.unit import RECORD, USER, Unit
@@ -25,7 +26,7 @@ from fedpriv.scenario import Cell
 
 _MOST_VALUES = 2**26
 _MOST_FILLED = 16
-"""Units are filled up to the most records that one can have: to so many values, or so many times the shard's."""
+"""Units are filled up to the most records that one can have: to so many values, or so many records a person."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,21 @@ class Shard:
     images: NDArray[Any]
     """Images as bytes, or features as floats: (n, ...)."""
     labels: NDArray[Any]
-    """(n,): classes, or floats of a regression."""
+    """(n,): classes, or floats of a regression; -1, or no number, of a record that does not count (`placing`)."""
     persons: NDArray[Any] | None = field(default=None, kw_only=True)
     """Whose each record is, (n,), if the silo says so."""
     test: "Shard | None" = None
     """The silo's own test records, which no training reads."""
+
+    @cached_property
+    def people(self) -> int:
+        """How many persons the records are of."""
+        return 0 if self.persons is None else len(roster(self.persons)[0])
+
+    def count(self, unit: Unit) -> int:
+        """How many units have a place, whether they count or not; InputError as for `units`."""
+        self._check(unit)
+        return len(self.labels) if unit.name == RECORD.name else self.people
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -62,10 +73,18 @@ class Shard:
         """Which records make up each unit of a run; None where units are records.
 
         InputError for units that these records do not tell, and for a bound on their records, which a server
-        chooses, that would take more memory than the records are worth.
+        chooses, that would take more memory than so many persons are worth.
         """
+        self._check(unit)
         if unit.name == RECORD.name:
             return None
+        assert self.persons is not None
+        return of_persons(self.persons, unit.records, counted(self.labels))
+
+    def _check(self, unit: Unit) -> None:
+        """Guarantee: a refusal depends on the number of persons and on shapes, on nobody's number of records."""
+        if unit.name == RECORD.name:
+            return
         if unit.name != USER.name:
             raise InputError(f"unit = {unit.name!r}: a silo's guard answers for records, or for persons")
         if self.persons is None:
@@ -73,19 +92,19 @@ class Shard:
                 "unit = 'user': this silo's records do not say whose they are; give `persons` in the .npz file, "
                 "or table.person"
             )
-        persons, own = len(np.unique(self.persons)), max(1, self.images.size)
-        if persons * unit.records * (own // len(self.images)) > max(_MOST_VALUES, _MOST_FILLED * own):
+        values = self.people * unit.records * int(np.prod(self.images.shape[1:]))
+        if unit.records > _MOST_FILLED and values > _MOST_VALUES:
             raise InputError(
-                f"privacy.records = {unit.records}: {persons} persons filled up to so many records each are more "
-                "than a silo computes with; take a smaller bound"
+                f"privacy.records = {unit.records}: {self.people} persons filled up to so many records each are "
+                "more than a silo computes with; take a smaller bound"
             )
-        return of_persons(self.persons, unit.records)
 
 
 def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
     """Read and check a silo's records; InputError if they are not what `data.own` takes.
 
-    The arrays `images` (or `features`) and `labels`; if there are test records, the same with `test_` before them.
+    The arrays `images` (or `features`) and `labels`; `counts`, where some records only keep a place; if there are
+    test records, the same with `test_` before them.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -99,18 +118,17 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
 def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
     """Read and check a silo's own table; InputError, in one line, if it does not keep to `schema`."""
     encoded = load_silo(path, schema, silo)
-    if encoded.test.all():
+    train, test = encoded.places.train, encoded.places.test
+    if not train.counts.any():
         raise InputError(f"{path}: has no training records; look at table.split and table.test_share")
-    parts = [
-        Shard(
-            encoded.features[which],
-            encoded.labels[which],
-            persons=None if encoded.persons is None else encoded.persons[which],
-        )
-        for which in (encoded.test, ~encoded.test)
-    ]
-    held_out = _fixed(parts[0]) if encoded.test.any() else None
-    return _fixed(dataclasses.replace(parts[1], test=held_out))
+    held_out = _fixed(_placed(encoded, test)) if test.counts.any() else None
+    return _fixed(dataclasses.replace(_placed(encoded, train), test=held_out))
+
+
+def _placed(encoded: Encoded, part: Part) -> Shard:
+    """The places of one part, zeros where a row does not count."""
+    persons = None if encoded.persons is None else encoded.persons[part.rows]
+    return Shard(*part.taken(encoded.features, encoded.labels), persons=persons)
 
 
 def _part(
@@ -127,7 +145,12 @@ def _part(
     persons = arrays.get(f"{prefix}persons")
     if persons is not None and (persons.shape != labels.shape or persons.dtype.kind not in "iuUS"):
         raise InputError(f"{path}: `{prefix}persons` needs one number or text for each of {len(labels)} records")
-    return _fixed(Shard(values, labels.astype(np.int64 if classes else np.float64), test, persons=persons))
+    labels = labels.astype(np.int64 if classes else np.float64)
+    counts = arrays.get(f"{prefix}counts", np.ones(len(labels), np.bool_))
+    if counts.shape != labels.shape or counts.dtype != np.bool_:
+        raise InputError(f"{path}: `{prefix}counts` needs true or false for each of {len(labels)} records")
+    features, labels = Part(np.arange(len(labels)), counts).taken(values, labels)
+    return _fixed(Shard(features, labels, test, persons=persons))
 
 
 def _fixed(shard: Shard) -> Shard:

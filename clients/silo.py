@@ -30,6 +30,7 @@ from fedpriv.randomness import KeyedCoins, KeyedNormal
 from fedpriv.running.draw_ahead import DrawAhead
 from fedpriv.running.plan import Plan
 from fedpriv.running.round_step import Read, RoundStep, fresh_vectors, record_weight
+from fedpriv.running.unit_rows import counting
 from fedpriv.secure_aggregation.masks import Masker
 
 _ROUNDS_AHEAD = 16
@@ -74,6 +75,8 @@ class Silo:
     noise: KeyedNormal
     gaps: bool = False
     """Whether rounds may be missing between two that are asked for."""
+    order: Tensor | None = field(default=None, repr=False, kw_only=True)
+    """Which unit is read at each place, (units,), where that is the silo's secret; None: as they are."""
     key: bytes = field(default=b"", repr=False)
     """32 bytes that nobody else has, for one run, where something is really released."""
 
@@ -182,14 +185,15 @@ class Silo:
         """The records of round t with their weights in the silo's mean."""
         schedule, size = self.plan.schedule, self.plan.batch_sizes[self.number]
         rows = schedule.rows(t, size, self.number, lambda: self._coins)
-        records = Records(*(aligned(column[rows]) for column in self.records))
+        places = rows if self.order is None else self.order[rows]
+        records = Records(*(aligned(column[places]) for column in self.records))
         count = len(records.labels)
         weight = record_weight(1.0, size, schedule.expected_batches(t))
-        return Read(
-            records if count else None,
-            torch.full((count,), weight, dtype=torch.float64),
-            ((self.number, count),),
-        )
+        weights = torch.full((count,), weight, dtype=torch.float64)
+        if self.plan.unit.records == 1:  # of several, `PerUnit` leaves out those that are not there
+            records, there = counting(records)
+            weights.masked_fill_(~there, 0.0)
+        return Read(records if count else None, weights, ((self.number, count),))
 
     @cached_property
     def _coins(self) -> KeyedCoins:

@@ -3,10 +3,14 @@
 import json
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedpriv.clients.kept import kept
 from fedpriv.clients.shard import Shard
+from fedpriv.data.placing import secret_order
 from fedpriv.objectives import Records
+from fedpriv.privacy.unit import USER
 from fedpriv.scenario import Cell
 
 
@@ -24,7 +28,7 @@ class Views:
         Guarantee: features and labels of the records are not looked at, only how many persons they are of.
         """
         shard, persons = self._shard, self._shard.persons
-        shard.units(cell.privacy.protected)
+        shard.count(cell.privacy.protected)
         image, label = np.zeros_like(shard.images[:1]), np.zeros_like(shard.labels[:1])
         return Shard(image, label, persons=None if persons is None else persons[:1]).seen(cell)
 
@@ -33,3 +37,11 @@ class Views:
         model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected.as_data()
         name = json.dumps([cell.run.dtype, model, unit, cell.data.model_dump(mode="json")], sort_keys=True)
         return kept(self._seen, name, lambda: self._shard.seen(cell))
+
+    def order(self, cell: Cell, key: bytes) -> Tensor | None:
+        """Which person is read at each place in the run of this key, (persons,); None where rows have the places.
+
+        Guarantee: names place nobody, see `secret_order`.
+        """
+        unit = cell.privacy.protected
+        return torch.from_numpy(secret_order(key, self._shard.count(unit))) if unit.name == USER.name else None

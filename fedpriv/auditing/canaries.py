@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.clients.shard import Shard
-from fedpriv.data.units import in_a_row
+from fedpriv.data.placing import in_a_row
 from fedpriv.errors import InputError
 from fedpriv.objectives import Objective, Records
 from fedpriv.participation.fixed_order import Schedule

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from fedpriv.clients.prepare import allowance_of, policy_text
 from fedpriv.clients.writers import keep_to_owner
 from fedpriv.data.inspect import Persons, describe, left_out, persons_of, see
+from fedpriv.data.placing import roster
 from fedpriv.data.table_encode import Encoded, encode
 from fedpriv.data.table_file import is_table, read_table
 from fedpriv.data.table_schema import TableSchema
@@ -74,8 +76,10 @@ def inspect_table(path: Path, roles: Roles, out: Path | None) -> None:
     encoded = encode(table, schema)
     check_persons(encoded, schema, path)
     unit = _unit(encoded, schema)
-    sizes = _training_units(encoded, schema, "unit" in unit)
-    _warn(encoded, schema, sizes, "persons in training" if unit else "training records")
+    train = encoded.places.train
+    sizes = _units(encoded, schema, train.rows, of_persons="unit" in unit)
+    counted = _units(encoded, schema, train.rows[train.counts], of_persons="unit" in unit)
+    _warn(encoded, schema, counted, "persons in training" if unit else "training records")
     if out is None:
         return
     files = _files(path, schema, sizes, unit)
@@ -107,12 +111,11 @@ def _whose(found: Persons) -> str:
     )
 
 
-def _training_units(encoded: Encoded, schema: TableSchema, of_persons: bool) -> list[int]:
-    """How many records, or persons, each silo trains on: its site's, or an equal share."""
-    kept = np.flatnonzero(~encoded.test)
+def _units(encoded: Encoded, schema: TableSchema, kept: NDArray[np.int64], *, of_persons: bool) -> list[int]:
+    """How many of these rows, or of the persons in them, each silo has: its site's, or an equal share."""
     if of_persons:
         assert encoded.persons is not None
-        kept = kept[np.unique(encoded.persons[kept], return_index=True)[1]]
+        kept = kept[roster(encoded.persons[kept])[0]]
     if encoded.sites is None:
         return [len(kept) // _SILOS] * _SILOS
     counts: list[int] = np.bincount(encoded.sites[kept], minlength=len(schema.sites)).tolist()
@@ -129,8 +132,9 @@ def _warn(encoded: Encoded, schema: TableSchema, sizes: Sequence[int], noun: str
             typer.echo(f"warning: {name!r} has {size} {noun}: its noise will hide nearly all they say")
         if schema.classes is None or encoded.sites is None:
             continue
-        for part, which in (("training", ~encoded.test), ("test", encoded.test)):
-            classes = np.unique(encoded.labels[which & (encoded.sites == place)])
+        for part, its in (("training", encoded.places.train), ("test", encoded.places.test)):
+            rows = its.rows[its.counts]
+            classes = np.unique(encoded.labels[rows[encoded.sites[rows] == place]])
             if len(classes) < 2:
                 only = schema.classes[int(classes[0])] if len(classes) else "none"
                 typer.echo(f"warning: {name!r} has {part} records of one class only ({printable(only)})")

@@ -21,7 +21,8 @@ class Dataset:
     """Images as bytes, (n, height, width) or (n, height, width, channels), and labels 0 … classes-1 (n,).
 
     Features that are numbers are vectors of floats (n, features) instead; a regression has classes = 0 and floats
-    for labels.
+    for labels.  A row of a table that does not count where it has a place is zeros, with a label that is no class
+    (-1) or no number: see `placing`.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Dataset:
     unit: float = 1.0
     """How much of a real target's own unit 1 of a label is."""
     rows: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-    """Which record of its file each training and each test record is, from 0, for a table."""
+    """Which row of its file each training and each test record is, from 0, for a table."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedpriv.data.placing import roster
 from fedpriv.data.table_encode import Encoded, as_number
 from fedpriv.data.table_file import MISSING, RawTable
 from fedpriv.data.table_schema import OTHER, Column, TableSchema
@@ -82,7 +83,7 @@ def persons_of(encoded: Encoded) -> Persons | None:
     """The persons of a table; None if it does not say whose a record is."""
     if encoded.persons is None:
         return None
-    records = np.unique(encoded.persons, return_counts=True)[1]
+    records = np.bincount(roster(encoded.persons)[1])
     return Persons(len(records), int((records > 1).sum()), int(records.max()))
 
 
@@ -153,6 +154,7 @@ def describe(
         sites=() if site is None else tuple(sorted(seen[site].words)),
         person=person,
         split=split,
+        test_share=None if split is None else min(0.99, round(table.column(split).count("test") / len(table), 2)),
         missing="drop" if aim.missing else "refuse",
     )
 

@@ -141,6 +141,7 @@ _HEART_SCHEMA = TableSchema(
     site="hospital",
     sites=("Cleveland", "Hungary", "Switzerland", "VA Long Beach"),
     split="split",
+    test_share=0.34,
     columns={
         "age": Column(range=(20.0, 80.0)),
         "sex": Column(values=("Female", "Male")),

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.data.placing import Places, places
 from fedpriv.data.table_file import MISSING, RawTable
 from fedpriv.data.table_schema import OTHER, Column, TableSchema
 from fedpriv.errors import InputError, suggestion
-from fedpriv.randomness import public_generator
 
 _GONE = -1
 _SPLIT = 'the two words of a split, "train" and "test"'
@@ -17,25 +17,24 @@ _SPLIT = 'the two words of a split, "train" and "test"'
 
 @dataclass(frozen=True)
 class Encoded:
-    """The records that are used, in the order of the file."""
+    """Every row of the file, in its order; what it holds where a value is missing is read nowhere."""
 
     features: NDArray[np.float64]
     """(n, width): every column's features, in the alphabetical order of the columns."""
     labels: NDArray[np.int64] | NDArray[np.float64]
-    test: NDArray[np.bool_]
-    """Which records are for testing."""
+    places: Places
+    """Where the rows sit, and which of them count."""
     sites: NDArray[np.int64] | None
     persons: NDArray[np.str_] | None
-    rows: NDArray[np.int64]
-    """Which record of the file each is, from 0."""
 
 
 def encode(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) -> Encoded:
     """The features, labels, sites and persons of a table; one `of_one_site` has no column for it.
 
-    Guarantee: a record's features and label, and whether it is for testing, depend on its own cells, on its place
-    in the file and on `schema`; never on another record.  InputError, naming line and column, for a missing value
-    that the schema has no remedy for, text among numbers, or a word that is in no vocabulary.
+    Guarantee: a record's features and label, and whether and where it counts, depend on its own cells, on its
+    place in the file and on `schema`; never on another record.  Where it sits depends on no cell at all.
+    InputError, naming line and column, for a missing value that the schema has no remedy for, a row that is
+    nobody's, text among numbers, or a word that is in no vocabulary.
     """
     blocks, gone = [], np.zeros(len(table), np.bool_)
     for name, column in schema.features:
@@ -45,21 +44,17 @@ def encode(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) -
     labels, absent = _labels(table, schema)
     gone |= absent
     sites = None if schema.site is None or of_one_site else _words(table, schema.site, schema.sites, "sites")
-    persons = None if schema.person is None else np.array(table.column(schema.person), np.str_)
-    test = _test_rows(table, schema)
+    persons = None if schema.person is None else _persons(table, schema.person)
+    said = (
+        None if schema.split is None else _words(table, schema.split, ("train", "test"), _SPLIT).astype(np.bool_)
+    )
     if gone.any() and schema.missing == "refuse":
         _refuse_missing(table, schema, int(gone.argmax()))
-    rows = np.flatnonzero(~gone)
-    if not len(rows):
+    if gone.all():
         raise InputError(f"{table.source}: every record has a missing value, none is left")
-    return Encoded(
-        np.concatenate(blocks, axis=1)[rows],
-        labels[rows],
-        test[rows],
-        None if sites is None else sites[rows],
-        None if persons is None else persons[rows],
-        rows,
-    )
+    names = None if persons is None else persons.tolist()
+    found = places(~gone, said, names if schema.by_content else None, schema.share)
+    return Encoded(np.concatenate(blocks, axis=1), labels, found, sites, persons)
 
 
 def _features(table: RawTable, name: str, column: Column) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -153,11 +148,12 @@ def _words(
     return found
 
 
-def _test_rows(table: RawTable, schema: TableSchema) -> NDArray[np.bool_]:
-    if schema.split is not None:
-        return _words(table, schema.split, ("train", "test"), _SPLIT).astype(np.bool_)
-    coins = public_generator(0, "test rows").random(len(table))
-    return np.asarray(coins < schema.test_share)
+def _persons(table: RawTable, name: str) -> NDArray[np.str_]:
+    """Whose each row is; a row without a name would be one person more, or less."""
+    for row, cell in enumerate(cells := table.column(name)):
+        if cell.lower() in MISSING:
+            raise InputError(f"{table.at(row, name)} does not say whose the row is; every row needs a person")
+    return np.array(cells, np.str_)
 
 
 def _refuse_missing(table: RawTable, schema: TableSchema, row: int) -> None:

@@ -10,8 +10,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedpriv.errors import InputError
+
 Range = Annotated[tuple[float, float], Field(strict=False)]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
+_TEST_SHARE = 0.2
 OTHER = "*"
 """In a vocabulary: every word that is not listed."""
 
@@ -80,11 +83,14 @@ class TableSchema(Section):
     sites: Words = Field((), description="the words of the column `site`, silo 0 first")
     person: str | None = Field(None, description="the column that says whose record it is")
     split: str | None = Field(None, description='a column with "train" and "test"; otherwise `test_share` applies')
-    test_share: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.2, description="the expected share of rows that are for testing, chosen by their place in the file alone"
+    test_share: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None,
+        description="the expected share of rows that are for testing, 0.2 unless given: chosen by their place in "
+        "the file alone, or by a hash of the person; with split the public share that it puts aside, by which "
+        "published means are divided",
     )
     missing: Literal["refuse", "drop"] = Field(
-        "refuse", description='records with a missing value: "drop" leaves them out'
+        "refuse", description='records with a missing value: "drop" makes zeros of them, which keep their place'
     )
 
     @model_validator(mode="after")
@@ -112,6 +118,35 @@ class TableSchema(Section):
 
     def __hash__(self) -> int:
         return hash(json.dumps(self.model_dump(mode="json"), sort_keys=True))
+
+    @property
+    def share(self) -> float:
+        """The expected share of rows, or persons, that are for testing."""
+        return _TEST_SHARE if self.test_share is None else self.test_share
+
+    @property
+    def by_content(self) -> bool:
+        """Whether cells say if a row is for testing, so that every row has a place in both parts."""
+        return self.split is not None or (self.person is not None and self.share > 0.0)
+
+    @property
+    def zeros(self) -> bool:
+        """Whether what a row holds can make a zero of it where it has a place."""
+        return self.by_content or self.missing == "drop"
+
+    def counted_share(self, *, tests: bool) -> float:
+        """The public share of the places of a part that count, missing values apart; published means divide by it.
+
+        InputError for a column `split` of which no share is said.
+        """
+        if not self.by_content:
+            return 1.0
+        if self.split is not None and not self.test_share:
+            raise InputError(
+                "table.test_share: this key is missing; published means are divided by the public share of rows "
+                f"that count, and nothing else says how many the column {self.split!r} puts aside for testing"
+            )
+        return self.share if tests else 1.0 - self.share
 
     @property
     def features(self) -> list[tuple[str, Column]]:

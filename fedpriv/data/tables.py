@@ -20,27 +20,29 @@ def load_table(name: str, path: Path, schema: TableSchema) -> Dataset:
     InputError, in one line, for a table that does not keep to `schema`.
     """
     encoded = encoded_table(path, schema)
-    test = np.flatnonzero(encoded.test)
-    train = np.flatnonzero(~encoded.test)
-    train = public_generator(0, "table order").permutation(train)
-    for part, members in (("training", train), ("test", test)):
-        if not len(members):
-            raise InputError(f"{path}: has no {part} records; look at `split` and `test_share`")
+    for name_of, part in (("training", encoded.places.train), ("test", encoded.places.test)):
+        if not part.counts.any():
+            raise InputError(f"{path}: has no {name_of} records; look at `split` and `test_share`")
+    order = public_generator(0, "table order").permutation(len(encoded.places.train.rows))
+    (train_features, train_labels), (test_features, test_labels) = (
+        part.taken(encoded.features, encoded.labels) for part in (encoded.places.train, encoded.places.test)
+    )
+    train, test = encoded.places.train.rows[order], encoded.places.test.rows
     sites = None
     if encoded.sites is not None:
         sites = Sites(schema.sites, encoded.sites[train], encoded.sites[test])
         check_persons(encoded, schema, path)
     return Dataset(
         name,
-        encoded.features[train],
-        encoded.labels[train],
-        encoded.features[test],
-        encoded.labels[test],
+        train_features[order],
+        train_labels[order],
+        test_features,
+        test_labels,
         schema.class_count,
         sites,
         None if encoded.persons is None else encoded.persons[train],
         schema.unit,
-        (encoded.rows[train], encoded.rows[test]),
+        (train, test),
     )
 
 
@@ -48,11 +50,11 @@ def load_table_test(name: str, path: Path, schema: TableSchema) -> HeldOut:
     """The test records, all that a server reads: its file may hold no others, and no column for their sites."""
     table = raw_table(path)
     encoded = encode(table, schema, of_one_site=schema.site is not None and schema.site not in table.columns)
-    if not encoded.test.any():
+    part, nothing = encoded.places.test, np.zeros(0, np.int64)
+    if not (test := part.rows[part.counts]).size:
         raise InputError(f"{path}: has no test records; look at `split` and `test_share`")
-    nothing = np.zeros(0, np.int64)
-    sites = None if encoded.sites is None else Sites(schema.sites, nothing, encoded.sites[encoded.test])
-    features, labels = encoded.features[encoded.test], encoded.labels[encoded.test]
+    sites = None if encoded.sites is None else Sites(schema.sites, nothing, encoded.sites[test])
+    features, labels = encoded.features[test], encoded.labels[test]
     return HeldOut(features, labels, schema.class_count, sites, schema.unit)
 
 
@@ -70,7 +72,7 @@ def load_silo(path: Path, schema: TableSchema, silo: int) -> Encoded:
             raise InputError(f"{path}: silo = {silo}, and table.sites names {len(schema.sites)} sites, from 0")
         if (foreign := np.flatnonzero(encoded.sites != silo)).size:
             assert schema.site is not None
-            where = table.at(int(encoded.rows[foreign[0]]), schema.site)
+            where = table.at(int(foreign[0]), schema.site)
             raise InputError(f"{where} is another site than silo {silo}, {schema.sites[silo]!r}")
     return encoded
 

@@ -36,6 +36,7 @@ SCHEMA = TableSchema(
     sites=tuple(_PATIENTS),
     person="patient",
     split="split",
+    test_share=_TEST_SHARE,
     columns={name: Column(range=limits) for name, (_, _, limits) in _COLUMNS.items()},
 )
 SHA256 = "sha256:41a82642388fa34dedde846c3f4f174b84ba84e5a145f29995f86e0574d913af"

@@ -18,8 +18,7 @@ from fedpriv.clients.writers import own_folder
 from fedpriv.data.datasets import load
 from fedpriv.engines import supernode_process
 from fedpriv.engines.processes import environment, script
-from fedpriv.running.held_out import held_out_of_silos
-from fedpriv.running.task import records_of_silos
+from fedpriv.running.held_out import held_out_of_silos, records_of_silos
 from fedpriv.scenario import Cell
 
 SOCKET = "guard.sock"

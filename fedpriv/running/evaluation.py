@@ -20,6 +20,7 @@ from fedpriv.randomness import SERVER, KeyedNormal, derive_key, integers_key, se
 from fedpriv.running.held_out import held_out_shares
 from fedpriv.running.plan import Plan, check_scaled, plan_of
 from fedpriv.running.task import task_of_cell
+from fedpriv.running.unit_rows import counting
 from fedpriv.scenario import Cell
 from fedpriv.scenario.federation import FederationSection
 from fedpriv.scenario.privacy import PrivacySection
@@ -34,6 +35,8 @@ class EvaluationPlan:
     scores: SummedScores
     silos: tuple[str, ...]
     """Names of silo 0, 1, … for metrics of each; none where only all of them together are asked for."""
+    counted: float = 1.0
+    """The public share of the places read that count, where cells decide: means over places are divided by it."""
 
     @property
     def apart(self) -> bool:
@@ -42,11 +45,12 @@ class EvaluationPlan:
 
     def metrics(self, published: Tensor) -> dict[str, float]:
         """By name, of an evaluation's published means (silos, `dimension`), or (1, `dimension`)."""
+        published = published.double() / self.counted
         shares = torch.tensor(self.plan.weights if self.apart else (1.0,), dtype=torch.float64)
-        found = {name: float(value) for name, value in self.scores.named(shares @ published.double()).items()}
+        found = {name: float(value) for name, value in self.scores.named(shares @ published).items()}
         if not self.silos:
             return found
-        for name, values in self.scores.named(published.double()).items():
+        for name, values in self.scores.named(published).items():
             found |= {f"{name}_at_{silo}": float(value) for silo, value in zip(self.silos, values, strict=True)}
             found[f"{name}_{MEAN}"] = float(values.mean())
             found[f"{name}_{WORST}"] = float(values.max() if name in LOWER_IS_BETTER else values.min())
@@ -94,7 +98,9 @@ def evaluation_plan_of(cell: Cell, objective: Objective, *, released: bool = Fal
     check_scaled(cell)
     scores = summed_scores(objective, cell.evaluation.loss_bound, classes=not cell.model.regression)
     plan = replace(plan_of(evaluation_cell(cell), scores, released=released), model_length=objective.dimension)
-    return EvaluationPlan(plan, scores, _names(cell) if cell.run.per_silo else ())
+    schema, tests = cell.data.table_schema, cell.data.validation is None
+    counted = 1.0 if schema is None else schema.counted_share(tests=tests)
+    return EvaluationPlan(plan, scores, _names(cell) if cell.run.per_silo else (), counted)
 
 
 def released_by(asked: EvaluationPlan | None) -> tuple[ReleaseStream, ...]:
@@ -136,15 +142,17 @@ class SimulatedEvaluation:
     def metrics(self, place: int, model: Tensor) -> dict[str, float]:
         """Of evaluation number `place`, from 1, of `model` (d,)."""
         means = torch.stack(
-            [
-                self._noisy(self.asked.scores.contributions(model, own).mean(0), silo, place)
-                for silo, own in enumerate(self.shares)
-            ]
+            [self._noisy(self._mean(model, own), silo, place) for silo, own in enumerate(self.shares)]
         )
         if self.asked.apart:
             return self.asked.metrics(means)
         weights = torch.tensor(self.asked.plan.weights, dtype=means.dtype)
         return self.asked.metrics(self._noisy(weights @ means, SERVER, place).unsqueeze(0))
+
+    def _mean(self, model: Tensor, own: Records) -> Tensor:
+        """Over all places, whether they count or not: a public denominator."""
+        records, there = counting(own)
+        return self.asked.scores.contributions(model, records).masked_fill(~there.unsqueeze(-1), 0.0).mean(0)
 
     def _noisy(self, mean: Tensor, owner: int, place: int) -> Tensor:
         std = float(self.asked.plan.noise.std_of(owner))

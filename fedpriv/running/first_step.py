@@ -147,4 +147,4 @@ def _check_rounds(cell: Cell, *, released: bool) -> None:
 def _scaling_of(cell: Cell, finished: Finished) -> Scaling:
     schema = cell.data.table_schema
     assert schema is not None
-    return scaling_from(schema.numbers, np.asarray(finished.model))
+    return scaling_from(schema.numbers, np.asarray(finished.model) / schema.counted_share(tests=False))

@@ -118,5 +118,7 @@ class IntegerStep:
         if part is None:
             return np.zeros(objective.dimension, np.int64)
         factor = self.exact.lattice.factor(batches) * stretch
-        clip, least = float(part.clip), self._least(silo)
-        return integer_sum(objective, part.points, part.coefficients, clip, read.records, norm, factor, least)
+        clip, least, counts = float(part.clip), self._least(silo), (read.weights != 0.0).numpy()
+        return integer_sum(
+            objective, part.points, part.coefficients, clip, read.records, norm, factor, least, counts
+        )

@@ -27,7 +27,7 @@ class Read(NamedTuple):
     records: Records | None
     """(..., records, ...); None in a round without any."""
     weights: Tensor
-    """Of every record, (records,) or (..., records)."""
+    """Of every record, (records,) or (..., records); 0 of a row that does not count."""
     rows: tuple[tuple[int, int], ...]
     """The silos in the order of their records, as in `Slots`."""
 

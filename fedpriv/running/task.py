@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.data.dataset import Sites
-from fedpriv.data.datasets import load, load_test
+from fedpriv.data.datasets import load, load_test, schema_of
 from fedpriv.data.partition import Shares, by_site, dirichlet, iid, shards
+from fedpriv.data.placing import Table, counted, in_a_row, of_persons, roster
 from fedpriv.data.registered import called
 from fedpriv.data.scaling import Scaling
 from fedpriv.data.table_schema import TableSchema
-from fedpriv.data.units import Table, in_a_row, of_persons
 from fedpriv.errors import InputError
 from fedpriv.extensions import revision
 from fedpriv.metrics.measured import Measured
 from fedpriv.metrics.scored import Scored, check_scores
 from fedpriv.objectives import Objective, Records
 from fedpriv.privacy.unit import RECORD, USER, Unit
-from fedpriv.running.unit_rows import rows_of
+from fedpriv.running.unit_rows import rows_of, silo_by_silo
 from fedpriv.scenario import Cell
 from fedpriv.scenario.data_section import DataSection
 from fedpriv.scenario.messages import enough_for
@@ -59,6 +59,11 @@ class Task(PublicTask):
     """Whose each training record is, if the data say so."""
     units: Table | None = field(default=None, kw_only=True)
     """Which training records of the data make up each row of `train`; None where rows are records."""
+    tests: Records = field(kw_only=True)
+    """Every place of a test record, as the data have them, at `test_sites`; `test` are those that count."""
+    test_sites: NDArray[np.int64] | None = field(default=None, kw_only=True)
+    rows: NDArray[np.int64] | None = field(default=None, kw_only=True)
+    """Which of `tests` each training record is, where every row of a file has a place in both parts."""
 
 
 @lru_cache(maxsize=2)
@@ -75,7 +80,7 @@ def public_task_of(
     part, row, settings, torch_dtype = load_test(data, table=table), model.row, model.settings, DTYPES[dtype]
     test = Records(seen(part.images, model, torch_dtype, scaling), labels_of(part.labels, torch_dtype))
     objective = row.objective(tuple(test.features.shape[1:]), part.classes, torch_dtype, settings)
-    test, silos = _silo_by_silo(test, part.sites)
+    test, silos = silo_by_silo(test, part.sites)
     return PublicTask(objective, test, silos=silos, unit=part.unit)
 
 
@@ -134,19 +139,24 @@ def task_of(
         if sites is not None:
             sites = Sites(sites.names, sites.train[:-validation], sites.train[-validation:])
     objective = row.objective(tuple(train.features.shape[1:]), dataset.classes, torch_dtype, settings)
-    test, silos = _silo_by_silo(test, sites)
-    of_records = None if sites is None else sites.train
-    persons = None if dataset.persons is None else dataset.persons[: len(train.labels)]
-    return Task(objective, test, train, silos=silos, unit=dataset.unit, sites=of_records, persons=persons)
-
-
-def _silo_by_silo(test: Records, sites: Sites | None) -> tuple[Records, tuple[tuple[str, int], ...]]:
-    """The test records in the order of their sites, and how many each has; as they are without sites."""
-    if sites is None:
-        return test, ()
-    order = torch.from_numpy(np.argsort(sites.test, kind="stable"))
-    counts = np.bincount(sites.test, minlength=len(sites.names)).tolist()
-    return Records(*(column[order] for column in test)), tuple(zip(sites.names, counts, strict=True))
+    counting = counted(test.labels.numpy())
+    scored, silos = silo_by_silo(
+        Records(*(column[torch.from_numpy(counting)] for column in test)) if not counting.all() else test,
+        None if sites is None else Sites(sites.names, sites.train, sites.test[counting]),
+    )
+    both = (schema := schema_of(data, table)) is not None and schema.by_content and validation is None
+    return Task(
+        objective,
+        scored,
+        train,
+        silos=silos,
+        unit=dataset.unit,
+        sites=None if sites is None else sites.train,
+        persons=None if dataset.persons is None else dataset.persons[: len(train.labels)],
+        tests=test,
+        test_sites=None if sites is None else sites.test,
+        rows=dataset.rows[0] if both and dataset.rows is not None else None,
+    )
 
 
 def seen(images: NDArray[Any], model: ModelSection, dtype: torch.dtype, scaling: Scaling | None) -> Tensor:
@@ -195,14 +205,15 @@ def _by_units(
     count = len(task.train.labels)
     if unit.name == USER.name:
         assert task.persons is not None  # a cell is checked for it
-        units = of_persons(task.persons, unit.records)
+        units = of_persons(task.persons, unit.records, counted(task.train.labels.numpy()))
     elif clients is not None and clients[0] * unit.records <= count:
         number, section = clients
         sizes = [unit.records] * number
         units = np.stack(_shares(section, task.train.labels.numpy(), sizes, _SAME_CLIENTS))
     else:  # too many clients for the records are refused by `check_records`
         units = in_a_row(count, unit.records)
-    sites = None if task.sites is None else task.sites[units[:, 0]]
+    whose = units[:, 0] if task.persons is None or unit.name != USER.name else roster(task.persons)[0]
+    sites = None if task.sites is None else task.sites[whose]
     return dataclasses.replace(task, train=rows_of(task.train, units), units=units, sites=sites)
 
 
@@ -287,11 +298,3 @@ def _shares(data: DataSection, labels: NDArray[np.int64], sizes: list[int], seed
         assert data.shards is not None
         return shards(labels, sizes, seed, data.shards)
     return iid(labels, sizes, seed)
-
-
-def records_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
-    """The numbers, in the data set, of each silo's training records, unit by unit in the order it reads them."""
-    units, shares = task_of_cell(cell).units, [share.numpy() for share in spread(cell)]
-    if units is None:
-        return shares
-    return [of_silo[of_silo >= 0] for of_silo in (units[share].ravel() for share in shares)]

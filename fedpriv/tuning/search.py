@@ -20,6 +20,7 @@ from fedpriv.running.observer import RunObserver
 from fedpriv.running.outcome import Finished
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, Point, Scenario
+from fedpriv.scenario.data_section import PARTITION_KEYS
 from fedpriv.sweep.results import read_results
 from fedpriv.sweep.runner import run_sweep
 from fedpriv.tuning.grids import Setting
@@ -100,11 +101,13 @@ def tuned_privately(
 
     Guarantee: `Choice.selection` holds for the setting and the score of a row, for training records and held-out
     records alike: a run's releases are μ-GDP for a record that it trains on, its score is μ-GDP for a record that
-    is held out, and which of both a record is follows from its place alone.  Nothing of another run is kept,
-    written or told.  `generator` must be as secret as the noise.
+    is held out, and which of both a record is, and with which silo and in which batch, follows from its place
+    alone (or its site).  Nothing of another run is kept, written or told.  `generator` must be as secret as the
+    noise.
     """
     for row, settings in rows:
         _target(row)
+        _check_places(row.cell)
         if row.cell.model.regression:
             raise InputError(_NO_ACCURACY)
         if row.cell.privacy.protected.name != RECORD.name:
@@ -112,8 +115,9 @@ def tuned_privately(
                 "--private: a person's records may lie on both sides of the split, so that only one record is "
                 'protected; tune with privacy.unit = "record"'
             )
-        for setting in settings:
-            _check_kept(row.cell, trial(row.cell, setting, held_out, fixed, 0), held_out)
+        for tried in [trial(row.cell, setting, held_out, fixed, 0) for setting in settings]:
+            _check_places(tried)
+            _check_kept(row.cell, tried, held_out)
     plans = [(row, settings, law.draw(generator)) for row, settings in rows]
     drawn = [
         (row, settings[int(generator.integers(len(settings)))])
@@ -146,6 +150,22 @@ def tuned_privately(
         chosen = Choice(row, None, None) if best is None else Choice(row, best[1], best[0])
         choices.append(replace(chosen, selection=cost))
     return choices
+
+
+def _check_places(cell: Cell) -> None:
+    """InputError for records that sit, or count, by what they hold: one would move others, or the score."""
+    if cell.data.partition in PARTITION_KEYS:
+        raise InputError(
+            f'--private: data.partition = "{cell.data.partition}" looks at labels, so that one record moves '
+            'others to other silos and batches; use "iid", or "site"'
+        )
+    schema = cell.data.table_schema
+    if schema is not None and schema.zeros:
+        key = 'missing = "drop"' if schema.missing == "drop" else "split" if schema.split else "person"
+        raise InputError(
+            f"--private: by table.{key} the number of held-out records that count follows from cells, and a score "
+            "is divided by it; tune on a table without it, split by table.test_share"
+        )
 
 
 def _check_kept(given: Cell, tried: Cell, held_out: HeldOut) -> None:

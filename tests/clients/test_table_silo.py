@@ -12,6 +12,7 @@ from fedpriv.clients.federation import simulated_silo
 from fedpriv.clients.guard import Guard, begin_ledger, open_guard
 from fedpriv.clients.policy import read_policy
 from fedpriv.clients.prepare import policy_text, prepare_silos
+from fedpriv.data.placing import counted
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.errors import InputError, RunError
 from fedpriv.running.task import task_of_cell
@@ -47,6 +48,7 @@ def asked(guard: Guard, cell: Cell) -> torch.Tensor:
 
 def test_prepared_hospitals_hold_the_simulations_records_as_rows_of_their_own(tmp_path: Path) -> None:
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
+    tree["federation"]["batches"] = [18, 12]  # of places: a third are test rows
     del tree["seed"]
     scenario = scenario_of(tree, "test")
     for silo, folder in enumerate(prepare_silos(scenario, tmp_path / "silos", runs=1)):
@@ -58,7 +60,9 @@ def test_prepared_hospitals_hold_the_simulations_records_as_rows_of_their_own(tm
         torch.testing.assert_close(seen, simulated.records.features, rtol=0.0, atol=0.0)
         assert shard.labels.tolist() == simulated.records.labels.tolist()
         assert shard.test is not None
-        assert len(shard.test.labels) == [12, 8][silo]
+        assert len(shard.test.labels) == len(shard.labels) == [36, 24][silo]
+        assert counted(shard.labels).sum() == [24, 16][silo]
+        assert (counted(shard.labels) ^ counted(shard.test.labels)).all()
 
 
 def test_a_hospitals_guard_answers_a_run_on_its_csv(tmp_path: Path) -> None:

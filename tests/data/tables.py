@@ -14,6 +14,7 @@ SCHEMA: dict[str, Any] = {
     "site": "hospital",
     "sites": ["north", "south"],
     "split": "part",
+    "test_share": 1 / 3,
     "columns": {
         "sex": {"values": ["f", "m"]},
         "age": {"range": [0.0, 100.0]},

@@ -17,6 +17,7 @@ from fedpriv.data import public_tables
 from fedpriv.data.cache import Origin
 from fedpriv.data.datasets import load
 from fedpriv.data.fetch import default_root
+from fedpriv.data.placing import counted
 from fedpriv.data.public_tables import (
     FILE,
     HEART,
@@ -94,7 +95,8 @@ def test_a_table_by_name_is_fetched_verified_and_described(
     monkeypatch.setitem(fetching.ORIGINS, HEART, Origin(HEART, {FILE: f"sha256:{digest}"}, (toy.source(HEART),)))
     dataset = load(HEART, tmp_path / "root")
     assert dataset.sites is not None
-    assert len(dataset.train_labels) + len(dataset.test_labels) == 180
+    assert len(dataset.train_labels) == len(dataset.test_labels) == 180
+    assert counted(dataset.train_labels).sum() + counted(dataset.test_labels).sum() == 180
     assert dataset.train_images.shape[1] == toy.schema.width
     other = Origin(HEART, {FILE: "sha256:0"}, (PUBLIC_TABLES[HEART].source(HEART),))
     monkeypatch.setitem(fetching.ORIGINS, HEART, other)
@@ -114,6 +116,8 @@ def write(path: Path, content: bytes) -> Path:
 def test_the_four_hospitals_have_flambys_counts() -> None:
     dataset = load(HEART)
     assert dataset.sites is not None
-    assert np.bincount(dataset.sites.train).tolist() == [200, 171, 30, 85]
-    assert np.bincount(dataset.sites.test).tolist() == [104, 89, 16, 45]
-    assert Counter(dataset.train_labels.tolist()) == {0: 235, 1: 251}
+    train, test = counted(dataset.train_labels), counted(dataset.test_labels)
+    assert np.bincount(dataset.sites.train).tolist() == [304, 260, 46, 130]
+    assert np.bincount(dataset.sites.train[train]).tolist() == [200, 171, 30, 85]
+    assert np.bincount(dataset.sites.test[test]).tolist() == [104, 89, 16, 45]
+    assert Counter(dataset.train_labels[train].tolist()) == {0: 235, 1: 251}

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpriv.data.datasets import load, load_test
+from fedpriv.data.placing import counted
 from fedpriv.data.table_encode import encode
 from fedpriv.data.table_file import RawTable, read_table
 from fedpriv.data.table_schema import TableSchema
@@ -32,7 +33,7 @@ def test_numbers_are_scaled_by_public_ranges_and_words_are_one_hot(tmp_path: Pat
     encoded = encode(read_table(write_csv(tmp_path / "t.csv", records)), schema())
     assert encoded.features[:2].tolist() == [[-0.5, 0, 1, 0, 0, 1], [1.0, 0, 0, 1, 1, 0]]  # age, pain, sex
     assert encoded.labels[:2].tolist() == [1, 0]
-    assert encoded.test.tolist() == [True, False, False]
+    assert encoded.places.test.counts.tolist() == [True, False, False]
 
 
 def test_a_real_target_is_scaled_and_clipped(tmp_path: Path) -> None:
@@ -76,7 +77,8 @@ def test_a_record_never_enters_the_features_of_another(
     )
     decay = np.arange(len(records)) != place
     np.testing.assert_array_equal(before.features[decay], after.features[decay])
-    np.testing.assert_array_equal(before.test, after.test)
+    np.testing.assert_array_equal(before.places.test.rows, after.places.test.rows)
+    np.testing.assert_array_equal(before.places.train.rows, after.places.train.rows)
     assert np.linalg.norm(after.features, axis=1).max() <= given_schema.norm * (1 + 1e-12)
 
 
@@ -97,7 +99,9 @@ def test_missing_values_are_filled_dropped_or_refused(tmp_path: Path) -> None:
         InputError, match=r"t\.csv, line 4, column 'age': 'NA' is a missing value; give the column"
     ):
         encode(read_table(path), schema())
-    assert encode(read_table(path), schema(missing="drop")).rows.tolist() == [0, 1, 3, 5]
+    train = encode(read_table(path), schema(missing="drop")).places.train
+    assert train.rows.tolist() == list(range(6))
+    assert train.counts.tolist() == [False, True, False, False, False, True]  # 0 and 3 are for testing
     columns = {**SCHEMA["columns"], "age": {"range": [0, 100], "missing": 75}}
     columns["sex"] = {"values": ["f", "m"], "missing": "m"}
     filled = encode(read_table(path), schema(columns=columns))
@@ -129,11 +133,13 @@ def test_a_table_is_a_data_set_with_sites_and_persons(tmp_path: Path) -> None:
     assert dataset.sites is not None
     assert dataset.persons is not None
     assert dataset.rows is not None
-    assert (len(dataset.train_labels), len(dataset.test_labels), dataset.classes) == (40, 20, 2)
+    assert (len(dataset.train_labels), len(dataset.test_labels), dataset.classes) == (60, 60, 2)
+    assert (counted(dataset.train_labels).sum(), counted(dataset.test_labels).sum()) == (40, 20)
     by_row = dict(enumerate(rows()))
-    for place in range(40):
+    for place in range(60):
         record = by_row[int(dataset.rows[0][place])]
         assert dataset.persons[place] == record["patient"]
+        assert (dataset.train_labels[place] >= 0) == (record["part"] == "train")
         assert SCHEMA["sites"][dataset.sites.train[place]] == record["hospital"]
     assert len(load_test(name, table=schema()).labels) == 20
 
@@ -169,7 +175,8 @@ def test_validation_records_are_training_records_of_every_site(tmp_path: Path) -
     tree["data"]["validation"], tree["federation"]["batches"] = 16, [5, 3]
     tree["run"]["per_silo"] = True
     task = task_of_cell(resolve_cell(tree, "test"))
-    assert sum(count for _, count in task.silos) == 16
+    assert len(task.tests.labels) == 16  # places, of which those of test rows are zeros
+    assert sum(count for _, count in task.silos) == int(counted(task.tests.labels.numpy()).sum()) == 12
     assert min(count for _, count in task.silos) >= 2
 
 

@@ -6,6 +6,7 @@ import hashlib
 import io
 
 from fedpriv.data.datasets import load, load_test
+from fedpriv.data.placing import counted
 from fedpriv.data.visits import SHA256, VISITS, visits
 
 
@@ -22,5 +23,6 @@ def test_patients_come_often_to_one_clinic_and_are_for_training_or_for_testing()
     assert sum(count <= 2 for count in times.values()) > 900
     dataset = load(VISITS)
     assert dataset.persons is not None
-    assert len(dataset.persons) == len(dataset.train_labels) == 4900
+    assert len(dataset.persons) == len(dataset.train_labels) == len(rows)
+    assert counted(dataset.train_labels).sum() == 4900
     assert len(load_test(VISITS).labels) == len(rows) - 4900

@@ -12,8 +12,8 @@ import torch
 
 from fedpriv.errors import InputError
 from fedpriv.running.evaluation import evaluation_plan_of
-from fedpriv.running.held_out import held_out_of_silos, held_out_shares, spread_test
-from fedpriv.running.task import public_task_of_cell, records_of_silos, task_of_cell
+from fedpriv.running.held_out import held_out_of_silos, held_out_shares, records_of_silos, spread_test
+from fedpriv.running.task import public_task_of_cell, task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
 from tests.conftest import small_tree
 from tests.data.tables import rows, table_tree, write_csv
@@ -137,8 +137,12 @@ def test_silos_of_a_skewed_partition_are_tested_on_the_labels_that_they_train_on
 
 def test_hospitals_are_tested_on_their_own_records_without_a_public_table(tmp_path: Path) -> None:
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
-    tree["evaluation"] = {"records": [9, 6], "mu": 2.0}
+    tree["evaluation"] = {"records": [30, 24], "mu": 2.0}  # rows, of which a third are for testing
     tree["run"]["per_silo"] = True
+    said = tree["data"]["table"].pop("test_share")
+    with pytest.raises(InputError, match=r"table\.test_share: this key is missing; published means are divided"):
+        run("vectorized", resolve_cell(tree, "test"))
+    tree["data"]["table"]["test_share"] = said
     cell = resolve_cell(tree, "test")
     (fast,), _ = run("vectorized", cell)
     (slow,), _ = run("inprocess", cell)
@@ -149,10 +153,27 @@ def test_hospitals_are_tested_on_their_own_records_without_a_public_table(tmp_pa
     assert task.objective.dimension == task_of_cell(cell).objective.dimension
     assert len(task.test.labels) == 0
     tree["data"]["name"], tree["evaluation"]["records"] = str(tmp_path / "t.csv"), [9, 40]
-    with pytest.raises(
-        InputError, match=r"evaluation\.records: 'south' has \d+ test records, and 40 are asked for"
-    ):
+    with pytest.raises(InputError, match=r"evaluation\.records: 'south' has 24 rows, and 40 are asked for"):
         run("vectorized", resolve_cell(tree, "test"))
+
+
+@pytest.mark.parametrize("partition", ["site", "iid"])
+def test_rows_that_cells_put_aside_are_scored_over_the_public_share(tmp_path: Path, partition: str) -> None:
+    """Without noise, and with all rows read: the mean over those that are for testing, a third of them."""
+    tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
+    tree["data"]["partition"], tree["federation"]["batches"] = partition, [18, 12]
+    tree["federation"] |= {"rounds": 2, "epochs": 1}
+    tree["evaluation"], tree["privacy"] = {"records": [36, 24]}, {"relation": "zero-out", "mode": "none"}
+    tree["algorithm"]["trust"] = "trusted"
+    cell = resolve_cell(tree, "test")
+    task = task_of_cell(cell)
+    assert len(task.test.labels) == 20
+    for engine in ("vectorized", "inprocess"):
+        (outcome,), _ = run(engine, cell)
+        model = torch.from_numpy(outcome.finished.model)
+        wanted = task.objective.evaluate(model, task.test).named()
+        for name, value in wanted.items():
+            assert outcome.finished.metrics[name] == pytest.approx(float(value), rel=1e-9)
 
 
 @pytest.mark.parametrize(

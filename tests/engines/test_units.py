@@ -12,12 +12,13 @@ import torch
 
 from fedpriv.accounting.gdp import epsilon_of
 from fedpriv.clients.federation import simulated_silo
-from fedpriv.data.units import in_a_row, of_persons
+from fedpriv.data.placing import counted, in_a_row, of_persons, roster
 from fedpriv.errors import InputError
 from fedpriv.objectives import Records
 from fedpriv.privacy.ledger import as_data, claim_of, from_data
+from fedpriv.running.held_out import records_of_silos
 from fedpriv.running.plan import plan_of
-from fedpriv.running.task import records_of_silos, spread, task_of_cell
+from fedpriv.running.task import spread, task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
 from fedpriv.sweep.record import privacy_of
 from tests.conftest import small_tree
@@ -105,8 +106,9 @@ def test_without_noise_it_is_the_mean_of_clipped_means(tmp_path: Path) -> None:
     release, _ = silo.answer(silo.start(), 1, query)
     total = torch.zeros_like(query)
     for unit in spread(cell)[1][:4].tolist():
-        person = names[task.units[unit, 0]]
-        own = np.flatnonzero(names == person)[:4]
+        person = names[roster(names)[0][unit]]
+        own = np.flatnonzero((names == person) & counted(plain.train.labels.numpy()))[:4]
+        assert own.tolist() == [row for row in task.units[unit].tolist() if row >= 0]
         gradients = [
             task.objective.increment(
                 [query], [1.0], Records(plain.train.features[[row]], plain.train.labels[[row]]), one, 1e9
@@ -162,10 +164,12 @@ def test_correlated_noise_and_recursive_gradients_take_persons(tmp_path: Path) -
 
 def test_persons_are_grouped_by_their_own_records_alone() -> None:
     owners = ["b", "a", "b", "c", "b", "a"]
-    assert of_persons(owners, 2).tolist() == [[0, 2], [1, 5], [3, -1]]
-    assert of_persons(owners, 4).tolist() == [[0, 2, 4, -1], [1, 5, -1, -1], [3, -1, -1, -1]]
-    assert of_persons([7, 7, 3], 1).tolist() == [[0], [2]]
-    assert of_persons(["c", "a", "b"], 1).tolist() == [[0], [1], [2]]
+    assert of_persons(owners, 2).tolist() == [[1, 5], [0, 2], [3, -1]]
+    assert of_persons(owners, 4).tolist() == [[1, 5, -1, -1], [0, 2, 4, -1], [3, -1, -1, -1]]
+    assert of_persons([*owners[1:], "c", "0"], 2).tolist() == [[6, -1], [0, 4], [1, 3], [2, 5]]
+    counts = np.array([True, True, False, False, True, False])
+    assert of_persons(owners, 2, counts).tolist() == [[1, -1], [0, 4], [-1, -1]]  # "c" keeps a place
+    assert of_persons([7, 7, 3], 1).tolist() == [[2], [0]]
     assert in_a_row(7, 3).tolist() == [[0, 1, 2], [3, 4, 5]]
 
 

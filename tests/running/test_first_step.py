@@ -17,6 +17,7 @@ from fedpriv.cli.ledger import ledger
 from fedpriv.clients.policy import read_policy
 from fedpriv.clients.prepare import prepare_silos
 from fedpriv.clients.shard import Shard
+from fedpriv.data.placing import counted
 from fedpriv.data.scaling import SMALLEST, Scaling, moments_of, scaling_from
 from fedpriv.errors import InputError, RunError
 from fedpriv.exact.records import integer_sum
@@ -28,8 +29,9 @@ from fedpriv.privacy.ledger import FIRST_STEP, claim_of, from_data
 from fedpriv.reports.statement import statements
 from fedpriv.running.evaluation import evaluation_cell, evaluation_plan_of, released_by
 from fedpriv.running.first_step import first_step_of, presumed, scaled, scaled_scenario
+from fedpriv.running.held_out import records_of_silos
 from fedpriv.running.plan import plan_of
-from fedpriv.running.task import records_of_silos, task_of_cell
+from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
 from fedpriv.scenario.load import scenario_of
 from fedpriv.scenario.privacy import Budget
@@ -187,12 +189,15 @@ def scale_of(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])
 def test_without_much_noise_the_numbers_are_those_of_the_records(tmp_path: Path, arithmetic: str) -> None:
-    asked = tree(tmp_path, run={"arithmetic": arithmetic})
+    asked = tree(tmp_path, run={"arithmetic": arithmetic}, federation={"batches": [18, 12]})
     asked["privacy"] = {"relation": "zero-out", "mu": 2e4}
     engine = "vectorized" if arithmetic == "float" else "inprocess"
     folder = fedpriv.run(asked, engine=engine, out=tmp_path / "run").folder
     cell = resolve_cell(asked, "test")
-    features = task_of_cell(cell).train.features[np.concatenate(records_of_silos(cell))][:, [0, 6]].double()
+    train, read = task_of_cell(cell).train, np.concatenate(records_of_silos(cell))
+    own = read[counted(train.labels.numpy())[read]]
+    assert (len(read), len(own)) == (60, 40)  # of all rows, the third that is for testing is no part of a mean
+    features = train.features[own][:, [0, 6]].double()
     assert cell.data.table_schema is not None
     assert cell.data.table_schema.numbers == (0, 6)
     assert scale_of(folder)["means"] == pytest.approx(features.mean(0).tolist(), abs=1e-3)

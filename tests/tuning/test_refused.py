@@ -25,6 +25,7 @@ from fedpriv.tuning.problem import HeldOut, Row, held_out_of, trial
 from fedpriv.tuning.search import check_promise, tuned_privately
 from tests.cli.test_errors import refusal
 from tests.conftest import small_tree
+from tests.data.tables import rows, table_tree, write_csv
 
 SCENARIO = """
 name = "plain"
@@ -131,6 +132,48 @@ def test_a_private_choice_is_charged_for_the_promise_of_its_trials(fixed: str, r
     line = refused("--private", "--grid", "algorithm.step=[0.1,1]", "--while-tuning", fixed)
     assert f"--private: {fixed.partition('=')[0]} = " in line
     assert "but the choice is charged for" in line
+
+
+@pytest.mark.parametrize("how", ["--set", "--while-tuning"])
+@pytest.mark.parametrize(
+    ("partition", "key"), [("dirichlet", "data.concentration=0.3"), ("shards", "data.shards=2")]
+)
+def test_a_private_choice_takes_no_partition_that_looks_at_labels(
+    partition: str, key: str, how: str, refused: Refused
+) -> None:
+    """Guarantee of `tuned_privately`: one label moved silo or batch of 1,326 of 4,000 records with "dirichlet"."""
+    line = refused("--private", "--grid", "algorithm.step=[0.1,1]", how, f"data.partition={partition}", how, key)
+    assert (
+        f'--private: data.partition = "{partition}" looks at labels, so that one record moves others to other '
+        'silos and batches; use "iid", or "site"'
+    ) in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({}, "split"),
+        ({"split": None, "person": "patient"}, "person"),
+        ({"split": None, "missing": "drop"}, "drop"),
+    ],
+)
+def test_a_private_choice_is_divided_by_no_count_that_cells_decide(
+    tmp_path: Path, changes: dict[str, Any], key: str
+) -> None:
+    """Guarantee: a held-out record moves a score by 1 in the number that is charged for."""
+    table = table_tree(write_csv(tmp_path / "t.csv", rows()), **changes)
+    cell = resolve_cell({**table, "federation": {"silos": 2, "rounds": 2, "batches": [2, 2]}}, "test")
+    scenario = load_scenario(_written(tmp_path))
+    with pytest.raises(InputError, match=rf"--private: by table\..*{key}.* the number of held-out records"):
+        tuned_privately(
+            scenario, [(Row({}, cell, {}), [{}])], HeldOut(5, 40, ((5,),)), [], NegativeBinomial(2.0, 0.0),
+            np.random.default_rng(1),
+        )  # fmt: skip
+
+
+def _written(folder: Path) -> Path:
+    (folder / "plain.toml").write_text(SCENARIO)
+    return folder / "plain.toml"
 
 
 def test_a_private_choice_refuses_another_promise_whoever_made_the_grid(tmp_path: Path) -> None:

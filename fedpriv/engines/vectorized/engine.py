@@ -41,6 +41,7 @@ from fedpriv.running.outcome import evaluation_rounds, finished_after, measured
 from fedpriv.running.plan import Plan
 from fedpriv.running.round_step import Read, RoundStep
 from fedpriv.running.task import Task, spread, task_of_cell
+from fedpriv.running.unit_rows import counting
 from fedpriv.scenario import Cell
 
 _PROGRESS_EVERY = 0.1  # seconds
@@ -209,16 +210,19 @@ class _Group:
 
     def _batches(self, first: int) -> Iterator[Read]:
         """What the rounds from `first` on read."""
-        train = self._task.train
+        train, there = self._task.train, None
+        if self._plans[0].unit.records == 1:  # of several, `PerUnit` leaves out those that are not there
+            train, present = counting(train)
+            there = None if present.all() else present.to(self._device)
         on_device = Records(train.features.to(self._device), train.labels.to(self._device))
         shares = {cell.seed: spread(cell) for cell in self._cells}
         if isinstance(self._schedule, PublicOrder):
             of_replicates = [shares[cell.seed] for cell in self._cells]
             reads = OrderedBatches(
-                self._schedule, of_replicates, self._silo_weights, self._sizes, on_device, self._dtype
+                self._schedule, of_replicates, self._silo_weights, self._sizes, on_device, self._dtype, there
             ).rounds_from(first)
         else:
-            reads = self._sampled(self._schedule, on_device, shares, first)
+            reads = self._sampled(self._schedule, on_device, shares, first, there)
         return self._of_those_there(reads, first) if self._away else reads
 
     def _of_those_there(self, reads: Iterator[Read], first: int) -> Iterator[Read]:
@@ -239,7 +243,12 @@ class _Group:
         return itertools.islice(of_rounds, first_round - 1, None)
 
     def _sampled(
-        self, schedule: Participation, train: Records, shares: dict[int, list[Tensor]], first: int
+        self,
+        schedule: Participation,
+        train: Records,
+        shares: dict[int, list[Tensor]],
+        first: int,
+        there: Tensor | None,
     ) -> Iterator[Read]:
         """Whose a record is, is told to those alone that ask; nothing may be keyed by how many there are."""
         seeds = [cell.noise_seed for cell in self._cells]
@@ -249,7 +258,8 @@ class _Group:
         for index, weights, rows in sampled.rounds_from(first):
             on_device = index.to(self._device)
             records = Records(train.features[on_device], train.labels[on_device]) if index.numel() else None
-            yield Read(records, weights.to(self._device, self._dtype), rows)
+            weights = weights.to(self._device, self._dtype)
+            yield Read(records, weights if there is None else weights * there[on_device], rows)
 
     def _evaluate(self, t: int, place: int, model: Tensor) -> list[dict[str, float]]:
         """After round t, in evaluation number `place`."""

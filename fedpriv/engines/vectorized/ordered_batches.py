@@ -1,7 +1,7 @@
 """Batches in a public order for many replicates at once: as many records in every replicate."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -25,13 +25,16 @@ class OrderedBatches:
         batch_sizes: Sequence[int],
         train: Records,
         dtype: torch.dtype,
+        there: Tensor | None = None,
     ) -> None:
         """`shares` has each replicate's records of every silo in the silo's order; `dtype` is that of weights.
 
-        Replicates that read the same have the same object there.
+        Replicates that read the same have the same object there.  `there` says which of the records of `train`
+        count, None: all.
         """
         self._schedule, self._silo_weights, self._sizes = schedule, silo_weights, batch_sizes
         self._train, self._dtype, device = train, dtype, train.features.device
+        self._there = there
         orders = {id(of_silos): _by_place(of_silos, schedule.batches_held) for of_silos in shares}
         self._places = torch.stack(list(orders.values()), dim=1).to(device)
         numbered = list(orders)
@@ -60,8 +63,15 @@ class OrderedBatches:
                 index = self._places[torch.tensor(read, device=device)]  # (rounds, count, orders, records)
                 index = index.movedim(1, 2).flatten(2)[..., column]
                 gathered = self._of_replicates(Records(features[index], labels[index]))
-                for records in itertools.islice(gathered, over, None):
-                    yield Read(records, alike[count].weights, alike[count].rows)
+                weights = self._weights(alike[count].weights, index)
+                for records, weight in itertools.islice(zip(gathered, weights, strict=False), over, None):
+                    yield Read(records, weight, alike[count].rows)
+
+    def _weights(self, alike: Tensor, index: Tensor) -> Iterable[Tensor]:
+        """Round after round, of the records of `index` (rounds, orders, records): 0 where one does not count."""
+        if self._there is None:
+            return itertools.repeat(alike)
+        return (alike * self._there[of_round[self._pick]] for of_round in index)
 
     def _of_replicates(self, records: Records) -> Iterator[Records]:
         """(rounds, orders, ...) round after round as (replicates, ...)."""
