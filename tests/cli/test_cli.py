@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +17,8 @@ import pytest
 
 from fedpriv.reports.table import render
 from fedpriv.sweep.results import read_results
+from tests.cli.command import FEDPRIV, fedpriv
 
-FEDPRIV = Path(sys.executable).with_name("fedpriv")
 SCENARIO = """
 name = "small"
 title = "A small run"
@@ -55,12 +54,6 @@ COMMANDS = [
     "data fetch",
     *(f"privacy {name}" for name in ("convert", "noise", "spent")),
 ]
-
-
-def fedpriv(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [FEDPRIV, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=300, check=False
-    )
 
 
 def write_scenario(folder: Path) -> Path:
@@ -292,14 +285,21 @@ def test_the_first_page_of_help_lists_the_commands(tmp_path: Path) -> None:
         assert f" {name} " in done.stdout
 
 
+def process(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The installed script in a process of its own."""
+    return subprocess.run(
+        [FEDPRIV, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
 def test_version(tmp_path: Path) -> None:
-    done = fedpriv("--version", cwd=tmp_path)
+    done = process("--version", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout.startswith("fedpriv ")
 
 
 def test_json_lines_go_to_stdout_and_nothing_else_does(tmp_path: Path) -> None:
-    done = fedpriv("run", write_scenario(tmp_path), "--out", "out", "--json", cwd=tmp_path)
+    done = process("run", write_scenario(tmp_path), "--out", "out", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert [event["event"] for event in events].count("finished") == 4

@@ -5,7 +5,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,10 @@ from typing import Any
 
 import pytest
 
-FEDPRIV = Path(sys.executable).with_name("fedpriv")
+from fedpriv import extensions
+from fedpriv.engines.vectorized import keeper
+from tests.cli.command import FEDPRIV, fedpriv
+
 SCENARIO = """
 name = "long"
 title = "Cells that take some seconds"
@@ -47,7 +49,12 @@ keeper._SHARE = 1.0
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder; what hurry.py changes in the process of the tests is changed back."""
+    monkeypatch.delenv(extensions.VARIABLE, raising=False)
+    monkeypatch.setattr(extensions, "_read", set())
+    for name in ("_EVERY", "_SHARE"):
+        monkeypatch.setattr(keeper, name, getattr(keeper, name))
     (tmp_path / "long.toml").write_text(SCENARIO)
     (tmp_path / "hurry.py").write_text(HURRY)
     return tmp_path
@@ -72,7 +79,7 @@ def running(here: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def run(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([FEDPRIV, *words], cwd=here, capture_output=True, text=True, timeout=300, check=False)
+    return fedpriv(*words, cwd=here)
 
 
 def rounds_kept(folder: Path) -> int:
@@ -109,7 +116,10 @@ def lines(path: Path) -> list[str]:
     return sorted(path.read_text().splitlines())
 
 
-@pytest.mark.parametrize("workers", [[], ["--workers", "1"]], ids=["here", "on a worker"])
+@pytest.mark.parametrize(
+    "workers",
+    [pytest.param([], id="here"), pytest.param(["--workers", "1"], id="on a worker", marks=pytest.mark.slow)],
+)
 def test_a_killed_run_goes_on_in_the_middle_of_its_cells(here: Path, workers: list[str]) -> None:
     """SIGKILL, then Ctrl-C: what was kept is not run again, and not a byte is another."""
     whole = run(here, *command("--out", "whole"))
