@@ -148,6 +148,7 @@ def test_a_killed_run_goes_on_in_the_middle_of_its_cells(here: Path, workers: li
     assert left == ["history.jsonl", "models", "results.json", "table.md"]
 
 
+@pytest.mark.slow
 def test_seeds_that_are_added_to_a_killed_run_leave_its_checkpoint_in_use(here: Path) -> None:
     with running(here, "--out", "out") as process:
         wait_for(process, here / "out", 1500)
