@@ -117,15 +117,23 @@ def lines(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "workers",
-    [pytest.param([], id="here"), pytest.param(["--workers", "1"], id="on a worker", marks=pytest.mark.slow)],
+    ("workers", "signals"),
+    [
+        pytest.param([], [signal.SIGINT], id="here"),
+        pytest.param([], [signal.SIGKILL, signal.SIGINT], id="here, twice", marks=pytest.mark.slow),
+        pytest.param(
+            ["--workers", "1"], [signal.SIGKILL, signal.SIGINT], id="on a worker, twice", marks=pytest.mark.slow
+        ),
+    ],
 )
-def test_a_killed_run_goes_on_in_the_middle_of_its_cells(here: Path, workers: list[str]) -> None:
+def test_a_killed_run_goes_on_in_the_middle_of_its_cells(
+    here: Path, workers: list[str], signals: list[signal.Signals]
+) -> None:
     """SIGKILL, then Ctrl-C: what was kept is not run again, and not a byte is another."""
     whole = run(here, *command("--out", "whole"))
     assert whole.returncode == 0, whole.stderr
     kept = 0
-    for sent in (signal.SIGKILL, signal.SIGINT):
+    for sent in signals:
         with running(here, *workers, "--out", "out", "--resume") as process:
             kept = wait_for(process, here / "out", kept + 300)
             process.send_signal(sent)
@@ -165,6 +173,7 @@ def test_seeds_that_are_added_to_a_killed_run_leave_its_checkpoint_in_use(here: 
     assert (tree["seeds"], tree["added_seeds"], tree["cells"]) == ([0, 1, 2], [[2]], [])
 
 
+@pytest.mark.slow
 def test_checkpoints_are_not_written_over_and_not_used_by_another_scenario(here: Path) -> None:
     with running(here, "--out", "out", "--set", "run.evaluations=1") as process:
         wait_for(process, here / "out", 100)
@@ -195,6 +204,7 @@ def test_a_checkpoint_that_cannot_be_used_is_said_and_its_rounds_are_run_again(h
     assert not path.parent.exists()
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_folder_are_refused_and_a_killed_one_is_in_nobodys_way(here: Path) -> None:
     with running(here, "--out", "out") as process:
         wait_for(process, here / "out", 1)
