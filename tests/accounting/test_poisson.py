@@ -14,6 +14,7 @@ from fedpriv.accounting.curves import chained, epsilon_at
 from fedpriv.accounting.poisson import PoissonGaussian, calibrated, connected_dots, directions
 from fedpriv.accounting.relation import Relation
 from fedpriv.errors import InputError
+from tests.parts import in_parts, in_turn
 
 DELTA = 1e-5
 EPSILON_03, EPSILON_1 = gdp.epsilon_of(0.3, DELTA), gdp.epsilon_of(1.0, DELTA)
@@ -39,26 +40,29 @@ def test_golden_epsilons_of_replace_one(
     assert replaced.epsilon_of(DELTA) < through_nobody == pytest.approx(two_steps, rel=3e-3)
 
 
+GOLDEN_NOISE = [
+    (EPSILON_03, 1e-5, 1 / 16, 16, 1.3785),
+    (EPSILON_03, 1e-5, 1 / 60, 60, 0.9639),
+    (EPSILON_03, 1e-5, 1 / 240, 240, 0.7526),
+    (EPSILON_03, 1e-5, 1 / 600, 600, 0.6654),
+    (EPSILON_1, 1e-5, 1 / 16, 16, 0.7462),
+    (EPSILON_1, 1e-5, 1 / 60, 60, 0.6098),
+    (EPSILON_1, 1e-5, 1 / 240, 240, 0.5216),
+    (EPSILON_1, 1e-5, 8 / 60, 75, 1.456),  # cyclic classes: 600 rounds in 8, 600 in 16, 2000 in 16
+    (EPSILON_1, 1e-5, 16 / 60, 38, 1.916),
+    (2.0, 1e-5, 0.08, 125, 2.039),
+    (2.0, 1e-5, 0.1, 60, 1.8609),  # clients
+    (8.0, 1e-5, 0.1, 60, 0.8339),
+    (2.0, 1e-6, 0.01, 1000, 1.0293),
+    (2.0, 1e-8, 0.001, 2000, 0.7066),
+    (1.0, 1e-5, 0.01, 1, 0.67379294682),  # dp-accounting's own tests
+    (1.0, 1e-5, 0.001, 25, 3.20956502598 / 6.0),
+]
+
+
 @pytest.mark.parametrize(
     ("epsilon", "delta", "rate", "rounds", "golden"),
-    [
-        (EPSILON_03, 1e-5, 1 / 16, 16, 1.3785),
-        (EPSILON_03, 1e-5, 1 / 60, 60, 0.9639),
-        (EPSILON_03, 1e-5, 1 / 240, 240, 0.7526),
-        (EPSILON_03, 1e-5, 1 / 600, 600, 0.6654),
-        (EPSILON_1, 1e-5, 1 / 16, 16, 0.7462),
-        (EPSILON_1, 1e-5, 1 / 60, 60, 0.6098),
-        (EPSILON_1, 1e-5, 1 / 240, 240, 0.5216),
-        (EPSILON_1, 1e-5, 8 / 60, 75, 1.456),  # cyclic classes: 600 rounds in 8, 600 in 16, 2000 in 16
-        (EPSILON_1, 1e-5, 16 / 60, 38, 1.916),
-        (2.0, 1e-5, 0.08, 125, 2.039),
-        (2.0, 1e-5, 0.1, 60, 1.8609),  # clients
-        (8.0, 1e-5, 0.1, 60, 0.8339),
-        (2.0, 1e-6, 0.01, 1000, 1.0293),
-        (2.0, 1e-8, 0.001, 2000, 0.7066),
-        (1.0, 1e-5, 0.01, 1, 0.67379294682),  # dp-accounting's own tests
-        (1.0, 1e-5, 0.001, 25, 3.20956502598 / 6.0),
-    ],
+    in_parts(GOLDEN_NOISE, GOLDEN_NOISE[::3]),
 )
 def test_golden_noise(epsilon: float, delta: float, rate: float, rounds: int, golden: float) -> None:
     assert calibrated(epsilon, delta, rate, rounds).noise_multiplier == pytest.approx(golden, rel=1e-3)
@@ -195,9 +199,12 @@ def test_sampling_never_costs_and_zero_out_is_below_replace_one(
     assert replace_one <= gdp.delta_of(2 * rounds**0.5 / z, epsilon) * (1 + 1e-9) + 1e-20
 
 
-@pytest.mark.parametrize(("epsilon", "rate", "rounds"), [(1.0, 0.05, 100), (8.0, 0.1, 50), (0.2, 0.01, 1000)])
-@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
-def test_calibrated_is_what_it_was_asked_for(epsilon: float, rate: float, rounds: int, relation: Relation) -> None:
+@pytest.mark.parametrize(
+    ("asked", "relation"),
+    in_turn([(1.0, 0.05, 100), (0.2, 0.01, 1000), (8.0, 0.1, 50)], ["replace-one", "zero-out"]),
+)
+def test_calibrated_is_what_it_was_asked_for(asked: tuple[float, float, int], relation: Relation) -> None:
+    epsilon, rate, rounds = asked
     mechanism = calibrated(epsilon, DELTA, rate, rounds, relation)
     assert mechanism.epsilon_of(DELTA) <= epsilon
     less = PoissonGaussian(mechanism.noise_multiplier * (1 - 1e-3), rate, rounds, relation)

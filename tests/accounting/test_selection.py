@@ -3,13 +3,14 @@
 import json
 import math
 from collections.abc import Callable
-from itertools import product
 
 import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting import rdp as theirs
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
@@ -37,7 +38,11 @@ def theorem_2(mu: float, eta: float, gamma: float, delta: float) -> float:
     return float(np.min(curve + np.log1p(-1 / order) - (math.log(delta) + np.log(order)) / (order - 1)))
 
 
-@pytest.mark.parametrize(("mu", "eta", "mean"), list(product((0.1, 1.0, 4.0), (0.0, 0.5, 1.0), (2.0, 20.0))))
+@given(mu=st.floats(0.1, 4.0), eta=st.floats(0.0, 1.0), mean=st.floats(2.0, 20.0))
+@settings(max_examples=10, deadline=None, derandomize=True)
+@example(mu=0.1, eta=0.0, mean=20.0)
+@example(mu=4.0, eta=0.5, mean=2.0)
+@example(mu=1.0, eta=1.0, mean=2.0)
 def test_it_is_theorem_2(mu: float, eta: float, mean: float) -> None:
     law = NegativeBinomial(mean, eta)
     assert mean_of(eta, law.gamma) == pytest.approx(mean, rel=1e-9)

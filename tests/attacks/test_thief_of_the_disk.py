@@ -1,5 +1,6 @@
 """Somebody who can copy a silo's disk, or put an older copy back, and a server that asks again."""
 
+import itertools
 import math
 import os
 import shutil
@@ -24,6 +25,7 @@ from fedpriv.clients.status import end_run, status_lines
 from fedpriv.errors import InputError, RunError
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, random_records, scenario, zeros
 from tests.clients.guarded import guard_of
+from tests.parts import in_parts
 from tests.secure_aggregation.test_masks import p_value
 
 LEDGER = "ledger-0.sqlite"
@@ -167,8 +169,17 @@ def pieces(vector: torch.Tensor) -> list[bytes]:
     return [piece for piece in found if any(piece)]
 
 
-@pytest.mark.parametrize("how", ["its last round", "an administrator", "a last round that fails"])
-@pytest.mark.parametrize("name", ["tree", "fresh noise", "aligned differences, clipped in parts"])
+WIPED = ["its last round", "an administrator", "a last round that fails"]
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    in_parts(
+        itertools.product(["tree", "fresh noise", "aligned differences, clipped in parts"], WIPED),
+        [*((name, how) for name in ("tree", "fresh noise") for how in WIPED),
+         ("aligned differences, clipped in parts", "a last round that fails")],
+    ),
+)  # fmt: skip
 def test_what_is_wiped_is_gone_from_the_file(
     tmp_path: Path, name: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """The audit passes the code that is here, tightly, and says what it cannot do."""
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,11 @@ from fedpriv.scenario import Cell
 from tests.auditing import planted
 from tests.auditing.planted import noise_times
 from tests.conftest import small_tree
+from tests.parts import in_parts
 
 MakeCell = Callable[..., Cell]
 TRUSTS = ["untrusted", "trusted", "secure-aggregation"]
+FAMILIES = ["integers", "driven canaries", "hostile queries"]
 
 
 @pytest.fixture(autouse=True)
@@ -61,13 +64,13 @@ def test_mechanisms_with_state_stand(small_cell: MakeCell, trust: str, mechanism
     assert outcome.mu >= 0.3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "trust",
-    ["trusted", "untrusted", "secure-aggregation"],
+    ("trust", "family", "dtype"),
+    in_parts(
+        itertools.product(TRUSTS, FAMILIES, ["float32", "float64"]),
+        [(trust, family, "float32") for trust, family in zip(TRUSTS, FAMILIES, strict=True)],
+    ),
 )
-@pytest.mark.parametrize("family", ["integers", "driven canaries", "hostile queries"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_integers_and_hostile_queries_tell_nothing(
     small_cell: MakeCell, trust: str, family: str, dtype: str
 ) -> None:

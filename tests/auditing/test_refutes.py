@@ -4,6 +4,7 @@ Keys are fixed, so that each of these gives the same answer every time.  For a n
 be missed with a probability below 1 in 1,000 (5.2 standard errors to be seen, 8 there are), the others never.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedpriv.auditing.families import AuditRefutedError
 from fedpriv.scenario import Cell
 from tests.auditing import planted
 from tests.auditing.planted import Plant
+from tests.parts import in_parts, in_turn
 
 MakeCell = Callable[..., Cell]
 TRUSTS = ["untrusted", "trusted", "secure-aggregation"]
@@ -42,30 +44,27 @@ def refutes(
     return outcome
 
 
-@pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize(
-    ("plant", "trials"),
-    [
-        (planted.noise_times(0.5), 2048),
-        (planted.noise_times(0.7), 8192),
-        pytest.param(planted.noise_times(0.8), 16384, marks=pytest.mark.slow),
-    ],
-    ids=["0.5", "0.7", "0.8"],
+    ("share", "trials", "trust"),
+    in_parts(
+        [(share, n, trust) for share, n in ((0.5, 2048), (0.7, 8192), (0.8, 16384)) for trust in TRUSTS],
+        [(0.5, 2048, "untrusted")],
+    ),
 )
 def test_less_noise(
-    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str, plant: Plant, trials: int
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str, share: float, trials: int
 ) -> None:
-    plant(monkeypatch)
+    planted.noise_times(share)(monkeypatch)
     assert "whole transcript" in refutes(small_cell, trust, trials).statistic
 
 
-@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("trust", in_parts(TRUSTS, ["trusted"]))
 def test_a_missing_clip(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
     planted.no_clip(monkeypatch)
     refutes(small_cell, trust)
 
 
-@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("trust", in_parts(TRUSTS, ["secure-aggregation"]))
 def test_a_record_in_two_rounds(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
     planted.read_twice(monkeypatch)
     with pytest.raises(AuditRefutedError, match="round 2 reads records 0 to 255, not 256 to 511"):
@@ -74,8 +73,10 @@ def test_a_record_in_two_rounds(small_cell: MakeCell, monkeypatch: pytest.Monkey
     refutes(small_cell, trust)
 
 
-@pytest.mark.parametrize("first", [3, 1])
-@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize(
+    ("trust", "first"),
+    in_parts(itertools.product(TRUSTS, [3, 1]), [("untrusted", 1), ("secure-aggregation", 3)]),
+)
 def test_the_same_noise_twice(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str, first: int
 ) -> None:
@@ -83,7 +84,7 @@ def test_the_same_noise_twice(
     assert f"release 4 minus {first}" in refutes(small_cell, trust).statistic
 
 
-@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("trust", in_parts(TRUSTS, ["trusted"]))
 def test_one_round_without_noise(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
     planted.one_round_without(monkeypatch)
     refutes(small_cell, trust)
@@ -136,8 +137,7 @@ def right(small_cell: MakeCell, trust: str, dtype: str, test: str) -> int:
     return sum((scores[integers.TESTS.index(test)] > 0.0) == present for present, scores in tried)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize(("trust", "dtype"), in_turn(TRUSTS, ["float32", "float64"]))
 def test_a_key_from_the_public_seed(
     small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str, dtype: str
 ) -> None:
@@ -152,15 +152,17 @@ def test_noise_on_a_lattice(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatc
     assert right(small_cell, trust, "float64", "the lattice of 31-bit radii") >= TRIED - 1
 
 
-@pytest.mark.parametrize("plant", [planted.coarse_noise, planted.release_that_reads_the_sum])
+ON_INTEGERS = [("secure-aggregation", "float32"), ("trusted", "float64"), ("untrusted", "float64")]
+
+
 @pytest.mark.parametrize(
-    ("trust", "dtype"), [("secure-aggregation", "float32"), ("trusted", "float64"), ("untrusted", "float64")]
+    ("of", "plant"), in_turn(ON_INTEGERS, [planted.coarse_noise, planted.release_that_reads_the_sum])
 )
 def test_bits_that_the_noise_does_not_reach(
-    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str, dtype: str, plant: Plant
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, of: tuple[str, str], plant: Plant
 ) -> None:
     plant(monkeypatch)
-    assert right(small_cell, trust, dtype, "residues modulo 2^16") == TRIED
+    assert right(small_cell, *of, "residues modulo 2^16") == TRIED
 
 
 def test_integers_that_tell_refute_the_claim(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +17,9 @@ import pytest
 
 from fedpriv.reports.table import render
 from fedpriv.sweep.results import read_results
+from tests.cli.command import FEDPRIV, fedpriv
+from tests.parts import in_parts
 
-FEDPRIV = Path(sys.executable).with_name("fedpriv")
 SCENARIO = """
 name = "small"
 title = "A small run"
@@ -55,12 +55,6 @@ COMMANDS = [
     "data fetch",
     *(f"privacy {name}" for name in ("convert", "noise", "spent")),
 ]
-
-
-def fedpriv(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [FEDPRIV, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=300, check=False
-    )
 
 
 def write_scenario(folder: Path) -> Path:
@@ -231,7 +225,7 @@ def test_quiet_prints_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "table.md").exists()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", in_parts([signal.SIGINT, signal.SIGTERM], [signal.SIGTERM]))
 def test_a_stopped_run_is_valid_incomplete_and_goes_on(tmp_path: Path, sent: signal.Signals) -> None:
     """Stopped as soon as its first cell is done, by Ctrl-C or by a scheduler."""
     write_scenario(tmp_path)
@@ -292,14 +286,21 @@ def test_the_first_page_of_help_lists_the_commands(tmp_path: Path) -> None:
         assert f" {name} " in done.stdout
 
 
+def process(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The installed script in a process of its own."""
+    return subprocess.run(
+        [FEDPRIV, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
 def test_version(tmp_path: Path) -> None:
-    done = fedpriv("--version", cwd=tmp_path)
+    done = process("--version", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout.startswith("fedpriv ")
 
 
 def test_json_lines_go_to_stdout_and_nothing_else_does(tmp_path: Path) -> None:
-    done = fedpriv("run", write_scenario(tmp_path), "--out", "out", "--json", cwd=tmp_path)
+    done = process("run", write_scenario(tmp_path), "--out", "out", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert [event["event"] for event in events].count("finished") == 4

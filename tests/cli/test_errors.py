@@ -9,8 +9,8 @@ import pytest
 from fedpriv.cli import main
 from fedpriv.engines import deployment
 from fedpriv.errors import RunError
+from tests.cli.command import FEDPRIV, fedpriv
 
-FEDPRIV = Path(sys.executable).with_name("fedpriv")
 SCENARIO = """
 name = "small"
 [data]
@@ -206,13 +206,20 @@ def test_a_deployment_that_fails_says_how_to_go_on(
         ["no-such-command"],
     ],
 )
-def test_the_installed_script_exits_with_2_and_without_a_traceback(folder: Path, arguments: list[str]) -> None:
-    done = subprocess.run([FEDPRIV, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+def test_words_that_mean_nothing_end_with_2_and_without_a_traceback(folder: Path, arguments: list[str]) -> None:
+    done = fedpriv(*arguments, cwd=folder)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr
     assert "Traceback" not in done.stderr
     assert not (folder / "out").exists()
+
+
+def test_the_installed_script_says_the_same(folder: Path) -> None:
+    words = ["run", "absent.toml", "--out", "out"]
+    done = subprocess.run([FEDPRIV, *words], cwd=folder, capture_output=True, text=True, check=False)
+    here = fedpriv(*words, cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (here.returncode, here.stdout, here.stderr)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,10 @@ from typing import Any
 
 import pytest
 
-FEDPRIV = Path(sys.executable).with_name("fedpriv")
+from fedpriv import extensions
+from fedpriv.engines.vectorized import keeper
+from tests.cli.command import FEDPRIV, fedpriv
+
 SCENARIO = """
 name = "long"
 title = "Cells that take some seconds"
@@ -47,7 +49,12 @@ keeper._SHARE = 1.0
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder; what hurry.py changes in the process of the tests is changed back."""
+    monkeypatch.delenv(extensions.VARIABLE, raising=False)
+    monkeypatch.setattr(extensions, "_read", set())
+    for name in ("_EVERY", "_SHARE"):
+        monkeypatch.setattr(keeper, name, getattr(keeper, name))
     (tmp_path / "long.toml").write_text(SCENARIO)
     (tmp_path / "hurry.py").write_text(HURRY)
     return tmp_path
@@ -72,7 +79,7 @@ def running(here: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def run(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([FEDPRIV, *words], cwd=here, capture_output=True, text=True, timeout=300, check=False)
+    return fedpriv(*words, cwd=here)
 
 
 def rounds_kept(folder: Path) -> int:
@@ -109,13 +116,24 @@ def lines(path: Path) -> list[str]:
     return sorted(path.read_text().splitlines())
 
 
-@pytest.mark.parametrize("workers", [[], ["--workers", "1"]], ids=["here", "on a worker"])
-def test_a_killed_run_goes_on_in_the_middle_of_its_cells(here: Path, workers: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("workers", "signals"),
+    [
+        pytest.param([], [signal.SIGINT], id="here"),
+        pytest.param([], [signal.SIGKILL, signal.SIGINT], id="here, twice", marks=pytest.mark.slow),
+        pytest.param(
+            ["--workers", "1"], [signal.SIGKILL, signal.SIGINT], id="on a worker, twice", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_killed_run_goes_on_in_the_middle_of_its_cells(
+    here: Path, workers: list[str], signals: list[signal.Signals]
+) -> None:
     """SIGKILL, then Ctrl-C: what was kept is not run again, and not a byte is another."""
     whole = run(here, *command("--out", "whole"))
     assert whole.returncode == 0, whole.stderr
     kept = 0
-    for sent in (signal.SIGKILL, signal.SIGINT):
+    for sent in signals:
         with running(here, *workers, "--out", "out", "--resume") as process:
             kept = wait_for(process, here / "out", kept + 300)
             process.send_signal(sent)
@@ -138,6 +156,7 @@ def test_a_killed_run_goes_on_in_the_middle_of_its_cells(here: Path, workers: li
     assert left == ["history.jsonl", "models", "results.json", "table.md"]
 
 
+@pytest.mark.slow
 def test_seeds_that_are_added_to_a_killed_run_leave_its_checkpoint_in_use(here: Path) -> None:
     with running(here, "--out", "out") as process:
         wait_for(process, here / "out", 1500)
@@ -154,6 +173,7 @@ def test_seeds_that_are_added_to_a_killed_run_leave_its_checkpoint_in_use(here: 
     assert (tree["seeds"], tree["added_seeds"], tree["cells"]) == ([0, 1, 2], [[2]], [])
 
 
+@pytest.mark.slow
 def test_checkpoints_are_not_written_over_and_not_used_by_another_scenario(here: Path) -> None:
     with running(here, "--out", "out", "--set", "run.evaluations=1") as process:
         wait_for(process, here / "out", 100)
@@ -184,6 +204,7 @@ def test_a_checkpoint_that_cannot_be_used_is_said_and_its_rounds_are_run_again(h
     assert not path.parent.exists()
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_folder_are_refused_and_a_killed_one_is_in_nobodys_way(here: Path) -> None:
     with running(here, "--out", "out") as process:
         wait_for(process, here / "out", 1)

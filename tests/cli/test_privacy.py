@@ -226,12 +226,12 @@ def test_help_shows_an_example(command: str) -> None:
     assert f"fedpriv privacy {command} --" in ask(f"{command} --help")
 
 
-@pytest.mark.parametrize("line", ["convert --mu 1", "compare --rounds 500 --mu 1"])
-def test_no_query_imports_torch(line: str) -> None:
+def test_no_query_imports_torch() -> None:
+    lines = [line.split() for line in ("convert --mu 1", "compare --rounds 500 --mu 1")]
     code = (
         "import sys; from typer.testing import CliRunner; from fedpriv.cli.privacy import app; "
-        f"r = CliRunner().invoke(app, {line.split()!r}, catch_exceptions=False); "
-        "sys.exit(r.exit_code or 10 * ('torch' in sys.modules))"
+        f"codes = [CliRunner().invoke(app, line, catch_exceptions=False).exit_code for line in {lines!r}]; "
+        "sys.exit(max(codes) or 10 * ('torch' in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

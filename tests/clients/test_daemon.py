@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -38,6 +38,7 @@ from fedpriv.scenario import resolve_cell
 from fedpriv.server.app import simulated_strategy
 from tests.clients.guarded import CELL, ZERO, start_daemon, write_silo
 from tests.conftest import small_tree
+from tests.parts import in_parts
 
 
 @pytest.fixture
@@ -49,19 +50,26 @@ def daemons(tmp_path: Path) -> Iterator[list["subprocess.Popen[str]"]]:
         process.communicate()
 
 
-def test_the_socket_is_given_to_the_group_that_may_ask(tmp_path: Path) -> None:
-    path = write_silo(tmp_path)
-    group = grp.getgrgid(os.getgid()).gr_name
-    path.write_text(path.read_text().replace("[allow]", f'group = "{group}"\n[allow]'))
+@contextmanager
+def answering(path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """One real guard process, which is killed in the end."""
     process = start_daemon(path)
     try:
-        assert (tmp_path / "0.sock").stat().st_mode & 0o777 == 0o660
+        yield process
     finally:
         process.kill()
         process.communicate()
 
 
-@pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation"])
+def test_the_socket_is_given_to_the_group_that_may_ask(tmp_path: Path) -> None:
+    path = write_silo(tmp_path)
+    group = grp.getgrgid(os.getgid()).gr_name
+    path.write_text(path.read_text().replace("[allow]", f'group = "{group}"\n[allow]'))
+    with answering(path):
+        assert (tmp_path / "0.sock").stat().st_mode & 0o777 == 0o660
+
+
+@pytest.mark.parametrize("trust", in_parts(["untrusted", "secure-aggregation"], ["secure-aggregation"]))
 def test_a_whole_run_through_guards_that_are_killed_and_restarted(
     tmp_path: Path, daemons: list["subprocess.Popen[str]"], trust: str
 ) -> None:
@@ -108,9 +116,13 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
     assert repeated.tobytes() == answer.reply
 
 
-def test_the_daemon_survives_nonsense_and_clients_that_vanish(
-    tmp_path: Path, daemons: list["subprocess.Popen[str]"]
-) -> None:
+def test_the_daemon_survives_nonsense_and_clients_that_vanish(tmp_path: Path) -> None:
+    with answering(write_silo(tmp_path)) as process:
+        nonsense_is_refused(tmp_path)
+        assert process.poll() is None
+
+
+def nonsense_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "0.sock"
     assert path.stat().st_mode & 0o077 == 0
     for nonsense in (b"", b"\x00\x00\x00\x02{}", b"\xff" * 64):
@@ -129,7 +141,6 @@ def test_the_daemon_survives_nonsense_and_clients_that_vanish(
     assert isinstance(absent, Refusal)
     assert "does not answer" in absent.reason
     assert not absent.final  # a guard may be starting
-    assert daemons[0].poll() is None
 
 
 def test_a_supernode_without_a_guard_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,17 +205,13 @@ def test_replies_and_refusals_leave_at_multiples_of_the_tick(
 def test_a_second_guard_leaves_the_first_its_socket(tmp_path: Path) -> None:
     """It took it without a word, and left a dead one when it ended."""
     path = write_silo(tmp_path)
-    process = start_daemon(path)
-    try:
+    with answering(path):
         words = [str(Path(sys.executable).with_name("fedpriv")), "silo", "run", str(path)]
         second = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
         assert second.returncode == 2
         (line,) = second.stderr.strip().splitlines()
         assert line.endswith("0.sock: a guard answers there already; end it before you start another")
         assert not isinstance(ask(tmp_path / "0.sock", "run", CELL, 1, ZERO.numpy()), Refusal)
-    finally:
-        process.kill()
-        process.communicate()
     assert not isinstance(start_and_ask(path), Refusal), "a guard that was killed leaves its socket to the next"
 
 
@@ -222,12 +229,8 @@ def test_a_guard_at_which_others_wait_is_there(tmp_path: Path) -> None:
 
 
 def start_and_ask(path: Path) -> Any:
-    process = start_daemon(path)
-    try:
+    with answering(path):
         return ask(path.with_name("0.sock"), "run", CELL, 1, ZERO.numpy())
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_health_and_nonsense_are_answered_at_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

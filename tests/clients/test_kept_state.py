@@ -22,6 +22,7 @@ from fedpriv.randomness import KeyedNormal
 from fedpriv.secure_aggregation.masks import Masker
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, guard_process, random_records, scenario, zeros
 from tests.clients.guarded import guard_of
+from tests.parts import in_turn
 
 
 def queries(seed: int = 0) -> list[torch.Tensor]:
@@ -38,8 +39,7 @@ def silo_of(guard: Guard, cell: str, run: str = "run") -> ReleasingSilo:
     return ReleasingSilo.of(0, admitted.plan, guard._views.records(admitted.cell), opened.key, admitted.digest)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", KEPT_STATE)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(KEPT_STATE, ["float32", "float64"]))
 def test_a_guard_that_restarts_between_all_rounds_releases_what_one_in_memory_does(
     tmp_path: Path, name: str, dtype: str
 ) -> None:
@@ -88,8 +88,7 @@ def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(
         assert noise.var() == pytest.approx(wanted[t - 1], rel=6 * np.sqrt(2 / 7850)), t
 
 
-@pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation"])
-@pytest.mark.parametrize("name", KEPT_STATE)
+@pytest.mark.parametrize(("name", "trust"), in_turn(KEPT_STATE, ["secure-aggregation", "untrusted"]))
 def test_what_leaves_is_a_function_of_the_noisy_integers(
     tmp_path: Path, name: str, trust: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ from fedpriv.sweep.record import privacy_of
 from fedpriv.sweep.results import read_results
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
+from tests.parts import in_turn
 
 FEDAVG = {"name": "dp-fedavg", "trust": "trusted", "local_steps": 3, "local_step": 0.05, "clip": 0.5}
 QUIET = {"privacy__mode": "none", "privacy__epsilon": None}
@@ -72,8 +73,7 @@ def row_cell(row: str, order: str = "poisson", **changes: Any) -> Cell:
     return client_cell(**given, **{f"federation__{key}": value for key, value in ORDERS[order].items()}, **changes)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize(("row", "order"), in_turn(ROWS, list(ORDERS)))
 def test_engines_agree_on_cohorts(row: str, order: str) -> None:
     cell = row_cell(row, order)
     (vectorized,), _ = run("vectorized", cell)

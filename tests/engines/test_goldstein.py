@@ -17,6 +17,7 @@ from fedpriv.privacy.ledger import claim_of
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import check_records, spread, task_of_cell
 from fedpriv.scenario import Cell
+from tests.parts import in_turn
 
 MakeCell = Callable[..., Cell]
 
@@ -59,9 +60,11 @@ def checked_plan(cell: Cell) -> Plan:
     return plan_of(cell, task_of_cell(cell).objective)
 
 
-@pytest.mark.parametrize("oracle", ["first-order", "zeroth-order"])
+@pytest.mark.parametrize(
+    ("oracle", "trust"),
+    in_turn(["first-order", "zeroth-order"], ["untrusted", "trusted"]),
+)
 @every_noise
-@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 def test_engines_agree(
     small_cell: MakeCell, algorithm: dict[str, Any], federation: dict[str, Any], oracle: str, trust: str
 ) -> None:

@@ -242,7 +242,6 @@ def test_distances_do_not_drift(name: str) -> None:
         assert (second - first).tolist() == (moved if holds else 0 * moved).tolist()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("decay", [0.9, 1 - 1 / 600])
 def test_distances_under_a_decay_stay_within_the_bound(decay: float) -> None:
     strategy, rounds = exact_form("independent", decay, workload_of(10_000, decay)).strategy, 10_000

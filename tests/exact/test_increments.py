@@ -126,7 +126,6 @@ def test_long_rows_are_added_up_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     assert exact_square(integers(given_rows, 2**36, 2.0**36)[1]) <= 2**72
 
 
-@pytest.mark.slow
 def test_a_row_of_more_than_a_block() -> None:
     size = 2**22 + 5
     k = integers(np.random.default_rng(5).normal(size=(1, size)).astype(np.float32), 2**36, 2.0**50)

@@ -1,5 +1,6 @@
 """The report page in a real browser: nothing overflows, is cut, is loaded, or complains; it answers a person."""
 
+import itertools
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from fedpriv.cli.watch import Watched, watching
 from fedpriv.reports.audited import StoredAudit, check_audited, store_audit, stored_audit
 from fedpriv.reports.page import write_report
 from tests.conftest import small_tree
+from tests.parts import in_parts
 from tests.reports.browser import CHROMIUM, look_at
 
 needs_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
@@ -44,8 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_a_browser
-@pytest.mark.parametrize("width", [400, 1400])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("width", "dark"), in_parts(itertools.product([400, 1400], [False, True]), [(400, True)]))
 def test_nothing_overflows_is_cut_loaded_or_complained_about(folder: Path, width: int, dark: bool) -> None:
     page = write_report(folder)
     assert page.stat().st_size < 2_000_000
@@ -60,6 +61,7 @@ def test_nothing_overflows_is_cut_loaded_or_complained_about(folder: Path, width
 
 
 @needs_a_browser
+@pytest.mark.slow
 def test_a_chart_tells_its_numbers_and_hides_a_line(folder: Path) -> None:
     (told, tip), hidden = look_at(write_report(folder).as_uri(), 1400, POINT, HIDE).answers
     assert told == tip != ""
@@ -67,6 +69,7 @@ def test_a_chart_tells_its_numbers_and_hides_a_line(folder: Path) -> None:
 
 
 @needs_a_browser
+@pytest.mark.slow
 def test_paper_is_light_and_nothing_is_cut(folder: Path) -> None:
     seen = look_at(write_report(folder).as_uri(), 760, OVERFLOW, CUT, BACK, dark=True, printed=True)
     assert seen.answers == [pytest.approx(seen.answers[0]), [], "rgb(255, 255, 255)"]
@@ -74,6 +77,7 @@ def test_paper_is_light_and_nothing_is_cut(folder: Path) -> None:
 
 
 @needs_a_browser
+@pytest.mark.slow
 def test_a_page_follows_its_run(tmp_path: Path) -> None:
     """The same page, served while the run goes, reloads itself when a cell is finished."""
     watched = Watched()

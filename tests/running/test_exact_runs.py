@@ -4,6 +4,7 @@ Guards and a deployed server of this process, with the simulation's keys in plac
 the middle of the run; every mechanism that has state takes part.
 """
 
+import itertools
 import json
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,6 +34,7 @@ from fedpriv.server.journal import Entries
 from fedpriv.server.strategy import ReleaseStrategy
 from tests.attacks.guards import KEPT_STATE, scenario
 from tests.engines.test_engines import run
+from tests.parts import in_turn
 from tests.server.deployed import KilledError, MortalJournal
 
 TRUSTS = ("untrusted", "secure-aggregation", "trusted")
@@ -125,13 +127,10 @@ def deployed(folder: Path, cell: Cell, *, dies_in: int) -> ReleaseStrategy:
     return served(0)
 
 
-@pytest.mark.parametrize("dies_in", [3, -4])
-@pytest.mark.parametrize("trust", TRUSTS)
-@pytest.mark.parametrize("name", RUNS)
-def test_a_deployment_computes_what_the_simulation_does(
-    tmp_path: Path, name: str, trust: str, dies_in: int
-) -> None:
+@pytest.mark.parametrize(("of", "dies_in"), in_turn(itertools.product(RUNS, TRUSTS), [3, -4]))
+def test_a_deployment_computes_what_the_simulation_does(tmp_path: Path, of: tuple[str, str], dies_in: int) -> None:
     """Guarantee of `run.arithmetic`: every bit of the model, for every mechanism that guards accept."""
+    name, trust = of
     cell = cell_of(name, trust)
     (outcome,), _ = run("inprocess", cell)
     strategy = deployed(tmp_path, cell, dies_in=dies_in)

@@ -51,13 +51,7 @@ CELLS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(change, id=name, marks=[pytest.mark.slow] if name == "Poisson" else [])
-        for name, change in CELLS.items()
-    ],
-)
+@pytest.mark.parametrize("change", CELLS.values(), ids=CELLS)
 def test_vectorized_equals_inprocess_up_to_the_grid(small_cell: MakeCell, change: dict[str, Any]) -> None:
     """float64: real keys, masks and words modulo 2^64 against plain arithmetic; the grid is 2^-26 of a share."""
     cell = small_cell(algorithm__trust=MASKED, run__evaluations=8, **change)

@@ -250,6 +250,7 @@ def daemons(tmp_path: Path) -> Iterator[list["subprocess.Popen[str]"]]:
         process.communicate()
 
 
+@pytest.mark.slow
 def test_guard_processes_that_are_killed_evaluate_through_the_deployed_app(
     tmp_path: Path, daemons: list["subprocess.Popen[str]"]
 ) -> None:

@@ -1,0 +1,31 @@
+"""`fedpriv` in the process of the tests, whose imports are done already: what a person would see of it."""
+
+import contextlib
+import io
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+from fedpriv.cli import main
+
+FEDPRIV = Path(sys.executable).with_name("fedpriv")
+"""The installed script, for what only a process of its own shows."""
+
+
+def fedpriv(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run `fedpriv ARGUMENTS` in a working folder: its exit code, and what it writes."""
+    words, out, err = ["fedpriv", *map(str, arguments)], io.StringIO(), io.StringIO()
+    code: object = None
+    with (
+        mock.patch.object(sys, "argv", words),
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+    assert code is None or isinstance(code, int), code
+    return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())
