@@ -6,6 +6,7 @@ building its plan in memory and, where the process can, in time.
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,12 +16,12 @@ import numpy as np
 import torch
 
 from fedpriv.accounting.lifetime import Price
+from fedpriv.clients.memory import LONGEST_STATE, mebibytes, state_of, taken_by
 from fedpriv.clients.policy import Policy, presuming, unaccountable
 from fedpriv.clients.prices import Cost, cost_of, priced_stream
 from fedpriv.clients.shard import Shard
 from fedpriv.errors import FedprivError, InputError, RunError
-from fedpriv.objectives import Objective, Smoothed
-from fedpriv.privacy.ledger import ReleaseStream
+from fedpriv.objectives import Objective
 from fedpriv.privacy.trust import trust_named
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import DTYPES
@@ -30,8 +31,6 @@ ROUNDING = 1 + 1e-9
 LONGEST_SCENARIO = 2**16
 """Bytes of a scenario as JSON."""
 _MOST_SILOS = 100_000  # a plan holds a weight for each, and a server may claim any number
-_MOST_KEPT = 2**26  # numbers of a state: half of what a row of the ledger can hold
-_MOST_SMOOTHED = 2**27  # numbers of one round's random directions, of which about four copies exist at a time
 _LARGEST_NUMBER = 2.0**53
 _LARGEST_PRIVACY = 1e6
 """Of mu, zcdp and epsilon: far beyond what protects anything, and within what their conversions can do."""
@@ -47,6 +46,8 @@ class Admitted:
     """Of this silo's whole stream, by this installation's accounting."""
     digest: bytes
     """Of the canonical scenario: what silos of one run have in common."""
+    taken: int
+    """Bytes of memory while it is answered, with what is kept for it."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,11 @@ class Admission:
         with self._refusing():
             cell = resolve_cell(json.loads(canonical), "the server's scenario")
             self._check_cell(cell)
-            planned, plan = self._planned(cell, self._objective(cell))
-            return Admitted(cell, plan, self._cost(planned, plan), hashlib.sha256(canonical.encode()).digest())
+            features, objective = self._objective(cell)
+            planned, plan = self._planned(cell, objective)
+            memory = self._memory(cell, plan, features)
+            cost = self._cost(planned, plan)
+            return Admitted(cell, plan, cost, hashlib.sha256(canonical.encode()).digest(), memory)
 
     def price(self, admitted: Admitted, slack: float) -> Price:
         """What an admitted run costs at a `slack` for runs that need one; RunError if there is no price."""
@@ -79,6 +83,8 @@ class Admission:
                 tree = json.loads(cell_json, parse_constant=_no_number, parse_int=_bounded_int)
                 for section, name, number in _numbers(tree):
                     self._check_number(section, name, number)
+                if isinstance(tree, dict) and (reason := self.policy.permits(tree)) is not None:
+                    raise InputError(reason)
                 cell = resolve_cell(tree, "the server's scenario")
                 return json.dumps(cell.canonical(), sort_keys=True)
         except RunError as error:
@@ -147,8 +153,8 @@ class Admission:
         if needed > len(self.shard.labels if units is None else units):
             raise self.refusal(f"the scenario needs {needed} {cell.privacy.unit}s of this silo, here are fewer")
 
-    def _objective(self, cell: Cell) -> Objective:
-        """The model's loss, built once without memory to see how large it is."""
+    def _objective(self, cell: Cell) -> tuple[int, Objective]:
+        """How many features a record has, and the model's loss, built once without memory to see how large it is."""
         model, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
         shape = tuple(model.features(np.zeros_like(self.shard.images[:1]), dtype, settings).shape[1:])
         with torch.device("meta"):
@@ -157,7 +163,22 @@ class Admission:
             raise self.refusal(
                 f"the scenario's model has {dimension} parameters, allowed are {self.policy.allow.dimension}"
             )
-        return model.objective(shape, self.policy.class_count, dtype, settings)
+        return math.prod(shape), model.objective(shape, self.policy.class_count, dtype, settings)
+
+    def _memory(self, cell: Cell, plan: Plan, features: int) -> int:
+        """Bytes that a round takes; RunError for more than the policy allows, or than a row of the ledger holds."""
+        units, allowed = self.shard.units(cell.privacy.protected), self.policy.allow.memory
+        rows = len(self.shard.labels) if units is None else units.size
+        if (taken := taken_by(plan, self.policy.silo, rows, features)) > allowed:
+            raise self.refusal(
+                f"the run takes {mebibytes(taken)} of memory, allow.memory is {mebibytes(allowed)}: a smaller "
+                "model, smaller batches or fewer directions take less"
+            )
+        if (state := state_of(plan, self.policy.silo)) > LONGEST_STATE:
+            raise self.refusal(
+                f"the run keeps {mebibytes(state)} from round to round, and a ledger {mebibytes(LONGEST_STATE)}"
+            )
+        return taken
 
     def _cost(self, cell: Cell, plan: Plan) -> Cost:
         """What it costs; RunError if the policy is exceeded."""
@@ -176,22 +197,7 @@ class Admission:
         smallest = min(min(plan.estimator.round(t).clips) for t in range(1, plan.schedule.rounds + 1))
         if smallest * ROUNDING < allow.least_clip:
             raise self.refusal(f"the scenario clips at {smallest:.4g}, allowed is {allow.least_clip:g} or more")
-        self._check_size(plan, stream)
         return cost_of(plan, stream.guarantee, number)
-
-    def _check_size(self, plan: Plan, stream: ReleaseStream) -> None:
-        """What a run keeps from round to round, and what one round takes: memory of the guard, and its ledger."""
-        first, dimension = plan.estimator.round(1), plan.objective.dimension
-        past = plan.estimator.memory if first.split is None else 2 + first.split.rounds_per_epoch
-        kept = dimension * (1 + past + plan.mechanism.memory_vectors(stream.workload))
-        if kept > _MOST_KEPT:
-            raise self.refusal(f"the run keeps {kept} values from round to round, allowed are {_MOST_KEPT}")
-        if not isinstance(plan.objective, Smoothed):
-            return  # others take records a few at a time
-        taken = dimension * plan.most_evaluations_of(self.policy.silo)
-        if taken > _MOST_SMOOTHED:
-            raise self.refusal(f"a round takes {taken} values of directions, allowed are {_MOST_SMOOTHED}")
-
 
 @dataclass(frozen=True)
 class _Refusing:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedpriv.accounting.lifetime import Budget, Price
 from fedpriv.clients.admission import ROUNDING, Admission, Admitted
 from fedpriv.clients.increments import without_denormals
-from fedpriv.clients.kept import kept
+from fedpriv.clients.kept import Room, kept
 from fedpriv.clients.ledger import Answer, LedgerError, Run, SiloLedger, create_ledger
 from fedpriv.clients.policy import Policy
 from fedpriv.clients.prices import Charge, refusal, spent, words
@@ -77,8 +77,11 @@ class Guard:
         shard: Shard,
         in_time: Callable[[], AbstractContextManager[None]] = nullcontext,
         admission: Admission | None = None,
+        room: Room | None = None,
     ) -> None:
         """InputError if the ledger is another shard's; `in_time` bounds how long a scenario's plan may take.
+
+        `room` is the memory that it shares with the silo's other guard.
 
         `admission` says what is allowed of these records, and what it costs: by default training, by the policy.
         """
@@ -96,6 +99,7 @@ class Guard:
         self._reading: dict[str, Silo] = {}
         self._admitted: dict[str, Admitted] = {}
         self._views = Views(shard)
+        self._room = room or Room(policy.allow.memory)
 
     @property
     def shard(self) -> Shard:
@@ -232,7 +236,15 @@ class Guard:
         return run, admitted
 
     def _admitted_as(self, canonical: str) -> Admitted:
-        return kept(self._admitted, canonical, lambda: self._admission.admit(canonical))
+        admitted = kept(self._admitted, canonical, lambda: self._admission.admit(canonical))
+        self._room.make_way(f"{id(self)} {canonical}", admitted.taken, self._let_go)
+        return admitted
+
+    def _let_go(self) -> None:
+        """Forget whatever can be built again."""
+        for things in (self._admitted, self._open, self._reading):
+            things.clear()
+        self._views.let_go()
 
     def _new_run(self, run_id: str, canonical: str, admitted: Admitted) -> Run:
         """Open a run: its whole price is charged before its first release."""
@@ -289,10 +301,13 @@ def begin_ledger(policy: Policy) -> None:
     create_ledger(policy.ledger, policy.marked, policy.load_shard().fingerprint)
 
 
-def open_guard(policy: Policy, in_time: Callable[[], AbstractContextManager[None]] = nullcontext) -> Guard:
-    """The guard of a policy; InputError if shard or ledger cannot be used."""
+def open_guard(
+    policy: Policy, in_time: Callable[[], AbstractContextManager[None]] = nullcontext, room: Room | None = None
+) -> Guard:
+    """The guard of a policy; InputError if extensions, shard or ledger cannot be used."""
+    policy.import_extensions()
     shard = policy.load_shard()
-    return Guard(policy, SiloLedger(policy.ledger, policy.marked), shard, in_time)
+    return Guard(policy, SiloLedger(policy.ledger, policy.marked), shard, in_time, room=room)
 
 
 def _digest(query: Tensor, keys: bytes) -> bytes:

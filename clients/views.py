@@ -33,3 +33,7 @@ class Views:
         model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected.as_data()
         name = json.dumps([cell.run.dtype, model, unit, cell.data.model_dump(mode="json")], sort_keys=True)
         return kept(self._seen, name, lambda: self._shard.seen(cell))
+
+    def let_go(self) -> None:
+        """Keep no rows for models: they are made again."""
+        self._seen.clear()

@@ -45,7 +45,7 @@ def integer_sum(
     if records is None:
         return np.zeros(objective.dimension, np.int64)
     asked = [point.clone() for point in points]  # torch's own memory is aligned, and products may round by that
-    rows = chunk_rows(objective.dimension, objective.evaluations(len(points)), held)
+    rows = chunk_rows(max(objective.dimension, asked[0].numel()), objective.evaluations(len(points)), held)
     columns, dummy = _columns(records), _columns(dummy_of(records))
     outer = objective.outer
 

@@ -17,7 +17,7 @@ from fedpriv.errors import InputError
 
 DIRECTIONS = 8
 CELL = 4
-IMAGES = 4096
+IMAGES = 512
 """How many are handled at a time."""
 
 

@@ -7,7 +7,7 @@ r_t   `IntegerStep.leaving`  unit / denominator · (B y)_t, in float64: post-pro
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -98,21 +98,9 @@ class IntegerStep:
         return self.exact.run.factored.strategy
 
     def _held(self, silo: int) -> tuple[int, int]:
-        """Records that a round of this silo is made to hold, and how many it takes the time of at least.
-
-        Where it is secret who takes part, that is a number that nearly no round exceeds; `prices` charges for the
-        others.
-        """
-        schedule, batch = self.plan.schedule, self.plan.batch_sizes[silo]
-        if isinstance(schedule, SecretOrder):
-            rows = schedule.capacity(batch).rows
-            return rows, rows
-        return batch * self._most_batches, 0
-
-    @cached_property
-    def _most_batches(self) -> int:
-        """Batches that a silo reads in the round in which it reads the most."""
-        return max(map(self.plan.schedule.most_batches, range(1, self.plan.schedule.rounds + 1)))
+        """Records that a round of this silo is made to hold, and how many it takes the time of at least."""
+        held = self.plan.most_held(silo)
+        return held, held if isinstance(self.plan.schedule, SecretOrder) else 0
 
     def _sum(
         self,
