@@ -6,8 +6,9 @@ building its plan in memory and, where the process can, in time.
 
 import hashlib
 import json
+import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,18 +17,26 @@ import numpy as np
 import torch
 
 from fedpriv.accounting.lifetime import Price
+from fedpriv.algorithms import SHIPPED as SHIPPED_ALGORITHMS
 from fedpriv.clients.memory import LONGEST_STATE, mebibytes, state_of, taken_by
 from fedpriv.clients.policy import Policy, presuming, unaccountable
 from fedpriv.clients.prices import Cost, cost_of, priced_stream
 from fedpriv.clients.shard import Shard
-from fedpriv.errors import FedprivError, InputError, RunError
+from fedpriv.errors import CodeError, FedprivError, InputError, RunError, printable
+from fedpriv.models.imported import is_import_path
+from fedpriv.models.table import SHIPPED as SHIPPED_MODELS
 from fedpriv.objectives import Objective
 from fedpriv.privacy.trust import trust_named
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import DTYPES
 from fedpriv.scenario import Cell, resolve_cell
 
+InTime = Callable[[], AbstractContextManager[None]]
+_log = logging.getLogger("fedpriv.guard")
 ROUNDING = 1 + 1e-9
+_LONGEST_NAME = 128
+_MOST_MISSED = 2**25
+"""Values of noise of left-out rounds: some ten seconds of a processor."""
 LONGEST_SCENARIO = 2**16
 """Bytes of a scenario as JSON."""
 _MOST_SILOS = 100_000  # a plan holds a weight for each, and a server may claim any number
@@ -56,7 +65,7 @@ class Admission:
 
     policy: Policy
     shard: Shard
-    in_time: Callable[[], AbstractContextManager[None]] = nullcontext
+    in_time: InTime = nullcontext
 
     def admit(self, canonical: str) -> Admitted:
         """RunError, in words that depend on scenario and policy alone, if the policy does not allow it."""
@@ -83,12 +92,45 @@ class Admission:
                 tree = json.loads(cell_json, parse_constant=_no_number, parse_int=_bounded_int)
                 for section, name, number in _numbers(tree):
                     self._check_number(section, name, number)
-                if isinstance(tree, dict) and (reason := self.policy.permits(tree)) is not None:
+                if isinstance(tree, dict) and (reason := self._unknown(tree)) is not None:
                     raise InputError(reason)
                 cell = resolve_cell(tree, "the server's scenario")
                 return json.dumps(cell.canonical(), sort_keys=True)
         except RunError as error:
             raise RunError(f"the scenario that was sent cannot be used: {error}") from None
+
+    def check_name(self, run_id: str) -> None:
+        """RunError for what cannot be the name of a run."""
+        if not 0 < len(run_id) <= _LONGEST_NAME:
+            raise self.refusal(f"the run's name has {len(run_id)} characters, allowed are 1 to {_LONGEST_NAME}")
+        if run_id.encode(errors="replace").decode() != run_id:  # half of a pair of surrogates
+            raise self.refusal("the run's name is no text")
+
+    def check_missed(self, plan: Plan, t: int, missed: int) -> None:
+        """RunError for a round before which more noise of left-out rounds is drawn than others are to wait for."""
+        values = missed * max(plan.kept_length(t), plan.objective.dimension)
+        if values > _MOST_MISSED and plan.noise.std_of(self.policy.silo):
+            raise self.refusal(
+                f"round {t}: {missed} rounds before it were left out, and their noise has {values} values; at most "
+                f"{_MOST_MISSED} are drawn for one answer, so this silo has no part in the run any more"
+            )
+
+    def _unknown(self, tree: Mapping[str, Any]) -> str | None:
+        """Why a scenario names code that the policy does not permit, told from its text alone; None if it does not.
+
+        Guarantee: after None, resolving the scenario imports nothing: every row that it names is in its table.
+        """
+        allow = self.policy.allow
+        for section, shipped, allowed in (
+            ("model", SHIPPED_MODELS, allow.models),
+            ("algorithm", SHIPPED_ALGORITHMS, allow.algorithms),
+        ):
+            named = tree.get(section)
+            name = named.get("name") if isinstance(named, dict) else None
+            path = section == "model" and isinstance(name, str) and is_import_path(name)
+            if isinstance(name, str) and not path and name not in (*shipped, *allowed):
+                return f"{section}.name = {name[:100]!r} is none of fedpriv's, and allow.{section}s does not name it"
+        return None
 
     def refusal(self, reason: str) -> RunError:
         return RunError(f"silo {self.policy.silo} refuses: {reason}")
@@ -211,14 +253,16 @@ class _Refusing:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self.in_time.__exit__(kind, error, trace)
+        if isinstance(error, CodeError):
+            _log.warning("silo %d: %s", self.silo, error)
+            raise RunError(error.public) from None
         if isinstance(error, InputError):
             raise RunError(str(error)) from None
         if isinstance(error, TimeoutError):
             raise RunError(f"silo {self.silo} refuses: the scenario cannot be planned: {error}") from None
         if isinstance(error, Exception) and not isinstance(error, FedprivError):
-            raise RunError(
-                f"silo {self.silo} refuses: the scenario cannot be planned ({type(error).__name__})"
-            ) from None
+            _log.warning("silo %d: a scenario cannot be planned: %s", self.silo, printable(repr(error)))
+            raise RunError(f"silo {self.silo} refuses: the scenario cannot be planned") from None
 
 
 def _numbers(tree: Any, section: str = "", name: str = "") -> Iterable[tuple[str, str, float]]:

@@ -3,11 +3,10 @@
 Evaluations are runs of their own, with a ledger and a budget of their own, and the same guard answers both.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
-from fedpriv.clients.admission import Admission
+from fedpriv.clients.admission import Admission, InTime
 from fedpriv.clients.guard import Guard, open_guard
 from fedpriv.clients.kept import Room
 from fedpriv.clients.ledger import SiloLedger, create_ledger
@@ -69,7 +68,7 @@ def begin_ledgers(policy: Policy) -> list[Policy]:
     return [of for of, _ in missing]
 
 
-def open_guards(policy: Policy, in_time: Callable[[], AbstractContextManager[None]] = nullcontext) -> Guards:
+def open_guards(policy: Policy, in_time: InTime = nullcontext) -> Guards:
     """The guards of a policy; InputError if shard or a ledger cannot be used."""
     room = Room(policy.allow.memory)
     training = open_guard(policy, in_time, room)
@@ -77,7 +76,7 @@ def open_guards(policy: Policy, in_time: Callable[[], AbstractContextManager[Non
 
 
 def _of_tests(
-    policy: Policy, shard: Shard, in_time: Callable[[], AbstractContextManager[None]], room: Room
+    policy: Policy, shard: Shard, in_time: InTime, room: Room
 ) -> Guard | None:
     """The guard of a policy's test records; None if no evaluation is answered.
 

@@ -21,9 +21,9 @@ class Room:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._taken: dict[str, tuple[int, Callable[[], None]]] = {}
+        self._taken: dict[str, tuple[int, Callable[[], object]]] = {}
 
-    def make_way(self, name: str, taken: int, forget: Callable[[], None]) -> None:
+    def make_way(self, name: str, taken: int, forget: Callable[[], object]) -> None:
         """Note that a run takes so many bytes, and let go what is kept for others if all do not fit.
 
         `forget` lets go all that is kept for this one.

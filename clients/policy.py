@@ -1,25 +1,22 @@
 """What a silo allows, in a file of its own: no server and no scenario can widen it."""
 
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedpriv.accounting.curves import LEAST_DELTA
 from fedpriv.algorithms import ALGORITHMS, Positive
-from fedpriv.algorithms import SHIPPED as SHIPPED_ALGORITHMS
 from fedpriv.clients.memory import MemorySize
 from fedpriv.clients.shard import Shard, load_shard, load_table_shard
-from fedpriv.clients.writers import check_writers
+from fedpriv.clients.writers import check_readers, check_writers
 from fedpriv.data.table_file import is_table
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.errors import InputError
 from fedpriv.extensions import import_module
 from fedpriv.models.imported import is_import_path
 from fedpriv.models.table import MODELS
-from fedpriv.models.table import SHIPPED as SHIPPED_MODELS
 from fedpriv.privacy.trust import TRUSTED
 from fedpriv.privacy.unit import UnitName
 from fedpriv.running.arithmetic import LARGEST_CLIP, SMALLEST_CLIP
@@ -204,22 +201,6 @@ class Policy(BaseModel):
             if unknown := [name for name in names if name not in table]:
                 raise InputError(f"allow.{key}: {unknown[0]!r} is added by none of allow.extensions")
 
-    def permits(self, tree: Mapping[str, Any]) -> str | None:
-        """Why a scenario names code that this policy does not permit, told from its text alone; None if it does not.
-
-        Guarantee: after None, resolving the scenario imports nothing: every row that it names is in its table.
-        """
-        for section, shipped, allowed in (
-            ("model", SHIPPED_MODELS, self.allow.models),
-            ("algorithm", SHIPPED_ALGORITHMS, self.allow.algorithms),
-        ):
-            named = tree.get(section)
-            name = named.get("name") if isinstance(named, dict) else None
-            path = section == "model" and isinstance(name, str) and is_import_path(name)
-            if isinstance(name, str) and not path and name not in (*shipped, *allowed):
-                return f"{section}.name = {name[:100]!r} is none of fedpriv's, and allow.{section}s does not name it"
-        return None
-
     def load_shard(self) -> Shard:
         """The silo's records; InputError, in one line, if they cannot be used."""
         if self.table is not None:
@@ -252,7 +233,8 @@ def read_policy(path: Path) -> Policy:
     """Read and validate a policy file; InputError with one line if it cannot be used.
 
     Guarantee: refused where others than its owner may write the policy, the records, the ledger with its mark, the
-    identity or the peers, or a folder of theirs.
+    identity or the peers, or a folder of theirs, or a folder of a link that leads to them; and where others may read
+    the records.
     """
     check_writers([path])
     try:
@@ -275,6 +257,7 @@ def read_policy(path: Path) -> Policy:
     if (tests := found.for_tests) is not None:
         relied_on += [tests.ledger, tests.marked]
     check_writers(file for file in relied_on if file is not None)
+    check_readers(found.shard)
     return found
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedpriv.accounting.slack import decimal
 from fedpriv.clients.policy import SLACK_PER_RUN, presuming, unaccountable
 from fedpriv.clients.prices import cost_of, priced_stream
-from fedpriv.clients.writers import keep_to_owner, own_folder
+from fedpriv.clients.writers import keep_to_owner, own_folder, private
 from fedpriv.data.datasets import Dataset, load, table_path
 from fedpriv.data.table_file import write_rows
 from fedpriv.data.table_schema import TableSchema
@@ -141,7 +141,7 @@ def evaluation_of(cell: Cell, runs: int = 1) -> dict[str, Any]:
 def write_shard(
     path: Path, dataset: Dataset, records: NDArray[np.int64], tests: NDArray[np.int64] | None = None
 ) -> None:
-    """Training records of these numbers, in this order, and `tests`, as a shard that its owner alone may write."""
+    """Training records of these numbers, in this order, and `tests`, as a shard that its owner alone may read."""
     values = dataset.train_images[records]
     kind = "images" if values.dtype == np.uint8 else "features"
     arrays: dict[str, Any] = {kind: values, "labels": dataset.train_labels[records]}
@@ -149,8 +149,8 @@ def write_shard(
         arrays["persons"] = dataset.persons[records]
     if tests is not None and len(tests):
         arrays |= {f"test_{kind}": dataset.test_images[tests], "test_labels": dataset.test_labels[tests]}
-    np.savez(path, **arrays)
-    keep_to_owner(path)
+    with private():
+        np.savez(path, **arrays)
 
 
 def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:
@@ -162,8 +162,8 @@ def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, recor
         if dataset.sites is not None and cell.data.partition == "site"
         else test[:0]
     )
-    write_rows(raw_table(table_path(cell.data.name)), [*train[records].tolist(), *own.tolist()], path)
-    keep_to_owner(path)
+    with private():
+        write_rows(raw_table(table_path(cell.data.name)), [*train[records].tolist(), *own.tolist()], path)
 
 
 def write_policy(path: Path, text: str) -> None:

@@ -37,7 +37,7 @@ def pack(state: SiloState) -> bytes:
     counts = len(state.past), len(state.sums), len(state.hidden)
     header = _HEADER.pack(state.answered, *counts, len(state.chain))
     types = bytes(numbered.index(vector.dtype) for vector in vectors)
-    parts = [memoryview(header + state.chain + types), *(vector.numpy().data.cast("B") for vector in vectors)]
+    parts = [memoryview(header + state.chain + types), *(np.ascontiguousarray(v.numpy()).data.cast("B") for v in vectors)]
     return b"".join(piece for part in parts for piece in (part, bytes(_aligned(len(part)) - len(part))))
 
 

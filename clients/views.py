@@ -34,6 +34,6 @@ class Views:
         name = json.dumps([cell.run.dtype, model, unit, cell.data.model_dump(mode="json")], sort_keys=True)
         return kept(self._seen, name, lambda: self._shard.seen(cell))
 
-    def let_go(self) -> None:
+    def clear(self) -> None:
         """Keep no rows for models: they are made again."""
         self._seen.clear()

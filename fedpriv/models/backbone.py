@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedpriv.errors import InputError, printable
+from fedpriv.errors import CodeError, InputError, printable
 from fedpriv.models.imported import build
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -60,7 +60,7 @@ def frozen_features(
         except Exception as error:  # whatever a stranger's module does
             reason = printable(str(error).split("\n")[0]) or type(error).__name__
             size = values.shape[1]
-            raise InputError(f"model.backbone = {path!r}: fails on records of {size} values ({reason})") from None
+            raise CodeError(f"model.backbone = {path!r}: fails on records of {size} values", reason) from None
         try:
             return torch.cat([vmap(of_one)(part) for part in torch.split(values, rows)])
         except Exception:  # as above, on some record: whether a silo answers must not depend on it
@@ -92,5 +92,5 @@ def _loaded(path: str, arguments: str, weights: str) -> nn.Module:
             module.load_state_dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
         except Exception as error:  # of a damaged file, or one for another module
             reason = str(error).split("\n")[0][:200]
-            raise InputError(f"model.backbone_weights = {weights!r}: do not fit {path!r} ({reason})") from None
+            raise CodeError(f"model.backbone_weights = {weights!r}: do not fit {path!r}", reason) from None
     return module.eval().requires_grad_(False)

@@ -168,7 +168,7 @@ def _markdown(results: Results) -> str:
     for table in tables_of(results):
         blocks += [f"**{table.caption}**", _aligned(table)] if table.caption else [_aligned(table)]
     blocks += [line for line in (what_is_missing(results), how_measured(results)) if line]
-    return "\n\n".join([*blocks, *privacy_lines(results)]) + "\n"
+    return "\n\n".join([*blocks, *privacy_lines(results)]).replace("<", "&lt;") + "\n"
 
 
 def _aligned(table: Table) -> str:

@@ -1,4 +1,4 @@
-"""A scenario that names rows of installed extensions: a guard imports and runs what its policy lists, nothing else.
+"""A scenario that names rows of installed extensions: a guard imports and runs what its policy lists.
 
 Before, an unknown name made a guard import every installed extension, and a row of one ran without permission: one
 whose features read record 0 of the shard told its class in 12 of 12 trials, where μ = 0.5 allows 59.9 %.
@@ -78,7 +78,7 @@ def test_no_name_of_a_scenario_makes_a_guard_import_an_extension(tmp_path: Path,
 
 
 def test_a_row_that_was_imported_already_needs_permission_too(tmp_path: Path) -> None:
-    """Guess rate: 12 of 12 before; now both worlds give the same refusal, so that half of the guesses are right."""
+    """Guess rate: 12 of 12 before; now both worlds are refused alike, and half of the guesses right."""
     extensions.load_extensions()
     assert "spy" in MODELS
     images, labels = random_records()

@@ -22,7 +22,7 @@ GOLDSTEIN = {
 }  # fmt: skip
 FEDERATION = {"silos": 3, "rounds": 2, "batch": 10}
 SGD = {"name": "dp-sgd", "clip": 1.0, "step": 0.1}
-MIB = 2**20
+SOFTMAX = {"name": "softmax-regression"}
 
 
 def goldstein(oracle: str, directions: int, **others: Any) -> str:
@@ -126,6 +126,7 @@ print(json.dumps([size("VmHWM") - before, admitted.taken]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_run_takes_no_more_than_was_counted_for_it(tmp_path: Path, name: str) -> None:
     """Guarantee: the peak of a process above what it had, for models, states and oracles of every kind."""
@@ -142,4 +143,3 @@ def test_a_run_takes_no_more_than_was_counted_for_it(tmp_path: Path, name: str) 
     )  # fmt: skip
     peak, counted = json.loads(done.stdout)
     assert peak <= counted
-    print(name, peak // MIB, counted // MIB)

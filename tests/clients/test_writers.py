@@ -66,7 +66,7 @@ def test_what_others_may_write_is_refused_with_path_and_remedy(tmp_path: Path, w
     assert line.startswith(f"{place}: mode {mode:04o}, ")
     assert line.endswith(f"chmod go-w {place}")
     assert "\n" not in line
-    place.chmod(mode & ~0o022)
+    place.chmod(mode & 0o700)
     read_policy(path)
 
 

@@ -165,6 +165,7 @@ def guard_with(tmp_path: Path) -> Callable[..., Guard]:
     def guard(*models: str) -> Guard:
         draw = np.random.default_rng(3)
         np.savez(tmp_path / "own.npz", features=draw.standard_normal((30, 6)), labels=draw.integers(0, 3, 30))
+        (tmp_path / "own.npz").chmod(0o600)
         keys = {"silo": 0, "classes": 3, "shard": "own.npz", "ledger": "l.sqlite", "socket": "s.sock"}
         allow = {"relation": "zero-out", "clip": 1.0, "rounds": 8, "budget": 9.0, "models": list(models)}
         (tmp_path / "policy.toml").write_text(policy_text(keys, allow))
