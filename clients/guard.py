@@ -93,8 +93,7 @@ class Guard:
         if self.peers and policy.allow.silos not in (None, self.peers):
             raise InputError(f"allow.silos = {policy.allow.silos}, and {policy.peers} has {self.peers} silos")
         self._open, self._reading, self._admitted = dict[str, Silo](), dict[str, Silo](), dict[str, Admitted]()
-        self._views = Views(shard)
-        self._room = room or Room(policy.allow.memory)
+        self._views, self._room = Views(shard), room or Room(policy.allow.memory)
 
     @property
     def shard(self) -> Shard:
@@ -230,7 +229,7 @@ class Guard:
 
     def _admitted_as(self, canonical: str) -> Admitted:
         admitted = kept(self._admitted, canonical, lambda: self._admission.admit(canonical))
-        things = (self._admitted, self._open, self._reading, self._views)  # all can be built again
+        things = self._admitted, self._open, self._reading, self._views  # all can be built again
         self._room.make_way(f"{id(self)} {canonical}", admitted.taken, lambda: [each.clear() for each in things])
         return admitted
 

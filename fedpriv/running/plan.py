@@ -16,6 +16,7 @@ from fedpriv.estimators.gradients import Estimator, RaisedClips, rounds_of
 from fedpriv.estimators.round import Round
 from fedpriv.exact.plan import ExactPlan
 from fedpriv.mechanisms import Mechanism
+from fedpriv.mechanisms.registry import check_known
 from fedpriv.objectives import Objective, Slots
 from fedpriv.objectives.per_unit import PerUnit
 from fedpriv.optimizers import Optimizer
@@ -240,6 +241,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     estimator = row.estimator(settings, problem)
     workload = workload_of(estimator, schedule)
     mechanism = row.mechanism(settings, problem, workload)
+    check_known(mechanism, row.name)
     if (factors := settings.clip_factors(mechanism, workload)) is not None:
         estimator = RaisedClips(estimator, factors)
         workload = workload_of(estimator, schedule)
