@@ -21,7 +21,7 @@ from fedpriv.running.plan import Plan
 MIB = 2**20
 LONGEST_STATE = 2**29
 """Bytes: half of what a row of the ledger can hold."""
-LEAST = 64 * MIB
+LEAST, DEFAULT = 64 * MIB, 512 * MIB
 _NUMBER = 8  # bytes
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": MIB, "GiB": 2**30, "TiB": 2**40}
 _VIEW = 3

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedpriv.accounting.curves import LEAST_DELTA
 from fedpriv.algorithms import ALGORITHMS, Positive
-from fedpriv.clients.memory import MemorySize
+from fedpriv.clients.memory import DEFAULT, MemorySize
 from fedpriv.clients.shard import Shard, load_shard, load_table_shard
 from fedpriv.clients.writers import check_readers, check_writers
 from fedpriv.data.table_file import is_table
@@ -61,8 +61,7 @@ class Allowed(BaseModel):
     query: Positive = Field(2.0**40, description="the largest absolute value of a query's coordinates")
     dimension: Annotated[int, Field(ge=1)] = Field(2**20, description="the most parameters of a model")
     memory: MemorySize = Field(
-        "512 MiB",
-        validate_default=True,
+        DEFAULT,
         description="what all runs together may take, beyond the program (about 300 MiB) and the records: the "
         "container's limit has to be above the sum of the three",
     )

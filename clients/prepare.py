@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.accounting.slack import decimal
+from fedpriv.clients.memory import DEFAULT, MIB, taken_by
 from fedpriv.clients.policy import SLACK_PER_RUN, presuming, unaccountable
 from fedpriv.clients.prices import cost_of, priced_stream
 from fedpriv.clients.writers import keep_to_owner, own_folder, private
@@ -56,6 +57,8 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
         "dimension": max(each["dimension"] for each in allowances),
         "budget": math.sqrt(runs) * math.hypot(*(each["budget"] for each in allowances)),
     }
+    if memory := max(each.get("memory", 0) for each in allowances):
+        allow["memory"] = memory
     if slack := runs * sum(decimal(each.get("slack", 0.0)) for each in allowances):
         allow["slack"] = float(slack)
     folders = [folder / f"silo-{silo}" / "guard" for silo in range(first.federation.silos)]
@@ -106,9 +109,22 @@ def allowance_of(cell: Cell) -> dict[str, Any]:
         "rounds": cell.schedule.rounds,
         **_budget(cell, plan, target),
         "dimension": plan.objective.dimension,
+        **({} if (memory := _memory(cell, plan)) <= DEFAULT else {"memory": memory}),
         **({"silos": cell.federation.silos} if plan.masked else {}),
         **({} if cell.privacy.unit == RECORD.name else {"unit": cell.privacy.unit}),
     }
+
+
+def _memory(cell: Cell, plan: Plan) -> int:
+    """Bytes that a round takes of the silo that needs most, training or evaluating; see `taken_by`."""
+    task, silos = task_of_cell(cell), range(cell.federation.silos)
+    features = task.train.features[0].numel() // cell.privacy.protected.records
+    held = [size * cell.schedule.batches_held * cell.privacy.protected.records for size in plan.batch_sizes]
+    needs = [taken_by(plan, silo, held[silo], features) for silo in silos]
+    if (asked := evaluation_plan_of(cell, task.objective, released=True)) is not None and cell.evaluation is not None:
+        tests = cell.evaluation.of_silos(cell.federation.silos)
+        needs += [taken_by(asked.plan, silo, tests[silo], features) for silo in silos]
+    return -(-max(needs) // MIB) * MIB
 
 
 def _budget(cell: Cell, plan: Plan, target: float) -> dict[str, float]:

@@ -103,6 +103,6 @@ def check_known(mechanism: Mechanism, algorithm: str) -> None:
     """
     if type(mechanism) not in MECHANISMS.values():
         raise InputError(
-            f"algorithm.name = {algorithm!r}: its mechanism {type(mechanism).__name__} is none of fedpriv's, so that "
-            f"the run could not be read back; today these can: {', '.join(MECHANISMS)}"
+            f"algorithm.name = {algorithm!r}: its mechanism {type(mechanism).__name__} is none of fedpriv's, and "
+            f"its run could not be read back; today these can: {', '.join(MECHANISMS)}"
         )

@@ -156,11 +156,7 @@ class Plan:
         return sum(self.batch_sizes) * sum(of_round) - without
 
     def most_held(self, silo: int) -> int:
-        """Records that a round of one silo is made to hold.
-
-        Where it is secret who takes part, that is a number that nearly no round exceeds; `prices` charges for the
-        others.
-        """
+        """Records that a round is made to hold; if secret, as nearly none exceeds: `prices` charges for others."""
         if isinstance(self.schedule, SecretOrder):
             return self.schedule.capacity(self.batch_sizes[silo]).rows
         return self.batch_sizes[silo] * self._most_batches

@@ -166,7 +166,7 @@ def test_left_out_rounds_whose_noise_would_keep_others_waiting_are_refused(
     guard = guard_of(write_silo(tmp_path))
     cell = cell_json(deployment={"missing": "continue"})
     guard.answer("run", cell, 1, ZERO)
-    with pytest.raises(RunError, match="round 6: 4 rounds before it were left out, .* 31400 values"):
+    with pytest.raises(RunError, match=r"round 6: 4 rounds before it were left out, .* 31400 values"):
         guard.answer("run", cell, 6, ZERO)
     assert guard._ledger.answer("run", 6) is None
     assert torch.isfinite(guard.answer("run", cell, 5, ZERO)).all()

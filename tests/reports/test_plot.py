@@ -332,16 +332,17 @@ def test_svgs_can_stand_on_one_page(tmp_path: Path, make_table: Make) -> None:
 
 
 @pytest.mark.parametrize("label", [r"$\frac{$", r"$\frac{1}{2}$ and $5", "$"])
-def test_a_label_with_dollars_is_drawn_as_it_is(tmp_path: Path, make_results: Make, label: str) -> None:
+def test_a_label_with_dollars_is_drawn_as_it_is(tmp_path: Path, make_table: Make, label: str) -> None:
     """Not as a formula, which a label like the first of these is none."""
-    results = replace(make_results(), title=label)
+    results = replace(make_table(), title=label)
     plot_run(write(tmp_path / "run", results))
     assert (tmp_path / "run" / "plots" / "noise.png").exists()
     assert all(label in svg or "<text" not in svg for svg in svgs_of(tmp_path / "run", results).values())
 
 
-def test_logarithmic_axes_have_plain_numbers(make_results: Make) -> None:
-    figure = draw_noise(make_results())
+def test_logarithmic_axes_have_plain_numbers(make_table: Make) -> None:
+    figure = draw_noise(make_table().cells)
+    assert figure is not None
     write_powers(figure)
     figure.draw_without_rendering()
     texts = {
