@@ -6,7 +6,9 @@ building its plan in memory and, where the process can, in time.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,23 +17,29 @@ import numpy as np
 import torch
 
 from fedpriv.accounting.lifetime import Price
+from fedpriv.algorithms import SHIPPED as SHIPPED_ALGORITHMS
+from fedpriv.clients.memory import LONGEST_STATE, mebibytes, state_of, taken_by
 from fedpriv.clients.policy import Policy, presuming, unaccountable
 from fedpriv.clients.prices import Cost, cost_of, priced_stream
 from fedpriv.clients.shard import Shard
-from fedpriv.errors import FedprivError, InputError, RunError
-from fedpriv.objectives import Objective, Smoothed
-from fedpriv.privacy.ledger import ReleaseStream
+from fedpriv.errors import CodeError, FedprivError, InputError, RunError, printable
+from fedpriv.models.imported import is_import_path
+from fedpriv.models.table import SHIPPED as SHIPPED_MODELS
+from fedpriv.objectives import Objective
 from fedpriv.privacy.trust import trust_named
 from fedpriv.running.plan import Plan, plan_of
 from fedpriv.running.task import DTYPES
 from fedpriv.scenario import Cell, resolve_cell
 
+InTime = Callable[[], AbstractContextManager[None]]
+_log = logging.getLogger("fedpriv.guard")
 ROUNDING = 1 + 1e-9
+_LONGEST_NAME = 128
+_MOST_MISSED = 2**25
+"""Values of noise of left-out rounds: some ten seconds of a processor."""
 LONGEST_SCENARIO = 2**16
 """Bytes of a scenario as JSON."""
 _MOST_SILOS = 100_000  # a plan holds a weight for each, and a server may claim any number
-_MOST_KEPT = 2**26  # numbers of a state: half of what a row of the ledger can hold
-_MOST_SMOOTHED = 2**27  # numbers of one round's random directions, of which about four copies exist at a time
 _LARGEST_NUMBER = 2.0**53
 _LARGEST_PRIVACY = 1e6
 """Of mu, zcdp and epsilon: far beyond what protects anything, and within what their conversions can do."""
@@ -47,6 +55,8 @@ class Admitted:
     """Of this silo's whole stream, by this installation's accounting."""
     digest: bytes
     """Of the canonical scenario: what silos of one run have in common."""
+    taken: int
+    """Bytes of memory while it is answered, with what is kept for it."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +65,18 @@ class Admission:
 
     policy: Policy
     shard: Shard
-    in_time: Callable[[], AbstractContextManager[None]] = nullcontext
+    in_time: InTime = nullcontext
 
     def admit(self, canonical: str) -> Admitted:
         """RunError, in words that depend on scenario and policy alone, if the policy does not allow it."""
         with self._refusing():
             cell = resolve_cell(json.loads(canonical), "the server's scenario")
             self._check_cell(cell)
-            planned, plan = self._planned(cell, self._objective(cell))
-            return Admitted(cell, plan, self._cost(planned, plan), hashlib.sha256(canonical.encode()).digest())
+            features, objective = self._objective(cell)
+            planned, plan = self._planned(cell, objective)
+            memory = self._memory(cell, plan, features)
+            cost = self._cost(planned, plan)
+            return Admitted(cell, plan, cost, hashlib.sha256(canonical.encode()).digest(), memory)
 
     def price(self, admitted: Admitted, slack: float) -> Price:
         """What an admitted run costs at a `slack` for runs that need one; RunError if there is no price."""
@@ -79,10 +92,47 @@ class Admission:
                 tree = json.loads(cell_json, parse_constant=_no_number, parse_int=_bounded_int)
                 for section, name, number in _numbers(tree):
                     self._check_number(section, name, number)
+                if isinstance(tree, dict) and (reason := self._unknown(tree)) is not None:
+                    raise InputError(reason)
                 cell = resolve_cell(tree, "the server's scenario")
                 return json.dumps(cell.canonical(), sort_keys=True)
         except RunError as error:
             raise RunError(f"the scenario that was sent cannot be used: {error}") from None
+
+    def check_name(self, run_id: str) -> None:
+        """RunError for what cannot be the name of a run."""
+        if not 0 < len(run_id) <= _LONGEST_NAME:
+            raise self.refusal(f"the run's name has {len(run_id)} characters, allowed are 1 to {_LONGEST_NAME}")
+        if run_id.encode(errors="replace").decode() != run_id:  # half of a pair of surrogates
+            raise self.refusal("the run's name is no text")
+
+    def check_missed(self, plan: Plan, t: int, missed: int) -> None:
+        """RunError for a round before which more noise of left-out rounds is drawn than others are to wait for."""
+        values = missed * max(plan.kept_length(t), plan.objective.dimension)
+        if values > _MOST_MISSED and plan.noise.std_of(self.policy.silo):
+            raise self.refusal(
+                f"round {t}: {missed} rounds before it were left out, and their noise has {values} values; at most "
+                f"{_MOST_MISSED} are drawn for one answer, so this silo has no part in the run any more"
+            )
+
+    def _unknown(self, tree: Mapping[str, Any]) -> str | None:
+        """Why a scenario names code that the policy does not permit, told from its text alone; None if it does not.
+
+        Guarantee: after None, resolving the scenario imports nothing: every row that it names is in its table.
+        """
+        allow = self.policy.allow
+        for section, shipped, allowed in (
+            ("model", SHIPPED_MODELS, allow.models),
+            ("algorithm", SHIPPED_ALGORITHMS, allow.algorithms),
+        ):
+            named = tree.get(section)
+            name = named.get("name") if isinstance(named, dict) else None
+            path = section == "model" and isinstance(name, str) and is_import_path(name)
+            if isinstance(name, str) and not path and name not in (*shipped, *allowed):
+                return (
+                    f"{section}.name = {name[:100]!r} is none of fedpriv's, and allow.{section}s does not name it"
+                )
+        return None
 
     def refusal(self, reason: str) -> RunError:
         return RunError(f"silo {self.policy.silo} refuses: {reason}")
@@ -144,8 +194,8 @@ class Admission:
         if needed > self.shard.count(cell.privacy.protected):
             raise self.refusal(f"the scenario needs {needed} {cell.privacy.unit}s of this silo, here are fewer")
 
-    def _objective(self, cell: Cell) -> Objective:
-        """The model's loss, built once without memory to see how large it is."""
+    def _objective(self, cell: Cell) -> tuple[int, Objective]:
+        """How many features a record has, and the model's loss, built once without memory to see how large it is."""
         model, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
         shape = tuple(model.features(np.zeros_like(self.shard.images[:1]), dtype, settings).shape[1:])
         with torch.device("meta"):
@@ -154,7 +204,22 @@ class Admission:
             raise self.refusal(
                 f"the scenario's model has {dimension} parameters, allowed are {self.policy.allow.dimension}"
             )
-        return model.objective(shape, self.policy.class_count, dtype, settings)
+        return math.prod(shape), model.objective(shape, self.policy.class_count, dtype, settings)
+
+    def _memory(self, cell: Cell, plan: Plan, features: int) -> int:
+        """Bytes that a round takes; RunError for more than the policy allows, or than a row of the ledger holds."""
+        units, allowed = self.shard.units(cell.privacy.protected), self.policy.allow.memory
+        rows = len(self.shard.labels) if units is None else units.size
+        if (taken := taken_by(plan, self.policy.silo, rows, features)) > allowed:
+            raise self.refusal(
+                f"the run takes {mebibytes(taken)} of memory, allow.memory is {mebibytes(allowed)}: a smaller "
+                "model, smaller batches or fewer directions take less"
+            )
+        if (state := state_of(plan, self.policy.silo)) > LONGEST_STATE:
+            raise self.refusal(
+                f"the run keeps {mebibytes(state)} from round to round, and a ledger {mebibytes(LONGEST_STATE)}"
+            )
+        return taken
 
     def _cost(self, cell: Cell, plan: Plan) -> Cost:
         """What it costs; RunError if the policy is exceeded."""
@@ -173,21 +238,7 @@ class Admission:
         smallest = min(min(plan.estimator.round(t).clips) for t in range(1, plan.schedule.rounds + 1))
         if smallest * ROUNDING < allow.least_clip:
             raise self.refusal(f"the scenario clips at {smallest:.4g}, allowed is {allow.least_clip:g} or more")
-        self._check_size(plan, stream)
         return cost_of(plan, stream.guarantee, number)
-
-    def _check_size(self, plan: Plan, stream: ReleaseStream) -> None:
-        """What a run keeps from round to round, and what one round takes: memory of the guard, and its ledger."""
-        first, dimension = plan.estimator.round(1), plan.objective.dimension
-        past = plan.estimator.memory if first.split is None else 2 + first.split.rounds_per_epoch
-        kept = dimension * (1 + past + plan.mechanism.memory_vectors(stream.workload))
-        if kept > _MOST_KEPT:
-            raise self.refusal(f"the run keeps {kept} values from round to round, allowed are {_MOST_KEPT}")
-        if not isinstance(plan.objective, Smoothed):
-            return  # others take records a few at a time
-        taken = dimension * plan.most_evaluations_of(self.policy.silo)
-        if taken > _MOST_SMOOTHED:
-            raise self.refusal(f"a round takes {taken} values of directions, allowed are {_MOST_SMOOTHED}")
 
 
 @dataclass(frozen=True)
@@ -202,14 +253,16 @@ class _Refusing:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self.in_time.__exit__(kind, error, trace)
+        if isinstance(error, CodeError):
+            _log.warning("silo %d: %s", self.silo, error)
+            raise RunError(error.public) from None
         if isinstance(error, InputError):
             raise RunError(str(error)) from None
         if isinstance(error, TimeoutError):
             raise RunError(f"silo {self.silo} refuses: the scenario cannot be planned: {error}") from None
         if isinstance(error, Exception) and not isinstance(error, FedprivError):
-            raise RunError(
-                f"silo {self.silo} refuses: the scenario cannot be planned ({type(error).__name__})"
-            ) from None
+            _log.warning("silo %d: a scenario cannot be planned: %s", self.silo, printable(repr(error)))
+            raise RunError(f"silo {self.silo} refuses: the scenario cannot be planned") from None
 
 
 def _numbers(tree: Any, section: str = "", name: str = "") -> Iterable[tuple[str, str, float]]:

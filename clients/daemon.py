@@ -25,6 +25,7 @@ from fedpriv.clients.admission import LONGEST_SCENARIO
 from fedpriv.clients.frames import discard, receive_frame, receive_json, send_frame
 from fedpriv.clients.guards import Guards, open_guards
 from fedpriv.clients.ledger import LedgerError
+from fedpriv.clients.memory import hold_to
 from fedpriv.clients.policy import Policy, read_policy
 from fedpriv.clients.refusals import RefusalLog
 from fedpriv.clients.time_limit import within
@@ -33,8 +34,10 @@ from fedpriv.running.task import DTYPES
 from fedpriv.secure_aggregation.identity import CARD_BYTES
 
 _log = logging.getLogger("fedpriv.guard")
-_CONNECTIONS = 32
-"""At a time; whoever comes then is turned away."""
+_CONNECTIONS, _WAITED_FOR = 32, 2**26
+"""At a time, with requests of at most so many bytes together; whoever comes then is turned away."""
+_STACK = 2**19
+"""Bytes for each thread of a connection."""
 _PATIENCE = 20.0
 """Seconds for a request to be there once its connection is, and for a reply to be taken."""
 _PLANNING, _WAITING = 30.0, 300.0
@@ -63,6 +66,8 @@ def serve(policy_path: Path, ready: Callable[[Path], None] = lambda _: None) -> 
     torch.set_num_threads(1)
     policy = read_policy(policy_path)
     desk = Desk(policy, open_guards(policy, partial(within, _PLANNING, _WAITING)))
+    threading.stack_size(_STACK)
+    hold_to(policy.allow.memory)
     with _listening(policy) as listener:
         threading.Thread(target=desk.accept, args=(listener,), daemon=True).start()
         ready(policy.socket)
@@ -115,12 +120,13 @@ class Desk:
     def __init__(self, policy: Policy, guards: Guards) -> None:
         self._policy, self._guards = policy, guards
         self._waiting: queue.Queue[Asked] = queue.Queue()
-        self._connections = threading.Semaphore(_CONNECTIONS)
         self._refusals = RefusalLog()
         self._began: float | None = None
         cards = CARD_BYTES * (policy.allow.silos or guards.training.peers)
         self._longest_header = 4 * LONGEST_SCENARIO + 2 * cards  # JSON in JSON, with every quote escaped
         self._longest_query = 8 * policy.allow.dimension
+        fit = _WAITED_FOR // (self._longest_header + self._longest_query)
+        self._connections = threading.Semaphore(min(_CONNECTIONS, max(4, fit)))
 
     def accept(self, listener: socket.socket) -> None:
         """Take connections, each in a thread of its own; one that is silent costs nobody else anything."""

@@ -7,8 +7,8 @@ replace any guard inside it.  Records, keys, ledger and policy never leave that 
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fedpriv.accounting.lifetime import Budget, Price
-from fedpriv.clients.admission import ROUNDING, Admission, Admitted
+from fedpriv.clients.admission import ROUNDING, Admission, Admitted, InTime
 from fedpriv.clients.increments import without_denormals
-from fedpriv.clients.kept import kept
+from fedpriv.clients.kept import Room, kept
 from fedpriv.clients.ledger import Answer, LedgerError, Run, SiloLedger, create_ledger
 from fedpriv.clients.policy import Policy
 from fedpriv.clients.prices import Charge, refusal, spent, words
@@ -34,7 +34,6 @@ from fedpriv.scenario import Cell
 from fedpriv.secure_aggregation.identity import identity_of
 
 _log = logging.getLogger("fedpriv.guard")
-_LONGEST_NAME = 128
 
 
 class _Question(NamedTuple):
@@ -76,12 +75,13 @@ class Guard:
         policy: Policy,
         ledger: SiloLedger,
         shard: Shard,
-        in_time: Callable[[], AbstractContextManager[None]] = nullcontext,
+        in_time: InTime = nullcontext,
         admission: Admission | None = None,
+        room: Room | None = None,
     ) -> None:
         """InputError if the ledger is another shard's; `in_time` bounds how long a scenario's plan may take.
 
-        `admission` says what is allowed of these records, and what it costs: by default training, by the policy.
+        `admission` says what is allowed of these records, by default training; a silo's guards share their `room`.
         """
         if ledger.shard != shard.fingerprint:
             raise InputError(
@@ -93,10 +93,8 @@ class Guard:
         self._identity = identity_of(policy.silo, policy.identity, policy.peers)
         if self.peers and policy.allow.silos not in (None, self.peers):
             raise InputError(f"allow.silos = {policy.allow.silos}, and {policy.peers} has {self.peers} silos")
-        self._open: dict[str, Silo] = {}
-        self._reading: dict[str, Silo] = {}
-        self._admitted: dict[str, Admitted] = {}
-        self._views = Views(shard)
+        self._open, self._reading, self._admitted = dict[str, Silo](), dict[str, Silo](), dict[str, Admitted]()
+        self._views, self._room = Views(shard), room or Room(policy.allow.memory)
 
     @property
     def shard(self) -> Shard:
@@ -158,6 +156,7 @@ class Guard:
         silo = self._silo(run_id, run, admitted)
         state = silo.start() if run.state is None else unpack(run.state, silo)
         silo.check(state, t, query)
+        self._admission.check_missed(plan, t, t - state.answered - 1)
         if not float(query.abs().max()) <= self._policy.allow.query:
             raise self._refusal(
                 f"round {t}: the query has values beyond {self._policy.allow.query:g}, the largest allowed"
@@ -209,10 +208,7 @@ class Guard:
 
     def _opened(self, run_id: str, cell_json: str) -> tuple[Run, Admitted]:
         """A run, opened if it is new, and its scenario by this policy: a narrowed one holds for open runs too."""
-        if not 0 < len(run_id) <= _LONGEST_NAME:
-            raise self._refusal(f"the run's name has {len(run_id)} characters, allowed are 1 to {_LONGEST_NAME}")
-        if run_id.encode(errors="replace").decode() != run_id:  # half of a pair of surrogates
-            raise self._refusal("the run's name is no text")
+        self._admission.check_name(run_id)
         canonical = self._admission.canonical(cell_json)
         run = self._ledger.run(run_id)
         if run is not None and run.cell != canonical:
@@ -231,7 +227,10 @@ class Guard:
         return run, admitted
 
     def _admitted_as(self, canonical: str) -> Admitted:
-        return kept(self._admitted, canonical, lambda: self._admission.admit(canonical))
+        admitted = kept(self._admitted, canonical, lambda: self._admission.admit(canonical))
+        things = self._admitted, self._open, self._reading, self._views  # all can be built again
+        self._room.make_way(f"{id(self)} {canonical}", admitted.taken, lambda: [each.clear() for each in things])
+        return admitted
 
     def _new_run(self, run_id: str, canonical: str, admitted: Admitted) -> Run:
         """Open a run: its whole price is charged before its first release."""
@@ -293,10 +292,11 @@ def begin_ledger(policy: Policy) -> None:
     create_ledger(policy.ledger, policy.marked, policy.load_shard().fingerprint)
 
 
-def open_guard(policy: Policy, in_time: Callable[[], AbstractContextManager[None]] = nullcontext) -> Guard:
-    """The guard of a policy; InputError if shard or ledger cannot be used."""
+def open_guard(policy: Policy, in_time: InTime = nullcontext, room: Room | None = None) -> Guard:
+    """The guard of a policy; InputError if extensions, shard or ledger cannot be used."""
+    policy.import_extensions()
     shard = policy.load_shard()
-    return Guard(policy, SiloLedger(policy.ledger, policy.marked), shard, in_time)
+    return Guard(policy, SiloLedger(policy.ledger, policy.marked), shard, in_time, room=room)
 
 
 def _digest(query: Tensor, keys: bytes) -> bytes:

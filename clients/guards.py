@@ -3,12 +3,12 @@
 Evaluations are runs of their own, with a ledger and a budget of their own, and the same guard answers both.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
-from fedpriv.clients.admission import Admission
+from fedpriv.clients.admission import Admission, InTime
 from fedpriv.clients.guard import Guard, open_guard
+from fedpriv.clients.kept import Room
 from fedpriv.clients.ledger import SiloLedger, create_ledger
 from fedpriv.clients.policy import Policy
 from fedpriv.clients.shard import Shard
@@ -68,13 +68,14 @@ def begin_ledgers(policy: Policy) -> list[Policy]:
     return [of for of, _ in missing]
 
 
-def open_guards(policy: Policy, in_time: Callable[[], AbstractContextManager[None]] = nullcontext) -> Guards:
+def open_guards(policy: Policy, in_time: InTime = nullcontext) -> Guards:
     """The guards of a policy; InputError if shard or a ledger cannot be used."""
-    training = open_guard(policy, in_time)
-    return Guards(training, _of_tests(policy, training.shard, in_time))
+    room = Room(policy.allow.memory)
+    training = open_guard(policy, in_time, room)
+    return Guards(training, _of_tests(policy, training.shard, in_time, room))
 
 
-def _of_tests(policy: Policy, shard: Shard, in_time: Callable[[], AbstractContextManager[None]]) -> Guard | None:
+def _of_tests(policy: Policy, shard: Shard, in_time: InTime, room: Room) -> Guard | None:
     """The guard of a policy's test records; None if no evaluation is answered.
 
     InputError if the policy allows evaluations that its shard or ledger cannot answer.
@@ -84,7 +85,7 @@ def _of_tests(policy: Policy, shard: Shard, in_time: Callable[[], AbstractContex
     if (tests := policy.for_tests) is None:
         return None
     own, ledger = held_out(policy, shard), SiloLedger(tests.ledger, tests.marked)
-    return Guard(tests, ledger, own, in_time, EvaluationAdmission(tests, own, in_time))
+    return Guard(tests, ledger, own, in_time, EvaluationAdmission(tests, own, in_time), room)
 
 
 def held_out(policy: Policy, shard: Shard) -> Shard:

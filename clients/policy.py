@@ -7,12 +7,16 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedpriv.accounting.curves import LEAST_DELTA
-from fedpriv.algorithms import Positive
+from fedpriv.algorithms import ALGORITHMS, Positive
+from fedpriv.clients.memory import DEFAULT, MemorySize
 from fedpriv.clients.shard import Shard, load_shard, load_table_shard
-from fedpriv.clients.writers import check_writers
+from fedpriv.clients.writers import check_readers, check_writers
 from fedpriv.data.table_file import is_table
 from fedpriv.data.table_schema import TableSchema
 from fedpriv.errors import InputError
+from fedpriv.extensions import import_module
+from fedpriv.models.imported import is_import_path
+from fedpriv.models.table import MODELS
 from fedpriv.privacy.trust import TRUSTED
 from fedpriv.privacy.unit import UnitName
 from fedpriv.running.arithmetic import LARGEST_CLIP, SMALLEST_CLIP
@@ -56,11 +60,27 @@ class Allowed(BaseModel):
     )
     query: Positive = Field(2.0**40, description="the largest absolute value of a query's coordinates")
     dimension: Annotated[int, Field(ge=1)] = Field(2**20, description="the most parameters of a model")
+    memory: MemorySize = Field(
+        DEFAULT,
+        description="what all runs together may take, beyond the program (about 300 MiB) and the records: the "
+        "container's limit has to be above the sum of the three",
+    )
     models: tuple[str, ...] = Field(
         (),
         strict=False,
-        description="import paths, package.module:Name, of torch modules of this installation that a scenario may "
-        "name; nothing else is imported",
+        description="models beyond those of fedpriv that a scenario may name: import paths, package.module:Name, of "
+        "torch modules of this installation, and names of rows of `extensions`",
+    )
+    algorithms: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="algorithms beyond those of fedpriv that a scenario may name: rows of `extensions`",
+    )
+    extensions: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="modules, package.module, that the guard imports when it starts, and that add rows of their own; "
+        "no other extension is imported, whatever is installed",
     )
     open_runs: Annotated[int, Field(ge=1)] = Field(8, description="the most runs that are under way at a time")
     tick: Annotated[float, Field(ge=0.0, le=60.0)] = Field(
@@ -170,6 +190,18 @@ class Policy(BaseModel):
         assert self.classes is not None
         return self.classes
 
+    def import_extensions(self) -> None:
+        """Import what the policy lists; InputError for a module that fails, or a row that none of them adds."""
+        allow = self.allow
+        for module in allow.extensions:
+            import_module(module, "allow.extensions")
+        for key, names, table in (
+            ("models", [name for name in allow.models if not is_import_path(name)], MODELS),
+            ("algorithms", allow.algorithms, ALGORITHMS),
+        ):
+            if unknown := [name for name in names if name not in table]:
+                raise InputError(f"allow.{key}: {unknown[0]!r} is added by none of allow.extensions")
+
     def load_shard(self) -> Shard:
         """The silo's records; InputError, in one line, if they cannot be used."""
         if self.table is not None:
@@ -202,7 +234,8 @@ def read_policy(path: Path) -> Policy:
     """Read and validate a policy file; InputError with one line if it cannot be used.
 
     Guarantee: refused where others than its owner may write the policy, the records, the ledger with its mark, the
-    identity or the peers, or a folder of theirs.
+    identity or the peers, or a folder of theirs, or a folder of a link that leads to them; and where others may read
+    the records.
     """
     check_writers([path])
     try:
@@ -225,6 +258,7 @@ def read_policy(path: Path) -> Policy:
     if (tests := found.for_tests) is not None:
         relied_on += [tests.ledger, tests.marked]
     check_writers(file for file in relied_on if file is not None)
+    check_readers(found.shard)
     return found
 
 

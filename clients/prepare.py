@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.accounting.slack import decimal
+from fedpriv.clients.memory import DEFAULT, MIB, taken_by
 from fedpriv.clients.policy import SLACK_PER_RUN, presuming, unaccountable
 from fedpriv.clients.prices import cost_of, priced_stream
-from fedpriv.clients.writers import keep_to_owner, own_folder
+from fedpriv.clients.writers import keep_to_owner, own_folder, private
 from fedpriv.data.datasets import Dataset, load, table_path
 from fedpriv.data.placing import counted
 from fedpriv.data.table_file import write_rows
@@ -57,6 +58,8 @@ def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
         "dimension": max(each["dimension"] for each in allowances),
         "budget": math.sqrt(runs) * math.hypot(*(each["budget"] for each in allowances)),
     }
+    if memory := max(each.get("memory", 0) for each in allowances):
+        allow["memory"] = memory
     if slack := runs * sum(decimal(each.get("slack", 0.0)) for each in allowances):
         allow["slack"] = float(slack)
     folders = [folder / f"silo-{silo}" / "guard" for silo in range(first.federation.silos)]
@@ -107,9 +110,24 @@ def allowance_of(cell: Cell) -> dict[str, Any]:
         "rounds": cell.schedule.rounds,
         **_budget(cell, plan, target),
         "dimension": plan.objective.dimension,
+        **({} if (memory := _memory(cell, plan)) <= DEFAULT else {"memory": memory}),
         **({"silos": cell.federation.silos} if plan.masked else {}),
         **({} if cell.privacy.unit == RECORD.name else {"unit": cell.privacy.unit}),
     }
+
+
+def _memory(cell: Cell, plan: Plan) -> int:
+    """Bytes that a round takes of the silo that needs most, training or evaluating; see `taken_by`."""
+    task, silos = task_of_cell(cell), range(cell.federation.silos)
+    features = task.train.features[0].numel() // cell.privacy.protected.records
+    held = [size * cell.schedule.batches_held * cell.privacy.protected.records for size in plan.batch_sizes]
+    needs = [taken_by(plan, silo, held[silo], features) for silo in silos]
+    if (
+        asked := evaluation_plan_of(cell, task.objective, released=True)
+    ) is not None and cell.evaluation is not None:
+        tests = cell.evaluation.of_silos(cell.federation.silos)
+        needs += [taken_by(asked.plan, silo, tests[silo], features) for silo in silos]
+    return -(-max(needs) // MIB) * MIB
 
 
 def _budget(cell: Cell, plan: Plan, target: float) -> dict[str, float]:
@@ -142,14 +160,14 @@ def evaluation_of(cell: Cell, runs: int = 1) -> dict[str, Any]:
 def write_shard(
     path: Path, dataset: Dataset, records: NDArray[np.int64], tests: NDArray[np.int64] | None = None
 ) -> None:
-    """Training records of these numbers, in this order, and `tests`, as a shard that its owner alone may write."""
+    """Training records of these numbers, in this order, and `tests`, as a shard that its owner alone may read."""
     arrays = _arrays("", dataset.train_images[records], dataset.train_labels[records])
     if dataset.persons is not None:
         arrays["persons"] = dataset.persons[records]
     if tests is not None and len(tests):
         arrays |= _arrays("test_", dataset.test_images[tests], dataset.test_labels[tests])
-    np.savez(path, **arrays)
-    keep_to_owner(path)
+    with private():
+        np.savez(path, **arrays)
 
 
 def _arrays(part: str, images: NDArray[Any], labels: NDArray[Any]) -> dict[str, Any]:
@@ -166,8 +184,8 @@ def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, recor
     by_site = dataset.sites is not None and cell.data.partition == "site"
     own = test[dataset.sites.test == silo] if dataset.sites is not None and by_site else test[:0]
     others = np.setdiff1d(own, train[records])
-    write_rows(raw_table(table_path(cell.data.name)), [*train[records].tolist(), *others.tolist()], path)
-    keep_to_owner(path)
+    with private():
+        write_rows(raw_table(table_path(cell.data.name)), [*train[records].tolist(), *others.tolist()], path)
 
 
 def write_policy(path: Path, text: str) -> None:

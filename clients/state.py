@@ -37,7 +37,11 @@ def pack(state: SiloState) -> bytes:
     counts = len(state.past), len(state.sums), len(state.hidden)
     header = _HEADER.pack(state.answered, *counts, len(state.chain))
     types = bytes(numbered.index(vector.dtype) for vector in vectors)
-    return b"".join(map(_padded, (header + state.chain + types, *(v.numpy().tobytes() for v in vectors))))
+    parts = [
+        memoryview(header + state.chain + types),
+        *(np.ascontiguousarray(v.numpy()).data.cast("B") for v in vectors),
+    ]
+    return b"".join(piece for part in parts for piece in (part, bytes(_aligned(len(part)) - len(part))))
 
 
 def unpack(packed: bytes, silo: Silo) -> SiloState:
@@ -60,10 +64,6 @@ def unpack(packed: bytes, silo: Silo) -> SiloState:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNED) * _ALIGNED
-
-
-def _padded(part: bytes) -> bytes:
-    return part.ljust(_aligned(len(part)), b"\0")
 
 
 class _LiveState(ConfigRecord):

@@ -45,3 +45,7 @@ class Views:
         """
         unit = cell.privacy.protected
         return torch.from_numpy(secret_order(key, self._shard.count(unit))) if unit.name == USER.name else None
+
+    def clear(self) -> None:
+        """Keep no rows for models: they are made again."""
+        self._seen.clear()

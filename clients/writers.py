@@ -1,12 +1,16 @@
 """Who may write what a guard relies on: its policy, records, keys and ledger."""
 
+import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedpriv.errors import InputError
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_MOST_LINKS = 40
+"""On the way to a file, as Linux follows them."""
 
 
 def check_writers(files: Iterable[Path]) -> None:
@@ -19,19 +23,63 @@ def check_writers(files: Iterable[Path]) -> None:
     can replace what a guard starts from; and a group that may write a folder further up, as some systems have it.
     """
     for file in files:
-        path = file.resolve()  # a link's own mode says nothing
-        for place, each in enumerate((path, *path.parents)):
+        for each, parent in _places(file):
             try:
                 mode = each.stat().st_mode
             except OSError:  # whoever reads it says so
                 continue
-            if mode & (_OTHERS if place < 2 else stat.S_IWOTH) and not (
-                stat.S_ISDIR(mode) and mode & stat.S_ISVTX
-            ):
+            if mode & (stat.S_IWOTH if parent else _OTHERS) and not (stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
                 raise InputError(
                     f"{each}: mode {stat.S_IMODE(mode):04o}, not only its owner may write it, and so change what "
                     f"this silo allows or releases; chmod go-w {each}"
                 )
+
+
+def _places(file: Path) -> Iterator[tuple[Path, bool]]:
+    """The file that a path leads to and every folder on the way, and whether it is further up than what decides.
+
+    The folder of the file decides, and so does that of every link on the way: there the link can be exchanged.
+    """
+    here, left, links = Path("/"), list(reversed(file.absolute().parts[1:])), 0
+    decides: dict[Path, bool] = {}
+    while left:
+        name = left.pop()
+        if name == "..":
+            here = here.parent
+            continue
+        decides.setdefault(here, False)
+        if os.path.islink(here / name) and (links := links + 1) <= _MOST_LINKS:
+            decides[here] = True
+            target = (here / name).readlink()
+            here = Path("/") if target.is_absolute() else here
+            left += reversed([part for part in target.parts if part != "/"])
+        else:
+            here = here / name
+    decides |= {here.parent: True, here: True}
+    for place in reversed(decides):
+        yield place, not decides[place]
+
+
+def check_readers(file: Path) -> None:
+    """InputError for records that others than their owner may read; a file that is not there passes."""
+    try:
+        mode = file.stat().st_mode
+    except OSError:  # whoever reads it says so
+        return
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise InputError(
+            f"{file}: mode {stat.S_IMODE(mode):04o}, others than its owner can read these records; chmod 600 {file}"
+        )
+
+
+@contextmanager
+def private() -> Iterator[None]:
+    """Files that are made inside are their owner's alone, whatever the umask is."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def own_folder(path: Path, mode: int = 0o755) -> None:

@@ -21,6 +21,14 @@ class InputError(FedprivError):
     exit_code = 2
 
 
+class CodeError(InputError):
+    """Code that is none of fedpriv's failed: its own words are the operator's, `public` everybody's."""
+
+    def __init__(self, public: str, said: str) -> None:
+        super().__init__(f"{public} ({said})")
+        self.public = public
+
+
 class RunError(FedprivError):
     """A run that started correctly could not be finished correctly.  Exit code 1."""
 

@@ -5,6 +5,7 @@ them); a package names a module as an entry point of the group `fedpriv.extensio
 `fedpriv.add_algorithm`, `add_model` and `add_data` when it is imported.  Both are read when a name is not known.
 """
 
+import importlib
 import os
 import sys
 import traceback
@@ -56,6 +57,14 @@ def load_extensions() -> None:
             entry.load()
         except Exception as error:
             raise InputError(f"{GROUP}, entry point {entry.name} = {entry.value}: {_one_line(error)}") from None
+
+
+def import_module(name: str, key: str) -> None:
+    """Import an installed module, such as a guard's policy lists under `key`; InputError if it cannot be."""
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        raise InputError(f"{key}: {name!r}: {_one_line(error)}") from None
 
 
 def _import(path: Path) -> None:

@@ -134,6 +134,15 @@ def test_a_vector_does_not_depend_on_what_else_is_drawn() -> None:
     assert np.array_equal(alone, together[-2])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [1, 7, 785, 200_001])
+def test_a_part_of_a_vector_is_that_part(dtype: type, size: int) -> None:
+    noise = simulation_noise(5, dtype)
+    whole = noise.vector(size, 3, 9, 2)
+    for first, last in {(0, size), (size // 3, size // 3 + 1), (size // 2, size), (size // 5, 4 * size // 5)}:
+        np.testing.assert_allclose(noise.part(size, first, last, 3, 9, 2), whole[first:last], rtol=1e-6)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 785])
 def test_every_length_is_filled(size: int) -> None:
     vector = simulation_noise(0, np.float32).vector(size, 0, 1)

@@ -20,7 +20,16 @@ from fedpriv.algorithms.tran_cutkosky import MOMENTUM_TREE, MOMENTUM_TREE_ALIGNE
 from fedpriv.errors import InputError, own_or_close
 from fedpriv.extensions import load_extensions
 
-__all__ = ["ALGORITHMS", "Algorithm", "Positive", "Problem", "Settings", "add_algorithm", "algorithm_named"]
+__all__ = [
+    "ALGORITHMS",
+    "SHIPPED",
+    "Algorithm",
+    "Positive",
+    "Problem",
+    "Settings",
+    "add_algorithm",
+    "algorithm_named",
+]
 
 ALGORITHMS = {
     row.name: row
@@ -49,7 +58,7 @@ ALGORITHMS = {
 }
 
 
-_SHIPPED = frozenset(ALGORITHMS)
+SHIPPED = frozenset(ALGORITHMS)
 
 
 def add_algorithm(row: Algorithm) -> None:
@@ -61,7 +70,7 @@ def add_algorithm(row: Algorithm) -> None:
         raise InputError(
             f"add_algorithm: expected an Algorithm, found {type(row).__name__}; docs/adding-an-algorithm.md"
         )
-    if row.name in _SHIPPED:
+    if row.name in SHIPPED:
         raise InputError(f"add_algorithm: {row.name!r} is an algorithm of fedpriv; give yours another name")
     ALGORITHMS[row.name] = row
 

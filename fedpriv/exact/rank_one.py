@@ -27,7 +27,8 @@ _EXACT = 1 << 53
 _LEAST_RESIDUAL = 1 << 16
 _MOST_FEATURE = 1 << 16
 _MOST_FEATURES = 1 << 20
-_VALUES = 1 << 20  # features that are looked at together
+VALUES_TOGETHER = 1 << 20
+"""Features that are looked at together."""
 
 
 def rank_one_suits(norm: int, outer: Outer, features: int) -> bool:
@@ -59,7 +60,7 @@ def linear_sum(
     between the record and its integers.
     """
     width = features.shape[1]
-    bits, rows = weight_bits(width, outer.largest), max(1, _VALUES // width)
+    bits, rows = weight_bits(width, outer.largest), max(1, VALUES_TOGETHER // width)
     total = np.zeros(outer.classes * width, np.int64)
     for start in range(0, len(labels), rows):
         x, own = _whole_features(features[start : start + rows], outer), labels[start : start + rows]

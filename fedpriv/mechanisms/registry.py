@@ -94,3 +94,15 @@ def mechanism_from(data: Mapping[str, Any]) -> Mechanism:
     if name not in known:
         raise InputError(f"ledger: mechanism {name!r} is none of {', '.join(MECHANISMS)}")
     return known[name].from_data(settings)
+
+
+def check_known(mechanism: Mechanism, algorithm: str) -> None:
+    """InputError for a mechanism that `mechanism_from` would not give back: its claims could not be read again.
+
+    A name alone says nothing: the class that a name of ours is read as has to be the one that makes the noise.
+    """
+    if type(mechanism) not in MECHANISMS.values():
+        raise InputError(
+            f"algorithm.name = {algorithm!r}: its mechanism {type(mechanism).__name__} is none of fedpriv's, and "
+            f"its run could not be read back; today these can: {', '.join(MECHANISMS)}"
+        )

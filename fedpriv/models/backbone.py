@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedpriv.errors import InputError, printable
+from fedpriv.errors import CodeError, InputError, printable
 from fedpriv.models.imported import build
 from fedpriv.objectives.alone import each_alone
 
@@ -69,7 +69,7 @@ def _of_zeros(of_one: Callable[[Tensor], Tensor], record: Tensor, path: str) -> 
     except Exception as error:  # whatever a stranger's module does
         reason = printable(str(error).split("\n")[0]) or type(error).__name__
         size = record.shape[1]
-        raise InputError(f"model.backbone = {path!r}: fails on records of {size} values ({reason})") from None
+        raise CodeError(f"model.backbone = {path!r}: fails on records of {size} values", reason) from None
     if not torch.equal(before, torch.get_rng_state()):
         raise InputError(f"model.backbone = {path!r}: draws random numbers; features are a record's own")
     return record.new_zeros(given.shape)
@@ -93,5 +93,5 @@ def _loaded(path: str, arguments: str, weights: str) -> nn.Module:
             module.load_state_dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
         except Exception as error:  # of a damaged file, or one for another module
             reason = str(error).split("\n")[0][:200]
-            raise InputError(f"model.backbone_weights = {weights!r}: do not fit {path!r} ({reason})") from None
+            raise CodeError(f"model.backbone_weights = {weights!r}: do not fit {path!r}", reason) from None
     return module.eval().requires_grad_(False)

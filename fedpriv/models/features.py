@@ -18,7 +18,7 @@ from fedpriv.objectives.alone import each_alone
 
 DIRECTIONS = 8
 CELL = 4
-IMAGES = 4096
+IMAGES = 512
 """How many are handled at a time."""
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedpriv.errors import InputError, printable
+from fedpriv.errors import CodeError, InputError, printable
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _LONGEST = 200
@@ -30,24 +30,27 @@ def imported(path: str, key: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise InputError(f"{key} = {path!r}: cannot be imported here ({printable(str(error))})") from None
+        raise CodeError(f"{key} = {path!r}: cannot be imported here", printable(str(error))) from None
     except Exception as error:  # whatever a stranger's module does while it is imported
-        raise InputError(f"{key} = {path!r}: fails while it is imported ({type(error).__name__})") from None
+        raise CodeError(f"{key} = {path!r}: fails while it is imported", type(error).__name__) from None
     if not callable(found):
         raise InputError(f"{key} = {path!r}: is neither a class nor a function")
     return found  # type: ignore[no-any-return]
 
 
 def build(path: str, key: str, positional: tuple[int, ...], arguments: dict[str, Any]) -> nn.Module:
-    """The module that the class or function at `path` gives; InputError in one line if it gives none."""
+    """The module that the class or function at `path` gives; InputError in one line if it gives none.
+
+    Guarantee: `CodeError.public`, which is all that a guard says of a failure, depends on the scenario alone.
+    """
     factory = imported(path, key)
     try:
         with torch.random.fork_rng(devices=[]):
             module = factory(*positional, **arguments)
     except Exception as error:  # as above
-        reason = printable(str(error).split("\n")[0]) or type(error).__name__
-        raise InputError(
-            f"{key} = {path!r}: cannot be built from {positional} and {arguments} ({reason})"
+        raise CodeError(
+            f"{key} = {path!r}: cannot be built from {positional} and {arguments}",
+            printable(str(error).split("\n")[0]) or type(error).__name__,
         ) from None
     if not isinstance(module, nn.Module):
         raise InputError(f"{key} = {path!r}: gives a {type(module).__name__}, not a torch module")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedpriv.errors import InputError, printable
+from fedpriv.errors import CodeError, InputError, printable
 from fedpriv.objectives.module import check_module
 
 _PROBED = 3  # records of a probe
@@ -39,7 +39,7 @@ def check_outputs(module: nn.Module, values: int, outputs: int, name: str) -> No
             shape = tuple(module(probe).shape)
     except Exception as error:  # whatever a stranger's module does
         reason = printable(str(error).split("\n")[0]) or type(error).__name__
-        raise InputError(f"{_called(name)} cannot be given a record of {values} values: {reason}") from None
+        raise CodeError(f"{_called(name)} cannot be given a record of {values} values", reason) from None
     if shape != (1, outputs):
         raise InputError(f"{_called(name)} maps one record to shape {shape}, but (1, {outputs}) is needed")
     check_alone(module, values, name)

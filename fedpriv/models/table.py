@@ -161,7 +161,7 @@ MODELS = {
 }
 
 
-_SHIPPED = frozenset(MODELS)
+SHIPPED = frozenset(MODELS)
 
 
 def add_model(name: str, model: Model) -> None:
@@ -169,7 +169,7 @@ def add_model(name: str, model: Model) -> None:
 
     InputError for the name of a shipped row: a scenario must mean the same everywhere.
     """
-    if name in _SHIPPED:
+    if name in SHIPPED:
         raise InputError(f"add_model: {name!r} is a model of fedpriv; give yours another name")
     MODELS[name] = model
     changed()

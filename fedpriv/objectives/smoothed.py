@@ -12,11 +12,12 @@ Both estimate ∇f_α without bias.  A record's contribution is clipped after al
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,15 +27,29 @@ from fedpriv.objectives.view import View
 from fedpriv.randomness import KeyedNormal, seed_key
 from fedpriv.replicates.columns import PER_REPLICATE, Scalar
 
+_HELD = 2**20
+"""Values of directions that a silo holds at a time, where they can be taken one after the other."""
+
+
+class Window(NamedTuple):
+    """Some of the directions of a batch: of the rows at `places`, those numbered `first` … `last`-1 of each."""
+
+    places: Sequence[int]
+    first: int
+    last: int
+
 
 class Directions(Protocol):
-    """Random unit directions for every row of a batch, (B, count, d) or (replicates, B, count, d)."""
+    """Random unit directions for every row of a batch, (B, count, d) or (replicates, B, count, d).
 
-    def sphere(self, slots: Slots, count: int, like: Tensor) -> Tensor:
+    With a `window` only those, (places, last - first, d), the same as among all.
+    """
+
+    def sphere(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
         """Uniform on the unit sphere; `like` (..., d) gives d, the type and the device."""
         ...
 
-    def ball(self, slots: Slots, count: int, like: Tensor) -> Tensor:
+    def ball(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
         """Uniform in the unit ball."""
         ...
 
@@ -48,22 +63,33 @@ class SeededDirections:
 
     seeds: tuple[int, ...] = field(metadata=PER_REPLICATE)
 
-    def sphere(self, slots: Slots, count: int, like: Tensor) -> Tensor:
-        return self._drawn(slots, count, like.shape[-1], like)
+    def sphere(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
+        return self._drawn(slots, count, like.shape[-1], like, window)
 
-    def ball(self, slots: Slots, count: int, like: Tensor) -> Tensor:
+    def ball(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
         """The first d coordinates of a point of the unit sphere in R^(d+2) are uniform in the ball of R^d."""
         size = like.shape[-1]
-        return self._drawn(slots, count, size + 2, like)[..., :size]
+        return self._drawn(slots, count, size + 2, like, window)[..., :size]
 
-    def _drawn(self, slots: Slots, count: int, size: int, like: Tensor) -> Tensor:
+    def _drawn(self, slots: Slots, count: int, size: int, like: Tensor, window: Window | None) -> Tensor:
         by_seed = {}
         for seed, source in self._sources(like.dtype).items():
-            normals = [
-                torch.from_numpy(source.vector(rows * count * size, owner=silo, t=slots.t)).view(rows, count, size)
-                for silo, rows in slots.silos
-            ]
-            joined = torch.cat(normals)
+            if window is None:
+                normals = [source.vector(rows * count * size, silo, slots.t) for silo, rows in slots.silos]
+            else:
+                normals = [
+                    source.part(
+                        rows * count * size,
+                        (row * count + window.first) * size,
+                        (row * count + window.last) * size,
+                        silo,
+                        slots.t,
+                    )
+                    for silo, rows, row in _owners_of(slots, window.places)
+                ]
+            each = count if window is None else window.last - window.first
+            shaped = [part.reshape(len(part) // (each * size), each, size) for part in normals]
+            joined = torch.from_numpy(np.concatenate(shaped))
             by_seed[seed] = joined / torch.linalg.vector_norm(joined, dim=-1, keepdim=True)
         drawn = [by_seed[seed] for seed in self.seeds]
         return (drawn[0] if len(drawn) == 1 else torch.stack(drawn)).to(like.device)
@@ -116,7 +142,7 @@ class Smoothed(View):
         weights: Tensor,
         clip: Scalar,
     ) -> Increment:
-        estimated = self._estimated(points, coefficients, records, self._directions(points), weights.dtype, clip)
+        estimated = self._estimated(points, coefficients, records, [self._directions(points)], weights.dtype, clip)
         clipped = (estimated.clipped * (weights != 0.0)).sum(-1)
         return Increment((weights.unsqueeze(-1) * estimated.total).sum(-2), clipped)
 
@@ -128,47 +154,64 @@ class Smoothed(View):
         places: Tensor,
         clip: float,
     ) -> Tensor:
-        if len(points) not in self._drawn:
-            self._drawn[len(points)] = self._directions(points)
-        around = [directions[places] for directions in self._drawn[len(points)]]
+        """As for `Objective`; values are taken along few directions at a time, gradients at all."""
+        rows, count = places.tolist(), self._count(len(points))
+        if not rows:
+            return torch.zeros((0, self.dimension), dtype=torch.float64)
+        most = count if self.order == "first" else max(1, _HELD // (len(rows) * self.dimension))
+        around = (
+            self._directions(points, Window(rows, first, min(first + most, count)))
+            for first in range(0, count, most)
+        )
         return self._estimated(points, coefficients, records, around, torch.float64, clip).total
 
     @property
     def outer(self) -> None:
         """None: what is estimated from directions is no outer product."""
 
-    @cached_property
-    def _drawn(self) -> dict[int, list[Tensor]]:
-        """The directions of all slots by the number of points: records come in chunks, and are drawn for once."""
-        return {}
-
     def _estimated(
         self,
         points: Sequence[Tensor],
         coefficients: Sequence[float],
         records: Records,
-        around: Sequence[Tensor],
+        around: Iterable[list[Tensor]],
         dtype: torch.dtype,
         clip: Scalar,
     ) -> Increment:
         """Each record's clipped contribution, (..., B, d), and whether it was clipped, (..., B)."""
-        estimate = self._of_gradients if self.order == "first" else self._of_values
-        return estimate(points, coefficients, records, around, dtype, clip)
+        if self.order == "first":
+            (offsets,) = around
+            return self._of_gradients(points, coefficients, records, offsets, dtype, clip)
+        return self._of_values(points, coefficients, records, around, dtype, clip)
 
     def evaluations(self, points: int) -> int:
-        count = self.anchor_directions if points == 1 else self.directions
-        return self.base.evaluations(points) * count * (1 if self.order == "first" else 2)
+        return self.base.evaluations(points) * self._count(points) * (1 if self.order == "first" else 2)
 
-    def _directions(self, points: Sequence[Tensor]) -> list[Tensor]:
-        """For each point its directions, (..., B, count, d)."""
+    def held(self, points: int) -> int:
+        """Values of directions and of what is computed with them that exist at a time for one record."""
+        count = self._count(points)
+        together = count if self.order == "first" else min(count, max(1, _HELD // self.dimension))
+        return together * points * self.dimension
+
+    def _count(self, points: int) -> int:
+        return self.anchor_directions if points == 1 else self.directions
+
+    def _directions(self, points: Sequence[Tensor], window: Window | None = None) -> list[Tensor]:
+        """For each point its directions, (..., B, count, d), or those of a window."""
         if self.slots is None:
             raise ValueError("random smoothing draws directions for the slots of a batch: see `at`")
-        count = self.anchor_directions if len(points) == 1 else self.directions
+        count = self._count(len(points))
         draw = self.source.ball if self.order == "first" else self.source.sphere
         if self.shared:
-            return [draw(self.slots, count, points[0])] * len(points)
-        drawn = draw(self.slots, count * len(points), points[0])
-        return [drawn[..., place * count : (place + 1) * count, :] for place in range(len(points))]
+            return [draw(self.slots, count, points[0], window)] * len(points)
+        if window is None:
+            drawn = draw(self.slots, count * len(points), points[0])
+            return [drawn[..., place * count : (place + 1) * count, :] for place in range(len(points))]
+        of_points = (
+            window._replace(first=place * count + window.first, last=place * count + window.last)
+            for place in range(len(points))
+        )
+        return [draw(self.slots, count * len(points), points[0], each) for each in of_points]
 
     def _of_gradients(
         self,
@@ -195,7 +238,7 @@ class Smoothed(View):
         points: Sequence[Tensor],
         coefficients: Sequence[float],
         records: Records,
-        around: Sequence[Tensor],
+        around: Iterable[list[Tensor]],
         dtype: torch.dtype,
         clip: Scalar,
     ) -> Increment:
@@ -204,16 +247,27 @@ class Smoothed(View):
         features = records.features.unsqueeze(axis).unsqueeze(axis)
         single = Records(features, records.labels.unsqueeze(-1).unsqueeze(-1))
         total = torch.zeros((), dtype=points[0].dtype, device=points[0].device)
-        for point, coefficient, units in zip(points, coefficients, around, strict=True):
-            centre, offsets = point.unsqueeze(-2).unsqueeze(-2), self.radius * units
-            rise = self.base.losses(centre + offsets, single) - self.base.losses(centre - offsets, single)
-            slope = coefficient * self.dimension / (2.0 * self.radius * units.shape[-2])
-            total = total + slope * (rise * units).sum(-2)
+        for some in around:
+            for point, coefficient, units in zip(points, coefficients, some, strict=True):
+                centre, offsets = point.unsqueeze(-2).unsqueeze(-2), self.radius * units
+                rise = self.base.losses(centre + offsets, single) - self.base.losses(centre - offsets, single)
+                slope = coefficient * self.dimension / (2.0 * self.radius * self._count(len(points)))
+                total = total + slope * (rise * units).sum(-2)
         each = total.to(dtype).unsqueeze(-2)
         one = torch.ones(1, dtype=dtype, device=each.device)
         clipped = clipping(formed(upper_norm(each)), one, _per_record(clip))
         each = clipped.only(each)
         return Increment((each * clipped.factor.unsqueeze(-1)).squeeze(-2), clipped.clipped)
+
+
+def _owners_of(slots: Slots, places: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """For each place of a batch its silo, that silo's rows, and the row among them."""
+    for place in places:
+        for silo, rows in slots.silos:
+            if place < rows:
+                yield silo, rows, place
+                break
+            place -= rows
 
 
 def _per_record(clip: Scalar) -> Scalar:

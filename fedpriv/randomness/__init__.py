@@ -90,6 +90,22 @@ class KeyedNormal:
         """The vector of shape (size,) that belongs to (owner, round t, node)."""
         return self.vectors(size, [owner], [t], node).reshape(size)
 
+    def part(self, size: int, first: int, last: int, owner: int, t: int, node: int = 0) -> NDArray[np.floating]:
+        """Values `first` … `last`-1 of `vector(size, owner, t, node)`, in memory for no more than these."""
+        out, (half, _) = np.empty(last - first, self.dtype), self._pieces(1, size)
+        per_block, streams = BLOCK_BYTES // self.dtype.itemsize, _streams([owner], [t])
+        for turn, begins in enumerate((0, half)):  # cosines come first, then the sines of the same pairs
+            start, stop = max(first - begins, 0), min(last - begins, half)
+            while start < stop:
+                aligned = start // per_block * per_block
+                end = min(stop, aligned + _CHUNK_VALUES)
+                drawn = np.empty((2, 1, end - aligned), self.dtype)
+                self._draw(drawn[0], drawn[1], streams, node, (aligned, half))
+                place = begins + start - first
+                out[place : place + end - start] = drawn[turn, 0, start - aligned :]
+                start = end
+        return out
+
     def vectors(
         self, size: int, owners: Sequence[int], rounds: Sequence[int], node: int = 0
     ) -> NDArray[np.floating]:

@@ -173,7 +173,7 @@ def _markdown(results: Results) -> str:
         blocks += [f"**{table.caption}**", _aligned(table)] if table.caption else [_aligned(table)]
     loud = (what_differs(results), what_is_missing(results))
     blocks += [line for line in (*loud, how_measured(results)) if line]
-    return "\n\n".join([*blocks, *privacy_lines(results)]) + "\n"
+    return "\n\n".join([*blocks, *privacy_lines(results)]).replace("<", "&lt;") + "\n"
 
 
 def _aligned(table: Table) -> str:

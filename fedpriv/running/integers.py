@@ -98,12 +98,8 @@ class IntegerStep:
         return self.exact.run.factored.strategy
 
     def _least(self, silo: int) -> int:
-        """Records that each round of a silo takes the time of at least, where it is secret who takes part.
-
-        A number that nearly no round exceeds; `prices` charges for the others.
-        """
-        schedule = self.plan.schedule
-        return schedule.capacity(self.plan.batch_sizes[silo]).rows if isinstance(schedule, SecretOrder) else 0
+        """Records that each round of a silo takes the time of at least, where it is secret who takes part."""
+        return self.plan.most_held(silo) if isinstance(self.plan.schedule, SecretOrder) else 0
 
     def _sum(
         self,

@@ -16,10 +16,12 @@ from fedpriv.estimators.gradients import Estimator, RaisedClips, rounds_of
 from fedpriv.estimators.round import Round
 from fedpriv.exact.plan import ExactPlan
 from fedpriv.mechanisms import Mechanism
+from fedpriv.mechanisms.registry import check_known
 from fedpriv.objectives import Objective, Slots
 from fedpriv.objectives.per_unit import PerUnit
 from fedpriv.optimizers import Optimizer
 from fedpriv.participation.base import Participation
+from fedpriv.participation.secret_order import SecretOrder
 from fedpriv.privacy.ledger import ReleaseStream
 from fedpriv.privacy.trust import Noise, NoiseSource, Trust
 from fedpriv.privacy.unit import RECORD, Unit
@@ -153,9 +155,16 @@ class Plan:
         )
         return sum(self.batch_sizes) * sum(of_round) - without
 
-    def most_evaluations_of(self, silo: int) -> int:
-        """Gradients (or values) of single records that one silo takes in the round in which it takes the most."""
-        return self.batch_sizes[silo] * max(self._evaluations(self.schedule.rounds))
+    def most_held(self, silo: int) -> int:
+        """Records that a round is made to hold; if secret, as nearly none exceeds: `prices` charges for others."""
+        if isinstance(self.schedule, SecretOrder):
+            return self.schedule.capacity(self.batch_sizes[silo]).rows
+        return self.batch_sizes[silo] * self._most_batches
+
+    @cached_property
+    def _most_batches(self) -> int:
+        """Batches that a silo reads in the round in which it reads the most."""
+        return max(map(self.schedule.most_batches, range(1, self.schedule.rounds + 1)))
 
     def _evaluations(self, rounds: int) -> list[int]:
         """Of one record of every batch, round by round."""
@@ -224,6 +233,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     estimator = row.estimator(settings, problem)
     workload = workload_of(estimator, schedule)
     mechanism = row.mechanism(settings, problem, workload)
+    check_known(mechanism, row.name)
     if (factors := settings.clip_factors(mechanism, workload)) is not None:
         estimator = RaisedClips(estimator, factors)
         workload = workload_of(estimator, schedule)

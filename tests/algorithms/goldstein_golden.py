@@ -16,6 +16,7 @@ from fedpriv.estimators.gradients import VarianceReducedGradient
 from fedpriv.estimators.running_sum import absorb, empty_sum
 from fedpriv.mechanisms import Mechanism
 from fedpriv.objectives import Objective, PhaseRetrieval, Records, Slots
+from fedpriv.objectives.smoothed import Window
 from fedpriv.optimizers import O2NC
 from fedpriv.optimizers.o2nc import O2NCState
 from fedpriv.replicates.columns import Scalar
@@ -48,11 +49,11 @@ class GoldenChoices:
 
 @dataclass(frozen=True)
 class GoldenDirections:
-    def sphere(self, slots: Slots, count: int, like: Tensor) -> Tensor:
+    def sphere(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
         angles = self._per_row(slots, count, lambda t, r, i: 1.0 + 2 * t + 3 * r + 5 * i)
         return torch.stack([angles.cos(), angles.sin()], dim=-1)
 
-    def ball(self, slots: Slots, count: int, like: Tensor) -> Tensor:
+    def ball(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
         lengths = self._per_row(
             slots, count, lambda t, r, i: math.sqrt(fraction(0.5 + 0.37 * (t + 2 * r + 3 * i)))
         )

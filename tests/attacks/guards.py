@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from fedpriv.clients.guard import Guard
 from fedpriv.clients.proxy import ask
-from fedpriv.clients.writers import keep_to_owner
 from fedpriv.protocol.messages import Refusal
 from fedpriv.scenario import resolve_cell
 from fedpriv.secure_aggregation.masks import Masker
@@ -94,7 +93,7 @@ def write_policy(folder: Path, images: NDArray[Any], labels: NDArray[Any], numbe
         + "".join(f"{key} = {json.dumps(value)}\n" for key, value in allowed.items())
     )
     for each in (path, folder / f"shard-{number}.npz"):
-        keep_to_owner(each)  # whatever the umask: a guard refuses what others may write
+        each.chmod(0o600)  # whatever the umask: a guard refuses what others may read or write
     return path
 
 

@@ -11,7 +11,6 @@ from fedpriv.clients.guard import Guard
 from fedpriv.clients.guards import Guards, begin_ledgers, open_guards
 from fedpriv.clients.ledger import SiloLedger
 from fedpriv.clients.policy import read_policy
-from fedpriv.clients.writers import keep_to_owner
 from tests.clients.guarded import cell_json, write_silo
 
 TESTS = 30
@@ -39,7 +38,7 @@ def write_tested(folder: Path, number: int = 0, evaluation: dict[str, Any] | Non
         + "".join(f"{key} = {json.dumps(value)}\n" for key, value in bounds.items())
     )
     for each in (path, shard):
-        keep_to_owner(each)
+        each.chmod(0o600)  # whatever the umask: a guard refuses what others may read or write
     return path
 
 

@@ -14,7 +14,6 @@ import torch
 from fedpriv.clients.guard import Guard, begin_ledger, open_guard
 from fedpriv.clients.guards import begin_ledgers
 from fedpriv.clients.policy import read_policy
-from fedpriv.clients.writers import keep_to_owner
 from fedpriv.scenario import resolve_cell
 from tests.conftest import small_tree
 
@@ -55,7 +54,7 @@ def write_silo(folder: Path, number: int = 0, **allow: Any) -> Path:
         + "".join(f"{key} = {json.dumps(value)}\n" for key, value in allowed.items())
     )
     for each in (path, folder / f"shard-{number}.npz"):
-        keep_to_owner(each)  # whatever the umask: a guard refuses what others may write
+        each.chmod(0o600)  # whatever the umask: a guard refuses what others may read or write
     return path
 
 

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from fedpriv.clients.federation import SimulatedFederation
+from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.clients.silo import Silo
 from fedpriv.errors import InputError, RunError
+from fedpriv.exact.subkeys import linked, linked_missed
 from fedpriv.mechanisms import BinaryTree
+from fedpriv.objectives import Records
 from fedpriv.running.plan import plan_of
 from fedpriv.running.task import task_of_cell
 from fedpriv.scenario import Cell, resolve_cell
@@ -82,3 +85,16 @@ def test_algorithms_that_cannot_skip_rounds_refuse_to_go_on_without_a_silo() -> 
     cell = resolve_cell(tree, "test")
     with pytest.raises(InputError, match="momentum-tree-reduced cannot go on without a silo"):
         plan_of(cell, task_of_cell(cell).objective)
+
+
+def test_a_round_that_was_missed_enters_the_chain_that_decides_the_noise() -> None:
+    """Otherwise a silo that is put back and asked round 2 after all would have one chain for two histories."""
+    cell = resolve_cell(small_tree(), "test")
+    task = task_of_cell(cell)
+    plan, zero = plan_of(cell, task.objective, released=True), torch.zeros(7850, dtype=torch.float64)
+    records = Records(torch.zeros(20, 785, dtype=torch.float64), torch.zeros(20, dtype=torch.int64))
+    silo = ReleasingSilo.of(0, plan, records, bytes(32), b"", gaps=True)
+    _, first = silo.answer(silo.start(), 1, zero)
+    _, gap = silo.answer(first, 3, zero)
+    assert gap.chain == linked(linked_missed(first.chain), zero.numpy().tobytes())
+    assert gap.chain != linked(first.chain, zero.numpy().tobytes())

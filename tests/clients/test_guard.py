@@ -1,5 +1,6 @@
 """A silo against a server that does not follow the protocol: rounds and queries, by the real guard and ledger."""
 
+import json
 import math
 from pathlib import Path
 
@@ -119,3 +120,62 @@ def test_a_full_disk_releases_nothing(tmp_path: Path) -> None:
         guard.answer("run", CELL, 2, ZERO)
     known = guard_of(tmp_path / "silo-0.toml")._ledger.answer("run", 2)
     assert known is None or known.reply is None
+
+
+def test_a_last_round_that_fails_ends_the_run_and_wipes_its_key_and_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gains: a thief of the disk, by the key of noise that was added to rounds before."""
+    guard = guard_of(write_silo(tmp_path))
+    for t in range(1, 8):
+        guard.answer("run", CELL, t, ZERO)
+    before = guard._ledger.run("run")
+    assert before is not None
+    assert before.key
+    assert before.state
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(ReleasingSilo, "answer", fails)
+    with pytest.raises(RunError, match="its guard failed, and its own log says why"):
+        guard.answer("run", CELL, 8, ZERO)
+    monkeypatch.undo()
+    after = guard._ledger.run("run")
+    assert after is not None
+    assert (after.key, after.state) == (None, None)
+    with pytest.raises(RunError, match="this run is over"):
+        guard.answer("run", CELL, 8, ZERO)
+    written = b"".join(path.read_bytes() for path in tmp_path.glob("ledger-0.sqlite*"))
+    assert before.key not in written
+
+
+@pytest.mark.parametrize("name", ["mu", "zcdp", "epsilon", "rho"])
+def test_a_privacy_target_beyond_everything_is_refused_under_each_of_its_names(tmp_path: Path, name: str) -> None:
+    tree = json.loads(CELL)
+    tree["privacy"] = {"relation": "replace-one", name: 2e6, **({"delta": 1e-5} if name == "epsilon" else {})}
+    with pytest.raises(RunError, match=f"privacy.{name} = 2e\\+06: protects nothing"):
+        guard_of(write_silo(tmp_path)).shapes(json.dumps(tree))
+
+
+def test_left_out_rounds_whose_noise_would_keep_others_waiting_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The noise of 50 rounds of 103,000 values took 1.7 s before an answer, and nothing bounded it."""
+    monkeypatch.setattr("fedpriv.clients.admission._MOST_MISSED", 3 * 7850)
+    guard = guard_of(write_silo(tmp_path))
+    cell = cell_json(deployment={"missing": "continue"})
+    guard.answer("run", cell, 1, ZERO)
+    with pytest.raises(RunError, match=r"round 6: 4 rounds before it were left out, .* 31400 values"):
+        guard.answer("run", cell, 6, ZERO)
+    assert guard._ledger.answer("run", 6) is None
+    assert torch.isfinite(guard.answer("run", cell, 5, ZERO)).all()
+
+
+def test_a_run_that_takes_more_memory_than_the_policy_says_is_refused_in_one_line(tmp_path: Path) -> None:
+    guard = guard_of(write_silo(tmp_path, memory="64 MiB"))
+    with pytest.raises(
+        RunError, match=r"^silo 0 refuses: the run takes \d+ MiB of memory, allow.memory is 64 MiB: [^\n]*$"
+    ):
+        guard.answer("run", CELL, 1, ZERO)
+    assert guard._ledger.charges() == []

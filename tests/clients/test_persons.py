@@ -154,3 +154,11 @@ def test_runs_of_smaller_units_have_no_price_for_persons(tmp_path: Path) -> None
     assert doubled.mu == pytest.approx(1.0)
     exchanged = persons.replace("zero-out", "replace-one")
     assert spent([Charge(exchanged, 0.5, 0.0)], "replace-one", "record") == [ApproximateGDP(0.5)]
+
+
+def test_runs_that_take_more_or_fewer_records_of_a_person_see_their_own_rows(tmp_path: Path) -> None:
+    """Rows are kept in memory by what they are made of: how many records a person adds is part of that."""
+    guard = open_guard(read_policy(silo(tmp_path, budget=8.0)))
+    for records in (3, 2, 3):
+        cell = guard._admission.admit(guard._admission.canonical(scenario(tmp_path, records=records))).cell
+        assert guard._views.records(cell).labels.shape == (7, records)

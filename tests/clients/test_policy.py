@@ -9,6 +9,7 @@ import torch
 
 from fedpriv.clients.ledger import SiloLedger, create_ledger
 from fedpriv.clients.policy import Allowed, Policy, read_policy
+from fedpriv.clients.prices import Charge
 from fedpriv.clients.shard import load_shard
 from fedpriv.clients.template import write_template
 from fedpriv.errors import InputError, RunError
@@ -168,3 +169,40 @@ def test_files_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "labels.npz", images=np.zeros((2, 4), np.uint8), labels=np.array([0, 10]))
     with pytest.raises(InputError, match="labels are whole numbers from 0 to 9"):
         load_shard(tmp_path / "labels.npz", 10)
+
+
+def test_evaluations_have_no_slack_of_training(tmp_path: Path) -> None:
+    path = write_silo(tmp_path, slack=1e-6)
+    path.write_text(path.read_text() + "[evaluation]\nbudget = 1.0\n")
+    tests = read_policy(path).for_tests
+    assert tests is not None
+    assert (tests.allow.budget, tests.allow.slack) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("given", ['"512 MiB"', '"1 GiB"', "536870912", '"64MiB"'])
+def test_memory_is_bytes_or_said_with_a_unit(tmp_path: Path, given: str) -> None:
+    path = write_silo(tmp_path)
+    path.write_text(path.read_text() + f"memory = {given}\n")
+    assert read_policy(path).allow.memory in (2**29, 2**30, 2**26)
+
+
+@pytest.mark.parametrize("given", ['"512 MB"', "-1", '"1 KiB"', "true", '"much"'])
+def test_memory_that_says_nothing_is_refused(tmp_path: Path, given: str) -> None:
+    path = write_silo(tmp_path)
+    path.write_text(path.read_text() + f"memory = {given}\n")
+    with pytest.raises(InputError, match=r"silo-0\.toml: allow\.memory"):
+        read_policy(path)
+
+
+def test_a_ledger_that_is_one_commit_older_is_refused(tmp_path: Path) -> None:
+    """A run that was opened and not answered is one commit: its charge must not be forgotten either."""
+    path, kept = tmp_path / "l.sqlite", tmp_path / "copy"
+    create_ledger(path, tmp_path / "l.sqlite.mark", b"")
+    ledger = SiloLedger(path)
+    for run in ("one", "two", "three"):
+        kept.write_bytes(path.read_bytes())
+        with ledger.alone(), ledger.transaction():
+            ledger.open_run(run, Charge("{}", 1.0, 0.0), bytes(32))
+    path.write_bytes(kept.read_bytes())
+    with pytest.raises(InputError, match="older copy that was put back"):
+        SiloLedger(path)

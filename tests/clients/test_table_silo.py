@@ -28,7 +28,7 @@ def policy_of(folder: Path, schema: dict[str, Any], silo: int = 0, **changes: An
     own = [record for record in rows() if record["hospital"] == SCHEMA["sites"][silo]]
     for record in own:
         record["cost"] = record["age"]
-    write_csv(folder / "own.csv", own)
+    write_csv(folder / "own.csv", own).chmod(0o600)
     keys = {"silo": silo, "shard": "own.csv", "ledger": "l.sqlite", "socket": "s.sock", **changes}
     path = folder / "policy.toml"
     path.write_text(policy_text(keys, ALLOW, TableSchema.model_validate(schema)))
@@ -142,6 +142,7 @@ def test_a_policy_whose_description_is_not_public_is_refused(tmp_path: Path) -> 
 def test_float_features_of_a_regression_lie_in_an_npz_file_too(tmp_path: Path) -> None:
     draw = np.random.default_rng(3)
     np.savez(tmp_path / "own.npz", features=draw.standard_normal((30, 4)), labels=draw.standard_normal(30))
+    (tmp_path / "own.npz").chmod(0o600)
     keys = {"silo": 0, "classes": 0, "shard": "own.npz", "ledger": "l.sqlite", "socket": "s.sock"}
     (tmp_path / "policy.toml").write_text(policy_text(keys, ALLOW))
     tree = table_tree(tmp_path / "t.csv")
@@ -164,6 +165,7 @@ def test_float_features_of_a_regression_lie_in_an_npz_file_too(tmp_path: Path) -
 )
 def test_shards_that_cannot_be_used_are_one_line(tmp_path: Path, arrays: dict[str, Any], line: str) -> None:
     np.savez(tmp_path / "own.npz", **arrays)
+    (tmp_path / "own.npz").chmod(0o600)
     keys = {"silo": 0, "classes": 0, "shard": "own.npz", "ledger": "l.sqlite", "socket": "s.sock"}
     (tmp_path / "policy.toml").write_text(policy_text(keys, ALLOW))
     with pytest.raises(InputError, match=line):

@@ -1,5 +1,6 @@
 """A guard starts only from files that nobody but their owner may change; what fedpriv writes itself passes."""
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterator
@@ -12,11 +13,12 @@ from fedpriv.cli.app import app
 from fedpriv.clients.guard import begin_ledger, open_guard
 from fedpriv.clients.policy import read_policy
 from fedpriv.clients.prepare import prepare_silos
+from fedpriv.clients.writers import check_writers
 from fedpriv.engines.local_silo import write_silos
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, RunError
 from fedpriv.scenario import resolve_cell
 from fedpriv.scenario.load import scenario_of
-from tests.clients.guarded import guard_of, write_silo
+from tests.clients.guarded import CELL, ZERO, guard_of, write_silo
 from tests.conftest import small_tree
 
 PLACES = {
@@ -66,7 +68,7 @@ def test_what_others_may_write_is_refused_with_path_and_remedy(tmp_path: Path, w
     assert line.startswith(f"{place}: mode {mode:04o}, ")
     assert line.endswith(f"chmod go-w {place}")
     assert "\n" not in line
-    place.chmod(mode & ~0o022)
+    place.chmod(mode & 0o700)
     read_policy(path)
 
 
@@ -134,3 +136,66 @@ def test_a_template_passes_under_any_umask(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["silo", "init", str(path), "--template"])
     assert done.exit_code == 0
     read_policy(path)
+
+
+def swapped(folder: Path) -> None:
+    """What a neighbour does in a folder that everybody may write: another link in the place of ours."""
+    (folder / "ledgers").unlink()
+    (folder / "ledgers").symlink_to(folder.parent / "fresh")
+
+
+def test_a_link_in_a_folder_that_others_may_write_buys_no_second_budget(tmp_path: Path) -> None:
+    """A swapped link led to a fresh ledger, and a second full budget of μ = 4 was answered; now nothing starts."""
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    for name in ("shared", "own", "fresh", "spent"):
+        (tmp_path / name).mkdir(mode=0o700)
+    (shared / "ledgers").symlink_to(tmp_path / "spent")
+    path = write_silo(own)
+    path.write_text(path.read_text().replace('"ledger-0.sqlite"', f'"{shared}/ledgers/ledger.sqlite"'))
+    guard = guard_of(path)
+    for run in ("one", "two"):
+        with contextlib.suppress(RunError):  # the first takes all of it
+            guard.answer(run, CELL, 1, ZERO)
+    assert guard._ledger.prices() == [pytest.approx(4.0)]
+    shared.chmod(0o777)
+    swapped(shared)
+    with pytest.raises(InputError, match=f"^{shared}: mode 0777.*chmod go-w {shared}$"):
+        begin_ledger(read_policy(path))
+    assert not list((tmp_path / "fresh").iterdir())
+
+
+@pytest.mark.parametrize("group", [True, False])
+def test_every_link_on_the_way_is_looked_at(tmp_path: Path, group: bool) -> None:
+    """A link to a link in another folder, by relative and absolute targets: each folder that holds one counts."""
+    for name in ("first", "second", "third", "real"):
+        (tmp_path / name).mkdir(mode=0o700)
+    (tmp_path / "real" / "policy").touch(mode=0o600)
+    (tmp_path / "third" / "c").symlink_to("../real/policy")
+    (tmp_path / "second" / "b").symlink_to(tmp_path / "third" / "c")
+    (tmp_path / "first" / "a").symlink_to("../second")
+    leading = tmp_path / "first" / "a" / "b"
+    check_writers([leading])
+    for name in ("first", "second", "third", "real"):
+        (tmp_path / name).chmod(0o770 if group else 0o707)
+        with pytest.raises(InputError, match=f"^{tmp_path / name}: "):
+            check_writers([leading])
+        (tmp_path / name).chmod(0o700)
+    (tmp_path / "first" / "loop").symlink_to("loop")
+    check_writers([tmp_path / "first" / "loop"])  # whoever reads it says so
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_records_that_others_may_read_are_refused(tmp_path: Path, mode: int) -> None:
+    path, shard = write_silo(tmp_path), tmp_path / "shard-0.npz"
+    read_policy(path)
+    shard.chmod(mode)
+    with pytest.raises(InputError, match=f"^{shard}: mode {mode:04o}, others .* chmod 600 {shard}$"):
+        read_policy(path)
+
+
+@pytest.mark.usefixtures("generous_umask")
+def test_records_that_fedpriv_writes_are_their_owners_alone(tmp_path: Path) -> None:
+    tree = small_tree()
+    tree.pop("seed")
+    for folder in prepare_silos(scenario_of(tree, "test"), tmp_path, runs=1):
+        assert stat.S_IMODE((folder / "shard.npz").stat().st_mode) == 0o600

@@ -21,11 +21,15 @@ from fedpriv.models.probes import check_alone
 from fedpriv.models.table import model_named
 from fedpriv.objectives import CrossEntropy, LayeredObjective, ModuleObjective, Records
 from fedpriv.scenario import resolve_cell
+from tests.clients.guarded import cell_json as silo_cell_json
+from tests.clients.guarded import guard_of, write_silo
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
 from tests.models import zoo
 
 ZOO = "tests.models.zoo"
+SGD = {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1}
+PRIVACY = {"relation": "replace-one", "mu": 1.0}
 DRAW = np.random.default_rng(5)
 
 
@@ -165,6 +169,7 @@ def guard_with(tmp_path: Path) -> Callable[..., Guard]:
     def guard(*models: str) -> Guard:
         draw = np.random.default_rng(3)
         np.savez(tmp_path / "own.npz", features=draw.standard_normal((30, 6)), labels=draw.integers(0, 3, 30))
+        (tmp_path / "own.npz").chmod(0o600)
         keys = {"silo": 0, "classes": 3, "shard": "own.npz", "ledger": "l.sqlite", "socket": "s.sock"}
         allow = {"relation": "zero-out", "clip": 1.0, "rounds": 8, "budget": 9.0, "models": list(models)}
         (tmp_path / "policy.toml").write_text(policy_text(keys, allow))
@@ -320,3 +325,24 @@ def test_building_draws_no_random_number_of_ours() -> None:
     torch.manual_seed(1)
     build(f"{ZOO}:Wide", "model.name", (6, 3), {})
     assert torch.equal(torch.rand(1), first)
+
+
+def opens(features: int, outputs: int, path: str) -> nn.Module:
+    """A factory that reads a file, as one that takes weights does: its exceptions say what is there."""
+    return nn.Linear(features, outputs, bias=bool(json.loads(Path(path).read_text())))
+
+
+def test_a_factory_that_fails_tells_a_server_nothing_of_the_silos_files(tmp_path: Path) -> None:
+    """Missing, folder and unparsable files were told apart by the exception's text; now by nothing."""
+    path, said = write_silo(tmp_path, models=[f"{__name__}:opens"]), set()
+    guard = guard_of(path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "secret").write_text("not JSON")
+    for name in ("folder", "secret", "nothing"):
+        model: dict[str, Any] = {"name": f"{__name__}:opens", "arguments": {"path": str(tmp_path / name)}}
+        with pytest.raises(RunError) as refused:
+            guard.shapes(silo_cell_json(model=model, algorithm=SGD, privacy=PRIVACY))
+        said.add(str(refused.value).replace(name, "…"))
+        with pytest.raises(InputError, match=r"cannot be built from .* \([A-Z\[]"):  # a person reads why
+            build(model["name"], "model.name", (6, 3), model["arguments"])
+    assert len(said) == 1

@@ -21,6 +21,7 @@ from fedpriv.objectives import (
     Smoothed,
     SoftmaxRegression,
 )
+from fedpriv.objectives.smoothed import Window
 from tests.algorithms.goldstein_golden import ExactlySmoothed
 
 DTYPE, DIMENSION, ALPHA = torch.float64, 5, 0.3
@@ -191,3 +192,37 @@ def test_without_slots_and_without_values_it_refuses() -> None:
     gradients_only: Any = object.__new__(ModuleObjective)
     with pytest.raises(InputError, match="no values record by record"):
         gradients_only.losses(BASE.initial(), record(1.0))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_window_of_directions_is_the_same_as_among_all(dtype: torch.dtype, count: int) -> None:
+    """Of any rows of any silo, any of their directions: a silo draws few at a time, and may not draw others."""
+    slots, like = Slots(2, ((0, 3), (5, 4))), torch.zeros(37, dtype=dtype)
+    source = SeededDirections((1,))
+    for draw in (source.sphere, source.ball):
+        drawn = draw(slots, count, like)
+        for places in ([0], [2, 3, 6], [5, 0]):
+            for first in range(count):
+                window = Window(places, first, count)
+                torch.testing.assert_close(draw(slots, count, like, window), drawn[places, first:])
+
+
+@pytest.mark.parametrize("order", ["first", "zeroth"])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("points", [1, 2])
+def test_directions_taken_a_few_at_a_time_give_the_contribution_of_all(
+    monkeypatch: pytest.MonkeyPatch, order: str, shared: bool, points: int
+) -> None:
+    objective = smoothed(order, 6, shared).at(Slots(3, ((1, 4),)))
+    generator = torch.Generator().manual_seed(0)
+    query = [torch.randn(DIMENSION, generator=generator, dtype=DTYPE) for _ in range(points)]
+    records = Records(torch.randn((4, DIMENSION), generator=generator, dtype=DTYPE), torch.rand(4, dtype=DTYPE))
+    places = torch.tensor([3, 1, 0, 2])
+    asked = query, [1.0, -0.5][:points], Records(*(column[places] for column in records)), places, 0.7
+    at_once = objective.per_record(*asked)
+    monkeypatch.setattr("fedpriv.objectives.smoothed._HELD", 2 * DIMENSION)
+    torch.testing.assert_close(objective.per_record(*asked), at_once)
+    weights = torch.ones(4, dtype=DTYPE)
+    whole = objective.increment(query, asked[1], records, weights, 0.7).total
+    torch.testing.assert_close(at_once.sum(0), whole)

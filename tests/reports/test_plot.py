@@ -19,6 +19,7 @@ from fedpriv.reports.plots.clipping import draw_clipping
 from fedpriv.reports.plots.curves import draw_curves
 from fedpriv.reports.plots.layout import layout_of
 from fedpriv.reports.plots.noise import draw_noise
+from fedpriv.reports.plots.style import write_powers
 from fedpriv.reports.plots.tradeoff import draw_tradeoff
 from fedpriv.sweep.results import Results
 
@@ -329,3 +330,24 @@ def test_svgs_can_stand_on_one_page(tmp_path: Path, make_table: Make) -> None:
     assert all(clips)
     assert not clips[0] & clips[1]
     assert not clips[1] & clips[2]
+
+
+@pytest.mark.parametrize("label", [r"$\frac{$", r"$\frac{1}{2}$ and $5", "$"])
+def test_a_label_with_dollars_is_drawn_as_it_is(tmp_path: Path, make_table: Make, label: str) -> None:
+    """Not as a formula, which a label like the first of these is none."""
+    results = replace(make_table(), title=label)
+    plot_run(write(tmp_path / "run", results))
+    assert (tmp_path / "run" / "plots" / "noise.png").exists()
+    assert all(label in svg or "<text" not in svg for svg in svgs_of(tmp_path / "run", results).values())
+
+
+def test_logarithmic_axes_have_plain_numbers(make_table: Make) -> None:
+    figure = draw_noise(make_table().cells)
+    assert figure is not None
+    write_powers(figure)
+    figure.draw_without_rendering()
+    texts = {
+        text.get_text() for axes in figure.axes for text in [*axes.get_xticklabels(), *axes.get_yticklabels()]
+    }
+    assert any("10" in text and set(text) & set("⁰¹²³⁴⁵⁶⁷⁸⁹⁻") for text in texts)
+    assert not any("$" in text or "{" in text or "^" in text for text in texts)

@@ -4,6 +4,7 @@ import csv
 import io
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -303,3 +304,10 @@ def test_a_guarantee_without_mu_is_none_the_less_a_guarantee(make_table: Make) -
     rows = [row for row in csv.DictReader(io.StringIO(render(results, "csv"))) if row["federation.silos"] == "10"]
     assert {(row["mu"], row["epsilon"]) for row in rows} == {("", "24.0"), ("", "48.0")}
     assert "& none & 24 at 1e-05 &" in render(results, "latex")
+
+
+def test_markup_in_a_label_is_no_markup_of_the_table(make_table: Make) -> None:
+    """A page that shows table.md would run it: a label is somebody's who may be none of ours."""
+    text = render(replace(make_table(), title="<img src=x onerror=alert(1)>"), "markdown")
+    assert "&lt;img src=x" in text
+    assert "<" not in text

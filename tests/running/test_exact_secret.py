@@ -117,7 +117,7 @@ def test_a_records_integers_do_not_depend_on_who_else_was_drawn(
 ) -> None:
     """A round's sum is that of the rounds in which each of its records is drawn alone, to the last unit."""
     plan = planned(cell_of("allocation", "trusted"))
-    monkeypatch.setattr("fedpriv.exact.rank_one._VALUES", 5 * 785)  # several chunks a round
+    monkeypatch.setattr("fedpriv.exact.rank_one.VALUES_TOGETHER", 5 * 785)  # several chunks a round
     if path != "outer products":
         monkeypatch.setattr("fedpriv.exact.records.rank_one_suits", lambda *_: False)
     generator = torch.Generator().manual_seed(2)

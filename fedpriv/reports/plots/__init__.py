@@ -11,7 +11,7 @@ from fedpriv.files import write_bytes
 from fedpriv.reports.plots.clipping import draw_clipping
 from fedpriv.reports.plots.curves import draw_curves
 from fedpriv.reports.plots.noise import draw_noise
-from fedpriv.reports.plots.style import SETTINGS
+from fedpriv.reports.plots.style import SETTINGS, write_powers
 from fedpriv.reports.plots.tradeoff import draw_tradeoff, levels
 from fedpriv.reports.summary import state_of
 from fedpriv.sweep.claims import read_claims
@@ -90,6 +90,7 @@ def _rendered(figure: "Figure", kind: str, name: str) -> bytes:
     """The figure as a file's bytes: without a date, and with ids made from its name."""
     from matplotlib import rc_context
 
+    write_powers(figure)
     buffer = io.BytesIO()
     with rc_context({"svg.hashsalt": name}):
         figure.savefig(buffer, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None)

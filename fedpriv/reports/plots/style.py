@@ -1,5 +1,6 @@
 """What all figures share: colours, markers, sizes, titles, legends."""
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 _LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (7, 2, 1, 2, 1, 2)), (0, (1, 4)))
+_RAISED = str.maketrans("0123456789-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁻")
 _TITLE = 110  # characters in a line of ten inches
 
 SETTINGS: dict[Any, Any] = {
@@ -31,6 +33,7 @@ SETTINGS: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.handlelength": 2.6,
     "figure.constrained_layout.wspace": 0.06,
+    "text.parse_math": False,  # labels are a user's, and a dollar is a dollar
 }
 HOLLOW: dict[str, Any] = {"markerfacecolor": "none", "markersize": 10, "markeredgewidth": 1.4}
 """Published values, drawn around the measured ones."""
@@ -111,3 +114,26 @@ def name_panels(grid: Sequence[Sequence["Axes"]], results: Results, layout: Layo
                 axes.set_xlabel("")
             if column > 0:
                 axes.set_ylabel("")
+
+
+def write_powers(figure: "Figure") -> None:
+    """Write the numbers of logarithmic axes, which matplotlib marks up as formulas, in plain characters."""
+    from matplotlib.ticker import LogFormatterMathtext, LogFormatterSciNotation
+
+    class Plain(LogFormatterSciNotation):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            text = re.sub(
+                r"\$|\\mathdefault|\\times",
+                lambda found: "×" if "times" in found[0] else "",
+                super().__call__(x, pos),
+            )
+            return re.sub(r"\^\{(.*?)\}", lambda found: found[1].translate(_RAISED), text).strip("{}")
+
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            for read, write in (
+                (axis.get_major_formatter, axis.set_major_formatter),
+                (axis.get_minor_formatter, axis.set_minor_formatter),
+            ):
+                if isinstance(found := read(), LogFormatterMathtext):
+                    write(Plain(labelOnlyBase=found.labelOnlyBase))
