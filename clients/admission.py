@@ -111,12 +111,12 @@ class Admission:
         values = missed * max(plan.kept_length(t), plan.objective.dimension)
         if values > _MOST_MISSED and plan.noise.std_of(self.policy.silo):
             raise self.refusal(
-                f"round {t}: {missed} rounds before it were left out, and their noise has {values} values; at most "
-                f"{_MOST_MISSED} are drawn for one answer, so this silo has no part in the run any more"
+                f"round {t}: {missed} rounds before it were left out, and their noise has {values} values; at "
+                f"most {_MOST_MISSED} are drawn for one answer, so this silo has no part in the run any more"
             )
 
     def _unknown(self, tree: Mapping[str, Any]) -> str | None:
-        """Why a scenario names code that the policy does not permit, told from its text alone; None if it does not.
+        """Why a scenario names code that the policy does not permit, from its text alone; None if it does not.
 
         Guarantee: after None, resolving the scenario imports nothing: every row that it names is in its table.
         """
@@ -195,7 +195,7 @@ class Admission:
             raise self.refusal(f"the scenario needs {needed} {cell.privacy.unit}s of this silo, here are fewer")
 
     def _objective(self, cell: Cell) -> tuple[int, Objective]:
-        """How many features a record has, and the model's loss, built once without memory to see how large it is."""
+        """How many features a record has, and the model's loss, built once without memory to see its size."""
         model, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
         shape = tuple(model.features(np.zeros_like(self.shard.images[:1]), dtype, settings).shape[1:])
         with torch.device("meta"):
@@ -207,7 +207,7 @@ class Admission:
         return math.prod(shape), model.objective(shape, self.policy.class_count, dtype, settings)
 
     def _memory(self, cell: Cell, plan: Plan, features: int) -> int:
-        """Bytes that a round takes; RunError for more than the policy allows, or than a row of the ledger holds."""
+        """Bytes that a round takes; RunError for more than the policy allows, or a row of the ledger holds."""
         units, allowed = self.shard.units(cell.privacy.protected), self.policy.allow.memory
         rows = len(self.shard.labels) if units is None else units.size
         if (taken := taken_by(plan, self.policy.silo, rows, features)) > allowed:

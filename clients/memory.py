@@ -112,8 +112,8 @@ def hold_to(memory: int) -> None:
     if limit is not None and size["VmRSS"] + memory + _BESIDE > limit:
         has = mebibytes(size["VmRSS"] + _BESIDE)
         raise InputError(
-            f'allow.memory = "{mebibytes(memory)}": the guard itself and its records take {has}, and the container '
-            f"gives {mebibytes(limit)} for all; lower allow.memory, or raise the container's limit (mem_limit)"
+            f'allow.memory = "{mebibytes(memory)}": the guard itself and its records take {has}, and the '
+            f"container gives {mebibytes(limit)} for all; lower allow.memory, or raise the container's mem_limit"
         )
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = size["VmData"] + memory + _BESIDE

@@ -68,8 +68,8 @@ class Allowed(BaseModel):
     models: tuple[str, ...] = Field(
         (),
         strict=False,
-        description="models beyond those of fedpriv that a scenario may name: import paths, package.module:Name, of "
-        "torch modules of this installation, and names of rows of `extensions`",
+        description="models beyond those of fedpriv that a scenario may name: import paths, package.module:Name, "
+        "of torch modules of this installation, and names of rows of `extensions`",
     )
     algorithms: tuple[str, ...] = Field(
         (),
@@ -79,8 +79,8 @@ class Allowed(BaseModel):
     extensions: tuple[str, ...] = Field(
         (),
         strict=False,
-        description="modules, package.module, that the guard imports when it starts, and that add rows of their own; "
-        "no other extension is imported, whatever is installed",
+        description="modules, package.module, that the guard imports when it starts, and that add rows of their "
+        "own; no other extension is imported, whatever is installed",
     )
     open_runs: Annotated[int, Field(ge=1)] = Field(8, description="the most runs that are under way at a time")
     tick: Annotated[float, Field(ge=0.0, le=60.0)] = Field(
@@ -233,9 +233,9 @@ class Policy(BaseModel):
 def read_policy(path: Path) -> Policy:
     """Read and validate a policy file; InputError with one line if it cannot be used.
 
-    Guarantee: refused where others than its owner may write the policy, the records, the ledger with its mark, the
-    identity or the peers, or a folder of theirs, or a folder of a link that leads to them; and where others may read
-    the records.
+    Guarantee: refused where others than its owner may write the policy, the records, the ledger with its mark,
+    the identity or the peers, or a folder of theirs, or a folder of a link that leads to them; and where others
+    may read the records.
     """
     check_writers([path])
     try:

@@ -67,9 +67,7 @@ def check_readers(file: Path) -> None:
     except OSError:  # whoever reads it says so
         return
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InputError(
-            f"{file}: mode {stat.S_IMODE(mode):04o}, others than its owner can read these records; chmod 600 {file}"
-        )
+        raise InputError(f"{file}: mode {stat.S_IMODE(mode):04o}, others can read these records; chmod 600 {file}")
 
 
 @contextmanager
