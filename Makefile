@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 # A process for each core; what took longest, and what was skipped and why, are printed.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist worksteal --durations=25 -rs
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist worksteal --durations=25 -rfEs
 
 .PHONY: run test test-slow test-all scenarios e2e e2e-tools lint lock docs docs-version dist bench bench-peers clean
 
@@ -26,7 +26,7 @@ scenarios: $(READY)  ## every scenario at reduced size: one seed, a few rounds
 	$(BIN)/python -m benchmarks.reduced
 
 e2e: $(READY)  ## real federations: processes that are killed, slow, wrong or full, and containers
-	$(BIN)/python -m pytest -m "deployment or containers" -s -rs tests/e2e tests/attacks
+	$(BIN)/python -m pytest -m "deployment or containers" -s -rfEs tests/e2e tests/attacks
 
 e2e-tools:  ## what containers need, on Debian, as root
 	apt-get install --yes --no-install-recommends docker.io docker-compose debootstrap

@@ -126,7 +126,8 @@ class Desk:
         self._longest_header = 4 * LONGEST_SCENARIO + 2 * cards  # JSON in JSON, with every quote escaped
         self._longest_query = 8 * policy.allow.dimension
         fit = _WAITED_FOR // (self._longest_header + self._longest_query)
-        self._connections = threading.Semaphore(min(_CONNECTIONS, max(4, fit)))
+        self._connections = threading.Semaphore(_CONNECTIONS)
+        self._room = threading.Semaphore(min(_CONNECTIONS, max(4, fit)))  # for queries, one that comes slowly too
 
     def accept(self, listener: socket.socket) -> None:
         """Take connections, each in a thread of its own; one that is silent costs nobody else anything."""
@@ -182,13 +183,14 @@ class Desk:
             if header.get("health"):
                 self._wait_for_a_tick()
                 return Reply({"healthy": self._healthy()})
-            query = receive_frame(connection, self._longest_query, _PATIENCE)
+            with self._room:
+                query = receive_frame(connection, self._longest_query, _PATIENCE)
+                asked = Asked(header, query, Future())
+                self._waiting.put(asked)
+                return asked.reply.result()
         except (ValueError, RecursionError):
             self._wait_for_a_tick()
             return _refused("the request is malformed or too long", final=True)
-        asked = Asked(header, query, Future())
-        self._waiting.put(asked)
-        return asked.reply.result()
 
     def _wait_for_a_tick(self) -> None:
         if (tick := self._policy.allow.tick) > 0.0:

@@ -18,7 +18,7 @@ from fedpriv.accounting.lifetime import Budget, Price, price
 from fedpriv.accounting.relation import relation_named
 from fedpriv.accounting.slack import ApproximateGDP, charge_of, composed
 from fedpriv.errors import InputError
-from fedpriv.figures import upper_figure
+from fedpriv.figures import lower_figure, upper_figure
 from fedpriv.participation.secret_order import SecretOrder
 from fedpriv.privacy.ledger import ReleaseStream
 from fedpriv.privacy.trust import Trust
@@ -120,7 +120,7 @@ def refusal(budget: Budget, before: Sequence[Price], asked: Price) -> str | None
     if budget.refusal(before, asked) is None:
         return None
     total = together([*before, asked])
-    return f"the run costs {words(asked)}, with all before {_bare(total)}; the budget is {_bare(budget)}"
+    return f"the run costs {words(asked)}, with all before {_bare(total)}; the budget is {_limit(budget)}"
 
 
 def together(prices: Sequence[Price]) -> Price:
@@ -136,7 +136,12 @@ def words(asked: Price) -> str:
     return f"mu = {_bare(asked)}"
 
 
-def _bare(cost: Price | Budget) -> str:
+def _limit(budget: Budget) -> str:
+    """A limit rounds down: it has `ROUNDING` on top of what a policy says."""
+    return lower_figure(budget.mu) + (f" with slack {lower_figure(budget.slack, 3)}" if budget.slack else "")
+
+
+def _bare(cost: Price) -> str:
     if cost is None:
         return "inf"
     return upper_figure(cost.mu) + (f" with slack {upper_figure(cost.slack, 3)}" if cost.slack else "")

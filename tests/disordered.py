@@ -267,10 +267,16 @@ def _convolution_backward(
     return to_x, to_weight, to_bias
 
 
+def _into(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *given, out: out.copy_(product(*given))
+
+
 _OURS: dict[Any, Callable[..., Any]] = {
     _aten.mm.default: _mm,
     _aten.bmm.default: _bmm,
     _aten.mv.default: _mv,
+    _aten.mm.out: _into(_mm),
+    _aten.mv.out: _into(_mv),
     _aten.dot.default: _dot,
     _aten.vdot.default: _dot,
     _aten.addmm.default: _plus(_mm),

@@ -33,6 +33,7 @@ def guard_over(folder: Path, evaluating: bool, code: str, **arrays: Any) -> Guar
     """One that trains on these records, or evaluates on these test records."""
     folder.mkdir()
     np.savez(folder / "own.npz", **arrays)
+    (folder / "own.npz").chmod(0o600)
     whole = MU * GUESSES  # of all guesses, each of which is a run of its own
     keys = {"silo": 0, "classes": 2, "shard": "own.npz", "ledger": "l.sqlite", "socket": "s.sock"}
     allow = {"relation": "replace-one", "clip": 1.0, "rounds": 10, "budget": whole, "models": [code]}

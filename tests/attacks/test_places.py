@@ -69,7 +69,7 @@ def made(count: int, persons: int = 0) -> Rows:
 
 def guard_of(folder: Path, rows: Rows, schema: dict[str, Any], **allow: Any) -> Guard:
     folder.mkdir()
-    write_csv(folder / "own.csv", rows)
+    write_csv(folder / "own.csv", rows).chmod(0o600)
     allowed = {"relation": "replace-one", "budget": 100.0, "clip": 1.0, "rounds": 60, "runs": 400, **allow}
     keys = {"silo": 0, "shard": "own.csv", "ledger": "l.sqlite", "socket": "s.sock"}
     path = folder / "policy.toml"

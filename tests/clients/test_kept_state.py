@@ -173,7 +173,7 @@ def test_a_run_that_counted_on_others_is_not_gone_on_with_alone(tmp_path: Path) 
     wide = guard_for(tmp_path, *random_records(), trust="secure-aggregation", silos=3, budget=9.0)
     keys = cards(wide.public_key("run", cell))
     wide.answer("run", cell, 1, zeros(), keys)
-    with pytest.raises(RunError, match=r"by its policy this run costs mu = 6\.928, and it was charged 4"):
+    with pytest.raises(RunError, match=r"by its policy this run costs mu = 6\.929, and it was charged 4"):
         guard_for(tmp_path, *random_records(), budget=9.0).answer("run", cell, 2, zeros(), keys)
 
 

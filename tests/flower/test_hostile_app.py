@@ -177,7 +177,7 @@ def test_it_opens_runs_until_the_budget_is_spent(tmp_path: Path) -> None:
         for run in (1, 2):
             own(tmp_path, run).train(arrays, 1)
         for run in (3, 4):
-            with pytest.raises(RunError, match=r"costs mu = 2, with all before 3\.464; the budget is 2\.9"):
+            with pytest.raises(RunError, match=r"costs mu = 2, with all before 3\.465; the budget is 2\.9"):
                 own(tmp_path, run).train(arrays, 1)
         log = killed(process)
     assert [name for name, _, _ in ledger_of(tmp_path)] == ["1", "2"]

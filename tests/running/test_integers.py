@@ -194,7 +194,7 @@ def test_a_first_step_and_its_rounds_have_half_of_the_slack_each(
     """Guarantee: the slack of a run, its first step included, is at most 2^-60."""
     cell = first_step_cell(tmp_path, run={"arithmetic": "integers"})
     rounds = presumed(cell)
-    alone = rounds.model_copy(update={"data": rounds.data.model_copy(update={"scale": None})})
+    alone = rounds.derived(rounds.privacy, rounds.federation, rounds.algorithm)
     found = plan_of(alone, task_of_cell(alone).objective)
     assert found.exact is not None
     monkeypatch.setattr("fedpriv.running.exact_plan.MOST_SLACK", 1.5 * found.exact.claim.slack)

@@ -84,7 +84,7 @@ def test_the_price_is_the_sums_only_where_the_policy_counts_on_the_other_silos(t
     guard_of(path).public_key("run", CELL)
     assert SiloLedger(read_policy(path).ledger).prices() == [pytest.approx(4.0)]
     for trust, budget, reason in (
-        ("untrusted", 4.0, r"the run costs mu = 6\.928"),
+        ("untrusted", 4.0, r"the run costs mu = 6\.929"),
         (MASKED, 3.9, "the run costs mu = 4"),
     ):
         folder = tmp_path / f"{trust} {budget}"

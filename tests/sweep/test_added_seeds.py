@@ -13,6 +13,7 @@ import pytest
 
 import fedpriv
 from fedpriv.cli import main
+from fedpriv.figures import upper_figure
 from fedpriv.reports.statement import statements
 from fedpriv.running.outcome import Finished
 from fedpriv.scenario import Scenario
@@ -240,4 +241,7 @@ def test_a_statement_counts_the_runs_of_added_seeds(tmp_path: Path) -> None:
     released = dataclasses.replace(results, cells=[{**cell, "noise": "release"} for cell in results.cells])
     (statement,) = statements(released)
     mu = results.cells[0]["mu"]
-    assert f"these 5 runs is protected by all of them together only: μ = {mu * 5**0.5:.4g}" in statement.noise
+    assert (
+        f"these 5 runs is protected by all of them together only: μ = {upper_figure(mu * 5**0.5)}"
+        in statement.noise
+    )
