@@ -348,11 +348,11 @@ def test_the_administrator_sees_what_was_spent(tmp_path: Path) -> None:
     guard.answer("a\x1b[2J", scenario(privacy__rho=3.0), 1, zeros())
     lines = status_lines(tmp_path / "silo-0.toml")  # while the guard has the ledger
     assert lines[1] == "budget mu = 5, spent 3 by 1 run, left for one more 4"
-    assert lines[2].startswith(r"'a\x1b[2J': mu = 3, 1 rounds answered, under way, dp-mu2-fl (untrusted)")
+    assert lines[2].startswith(r"'a\x1b[2J': mu = 3, 1 round answered, under way, dp-mu2-fl (untrusted)")
     with pytest.raises(InputError, match="has no run 'b'"):
         end_run(tmp_path / "silo-0.toml", "b")
     end_run(tmp_path / "silo-0.toml", "a\x1b[2J")
-    assert "1 rounds answered, over" in status_lines(tmp_path / "silo-0.toml")[2]
+    assert "1 round answered, over" in status_lines(tmp_path / "silo-0.toml")[2]
 
 
 def _fails(*_: object, **__: object) -> NDArray[np.float64]:

@@ -145,7 +145,7 @@ def test_runs_that_are_over_stay_charged(tmp_path: Path) -> None:
         assert opened is not None
         assert (opened.key, opened.state) == (None, None)
     for again in (guard, guard_of(tmp_path / "silo-0.toml")):
-        with pytest.raises(RunError, match=r"with all before 4\.001; the budget is 4"):
+        with pytest.raises(RunError, match=r"with all before 4\.002; the budget is 4"):
             again.answer("c", scenario(privacy__rho=0.1), 1, zeros())
 
 
