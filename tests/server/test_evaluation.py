@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedpriv.clients.app import app as client_app
 from fedpriv.clients.guard import Guard
 from fedpriv.clients.policy import read_policy
 from fedpriv.clients.prepare import prepare_silos
+from fedpriv.data.placing import counted
 from fedpriv.engines.inprocess_grid import InProcessGrid
 from fedpriv.engines.local_silo import write_silos
 from fedpriv.errors import RunError
@@ -221,7 +223,9 @@ def test_a_local_deployments_policies_allow_the_run_and_nothing_wider(tmp_path: 
 
 def test_prepared_hospitals_evaluate_on_their_own_rows(tmp_path: Path) -> None:
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
-    tree["evaluation"], tree["run"]["per_silo"] = {"records": [9, 6], "mu": 2000.0}, True
+    sites = Counter(row["hospital"] for row in rows())  # a third of either's rows are for testing
+    tree["evaluation"] = {"records": [sites["north"], sites["south"]], "mu": 2000.0}
+    tree["run"]["per_silo"] = True
     tree["privacy"] = {"relation": "zero-out", "mu": 1000.0}
     seed = tree.pop("seed")
     tree["sweep"] = {"seeds": [seed]}
@@ -236,8 +240,8 @@ def test_prepared_hospitals_evaluate_on_their_own_rows(tmp_path: Path) -> None:
         own = read_policy(policy).load_shard().test
         assert own is not None
         records = own.seen(cell)
-        first = Records(*(column[: {"north": 9, "south": 6}[name]] for column in records))
-        accuracy = objective.evaluate(model, first).accuracy
+        there = torch.from_numpy(counted(records.labels.numpy()))
+        accuracy = objective.evaluate(model, Records(*(column[there] for column in records))).accuracy
         assert heard.metrics[-1][f"test_accuracy_at_{name}"] == pytest.approx(float(accuracy), abs=0.01)
 
 
