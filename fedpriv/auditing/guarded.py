@@ -14,6 +14,7 @@ from fedpriv.clients.guard import Guard
 from fedpriv.clients.ledger import SiloLedger, create_ledger
 from fedpriv.clients.policy import Allowed, Policy
 from fedpriv.clients.shard import Shard
+from fedpriv.clients.views import Views
 from fedpriv.running.plan import Plan
 from fedpriv.scenario import Cell
 
@@ -32,8 +33,29 @@ class Restartable(Answering, Protocol):
     def close(self) -> None: ...
 
 
+class InFileOrder(Views):
+    """A shard whose persons are read in the order of their names, which everybody knows.
+
+    A guard's own order follows from the key of the run and is told to nobody.  What it releases is a mixture over
+    orders, each as likely for a file as for its neighbour, and who knows which one was drawn sees all that others
+    see, and more: a claim that stands in every one of them stands with a secret one, too.  So an adversary is
+    given more here, and the audit knows in which rounds its canaries are.
+    """
+
+    def order(self, cell: Cell, key: bytes) -> None:
+        """Every place has the person of its number."""
+
+
+class PublicGuard(Guard):
+    """A guard whose order is public.  No policy and no scenario leads here: only the audit builds it."""
+
+    def __init__(self, policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
+        super().__init__(policy, ledger, shard)
+        self._views = InFileOrder(shard)
+
+
 class GuardedSilo:
-    """One silo's guard, its ledger and its policy; `shard` is what it protects."""
+    """One silo's `PublicGuard`, its ledger and its policy; `shard` is what it protects."""
 
     def __init__(self, folder: Path, number: int, cell: Cell, plan: Plan, shard: Shard) -> None:
         self._cell = json.dumps(cell.canonical(), sort_keys=True)
@@ -86,7 +108,7 @@ class GuardedSilo:
 
     def _opened(self) -> tuple[SiloLedger, Guard]:
         ledger = SiloLedger(self._policy.ledger)
-        return ledger, Guard(self._policy, ledger, self._shard)
+        return ledger, PublicGuard(self._policy, ledger, self._shard)
 
 
 def guarded(folder: Path, cell: Cell, plan: Plan, shards: Sequence[Shard]) -> list[GuardedSilo]:

@@ -14,7 +14,7 @@ from fedpriv.running.plan import Plan
 
 POWER = 0.95
 """The probability with which an audit refutes noise of the size that it says it would see."""
-_SIMULATED, _GRID = 60, 20
+_SIMULATED, _LOOKED, _GRID = 60, 4, 20
 
 
 def sees(apart: float, claimed: float, trials: int, failure: float) -> float:
@@ -40,20 +40,28 @@ def _most_wrong(claimed: float, trials: int, failure: float) -> int:
 
 
 def sees_in_secret(plan: Plan, curve: Curve, trials: int, failure: float, seed: int) -> float:
-    """The largest share of the noise, in twentieths, that is refuted in all of 60 simulated audits; 0: none.
+    """The largest share of the noise that was found, in twentieths, refuted in all of its 60 simulated audits.
 
-    Canaries, their secret rounds and their noise are simulated, as many as there were, and the best of the tests
-    that `canaries_shown` has is put to them.  A share that is refuted with a probability below `POWER` is called
-    seen with a probability below 5 %: 0.95 to the power of 60.
+    0 if none was.  Canaries, their secret rounds and their noise are simulated, as many as there were, and the
+    best of the tests that `canaries_shown` has is put to them.  Which audits a share has follows from `seed`:
+    the first few of each say where to look, and from there on down the first share is taken that all of its audits
+    refute.  So less may be said than would be seen, and a share that is refuted with a probability below `POWER`
+    passes with one below 5 %: 0.95 to the power of 60.
     """
-    evidence, low, high = evidence_of(plan), 0, _GRID
+    evidence = evidence_of(plan)
+
+    def refuted(share: int, audits: range) -> bool:
+        drawn = (public_generator(seed, "audit sees", f"{share}", f"{each}") for each in audits)
+        return all(_refuted(evidence, curve, trials, failure, share / _GRID, coins) for coins in drawn)
+
+    low, high = 0, _GRID
     while high - low > 1:
         middle = (low + high) // 2
-        drawn = (public_generator(seed, "audit sees", f"{middle}", f"{each}") for each in range(_SIMULATED))
-        if all(_refuted(evidence, curve, trials, failure, middle / _GRID, coins) for coins in drawn):
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if refuted(middle, range(_LOOKED)) else (low, middle)
+    while low and not refuted(low, range(_LOOKED, _SIMULATED)):
+        low -= 1
+        while low and not refuted(low, range(_LOOKED)):
+            low -= 1
     return low / _GRID
 
 

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import special
 
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.auditing.canaries import FAR, Layout, auditable, nothing, objective_for, units_of
@@ -195,7 +194,11 @@ class Evidence:
 def _by_epochs(schedule: SecretOrder, ratios: Floats) -> Floats:
     """One of the `bins` rounds of every epoch: ratios (n, epochs · bins)."""
     epochs = ratios.reshape(len(ratios), -1, schedule.bins)
-    return np.asarray((special.logsumexp(epochs, axis=-1) - np.log(schedule.bins)).sum(-1), np.float64)
+    largest = epochs.max(-1, keepdims=True)
+    largest[~np.isfinite(largest)] = 0.0
+    with np.errstate(divide="ignore", over="ignore"):  # of releases that are not finite
+        means = np.log(np.exp(epochs - largest).mean(-1))
+    return np.asarray((means + largest[..., 0]).sum(-1), np.float64)
 
 
 def _by_rounds(schedule: SecretOrder, ratios: Floats) -> Floats:

@@ -111,6 +111,7 @@ def test_ray_runs_nothing_for_nobody() -> None:
             running.wait(timeout=60)
 
 
+@pytest.mark.slow
 def test_the_files_of_workers_are_in_a_folder_that_nobody_else_can_enter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would gain: a socket of their own in the place of the scheduler's, or links in the places of logs.
 

@@ -59,6 +59,7 @@ def poisoned() -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_real_no_scenario_ends_the_guard_or_keeps_it(tmp_path: Path) -> None:
     """Gains: silence of a silo for good, with one line of run configuration (finding 31)."""
     with guard_process(tmp_path, *random_records(), budget=100.0, open_runs=50) as guard:

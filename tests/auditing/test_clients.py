@@ -84,15 +84,38 @@ def test_public_cohorts_stand_and_something_is_shown(row: str) -> None:
     assert (outcome.rounds, outcome.silos) == (12, 1)
 
 
-@pytest.mark.parametrize(("sampling", "relation"), [("poisson", "replace-one"), ("allocation", "zero-out")])
-def test_secret_cohorts_stand_and_something_is_shown(sampling: str, relation: str) -> None:
+SECRET = pytest.mark.parametrize(
+    ("sampling", "relation"), [("poisson", "replace-one"), ("allocation", "zero-out")]
+)
+
+
+def few(patch: pytest.MonkeyPatch) -> None:
+    """Little company, and few trials of it: for the fast part, where nothing has to be refuted by it."""
+    patch.setattr(secret, "_COMPANY_BATCH", 4)
+    patch.setattr(secret, "COMPANIES", 128)
+
+
+@SECRET
+def test_secret_cohorts_stand_and_something_is_shown(
+    monkeypatch: pytest.MonkeyPatch, sampling: str, relation: str
+) -> None:
     found = canaries_of(client_cell(sampling, relation))
     assert found.excess <= 0.0, found
     assert found.mu > 0.0
+    few(monkeypatch)
+    assert company_of(client_cell(sampling, relation), 16).excess <= 0.0
+
+
+@pytest.mark.slow
+@SECRET
+def test_known_company_of_clients_tells_nothing(sampling: str, relation: str) -> None:
     assert company_of(client_cell(sampling, relation), 100).excess <= 0.0
 
 
-def test_the_whole_audit_of_secret_cohorts() -> None:
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_whole_audit_of_secret_cohorts(monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+    if not whole:
+        few(monkeypatch)
     outcome = audit(client_cell("allocation"), trials=2048)
     assert outcome.stands
     assert outcome.alarms is not None

@@ -202,6 +202,7 @@ def test_replies_and_refusals_leave_at_multiples_of_the_tick(
     assert clock.replied == moments
 
 
+@pytest.mark.slow
 def test_a_second_guard_leaves_the_first_its_socket(tmp_path: Path) -> None:
     """It took it without a word, and left a dead one when it ended."""
     path = write_silo(tmp_path)

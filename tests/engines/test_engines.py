@@ -185,6 +185,7 @@ def test_ray_equals_inprocess_bit_for_bit(small_cell: MakeCell) -> None:
     assert len(heard.evaluations) == 12
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_rounds(tmp_path: Path) -> None:
     """Resident memory after 20,000 rounds of 3 silos is within 30 MB of that after 2,000."""
     script = tmp_path / "grow.py"

@@ -229,6 +229,7 @@ def test_nothing_to_draw(tmp_path: Path, make_table: Make) -> None:
     assert not (empty / "plots").exists()
 
 
+@pytest.mark.slow
 def test_matplotlib_is_imported_only_to_draw() -> None:
     code = "import sys, fedpriv.reports.plots; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
