@@ -21,6 +21,7 @@ test-slow: $(READY)  ## what `make test` leaves out: whole audits and grids, att
 	$(PYTEST) -m "slow and not deployment and not containers"
 
 test-all: test test-slow  ## every test but those of `make e2e`
+	$(PYTEST) -m long
 
 scenarios: $(READY)  ## every scenario at reduced size: one seed, a few rounds
 	$(BIN)/python -m benchmarks.reduced

@@ -216,7 +216,7 @@ def test_a_clip_of_record_by_record(monkeypatch: pytest.MonkeyPatch, sampling: s
         assert canaries_of(cell, 1).excess > 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_mean_over_those_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     planted_secret.over_those_drawn(monkeypatch)
     found = company_of(client_cell("allocation"), 1200, mu=1.5)

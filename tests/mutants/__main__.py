@@ -25,7 +25,8 @@ from typing import Any
 
 from tests.mutants.listing import ROOT, Mutant, faults, mutants
 
-SUITES = {"fast": "not slow and not deployment and not containers", "all": "not deployment and not containers"}
+_REAL = "not deployment and not containers"
+SUITES = {"fast": f"not slow and not long and {_REAL}", "all": _REAL}
 _OPTIONS = ["-n0", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--tb=short", "--no-header"]
 _SECONDS = 900.0
 KILLED, SURVIVED, EQUIVALENT, STALE, NOT_RUN = "killed", "SURVIVED", "equivalent", "stale", "not in this suite"
