@@ -337,8 +337,13 @@ def test_a_guard_reads_persons_in_an_order_of_its_own(folder: Path) -> None:
     assert not torch.equal(first, other)
 
 
-def test_a_row_that_does_not_count_adds_nothing(folder: Path) -> None:
+@pytest.mark.parametrize("outer", [True, False], ids=["outer products", "increments"])
+def test_a_row_that_does_not_count_adds_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, outer: bool
+) -> None:
     """In integers, silo by silo and in the vectorized engine: the sum is that of the rows that count."""
+    if not outer:
+        monkeypatch.setattr("fedpriv.exact.records.rank_one_suits", lambda *_: False)
     folder = folder / "rows"
     folder.mkdir()
     rows = made(12)
