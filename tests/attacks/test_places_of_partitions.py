@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, example, given, reject, settings
 from torch import Tensor
 
 from fedpriv.clients.federation import SimulatedFederation
+from fedpriv.clients.silo import Silo
 from fedpriv.errors import InputError
 from fedpriv.objectives import Records
 from fedpriv.running.held_out import held_out_shares, spread_test
@@ -69,10 +70,7 @@ def spread_of(
             release, state = silo.answer(state, t, query)
             sent.append(release.vector)
         sums.append(torch.stack(sent))
-        coins, places = silo._coins, torch.arange(len(silo.records.labels))
-        read.append(
-            [places[plan.schedule.rows(t, 2, silo.number, lambda coins=coins: coins)].tolist() for t in times]
-        )
+        read.append([places_read(silo, t) for t in times])
     tests = cell.evaluation is not None
     return Spread(
         [each.tolist() for each in (*federation.order, *(spread_test(cell) if tests else ()))],
@@ -82,6 +80,11 @@ def spread_of(
         sums,
         plan.releases(plan.schedule.rounds),
     )
+
+
+def places_read(silo: Silo, t: int) -> list[int]:
+    rows = silo.plan.schedule.rows(t, 2, silo.number, lambda: silo._coins)
+    return torch.arange(len(silo.records.labels))[rows].tolist()
 
 
 def case(name: str, part: str, persons: int = 0) -> tuple[Rows, Rows, str, str, bool, str]:
