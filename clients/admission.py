@@ -107,7 +107,11 @@ class Admission:
             raise self.refusal("the run's name is no text")
 
     def check_missed(self, plan: Plan, t: int, missed: int) -> None:
-        """RunError for a round before which more noise of left-out rounds is drawn than others are to wait for."""
+        """RunError for a round before which more noise of left-out rounds is drawn than others are to wait for.
+
+        Values are counted, and no time is measured: a clock would refuse at one load of the machine what it takes
+        at another, and after the round is on record.  A run whose first question is refused is not charged.
+        """
         values = missed * max(plan.kept_length(t), plan.objective.dimension)
         if values > _MOST_MISSED and plan.noise.std_of(self.policy.silo):
             raise self.refusal(

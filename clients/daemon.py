@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedpriv.clients.admission import LONGEST_SCENARIO
-from fedpriv.clients.frames import discard, receive_frame, receive_json, send_frame
+from fedpriv.clients.frames import discard, receive_content, receive_json, receive_length, send_frame
 from fedpriv.clients.guards import Guards, open_guards
 from fedpriv.clients.ledger import LedgerError
 from fedpriv.clients.memory import hold_to
@@ -40,6 +40,8 @@ _STACK = 2**19
 """Bytes for each thread of a connection."""
 _PATIENCE = 20.0
 """Seconds for a request to be there once its connection is, and for a reply to be taken."""
+_COMING, _LEAST_RATE = 2.0, 2**23
+"""Seconds, and bytes a second on top, for a query that has begun to come: others wait for its place."""
 _PLANNING, _WAITING = 30.0, 300.0
 """Seconds for a scenario's plan: of the processor, and by the clock."""
 _STUCK = 900.0
@@ -183,8 +185,9 @@ class Desk:
             if header.get("health"):
                 self._wait_for_a_tick()
                 return Reply({"healthy": self._healthy()})
-            with self._room:
-                query = receive_frame(connection, self._longest_query, _PATIENCE)
+            length = receive_length(connection, self._longest_query, _PATIENCE)
+            with self._room:  # taken once a query begins to come, which then has to go on
+                query = receive_content(connection, length, _COMING + length / _LEAST_RATE)
                 asked = Asked(header, query, Future())
                 self._waiting.put(asked)
                 return asked.reply.result()

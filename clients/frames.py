@@ -23,10 +23,17 @@ def send_frame(connection: socket.socket, content: bytes) -> None:
 def receive_frame(connection: socket.socket, longest: int, seconds: float | None = None) -> bytearray:
     """The next frame; ValueError if it is longer than `longest`, OSError if it is not there in so many seconds."""
     deadline = None if seconds is None else time.monotonic() + seconds
-    (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size, deadline))
-    if length > longest:
-        raise ValueError(f"a frame of {length} bytes, allowed are {longest}")
-    return _receive(connection, length, deadline)
+    return _receive(connection, _length(connection, longest, deadline), deadline)
+
+
+def receive_length(connection: socket.socket, longest: int, seconds: float) -> int:
+    """How long the next frame is, whose content `receive_content` takes; errors as those of `receive_frame`."""
+    return _length(connection, longest, time.monotonic() + seconds)
+
+
+def receive_content(connection: socket.socket, length: int, seconds: float) -> bytearray:
+    """A frame's content after its length; OSError if it is not there in so many seconds."""
+    return _receive(connection, length, time.monotonic() + seconds)
 
 
 def receive_json(connection: socket.socket, longest: int, seconds: float | None = None) -> dict[str, Any]:
@@ -45,6 +52,13 @@ def discard(connection: socket.socket, seconds: float) -> None:
         connection.settimeout(left)
         if not connection.recv(_PIECE):
             return
+
+
+def _length(connection: socket.socket, longest: int, deadline: float | None) -> int:
+    (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size, deadline))
+    if length > longest:
+        raise ValueError(f"a frame of {length} bytes, allowed are {longest}")
+    return int(length)
 
 
 def _receive(connection: socket.socket, size: int, deadline: float | None) -> bytearray:

@@ -40,7 +40,8 @@ _MODULE = 96 * MIB
 """What torch loads for the first model that is a module, and its first plan."""
 _BESIDE = 128 * MIB
 """Requests that wait, and a scenario before it is known what it takes."""
-_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
+_GROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_V1, _V2 = "memory.limit_in_bytes", "memory.max"
 
 
 def _bytes(given: object) -> object:
@@ -108,24 +109,50 @@ def hold_to(memory: int) -> None:
     if not status.exists():
         return  # only Linux says it
     size = {name: int(number) * 1024 for name, number in re.findall(r"(Vm\w+):\s+(\d+) kB", status.read_text())}
-    limit = _limit()
+    limit = limit_of()
     if limit is not None and size["VmRSS"] + memory + _BESIDE > limit:
         has = mebibytes(size["VmRSS"] + _BESIDE)
         raise InputError(
             f'allow.memory = "{mebibytes(memory)}": the guard itself and its records take {has}, and the '
-            f"container gives {mebibytes(limit)} for all; lower allow.memory, or raise the container's mem_limit"
+            f"container or service gives {mebibytes(limit)} for all; lower allow.memory, or raise that "
+            "(mem_limit, MemoryMax)"
         )
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = size["VmData"] + memory + _BESIDE
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
 
 
-def _limit() -> int | None:
-    """What the control group of this process may take, as a container sees it; None if nobody says."""
-    for name in _LIMITS:
-        try:
-            text = (Path("/sys/fs/cgroup") / name).read_text().strip()
-        except OSError:
+def limit_of(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:
+    """Bytes that the control groups of this process may take, the smallest of all it is in; None if nobody says.
+
+    `groups` is where the control groups are mounted, of version 1, 2 or both; `own` says in which of them the
+    process is.  A container may see its own group at the root, under a path that only its host knows.
+    """
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = []
+    found = [_read(groups / "memory" / _V1), _read(groups / _V2)]
+    for line in lines:
+        _, _, controllers_path = line.partition(":")
+        controllers, _, path = controllers_path.partition(":")
+        nested = Path(path.lstrip("/"))
+        if ".." in nested.parts:
+            continue  # outside of what can be seen from here
+        if "memory" in controllers.split(","):
+            tops, name = [groups / "memory"], _V1
+        elif not controllers:
+            tops, name = [groups, groups / "unified"], _V2
+        else:
             continue
-        return int(text) if text.isdigit() and int(text) < 2**60 else None
-    return None
+        found += [_read(top / each / name) for top in tops for each in (nested, *nested.parents)]
+    return min((each for each in found if each is not None), default=None)
+
+
+def _read(path: Path) -> int | None:
+    """The limit in a file of a control group; None for "max", a number that means it, or no file."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() and int(text) < 2**60 else None

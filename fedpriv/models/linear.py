@@ -26,7 +26,7 @@ class SoftmaxSettings(ModelSettings):
     centre: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="a public constant that is subtracted from every pixel / 255"
     )
-    feature_norm: Annotated[float, Field(ge=1e-9, allow_inf_nan=False)] | None = Field(
+    feature_norm: Annotated[float, Field(ge=1e-9, le=1e12, allow_inf_nan=False)] | None = Field(
         None, description="images whose features have a larger norm are scaled down to it; the bias stays 1"
     )
     scaling: Literal["at-most", "exactly"] = Field(

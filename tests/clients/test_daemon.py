@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -247,3 +248,36 @@ def test_health_and_nonsense_are_answered_at_ticks(tmp_path: Path, monkeypatch: 
             ours.sendall(len(sent).to_bytes(4, "big") + sent)
             desk._conversed(theirs)
     assert waited == [pytest.approx(0.15), pytest.approx(0.15)]
+
+
+@pytest.mark.parametrize("begun", [b"", (8).to_bytes(4, "big") + b"0"], ids=["no-query", "one-byte"])
+def test_clients_that_are_silent_after_their_header_keep_no_place_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    """Gains: 4 connections of a header each kept a guard from every other client for 20 s, again and again.
+
+    The honest client is answered while all of them are still within their patience, which no test waits for.
+    """
+    monkeypatch.setattr(daemon, "_COMING", 0.1, raising=False)
+    monkeypatch.setattr(daemon, "_PATIENCE", 5.0)
+    nobody = Guards(cast("Guard", SimpleNamespace(peers=0, answer=lambda *_: ZERO)), None)
+    desk = daemon.Desk(read_policy(write_silo(tmp_path)), nobody)
+    monkeypatch.setattr(desk, "_room", threading.Semaphore(4))
+    header = json.dumps({"run": "r", "cell": "{}", "t": 1, "keys": "", "dtype": "float64"}).encode()
+    frame = len(header).to_bytes(4, "big") + header
+    replies: list[Reply] = []
+
+    def talk(connection: socket.socket) -> None:
+        with suppress(OSError):
+            replies.append(desk._conversed(connection))
+
+    with ExitStack() as open_ones:
+        for sent in [frame + begun] * 8 + [frame + (8).to_bytes(4, "big") + bytes(8)]:
+            ours, theirs = (open_ones.enter_context(each) for each in socket.socketpair())
+            ours.sendall(sent)
+            last = threading.Thread(target=talk, args=(theirs,), daemon=True)
+            last.start()
+        asked = desk._waiting.get(timeout=2.5)
+        asked.reply.set_result(Reply({"dtype": "float64"}, bytes(8)))
+        last.join(2.0)
+        assert replies == [Reply({"dtype": "float64"}, bytes(8))]

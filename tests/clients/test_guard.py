@@ -165,6 +165,9 @@ def test_left_out_rounds_whose_noise_would_keep_others_waiting_are_refused(
     monkeypatch.setattr("fedpriv.clients.admission._MOST_MISSED", 3 * 7850)
     guard = guard_of(write_silo(tmp_path))
     cell = cell_json(deployment={"missing": "continue"})
+    with pytest.raises(RunError, match=r"round 6: 5 rounds before it were left out"):
+        guard.answer("run", cell, 6, ZERO)
+    assert guard._ledger.charges() == [], "a run whose first question is refused costs nothing"
     guard.answer("run", cell, 1, ZERO)
     with pytest.raises(RunError, match=r"round 6: 4 rounds before it were left out, .* 31400 values"):
         guard.answer("run", cell, 6, ZERO)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedpriv.clients.memory import MIB, limit_of
 from fedpriv.protocol.messages import Refusal
 from tests.attacks.guards import Socket, guard_for, random_records, scenario, zeros
 
@@ -143,3 +144,73 @@ def test_a_run_takes_no_more_than_was_counted_for_it(tmp_path: Path, name: str) 
     )  # fmt: skip
     peak, counted = json.loads(done.stdout)
     assert peak <= counted
+
+
+UNIT = "system.slice/fedpriv-guard.service"
+BOTH = "9:name=systemd:/\n4:cpu,memory:/a/b\n0::/a/b\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("0::/\n", {"memory.max": "1000\n"}, 1000),
+        ("0::/\n", {"memory.max": "max\n"}, None),
+        ("0::/\n", {}, None),
+        (None, {"memory.max": "1000\n"}, 1000),
+        (None, {"memory/memory.limit_in_bytes": "1000\n"}, 1000),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+        ("4:memory:/a\n", {"memory/a/memory.limit_in_bytes": "1000\n"}, 1000),
+        (f"0::/{UNIT}\n", {f"{UNIT}/memory.max": "2000\n"}, 2000),
+        (f"0::/{UNIT}\n", {f"{UNIT}/memory.max": "2000\n", "system.slice/memory.max": "1000\n"}, 1000),
+        (f"0::/{UNIT}\n", {f"{UNIT}/memory.max": "max\n", "system.slice/memory.max": "1000\n"}, 1000),
+        (f"0::/{UNIT}\n", {"other.slice/memory.max": "1\n", "memory.max": "3000\n"}, 3000),
+        ("0::/docker/of-the-host\n", {"memory.max": "1000\n"}, 1000),
+        ("0::/../beside\n", {"memory.max": "1000\n"}, 1000),
+        (BOTH, {"memory/a/memory.limit_in_bytes": "900\n", "unified/a/b/memory.max": "800\n"}, 800),
+        (BOTH, {"memory/a/memory.limit_in_bytes": "700\n", "unified/a/b/memory.max": "max\n"}, 700),
+        ("0::/a\n", {"a/memory.max": "no number\n"}, None),
+    ],
+)
+def test_the_smallest_limit_of_the_groups_that_a_process_is_in_counts(
+    tmp_path: Path, own: str | None, files: dict[str, str], expected: int | None
+) -> None:
+    """Both versions; nested groups; "max"; files that are not there; a unit's MemoryMax, far below the root."""
+    groups, said = tmp_path / "cgroup", tmp_path / "self"
+    for name, text in files.items():
+        (groups / name).parent.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(text)
+    if own is not None:
+        said.write_text(own)
+    assert limit_of(groups, said) == expected
+
+
+HELD = """
+from fedpriv.clients import memory
+memory.limit_of = lambda: {limit}
+try:
+    memory.hold_to({memory})
+    kept = bytearray({taken})
+except Exception as error:
+    print(type(error).__name__, str(error).count(chr(10)), str(error)[:18])
+else:
+    print("kept", len(kept))
+"""
+
+
+@pytest.mark.parametrize(
+    ("taken", "limit", "expected"),
+    [
+        (64 * MIB, None, f"kept {64 * MIB}"),
+        (1024 * MIB, None, "MemoryError 0 "),
+        (1024 * MIB, 2**50, "MemoryError 0 "),
+        (1, 128 * MIB, "InputError 0 allow.memory = "),
+    ],
+)
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what a process takes")
+def test_a_process_that_holds_itself_to_a_limit_gets_a_memory_error(
+    taken: int, limit: int | None, expected: str
+) -> None:
+    """1 GiB more than now fails in one line, at a limit of 256 MiB and 128 MiB beside; 64 MiB do not."""
+    program = HELD.format(limit=limit, memory=256 * MIB, taken=taken)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip(" \n").startswith(expected.strip()), done.stdout + done.stderr

@@ -27,6 +27,13 @@ BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
     ({"federation__silos": 3.0}, ["federation.silos = 3.0: expected a whole number"]),
     ({"federation__silos": True}, ["federation.silos = True: expected a whole number"]),
     ({"federation__silos": 0}, ["federation.silos = 0: expected a number of at least 1"]),
+    *[
+        (
+            {"model": {"name": "softmax-regression", "feature_norm": norm}},
+            [f"model.feature_norm = {norm}: expected a number of at most 1e+12"],
+        )
+        for norm in (1e308, 1e300, 1e154)  # whose squares ended in an OverflowError
+    ],
     ({"federation": [1]}, ["federation = [1]: expected a table of keys"]),
     ({"data__name": 5}, ['data.name = 5: expected a text in quotes, such as "mnist"']),
     ({"data__partition": "sorted"}, ["data.partition = 'sorted': expected 'iid'"]),
