@@ -21,8 +21,7 @@ from fedpriv.clients.guard import begin_ledger, open_guard
 from fedpriv.clients.ledger import SiloLedger
 from fedpriv.clients.policy import read_policy
 from fedpriv.clients.prepare import allowance_of
-from fedpriv.clients.prices import Charge, Cost, cost_of, refusal, spent
-from fedpriv.clients.prices import together
+from fedpriv.clients.prices import Charge, Cost, cost_of, refusal, spent, together
 from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.clients.status import status_lines
 from fedpriv.errors import InputError, RunError

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedpriv.data.partition import Shares, dirichlet, iid, shards, silo_sizes
-from fedpriv.data.partition import _rounded
+from fedpriv.data.partition import Shares, _rounded, dirichlet, iid, shards, silo_sizes
 from fedpriv.errors import InputError
 
 Deal = Callable[[NDArray[np.int64], list[int], int], Shares]
