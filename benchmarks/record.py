@@ -1,6 +1,6 @@
 """What fedpriv gives, entry by entry: recorded before code is moved, and compared after.
 
-    python -m benchmarks.record --out FILE                        record every part, about 10 minutes on two cores
+    python -m benchmarks.record --out FILE                        record every part, 4 to 8 minutes on two cores
     python -m benchmarks.record --only guards,privacy --out FILE  or some of them
     python -m benchmarks.record --compare FILE                    record the parts of FILE again, and compare
     python -m benchmarks.record --compare FILE OTHER              compare two recordings
@@ -98,10 +98,18 @@ def _short(line: str) -> str:
 def parts() -> dict[str, Any]:
     """The parts by name, each a function of (piece, of how many) that gives pairs of a name and a text."""
     from benchmarks.record_commands import commands, privacy, reports
+    from benchmarks.record_guards import guards
     from benchmarks.record_parts import PARTS
     from benchmarks.record_refusals import refusals
 
-    return {**PARTS, "privacy": privacy, "reports": reports, "commands": commands, "refusals": refusals}
+    return {
+        **PARTS,
+        "guards": guards,
+        "privacy": privacy,
+        "reports": reports,
+        "commands": commands,
+        "refusals": refusals,
+    }
 
 
 def record(only: Sequence[str], jobs: int = 2, disordered: bool = False, match: str = "") -> dict[str, str]:

@@ -10,16 +10,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.record import as_text, digest
-from benchmarks.record_parts import (
-    Entries,
-    Wanted,
-    command,
-    known_secrets,
-    mine,
-    query_of,
-    run_of,
-    scaled_tree,
-)
+from benchmarks.record_guards import known_secrets, query_of, scaled_tree
+from benchmarks.record_parts import Entries, Wanted, command, mine, run_of
 from benchmarks.reduced import SCENARIOS
 from tests.attacks.guards import random_records, scenario, write_policy
 from tests.clients.guarded import guard_of
@@ -123,6 +115,7 @@ def _folders() -> dict[str, Callable[[], Mapping[str, Any]]]:
         "mechanisms": lambda: noise,
         "evaluated": lambda: small_tree(evaluation={"records": 60, "mu": 1.0}),
         "first step": scaled_tree,
+        "first step of integers": lambda: scaled_tree("integers"),
         "without noise": lambda: small_tree(privacy={"mode": "none", "relation": "replace-one"}),
     }
 
@@ -208,6 +201,7 @@ def _files(folder: Path) -> str:
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         content = path.read_bytes()
         kept = content.decode() if path.suffix in (".toml", ".py", ".md", ".ipynb") else digest(content)
+        kept = re.sub(r"(?m)^from fedpriv\.[\w.]+ import .*\n", "", kept)  # modules may be renamed
         lines.append(f"== {path}\n{kept}\n")
     return "".join(lines)
 
@@ -250,4 +244,4 @@ def _silo() -> str:
         del guard
         said += command("silo", "status", str(path)) + command("silo", "end", str(path), "first")
         said += command("silo", "status", str(path))
-    return said.replace(str(Path.cwd()), "FOLDER")
+    return said

@@ -1,10 +1,12 @@
 """`fedpriv privacy` on records that take part in secret: the published noises, charges and errors."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from fedpriv.errors import InputError
+from fedpriv.privacy.setting import Setting
 from tests.cli.test_privacy import ask, asked
 from tests.parts import in_parts
 
@@ -106,3 +108,10 @@ def test_bad_input_is_one_line_that_names_it(line: str, named: str) -> None:
         ask(line)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_groups_that_are_compared_divide_an_epoch_unless_one_is_asked_for() -> None:
+    setting = Setting(rounds=24, epochs=2, sampling="allocation", relation="zero-out")
+    groups = [own.groups for _, own, _ in setting._amplified()]
+    assert groups == [1, 2, 3, 4, 6, 12]
+    assert [own.groups for _, own, _ in replace(setting, groups=2)._amplified()] == [2]

@@ -21,7 +21,7 @@ from fedpriv.clients.guard import begin_ledger, open_guard
 from fedpriv.clients.ledger import SiloLedger
 from fedpriv.clients.policy import read_policy
 from fedpriv.clients.prepare import allowance_of
-from fedpriv.clients.prices import Charge, Cost, cost_of, refusal, spent
+from fedpriv.clients.prices import Charge, Cost, cost_of, refusal, spent, together
 from fedpriv.clients.releasing import ReleasingSilo
 from fedpriv.clients.status import status_lines
 from fedpriv.errors import InputError, RunError
@@ -232,3 +232,13 @@ def test_what_is_certified_and_what_overflows_are_within_the_slack(slack: float)
             Cost(PoissonGaussian(1.0, 0.1, 10), overflow).at(slack)
         (rest,) = asked
         assert Fraction(rest) + Fraction(overflow) <= Fraction(slack)
+
+
+def test_runs_whose_slacks_add_up_to_one_are_more_than_any_budget() -> None:
+    """δ = 1 promises nothing, and neither does a run whose cost is not known."""
+    half = ApproximateGDP(1.0, 0.5)
+    assert together([half, half]) is None
+    assert together([half, None]) is None
+    most = together([half, ApproximateGDP(1.0, 0.25)])
+    assert most is not None
+    assert most.slack == pytest.approx(0.75)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedpriv.data.partition import Shares, dirichlet, iid, shards, silo_sizes
+from fedpriv.data.partition import Shares, _rounded, dirichlet, iid, shards, silo_sizes
 from fedpriv.errors import InputError
 
 Deal = Callable[[NDArray[np.int64], list[int], int], Shares]
@@ -112,3 +112,14 @@ def test_skewed_sizes_are_uneven() -> None:
     uneven, even = (silo_sizes(60_000, 20, skew, 0, 10) for skew in (0.3, 1e4))
     assert max(uneven) > 5 * np.median(uneven)
     assert max(even) < 1.2 * min(even)
+
+
+@given(amounts=st.lists(st.floats(0.0, 50.0), min_size=1, max_size=12))
+def test_the_largest_remainders_are_rounded_up_and_the_sum_is_kept(amounts: list[float]) -> None:
+    exact = np.array(amounts)
+    whole, below = _rounded(exact), np.floor(exact)
+    up = whole > below
+    assert whole.sum() == round(float(exact.sum()))
+    assert (whole == below + up).all()
+    if up.any() and not up.all():
+        assert (exact - below)[up].min() >= (exact - below)[~up].max()

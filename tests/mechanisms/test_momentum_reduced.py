@@ -10,6 +10,7 @@ import torch
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import AlignedDifferences, Separated, SlidingDifferences, Workload
 from fedpriv.mechanisms.differences import DifferenceTrees, calibrated, sized_by_the_paper
+from fedpriv.mechanisms.paper_tree import PaperTree
 from fedpriv.mechanisms.sensitivity.windows import cover, used_ends
 from fedpriv.participation.fixed_order import Schedule
 from tests.oracle_momentum import (
@@ -374,3 +375,14 @@ def test_one_record_moves_releases_less_than_accounted() -> None:
                 moved[t] = decay * (moved[t - 1] if t else 0.0) + gradient
             distance = math.sqrt(moved @ np.linalg.solve(covariance, moved))
             assert distance <= mechanism.sensitivity(workload(rounds, rounds_per_epoch))
+
+
+def test_a_papers_tree_is_charged_by_its_largest_clip_and_is_exact_up_to_what_counting_gives() -> None:
+    work = Workload(Schedule(4, 4), 1.0, np.array([1.0, 2.0, 1.0, 0.5]))
+    counted = PaperTree().counted(work)
+    assert counted.exact
+    least = counted.value / 2.0  # of the largest clip: 2 · least is what counting gives, to the last bit
+    assert PaperTree(least=least).certified(work) == counted
+    charged = PaperTree(least=2.0 * least).certified(work)
+    assert charged.value == 2.0 * counted.value
+    assert not charged.exact

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -35,3 +36,32 @@ def test_chunks_of_many_parameters_have_many_records(monkeypatch: pytest.MonkeyP
     assert COUNT / 2 > least > 10
     assert sizes == [COUNT, least, least, COUNT - 2 * least]
     torch.testing.assert_close(in_chunks.total, whole.total, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("leading", [(3,), (2, 3)])
+def test_models_side_by_side_have_the_gradients_of_each_by_itself(
+    leading: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken a few at a time along the last of the leading axes, two of three here."""
+    objective = LayeredObjective.of(nn.Sequential(nn.Linear(5, 3)), 5, CrossEntropy(), 0, torch.float64)
+    assert objective is not None
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(*leading, objective.dimension, generator=generator, dtype=torch.float64)
+    features = torch.randn(*leading, 4, 5, generator=generator, dtype=torch.float64)
+    labels = torch.randint(0, 3, (*leading, 4), generator=generator)
+    weights = torch.rand(*leading, 4, generator=generator, dtype=torch.float64)
+    counts: list[int] = []
+    one_part = LayeredObjective._gradient
+
+    def noted(self: LayeredObjective, point: torch.Tensor, records: Records, weight: torch.Tensor) -> torch.Tensor:
+        counts.append(point.shape[:-1].numel())
+        return one_part(self, point, records, weight)
+
+    rows = 4 * int(np.prod(leading[:-1]))
+    monkeypatch.setattr(layered, "_CHUNK_VALUES", 2 * rows * objective.record_values)
+    monkeypatch.setattr(LayeredObjective, "_gradient", noted)
+    together = objective.gradient(points, Records(features, labels), weights)
+    assert counts == [2 * rows // 4, rows // 4]
+    for place in np.ndindex(leading):
+        alone = objective.gradient(points[place], Records(features[place], labels[place]), weights[place])
+        torch.testing.assert_close(together[place], alone, rtol=1e-12, atol=1e-15)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from fedpriv.privacy.trust import trust_named
+from fedpriv.privacy.trust import TRUSTS, trust_named
+from fedpriv.privacy.unit import CLIENT, RECORD
 
 
 def test_noise_covers_the_record_that_weighs_most() -> None:
@@ -13,3 +14,14 @@ def test_noise_covers_the_record_that_weighs_most() -> None:
     own = trust_named("untrusted").noise(2.0, (10, 4), (0.5, 0.5), "replace-one", 1.5)
     assert [source.std for source in own.sources] == pytest.approx([2 * 2.0 / 1.5 / 10, 2 * 2.0 / 1.5 / 4])
     assert [source.weight for source in own.sources] == [0.5, 0.5]
+
+
+def test_messages_keep_a_claim_by_themselves_with_an_untrusted_server_alone() -> None:
+    assert [name for name, setting in TRUSTS.items() if setting.private_messages] == ["untrusted"]
+
+
+def test_clients_and_records_are_told_their_own_protection() -> None:
+    trusted, untrusted = TRUSTS["trusted"], TRUSTS["untrusted"]
+    assert trusted.protection_of(CLIENT) == trusted.protects_clients != trusted.protects
+    assert trusted.protection_of(RECORD) == trusted.protects
+    assert untrusted.protection_of(CLIENT) == untrusted.protects
