@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# The package as an installation has it, with server/ and clients/ inside, for tools that read files.
+INSTALLED := build/installed/fedpriv
+
 # A process for each core; what took longest, and what was skipped and why, are printed.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist worksteal --durations=25 -rfEs
 
@@ -35,8 +38,10 @@ e2e-tools:  ## what containers need, on Debian, as root
 lint: $(READY)  ## style, types, who imports whom
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
+	rm -rf $(INSTALLED) && mkdir -p $(INSTALLED)
+	ln -s $(CURDIR)/fedpriv/* $(CURDIR)/server $(CURDIR)/clients $(INSTALLED)
+	cd $(INSTALLED)/.. && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml
+	cd $(INSTALLED)/.. && $(CURDIR)/$(BIN)/lint-imports --no-logo --config $(CURDIR)/pyproject.toml
 
 lock: $(READY)  ## deploy/requirements.txt: what the image installs, by hash, for every platform; torch and torchvision not
 	$(BIN)/python deploy/lock.py

@@ -32,7 +32,7 @@ from benchmarks import (
     tables,
     workers,
 )
-from fedpriv.errors import FedprivError
+from fedpriv.core.errors import FedprivError
 
 BENCHMARKS: dict[str, Callable[[], None]] = {
     "startup": startup.run,

@@ -7,8 +7,9 @@ Processor time on one core, for one (ε, δ = 1e-5) from nothing to a certified 
 import time
 from collections.abc import Callable
 
-from fedpriv.accounting import allocation, gdp, poisson
-from fedpriv.accounting.slack import charge_of
+from fedpriv.accounting import allocation, poisson
+from fedpriv.accounting import gaussian as gdp
+from fedpriv.accounting.budget import charge_of
 
 DELTA, SLACK = 1e-5, 1e-8
 EPSILONS = (gdp.epsilon_of(0.3, DELTA), gdp.epsilon_of(1.0, DELTA))

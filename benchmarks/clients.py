@@ -22,8 +22,8 @@ import torch
 import fedpriv
 from benchmarks.client_models import CLIENTS, CLIP, COHORT, LOCAL_STEP, LOCAL_STEPS, MODELS, RECORDS, records_of
 from benchmarks.clock import rounds_per_second
-from fedpriv.scenario import Cell
 from fedpriv.scenario.load import scenario_of
+from fedpriv.scenario.schema import Cell
 
 _TURNS = 3
 _HERE = Path(__file__).parent

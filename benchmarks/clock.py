@@ -5,8 +5,8 @@ import time
 from collections.abc import Mapping
 
 from fedpriv.engines.table import engine_named
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.schema import Cell
 
 
 class Clock:

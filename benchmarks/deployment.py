@@ -16,8 +16,9 @@ from pathlib import Path
 
 from benchmarks.clock import Clock
 from fedpriv.engines.table import engine_named
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell, load_scenario
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import load_scenario
+from fedpriv.scenario.schema import Cell
 
 _SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 _CASES: dict[str, tuple[str, list[str]]] = {

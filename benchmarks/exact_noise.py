@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.exact.discrete_gaussian import KeyedIntegers
-from fedpriv.exact.increments import integers
-from fedpriv.exact.rank_one import integer_residuals, outer_sum
-from fedpriv.exact.subkeys import START, round_noise
+from fedpriv.noise.integers.gaussian import START, KeyedIntegers, round_noise
+from fedpriv.noise.integers.increments import integer_residuals, integers, outer_sum
 
 SIGMAS = (16.0, 2.0**16, 2.0**30 * 1.5, 2.0**40)
 SIZES = (7850, 10**6)

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.existing_app_model import Net
-from fedpriv.clients.guard import begin_ledger
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.prepare import allowance_of, policy_text, write_policy, write_shard
-from fedpriv.data.datasets import Dataset
+from fedpriv.data.named import Dataset
 from fedpriv.flower import guard_of
-from fedpriv.scenario import load_scenario
+from fedpriv.scenario.load import load_scenario
+from fedpriv.silo.demo import allowance_of, policy_text, write_policy, write_shard
+from fedpriv.silo.guard import begin_ledger
+from fedpriv.silo.policy import read_policy
 
 DELTA, CLIP = 1e-5, 1.0
 SILOS, HELD = 3, 4000

@@ -28,7 +28,7 @@ from flwr.supercore.fab import Fab
 
 from benchmarks.existing_app_clients import SERVER_ROUNDS, SILOS, Setting, guarded_train, guards, own_train
 from benchmarks.existing_app_model import Net
-from fedpriv.data.datasets import load
+from fedpriv.data.named import load
 from fedpriv.engines import supernode_process
 from fedpriv.engines.processes import environment
 from fedpriv.engines.superlink import SubmittedRun, SuperLink, federation_superlink, node_keys

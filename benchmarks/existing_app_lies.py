@@ -26,10 +26,10 @@ from benchmarks.existing_app_clients import (
     spent,
 )
 from benchmarks.existing_app_model import Net
-from fedpriv.clients.ledger import SiloLedger
-from fedpriv.clients.policy import read_policy
-from fedpriv.data.datasets import Dataset, load
-from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.data.named import Dataset, load
+from fedpriv.engines.inprocess import InProcessGrid
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.policy import read_policy
 
 Ask = Callable[[ArrayRecord, int], ArrayRecord | str]
 """(parameters, server round) -> the silo's answer, or why there is none."""

@@ -35,9 +35,8 @@ from benchmarks.existing_app_clients import (
 from benchmarks.existing_app_deployed import deployed
 from benchmarks.existing_app_lies import told
 from benchmarks.existing_app_model import Net
-from fedpriv.data.datasets import Dataset, load
-from fedpriv.engines.inprocess import flower_quiet
-from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.data.named import Dataset, load
+from fedpriv.engines.inprocess import InProcessGrid, flower_quiet
 
 STOCK_STEP = "0.1"
 """The template's own, since steps of clipped gradients diverge where nothing is clipped."""

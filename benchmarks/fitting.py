@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedpriv.estimators.gradients import Estimator, PlainGradient, RecursiveGradient
-from fedpriv.fitting import candidates, choice, compared, least, objective_of
-from fedpriv.fitting.published import response_of
-from fedpriv.mechanisms import (
-    BandedInverseSquareRoot,
-    BandedSquareRoot,
-    BinaryTree,
-    BufferedToeplitz,
-    IndependentGaussian,
-    LambdaCgd,
-    Mechanism,
-    Workload,
-)
-from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, NesterovCoupling, Optimizer, ProjectedSGD
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.loss.estimators import Estimator, PlainGradient, RecursiveGradient
+from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.fitting.auto import candidates, choice, compared, least
+from fedpriv.noise.fitting.cost import objective_of
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.papers.base import Optimizer, ProjectedSGD
+from fedpriv.papers.choquette_choo import NesterovCoupling
+from fedpriv.papers.reshef_levy import AnytimeSGD
+from fedpriv.papers.sgd import FollowTheRegularizedLeader
+from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.fitted import response_of
 
 DIMENSION = 1_000_000
 MOST_VECTORS = 4

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from fedpriv.randomness import simulation_noise
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.core.random import simulation_noise
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.schema import Cell
 
 _SAMPLE_ROUNDS = 300
 _BATCH = 64

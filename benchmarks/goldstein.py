@@ -16,7 +16,7 @@ import numpy as np
 from scipy.stats import linregress
 
 from fedpriv.engines.vectorized.engine import run_vectorized
-from fedpriv.scenario import load_scenario
+from fedpriv.scenario.load import load_scenario
 
 _PROMISED = {"goldstein-single-pass": "-1/3 (n = 2T)", "goldstein-erm": "-1/3"}
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedpriv.objectives import Records
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.loss.objective import Records
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
 
 _ROWS = 2_000
 _NO_CLIP = 1e30

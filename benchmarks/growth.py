@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpriv.reports.plots import draw
-from fedpriv.reports.plots.style import colour, panels
+from fedpriv.show.plot_style import colour, panels
+from fedpriv.show.plots import draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

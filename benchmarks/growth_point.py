@@ -14,9 +14,9 @@ import psutil
 
 from benchmarks.clock import timed
 from benchmarks.memory import forget_peak, peak
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import scenario_of
+from fedpriv.scenario.schema import Cell
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 6000
 

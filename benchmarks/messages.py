@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from benchmarks.clock import rounds_per_second
-from fedpriv.scenario import load_scenario
+from fedpriv.scenario.load import load_scenario
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 _SILOS = 100

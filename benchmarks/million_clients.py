@@ -14,9 +14,9 @@ import numpy as np
 import fedpriv
 from benchmarks.clock import rounds_per_second
 from benchmarks.memory import peak
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import scenario_of
+from fedpriv.scenario.schema import Cell
 
 _DATA = "benchmark-million"
 _RECORDS, _FEATURES, _COHORT, _ROUNDS = 8, 100, 1000, 100

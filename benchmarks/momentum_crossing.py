@@ -9,10 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedpriv.accounting.relation import RELATION_FACTOR
-from fedpriv.mechanisms import AlignedDifferences, BinaryTree, Mechanism, SlidingDifferences, Workload
-from fedpriv.mechanisms.differences import DifferenceTrees, calibrated
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.accounting.gaussian import RELATION_FACTOR
+from fedpriv.noise.differences import AlignedDifferences, DifferenceTrees, calibrated
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.sliding import SlidingDifferences
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule
 
 _EPOCHS = {50: (5, 10, 20, 40, 80, 100, 400), 200: (10, 20, 40, 80, 160)}
 

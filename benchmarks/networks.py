@@ -17,8 +17,8 @@ import fedpriv
 from benchmarks.client_models import CLASSES, NETWORKS
 from benchmarks.clock import timed
 from benchmarks.peers import python_of, told_by_peer
-from fedpriv.scenario import Cell
 from fedpriv.scenario.load import scenario_of
+from fedpriv.scenario.schema import Cell
 
 _TURNS = 3
 _SILOS = 100

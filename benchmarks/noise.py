@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedpriv.randomness import simulation_noise
+from fedpriv.core.random import simulation_noise
 
 DIMENSION = 7850
 

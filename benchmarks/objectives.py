@@ -14,16 +14,12 @@ from torch import nn
 
 from benchmarks.noise import nanoseconds
 from benchmarks.peers import python_of
-from fedpriv.models.table import convolutional_net
-from fedpriv.objectives import (
-    CrossEntropy,
-    LayeredObjective,
-    ModuleObjective,
-    Objective,
-    Records,
-    SoftmaxRegression,
-    objective_of,
-)
+from fedpriv.loss.layered import LayeredObjective, objective_of
+from fedpriv.loss.losses import CrossEntropy
+from fedpriv.loss.models import convolutional_net
+from fedpriv.loss.module import ModuleObjective
+from fedpriv.loss.objective import Objective, Records
+from fedpriv.loss.softmax import SoftmaxRegression
 
 PIXELS, CLASSES, BATCHES = 784, 10, (250, 3750)
 MODELS: dict[str, Callable[[], nn.Sequential]] = {

@@ -8,19 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedpriv.clients.silo import Silo
+from fedpriv.core.files import write_text
 from fedpriv.engines.inprocess import run_inprocess
 from fedpriv.engines.table import engine_named
-from fedpriv.files import write_text
-from fedpriv.objectives.softmax_regression import SoftmaxRegression
-from fedpriv.privacy.ledger import claim_of
-from fedpriv.privacy.trust import Trust
-from fedpriv.running.plan import Plan, plan_of
+from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.noise.trust import Trust
+from fedpriv.rounds.ledger import claim_of
+from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.server.app import run_cell
-from fedpriv.sweep.record import privacy_of
-from fedpriv.sweep.results import RunFolder
-from fedpriv.sweep.runner import run_sweep
+from fedpriv.silo.silo import Silo
+from fedpriv.study.results import RunFolder
+from fedpriv.study.stored import privacy_of
+from fedpriv.study.sweep import run_sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

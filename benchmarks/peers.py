@@ -23,8 +23,8 @@ import torch
 
 from benchmarks import floor
 from benchmarks.clock import rounds_per_second
-from fedpriv.scenario import Cell
 from fedpriv.scenario.load import scenario_of
+from fedpriv.scenario.schema import Cell
 
 _TURNS = 3
 _SILOS, _PLACES = 100, 600  # one pass over MNIST

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedpriv
-from fedpriv.reports.plots import draw
-from fedpriv.reports.plots.style import HOLLOW, colour, panels
 from fedpriv.scenario.load import load_scenario
+from fedpriv.show.plot_style import HOLLOW, colour, panels
+from fedpriv.show.plots import draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

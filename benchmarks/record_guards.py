@@ -16,13 +16,13 @@ import torch
 import fedpriv
 from benchmarks.record import digest
 from benchmarks.record_parts import TRUSTS, Entries, Wanted, command, mine
-from fedpriv.clients.guard import Guard
-from fedpriv.clients.prepare import prepare_silos
-from fedpriv.data.scaling import scaling_from
-from fedpriv.running.first_step import first_step_of, scaled
-from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.scenario.load import scenario_of
-from fedpriv.secure_aggregation.masks import Masker
+from fedpriv.data.encode import scaling_from
+from fedpriv.rounds.beside import first_step_of, scaled
+from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.demo import prepare_silos
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.masks import Masker
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, random_records, scenario
 from tests.clients.evaluated import MODEL, SCENARIO, evaluator, write_tested
 from tests.clients.guarded import guard_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fedpriv
-from fedpriv.scenario import load_scenario
+from fedpriv.scenario.load import load_scenario
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 

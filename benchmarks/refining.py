@@ -19,8 +19,9 @@ from typing import Any
 
 from benchmarks.tables import Silent
 from fedpriv.engines.vectorized.engine import run_vectorized
-from fedpriv.running.fitted import Fitted, fitted_scenario
-from fedpriv.scenario import Cell, load_scenario
+from fedpriv.rounds.fitted import Fitted, fitted_scenario
+from fedpriv.scenario.load import load_scenario
+from fedpriv.scenario.schema import Cell
 
 Setting = dict[str, Any]
 Scores = dict[str, list[float]]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from benchmarks import floor
 from fedpriv.engines.vectorized.engine import run_vectorized
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import load_scenario
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import load_scenario
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 _POINTS = 2  # a recursive gradient looks at two

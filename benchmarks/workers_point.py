@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.engines.workers import Workers
-from fedpriv.running.observer import RunObserver
-from fedpriv.running.outcome import Finished
-from fedpriv.scenario import Scenario
-from fedpriv.scenario.load import scenario_of
-from fedpriv.sweep.runner import run_sweep
+from fedpriv.rounds.outcome import Finished, RunObserver
+from fedpriv.scenario.load import Scenario, scenario_of
+from fedpriv.study.sweep import run_sweep
 
 GROUPS = 4
 

@@ -1,17 +1,129 @@
-"""The Flower ClientApp: messages in, messages out; the protocol itself is in clients/silo.py.
+"""The Flower ClientApp: messages in, messages out; the protocol itself is in fedpriv/silo/silo.py.
 
-In a deployment it is a thin proxy: the silo's guard (clients/daemon.py), a process of the silo's own installation,
-has the records and decides.  In a simulation it is the silo.  A SuperNode starts a process for each message, so
-that torch, which only a simulation needs here, is imported when it is needed.
+In a deployment it is a thin proxy: the silo's guard (fedpriv/silo/daemon.py), a process of the silo's own
+installation, has the records and decides.  In a simulation it is the silo.  A SuperNode starts a process for each
+message, so that torch, which only a simulation needs here, is imported when it is needed.
+
+The ClientApp's side of a silo's Unix socket: bytes to the guard and back, without torch.
+
+A request is two frames, a JSON header {run, cell, t, dtype, keys} and the query's bytes; a reply is a frame
+{"dtype": the release's} and the release's bytes, or one frame {"refused": reason, "final": whether asking again
+cannot help}.  With "tests": true it is about the silo's test records, and t numbers evaluations.  `keys` are the
+silos' public keys in hexadecimal digits, where messages are masked.  Round 0 asks for the silo's own public key,
+and has no query.  {"shapes_of": cell}, with no query, is answered by {"shapes": those of the arrays that a query
+consists of}.  A frame {"health": true} alone is answered by {"healthy": whether the guard is at work or ready};
+deploy/health.py sends it.
 """
 
+import json
+import socket as sockets
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 
-from fedpriv.clients.proxy import forward, forward_key
-from fedpriv.protocol.messages import roster_content
+from fedpriv.protocol.messages import (
+    CONFIG,
+    Refusal,
+    key_content,
+    keys_in,
+    number_in,
+    receive_frame,
+    receive_json,
+    refusal_content,
+    roster_content,
+    send_frame,
+)
+from fedpriv.protocol.vectors import sealed, values_in
+
+Answer = TypeVar("Answer")
+LONGEST = 2**31
+"""The most bytes of one frame."""
+
+
+def forward(message: Message, context: Context, socket: Path, *, tests: bool = False) -> Message:
+    """Put a train message to the guard, or an evaluation of its `tests`; the reply is its release or refusal."""
+    query = values_in(message.content, "query")
+    t = number_in(message.content, CONFIG, "t")
+    answer = ask(socket, run_of(context), _cell_json(context), t, query, keys_in(message.content), tests=tests)
+    if isinstance(answer, Refusal):
+        return Message(refusal_content(answer), reply_to=message)
+    return Message(sealed("release", answer), reply_to=message)
+
+
+def forward_key(message: Message, context: Context, socket: Path) -> Message:
+    """Ask the guard for its public key of this run."""
+    answer = ask(socket, run_of(context), _cell_json(context), 0, np.empty(0, np.uint8))
+    if isinstance(answer, Refusal):
+        return Message(refusal_content(answer), reply_to=message)
+    return Message(key_content(answer.tobytes()), reply_to=message)
+
+
+def run_of(context: Context) -> str:
+    """The run as a ledger knows it: the scenario's own token, which a resumed run keeps; else Flower's number."""
+    return str(context.run_config["run-token"] or context.run_id)
+
+
+def ask(
+    socket: Path,
+    run: str,
+    cell_json: str,
+    t: int,
+    query: NDArray[Any],
+    keys: bytes = b"",
+    *,
+    tests: bool = False,
+) -> NDArray[Any] | Refusal:
+    """The guard's answer to round t, or to evaluation t of its `tests`; a refusal if it is not there."""
+    header = {"run": run, "cell": cell_json, "t": t, "dtype": str(query.dtype), "keys": keys.hex()}
+    if tests:
+        header["tests"] = True
+    return _asked(
+        socket,
+        header,
+        query.tobytes(),
+        lambda answer, connection: np.frombuffer(receive_frame(connection, LONGEST), answer["dtype"]),
+    )
+
+
+def ask_shapes(socket: Path, cell_json: str) -> list[tuple[int, ...]] | Refusal:
+    """The shapes of the arrays that a query of this scenario consists of, as the guard's model has them."""
+    return _asked(
+        socket, {"shapes_of": cell_json}, b"", lambda answer, _: [tuple(shape) for shape in answer["shapes"]]
+    )
+
+
+def _asked(
+    socket: Path,
+    header: dict[str, Any],
+    content: bytes,
+    read: Callable[[dict[str, Any], sockets.socket], Answer],
+) -> Answer | Refusal:
+    try:
+        with sockets.socket(sockets.AF_UNIX) as connection:
+            connection.connect(str(socket))
+            send_frame(connection, json.dumps(header).encode())
+            send_frame(connection, content)
+            answer = receive_json(connection, LONGEST)
+            if "refused" in answer:
+                return Refusal(str(answer["refused"]), bool(answer["final"]))
+            return read(answer, connection)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"the silo's guard at {socket} does not answer ({error}); is `fedpriv silo` running?"
+        return Refusal(reason, final=False)
+
+
+def _cell_json(context: Context) -> str:
+    if given := context.run_config["cell-json"]:
+        return str(given)
+    from fedpriv.protocol.cell_folder import cell_of  # reads the scenario's file, which takes torch
+
+    return json.dumps(cell_of(context.run_config).canonical())
+
 
 app = ClientApp()
 

@@ -1,29 +1,95 @@
-"""The ClientApp's answer in a simulation, where silo, records and seeded noise live in its own process."""
+"""The ClientApp's answer in a simulation, where silo, records and seeded noise live in its own process.
+
+The silos of a simulation, whose noise is the scenario's seed's.
+
+A ClientApp over silos of this very process that answer as guards do: no SuperNode, no socket.
+"""
 
 import sys
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from torch import Tensor
 
-from fedpriv.clients.federation import SimulatedFederation
-from fedpriv.clients.silo import Silo
-from fedpriv.clients.state import ContextStore
-from fedpriv.errors import RunError
-from fedpriv.protocol.arrays import release_content, shared_vector_in
-from fedpriv.protocol.messages import key_content, keys_in, number_in
-from fedpriv.protocol.run_config import cell_of
-from fedpriv.protocol.unchecked import answer_to
+from fedpriv.core.errors import RunError
+from fedpriv.core.random import KeyedNormal, integers_key, simulation_noise
+from fedpriv.loss.objective import Records
+from fedpriv.protocol.arrays import release_content, shared_vector_in, vector_in
+from fedpriv.protocol.cell_folder import cell_of
+from fedpriv.protocol.messages import answer_to, key_content, keys_in, number_in, roster_content
+from fedpriv.rounds.beside import (
+    EvaluationPlan,
+    evaluation_integers_key,
+    evaluation_noise,
+    evaluation_plan_of,
+    held_out_shares,
+)
+from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.silo import ReleasingSilo, Silo
+from fedpriv.silo.state import ContextStore
+
+
+@dataclass(frozen=True)
+class SimulatedFederation:
+    """What all silos of a simulation share, built once a process: records, plan, one source of noise.
+
+    The noise is keyed by the scenario's seed; each silo draws its own streams of it, one silo at a time.
+    """
+
+    cell: Cell
+    plan: Plan
+    order: list[Tensor]
+    noise: KeyedNormal
+
+    @staticmethod
+    def of(cell: Cell) -> "SimulatedFederation":
+        plan = plan_of(cell, task_of_cell(cell).objective)
+        return SimulatedFederation(cell, plan, spread(cell), simulation_noise(cell.noise_seed, cell.run.dtype))
+
+    def silo(self, number: int) -> Silo:
+        task, shard = task_of_cell(self.cell), self.order[number]
+        records = Records(task.train.features[shard], task.train.labels[shard])
+        gaps = self.cell.without_silos is not None
+        if self.plan.exact is None:
+            return Silo(number, self.plan, self.plan.objective, records, self.noise, gaps)
+        return ReleasingSilo.of(number, self.plan, records, integers_key(self.cell.noise_seed), b"", gaps=gaps)
+
+    def evaluated(self, number: int) -> Silo:
+        """Silo `number` as it evaluates: its test records, which train nothing."""
+        if self.tests is None:
+            raise RunError(f"silo {number}: the scenario has no [evaluation]")
+        asked, shares = self.tests
+        if asked.plan.exact is None:
+            return Silo(number, asked.plan, asked.scores, shares[number], evaluation_noise(self.cell))
+        return ReleasingSilo.of(number, asked.plan, shares[number], evaluation_integers_key(self.cell), b"")
+
+    @cached_property
+    def tests(self) -> tuple[EvaluationPlan, list[Records]] | None:
+        """The plan of the evaluations and every silo's test records; None where silos do not evaluate."""
+        asked = evaluation_plan_of(self.cell, task_of_cell(self.cell).objective)
+        return None if asked is None else (asked, held_out_shares(self.cell))
+
+
+def simulated_silo(cell: Cell, number: int) -> Silo:
+    """Silo `number` of a simulation."""
+    return SimulatedFederation.of(cell).silo(number)
+
 
 torch.set_num_threads(1)  # the order of sums, and with it the last bit, must not depend on the machine's cores
 
-Answering = Callable[[Message, Context], Message]
+Answer = Callable[[Message, Context], Message]
 RunConfig = tuple[tuple[str, str | int | float | bool], ...]
 
 
-def _inferring(answer: Answering) -> Answering:
+def _inferring(answer: Answer) -> Answer:
     """`answer` in inference mode; where its caller is in it already, 10 µs for a way in and out are saved."""
 
     def inferring(message: Message, context: Context) -> Message:
@@ -85,3 +151,46 @@ def _cached_silo(run_config: RunConfig, number: int, tests: bool = False) -> Sil
 @lru_cache(maxsize=8)
 def _cached_federation(run_config: RunConfig) -> SimulatedFederation:
     return SimulatedFederation.of(cell_of(dict(run_config)))
+
+
+class Answering(Protocol):
+    """A silo, asked as a guard is."""
+
+    def public_key(self, run: str) -> bytes: ...
+
+    def answer(self, run: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
+        """What leaves in round t of a run; RunError for a refusal."""
+        ...
+
+
+def client_app_of(silos: Sequence[Answering], run: str, tests: Sequence[Answering] = ()) -> ClientApp:
+    """A ClientApp that passes messages of one run on to `silos`, by their number, as the deployed one does.
+
+    Evaluations go to `tests`.
+    """
+    app = ClientApp()
+
+    def silo_of(context: Context) -> Answering:
+        return silos[int(context.node_config["partition-id"])]
+
+    @app.query("roster")
+    def roster(message: Message, context: Context) -> Message:
+        return Message(roster_content(int(context.node_config["partition-id"])), reply_to=message)
+
+    @app.query("key")
+    def key(message: Message, context: Context) -> Message:
+        return Message(key_content(silo_of(context).public_key(run)), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
+        leaving = silo_of(context).answer(run, t, query, keys_in(message.content))
+        return Message(release_content(leaving, None), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        silo = tests[int(context.node_config["partition-id"])]
+        place, model = number_in(message.content, "config", "t"), vector_in(message.content, "query")
+        return Message(release_content(silo.answer(run, place, model), None), reply_to=message)
+
+    return app

@@ -22,18 +22,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedpriv.algorithms import add_algorithm
     from fedpriv.api.results import CellResults, Drawing, Evaluation, Privacy, RunResults
     from fedpriv.api.run import load, run
-    from fedpriv.data.registered import add_data
-    from fedpriv.errors import FedprivError, InputError, RunError
-    from fedpriv.models.own import add_module as add_model
-    from fedpriv.running.observer import RunObserver
+    from fedpriv.core.errors import FedprivError, InputError, RunError
+    from fedpriv.data.named import add_data
+    from fedpriv.loss.own import add_module as add_model
+    from fedpriv.papers.table import add_algorithm
+    from fedpriv.rounds.outcome import RunObserver
 
 __version__ = "0.2.0"
 
-# fedpriv/server and fedpriv/clients are links to the two folders at the top of a checkout, and folders in a wheel.
-# Flower leaves links out of its bundles: there the folders are found beside this package.
+# server/ and clients/ lie beside this folder in a checkout and in Flower's bundle, and inside of it in a wheel.
 if not Path(__path__[0], "server").exists():
     __path__.append(str(Path(__path__[0]).parent))
 
@@ -60,11 +59,11 @@ _HOMES = {
         ("CellResults", "Drawing", "Evaluation", "Privacy", "RunResults"), ("fedpriv.api.results", None)
     ),
     **dict.fromkeys(("load", "run"), ("fedpriv.api.run", None)),
-    **dict.fromkeys(("FedprivError", "InputError", "RunError"), ("fedpriv.errors", None)),
-    "RunObserver": ("fedpriv.running.observer", None),
-    "add_algorithm": ("fedpriv.algorithms", None),
-    "add_data": ("fedpriv.data.registered", None),
-    "add_model": ("fedpriv.models.own", "add_module"),
+    **dict.fromkeys(("FedprivError", "InputError", "RunError"), ("fedpriv.core.errors", None)),
+    "RunObserver": ("fedpriv.rounds.outcome", None),
+    "add_algorithm": ("fedpriv.papers.table", None),
+    "add_data": ("fedpriv.data.named", None),
+    "add_model": ("fedpriv.loss.own", "add_module"),
 }
 
 

@@ -29,13 +29,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.errors import RunError
-from fedpriv.exact.subkeys import CHAIN_BYTES
-from fedpriv.files import OWN, sync_folder, write_bytes, write_json, write_vector
-from fedpriv.randomness import system_key
-from fedpriv.running.plan import Plan
-from fedpriv.server.noise import Kept
+from fedpriv.core.errors import RunError
+from fedpriv.core.files import OWN, sync_folder, write_bytes, write_json, write_vector
+from fedpriv.core.random import system_key
+from fedpriv.noise.integers.gaussian import CHAIN_BYTES
+from fedpriv.rounds.plan import Plan
 from fedpriv.server.strategy import Missed
+from fedpriv.server.sums import Kept
 
 _KEY_BYTES = 32
 _CHECK_BYTES = 16

@@ -7,9 +7,11 @@ One strategy serves every trust setting and algorithm: `ServerSums` says what th
 The mean has fixed weights; a missing, failed, malformed or non-finite reply ends the run with the silo's number
 and the round, never with a mean over fewer.  A silo that does not answer may, where the scenario says so, count
 with an increment of 0: its weight stays, and the round is on record.
+
+What silos answered to messages that all of them got: each in its place, or why not.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from logging import INFO
 from typing import Protocol
 
@@ -20,17 +22,53 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from fedpriv.errors import RunError
+from fedpriv.core.errors import RunError, printable
 from fedpriv.protocol.arrays import Counts, counts_in, one_array, query_content, vector_in
-from fedpriv.protocol.messages import KEY, TRAIN, bytes_in
-from fedpriv.protocol.unchecked import messages_to
-from fedpriv.running.absences import NOBODY, Absences, stand_in
-from fedpriv.running.plan import Plan
-from fedpriv.secure_aggregation.identity import CARD_BYTES
-from fedpriv.secure_aggregation.masks import KEY_BYTES
-from fedpriv.server.noise import Kept, ServerSums
-from fedpriv.server.replies import all_answers, answers_of, listed, missing
-from fedpriv.server.roster import learn_roster
+from fedpriv.protocol.messages import KEY, TRAIN, bytes_in, messages_to, refusal_in
+from fedpriv.rounds.plan import Plan
+from fedpriv.rounds.round import NOBODY, Absences, stand_in
+from fedpriv.server.grid import learn_roster
+from fedpriv.server.sums import Kept, ServerSums
+from fedpriv.silo.masks import CARD_BYTES, KEY_BYTES
+
+
+def answers_of(
+    asked: Mapping[int, Message], replies: Iterable[Message], what: str
+) -> tuple[dict[int, RecordDict], str]:
+    """What every silo answered to its message in `asked`, and why others did not; RunError for a failure."""
+    # A grid numbers messages when it sends them; an error reply names the message, not always the node.
+    numbered = {message.metadata.message_id: silo for silo, message in asked.items()}
+    answers: dict[int, RecordDict] = {}
+    reasons = ""
+    for reply in replies:
+        silo = numbered[reply.metadata.reply_to_message_id]
+        if reply.has_error():
+            raise RunError(f"silo {silo} failed in {what}: {printable(str(reply.error.reason))}")
+        refusal = refusal_in(reply.content)
+        if refusal is None:
+            answers[silo] = reply.content
+        elif refusal.final:
+            raise RunError(f"{what}: {refusal.reason}")
+        else:
+            reasons += f"; {refusal.reason}"
+    return answers, reasons
+
+
+def missing(asked: Mapping[int, Message], answers: Mapping[int, object]) -> list[int]:
+    return sorted(set(asked) - set(answers))
+
+
+def all_answers(asked: Mapping[int, Message], replies: Iterable[Message], what: str) -> list[RecordDict]:
+    """The answers of silo 0, 1, …; RunError unless every silo gave one."""
+    answers, reasons = answers_of(asked, replies, what)
+    if without := missing(asked, answers):
+        raise RunError(f"{what}: no reply from silo {listed(without)}{reasons}")
+    return [answers[silo] for silo in sorted(asked)]
+
+
+def listed(silos: Iterable[int]) -> str:
+    return ", ".join(map(str, silos))
+
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Roster = Callable[[Grid, int, float], list[int]]

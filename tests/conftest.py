@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fedpriv.engines.processes import ALLOW_ROOT
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
 
 
 def small_tree(**overrides: Any) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import fedpriv
-from fedpriv.running.outcome import Finished
-from fedpriv.scenario import Scenario
+from fedpriv.rounds.outcome import Finished
+from fedpriv.scenario.load import Scenario
 from tests.conftest import small_tree
 
 ROOT = Path(__file__).resolve().parents[1]

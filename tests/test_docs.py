@@ -19,15 +19,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedpriv.algorithms import ALGORITHMS
 from fedpriv.cli.app import app
 from fedpriv.cli.tune import TUNING_KEYS
-from fedpriv.clients.policy import Policy
 from fedpriv.engines.table import engine_named
-from fedpriv.models.table import MODELS
-from fedpriv.running.task import check_records
-from fedpriv.scenario import Cell
+from fedpriv.loss.models import MODELS
+from fedpriv.papers.table import ALGORITHMS
+from fedpriv.rounds.task import check_records
 from fedpriv.scenario.load import load_scenario, scenario_of
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.policy import Policy
 from tests.conftest import small_tree
 from tests.doc_pages import PAGES, ROOT, Block, Command, blocks, commands, commands_in
 

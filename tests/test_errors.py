@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from fedpriv.algorithms import algorithm_named
+from fedpriv.core.errors import InputError, printable
 from fedpriv.data.fetch import check_name
-from fedpriv.errors import InputError, printable
-from fedpriv.models.table import model_named
+from fedpriv.loss.models import model_named
+from fedpriv.papers.table import algorithm_named
 from fedpriv.protocol.messages import Refusal, refusal_content, refusal_in
 
 

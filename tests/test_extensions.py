@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import fedpriv
-from fedpriv import extensions
-from fedpriv.algorithms import ALGORITHMS, algorithm_named
-from fedpriv.models.table import MODELS
-from fedpriv.scenario import resolve_cell
+from fedpriv.core import extensions
+from fedpriv.loss.models import MODELS
+from fedpriv.papers.table import ALGORITHMS, algorithm_named
+from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
 
 DATA = """
@@ -48,7 +48,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_file_adds_data_here_and_in_processes_that_are_started(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(DATA, encoding="utf-8")
     extensions.import_files([tmp_path / "mine.py"])
-    code = "from fedpriv.data.datasets import load; d = load('imported'); print(d.classes, d.train_images.shape)"
+    code = "from fedpriv.data.named import load; d = load('imported'); print(d.classes, d.train_images.shape)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "2 (40, 4)"
 
@@ -58,7 +58,8 @@ def test_a_package_adds_rows_when_an_unknown_name_is_looked_up(
 ) -> None:
     row = "dataclasses.replace(ALGORITHMS['dp-sgd'], name='from-a-package')"
     (tmp_path / "some_package.py").write_text(
-        f"import dataclasses, fedpriv\nfrom fedpriv.algorithms import ALGORITHMS\nfedpriv.add_algorithm({row})\n",
+        "import dataclasses, fedpriv\nfrom fedpriv.papers.table import ALGORITHMS\n"
+        f"fedpriv.add_algorithm({row})\n",
         encoding="utf-8",
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -103,7 +104,7 @@ def test_a_data_set_that_is_added_again_is_read_again() -> None:
         part = features, np.arange(40) % labels
         fedpriv.add_data("twice", lambda: (part, part))
 
-    from fedpriv.running.task import task_of_cell
+    from fedpriv.rounds.task import task_of_cell
 
     cell = resolve_cell({**small_tree(), "data": {"name": "twice"}, "model": {"feature_norm": 1.0}}, "test")
     of(2)

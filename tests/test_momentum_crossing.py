@@ -9,7 +9,10 @@ from benchmarks.momentum_crossing import (
     reduced_noise,
     tree_noise,
 )
-from fedpriv.mechanisms import AlignedDifferences, BinaryTree, IndependentGaussian, SlidingDifferences
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.differences import AlignedDifferences
+from fedpriv.noise.sliding import SlidingDifferences
+from fedpriv.noise.tree import BinaryTree
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tracked files as they are now, links as links."""
+    """The tracked files as they are now, as they are."""
     folder = tmp_path_factory.mktemp("checkout") / "fedpriv"
     names = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
@@ -45,14 +45,26 @@ def test_a_wheel_installs_one_package_and_its_files(wheel: list[str]) -> None:
     assert {name.partition("/")[0].partition("-")[0] for name in wheel} == {"fedpriv"}
     for name in (
         "fedpriv/server/app.py",
-        "fedpriv/clients/guard.py",
+        "fedpriv/silo/guard.py",
         "fedpriv/scenario/shipped/quickstart.toml",
         "fedpriv/cli/starter/scenario.toml",
-        "fedpriv/reports/page.html",
+        "fedpriv/show/page.html",
         "fedpriv/py.typed",
     ):
         assert name in wheel
     assert any(name.endswith("LICENSE") for name in wheel)
+
+
+def test_the_packages_that_are_installed_are_the_folders_with_modules() -> None:
+    """A package that pyproject.toml forgets would be missing from wheels alone."""
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    found = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "fedpriv").rglob("__init__.py")}
+    assert set(setuptools["packages"]) == found | {"fedpriv.clients", "fedpriv.server", "fedpriv.scenario.shipped"}
+
+
+def test_no_file_of_the_repository_is_a_link(checkout: Path) -> None:
+    """Some systems and archives turn links into text files."""
+    assert [str(path) for path in checkout.rglob("*") if path.is_symlink()] == []
 
 
 def test_nothing_imports_the_two_folders_by_their_bare_names() -> None:
@@ -62,14 +74,35 @@ def test_nothing_imports_the_two_folders_by_their_bare_names() -> None:
     assert [str(path) for path in files if bare.search(path.read_text(encoding="utf-8"))] == []
 
 
+def test_an_editable_installation_runs_the_folders_at_the_top(checkout: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    dependencies = [path for path in sys.path if path and Path(path).resolve() != ROOT]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation",
+         "--target", str(site), "--editable", str(checkout)],
+        check=True,
+    )  # fmt: skip
+    code = (
+        f"import site, sys; site.addsitedir({str(site)!r}); sys.path += {dependencies!r};"
+        "import fedpriv.server.app as server, fedpriv.clients.app as clients, fedpriv.core.files as find;"
+        "print(server.__file__, clients.__file__, find.shipped()['quickstart'])"
+    )
+    said = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert said == [
+        str(checkout / name) for name in ("server/app.py", "clients/app.py", "scenarios/quickstart.toml")
+    ]
+
+
 def test_flowers_bundle_has_the_apps_without_what_is_installed(checkout: Path, tmp_path: Path) -> None:
-    """Links stay behind, and the bundle's own copy is imported."""
+    """The bundle's own copy is imported."""
     (tmp_path / "app.fab").write_bytes(build_fab_from_disk(checkout))
     zipfile.ZipFile(tmp_path / "app.fab").extractall(tmp_path / "app")
     assert not (tmp_path / "app" / "fedpriv" / "server").exists()
     code = (
-        "import fedpriv.sweep.flower_run, fedpriv.server.app as server, fedpriv.clients.app as clients;"
-        "import fedpriv.shipped as find;"
+        "import fedpriv.study.flower_run, fedpriv.server.app as server, fedpriv.clients.app as clients;"
+        "import fedpriv.core.files as find;"
         "print(server.__file__, clients.__file__, *find.shipped())"
     )
     said = subprocess.run(
@@ -85,6 +118,6 @@ def test_the_bundle_follows_flowers_current_format() -> None:
     app = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
     assert app["fab-format-version"] == 1
     assert app["components"] == {
-        "serverapp": "fedpriv.sweep.flower_run:app",
+        "serverapp": "fedpriv.study.flower_run:app",
         "clientapp": "fedpriv.clients.app:app",
     }

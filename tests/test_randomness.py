@@ -9,15 +9,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedpriv.randomness import (
-    SERVER,
-    KeyedNormal,
-    public_generator,
-    seed_key,
-    simulation_noise,
-    system_key,
-)
-from fedpriv.running.draw_ahead import DrawAhead
+from fedpriv.core.random import SERVER, KeyedNormal, public_generator, seed_key, simulation_noise, system_key
+from fedpriv.rounds.round import DrawAhead
 
 DTYPES = [np.float32, np.float64]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from fedpriv.algorithms import ALGORITHMS
 from fedpriv.cli import reference
-from fedpriv.data.table_schema import Column, TableSchema
-from fedpriv.scenario import Cell
+from fedpriv.data.schema import Column, TableSchema
+from fedpriv.papers.table import ALGORITHMS
+from fedpriv.scenario.schema import Cell
 from tests.doc_pages import ROOT
 from tests.reports.browser import CHROMIUM, look_at
 

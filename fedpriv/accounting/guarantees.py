@@ -1,16 +1,22 @@
-"""What a stream of releases promises: an exact μ, or a curve of (ε, δ)."""
+"""What a stream of releases promises: an exact μ, or a curve of (ε, δ).
+
+A privacy target as a person states it, in any of four currencies.
+"""
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from fedpriv.accounting import gdp, rdp, zcdp
+from fedpriv.accounting import gaussian as gdp
+from fedpriv.accounting import renyi as rdp
+from fedpriv.accounting import renyi as zcdp
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.checks import check_mu
+from fedpriv.accounting.gaussian import check_mu
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.errors import InputError
-from fedpriv.figures import epsilon_words, upper_figure
+from fedpriv.accounting.renyi import mu_of_zcdp
+from fedpriv.core.errors import InputError
+from fedpriv.core.figures import epsilon_words, upper_figure
 
 
 @dataclass(frozen=True)
@@ -81,3 +87,29 @@ def weakest(guarantees: Sequence[Guarantee]) -> Guarantee:
     if gaussian or len({dataclasses.replace(each, noise_multiplier=1.0) for each in sampled}) > 1:
         raise InputError("a run is sampled throughout, in one way and at one rate for all rounds, or not at all")
     return min(sampled, key=lambda each: each.noise_multiplier)
+
+
+DEFAULT_DELTA = 1e-5
+"""At which ε is printed if nobody says otherwise."""
+
+
+def target_mu(
+    mu: float | None = None,
+    zcdp: float | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+) -> float:
+    """The Gaussian-DP parameter of the one target given: μ, zCDP's ρ, or ε together with δ (exact conversion).
+
+    Raises InputError unless exactly one of the three is given and lies in its range.
+    """
+    if sum(value is not None for value in (mu, zcdp, epsilon)) != 1:
+        raise InputError("privacy target: give exactly one of mu, zcdp, or epsilon with delta")
+    if mu is not None:
+        return check_mu(mu)
+    if zcdp is not None:
+        return mu_of_zcdp(zcdp)
+    if delta is None:
+        raise InputError(f"epsilon = {epsilon}: an epsilon is a target only together with a delta, e.g. 1e-6")
+    assert epsilon is not None
+    return gdp.mu_of(epsilon, delta)

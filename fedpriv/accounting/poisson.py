@@ -31,25 +31,23 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import gammaln, logsumexp, ndtr
 
-from fedpriv.accounting.calibration import smallest_noise
-from fedpriv.accounting.checks import check_epsilon, check_positive
 from fedpriv.accounting.curves import (
     Curve,
     Floats,
     as_floats,
     chained,
     check_resolved,
+    check_size,
     delta_at,
     epsilon_at,
     gaussian,
     highest,
     lowest,
 )
-from fedpriv.accounting.groups import check_size
-from fedpriv.accounting.losses import LatticeLosses, Losses
-from fedpriv.accounting.relation import RELATION_FACTOR, Relation, relation_named
-from fedpriv.errors import InputError
-from fedpriv.figures import counted, epsilon_words, lower_figure, upper_figure
+from fedpriv.accounting.gaussian import RELATION_FACTOR, Relation, check_epsilon, check_positive, relation_named
+from fedpriv.accounting.losses import LatticeLosses, Losses, smallest_noise
+from fedpriv.core.errors import InputError
+from fedpriv.core.figures import counted, epsilon_words, lower_figure, upper_figure
 
 _MOST_ROUNDS = 100_000
 _WIDEST, _NARROWEST = 4e-4, 1e-5  # steps of the lattice of losses

@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.accounting import curves
-from fedpriv.accounting.checks import check_delta, check_mu, check_positive
-from fedpriv.accounting.rdp import LEAST_EXCESS, MOST_EXCESS, to_epsilons
-from fedpriv.accounting.zcdp import zcdp_of
-from fedpriv.errors import InputError
+from fedpriv.accounting.gaussian import check_delta, check_mu, check_positive
+from fedpriv.accounting.renyi import LEAST_EXCESS, MOST_EXCESS, to_epsilons, zcdp_of
+from fedpriv.core.errors import InputError
 
 _POINTS = 4001
 _REFINEMENTS = 2

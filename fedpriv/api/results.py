@@ -11,18 +11,18 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from fedpriv.errors import InputError
-from fedpriv.figures import counted, delta_figure, upper_figure
-from fedpriv.models.trained import Trained, trained, with_parameters
-from fedpriv.reports.fragment import fragment_of
-from fedpriv.reports.page import write_report
-from fedpriv.reports.plots import plot_run, svgs_of
-from fedpriv.reports.summary import metrics_in
-from fedpriv.reports.table import STYLES, Style, render
-from fedpriv.running.task import DTYPES, public_task_of_cell, seen
-from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.sweep.claims import read_claims
-from fedpriv.sweep.results import read_history
+from fedpriv.core.errors import InputError
+from fedpriv.core.figures import counted, delta_figure, upper_figure
+from fedpriv.loss.imported import Trained, trained, with_parameters
+from fedpriv.rounds.task import DTYPES, public_task_of_cell, seen
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.show.page import write_report
+from fedpriv.show.plots import plot_run, svgs_of
+from fedpriv.show.summary import metrics_in
+from fedpriv.show.table import STYLES, Style, render
+from fedpriv.show.verdict import fragment_of
+from fedpriv.study.results import read_claims, read_history
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import sys
 
 from fedpriv.cli.app import app
-from fedpriv.errors import FedprivError, InputError, RunError
+from fedpriv.core.errors import FedprivError, InputError, RunError
 
 INTERRUPTED = 130
 

@@ -1,4 +1,7 @@
-"""The commands and their help; what they do is imported when they are called, so that help is quick."""
+"""The commands and their help; what they do is imported when they are called, so that help is quick.
+
+`fedpriv export`: a run in a form that other programs read.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,13 +9,34 @@ from typing import Annotated
 import typer
 
 from fedpriv.cli.data import app as data_app
-from fedpriv.cli.export import export
-from fedpriv.cli.flower import superlink, supernode
 from fedpriv.cli.options import Imports
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
+from fedpriv.cli.silo import superlink, supernode
 from fedpriv.cli.tune_command import tune
-from fedpriv.errors import InputError, suggestion
+from fedpriv.core.errors import InputError, suggestion
+
+
+def export(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")],
+    form: Annotated[
+        str,
+        typer.Option(
+            "--as", metavar="FORM", help="dp-accounting (dp-events.json) or ro-crate (ro-crate-metadata.json)."
+        ),
+    ],
+) -> None:
+    """Write a run in a form that other programs read, into its folder.
+
+    dp-accounting gets the releases of each cell as its events; ro-crate describes the folder for repositories
+    of research data.
+
+    Example: fedpriv export runs/quickstart --as dp-accounting
+    """
+    from fedpriv.show.exports import export as write
+
+    typer.echo(write(run_dir, form))
+
 
 app = typer.Typer(
     name="fedpriv",
@@ -109,11 +133,11 @@ def run(
 
         fedpriv run mnist-untrusted --workers 2
     """
-    from fedpriv.shipped import scenario_file
+    from fedpriv.core.files import scenario_file
 
     scenario_file(scenario)  # a name that is wrong is told before torch is imported
     from fedpriv.cli.run import run_scenario
-    from fedpriv.engines.base import Connection
+    from fedpriv.engines.table import Connection
     from fedpriv.engines.workers import Workers
 
     run_scenario(
@@ -148,7 +172,7 @@ def list_(
     Example: fedpriv list algorithms
     """
     from fedpriv.cli.explore import list_what
-    from fedpriv.extensions import import_files
+    from fedpriv.core.extensions import import_files
 
     import_files(imports or [])
     list_what(what)
@@ -160,7 +184,7 @@ def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder
 
     Example: fedpriv init my-study
     """
-    from fedpriv.cli.init import begin
+    from fedpriv.cli.data import begin
 
     for path in begin(folder):
         typer.echo(path)
@@ -198,8 +222,8 @@ def table(
 
     Example: fedpriv table runs/quickstart --format csv
     """
-    from fedpriv.reports.table import STYLES, render
-    from fedpriv.sweep.claims import check_claims, read_claims
+    from fedpriv.show.table import STYLES, render
+    from fedpriv.study.results import check_claims, read_claims
 
     if style not in STYLES:
         raise InputError(f"--format {style}: known formats are {', '.join(STYLES)}{suggestion(style, STYLES)}")
@@ -214,8 +238,8 @@ def plot(run_dir: RunDir) -> None:
 
     Example: fedpriv plot runs/quickstart
     """
-    from fedpriv.reports.plots import plot_run
-    from fedpriv.sweep.claims import check_claims, read_claims
+    from fedpriv.show.plots import plot_run
+    from fedpriv.study.results import check_claims, read_claims
 
     for path in plot_run(run_dir):
         typer.echo(path)
@@ -231,8 +255,8 @@ def report(
 
     Example: fedpriv report runs/quickstart
     """
-    from fedpriv.reports.page import write_report
-    from fedpriv.sweep.claims import check_claims, read_claims
+    from fedpriv.show.page import write_report
+    from fedpriv.study.results import check_claims, read_claims
 
     typer.echo(write_report(run_dir, out))
     check_claims(run_dir, read_claims(run_dir))
@@ -260,11 +284,11 @@ def audit(
 
     Example: fedpriv audit scenarios/quickstart.toml --set algorithm.trust=trusted
     """
-    from fedpriv.shipped import scenario_file
+    from fedpriv.core.files import scenario_file
 
     scenario_file(scenario)
     from fedpriv.cli.audit import audit_scenario
-    from fedpriv.extensions import import_files
+    from fedpriv.core.extensions import import_files
 
     import_files(imports or [])
     audit_scenario(scenario, overrides or [], mu, trials, confidence, seed, as_json=as_json, store=store)

@@ -11,13 +11,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from fedpriv.auditing.audit import Audit, audit
-from fedpriv.auditing.families import AuditRefutedError
-from fedpriv.errors import InputError
-from fedpriv.figures import epsilon_words, lower_figure, upper_figure
-from fedpriv.privacy.trust import trust_named
-from fedpriv.reports.audited import check_audited, power_words, store_audit
-from fedpriv.scenario import load_scenario
+from fedpriv.audit.audit import Audit, audit
+from fedpriv.audit.families import AuditRefutedError
+from fedpriv.core.errors import InputError
+from fedpriv.core.figures import epsilon_words, lower_figure, upper_figure
+from fedpriv.noise.trust import trust_named
+from fedpriv.scenario.load import load_scenario
+from fedpriv.show.statement import check_audited, power_words, store_audit
 
 _LINE_EVERY = 5.0  # seconds, where there is no terminal to draw a bar on
 

@@ -28,19 +28,17 @@ from fedpriv.cli.options import (
     Zcdp,
     claim_of,
 )
-from fedpriv.cli.sampled import aim
-from fedpriv.cli.shown import cost_facts, guarantee_facts, setting_facts, show
-from fedpriv.cli.text import print_table
-from fedpriv.errors import InputError
-from fedpriv.figures import upper_figure
+from fedpriv.cli.shown import aim, cost_facts, guarantee_facts, print_table, setting_facts, show
+from fedpriv.core.errors import InputError
+from fedpriv.core.figures import upper_figure
 
 if TYPE_CHECKING:
-    from fedpriv.algorithms import Algorithm
-    from fedpriv.algorithms.base import NoiseSettings
-    from fedpriv.fitting import Published, Response
-    from fedpriv.mechanisms import Workload
-    from fedpriv.privacy.comparison import Line, Table
-    from fedpriv.privacy.setting import Setting
+    from fedpriv.noise.fitting.auto import Published
+    from fedpriv.noise.fitting.cost import Response
+    from fedpriv.noise.workload import Workload
+    from fedpriv.papers.base import Algorithm, NoiseSettings
+    from fedpriv.rounds.setting import Line, Setting, Table
+
 
 _DIMENSION = 100_000
 
@@ -103,9 +101,8 @@ def compare(
 
         fedpriv privacy compare --rounds 2000 --epochs 20 --decay 0.9 --epsilon 2 --delta 1e-6 --silos 10
     """
-    from fedpriv.accounting.target import DEFAULT_DELTA, target_mu
-    from fedpriv.privacy.comparison import table_of
-    from fedpriv.privacy.setting import Setting
+    from fedpriv.accounting.guarantees import DEFAULT_DELTA, target_mu
+    from fedpriv.rounds.setting import Setting, table_of
 
     of_records = (relation, epochs, max_participations, min_separation, sampling, groups)
     setting = Setting(rounds, decay, clip, batch, silos, trust, *of_records)
@@ -125,7 +122,7 @@ def compare(
     size = (_DIMENSION if algorithm else 0) if dimension is None else dimension
     seconds = _times(table, workload, size)
     if plot is not None:
-        from fedpriv.reports.plots.comparison import save_comparison
+        from fedpriv.show.privacy_plots import save_comparison
 
         save_comparison(table, plot, f"{algorithm or 'running sums'}, {rounds} rounds")
     facts = setting_facts(setting) | ({} if algorithm is None else {"algorithm": algorithm})
@@ -166,13 +163,13 @@ def _amplified(setting: "Setting", mu: float, delta: float, claim: dict[str, Any
 
 def _asked(algorithm: str | None, settings: list[str], setting: "Setting") -> tuple["Response", "Workload"]:
     """What noise is compared in, and the sums that are released."""
-    from fedpriv.fitting import rows_response
+    from fedpriv.noise.fitting.cost import rows_response
 
     if algorithm is None:
         return rows_response(setting.rounds), setting.workload
-    from fedpriv.algorithms import algorithm_named
-    from fedpriv.participation.fixed_order import Schedule
-    from fedpriv.running.fitted import response_and_workload
+    from fedpriv.papers.table import algorithm_named
+    from fedpriv.participation.orders import Schedule
+    from fedpriv.rounds.fitted import response_and_workload
 
     row = algorithm_named(algorithm)
     schedule = Schedule(setting.rounds, setting.rounds // setting.epochs)
@@ -185,9 +182,9 @@ def _settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
     """The row's own keys, those of its scale 1 where they are not given; InputError if it takes no noise."""
     from pydantic import ValidationError
 
-    from fedpriv.algorithms.base import UNITS, NoiseSettings
+    from fedpriv.papers.base import UNITS, NoiseSettings
     from fedpriv.scenario.messages import explain
-    from fedpriv.scenario.tree import parsed_assignment
+    from fedpriv.scenario.published import parsed_assignment
 
     if row.published is None or not issubclass(row.settings, NoiseSettings):
         raise InputError(f"--algorithm {row.name}: noise cannot be fitted to what it publishes")
@@ -202,7 +199,7 @@ def _times(table: "Table", workload: "Workload", dimension: int) -> list[float |
     """Seconds per round of every line's noise; None where that is not measured."""
     if not dimension:
         return [None] * len(table.lines)
-    from fedpriv.running.noise_time import seconds_per_round
+    from fedpriv.rounds.setting import seconds_per_round
 
     return [seconds_per_round(line.mechanism, workload, dimension) for line in table.lines]
 

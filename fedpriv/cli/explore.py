@@ -1,12 +1,86 @@
-"""`fedpriv list`, `show` and `compare`: what there is, and what a run gave."""
+"""`fedpriv list`, `show` and `compare`: what there is, and what a run gave.
+
+Tables and sentences on a terminal: as wide as it is, never cut inside a number.
+"""
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from inspect import getdoc
 from pathlib import Path
 
-from fedpriv.cli.tables import Column, print_plain, print_rich
-from fedpriv.errors import InputError, suggestion
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedpriv.core.errors import InputError, suggestion
+
+_WIDE = 160  # of piped output, which has no width
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its name, whether it holds figures, and whether its text may be wrapped."""
+
+    name: str
+    right: bool = False
+    wrap: bool = False
+
+
+@cache
+def _console() -> Console:
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=max(_WIDE, found.width), soft_wrap=False)
+
+
+def print_plain(line: str, *, bold: bool = False) -> None:
+    """A sentence, wrapped between words on a terminal."""
+    _console().print(Text(line, style="bold" if bold else ""), soft_wrap=not _console().is_terminal)
+
+
+def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """A table as wide as the terminal: turned on its side, a block a row, where its figures do not fit."""
+    console = _console()
+    widths = [max(map(len, [column.name, *cells])) for column, cells in _with_cells(columns, rows)]
+    least = sum(12 if column.wrap else width for column, width in zip(columns, widths, strict=True))
+    if least + 2 * len(columns) > console.width:
+        print_blocks(caption, columns, rows)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=None, show_edge=False)
+    for column in columns:
+        table.add_column(
+            Text(column.name),
+            justify="right" if column.right else "left",
+            no_wrap=not column.wrap,
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    if caption:
+        print_plain(caption, bold=True)
+    console.print(table)
+    console.print()
+
+
+def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """A line a figure, a block a row: what fits any width."""
+    console = _console()
+    if caption:
+        print_plain(caption, bold=True)
+    width = max(len(column.name) for column in columns)
+    for row in rows:
+        for column, text in zip(columns, row, strict=True):
+            if text:
+                apart = "\n    " if width + len(text) + 4 > console.width else "  "
+                console.print(Text(f"  {column.name:{width}}{apart}{text}"))
+        console.print()
+
+
+def _with_cells(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[tuple[Column, list[str]]]:
+    return [(column, [row[place] for row in rows]) for place, column in enumerate(columns)]
+
 
 Lines = list[tuple[str, str]]
 
@@ -21,9 +95,9 @@ def list_what(what: str | None) -> None:
 
 def show_run(folder: Path) -> None:
     """Print what ran, what it guarantees, and what came out."""
-    from fedpriv.reports.notes import how_measured, privacy_lines, what_differs, what_is_missing
-    from fedpriv.reports.table import tables_of
-    from fedpriv.sweep.claims import check_claims, read_claims
+    from fedpriv.show.summary import how_measured, privacy_lines, what_differs, what_is_missing
+    from fedpriv.show.table import tables_of
+    from fedpriv.study.results import check_claims, read_claims
 
     results = read_claims(folder)
     print_plain(results.title or results.name, bold=True)
@@ -43,7 +117,7 @@ def show_run(folder: Path) -> None:
 
 def compare_runs(first: Path, second: Path) -> None:
     """Print what two runs have in common, seed by seed, and where their settings differ."""
-    from fedpriv.reports.comparison import compared
+    from fedpriv.show.verdict import compared
 
     found = compared(first, second)
     for key, one, other in found.settings:
@@ -53,7 +127,7 @@ def compare_runs(first: Path, second: Path) -> None:
 
 
 def _scenarios() -> Lines:
-    from fedpriv.shipped import shipped
+    from fedpriv.core.files import shipped
 
     return [(name, _title(path)) for name, path in shipped().items()]
 
@@ -63,15 +137,15 @@ def _title(path: Path) -> str:
 
 
 def _algorithms() -> Lines:
-    from fedpriv.algorithms import ALGORITHMS
-    from fedpriv.extensions import load_extensions
+    from fedpriv.core.extensions import load_extensions
+    from fedpriv.papers.table import ALGORITHMS
 
     load_extensions()
     return [(name, f"{row.title} ({row.source})") for name, row in ALGORITHMS.items()]
 
 
 def _mechanisms() -> Lines:
-    from fedpriv.mechanisms.registry import CHOSEN, MECHANISMS
+    from fedpriv.noise.registry import CHOSEN, MECHANISMS
 
     ones = {name: (getdoc(kind) or "").splitlines()[0] for name, kind in MECHANISMS.items()}
     return [
@@ -81,9 +155,9 @@ def _mechanisms() -> Lines:
 
 
 def _data() -> Lines:
+    from fedpriv.core.extensions import load_extensions
     from fedpriv.data.fetch import COMPUTED, ORIGINS
-    from fedpriv.data.registered import added
-    from fedpriv.extensions import load_extensions
+    from fedpriv.data.named import added
 
     load_extensions()
     return [
@@ -95,8 +169,8 @@ def _data() -> Lines:
 
 
 def _models() -> Lines:
-    from fedpriv.extensions import load_extensions
-    from fedpriv.models.table import MODELS
+    from fedpriv.core.extensions import load_extensions
+    from fedpriv.loss.models import MODELS
 
     load_extensions()
     return [

@@ -10,18 +10,16 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from fedpriv.clients.prepare import allowance_of, policy_text
-from fedpriv.clients.writers import keep_to_owner
+from fedpriv.core.errors import InputError, printable
+from fedpriv.core.files import write_text
+from fedpriv.data.encode import Encoded, encode, is_table, read_table
 from fedpriv.data.inspect import Persons, describe, left_out, persons_of, see
-from fedpriv.data.placing import roster
-from fedpriv.data.table_encode import Encoded, encode
-from fedpriv.data.table_file import is_table, read_table
-from fedpriv.data.table_schema import TableSchema
-from fedpriv.data.table_toml import schema_toml
-from fedpriv.data.tables import check_persons
-from fedpriv.errors import InputError, printable
-from fedpriv.files import write_text
-from fedpriv.scenario import resolve_cell
+from fedpriv.data.partition import roster
+from fedpriv.data.schema import TableSchema
+from fedpriv.data.tables import check_persons, schema_toml
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.demo import allowance_of, policy_text
+from fedpriv.silo.policy import keep_to_owner
 
 _ROUNDS_PER_EPOCH, _EPOCHS = 10, 5
 _SILOS = 4  # of a table that does not say whose records they are

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 
 if TYPE_CHECKING:
     from fedpriv.accounting.guarantees import Guarantee
-    from fedpriv.mechanisms.registry import MechanismOptions
-    from fedpriv.privacy.claim import PrivacyClaim
+    from fedpriv.noise.registry import MechanismOptions
+    from fedpriv.rounds.ledger import PrivacyClaim
+
 
 Imports = Annotated[
     list[Path] | None,
@@ -70,9 +71,9 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of t
 def mechanism_options(assignments: list[str]) -> "MechanismOptions":
     from pydantic import ValidationError
 
-    from fedpriv.mechanisms.registry import MechanismOptions
+    from fedpriv.noise.registry import MechanismOptions
     from fedpriv.scenario.messages import explain
-    from fedpriv.scenario.tree import parsed_assignment
+    from fedpriv.scenario.published import parsed_assignment
 
     try:
         return MechanismOptions.model_validate(dict(map(parsed_assignment, assignments)))
@@ -81,14 +82,14 @@ def mechanism_options(assignments: list[str]) -> "MechanismOptions":
 
 
 def claim_of(mu: float, relation: str, unit: str, records: int) -> "PrivacyClaim[Guarantee]":
-    from fedpriv.accounting import GaussianDP
+    from fedpriv.accounting.guarantees import GaussianDP
 
     return claim_on(GaussianDP(mu), relation, unit, records)
 
 
 def claim_on(guarantee: "Guarantee", relation: str, unit: str, records: int) -> "PrivacyClaim[Guarantee]":
-    from fedpriv.accounting.relation import relation_named
-    from fedpriv.privacy.claim import PrivacyClaim
-    from fedpriv.privacy.unit import unit_named
+    from fedpriv.accounting.gaussian import relation_named
+    from fedpriv.noise.trust import unit_named
+    from fedpriv.rounds.ledger import PrivacyClaim
 
     return PrivacyClaim(guarantee, relation_named(relation), unit_named(unit, records))

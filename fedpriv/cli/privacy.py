@@ -1,11 +1,17 @@
-"""`fedpriv privacy`: accounting without a run.  Imports no torch; what a command needs is imported when called."""
+"""`fedpriv privacy`: accounting without a run.  Imports no torch; what a command needs is imported when called.
 
-from typing import Annotated
+`fedpriv privacy selection`: what publishing the best of several private runs costs.  Imports no torch.
+
+`fedpriv privacy ledger`: the claim of a run, recomputed from what it released.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedpriv.cli.compare import compare
-from fedpriv.cli.ledger import ledger
 from fedpriv.cli.options import (
     Batch,
     Clip,
@@ -32,10 +38,147 @@ from fedpriv.cli.options import (
     claim_on,
     mechanism_options,
 )
-from fedpriv.cli.sampled import guarantee_of
-from fedpriv.cli.selection import selection
-from fedpriv.cli.shown import cost_facts, guarantee_facts, setting_facts, show
+from fedpriv.cli.shown import cost_facts, guarantee_facts, guarantee_of, print_table, setting_facts, show
 from fedpriv.cli.theorem import theorem
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.figures import lower_figure, upper_figure
+
+if TYPE_CHECKING:
+    from fedpriv.rounds.entries import LedgerEntry
+    from fedpriv.rounds.ledger import ReleaseStream
+
+
+def selection(
+    mu: Mu = None,
+    zcdp: Zcdp = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    trials: Annotated[float, typer.Option(min=1, help="How many runs are made on average.")] = 20.0,
+    eta: Annotated[
+        float, typer.Option(min=0, help="Of the number of runs: 0 logarithmic, 1 geometric, between and beyond.")
+    ] = 0.0,
+    poisson: Annotated[bool, typer.Option("--poisson", help="A Poisson number of runs instead.")] = False,
+    as_json: Json = False,
+) -> None:
+    """What it costs to choose the best of a random number of runs and publish only that one.
+
+    The target is that of one run: --mu, --zcdp, or --epsilon with --delta. Theorems 2 and 6 of Papernot & Steinke
+    2022, which need that the number of runs and all other runs stay secret.
+
+    Examples:
+
+        fedpriv privacy selection --mu 1 --trials 20
+
+        fedpriv privacy selection --mu 0.5 --trials 5 --poisson
+    """
+    from fedpriv.accounting.guarantees import DEFAULT_DELTA, GaussianDP, target_mu
+    from fedpriv.accounting.selection import NegativeBinomial, Poisson, Selection
+
+    target, at = target_mu(mu, zcdp, epsilon, delta), DEFAULT_DELTA if delta is None else delta
+    law = Poisson(trials) if poisson else NegativeBinomial(trials, eta)
+    facts: dict[str, Any] = {
+        "runs": law.words,
+        "mu": target,
+        "delta": at,
+        "epsilon_of_one_run": GaussianDP(target).epsilon_of(at),
+        "epsilon_of_the_choice": Selection(target, law).epsilon_of(at),
+        "epsilon_of_choice_and_run": Selection(target, law, then=target).epsilon_of(at),
+    }
+    show(facts, as_json)
+
+
+def ledger(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")],
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+) -> None:
+    """Print what a run released, and recompute its claim from that alone; exit code 1 if they differ.
+
+    Example:
+
+        fedpriv privacy ledger runs/quickstart
+    """
+    from fedpriv.cli.explore import print_plain
+    from fedpriv.rounds.claim import ELSEWHERE, STEP_ELSEWHERE
+    from fedpriv.rounds.entries import differing_words, read_ledger
+
+    entries = read_ledger(run_dir)
+    if not entries:
+        raise InputError(
+            f"{run_dir}: no finished cell whose claim could be compared yet; wait for one, or go on with --resume"
+        )
+    if as_json:
+        typer.echo(json.dumps([_as_data(e) for e in entries]))
+    else:
+        header = ("cell", "point", "seed", "trust", "released by", "mechanism", "rounds", "clip", "noise std")
+        lines: list[tuple[str, ...]] = [(*header, "relation", "μ", "claimed", "")]
+        lines += [line for entry in entries for line in _ledger_lines(entry)]
+        print_table(lines)
+        if any(stream.owner == ELSEWHERE for entry in entries for stream in entry.streams):
+            print_plain(STEP_ELSEWHERE)
+    if wrong := [entry.cell for entry in entries if not entry.agrees]:
+        raise RunError(f"{run_dir}: {differing_words(wrong)}")
+
+
+def _as_data(entry: "LedgerEntry") -> dict[str, Any]:
+    from fedpriv.rounds.ledger import as_data
+
+    streams = {"releases": list(map(as_data, entry.streams))}
+    tests = {"evaluations": list(map(as_data, entry.tests))} if entry.tests else {}
+    return {"cell": entry.cell, **streams, **tests}
+
+
+def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
+    """One line a stream; the claim is that of the worst stream, since records are in one stream of a step only.
+
+    A first step is composed with the rounds, in the claim of both.  Streams of evaluations come last: their claim
+    is one of test records, which are other records.
+    """
+    point = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in entry.point.items()) or "-"
+    claimed = _price(entry.claimed_mu, entry.claimed_epsilon)
+    of_tests = "none" if entry.claimed_of_tests is None else upper_figure(entry.claimed_of_tests, 6)
+    streams = [(stream, _released_by(stream), claimed) for stream in entry.streams]
+    streams += [(stream, f"{stream.owner}, test records", of_tests) for stream in entry.tests]
+    return [
+        (
+            str(entry.cell),
+            point,
+            str(entry.seed),
+            entry.trust,
+            owner,
+            type(stream.mechanism).__name__,
+            str(stream.schedule.rounds),
+            upper_figure(max(stream.clips), 5),
+            lower_figure(stream.std, 5),
+            stream.relation,
+            _stream_price(stream, entry.delta),
+            price,
+            "ok" if entry.agrees else "DIFFERS",
+        )
+        for stream, owner, price in streams
+    ]
+
+
+def _released_by(stream: "ReleaseStream") -> str:
+    from fedpriv.rounds.ledger import ROUNDS
+
+    return stream.owner if stream.step == ROUNDS else f"{stream.owner}, {stream.step}"
+
+
+def _stream_price(stream: "ReleaseStream", delta: float) -> str:
+    from fedpriv.accounting.guarantees import GaussianDP
+
+    guarantee = stream.guarantee
+    if guarantee is None:
+        return "∞"
+    return _price(guarantee.mu if isinstance(guarantee, GaussianDP) else None, guarantee.epsilon_of(delta))
+
+
+def _price(mu: float | None, epsilon: float | None) -> str:
+    """μ, or ε (at the cell's δ) where there is no μ."""
+    if mu is not None:
+        return upper_figure(mu, 6)
+    return "none" if epsilon is None else f"ε = {upper_figure(epsilon, 6)}"
+
 
 app = typer.Typer(
     help="Accounting without a run: convert guarantees, calibrate noise, compare mechanisms.",
@@ -81,7 +224,7 @@ def convert(
 
         fedpriv privacy convert --sampling allocation --rounds 60 --multiplier 0.9205 --relation zero-out
     """
-    from fedpriv.accounting.target import target_mu
+    from fedpriv.accounting.guarantees import target_mu
 
     if multiplier is None:
         claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation, unit, records)
@@ -124,8 +267,8 @@ def noise(
 
         fedpriv privacy noise --rounds 1000 --epochs 10 --epsilon 2 --delta 1e-6 --mechanism tree
     """
-    from fedpriv.accounting.target import DEFAULT_DELTA, target_mu
-    from fedpriv.privacy.setting import Setting
+    from fedpriv.accounting.guarantees import DEFAULT_DELTA, target_mu
+    from fedpriv.rounds.setting import Setting
 
     of_records = (relation, epochs, max_participations, min_separation, sampling, groups)
     setting = Setting(rounds, decay, clip, batch, silos, trust, *of_records)
@@ -176,7 +319,7 @@ def spent(
 
         fedpriv privacy spent --rounds 600 --std 1446.4 --clip 118.1
     """
-    from fedpriv.privacy.setting import Setting
+    from fedpriv.rounds.setting import Setting
 
     of_records = (relation, epochs, max_participations, min_separation, sampling, groups)
     setting = Setting(rounds, decay, clip, batch, silos, trust, *of_records)

@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fedpriv.algorithms import ALGORITHMS
-from fedpriv.data.table_schema import Column, TableSchema
-from fedpriv.models.table import MODELS
-from fedpriv.scenario import Cell
+from fedpriv.data.schema import Column, TableSchema
+from fedpriv.loss.models import MODELS
+from fedpriv.papers.table import ALGORITHMS
+from fedpriv.scenario.schema import Cell
 
 _TYPES = {"integer": "a whole number", "number": "a number", "string": "a text", "boolean": "true or false"}
 _BOUNDS = {

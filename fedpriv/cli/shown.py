@@ -1,24 +1,82 @@
-"""What the accounting commands print: facts and a guarantee, as text or as one JSON object.  Imports no torch."""
+"""What the accounting commands print: facts and a guarantee, as text or as one JSON object.  Imports no torch.
+
+Tables as plain text.
+
+What the accounting commands say of records that take part in secret.  Imports no torch.
+"""
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedpriv.cli.sampled import sampled_facts
-from fedpriv.cli.text import print_table
-from fedpriv.figures import caveats, epsilon_figure, lower_figure, upper_figure
+from fedpriv.core.errors import InputError
+from fedpriv.core.figures import caveats, epsilon_figure, lower_figure, upper_figure
 
 if TYPE_CHECKING:
+    from fedpriv.accounting.guarantees import Guarantee, Sampled
+if TYPE_CHECKING:
     from fedpriv.accounting.guarantees import Guarantee
-    from fedpriv.privacy.claim import PrivacyClaim
-    from fedpriv.privacy.cost import Cost
-    from fedpriv.privacy.setting import Setting
+    from fedpriv.rounds.ledger import PrivacyClaim
+    from fedpriv.rounds.setting import Cost, Setting
+
+
+def print_table(lines: Sequence[Sequence[str]]) -> None:
+    """Left-aligned columns, two spaces apart; every line has a text for every column."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
+
+
+_SLACKS = (1e-6, 1e-7, 1e-8)
+
+
+def sampled_facts(guarantee: "Sampled", delta: float) -> dict[str, Any]:
+    """ε at δ, and what a lifetime budget is charged: a μ for each of some slacks."""
+    from fedpriv.accounting.budget import charge_of
+
+    charges = {f"mu_with_slack_{slack:g}": charge_of(guarantee, slack).mu for slack in _SLACKS}
+    return {
+        "noise_multiplier": guarantee.noise_multiplier,
+        "delta": delta,
+        "epsilon_at_most": guarantee.epsilon_of(delta),
+        **charges,
+    }
+
+
+def aim(mu: float, delta: float, relation: str, unit: str, records: int) -> dict[str, Any]:
+    """What several calibrations met: the ε that μ gives at δ."""
+    from fedpriv.accounting.gaussian import epsilon_of, relation_named
+    from fedpriv.noise.trust import unit_named
+
+    about = {"relation": relation_named(relation), "unit": unit_named(unit, records).words}
+    return {"delta": delta, "epsilon_at_most": epsilon_of(mu, delta), **about}
+
+
+def guarantee_of(
+    sampling: str, multiplier: float, rounds: int | None, epochs: int, groups: int, relation: str
+) -> "Guarantee":
+    """What `multiplier` clips of noise give records that `sampling` draws among `rounds` rounds."""
+    from fedpriv.accounting.gaussian import relation_named
+    from fedpriv.participation.secret import SecretOrder
+    from fedpriv.rounds.setting import Setting
+
+    if rounds is None:
+        raise InputError(f"multiplier = {multiplier}: say in how many --rounds records take part")
+    order = Setting(rounds, epochs=epochs, sampling=sampling, groups=groups).participation
+    if not isinstance(order, SecretOrder):
+        raise InputError(
+            f"sampling = {sampling!r}: a multiplier says something of records that take part in secret, by "
+            '"allocation" or "poisson"; for a public order ask `fedpriv privacy spent`'
+        )
+    return order.promise(multiplier, relation_named(relation))
 
 
 def setting_facts(setting: "Setting", unit: str = "record") -> dict[str, Any]:
     """What the numbers are about: who is protected, and how a record, or another unit, takes part."""
-    from fedpriv.privacy.unit import unit_named
+    from fedpriv.noise.trust import unit_named
 
     whose = unit_named(unit)
     return {
@@ -43,8 +101,7 @@ def cost_facts(cost: "Cost") -> dict[str, Any]:
 
 
 def guarantee_facts(claim: "PrivacyClaim[Guarantee]", delta: float | None) -> dict[str, Any]:
-    from fedpriv.accounting import GaussianDP
-    from fedpriv.accounting.target import DEFAULT_DELTA
+    from fedpriv.accounting.guarantees import DEFAULT_DELTA, GaussianDP
 
     at = DEFAULT_DELTA if delta is None else delta
     guarantee, about = claim.guarantee, {"relation": claim.relation, "unit": claim.unit.words}

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpriv.cli.text import print_table
-from fedpriv.errors import InputError
+from fedpriv.cli.shown import print_table
+from fedpriv.core.errors import InputError
 
 if TYPE_CHECKING:
-    from fedpriv.algorithms import Problem
-    from fedpriv.objectives import Objective
-    from fedpriv.scenario import Cell, Point
-    from fedpriv.theory.conditions import Condition
-    from fedpriv.theory.prescription import Prescription
+    from fedpriv.loss.objective import Objective
+    from fedpriv.papers.base import Problem
+    from fedpriv.papers.risk import Condition, Prescription
+    from fedpriv.scenario.load import Point
+    from fedpriv.scenario.schema import Cell
 
 
 _OWN = "bound at the scenario's numbers"
@@ -51,8 +51,8 @@ def theorem(
 
         fedpriv privacy theorem scenarios/mnist-single-epoch.toml --set label.method=accelerated-dp-srgd --json
     """
-    from fedpriv.running.fitted import fitted_scenario
-    from fedpriv.scenario import load_scenario
+    from fedpriv.rounds.fitted import fitted_scenario
+    from fedpriv.scenario.load import load_scenario
 
     loaded, _ = fitted_scenario(load_scenario(scenario, overrides or []), {})
     points = [_compared(point, gap, run) for point in _first_seeds(loaded.points)]
@@ -78,9 +78,9 @@ def _first_seeds(points: "list[Point]") -> "list[Point]":
 
 def _compared(point: "Point", gap: float | None, run: Path | None) -> dict[str, Any]:
     """The numbers of one point, its own and each theorem's; a theorem that cannot be run says why."""
-    from fedpriv.accounting.checks import check_positive
-    from fedpriv.running.problem import problem_of
-    from fedpriv.running.task import task_of_cell
+    from fedpriv.accounting.gaussian import check_positive
+    from fedpriv.rounds.plan import problem_of
+    from fedpriv.rounds.task import task_of_cell
 
     cell = point.cell
     objective = task_of_cell(cell).objective
@@ -110,8 +110,7 @@ def _compared(point: "Point", gap: float | None, run: Path | None) -> dict[str, 
 
 def _bound(cell: "Cell", objective: "Objective") -> dict[str, Any] | None:
     """What is proved of the excess risk at the scenario's own numbers; None where nothing is."""
-    from fedpriv.running.plan import plan_of
-    from fedpriv.running.risk import excess_risk_bound
+    from fedpriv.rounds.plan import excess_risk_bound, plan_of
 
     try:
         found = excess_risk_bound(cell, plan_of(cell, objective))
@@ -128,7 +127,7 @@ def _bound(cell: "Cell", objective: "Objective") -> dict[str, Any] | None:
 
 def _used(cell: "Cell", objective: "Objective") -> dict[str, Any]:
     """What a run of the cell computes with; only the reason where it cannot be run."""
-    from fedpriv.running.plan import plan_of
+    from fedpriv.rounds.plan import plan_of
 
     try:
         plan = plan_of(cell, objective)
@@ -149,7 +148,7 @@ def _measured(point: "Point", run: Path | None) -> dict[str, float]:
     """The mean excess risk that the seeds of this point have in a run's results; nothing where none is known."""
     if run is None:
         return {}
-    from fedpriv.sweep.results import read_results
+    from fedpriv.study.results import read_results
 
     cells = [cell for cell in read_results(run).cells if cell["point"] == dict(point.swept)]
     found = [float(cell["excess_risk"]) for cell in cells if "excess_risk" in cell]

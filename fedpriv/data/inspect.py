@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpriv.data.placing import roster
-from fedpriv.data.table_encode import Encoded, as_number
-from fedpriv.data.table_file import MISSING, RawTable
-from fedpriv.data.table_schema import OTHER, Column, TableSchema
-from fedpriv.errors import InputError, printable
+from fedpriv.core.errors import InputError, printable
+from fedpriv.data.encode import MISSING, Encoded, RawTable, as_number
+from fedpriv.data.partition import roster
+from fedpriv.data.schema import OTHER, Column, TableSchema
 
 MOST_WORDS = 50
 """A column of words that has more of them is taken for a name or a text, and left out."""

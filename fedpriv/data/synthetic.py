@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.randomness import public_generator
+from fedpriv.core.random import public_generator
 
 _CLASSES, _SIDE = 10, 28
 _COARSE = 7

@@ -1,17 +1,22 @@
-"""Tables as data sets: one file with everybody's records for a simulation, a silo's own records for a guard."""
+"""Tables as data sets: one file with everybody's records for a simulation, a silo's own records for a guard.
 
+A table's public description as TOML, as scenarios and policies have it.
+"""
+
+import json
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.data.dataset import Dataset, HeldOut, Sites
-from fedpriv.data.table_encode import Encoded, encode
-from fedpriv.data.table_file import RawTable, read_table
-from fedpriv.data.table_schema import TableSchema
-from fedpriv.errors import InputError
-from fedpriv.randomness import public_generator
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import public_generator
+from fedpriv.data.encode import Encoded, RawTable, encode, read_table
+from fedpriv.data.own import Dataset, HeldOut, Sites
+from fedpriv.data.schema import TableSchema
 
 
 def load_table(name: str, path: Path, schema: TableSchema) -> Dataset:
@@ -118,3 +123,24 @@ def _extremes(
     np.minimum.at(low, groups, values)
     np.maximum.at(high, groups, values)
     return low, high
+
+
+def schema_toml(schema: TableSchema, header: str) -> str:
+    """[header] and [header.columns], a line a column; defaults are left out."""
+    tree = schema.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    columns: Mapping[str, Mapping[str, Any]] = tree.pop("columns")
+    lines = [
+        f"[{header}]",
+        *(f"{key} = {_value(value)}" for key, value in tree.items()),
+        "",
+        f"[{header}.columns]",
+    ]
+    for name, column in sorted(columns.items()):
+        inside = ", ".join(f"{key} = {_value(value)}" for key, value in column.items())
+        lines.append(f"{_value(name)} = {{ {inside} }}")
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    """JSON's spelling of numbers, texts, booleans and lists is TOML's too, but for characters beyond 16 bits."""
+    return json.dumps(value, ensure_ascii=False)

@@ -3,29 +3,189 @@
 Without an address all of it is started here, as processes of this machine; with one, the app is submitted to a
 SuperLink whose silos are somebody else's business.  A run's identity is a token that is kept in its folder, since
 Flower gives a resubmitted run another number: silos and server go on from their ledgers under the same token.
+
+A silo as processes of this machine: its own folder, guard and SuperNode, as on a machine of its own.
+
+Guard and SuperNode share nothing with the others: the shard, the ledger with its keys and the policy lie in a
+folder of mode 0700, and only the SuperNode talks to the SuperLink.
+
+From a submitted run to its outcome: progress comes through the run's folder, its end from Flower.
+
+Flower's own simulation engine: the same apps, every client message through a Ray actor.
 """
 
 import hashlib
+import importlib.util
 import json
+import os
 import secrets
+import shutil
+import signal
+import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedpriv.engines.base import Connection, Outcome
-from fedpriv.engines.follow import follow
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.files import write_text
+from fedpriv.data.named import load
+from fedpriv.engines import supernode_process
 from fedpriv.engines.inprocess import refuse_vectorized_options
-from fedpriv.engines.local_silo import LocalSilo, remove_silos, state_folder, write_silos
-from fedpriv.engines.processes import refuse_root
-from fedpriv.engines.superlink import SuperLink, federation_superlink, node_keys, remote_superlink
-from fedpriv.errors import InputError
-from fedpriv.files import write_text
-from fedpriv.protocol.cell_folder import FolderReader, clear
-from fedpriv.protocol.run_config import run_config_of
-from fedpriv.running.observer import RunObserver
-from fedpriv.running.outcome import Finished
-from fedpriv.scenario import Cell
+from fedpriv.engines.processes import environment, refuse_root, script
+from fedpriv.engines.superlink import (
+    SubmittedRun,
+    SuperLink,
+    federation_superlink,
+    node_keys,
+    remote_superlink,
+    simulating_superlink,
+)
+from fedpriv.engines.table import Connection, Outcome
+from fedpriv.protocol.cell_folder import FolderReader, clear, run_config_of
+from fedpriv.rounds.beside import held_out_of_silos, records_of_silos
+from fedpriv.rounds.outcome import Finished, RunObserver
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.demo import allowance_of, evaluation_of, policy_text, write_policy, write_shard
+from fedpriv.silo.guards import begin_ledgers
+from fedpriv.silo.policy import own_folder, read_policy
+
+SOCKET = "guard.sock"
+Process = subprocess.Popen[bytes]
+
+
+def state_folder(run_token: str) -> Path:
+    """Where the silos of a local run keep what must survive it being interrupted: never in its RUN_DIR."""
+    root = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(root) / "fedpriv" / run_token
+
+
+def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
+    """For each silo a policy that allows exactly this run, in `home`, over its shard and ledger in `folder`.
+
+    The paths of the policies, one a silo.  Shards and ledgers that are there are left as they are: they say what
+    was released.  InputError for a run that no policy allows.
+    """
+    allow, evaluation, tests = allowance_of(cell), evaluation_of(cell), held_out_of_silos(cell)
+    dataset, order = load(cell.data.name, table=cell.data.table), records_of_silos(cell)
+    policies = []
+    for silo in range(cell.federation.silos):
+        kept, own = folder / f"silo-{silo}", home / f"silo-{silo}"
+        for path in (kept, own):
+            own_folder(path, 0o700)
+        begun = (kept / "ledger.sqlite").exists() or (kept / "shard.npz").exists()
+        if not begun:
+            write_shard(kept / "shard.npz", dataset, order[silo], tests[silo])
+        keys = {
+            "silo": silo,
+            "classes": dataset.classes,
+            "shard": str(kept / "shard.npz"),
+            "ledger": str(kept / "ledger.sqlite"),
+            "socket": str(own / SOCKET),
+        }
+        policies.append(own / "policy.toml")
+        write_policy(policies[-1], policy_text(keys, allow, evaluation=evaluation))
+        if not begun:
+            begin_ledgers(read_policy(policies[-1]))
+    return policies
+
+
+@dataclass
+class LocalSilo:
+    """The processes of silo `number`; the short-lived folder of `policy` has its socket and logs.
+
+    `keys` is the folder with its SuperNode's key.
+    """
+
+    number: int
+    policy: Path
+    superlink: str
+    keys: Path
+    processes: dict[str, Process] = field(default_factory=dict)
+
+    @property
+    def home(self) -> Path:
+        return self.policy.parent
+
+    def start(self) -> None:
+        self.start_guard()
+        self.start_supernode()
+
+    def start_guard(self) -> None:
+        self._start("guard", [script("fedpriv"), "silo", "run", str(self.policy)])
+
+    def start_supernode(self) -> None:
+        guard = self.home / SOCKET
+        self._start("supernode", supernode_process.command(self.superlink, self.number, guard, self.keys))
+
+    def kill(self, name: str) -> None:
+        """SIGKILL the guard or the SuperNode, with all it started, and wait until it is gone."""
+        os.killpg(self.processes[name].pid, signal.SIGKILL)
+        self.processes[name].wait()
+
+    def ended(self) -> str | None:
+        """Which of its processes has ended, with the end of its log; None while both run."""
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                return (
+                    f"silo {self.number}'s {name} ended with exit code {process.returncode}{self._log_tail(name)}"
+                )
+        return None
+
+    def _start(self, name: str, command: list[str]) -> None:
+        with (self.home / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command, cwd=self.home, env=environment(self.home), stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _log_tail(self, name: str) -> str:
+        lines = (self.home / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        return ":\n" + "\n".join(lines[-5:]) if lines else ""
+
+
+def remove_silos(folder: Path) -> None:
+    """Remove the silos' folders of a run that is over, with its records and ledgers."""
+    shutil.rmtree(folder)
+
+
+_POLL_SECONDS = 0.2
+_STATUS_SECONDS = 5.0
+
+
+def follow(
+    run: SubmittedRun,
+    reader: FolderReader,
+    index: int,
+    rounds: int,
+    observer: RunObserver,
+    lost: Callable[[], str | None] = lambda: None,
+) -> Finished:
+    """Relay a run's progress until it has an outcome; RunError if it ends without one.
+
+    `lost` says which process without which there will be none has ended, and how; None while all are there.
+    """
+    seen, asked = 0, time.monotonic()
+    while True:
+        finished = reader.result()
+        now = rounds if finished is not None else reader.round()
+        observer.advanced(now - seen)
+        seen = now
+        for line in reader.new_evaluations():
+            observer.evaluated(index, line.pop("round"), line)
+        if finished is not None:
+            return finished
+        if run.superlink.ended:
+            raise RunError(f"Flower's SuperLink ended before the run did{run.superlink.log_tail()}")
+        if (ended := lost()) is not None:
+            raise RunError(ended)
+        if time.monotonic() - asked > _STATUS_SECONDS:
+            asked = time.monotonic()
+            if run.status().startswith("finished") and reader.result() is None:
+                raise RunError(f"Flower ended the run without a result{run.superlink.log_tail()}")
+        time.sleep(_POLL_SECONDS)
+
 
 Lost = Callable[[], str | None]
 
@@ -124,3 +284,32 @@ def _token(out: Path) -> str:
     if not path.exists():
         write_text(path, secrets.token_hex(16))
     return path.read_text(encoding="utf-8")
+
+
+def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
+    """Run cells one after another on one SuperLink in simulation mode; see `Engine`."""
+    if importlib.util.find_spec("ray") is None:
+        raise InputError("--engine ray: Ray is not installed here; pip install 'fedpriv[ray]'")
+    refuse_root("--engine ray")
+    with (
+        tempfile.TemporaryDirectory(prefix="fedpriv-ray-") as folder,
+        simulating_superlink(Path(folder)) as link,
+    ):
+        for index, cell in enumerate(cells):
+            refuse_vectorized_options(cell, "ray")
+            yield Outcome(index, _run_cell(link, index, cell, observer))
+
+
+def _run_cell(link: SuperLink, index: int, cell: Cell, observer: RunObserver) -> Finished:
+    assert link.home is not None
+    out = link.home / f"cell-{index}"
+    out.mkdir()
+    simulation = {
+        "num_supernodes": cell.federation.silos,
+        "client_resources_num_cpus": 1,
+        "init_args_num_cpus": os.cpu_count() or 1,
+    }
+    run = link.submit(run_config_of(cell, out), simulation)
+    finished = follow(run, FolderReader(out), index, cell.schedule.rounds, observer)
+    run.wait()  # Ray's own processes outlive a simulation that is cut off
+    return finished

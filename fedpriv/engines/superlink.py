@@ -16,11 +16,11 @@ from pathlib import Path
 
 import httpx
 
-from fedpriv.engines import certificates
+from fedpriv.core.errors import RunError, printable
+from fedpriv.engines import processes as certificates
 from fedpriv.engines.flower_private import UNIX
 from fedpriv.engines.flower_private.control import Control
 from fedpriv.engines.processes import environment, free_ports, left_by_nobody, script
-from fedpriv.errors import RunError, printable
 
 _APP = """\
 [project]

@@ -24,11 +24,10 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedpriv.engines import certificates
-from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME
-from fedpriv.engines.flower_private.commands import superexec_command
+from fedpriv.core.errors import InputError
+from fedpriv.engines import processes as certificates
+from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME, superexec_command
 from fedpriv.engines.flower_private.superlink import superlink_app
-from fedpriv.errors import InputError
 from fedpriv.protocol.messages import REGISTERED
 
 

@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from fedpriv.engines import certificates
-from fedpriv.engines.flower_private.commands import superexec_command, supernode_command
+from fedpriv.core.errors import InputError
+from fedpriv.engines import processes as certificates
+from fedpriv.engines.flower_private import superexec_command, supernode_command
 from fedpriv.engines.processes import free_ports
-from fedpriv.errors import InputError
 
 NODE_KEY = "node.key"
 _REFUSED_SECONDS = 90.0  # until a refusal is final; Flower misses a node that was killed after 60

@@ -1,14 +1,69 @@
-"""The engines by name; each is imported when it is asked for, because each is heavy in its own way."""
+"""The engines by name; each is imported when it is asked for, because each is heavy in its own way.
 
-from collections.abc import Callable, Sequence
+What every engine does: run cells, tell an observer how it goes, hand back outcomes.
+
+Memory that a run keeps: what a round frees, the next one takes again, and no fresh pages for it.
+
+glibc asks the system for every long piece of memory anew and gives it back when it is freed.  A round of a large
+model allocates the vectors of the round before, and to get and clear their pages takes longer than to compute with
+them.
+"""
+
+import ctypes
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-from fedpriv.engines.base import LOCAL, Connection, Engine
-from fedpriv.errors import InputError, suggestion
-from fedpriv.running.checkpoint import NO_CHECKPOINTS, Checkpoints
-from fedpriv.scenario import Cell
+from fedpriv.core.errors import InputError, suggestion
+from fedpriv.rounds.outcome import NO_CHECKPOINTS, Checkpoints, Finished, RunObserver
+from fedpriv.scenario.schema import Cell
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished cell and its place in the list the engine was given."""
+
+    index: int
+    finished: Finished
+
+
+class Engine(Protocol):
+    """Runs cells one after another or many at once, and yields each as soon as it is finished.
+
+    The observer hears `advanced` and `evaluated` only, in the engine's own process and thread; a cell's place is
+    its place in the list.
+    """
+
+    def __call__(self, cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]: ...
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A SuperLink that runs already, and the certificates it is trusted by; nothing for what is started here.
+
+    InputError for what is no address, and for certificates without one or that are not there.
+    """
+
+    superlink: str | None = None
+    root_certificates: Path | None = None
+
+    def __post_init__(self) -> None:
+        address, certificates = self.superlink, self.root_certificates
+        if address is not None and not re.fullmatch(r"unix:.+|.+:\d+", address):
+            raise InputError(f"--superlink {address}: expected unix:SOCKET, or HOST:PORT of somebody's SuperLink")
+        if certificates is not None and (address is None or not certificates.is_file()):
+            raise InputError(f"--root-certificates {certificates}: expected a file, and --superlink with it")
+
+
+LOCAL = Connection()
+"""Everything is started here."""
+
 
 Groups = Callable[[Sequence[Cell]], list[list[int]]]
 
@@ -35,7 +90,7 @@ def _vectorized(_: Path, __: Connection, kept: Checkpoints) -> Engine:
 
 
 def _vectorized_groups(cells: Sequence[Cell]) -> list[list[int]]:
-    from fedpriv.engines.vectorized.grouping import groups_of
+    from fedpriv.engines.vectorized.silos import groups_of
 
     return groups_of(cells)
 
@@ -51,7 +106,7 @@ def _inprocess(_: Path, __: Connection, ___: Checkpoints) -> Engine:
 
 
 def _ray(_: Path, __: Connection, ___: Checkpoints) -> Engine:
-    from fedpriv.engines.ray import run_ray
+    from fedpriv.engines.deployment import run_ray
 
     return run_ray
 
@@ -89,3 +144,64 @@ def engine_named(
         able = ", ".join(other for other, each in ENGINES.items() if each.connects)
         raise InputError(f"--engine {name}: --superlink and --root-certificates are for --engine {able}")
     return row.made(folder, connection, kept)
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+_NEVER = -1
+_LONGEST_KEPT = 2**30
+_NAMES = ("gnu_get_libc_version", "mallopt", "malloc_trim")
+_LONGEST_ALLOWED = 2**25  # glibc before 2.35 refuses more
+_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_")
+
+
+@contextmanager
+def kept_pages() -> Iterator[None]:
+    """While anybody is in here, memory that is freed stays with the process; afterwards it goes to the system.
+
+    Afterwards the thresholds are those up to which glibc itself raises them in a process with long vectors.
+    Nothing happens where malloc is not glibc's, or whoever started the process has set its thresholds.
+    """
+    libc = _glibc()
+    if libc is None:
+        yield
+        return
+    _USERS.enter(libc)
+    try:
+        yield
+    finally:
+        _USERS.leave(libc)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    if any(name in os.environ for name in _SETTINGS) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return None
+    try:
+        libc = ctypes.CDLL(None)
+    except (OSError, TypeError):  # Windows
+        return None
+    return libc if all(hasattr(libc, name) for name in _NAMES) else None
+
+
+class _Users:
+    """How many runs of this process, in whatever thread, want pages to be kept."""
+
+    def __init__(self) -> None:
+        self._lock, self._count = threading.Lock(), 0
+
+    def enter(self, libc: ctypes.CDLL) -> None:
+        with self._lock:
+            self._count += 1
+            if not libc.mallopt(_MMAP_THRESHOLD, _LONGEST_KEPT):
+                libc.mallopt(_MMAP_THRESHOLD, _LONGEST_ALLOWED)
+            libc.mallopt(_TRIM_THRESHOLD, _NEVER)
+
+    def leave(self, libc: ctypes.CDLL) -> None:
+        with self._lock:
+            self._count -= 1
+            if not self._count:
+                libc.mallopt(_MMAP_THRESHOLD, _LONGEST_ALLOWED)
+                libc.mallopt(_TRIM_THRESHOLD, 2 * _LONGEST_ALLOWED)
+                libc.malloc_trim(0)
+
+
+_USERS = _Users()

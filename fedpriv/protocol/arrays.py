@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.protocol import vectors
-from fedpriv.protocol.messages import number_in
-from fedpriv.protocol.unchecked import array_over, holding, values_in
+from fedpriv.protocol.messages import array_over, holding, number_in, values_in
 
 
 def array_of(vector: Tensor | NDArray[Any]) -> Array:

@@ -2,6 +2,8 @@
 
 `progress` holds the last finished round, `history.jsonl` a line an evaluated round; a run ends with `model.npy`
 and then `outcome.json`, or with `failure.json`.
+
+The run configuration of `flwr run`: which cell of which scenario, as Flower's flat keys.
 """
 
 import json
@@ -13,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.errors import FedprivError, InputError, RunError
-from fedpriv.files import write_json, write_text, write_vector
-from fedpriv.privacy.ledger import as_data, from_data
-from fedpriv.running.observer import RunObserver
-from fedpriv.running.outcome import Finished
+from fedpriv.core.errors import FedprivError, InputError, RunError
+from fedpriv.core.files import write_json, write_text, write_vector
+from fedpriv.rounds.fitted import fitted
+from fedpriv.rounds.ledger import as_data, from_data
+from fedpriv.rounds.outcome import Finished, RunObserver
+from fedpriv.scenario.load import Scenario, load_scenario, resolve_cell
+from fedpriv.scenario.schema import Cell
 
 _PROGRESS_EVERY = 0.5  # seconds
 _PLAIN = ("metrics", "fraction_clipped", "wall_seconds", "gradient_evaluations", "noise", "bytes_sent")
@@ -135,3 +139,44 @@ def _read_from(path: Path, place: str = "") -> Iterator[None]:
         raise RunError(f"{path}: missing, though the run ended; run it again with another --out") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
         raise RunError(f"{path}{place}: damaged ({error}); run it again with another --out") from None
+
+
+def run_config_of(cell: Cell, out: Path, run_token: str = "") -> dict[str, str | int]:
+    """The keys an engine submits: the resolved cell itself, and the folder for what the server writes.
+
+    A deployment's `run_token` is the run's identity in the ledgers of silos and server, resumed or not; a
+    simulation has none.
+    """
+    return {
+        "scenario": "",
+        "set": "",
+        "cell": 0,
+        "cell-json": json.dumps(cell.canonical()),
+        "out": str(out),
+        "run-token": run_token,
+    }
+
+
+def cell_of(run_config: Mapping[str, Any]) -> Cell:
+    """The cell that a run configuration names.
+
+    `cell-json` holds a resolved cell; otherwise it is that of `scenario_of_run`.  Noise that is to be fitted is
+    fitted here then, by server and clients alike.
+    """
+    if run_config["cell-json"]:
+        return resolve_cell(json.loads(str(run_config["cell-json"])), "cell-json")
+    return fitted(scenario_of_run(run_config).points[0].cell)
+
+
+def scenario_of_run(run_config: Mapping[str, Any]) -> Scenario:
+    """The scenario with one point that a person's run configuration names; InputError if there is no such.
+
+    `scenario` is a path or the name of a shipped scenario, `set` overrides separated by spaces, `cell` the number
+    of the sweep point, from 0.
+    """
+    path = Path(str(run_config["scenario"]))
+    scenario = load_scenario(path, str(run_config["set"]).split())
+    chosen = int(run_config["cell"])
+    if not 0 <= chosen < len(scenario.points):
+        raise InputError(f"cell = {chosen}: {path} has cells 0 … {len(scenario.points) - 1}")
+    return scenario.alone(chosen)

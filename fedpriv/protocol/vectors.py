@@ -26,9 +26,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fedpriv.protocol.messages import CONFIG
-from fedpriv.protocol.unchecked import array_over, holding
-from fedpriv.protocol.unchecked import values_in as inside
+from fedpriv.protocol.messages import CONFIG, array_over, holding
+from fedpriv.protocol.messages import values_in as inside
 
 _STYPE = "numpy.ndarray"
 _SEAL, _SEAL_BYTES = "seal", 32

@@ -1,4 +1,17 @@
-"""From a TOML file to the cells it stands for: overrides, sweep, seeds, validation."""
+"""From a TOML file to the cells it stands for: overrides, sweep, seeds, validation.
+
+What `--set` does to a scenario: values, swept values, and keys that exclude each other.
+
+[[where]]: what a sweep sets where some of its keys have certain values.
+
+A sweep over algorithms needs settings of its own for each; a rule says at which points they hold:
+
+    [[where]]
+    when = { "algorithm.name" = "dp-sgd", "privacy.mu" = [0.3, 1.0] }
+    set = { "algorithm.clip" = 5.0 }
+
+Rules apply in the order of the file, after the sweep and before overrides of single keys.
+"""
 
 import copy
 import dataclasses
@@ -9,17 +22,131 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import scenario_file
+from fedpriv.scenario.data import PARTITION_KEYS
 from fedpriv.scenario.messages import explain
-from fedpriv.scenario.overrides import Sorted, forget_what_gave_way, once, sort_out
-from fedpriv.scenario.published import Published, Scaling, changed, changed_axes, published_of, scaling_of
-from fedpriv.scenario.rules import Rule, rules_of
+from fedpriv.scenario.published import (
+    Published,
+    Scaling,
+    Tuned,
+    assign,
+    changed,
+    changed_axes,
+    look_up,
+    parsed_assignment,
+    published_of,
+    scaling_of,
+    tuned_of,
+)
 from fedpriv.scenario.schema import Cell
-from fedpriv.scenario.tree import assign
-from fedpriv.scenario.tuned import Tuned, tuned_of
-from fedpriv.shipped import scenario_file
+
+TARGETS = ("mu", "rho", "zcdp", "epsilon")
+"""The keys of [privacy] of which exactly one says how private a run is."""
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Overrides, sorted out."""
+
+    axes: Mapping[str, Any]
+    """The axes of the sweep; "seeds" as it was given."""
+    fixed: Mapping[str, Any]
+    """Keys that get one value."""
+    touched: frozenset[str]
+    """Every key that was overridden."""
+
+
+def sort_out(overrides: Iterable[str], swept: Mapping[str, Any]) -> Sorted:
+    """What "KEY=VALUE" overrides make of a sweep.
+
+    A swept key is narrowed to the value or the list of values given; another key with a list becomes an axis.  A
+    privacy target takes the place of another one, swept or not, and `privacy.mode=none` of all.  A value that is
+    given twice counts once.  InputError for an empty list.
+    """
+    axes, fixed, touched = dict(swept), dict[str, Any](), set[str]()
+    for assignment in overrides:
+        key, value = parsed_assignment(assignment)
+        key = key.removeprefix("sweep.")  # as it stands in the file
+        if key != "seeds" and isinstance(value, list):
+            if not value:
+                raise InputError(f"--set {assignment!r}: expected at least one value to sweep")
+            axes[key] = once(value)
+            fixed.pop(key, None)
+        elif key in axes or key == "seeds":
+            axes[key] = value if key == "seeds" else [value]
+        else:
+            fixed[key] = value
+        touched.add(key)
+    for key in excluded(touched, fixed.get("privacy.mode")):
+        axes.pop(key, None)
+    return Sorted(axes, fixed, frozenset(touched))
+
+
+def once(values: list[Any]) -> list[Any]:
+    """Without the values that are there already: the same cell twice is no second seed."""
+    return [each for place, each in enumerate(values) if each not in values[:place]]
+
+
+def excluded(given: Iterable[str], mode: Any = None) -> list[str]:
+    """The privacy targets that give way to those that were `given`, or to a mode without noise."""
+    targets = [f"privacy.{name}" for name in TARGETS]
+    chosen = [key for key in targets if key in given]
+    return [key for key in targets if key not in chosen] if chosen or mode == "none" else []
+
+
+def forget_what_gave_way(tree: dict[str, Any], given: Sorted) -> None:
+    """Take out of a cell's tree what an override excludes: other privacy targets, settings of other partitions."""
+    for key in excluded(given.touched, given.fixed.get("privacy.mode")):
+        tree.get("privacy", {}).pop(key.removeprefix("privacy."), None)
+    if "data.partition" in given.touched:
+        for partition, key in PARTITION_KEYS.items():
+            if tree["data"]["partition"] != partition and f"data.{key}" not in given.touched:
+                tree["data"].pop(key, None)
+
+
+class Rule(BaseModel):
+    """[[where]]: if every key of `when` has its value, or one of its values, the keys of `set` get theirs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    when: dict[str, Any] = Field(description="dotted keys and the value, or the list of values, they must have")
+    set: dict[str, Any] = Field(description="dotted keys and the values they get")
+
+    def apply(self, tree: dict[str, Any]) -> None:
+        """Set the rule's keys in a cell's tree, if it holds there."""
+        if all(look_up(tree, key) in _values(wanted) for key, wanted in self.when.items()):
+            for key, value in self.set.items():
+                assign(tree, key, value)
+
+
+def rules_of(given: Any, axes: Mapping[str, list[Any]], source: str) -> list[Rule]:
+    """The rules of a file; InputError if one is malformed or names a value that its swept key never has."""
+    if not isinstance(given, list):
+        raise InputError(f"{source}: where = {given!r}: expected [[where]] tables with `when` and `set`")
+    rules = []
+    for place, entry in enumerate(given, start=1):
+        try:
+            rule = Rule.model_validate(entry)
+        except ValidationError as error:
+            raise InputError(f"{source}: {explain(error, Rule, f'where (number {place})')}") from None
+        for key, wanted in rule.when.items():
+            for value in _values(wanted):
+                if key in axes and value not in axes[key]:
+                    raise InputError(
+                        f"{source}: where (number {place}): {key} is never {value!r}; "
+                        f"the sweep has {', '.join(map(repr, axes[key]))}"
+                    )
+        if swept := [key for key in rule.set if key in axes]:
+            raise InputError(f"{source}: where (number {place}): {swept[0]} is swept and cannot be set by a rule")
+        rules.append(rule)
+    return rules
+
+
+def _values(wanted: Any) -> list[Any]:
+    return wanted if isinstance(wanted, list) else [wanted]
 
 
 @dataclass(frozen=True)

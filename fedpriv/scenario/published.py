@@ -1,15 +1,53 @@
-"""What was published for a scenario, how its tables are laid out, and which growth it is about."""
+"""What was published for a scenario, how its tables are laid out, and which growth it is about.
+
+Dotted keys in a parsed TOML tree.
+
+[tuned]: how the settings of a scenario were chosen, which `fedpriv tune` writes and reports read.
+"""
 
 import dataclasses
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedpriv.errors import InputError
+from fedpriv.accounting.selection import Law, NegativeBinomial, Poisson
+from fedpriv.core.errors import InputError
 from fedpriv.scenario.messages import explain
-from fedpriv.scenario.tree import look_up
+
+
+def assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set a key, making its sections; InputError if one of them is a value."""
+    *sections, key = dotted.split(".")
+    node = tree
+    for section in sections:
+        node = node.setdefault(section, {})
+        if not isinstance(node, dict):
+            raise InputError(f"{dotted}: {section} is a value, not a table of keys")
+    node[key] = value
+
+
+def look_up(tree: Mapping[str, Any], dotted: str) -> Any:
+    """The value of a key, None if it is not there."""
+    node: Any = tree
+    for part in dotted.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
+
+
+def parsed_assignment(assignment: str, option: str = "--set") -> tuple[str, Any]:
+    """A "KEY=VALUE" of a command line's `option`, its value as TOML reads it; InputError if it is none."""
+    key, equals, text = assignment.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise InputError(f"{option} {assignment!r}: expected KEY=VALUE, such as {option} federation.silos=10")
+    try:
+        return key, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, text.strip()  # a bare word is taken as text, so that quotes need no quoting in a shell
+
 
 PUBLISHED = ("test_loss", "test_accuracy", "test_accuracy_mean_of_silos")
 """The metrics that tables beside the measured ones can be given for."""
@@ -161,3 +199,61 @@ def changed_axes(
         for key, values in printed.items()
         if key not in own and (key not in axes or any(value not in values for value in axes[key]))
     ]
+
+
+class TunedRow(BaseModel):
+    """The choice of one point of the sweep."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    when: dict[str, Any]
+    """The swept keys and their values there."""
+    mu: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """What every run of a private choice promised; None for a choice that is not."""
+
+    def fits(self, tree: Mapping[str, Any]) -> bool:
+        """Whether a cell's tree is of this point."""
+        return all(look_up(tree, key) == value for key, value in self.when.items())
+
+
+class Tuned(BaseModel):
+    """How settings were chosen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    settings: int = Field(ge=1)
+    """In the grid of every row, or tried of it."""
+    held_out: int = Field(ge=1)
+    metric: str
+    law: Literal["none", "negative-binomial", "poisson"] = "none"
+    """Of the number of runs of a private choice; "none" for a choice that nothing accounts for."""
+    mean: float | None = None
+    eta: float = 0.0
+    rows: tuple[TunedRow, ...] = ()
+
+    @property
+    def number_of_runs(self) -> Law | None:
+        """The law of a private choice; InputError for a mean that it cannot have."""
+        if self.law == "none":
+            return None
+        mean = 0.0 if self.mean is None else self.mean
+        return Poisson(mean) if self.law == "poisson" else NegativeBinomial(mean, self.eta)
+
+    def row_of(self, tree: Mapping[str, Any]) -> TunedRow | None:
+        """The choice that a cell's tree has its settings from; None for a point that was not tuned."""
+        return next((row for row in self.rows if row.fits(tree)), None)
+
+
+def tuned_of(given: Any, source: str) -> Tuned | None:
+    """[tuned] of a file; InputError if it is malformed."""
+    if given is None:
+        return None
+    try:
+        tuned = Tuned.model_validate(given)
+    except ValidationError as error:
+        raise InputError(f"{source}: {explain(error, Tuned, 'tuned')}") from None
+    try:
+        _ = tuned.number_of_runs
+    except InputError as error:
+        raise InputError(f"{source}: tuned: {error}") from None
+    return tuned

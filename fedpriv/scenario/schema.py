@@ -1,28 +1,115 @@
-"""The typed scenario: one cell of a scenario file, every key checked before anything runs."""
+"""The typed scenario: one cell of a scenario file, every key checked before anything runs.
+
+Whether a run can go on without a silo that does not answer.
+
+Which units a scenario's data and federation have.
+"""
 
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from fedpriv.algorithms import Algorithm, Settings, algorithm_named
-from fedpriv.errors import InputError
-from fedpriv.models.imported import is_import_path
-from fedpriv.models.row import Model, ModelSettings
-from fedpriv.models.table import model_named
-from fedpriv.participation.base import Participation
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.participation.registry import CHOSEN
-from fedpriv.privacy.trust import Trust, trust_named
-from fedpriv.randomness import seed_key
-from fedpriv.scenario.absences import check_absences
-from fedpriv.scenario.data_section import DataSection
-from fedpriv.scenario.evaluation import EvaluationSection, check_measures
-from fedpriv.scenario.federation import FederationSection
-from fedpriv.scenario.privacy import Budget, PrivacySection, budget_of
-from fedpriv.scenario.run_section import DeploymentSection, RunSection
-from fedpriv.scenario.scale import check_first_step
-from fedpriv.scenario.section import Section
-from fedpriv.scenario.units import check_units
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import seed_key
+from fedpriv.loss.imported import is_import_path
+from fedpriv.loss.models import model_named
+from fedpriv.loss.rows import Model, ModelSettings
+from fedpriv.noise.trust import CLIENT, USER, Trust, Unit, trust_named
+from fedpriv.papers.base import Algorithm, Settings
+from fedpriv.papers.table import algorithm_named
+from fedpriv.participation.clients import CHOSEN
+from fedpriv.participation.orders import Participation, Schedule
+from fedpriv.scenario.data import DataSection, check_first_step
+from fedpriv.scenario.sections import (
+    Budget,
+    DeploymentSection,
+    EvaluationSection,
+    FederationSection,
+    PrivacySection,
+    RunSection,
+    Section,
+    budget_of,
+    check_measures,
+)
+
+
+def check_absences(federation: FederationSection, key: str | None, trust: Trust) -> None:
+    """ValueError, naming `key`, under a trust setting that needs all silos, and for silos or rounds there are not.
+
+    Guarantee: what is released without a silo is a sum with fixed weights, whose noise is what is claimed.
+    """
+    if key is None:
+        return
+    if trust.masked:
+        raise ValueError(
+            f"{key} with algorithm.trust = {trust.name!r}: masks cancel in the sum of all silos only, and every "
+            'silo adds its share of the noise; use "untrusted" or "trusted"'
+        )
+    if trust.one_party:
+        raise ValueError(
+            f"{key} with algorithm.trust = {trust.name!r}: a curator has all records, so no silo can be away; "
+            "leave it out"
+        )
+    for silo, rounds in federation.away.items():
+        if not (silo.isascii() and silo.isdecimal() and str(int(silo)) == silo and int(silo) < federation.silos):
+            raise ValueError(f"federation.away: {silo!r} is no silo; there are 0 to {federation.silos - 1}")
+        if federation.rounds is not None and max(rounds, default=1) > federation.rounds:
+            raise ValueError(f"federation.away: round {max(rounds)} of silo {silo}: there are {federation.rounds}")
+
+
+_OF_A_POOL = ("iid", "dirichlet", "shards")
+"""How records are spread over clients."""
+
+
+def check_units(unit: Unit, data: DataSection, federation: FederationSection, secret: bool, trust: Trust) -> None:
+    """ValueError for a unit that the data or the federation do not have, or that cannot be accounted for."""
+    if federation.clients is not None:
+        _check_pool(unit, data, trust)
+    elif unit.name == CLIENT.name and secret and not trust.noise_at_server:
+        raise ValueError(
+            f'federation.sampling with privacy.unit = "client" and algorithm.trust = {trust.name!r}: '
+            f'{_why_not(trust)}; use "trusted", or sampling = "fixed"'
+        )
+    elif unit.name == CLIENT.name and data.partition != "iid":
+        raise ValueError(
+            f'data.partition = "{data.partition}" with privacy.unit = "client": use "iid", or federation.clients'
+        )
+    schema = data.table_schema
+    if unit.name == USER.name and (schema is None or schema.person is None):
+        raise ValueError(
+            'privacy.unit = "user": the data do not say whose a record is; needs a table with table.person'
+        )
+    if unit.shared > federation.silos:
+        raise ValueError(f"privacy.shared = {unit.shared}: there are {federation.silos} silos")
+    if unit.shared > 1 and secret:
+        raise ValueError(
+            f"privacy.shared = {unit.shared}: persons in several silos are accounted for in public orders only; "
+            'use federation.sampling = "fixed"'
+        )
+
+
+def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
+    """ValueError unless a server that is trusted with them protects clients of a pool."""
+    if unit.name != CLIENT.name:
+        raise ValueError(
+            f'federation.clients with privacy.unit = "{unit.name}": what is clipped and counted in a cohort is '
+            'a client; set unit = "client" and records'
+        )
+    if not trust.noise_at_server:
+        raise ValueError(
+            f'federation.clients with algorithm.trust = {trust.name!r}: {_why_not(trust)}; use "trusted", or make '
+            "every client a silo, which answers in every round"
+        )
+    if data.partition not in _OF_A_POOL:
+        raise ValueError(
+            f'data.partition = "{data.partition}": clients of a pool have no sites; use "iid", "dirichlet" or '
+            '"shards"'
+        )
+
+
+def _why_not(trust: Trust) -> str:
+    """Why cohorts protect nobody under a server that is not trusted."""
+    return "masks need the answers of all clients" if trust.masked else "a server sees which clients answer"
 
 
 class ModelSection(BaseModel):

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.accounting import gdp
+from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.allocation import AllocatedGaussian, calibrated, directions
 from fedpriv.accounting.curves import delta_at
+from fedpriv.accounting.gaussian import Relation
 from fedpriv.accounting.poisson import calibrated as calibrated_poisson
-from fedpriv.accounting.relation import Relation
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from tests.parts import in_parts, in_turn
 
 DELTA = 1e-5

@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.accounting.allocation_law import (
-    end_of_grid,
-    grid_masses,
-    losses_when_added,
-    losses_when_removed,
-)
+from fedpriv.accounting.allocation import end_of_grid, grid_masses, losses_when_added, losses_when_removed
 from tests.accounting.ratios import of_three_rounds, of_two_rounds, removed_by_sampling
 
 multipliers = st.floats(0.35, 3.0)

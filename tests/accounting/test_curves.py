@@ -11,27 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from fedpriv.accounting import gdp
+from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.calibration import smallest_noise
-from fedpriv.accounting.capacity import capacity, slack_of
+from fedpriv.accounting.budget import capacity, slack_of
 from fedpriv.accounting.curves import (
     Floats,
+    chain,
     chained,
+    check_size,
     delta_at,
     epsilon_at,
     gaussian,
     gaussian_from_below,
     highest,
     lowest,
-)
-from fedpriv.accounting.groups import (
-    chain,
-    check_size,
     mu_together,
 )
-from fedpriv.accounting.losses import LatticeLosses, Losses
-from fedpriv.errors import InputError
+from fedpriv.accounting.losses import LatticeLosses, Losses, smallest_noise
+from fedpriv.core.errors import InputError
 
 DELTA = 1e-5
 
@@ -211,8 +208,17 @@ def test_capacity_of_nothing_is_refused() -> None:
 
 
 def test_the_accountants_import_no_torch_and_dp_accounting_only_when_asked() -> None:
-    modules = ("allocation", "allocation_law", "calibration", "capacity", "curves", "groups", "lifetime", "losses",
-               "poisson", "slack")  # fmt: skip
+    modules = (
+        "allocation",
+        "budget",
+        "curves",
+        "gaussian",
+        "guarantees",
+        "losses",
+        "poisson",
+        "renyi",
+        "selection",
+    )
     lines = [f"import fedpriv.accounting.{name}" for name in modules]
     lines.append("import sys; print('torch' in sys.modules, 'dp_accounting' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)

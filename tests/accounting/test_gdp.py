@@ -11,10 +11,10 @@ from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.accounting import gdp
+from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.guarantees import GaussianDP, weakest
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 
 MUS = (1e-6, 1e-3, 0.1, 1.0, 4.0, 30.0, 1e3)
 DELTAS = (1e-300, 1e-100, 1e-12, 1e-5, 0.1, 0.9)

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from fedpriv.accounting import gdp
+from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.curves import delta_at, epsilon_at
-from fedpriv.accounting.groups import chain, epsilon_of_chain
+from fedpriv.accounting.curves import chain, delta_at, epsilon_at, epsilon_of_chain
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import GroupJoins, PoissonGaussian
-from fedpriv.privacy.several import bounds_of_several, epsilons_of_several, words_of_several
+from fedpriv.rounds.claim import bounds_of_several, epsilons_of_several, words_of_several
 
 DELTA = 1e-5
 

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from fedpriv.accounting.gdp import epsilon_of, mu_of
+from fedpriv.accounting.gaussian import epsilon_of, mu_of
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.poisson import PoissonGaussian, calibrated
-from fedpriv.privacy.ledger import claim_of
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import resolve_cell
+from fedpriv.rounds.ledger import claim_of
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
 from tests.parts import in_parts
 

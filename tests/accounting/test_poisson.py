@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from fedpriv.accounting import gdp
+from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.curves import chained, epsilon_at
+from fedpriv.accounting.gaussian import Relation
 from fedpriv.accounting.poisson import PoissonGaussian, calibrated, connected_dots, directions
-from fedpriv.accounting.relation import Relation
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from tests.parts import in_parts, in_turn
 
 DELTA = 1e-5

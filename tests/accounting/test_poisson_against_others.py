@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from dp_accounting import rdp as their_rdp
 
-from fedpriv.accounting import gdp
+from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.poisson import PoissonGaussian, calibrated
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 
 DELTA = 1e-5
 

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import fft
 
-from fedpriv.accounting.allocation_law import end_of_grid, grid_masses, losses_when_removed
+from fedpriv.accounting.allocation import end_of_grid, grid_masses, losses_when_removed
 from fedpriv.accounting.losses import LatticeLosses
 
 pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="no extended precision here")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from fedpriv.accounting import rdp
+from fedpriv.accounting import renyi as rdp
 from fedpriv.accounting.selection import Law, NegativeBinomial, Poisson, Selection, mean_of
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from tests.cli.test_errors import refusal
 
 Floats = NDArray[np.float64]

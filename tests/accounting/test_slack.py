@@ -7,24 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.accounting import gdp
-from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.allocation_law import end_of_grid, losses_when_added, losses_when_removed
-from fedpriv.accounting.curves import gaussian
-from fedpriv.accounting.lifetime import Budget, price
-from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.accounting.slack import (
+from fedpriv.accounting import gaussian as gdp
+from fedpriv.accounting.allocation import AllocatedGaussian, end_of_grid, losses_when_added, losses_when_removed
+from fedpriv.accounting.budget import (
     ApproximateGDP,
+    Budget,
     HasCurve,
     charge_of,
     composed,
     decimal,
+    price,
     shared,
     slacks,
     smallest_mu,
     squares,
 )
-from fedpriv.errors import InputError
+from fedpriv.accounting.curves import gaussian
+from fedpriv.accounting.poisson import PoissonGaussian
+from fedpriv.core.errors import InputError
 
 DELTA = 1e-5
 FIRST, FIFTH = AllocatedGaussian(0.9205, 60), PoissonGaussian(1.0, 0.01, 1000)

@@ -9,8 +9,10 @@ from dp_accounting import rdp as their_rdp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.accounting import gdp, rdp, zcdp
-from fedpriv.errors import InputError
+from fedpriv.accounting import gaussian as gdp
+from fedpriv.accounting import renyi as rdp
+from fedpriv.accounting import renyi as zcdp
+from fedpriv.core.errors import InputError
 
 log_uniform_mu = st.floats(-6.0, 3.0).map(lambda power: 10.0**power)
 log_uniform_delta = st.floats(-300.0, -1.0).map(lambda power: 10.0**power)

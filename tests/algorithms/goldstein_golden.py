@@ -12,14 +12,14 @@ import torch
 from scipy.special import betainc
 from torch import Tensor
 
-from fedpriv.estimators.gradients import VarianceReducedGradient
-from fedpriv.estimators.running_sum import absorb, empty_sum
-from fedpriv.mechanisms import Mechanism
-from fedpriv.objectives import Objective, PhaseRetrieval, Records, Slots
-from fedpriv.objectives.smoothed import Window
-from fedpriv.optimizers import O2NC
-from fedpriv.optimizers.o2nc import O2NCState
-from fedpriv.replicates.columns import Scalar
+from fedpriv.core.replicates import Scalar
+from fedpriv.loss.estimators import VarianceReducedGradient
+from fedpriv.loss.linear import PhaseRetrieval
+from fedpriv.loss.objective import Objective, Records, Slots
+from fedpriv.loss.running_sums import absorb, empty_sum
+from fedpriv.loss.smoothed import Window
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.papers.kornowski import O2NC, O2NCState
 
 ALPHA, ROUNDS, PERIOD, WINDOW = 0.4, 11, 4, 3
 LOSS = PhaseRetrieval(2, 1, feature_norm=1.0, dtype=torch.float64)

@@ -5,9 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from fedpriv.algorithms import Problem, algorithm_named
-from fedpriv.mechanisms import BinaryTree, Workload
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.papers.base import Problem
+from fedpriv.papers.table import algorithm_named
+from fedpriv.participation.orders import Schedule
 
 
 @pytest.mark.parametrize(("rounds", "saved"), [(16, 0.106), (60, 0.087), (240, 0.065)])

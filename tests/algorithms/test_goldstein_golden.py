@@ -6,10 +6,12 @@ import math
 import pytest
 import torch
 
-from fedpriv.estimators.gradients import VarianceReducedGradient
-from fedpriv.mechanisms import BinaryTree, LeafGaussian
-from fedpriv.mechanisms.sensitivity.nodes import column_squared_norms
-from fedpriv.objectives import Objective, Smoothed
+from fedpriv.loss.estimators import VarianceReducedGradient
+from fedpriv.loss.objective import Objective
+from fedpriv.loss.smoothed import Smoothed
+from fedpriv.noise.diagonal import LeafGaussian
+from fedpriv.noise.nodes import column_squared_norms
+from fedpriv.noise.tree import BinaryTree
 from tests.algorithms.goldstein_golden import (
     ALPHA,
     LOSS,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import fedpriv
-from fedpriv.algorithms import ALGORITHMS, add_algorithm
-from fedpriv.errors import InputError
-from fedpriv.mechanisms import IndependentGaussian
+from fedpriv.core.errors import InputError
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.papers.table import ALGORITHMS, add_algorithm
 from tests.conftest import small_tree
 
 

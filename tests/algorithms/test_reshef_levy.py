@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.core.errors import InputError
 from fedpriv.engines.vectorized.engine import run_vectorized
-from fedpriv.errors import InputError
-from fedpriv.estimators.gradients import RaisedClips, RecursiveGradient
-from fedpriv.estimators.running_sum import absorb, empty_sum
-from fedpriv.mechanisms import IndependentGaussian, Workload
-from fedpriv.objectives import Records, SoftmaxRegression
-from fedpriv.optimizers import AnytimeSGD
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.running.plan import Plan, plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.loss.estimators import RaisedClips, RecursiveGradient
+from fedpriv.loss.objective import Records
+from fedpriv.loss.running_sums import absorb, empty_sum
+from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.workload import Workload
+from fedpriv.papers.reshef_levy import AnytimeSGD
+from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import run
 
 ROUNDS, CLIP, MU = 8, 5.0, 4.0

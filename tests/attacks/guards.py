@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.clients.guard import Guard
-from fedpriv.clients.proxy import ask
+from fedpriv.clients.app import ask
 from fedpriv.protocol.messages import Refusal
-from fedpriv.scenario import resolve_cell
-from fedpriv.secure_aggregation.masks import Masker
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.masks import Masker
 from tests.clients.guarded import guard_of, start_daemon
 from tests.conftest import small_tree
 

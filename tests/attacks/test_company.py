@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.clients.guard import Guard
-from fedpriv.clients.guards import begin_ledgers, open_guards
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.prepare import policy_text
-from fedpriv.clients.writers import keep_to_owner
-from fedpriv.models.table import model_named
-from fedpriv.scenario import resolve_cell
+from fedpriv.loss.models import model_named
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.demo import policy_text
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.guards import begin_ledgers, open_guards
+from fedpriv.silo.policy import keep_to_owner, read_policy
 from tests.conftest import small_tree
 from tests.models import zoo
 

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv import extensions
-from fedpriv.algorithms import ALGORITHMS
-from fedpriv.errors import InputError, RunError
-from fedpriv.models.table import MODELS
+from fedpriv.core import extensions
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.loss.models import MODELS
+from fedpriv.papers.table import ALGORITHMS
 from tests.attacks.guards import guard_for, random_records, scenario
 
 SPY = """
 import dataclasses
 import torch
 import fedpriv
-from fedpriv.algorithms import ALGORITHMS
-from fedpriv.models.table import MODELS, add_model
+from fedpriv.papers.table import ALGORITHMS
+from fedpriv.loss.models import MODELS, add_model
 
 plain = MODELS["softmax-regression"]
 

@@ -10,12 +10,12 @@ import mpmath
 import pytest
 import torch
 
-from fedpriv.clients.admission import Admitted
-from fedpriv.clients.guard import Guard
-from fedpriv.errors import FedprivError
-from fedpriv.estimators.round import Round
-from fedpriv.participation.poisson import Poisson
-from fedpriv.randomness import SERVER
+from fedpriv.core.errors import FedprivError
+from fedpriv.core.random import SERVER
+from fedpriv.loss.estimators import Round
+from fedpriv.participation.secret import Poisson
+from fedpriv.silo.admission import Admitted
+from fedpriv.silo.guard import Guard
 from tests.attacks.guards import guard_for, random_records, scenario
 
 mpmath.mp.dps = 120

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.clients.releasing import ReleasingSilo
-from fedpriv.clients.shard import Shard
-from fedpriv.errors import RunError
+from fedpriv.core.errors import RunError
+from fedpriv.silo.shard import Shard
+from fedpriv.silo.silo import ReleasingSilo
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.clients.ledger import SiloLedger
-from fedpriv.clients.policy import read_policy
-from fedpriv.errors import InputError, RunError
-from fedpriv.exact.words import sum_of
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.noise.integers.fixed_point import sum_of
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.policy import read_policy
 from tests.attacks.guards import (
     KEPT_STATE,
     guard_for,
@@ -54,7 +54,7 @@ def test_noise_far_below_the_sum_is_not_swallowed_by_it(tmp_path: Path, monkeypa
         run__dtype="float64",
     )
     noisy, silo = guard.answer("run", cell, 1, zeros()), guard._reading["run"]
-    monkeypatch.setattr("fedpriv.exact.release.drawn", lambda *_: np.int64(0))
+    monkeypatch.setattr("fedpriv.noise.integers.plan.drawn", lambda *_: np.int64(0))
     exact, _ = silo.answer(silo.start(), 1, zeros())
     assert float((noisy - exact.vector).std()) == pytest.approx(float(silo.plan.noise.std_of(0)), rel=0.06)
     assert float(exact.vector.norm()) > 1e3 * float(silo.plan.noise.std_of(0))
@@ -218,7 +218,7 @@ def test_a_bug_of_the_guard_is_one_constant_line_and_its_own_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Gains: records, from the text of an exception."""
-    from fedpriv.clients.releasing import ReleasingSilo
+    from fedpriv.silo.silo import ReleasingSilo
 
     guard = guard_for(tmp_path, *random_records())
     monkeypatch.setattr(ReleasingSilo, "message", never)
@@ -230,7 +230,7 @@ def test_a_bug_of_the_guard_is_one_constant_line_and_its_own_log(
 
 def test_runs_are_bounded_in_number_and_an_ended_one_makes_room(tmp_path: Path) -> None:
     """Gains: a disk that is full of runs at μ = 1e-9."""
-    from fedpriv.clients.status import end_run
+    from fedpriv.silo.guards import end_run
 
     guard = guard_for(tmp_path, *random_records(), open_runs=2, runs=3)
     cell = scenario(privacy__rho=0.001)

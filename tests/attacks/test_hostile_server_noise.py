@@ -42,8 +42,8 @@ def test_the_radii_of_the_noise_do_not_tell_the_record(
     tmp_path: Path, noise: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: 30 of 30 right guesses at μ = 0.1 (finding 2).  ≤ 25 of 30 right: false alarm 3e-5; control ≥ 27."""
-    from fedpriv.clients.releasing import ReleasingSilo
-    from fedpriv.randomness import KeyedNormal, public_generator, seed_key
+    from fedpriv.core.random import KeyedNormal, public_generator, seed_key
+    from fedpriv.silo.silo import ReleasingSilo
 
     images, labels = random_records(T)
     images[:, 0, :2] = 255
@@ -61,7 +61,7 @@ def test_the_radii_of_the_noise_do_not_tell_the_record(
     std = float(worlds[0][0].plan.noise.std_of(0))
     silent = [ReleasingSilo.of(0, a.plan, records, bytes(32), b"") for a, records in worlds]
     with monkeypatch.context() as patched:
-        patched.setattr("fedpriv.exact.release.drawn", lambda *_: np.int64(0))
+        patched.setattr("fedpriv.noise.integers.plan.drawn", lambda *_: np.int64(0))
         sums = [exact_sums(silo) for silo in silent]
     coins = public_generator(0, "worlds").integers(0, 2, TRIALS)
     right = 0

@@ -11,9 +11,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.clients.ledger import LedgerError, SiloLedger
-from fedpriv.errors import RunError
-from fedpriv.objectives import SoftmaxRegression
+from fedpriv.core.errors import RunError
+from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.silo.ledger import LedgerError, SiloLedger
 from tests.attacks.guards import (
     cards,
     guard_for,
@@ -80,7 +80,7 @@ def test_such_a_query_is_answered_once_under_every_trust_and_moves_the_sum_by_it
         assert run is not None
         assert run.state is not None
         silo = guard._reading["run"]
-        from fedpriv.clients.state import unpack
+        from fedpriv.silo.state import unpack
 
         assert silo.plan.exact is not None
         (total,) = (answer,) if trust == "trusted" else unpack(run.state, silo).sums
@@ -95,7 +95,7 @@ def test_queries_beyond_what_the_policy_allows_are_refused_before_a_record_is_re
 ) -> None:
     """Gains: overflow of any kind; by default coordinates are at most 2^40."""
     guard = guard_for(tmp_path, *random_records())
-    monkeypatch.setattr("fedpriv.running.integers.integer_sum", never)
+    monkeypatch.setattr("fedpriv.rounds.round.integer_sum", never)
     for value in (2.0**40 * 1.001, -1e300):
         query = zeros()
         query[17] = value
@@ -171,7 +171,7 @@ def test_whatever_is_refused_is_refused_before_a_record_is_read(
     guard = guard_for(tmp_path, *random_records(), trust="secure-aggregation", silos=3)
     cell = scenario("secure-aggregation")
     card = guard.public_key("run", cell)
-    monkeypatch.setattr("fedpriv.running.integers.integer_sum", never)
+    monkeypatch.setattr("fedpriv.rounds.round.integer_sum", never)
     for keys in (b"", cards(card)[:-1], bytes(3 * 96), cards(card)[96:] + card):
         with pytest.raises(RunError, match="silo 0: "):
             guard.answer("run", cell, 1, zeros(), keys)

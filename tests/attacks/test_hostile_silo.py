@@ -27,11 +27,11 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from starlette.testclient import TestClient
 
-from fedpriv.engines.certificates import make_server_keys
 from fedpriv.engines.flower_private import CONTROL, FLEET
 from fedpriv.engines.flower_private.superlink import superlink_app
+from fedpriv.engines.processes import make_server_keys
 from fedpriv.engines.superlink_process import Only
-from fedpriv.server.patient_grid import PatientGrid
+from fedpriv.server.grid import PatientGrid
 from tests.e2e.federation import federation, finish
 from tests.server.test_patient_grid import ScriptedGrid, release
 

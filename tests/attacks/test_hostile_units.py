@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.clients.guard import open_guard
-from fedpriv.clients.policy import read_policy
-from fedpriv.errors import RunError
-from fedpriv.objectives import SoftmaxRegression
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.privacy.ledger import as_data, claim_of, from_data
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import resolve_cell
+from fedpriv.core.errors import RunError
+from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.ledger import as_data, claim_of, from_data
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.guard import open_guard
+from fedpriv.silo.policy import read_policy
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
 from tests.clients.test_persons import QUERY, silo
 from tests.clients.test_persons import scenario as of_persons
@@ -118,7 +118,7 @@ def test_a_round_takes_the_same_work_whoever_was_drawn(
         return honest(self, points, coefficients, records, *given)
 
     monkeypatch.setattr(SoftmaxRegression, "per_record", watched)
-    monkeypatch.setattr("fedpriv.exact.records.rank_one_suits", lambda *_: False)
+    monkeypatch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)
     guard = open_guard(read_policy(policy_of(tmp_path)))
     drawn = set[int]()
     for t in range(1, ROUNDS + 1):

@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.exact.records import integer_sum
-from fedpriv.objectives import Records, SoftmaxRegression
+from fedpriv.loss.objective import Records
+from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.noise.integers.increments import integer_sum
 from tests.disordered import at_address, disordered
 
 COLUMNS, WORDS, CLASSES = 56, 14, 10
@@ -73,7 +74,7 @@ def test_one_record_in_or_out_moves_the_sum_by_its_own_integers(
     processor: str, coefficients: tuple[float, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee: what a record adds to a sum is a function of its own row, in any chunk, place and company."""
-    monkeypatch.setattr("fedpriv.exact.rank_one.VALUES_TOGETHER", 7 * FEATURES)
+    monkeypatch.setattr("fedpriv.noise.integers.increments.VALUES_TOGETHER", 7 * FEATURES)
     records = one_hot()
     for seed in range(4):
         query = [amplifying(seed + 100 * place, dtype) for place in range(len(coefficients))]

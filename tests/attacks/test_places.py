@@ -26,20 +26,20 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedpriv.clients import guard as guards
-from fedpriv.clients import views
-from fedpriv.clients.guard import Guard, begin_ledger, open_guard
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.prepare import policy_text
-from fedpriv.clients.shard import Shard
-from fedpriv.data.placing import counted, secret_order
-from fedpriv.data.table_schema import TableSchema
-from fedpriv.errors import InputError, RunError
-from fedpriv.objectives import Records
-from fedpriv.privacy.unit import USER
-from fedpriv.randomness import KeyedNormal
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import resolve_cell
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.random import KeyedNormal
+from fedpriv.data.partition import counted, secret_order
+from fedpriv.data.schema import TableSchema
+from fedpriv.loss.objective import Records
+from fedpriv.noise.trust import USER
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo import guard as guards
+from fedpriv.silo import guard as views
+from fedpriv.silo.demo import policy_text
+from fedpriv.silo.guard import Guard, begin_ledger, open_guard
+from fedpriv.silo.policy import read_policy
+from fedpriv.silo.shard import Shard
 from tests.data.tables import write_csv
 from tests.engines.test_engines import run
 
@@ -343,7 +343,7 @@ def test_a_row_that_does_not_count_adds_nothing(
 ) -> None:
     """In integers, silo by silo and in the vectorized engine: the sum is that of the rows that count."""
     if not outer:
-        monkeypatch.setattr("fedpriv.exact.records.rank_one_suits", lambda *_: False)
+        monkeypatch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)
     folder = folder / "rows"
     folder.mkdir()
     rows = made(12)

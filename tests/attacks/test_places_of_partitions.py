@@ -14,13 +14,13 @@ import torch
 from hypothesis import HealthCheck, example, given, reject, settings
 from torch import Tensor
 
-from fedpriv.clients.federation import SimulatedFederation
-from fedpriv.clients.silo import Silo
-from fedpriv.errors import InputError
-from fedpriv.objectives import Records
-from fedpriv.running.held_out import held_out_shares, spread_test
-from fedpriv.running.task import labels_of_rows, task_of_cell
-from fedpriv.scenario import resolve_cell
+from fedpriv.clients.simulated import SimulatedFederation
+from fedpriv.core.errors import InputError
+from fedpriv.loss.objective import Records
+from fedpriv.rounds.beside import held_out_shares, spread_test
+from fedpriv.rounds.task import labels_of_rows, task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.silo import Silo
 from tests.attacks.test_places import CASES, PARTS, READ, Rows, edits, made, scenario
 from tests.data.tables import write_csv
 

@@ -9,12 +9,12 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedpriv.clients.app import app as client_app
-from fedpriv.engines.inprocess_grid import InProcessGrid
-from fedpriv.errors import RunError
+from fedpriv.core.errors import RunError
+from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.protocol.arrays import Counts, release_content, vector_in
+from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.messages import CONFIG, TRAIN
-from fedpriv.protocol.run_config import run_config_of
-from fedpriv.scenario import Cell
+from fedpriv.scenario.schema import Cell
 from tests.server.deployed import plan_with, serve
 
 MakeCell = Callable[..., Cell]

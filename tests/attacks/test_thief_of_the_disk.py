@@ -16,13 +16,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.clients.ledger import SiloLedger
-from fedpriv.clients.mark import Mark, Reading
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.releasing import ReleasingSilo
-from fedpriv.clients.state import unpack
-from fedpriv.clients.status import end_run, status_lines
-from fedpriv.errors import InputError, RunError
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.silo.guards import end_run, status_lines
+from fedpriv.silo.ledger import Mark, Reading, SiloLedger
+from fedpriv.silo.policy import read_policy
+from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.state import unpack
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, random_records, scenario, zeros
 from tests.clients.guarded import guard_of
 from tests.parts import in_parts
@@ -99,7 +98,7 @@ def test_an_older_copy_of_one_of_the_two_is_noticed(tmp_path: Path, what: str) -
 
 def test_a_crash_between_mark_and_commit_is_no_older_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gains: silence for good from a power cut.  Each of the moments at which the disk can stop is tried."""
-    from fedpriv.clients.mark import Mark, Reading
+    from fedpriv.silo.ledger import Mark, Reading
 
     path = tmp_path / "silo" / "silo-0.toml"
     guard_for(tmp_path / "silo", *random_records())
@@ -136,7 +135,7 @@ def test_a_ledger_that_is_gone_is_not_begun_anew(tmp_path: Path, how: str) -> No
     elif how == "mark deleted":
         policy.marked.unlink()
     else:
-        from fedpriv.clients.guard import begin_ledger
+        from fedpriv.silo.guard import begin_ledger
 
         with pytest.raises(InputError, match="a ledger is begun once"):
             begin_ledger(policy)
@@ -305,8 +304,8 @@ def test_only_the_silos_own_user_can_read_what_has_keys(tmp_path: Path) -> None:
 
 def test_a_local_runs_folders_are_the_users_own(tmp_path: Path) -> None:
     """Gains: shards, ledgers and sockets of a run on one machine, for its other users (finding 52)."""
-    from fedpriv.engines.local_silo import write_silos
-    from fedpriv.scenario import resolve_cell
+    from fedpriv.engines.deployment import write_silos
+    from fedpriv.scenario.load import resolve_cell
     from tests.conftest import small_tree
 
     previous = os.umask(0)

@@ -10,20 +10,20 @@ import torch
 from flwr.app import Message
 
 from fedpriv.clients.app import app as client_app
-from fedpriv.engines.inprocess_grid import InProcessGrid
-from fedpriv.errors import RunError
-from fedpriv.exact.subkeys import START, linked
-from fedpriv.files import OWN, write_bytes
+from fedpriv.core.errors import RunError
+from fedpriv.core.files import OWN, write_bytes
+from fedpriv.core.random import SERVER
+from fedpriv.engines.inprocess import InProcessGrid
+from fedpriv.noise.integers.gaussian import START, linked
 from fedpriv.protocol.arrays import Counts, release_content, vector_in
+from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.messages import TRAIN
-from fedpriv.protocol.run_config import run_config_of
-from fedpriv.randomness import SERVER
-from fedpriv.running.observer import RunObserver
-from fedpriv.scenario import Cell
+from fedpriv.rounds.outcome import RunObserver
+from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deploy_cell
 from fedpriv.server.journal import Entries, ServerJournal
-from fedpriv.server.noise import Kept
 from fedpriv.server.strategy import Missed
+from fedpriv.server.sums import Kept
 from tests.server.deployed import plan_with, released_in, serve, silos_of
 
 MakeCell = Callable[..., Cell]

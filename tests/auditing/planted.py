@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from fedpriv.auditing.guarded import GuardedSilo
-from fedpriv.errors import RunError
-from fedpriv.exact.discrete_gaussian import KeyedIntegers
-from fedpriv.exact.plan import ExactPlan
-from fedpriv.objectives import SoftmaxRegression
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.randomness import KeyedNormal, derive_key, integers_key
-from fedpriv.running import integers
+from fedpriv.audit.guards import GuardedSilo
+from fedpriv.core.errors import RunError
+from fedpriv.core.random import KeyedNormal, derive_key, integers_key
+from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.noise.integers.gaussian import KeyedIntegers
+from fedpriv.noise.integers.plan import ExactPlan
+from fedpriv.participation.orders import Schedule
+from fedpriv.rounds import round as integers
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -22,7 +22,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def fixed_keys(plant: pytest.MonkeyPatch) -> None:
     """No bug: keys that are the same in every run of a test, each used once."""
     drawn = iter(range(10**9))
-    for module in ("fedpriv.clients.guard", "fedpriv.auditing.pool", "fedpriv.server.journal"):
+    for module in ("fedpriv.silo.guard", "fedpriv.audit.transcripts", "fedpriv.server.journal"):
         plant.setattr(f"{module}.system_key", lambda: derive_key(b"test", str(next(drawn))))
 
 
@@ -63,8 +63,8 @@ def no_check_in_integers(patch: pytest.MonkeyPatch) -> None:
         residual = self._residuals(points, coefficients, records).mT.double() * clip / size.clamp(min=clip)
         return (residual.unsqueeze(-1) * records.features.double().unsqueeze(-2)).flatten(-2)
 
-    patch.setattr("fedpriv.exact.records.rank_one_suits", lambda *_: False)  # increments are formed
-    patch.setattr("fedpriv.exact.increments.integers", unchecked)
+    patch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)  # increments are formed
+    patch.setattr("fedpriv.noise.integers.increments.integers", unchecked)
     patch.setattr(SoftmaxRegression, "per_record", careless)
 
 
@@ -121,7 +121,7 @@ def one_key_for_all_runs(patch: pytest.MonkeyPatch) -> None:
 
 def a_key_from_the_seed(patch: pytest.MonkeyPatch) -> None:
     """47, and the same at a silo: anybody can draw the noise again."""
-    for module in ("fedpriv.clients.guard", "fedpriv.server.journal"):
+    for module in ("fedpriv.silo.guard", "fedpriv.server.journal"):
         patch.setattr(f"{module}.system_key", lambda: integers_key(1))
 
 

@@ -7,22 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.auditing import secret
-from fedpriv.clients.silo import Silo
-from fedpriv.exact.plan import ExactPlan
-from fedpriv.objectives import Records
-from fedpriv.objectives.per_unit import PerUnit
-from fedpriv.participation.allocation import Allocation
-from fedpriv.participation.poisson import Poisson
-from fedpriv.randomness import KeyedNormal, derive_key, simulation_noise
-from fedpriv.running.integers import IntegerStep
-from fedpriv.running.round_step import Read
+from fedpriv.audit import secret
+from fedpriv.core.random import KeyedNormal, derive_key, simulation_noise
+from fedpriv.loss.objective import Records
+from fedpriv.loss.views import PerUnit
+from fedpriv.noise.integers.plan import ExactPlan
+from fedpriv.participation.secret import Allocation, Poisson
+from fedpriv.rounds.round import IntegerStep, Read
+from fedpriv.silo.silo import Silo
 
 
 def told(patch: pytest.MonkeyPatch) -> None:
     """Who was drawn is known to whoever looks: the guard's own coins are guessed."""
     key = derive_key(b"test", "told")
-    patch.setattr("fedpriv.clients.guard.system_key", lambda: key)
+    patch.setattr("fedpriv.silo.guard.system_key", lambda: key)
     patch.setattr(secret, "simulated", lambda _: KeyedNormal(key, np.float64).coins())
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.auditing.audit import audit
-from fedpriv.auditing.bounds import bound_at, mu_lower_bound
-from fedpriv.auditing.canaries import Layout, auditable, rows_read
+from fedpriv.audit.audit import audit
+from fedpriv.audit.canaries import Layout, auditable, rows_read
+from fedpriv.audit.hostile import bound_at, mu_lower_bound
 from fedpriv.cli import main
-from fedpriv.errors import InputError
-from fedpriv.scenario import Cell
+from fedpriv.core.errors import InputError
+from fedpriv.scenario.schema import Cell
 from tests.auditing import planted
 from tests.auditing.planted import noise_times
 from tests.conftest import small_tree

@@ -10,26 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.auditing import secret
-from fedpriv.auditing.audit import Audit, audit
-from fedpriv.auditing.canaries import (
-    FAR,
-    Layout,
-    auditable,
-    misread,
-    nothing,
-    objective_for,
-    rows_read,
-    units_of,
-)
-from fedpriv.auditing.families import AuditRefutedError
-from fedpriv.auditing.pool import known_rounds
-from fedpriv.auditing.statistics import heaviest_round, matched_filter, noise_factor
-from fedpriv.errors import InputError
-from fedpriv.objectives import Records
-from fedpriv.randomness import derive_key
-from fedpriv.running.plan import plan_of
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.audit import secret
+from fedpriv.audit.audit import Audit, audit
+from fedpriv.audit.canaries import FAR, Layout, auditable, misread, nothing, objective_for, rows_read, units_of
+from fedpriv.audit.families import AuditRefutedError
+from fedpriv.audit.statistics import heaviest_round, matched_filter, noise_factor
+from fedpriv.audit.transcripts import known_rounds
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import derive_key
+from fedpriv.loss.objective import Records
+from fedpriv.rounds.plan import plan_of
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
 from tests.auditing import planted, planted_secret
 from tests.auditing.test_secret import canaries_of, company_of
 from tests.conftest import small_tree

@@ -11,21 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.auditing import families, secret
-from fedpriv.auditing.audit import Audit, audit
-from fedpriv.auditing.bounds import bound_at
-from fedpriv.auditing.canaries import objective_for
-from fedpriv.auditing.families import parts_of
-from fedpriv.auditing.power import _refuted, sees, sees_in_secret
-from fedpriv.auditing.statistics import separation
-from fedpriv.auditing.tradeoff import Curve
-from fedpriv.auditing.transcripts import Trials
-from fedpriv.exact.discrete_gaussian import KeyedIntegers
-from fedpriv.randomness import derive_key
-from fedpriv.running import integers
-from fedpriv.running.plan import plan_of
-from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.scenario.privacy import Budget
+from fedpriv.audit import families, secret
+from fedpriv.audit.audit import Audit, audit
+from fedpriv.audit.canaries import objective_for
+from fedpriv.audit.families import _refuted, parts_of, sees, sees_in_secret
+from fedpriv.audit.hostile import bound_at
+from fedpriv.audit.statistics import Curve, separation
+from fedpriv.audit.transcripts import Trials
+from fedpriv.core.random import derive_key
+from fedpriv.noise.integers.gaussian import KeyedIntegers
+from fedpriv.rounds import round as integers
+from fedpriv.rounds.plan import plan_of
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.scenario.sections import Budget
 from tests.auditing import planted
 from tests.auditing.test_secret import cell_of as secret_cell
 from tests.running.test_first_step import GIVEN, cell_of

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.auditing import families as auditing
-from fedpriv.auditing import integers
-from fedpriv.auditing.audit import Audit, audit
-from fedpriv.auditing.families import AuditRefutedError
-from fedpriv.scenario import Cell
+from fedpriv.audit import families as auditing
+from fedpriv.audit import integers
+from fedpriv.audit.audit import Audit, audit
+from fedpriv.audit.families import AuditRefutedError
+from fedpriv.scenario.schema import Cell
 from tests.auditing import planted
 from tests.auditing.planted import Plant
 from tests.parts import in_parts, in_turn

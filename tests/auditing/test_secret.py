@@ -13,14 +13,15 @@ import torch
 
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.auditing import secret
-from fedpriv.auditing.audit import audit
-from fedpriv.auditing.canaries import objective_for
-from fedpriv.auditing.tradeoff import Curve, Shown, shown
-from fedpriv.errors import InputError
-from fedpriv.randomness import derive_key
-from fedpriv.running.plan import plan_of
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.audit import secret
+from fedpriv.audit.audit import audit
+from fedpriv.audit.canaries import objective_for
+from fedpriv.audit.statistics import Curve, Shown, shown
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import derive_key
+from fedpriv.rounds.plan import plan_of
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
 from tests.auditing import planted, planted_secret
 from tests.conftest import small_tree
 from tests.engines.test_units import persons_tree

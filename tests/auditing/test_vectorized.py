@@ -13,18 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.auditing.canaries import Layout, auditable, objective_for, rows_read
-from fedpriv.auditing.families import CANARIES, IN_HEAVIEST
-from fedpriv.auditing.statistics import best_bound, heaviest_round
-from fedpriv.auditing.transcripts import Trials
+from fedpriv.audit.canaries import Layout, auditable, objective_for, rows_read
+from fedpriv.audit.families import CANARIES, IN_HEAVIEST
+from fedpriv.audit.statistics import best_bound, heaviest_round
+from fedpriv.audit.transcripts import Trials
+from fedpriv.core.random import public_generator
 from fedpriv.data.partition import iid
 from fedpriv.engines.vectorized import engine as vectorized
-from fedpriv.engines.vectorized import grouping, noise_feed
-from fedpriv.estimators.round import Round
-from fedpriv.privacy.trust import Noise
-from fedpriv.randomness import public_generator
-from fedpriv.running.plan import Plan, plan_of
-from fedpriv.scenario import Cell
+from fedpriv.engines.vectorized import noise as noise_feed
+from fedpriv.engines.vectorized import silos as grouping
+from fedpriv.loss.estimators import Round
+from fedpriv.noise.trust import Noise
+from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import Recorder
 
 MakeCell = Callable[..., Cell]

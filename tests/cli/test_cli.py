@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.reports.table import render
-from fedpriv.sweep.results import read_results
+from fedpriv.show.table import render
+from fedpriv.study.results import read_results
 from tests.cli.command import FEDPRIV, fedpriv
 from tests.parts import in_parts
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedpriv.cli import main
+from fedpriv.core.errors import RunError
 from fedpriv.engines import deployment
-from fedpriv.errors import RunError
 from tests.cli.command import FEDPRIV, fedpriv
 
 SCENARIO = """

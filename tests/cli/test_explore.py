@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedpriv.algorithms import ALGORITHMS
-from fedpriv.cli import tables
+from fedpriv.cli import explore as tables
 from fedpriv.cli.app import app
-from fedpriv.cli.tables import Column, print_rich
-from fedpriv.errors import InputError
-from fedpriv.models.table import MODELS
-from fedpriv.shipped import shipped
+from fedpriv.cli.explore import Column, print_rich
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import shipped
+from fedpriv.loss.models import MODELS
+from fedpriv.papers.table import ALGORITHMS
 
 SMALL = ["--set", "data.name=synthetic", "--set", "federation.rounds=8", "--set", "federation.silos=4"]
 

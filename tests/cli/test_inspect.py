@@ -9,8 +9,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fedpriv.cli.app import app
-from fedpriv.clients.policy import read_policy
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.silo.policy import read_policy
 from tests.data.tables import rows, write_csv
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from fedpriv import extensions
-from fedpriv.engines.vectorized import keeper
+from fedpriv.core import extensions
+from fedpriv.engines.vectorized import engine as keeper
 from tests.cli.command import FEDPRIV, fedpriv
 
 SCENARIO = """
@@ -42,7 +42,7 @@ evaluations = 3
 seeds = 2
 """
 HURRY = """
-from fedpriv.engines.vectorized import keeper
+from fedpriv.engines.vectorized import engine as keeper
 keeper._EVERY = 0.02
 keeper._SHARE = 1.0
 """
@@ -86,7 +86,7 @@ def rounds_kept(folder: Path) -> int:
     """The rounds that are in the checkpoint of a run, 0 where there is none."""
     import torch
 
-    from fedpriv.running.checkpoint import unpacked
+    from fedpriv.rounds.outcome import unpacked
 
     found = list((folder / "checkpoints").glob("[!.]*.npz"))
     try:

@@ -10,11 +10,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedpriv.accounting import gdp, rdp, zcdp
+from fedpriv.accounting import gaussian as gdp
+from fedpriv.accounting import renyi as rdp
+from fedpriv.accounting import renyi as zcdp
 from fedpriv.cli.privacy import app
-from fedpriv.errors import InputError
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, LambdaCgd, Workload
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.core.errors import InputError
+from fedpriv.noise.buffered import LambdaCgd
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule
 
 
 def ask(line: str) -> str:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from fedpriv.errors import InputError
-from fedpriv.privacy.setting import Setting
+from fedpriv.core.errors import InputError
+from fedpriv.rounds.setting import Setting
 from tests.cli.test_privacy import ask, asked
 from tests.parts import in_parts
 

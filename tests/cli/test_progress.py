@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedpriv.cli.current import Current, sparkline
-from fedpriv.cli.progress import JsonLines, Progress
-from fedpriv.running.observer import Observers, RunObserver
-from fedpriv.running.outcome import Finished
-from fedpriv.scenario import Scenario
-from fedpriv.scenario.load import scenario_of
-from fedpriv.sweep.runner import rerun_command
+from fedpriv.cli.progress import Current, JsonLines, Progress, sparkline
+from fedpriv.rounds.outcome import Finished, Observers, RunObserver
+from fedpriv.scenario.load import Scenario, scenario_of
+from fedpriv.study.sweep import rerun_command
 from tests.conftest import small_tree
 
 

@@ -9,14 +9,13 @@ from typer.testing import CliRunner
 
 import fedpriv
 from fedpriv.cli.app import app
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import load_scenario
-from fedpriv.theory.accelerated import Problem, non_realizable, realizable
-from fedpriv.theory.goldstein import Nonsmooth
-from fedpriv.theory.goldstein_plans import plan_multi, plan_single
-from fedpriv.theory.momentum import tree_gradient_bound
-from fedpriv.theory.noisy_minibatch import by_moments
+from fedpriv.papers.choquette_choo import TheoremProblem, non_realizable, realizable
+from fedpriv.papers.kornowski_bounds import Nonsmooth, plan_multi, plan_single
+from fedpriv.papers.risk import by_moments
+from fedpriv.papers.tran_cutkosky_bounds import tree_gradient_bound
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import load_scenario
 
 SCENARIO = """
 name = "small"
@@ -59,7 +58,7 @@ def test_both_theorems_stand_beside_the_numbers_of_the_run(scenario: Path) -> No
     used = point["scenario"]
     assert (used["rounds"], used["batch"], used["clip"], used["beta"]) == (10, 600, 4.0, 20.0)
     assert used["noise std"] == plan.noise.std_in_mean
-    problem = Problem(
+    problem = TheoremProblem(
         6000,
         objective.dimension,
         point["problem"]["epsilon"],

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedpriv.clients.guard import Guard
-from fedpriv.clients.guards import Guards, begin_ledgers, open_guards
-from fedpriv.clients.ledger import SiloLedger
-from fedpriv.clients.policy import read_policy
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.guards import Guards, begin_ledgers, open_guards
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.policy import read_policy
 from tests.clients.guarded import cell_json, write_silo
 
 TESTS = 30

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedpriv.clients.guard import Guard, begin_ledger, open_guard
-from fedpriv.clients.guards import begin_ledgers
-from fedpriv.clients.policy import read_policy
-from fedpriv.scenario import resolve_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.guard import Guard, begin_ledger, open_guard
+from fedpriv.silo.guards import begin_ledgers
+from fedpriv.silo.policy import read_policy
 from tests.conftest import small_tree
 
 ZERO = torch.zeros(7850, dtype=torch.float64)

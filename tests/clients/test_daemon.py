@@ -20,23 +20,23 @@ import pytest
 import torch
 from flwr.app import Message
 
-from fedpriv.clients import daemon
 from fedpriv.clients.app import app as client_app
-from fedpriv.clients.daemon import Reply
-from fedpriv.clients.guard import Guard
-from fedpriv.clients.guards import Guards
-from fedpriv.clients.ledger import LedgerError, SiloLedger
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.proxy import ask
-from fedpriv.engines.inprocess_grid import InProcessGrid
-from fedpriv.errors import RunError
+from fedpriv.clients.app import ask
+from fedpriv.core.errors import RunError
+from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.protocol.arrays import one_array
+from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.messages import Refusal
-from fedpriv.protocol.run_config import run_config_of
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import resolve_cell
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
 from fedpriv.server.app import simulated_strategy
+from fedpriv.silo import daemon
+from fedpriv.silo.daemon import Reply
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.guards import Guards
+from fedpriv.silo.ledger import LedgerError, SiloLedger
+from fedpriv.silo.policy import read_policy
 from tests.clients.guarded import CELL, ZERO, start_daemon, write_silo
 from tests.conftest import small_tree
 from tests.parts import in_parts

@@ -10,18 +10,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedpriv.accounting.gdp import compose
+from fedpriv.accounting.gaussian import compose
 from fedpriv.cli.app import app
-from fedpriv.clients.guards import begin_ledgers, open_guards
-from fedpriv.clients.ledger import LedgerError, SiloLedger
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.releasing import ReleasingSilo
-from fedpriv.clients.shard import Shard
-from fedpriv.clients.status import end_run, status_lines
-from fedpriv.errors import InputError, RunError
-from fedpriv.running.evaluation import EvaluationPlan, evaluation_plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import resolve_cell
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.rounds.beside import EvaluationPlan, evaluation_plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.guards import begin_ledgers, end_run, open_guards, status_lines
+from fedpriv.silo.ledger import LedgerError, SiloLedger
+from fedpriv.silo.policy import read_policy
+from fedpriv.silo.shard import Shard
+from fedpriv.silo.silo import ReleasingSilo
 from tests.clients.evaluated import ASKED, MODEL, SCENARIO, evaluator, guards_of, ledger_of, write_tested
 from tests.clients.guarded import CELL, ZERO, cell_json, write_silo
 

@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.clients.guard import Guard
-from fedpriv.clients.ledger import SiloLedger
-from fedpriv.clients.policy import read_policy
-from fedpriv.errors import RunError
-from fedpriv.estimators.round import Round
-from fedpriv.running.fitted import fitted
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.core.errors import RunError
+from fedpriv.loss.estimators import Round
+from fedpriv.rounds.fitted import fitted
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.policy import read_policy
 from tests.clients.guarded import ZERO, guard_of, write_silo
 from tests.conftest import small_tree
 

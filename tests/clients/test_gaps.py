@@ -5,16 +5,16 @@ import dataclasses
 import pytest
 import torch
 
-from fedpriv.clients.federation import SimulatedFederation
-from fedpriv.clients.releasing import ReleasingSilo
-from fedpriv.clients.silo import Silo
-from fedpriv.errors import InputError, RunError
-from fedpriv.exact.subkeys import linked, linked_missed
-from fedpriv.mechanisms import BinaryTree
-from fedpriv.objectives import Records
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.clients.simulated import SimulatedFederation
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.loss.objective import Records
+from fedpriv.noise.integers.gaussian import linked, linked_missed
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.silo import ReleasingSilo, Silo
 from tests.conftest import small_tree
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedpriv.clients.ledger import LedgerError, SiloLedger
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.releasing import ReleasingSilo
-from fedpriv.clients.state import unpack
-from fedpriv.errors import RunError
+from fedpriv.core.errors import RunError
+from fedpriv.silo.ledger import LedgerError, SiloLedger
+from fedpriv.silo.policy import read_policy
+from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.state import unpack
 from tests.clients.guarded import CELL, CLIP, ZERO, cell_json, guard_of, write_silo
 
 
@@ -162,7 +162,7 @@ def test_left_out_rounds_whose_noise_would_keep_others_waiting_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The noise of 50 rounds of 103,000 values took 1.7 s before an answer, and nothing bounded it."""
-    monkeypatch.setattr("fedpriv.clients.admission._MOST_MISSED", 3 * 7850)
+    monkeypatch.setattr("fedpriv.silo.admission._MOST_MISSED", 3 * 7850)
     guard = guard_of(write_silo(tmp_path))
     cell = cell_json(deployment={"missing": "continue"})
     with pytest.raises(RunError, match=r"round 6: 5 rounds before it were left out"):

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.clients.guard import Guard
-from fedpriv.clients.ledger import SiloLedger
-from fedpriv.clients.releasing import ReleasingSilo
-from fedpriv.clients.state import pack, unpack
-from fedpriv.errors import RunError
-from fedpriv.exact.fixed_point import Ints
-from fedpriv.exact.subkeys import START, round_noise
-from fedpriv.objectives import Records
-from fedpriv.randomness import KeyedNormal
-from fedpriv.secure_aggregation.masks import Masker
+from fedpriv.core.errors import RunError
+from fedpriv.core.random import KeyedNormal
+from fedpriv.loss.objective import Records
+from fedpriv.noise.integers.fixed_point import Ints
+from fedpriv.noise.integers.gaussian import START, round_noise
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.masks import Masker
+from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.state import pack, unpack
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, guard_process, random_records, scenario, zeros
 from tests.clients.guarded import guard_of
 from tests.parts import in_turn
@@ -76,12 +76,12 @@ def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(
     released = [guard_of(tmp_path / "silo-0.toml").answer("run", cell, t, zeros()) for t in range(1, 8)]
     silo = silo_of(guard, cell)
     stream = silo.plan.stream_of(0, 8)
-    from fedpriv.mechanisms import Workload
+    from fedpriv.noise.workload import Workload
 
     workload = Workload(silo.plan.schedule, stream.decay, np.array(stream.clips), stream.period)  # type: ignore[arg-type]
     wanted = stream.std**2 * silo.plan.mechanism.variance(workload)
     state = silo.start()
-    monkeypatch.setattr("fedpriv.exact.release.drawn", lambda *_: np.int64(0))
+    monkeypatch.setattr("fedpriv.noise.integers.plan.drawn", lambda *_: np.int64(0))
     for t, found in enumerate(released, start=1):
         exact, state = silo.answer(state, t, zeros())
         noise = (found - exact.vector).numpy()
@@ -100,8 +100,8 @@ def test_what_leaves_is_a_function_of_the_noisy_integers(
     def fixed(_: Any, __: Any, state: Any, t: int, sums: Ints, *rest: Any) -> tuple[Ints, Any]:
         return noisy[t, sums.size // 7850].reshape(sums.shape), state
 
-    monkeypatch.setattr("fedpriv.running.integers.private_sums", fixed)
-    monkeypatch.setattr("fedpriv.clients.guard.system_key", lambda: bytes(32))
+    monkeypatch.setattr("fedpriv.rounds.round.private_sums", fixed)
+    monkeypatch.setattr("fedpriv.silo.guard.system_key", lambda: bytes(32))
     monkeypatch.setattr(Masker, "mask", lambda _, __, ___, t, size, chain: np.full(size, t, np.uint64))
     replies = []
     for seed in (0, 1):
@@ -254,7 +254,7 @@ def test_a_full_disk_at_either_commit_releases_nothing_and_changes_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The query on file, the reply on file, or the mark: each refused once (finding 34)."""
-    from fedpriv.clients.ledger import LedgerError
+    from fedpriv.silo.ledger import LedgerError
 
     guard = guard_for(tmp_path, *random_records())
     guard.answer("run", scenario(), 1, zeros())

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.clients.memory import MIB, limit_of
 from fedpriv.protocol.messages import Refusal
+from fedpriv.silo.memory import MIB, limit_of
 from tests.attacks.guards import Socket, guard_for, random_records, scenario, zeros
 
 GOLDSTEIN = {
@@ -110,8 +110,8 @@ _MEASURE = """
 import json, re, sys
 from pathlib import Path
 import torch
-from fedpriv.clients.guards import open_guards
-from fedpriv.clients.policy import read_policy
+from fedpriv.silo.guards import open_guards
+from fedpriv.silo.policy import read_policy
 
 def size(name):
     return 1024 * int(re.findall(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[0])

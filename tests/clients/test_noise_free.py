@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.clients.federation import simulated_silo
-from fedpriv.clients.guard import Guard
-from fedpriv.clients.ledger import SiloLedger, create_ledger
-from fedpriv.clients.policy import Policy
-from fedpriv.clients.shard import Shard
-from fedpriv.errors import RunError
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.clients.simulated import simulated_silo
+from fedpriv.core.errors import RunError
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.ledger import SiloLedger, create_ledger
+from fedpriv.silo.policy import Policy
+from fedpriv.silo.shard import Shard
 from tests.conftest import small_tree
 
 NOISE_FREE = resolve_cell(small_tree(privacy={"mode": "none", "relation": "replace-one"}), "test")

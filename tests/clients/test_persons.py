@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.accounting.slack import ApproximateGDP
-from fedpriv.clients.guard import begin_ledger, open_guard
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.prices import Charge, spent
-from fedpriv.clients.releasing import ReleasingSilo
-from fedpriv.data.placing import secret_order
-from fedpriv.errors import InputError, RunError
-from fedpriv.objectives import Records
-from fedpriv.scenario import resolve_cell
+from fedpriv.accounting.budget import ApproximateGDP
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.data.partition import secret_order
+from fedpriv.loss.objective import Records
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.admission import Charge, spent
+from fedpriv.silo.guard import begin_ledger, open_guard
+from fedpriv.silo.policy import read_policy
+from fedpriv.silo.silo import ReleasingSilo
 from tests.clients.guarded import write_silo
 from tests.engines.test_units import persons_tree
 

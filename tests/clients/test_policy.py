@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.clients.ledger import SiloLedger, create_ledger
-from fedpriv.clients.policy import Allowed, Policy, read_policy
-from fedpriv.clients.prices import Charge
-from fedpriv.clients.shard import load_shard
-from fedpriv.clients.template import write_template
-from fedpriv.errors import InputError, RunError
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.silo.admission import Charge
+from fedpriv.silo.ledger import SiloLedger, create_ledger
+from fedpriv.silo.policy import Allowed, Policy, read_policy, write_template
+from fedpriv.silo.shard import load_shard
 from tests.clients.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_of, write_silo
 
 

@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.clients.federation import simulated_silo
-from fedpriv.clients.guard import begin_ledger, open_guard
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.prepare import prepare_silos
-from fedpriv.clients.shard import load_shard
-from fedpriv.errors import InputError, RunError
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Scenario
-from fedpriv.scenario.load import scenario_of
+from fedpriv.clients.simulated import simulated_silo
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import Scenario, scenario_of
+from fedpriv.silo.demo import prepare_silos
+from fedpriv.silo.guard import begin_ledger, open_guard
+from fedpriv.silo.policy import read_policy
+from fedpriv.silo.shard import load_shard
 from tests.clients.guarded import UNACCOUNTABLE
 from tests.conftest import small_tree
 from tests.engines.test_units import persons_tree

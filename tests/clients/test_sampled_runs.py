@@ -13,22 +13,21 @@ import pytest
 import torch
 
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.gdp import mu_of
-from fedpriv.accounting.lifetime import Budget
+from fedpriv.accounting.budget import ApproximateGDP, Budget, charge_of
+from fedpriv.accounting.gaussian import mu_of
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.accounting.slack import ApproximateGDP, charge_of
-from fedpriv.clients.guard import begin_ledger, open_guard
-from fedpriv.clients.ledger import SiloLedger
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.prepare import allowance_of
-from fedpriv.clients.prices import Charge, Cost, cost_of, refusal, spent, together
-from fedpriv.clients.releasing import ReleasingSilo
-from fedpriv.clients.status import status_lines
-from fedpriv.errors import InputError, RunError
-from fedpriv.figures import upper_figure
-from fedpriv.participation.allocation import Allocation
-from fedpriv.running.plan import plan_of
-from fedpriv.scenario import resolve_cell
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.figures import upper_figure
+from fedpriv.participation.secret import Allocation
+from fedpriv.rounds.plan import plan_of
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.admission import Charge, Cost, cost_of, refusal, spent, together
+from fedpriv.silo.demo import allowance_of
+from fedpriv.silo.guard import begin_ledger, open_guard
+from fedpriv.silo.guards import status_lines
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.policy import read_policy
+from fedpriv.silo.silo import ReleasingSilo
 from tests.clients.guarded import write_silo
 from tests.conftest import small_tree
 
@@ -218,7 +217,7 @@ def test_rounds_that_draw_very_many_records_are_in_the_slack() -> None:
 
 
 def _objective(cell: Any) -> Any:
-    from fedpriv.running.task import task_of_cell
+    from fedpriv.rounds.task import task_of_cell
 
     return task_of_cell(cell).objective
 
@@ -228,7 +227,7 @@ def test_what_is_certified_and_what_overflows_are_within_the_slack(slack: float)
     """Guarantee: in rationals, not only up to a rounding."""
     for part in (0.1, 0.3, 1 / 3, 0.7):
         overflow, asked = part * slack, []
-        with mock.patch("fedpriv.clients.prices._mu_of", lambda _, rest, found=asked: found.append(rest) or 1.0):
+        with mock.patch("fedpriv.silo.admission._mu_of", lambda _, rest, found=asked: found.append(rest) or 1.0):
             Cost(PoissonGaussian(1.0, 0.1, 10), overflow).at(slack)
         (rest,) = asked
         assert Fraction(rest) + Fraction(overflow) <= Fraction(slack)

@@ -12,15 +12,15 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from scipy import stats
 
-from fedpriv.clients.federation import simulated_silo
-from fedpriv.clients.silo import Silo
-from fedpriv.clients.state import ContextStore
-from fedpriv.errors import RunError
-from fedpriv.objectives import Records
-from fedpriv.randomness import KeyedNormal
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.clients.simulated import simulated_silo
+from fedpriv.core.errors import RunError
+from fedpriv.core.random import KeyedNormal
+from fedpriv.loss.objective import Records
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.silo import Silo
+from fedpriv.silo.state import ContextStore
 from tests.disordered import at_address, disordered
 
 MakeCell = Callable[..., Cell]
@@ -67,7 +67,7 @@ def test_silos_of_one_process_hold_a_bounded_amount_of_noise(
     cell = small_cell(federation__silos=3, federation__rounds=8)
     exact = simulated_silo(small_cell(federation__silos=3, privacy__mode="none", privacy__rho=None), 0)
     unbounded = noise_of_releases(cell, simulated_silo(cell, 0), exact)
-    monkeypatch.setattr("fedpriv.clients.silo._VALUES_AHEAD", 2 * 3 * 7850)
+    monkeypatch.setattr("fedpriv.silo.silo._VALUES_AHEAD", 2 * 3 * 7850)
     drawn: list[int] = []
     vectors = KeyedNormal.vectors
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.clients.federation import simulated_silo
-from fedpriv.clients.guard import Guard, begin_ledger, open_guard
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.prepare import policy_text, prepare_silos
-from fedpriv.data.placing import counted
-from fedpriv.data.table_schema import TableSchema
-from fedpriv.errors import InputError, RunError
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.scenario.load import scenario_of
+from fedpriv.clients.simulated import simulated_silo
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.data.partition import counted
+from fedpriv.data.schema import TableSchema
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.demo import policy_text, prepare_silos
+from fedpriv.silo.guard import Guard, begin_ledger, open_guard
+from fedpriv.silo.policy import read_policy
 from tests.data.tables import SCHEMA, rows, table_tree, write_csv
 
 ALLOW = {"relation": "zero-out", "clip": 4.0, "rounds": 8, "budget": 4.0}

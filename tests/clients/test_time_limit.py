@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.clients import admission
-from fedpriv.clients.guard import open_guard
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.time_limit import within
-from fedpriv.errors import RunError
+from fedpriv.core.errors import RunError
+from fedpriv.silo import admission
+from fedpriv.silo.daemon import within
+from fedpriv.silo.guard import open_guard
+from fedpriv.silo.policy import read_policy
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
 
 

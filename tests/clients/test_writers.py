@@ -10,14 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpriv.cli.app import app
-from fedpriv.clients.guard import begin_ledger, open_guard
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.prepare import prepare_silos
-from fedpriv.clients.writers import check_writers
-from fedpriv.engines.local_silo import write_silos
-from fedpriv.errors import InputError, RunError
-from fedpriv.scenario import resolve_cell
-from fedpriv.scenario.load import scenario_of
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.engines.deployment import write_silos
+from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.silo.demo import prepare_silos
+from fedpriv.silo.guard import begin_ledger, open_guard
+from fedpriv.silo.policy import check_writers, read_policy
 from tests.clients.guarded import CELL, ZERO, guard_of, write_silo
 from tests.conftest import small_tree
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.data.cache import Origin, Source, ensure
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.data.formats import Origin, Source, ensure
 
 FILES = {"images": b"images " * 1000, "labels": b"labels " * 100}
 SHA256, MD5 = (

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedpriv.core.errors import InputError
 from fedpriv.data import fetch as fetching
-from fedpriv.data.cache import Source
-from fedpriv.data.datasets import Dataset, load
 from fedpriv.data.fetch import ORIGINS
-from fedpriv.data.idx import write_idx
-from fedpriv.errors import InputError
+from fedpriv.data.formats import Source, write_idx
+from fedpriv.data.named import Dataset, load
 
 
 def images(count: int, *shape: int) -> NDArray[np.uint8]:

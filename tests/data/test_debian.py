@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fedpriv.data import debian
-from fedpriv.data.debian import fashion_mnist_package, read_package
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.data import fetch as debian
+from fedpriv.data.fetch import fashion_mnist_package, read_package
 
 FILES = {"train-images-idx3-ubyte": b"images", "t10k-labels-idx1-ubyte": b"labels " * 5}
 

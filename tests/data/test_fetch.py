@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fedpriv.core.errors import InputError
 from fedpriv.data import fetch as fetching
-from fedpriv.data.cache import Origin, Source
 from fedpriv.data.fetch import ORIGINS, default_root, fetch
-from fedpriv.errors import InputError
+from fedpriv.data.formats import Origin, Source
 
 FILES = {"file": "sha256:" + hashlib.sha256(b"content").hexdigest()}
 
@@ -108,10 +108,10 @@ def test_a_cache_that_verifies_needs_neither_torch_nor_torchvision(tmp_path: Pat
 import sys
 from pathlib import Path
 from fedpriv.data import fetch
-from fedpriv.data.cache import Origin
-from fedpriv.data.sources import torchvision_download
+from fedpriv.data.formats import Origin
+from fedpriv.data.fetch import torchvision_download
 fetch.ORIGINS["toy"] = Origin("TOY", {"file": sys.argv[2]}, (torchvision_download("MNIST"),))
-import fedpriv.data.datasets
+import fedpriv.data.named
 fetch.fetch("toy", Path(sys.argv[1]))
 print([name for name in ("torch", "torchvision") if name in sys.modules])
 """

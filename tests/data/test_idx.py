@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from fedpriv.data.idx import read_idx, write_idx
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.data.formats import read_idx, write_idx
 
 byte_arrays = arrays.arrays(np.uint8, arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
 

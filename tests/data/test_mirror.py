@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpriv.data import mirror
-from fedpriv.data import wheel as wheels
-from fedpriv.data.idx import read_idx
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.data import fetch as mirror
+from fedpriv.data import formats as wheels
+from fedpriv.data.formats import read_idx
 
 RAW = "MNIST/raw"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpriv.data.datasets import fetch, load
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.data.named import fetch, load
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +40,8 @@ def test_torchvision_reads_the_same_files(root: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from fedpriv.data.datasets import load
-from fedpriv.data.torchvision_shim import import_torchvision
+from fedpriv.data.named import load
+from fedpriv.data.formats import import_torchvision
 ours = load("mnist", Path(sys.argv[1]))
 for train, images, labels in (
     (True, ours.train_images, ours.train_labels), (False, ours.test_images, ours.test_labels)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.data.datasets import load, load_test
-from fedpriv.errors import InputError
-from fedpriv.models.table import model_named
-from fedpriv.running.task import task_of
-from fedpriv.scenario import resolve_cell
+from fedpriv.core.errors import InputError
+from fedpriv.data.named import load, load_test
+from fedpriv.loss.models import model_named
+from fedpriv.rounds.task import task_of
+from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import ModelSection
 from tests.engines.test_engines import run
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fedpriv.core.errors import InputError
 from fedpriv.data.partition import Shares, _rounded, dirichlet, iid, shards, silo_sizes
-from fedpriv.errors import InputError
 
 Deal = Callable[[NDArray[np.int64], list[int], int], Shares]
 DEALS: dict[str, Deal] = {

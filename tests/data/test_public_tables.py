@@ -12,22 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedpriv.core.errors import InputError
 from fedpriv.data import fetch as fetching
-from fedpriv.data import public_tables
-from fedpriv.data.cache import Origin
-from fedpriv.data.datasets import load
+from fedpriv.data import public as public_tables
 from fedpriv.data.fetch import default_root
-from fedpriv.data.placing import counted
-from fedpriv.data.public_tables import (
-    FILE,
-    HEART,
-    PUBLIC_TABLES,
-    plain_test,
-    read_adult,
-    read_hospitals,
-    stratified_test,
-)
-from fedpriv.errors import InputError
+from fedpriv.data.formats import Origin
+from fedpriv.data.named import load
+from fedpriv.data.partition import counted
+from fedpriv.data.public import FILE, HEART, PUBLIC_TABLES, plain_test, read_adult, read_hospitals, stratified_test
 
 HEADER = "id,age,sex,dataset,cp,trestbps,chol,fbs,restecg,thalch,exang,oldpeak,slope,ca,thal,num"
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fedpriv.data import sources
-from fedpriv.data.sources import torchvision_download
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.data import fetch as sources
+from fedpriv.data.fetch import torchvision_download
 
 
 @pytest.fixture

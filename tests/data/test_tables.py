@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.data.datasets import load, load_test
-from fedpriv.data.placing import counted
-from fedpriv.data.table_encode import encode
-from fedpriv.data.table_file import RawTable, read_table
-from fedpriv.data.table_schema import TableSchema
+from fedpriv.core.errors import InputError
+from fedpriv.data.encode import RawTable, encode, read_table
+from fedpriv.data.named import load, load_test
+from fedpriv.data.partition import counted
+from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import load_silo
-from fedpriv.errors import InputError
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import resolve_cell
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.load import resolve_cell
 from tests.data.tables import SCHEMA, rows, table_tree, write_csv
 
 

@@ -12,7 +12,7 @@ import pytest
 MISSING_OPERATOR = "raise RuntimeError('operator torchvision::nms does not exist')"
 REPORT = """
 import sys
-from fedpriv.data.torchvision_shim import import_torchvision
+from fedpriv.data.formats import import_torchvision
 torchvision = import_torchvision()
 assert import_torchvision() is torchvision
 from torchvision import _meta_registrations, datasets
@@ -74,7 +74,7 @@ def test_a_torchvision_that_is_not_installed_is_an_import_error() -> None:
 
 def test_the_installed_torchvision_gives_its_data_sets() -> None:
     done = run(
-        "from fedpriv.data.torchvision_shim import import_torchvision\n"
+        "from fedpriv.data.formats import import_torchvision\n"
         "print(import_torchvision().datasets.MNIST.__name__)\n"
     )
     assert done.stdout == "MNIST\n", done.stderr

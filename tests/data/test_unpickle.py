@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.data.unpickle import unpickle_arrays
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.data.formats import unpickle_arrays
 
 
 class Calls:

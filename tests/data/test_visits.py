@@ -5,9 +5,9 @@ import csv
 import hashlib
 import io
 
-from fedpriv.data.datasets import load, load_test
-from fedpriv.data.placing import counted
-from fedpriv.data.visits import SHA256, VISITS, visits
+from fedpriv.data.named import load, load_test
+from fedpriv.data.partition import counted
+from fedpriv.data.public import SHA256, VISITS, visits
 
 
 def test_the_file_is_the_one_that_its_hash_says() -> None:

@@ -19,22 +19,22 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedpriv.clients.releasing import ReleasingSilo
-from fedpriv.clients.silo import Silo
-from fedpriv.clients.state import ContextStore
-from fedpriv.engines.inprocess_grid import InProcessGrid
-from fedpriv.engines.local_silo import LocalSilo, write_silos
+from fedpriv.engines.deployment import LocalSilo, write_silos
+from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.engines.processes import environment, script
 from fedpriv.engines.superlink import SuperLink, federation_superlink, node_keys
-from fedpriv.objectives import Records
+from fedpriv.loss.objective import Records
 from fedpriv.protocol.arrays import one_array, release_content, vector_in
+from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.messages import key_content, keys_in, number_in, roster_content
-from fedpriv.protocol.run_config import run_config_of
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import Cell, load_scenario
-from fedpriv.server.integer_sums import sums_of
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.load import load_scenario
+from fedpriv.scenario.schema import Cell
 from fedpriv.server.strategy import ReleaseStrategy
+from fedpriv.server.sums import sums_of
+from fedpriv.silo.silo import ReleasingSilo, Silo
+from fedpriv.silo.state import ContextStore
 
 SCENARIO = Path(__file__).with_name("federation.toml")
 Command = subprocess.Popen[str]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.data.datasets import load
-from fedpriv.errors import InputError
-from fedpriv.sweep.results import read_results
+from fedpriv.core.errors import InputError
+from fedpriv.data.named import load
+from fedpriv.study.results import read_results
 from tests.e2e.flwr_command import flwr_run
 
 ROOT = Path(__file__).resolve().parents[2]

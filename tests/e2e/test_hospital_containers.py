@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedpriv.data.datasets import load
+from fedpriv.core.errors import InputError
 from fedpriv.data.fetch import default_root
-from fedpriv.errors import InputError
+from fedpriv.data.named import load
 from tests.e2e.checkout import Containers, prepared
 from tests.e2e.docker_host import UnavailableError
 

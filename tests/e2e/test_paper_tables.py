@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedpriv.engines.vectorized.engine import run_vectorized
-from fedpriv.reports.summary import METRICS
-from fedpriv.scenario import load_scenario
+from fedpriv.scenario.load import load_scenario
+from fedpriv.show.summary import METRICS
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 LOSS, ACCURACY, *_ = METRICS

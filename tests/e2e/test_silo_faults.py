@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpriv.clients.proxy import ask
-from fedpriv.engines.certificates import make_node_key
-from fedpriv.engines.local_silo import SOCKET
+from fedpriv.clients.app import ask
+from fedpriv.engines.deployment import SOCKET
+from fedpriv.engines.processes import make_node_key
 from fedpriv.engines.supernode_process import NODE_KEY
 from fedpriv.protocol.messages import Refusal
 from tests.e2e.federation import federation, finish, say

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedpriv.algorithms import ALGORITHMS
+from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.table import engine_named
-from fedpriv.randomness import SERVER, simulation_noise
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.papers.table import ALGORITHMS
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.schema import Cell
 from tests import oracle_single_epoch as oracle
 
 ROUNDS, CLIP, MU, POWER = 13, 10.0, 3.0, 2

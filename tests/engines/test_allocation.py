@@ -11,17 +11,18 @@ import torch
 
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.clients.federation import simulated_silo
-from fedpriv.clients.releasing import ReleasingSilo
-from fedpriv.clients.state import pack, unpack
-from fedpriv.errors import InputError
-from fedpriv.participation.allocation import Allocation
-from fedpriv.privacy.ledger import as_data, claim_of, from_data
-from fedpriv.randomness import SERVER, simulation_noise
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.sweep.record import privacy_of
+from fedpriv.clients.simulated import simulated_silo
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import SERVER, simulation_noise
+from fedpriv.participation.secret import Allocation
+from fedpriv.rounds.ledger import as_data, claim_of, from_data
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.state import pack, unpack
+from fedpriv.study.stored import privacy_of
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
 from tests.engines.test_sampling import CLIP, STEP, gradient, sampled

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.engines import certificates
+from fedpriv.core.errors import InputError
+from fedpriv.engines import processes as certificates
 from fedpriv.engines.superlink import remote_superlink
-from fedpriv.errors import InputError
 
 
 def test_a_certificate_that_has_expired_is_named_with_its_date_before_anything_is_asked(tmp_path: Path) -> None:

@@ -8,21 +8,30 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from fedpriv.algorithms import ALGORITHMS
-from fedpriv.engines.base import Outcome
-from fedpriv.engines.vectorized import keeper
+from fedpriv.core.errors import InputError
+from fedpriv.engines.table import Outcome
+from fedpriv.engines.vectorized import engine as keeper
 from fedpriv.engines.vectorized.engine import run_vectorized
-from fedpriv.engines.vectorized.grouping import groups_of
-from fedpriv.engines.vectorized.noise_feed import NoiseFeed
-from fedpriv.engines.worker import Kept, work
-from fedpriv.errors import InputError
-from fedpriv.mechanisms.registry import AUTO, CHOSEN
-from fedpriv.privacy.trust import TRUSTS, Noise, NoiseSource
-from fedpriv.running import checkpoint as format_
-from fedpriv.running.checkpoint import Checkpoint, Checkpoints, digest_of, header_of, name_of, packed, unpacked
-from fedpriv.running.fitted import fitted
-from fedpriv.running.observer import RunObserver
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.engines.vectorized.noise import NoiseFeed
+from fedpriv.engines.vectorized.silos import groups_of
+from fedpriv.engines.workers import Kept, work
+from fedpriv.noise.registry import AUTO, CHOSEN
+from fedpriv.noise.trust import TRUSTS, Noise, NoiseSource
+from fedpriv.papers.table import ALGORITHMS
+from fedpriv.rounds import outcome as format_
+from fedpriv.rounds.fitted import fitted
+from fedpriv.rounds.outcome import (
+    Checkpoint,
+    Checkpoints,
+    RunObserver,
+    digest_of,
+    header_of,
+    name_of,
+    packed,
+    unpacked,
+)
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
 from tests.engines import test_every_mechanism as mechanisms
 from tests.engines.test_engines import Recorder

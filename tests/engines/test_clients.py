@@ -10,23 +10,24 @@ import pytest
 import torch
 
 import fedpriv
-from fedpriv.accounting.gdp import mu_of
+from fedpriv.accounting.gaussian import mu_of
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.clients.federation import simulated_silo
+from fedpriv.clients.simulated import simulated_silo
+from fedpriv.core.errors import InputError
 from fedpriv.engines.table import engine_named
-from fedpriv.errors import InputError
-from fedpriv.objectives import Records
-from fedpriv.privacy.entries import read_ledger
-from fedpriv.privacy.ledger import as_data, claim_of, from_data
-from fedpriv.reports.statement import statements
-from fedpriv.reports.verdict import holders, verdict
-from fedpriv.running.fitted import fitted
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.sweep.record import privacy_of
-from fedpriv.sweep.results import read_results
+from fedpriv.loss.objective import Records
+from fedpriv.rounds.entries import read_ledger
+from fedpriv.rounds.fitted import fitted
+from fedpriv.rounds.ledger import as_data, claim_of, from_data
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.show.statement import statements
+from fedpriv.show.verdict import holders, verdict
+from fedpriv.study.results import read_results
+from fedpriv.study.stored import privacy_of
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
 from tests.parts import in_turn

@@ -14,21 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedpriv.engines.vectorized import device_noise as device_noise_module
+from fedpriv.core.errors import RunError
+from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.vectorized import engine
-from fedpriv.engines.vectorized.device import device_named
-from fedpriv.engines.vectorized.device_noise import device_noise
-from fedpriv.errors import RunError
-from fedpriv.mechanisms.registry import CHOSEN
-from fedpriv.models.table import MODELS
-from fedpriv.objectives import Records
-from fedpriv.randomness import SERVER, simulation_noise
-from fedpriv.running.fitted import fitted
-from fedpriv.running.observer import RunObserver
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.scenario.schema import ModelSection
+from fedpriv.engines.vectorized import noise as device_noise_module
+from fedpriv.engines.vectorized.engine import device_named
+from fedpriv.engines.vectorized.noise import device_noise
+from fedpriv.loss.models import MODELS
+from fedpriv.loss.objective import Records
+from fedpriv.noise.registry import CHOSEN
+from fedpriv.rounds.fitted import fitted
+from fedpriv.rounds.outcome import RunObserver
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell, ModelSection
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
 from tests.engines.test_every_row import SETTINGS
@@ -64,7 +64,7 @@ def test_the_noise_of_a_device_is_the_keyed_noise_to_rounding(
 
 
 def test_vectors_longer_than_a_chunk_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedpriv.engines.vectorized.device_noise._CHUNK_VALUES", 300)
+    monkeypatch.setattr("fedpriv.engines.vectorized.noise._CHUNK_VALUES", 300)
     host, device = simulation_noise(3, "float64"), device_noise(3, torch.float64, CPU)
     owners, weights = [0, 1, 2, 3, 4], [1.0, 2.0, 0.5, 1.0, 3.0]
     wanted = np.stack([host.weighted_sum(100, owners, weights, t) for t in range(1, 8)])

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.table import engine_named
-from fedpriv.errors import InputError
-from fedpriv.participation.registry import CHOSEN
-from fedpriv.privacy.ledger import claim_of
-from fedpriv.privacy.trust import TRUSTS
-from fedpriv.randomness import SERVER, simulation_noise
-from fedpriv.running.absences import absences_of
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.noise.trust import TRUSTS
+from fedpriv.participation.clients import CHOSEN
+from fedpriv.rounds.ledger import claim_of
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.round import absences_of
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import Recorder, run
 from tests.engines.test_sampling import gradient
 from tests.engines.test_units import person_cell

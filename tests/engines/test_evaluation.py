@@ -10,11 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.errors import InputError
-from fedpriv.running.evaluation import evaluation_plan_of
-from fedpriv.running.held_out import held_out_of_silos, held_out_shares, records_of_silos, spread_test
-from fedpriv.running.task import public_task_of_cell, task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.core.errors import InputError
+from fedpriv.rounds.beside import (
+    evaluation_plan_of,
+    held_out_of_silos,
+    held_out_shares,
+    records_of_silos,
+    spread_test,
+)
+from fedpriv.rounds.task import public_task_of_cell, task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
 from tests.data.tables import rows, table_tree, write_csv
 from tests.engines.test_engines import run

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.algorithms.base import NoiseSettings
-from fedpriv.errors import InputError
-from fedpriv.fitting import objective_of
-from fedpriv.mechanisms.registry import AUTO, CHOSEN
-from fedpriv.privacy.ledger import as_data, from_data
-from fedpriv.running.fitted import fitted, response_and_workload
-from fedpriv.running.plan import Plan, plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.core.errors import InputError
+from fedpriv.noise.fitting.cost import objective_of
+from fedpriv.noise.registry import AUTO, CHOSEN
+from fedpriv.papers.base import NoiseSettings
+from fedpriv.rounds.fitted import fitted, response_and_workload
+from fedpriv.rounds.ledger import as_data, from_data
+from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
 from tests.engines.test_every_row import SETTINGS, a_small_problem

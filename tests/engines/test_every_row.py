@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.algorithms import ALGORITHMS
-from fedpriv.errors import InputError
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.participation.registry import CHOSEN, PARTICIPATIONS
-from fedpriv.privacy.trust import TRUSTS
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.core.errors import InputError
+from fedpriv.noise.trust import TRUSTS
+from fedpriv.papers.table import ALGORITHMS
+from fedpriv.participation.clients import CHOSEN, PARTICIPATIONS
+from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
 

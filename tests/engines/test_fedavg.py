@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.errors import InputError
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.core.errors import InputError
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import run
 
 MakeCell = Callable[..., Cell]

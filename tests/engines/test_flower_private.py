@@ -36,14 +36,14 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from fedpriv.engines.certificates import make_server_keys
+from fedpriv.core.errors import RunError
 from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME, SOON
 from fedpriv.engines.flower_private.control import Control
 from fedpriv.engines.flower_private.executor import Bell, end, launch_process, words_of
-from fedpriv.engines.flower_private.patience import wait_for_slow_starts
+from fedpriv.engines.flower_private.middleware import wait_for_slow_starts
 from fedpriv.engines.flower_private.superlink import PULL, REPLIES, bells_of, node_of_pull, server_of_pull
 from fedpriv.engines.flower_private.supernode import Waits
-from fedpriv.errors import RunError
+from fedpriv.engines.processes import make_server_keys
 
 
 def test_the_version_whose_private_names_are_used() -> None:

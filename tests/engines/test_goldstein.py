@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.engines.base import Outcome
-from fedpriv.engines.table import engine_named
-from fedpriv.errors import InputError
-from fedpriv.mechanisms.sensitivity.nodes import levels
-from fedpriv.metrics.goldstein import goldstein_of
-from fedpriv.objectives import Smoothed
-from fedpriv.privacy.ledger import claim_of
-from fedpriv.running.plan import Plan, plan_of
-from fedpriv.running.task import check_records, spread, task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.core.errors import InputError
+from fedpriv.engines.table import Outcome, engine_named
+from fedpriv.loss.goldstein import goldstein_of
+from fedpriv.loss.smoothed import Smoothed
+from fedpriv.noise.nodes import levels
+from fedpriv.rounds.ledger import claim_of
+from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.task import check_records, spread, task_of_cell
+from fedpriv.scenario.schema import Cell
 from tests.parts import in_turn
 
 MakeCell = Callable[..., Cell]

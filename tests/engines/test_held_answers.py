@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from fedpriv.engines.held_answers import Bells, Held, HeldAnswers
+from fedpriv.engines.flower_private.superlink import Bells, Held, HeldAnswers
 
 PATH, LONG = "/pull", 20.0
 Message = MutableMapping[str, Any]

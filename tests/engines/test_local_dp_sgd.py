@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.accounting.gdp import mu_of
-from fedpriv.clients.federation import simulated_silo
-from fedpriv.clients.guard import Guard
-from fedpriv.clients.releasing import ReleasingSilo
-from fedpriv.errors import InputError, RunError
-from fedpriv.privacy.ledger import claim_of
-from fedpriv.randomness import simulation_noise
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.accounting.gaussian import mu_of
+from fedpriv.clients.simulated import simulated_silo
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.random import simulation_noise
+from fedpriv.rounds.ledger import claim_of
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.silo import ReleasingSilo
 from tests.clients.guarded import ZERO, cell_json, guard_of, write_silo
 from tests.conftest import small_tree
 from tests.engines.test_engines import run

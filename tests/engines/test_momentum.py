@@ -9,21 +9,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.clients.federation import simulated_silo
-from fedpriv.errors import InputError, RunError
-from fedpriv.estimators.gradients import Estimator, PlainGradient, SplitGradient
-from fedpriv.estimators.running_sum import absorb, empty_sum
-from fedpriv.mechanisms import AlignedDifferences, BinaryTree, Mechanism, SlidingDifferences, Workload
-from fedpriv.objectives import Evaluation, Increment, Records
-from fedpriv.optimizers import NormalizedSGD
-from fedpriv.optimizers.normalized_sgd import movement_bound
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.privacy.ledger import as_data, from_data
-from fedpriv.replicates.columns import Scalar
-from fedpriv.reports.statement import about_the_loss
-from fedpriv.running.plan import Plan, plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.clients.simulated import simulated_silo
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.replicates import Scalar
+from fedpriv.loss.estimators import Estimator, PlainGradient, SplitGradient
+from fedpriv.loss.objective import Evaluation, Increment, Records
+from fedpriv.loss.running_sums import absorb, empty_sum
+from fedpriv.noise.differences import AlignedDifferences
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.sliding import SlidingDifferences
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.papers.tran_cutkosky import NormalizedSGD, movement_bound
+from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.ledger import as_data, from_data
+from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.show.statement import about_the_loss
 from tests.engines.test_engines import run
 from tests.oracle_momentum import (
     GOLDEN_ALPHA,

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.engines import pages
+from fedpriv.engines import table as pages
 
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTES = 256
 PROGRAM = f"""
 import json, sys
 import psutil, torch
-from fedpriv.engines.pages import kept_pages
+from fedpriv.engines.table import kept_pages
 
 def resident() -> float:
     return psutil.Process().memory_info().rss / 2**20

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fedpriv.algorithms import ALGORITHMS
-from fedpriv.errors import InputError
-from fedpriv.participation.registry import CHOSEN
-from fedpriv.privacy.trust import TRUSTS
-from fedpriv.privacy.unit import UNITS
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import resolve_cell
+from fedpriv.core.errors import InputError
+from fedpriv.noise.trust import TRUSTS, UNITS
+from fedpriv.papers.table import ALGORITHMS
+from fedpriv.participation.clients import CHOSEN
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
 from tests.engines.test_units import persons_tree
 

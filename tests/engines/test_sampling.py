@@ -10,17 +10,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.accounting.gdp import epsilon_of
+from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.clients.federation import SimulatedFederation, simulated_silo
-from fedpriv.errors import InputError
-from fedpriv.participation.poisson import Poisson
-from fedpriv.privacy.ledger import as_data, claim_of, from_data
-from fedpriv.randomness import SERVER, simulation_noise
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import Cell
-from fedpriv.sweep.record import privacy_of
+from fedpriv.clients.simulated import SimulatedFederation, simulated_silo
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import SERVER, simulation_noise
+from fedpriv.participation.secret import Poisson
+from fedpriv.rounds.ledger import as_data, claim_of, from_data
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.study.stored import privacy_of
 from tests.engines.test_engines import run
 
 MakeCell = Callable[..., Cell]

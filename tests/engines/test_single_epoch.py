@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.algorithms import ALGORITHMS
-from fedpriv.errors import InputError
-from fedpriv.participation.phases import Phases
-from fedpriv.privacy.ledger import as_data, from_data
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell
-from fedpriv.scenario.schema import FederationSection
+from fedpriv.core.errors import InputError
+from fedpriv.papers.table import ALGORITHMS
+from fedpriv.participation.orders import Phases
+from fedpriv.rounds.ledger import as_data, from_data
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.schema import Cell, FederationSection
 from tests.engines.test_engines import run
 
 MakeCell = Callable[..., Cell]
@@ -81,7 +80,7 @@ def test_who_holds_a_record_does_not_matter_without_noise(
             np.concatenate(parts) for parts in zip(*(np.split(numbers, cuts) for numbers in of_round), strict=True)
         ]
 
-    monkeypatch.setattr("fedpriv.running.task.iid", in_rounds)
+    monkeypatch.setattr("fedpriv.rounds.task.iid", in_rounds)
     models = []
     for batches in ((20,), (5, 5, 5, 5), (2, 3, 5, 10)):
         monkeypatch.setattr(FederationSection, "batch_sizes", lambda _self, _seed, batches=batches: batches)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from fedpriv.core.errors import RunError
 from fedpriv.engines import supernode_process
+from fedpriv.engines.deployment import follow
 from fedpriv.engines.flower_private.control import Control
-from fedpriv.engines.follow import follow
 from fedpriv.engines.processes import free_ports
 from fedpriv.engines.superlink import SubmittedRun, SuperLink
-from fedpriv.errors import RunError
 from fedpriv.protocol.cell_folder import FolderReader
-from fedpriv.running.observer import RunObserver
+from fedpriv.rounds.outcome import RunObserver
 
 LISTEN = "import socket, sys; socket.socket().bind(('127.0.0.1', int(sys.argv[1]))); print('listening')"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpriv.scenario import resolve_cell
+from fedpriv.scenario.load import resolve_cell
 from tests.data.tables import rows, table_tree, write_csv
 from tests.engines.test_engines import run
 

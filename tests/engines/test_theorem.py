@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from fedpriv.errors import InputError
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell
-from fedpriv.theory.accelerated import Problem, non_realizable
+from fedpriv.core.errors import InputError
+from fedpriv.papers.choquette_choo import TheoremProblem, non_realizable
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.schema import Cell
 
 
 def asking(theorem: str, rounds: int, **algorithm: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def test_the_non_realizable_theorem_gives_clip_and_beta(small_cell: Callable[...
     cell = small_cell(**asking("theorem-non-realizable", 77))
     plan: Any = plan_of(cell, objective)
     asked = non_realizable(
-        Problem(77 * 76, objective.dimension, 8.0, 1e-5, objective.lipschitz, objective.smoothness, 3.0)
+        TheoremProblem(77 * 76, objective.dimension, 8.0, 1e-5, objective.lipschitz, objective.smoothness, 3.0)
     )
     assert plan.estimator.round(2).clip == pytest.approx(asked.clip)
     assert plan.optimizer.beta == pytest.approx(asked.beta)

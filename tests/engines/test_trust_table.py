@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.errors import InputError
-from fedpriv.participation.registry import CHOSEN
-from fedpriv.privacy.ledger import claim_of
-from fedpriv.privacy.trust import TRUSTS
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.core.errors import InputError
+from fedpriv.noise.trust import TRUSTS
+from fedpriv.participation.clients import CHOSEN
+from fedpriv.rounds.ledger import claim_of
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import run
 
 MakeCell = Callable[..., Cell]

@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.accounting.gdp import epsilon_of
-from fedpriv.clients.federation import simulated_silo
-from fedpriv.data.placing import counted, in_a_row, of_persons, roster
-from fedpriv.errors import InputError
-from fedpriv.objectives import Records
-from fedpriv.privacy.ledger import as_data, claim_of, from_data
-from fedpriv.running.held_out import records_of_silos
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.sweep.record import privacy_of
+from fedpriv.accounting.gaussian import epsilon_of
+from fedpriv.clients.simulated import simulated_silo
+from fedpriv.core.errors import InputError
+from fedpriv.data.partition import counted, in_a_row, of_persons, roster
+from fedpriv.loss.objective import Records
+from fedpriv.rounds.beside import records_of_silos
+from fedpriv.rounds.ledger import as_data, claim_of, from_data
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.study.stored import privacy_of
 from tests.conftest import small_tree
 from tests.data.tables import rows, table_tree, write_csv
 from tests.engines.test_engines import run

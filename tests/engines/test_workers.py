@@ -16,17 +16,22 @@ import numpy as np
 import psutil
 import pytest
 
+from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import workers as engine
-from fedpriv.engines.base import Outcome
-from fedpriv.engines.table import engine_row
-from fedpriv.engines.worker import Advanced, Began, Evaluated, Event, Kept, Noted, work
-from fedpriv.engines.workers import Workers, on_workers
-from fedpriv.errors import InputError, RunError
-from fedpriv.running.checkpoint import NO_CHECKPOINTS, Checkpoints, digest_of, installed, name_of
-from fedpriv.running.observer import RunObserver
-from fedpriv.running.outcome import Finished
-from fedpriv.scenario import Cell, load_scenario
-from fedpriv.sweep.runner import run_sweep
+from fedpriv.engines.table import Outcome, engine_row
+from fedpriv.engines.workers import Advanced, Began, Evaluated, Event, Kept, Noted, Workers, on_workers, work
+from fedpriv.rounds.outcome import (
+    NO_CHECKPOINTS,
+    Checkpoints,
+    Finished,
+    RunObserver,
+    digest_of,
+    installed,
+    name_of,
+)
+from fedpriv.scenario.load import load_scenario
+from fedpriv.scenario.schema import Cell
+from fedpriv.study.sweep import run_sweep
 
 FEDPRIV = Path(sys.executable).with_name("fedpriv")
 SCENARIO = """
@@ -135,7 +140,7 @@ def heard_of(
 
     monkeypatch.setattr(engine, "_ray_of", connected)
     cell: Any = SimpleNamespace(schedule=SimpleNamespace(rounds=2), batch_sizes=(1,), canonical=dict)
-    run = engine._run(
+    run = engine._run_groups(
         "vectorized", lambda cells: [[1, 0]], Workers(1), kept or Checkpoints(), [cell, cell], recorder
     )
     try:
@@ -243,7 +248,7 @@ def test_a_worker_says_what_its_engine_says(scenario: Path, name: str) -> None:
 
 
 def engine_local() -> Any:
-    from fedpriv.engines.base import LOCAL
+    from fedpriv.engines.table import LOCAL
 
     return LOCAL
 

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedpriv.estimators.gradients import RecursiveGradient, SplitGradient
-from fedpriv.estimators.running_sum import absorb, empty_sum
-from fedpriv.objectives import Records, SoftmaxRegression
+from fedpriv.loss.estimators import RecursiveGradient, SplitGradient
+from fedpriv.loss.objective import Records
+from fedpriv.loss.running_sums import absorb, empty_sum
+from fedpriv.loss.softmax import SoftmaxRegression
 
 FEATURES, CLASSES = 4, 3
 OBJECTIVE = SoftmaxRegression(FEATURES, CLASSES, feature_norm=2.0, dtype=torch.float64)

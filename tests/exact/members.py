@@ -6,26 +6,19 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedpriv.exact.factored import Factored, factored
-from fedpriv.exact.fixed_point import ONE, Ints, coefficient
-from fedpriv.exact.lattice import Lattice
-from fedpriv.exact.state import pack, unpack
-from fedpriv.exact.strategies import IntegerBuffered, IntegerStrategy
-from fedpriv.exact.strategies.buffered import buffered, series_of
-from fedpriv.mechanisms import (
-    AlignedDifferences,
-    BandedSquareRoot,
-    BinaryTree,
-    BufferedToeplitz,
-    IndependentGaussian,
-    LambdaCgd,
-    LeafGaussian,
-    Mechanism,
-    ScheduledGaussian,
-    Workload,
-)
-from fedpriv.mechanisms.sensitivity import nonincreasing
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.noise import sensitivity as nonincreasing
+from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
+from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian, ScheduledGaussian
+from fedpriv.noise.differences import AlignedDifferences
+from fedpriv.noise.integers.buffered import IntegerBuffered, buffered, series_of
+from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient
+from fedpriv.noise.integers.lattice import Factored, Lattice, factored
+from fedpriv.noise.integers.strategies import IntegerStrategy, pack, unpack
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule
 
 UNITS = Lattice(0)
 """Clips that are already norms in units."""

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from fedpriv.accounting import gdp
-from fedpriv.errors import InputError
-from fedpriv.exact.claim import claim_of, distance_of
-from fedpriv.exact.discrete_gaussian import KeyedIntegers
-from fedpriv.exact.strategies import Group
+from fedpriv.accounting import gaussian as gdp
+from fedpriv.core.errors import InputError
+from fedpriv.noise.integers.claim import claim_of, distance_of
+from fedpriv.noise.integers.gaussian import KeyedIntegers
+from fedpriv.noise.integers.strategies import Group
 
 Values = np.ndarray
 

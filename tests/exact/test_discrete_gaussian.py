@@ -14,11 +14,20 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy.stats import binom, chi2, norm
 
-from fedpriv.errors import InputError
-from fedpriv.exact import discrete_gaussian
-from fedpriv.exact.discrete_gaussian import BAND, KeyedIntegers
-from fedpriv.exact.subkeys import START, linked, linked_missed, round_noise
-from fedpriv.exact.tables import COLUMNS, Table, exp_fixed, table_of
+from fedpriv.core.errors import InputError
+from fedpriv.noise.integers import gaussian as discrete_gaussian
+from fedpriv.noise.integers.gaussian import (
+    BAND,
+    COLUMNS,
+    START,
+    KeyedIntegers,
+    Table,
+    exp_fixed,
+    linked,
+    linked_missed,
+    round_noise,
+    table_of,
+)
 
 FALSE_ALARM = 1e-6
 KEY = bytes(range(32))

@@ -6,16 +6,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedpriv.exact.claim import distance_of
-from fedpriv.exact.factored import Factored, factored
-from fedpriv.exact.fixed_point import ONE, Ints, coefficient, squarings
-from fedpriv.exact.strategies import Group, IntegerBuffered, IntegerPrefix
-from fedpriv.mechanisms import (
-    IndependentGaussian,
-    Workload,
-)
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.participation.separated import Separated
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.integers.buffered import IntegerBuffered
+from fedpriv.noise.integers.claim import distance_of
+from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, squarings
+from fedpriv.noise.integers.lattice import Factored, factored
+from fedpriv.noise.integers.strategies import Group, IntegerPrefix
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule, Separated
 from tests.exact.members import (
     BUFFERED,
     PERIODIC,

@@ -10,12 +10,12 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fedpriv.exact import increments, rank_one
-from fedpriv.exact.increments import integers, squared_norms
-from fedpriv.exact.lattice import lattice_for
-from fedpriv.exact.rank_one import integer_residuals, outer_sum, rank_one_suits
-from fedpriv.objectives import Outer
-from fedpriv.objectives.written_order import softmax_slopes
+from fedpriv.loss.alone import softmax_slopes
+from fedpriv.loss.objective import Outer
+from fedpriv.noise.integers import increments
+from fedpriv.noise.integers import increments as rank_one
+from fedpriv.noise.integers.increments import integer_residuals, integers, outer_sum, rank_one_suits, squared_norms
+from fedpriv.noise.integers.lattice import lattice_for
 from tests.disordered import disordered
 from tests.exact.hostile_floats import CLIPS, rows
 

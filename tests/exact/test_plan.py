@@ -5,19 +5,20 @@ import math
 import numpy as np
 import pytest
 
-from fedpriv.errors import InputError, RunError
-from fedpriv.exact.claim import claim_of
-from fedpriv.exact.discrete_gaussian import KeyedIntegers
-from fedpriv.exact.factored import Factored, factored
-from fedpriv.exact.increments import integers
-from fedpriv.exact.plan import ExactPlan, ExactRun, fitted
-from fedpriv.exact.release import added, leaving, private_sums
-from fedpriv.exact.strategies import IntegerBuffered
-from fedpriv.exact.strategies.buffered import buffered
-from fedpriv.exact.subkeys import START, linked, round_noise
-from fedpriv.exact.words import packed, sum_of
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism, Workload
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.integers.buffered import IntegerBuffered, buffered
+from fedpriv.noise.integers.claim import claim_of
+from fedpriv.noise.integers.fixed_point import packed, sum_of
+from fedpriv.noise.integers.gaussian import START, KeyedIntegers, linked, round_noise
+from fedpriv.noise.integers.increments import integers
+from fedpriv.noise.integers.lattice import Factored, factored
+from fedpriv.noise.integers.plan import ExactPlan, ExactRun, added, fitted, leaving, private_sums
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule
 from tests.exact.members import SIMPLE, aligned, buffered_certified, simple, workload_of
 
 
@@ -242,7 +243,7 @@ def test_bands_are_rounded_in_every_role() -> None:
 
 
 def c_matrix(form: Factored) -> np.ndarray:
-    from fedpriv.exact.rounded_banded import RoundedBanded
+    from fedpriv.noise.integers.lattice import RoundedBanded
 
     assert isinstance(form.mechanism, RoundedBanded)
     return np.array(

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from fedpriv.exact.discrete_gaussian import KeyedIntegers
-from fedpriv.exact.factored import factored
-from fedpriv.exact.plan import ExactRun, fitted
-from fedpriv.mechanisms import IndependentGaussian
-from fedpriv.randomness import KeyedNormal
+from fedpriv.core.random import KeyedNormal
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.integers.gaussian import KeyedIntegers
+from fedpriv.noise.integers.lattice import factored
+from fedpriv.noise.integers.plan import ExactRun, fitted
 from tests.exact.members import workload_of
 
 CYCLES = 2.0e4

@@ -12,19 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedpriv.exact.lattice import lattice_for
-from fedpriv.exact.records import dummy_of, integer_sum
-from fedpriv.models.table import MODELS, convolutional_net
-from fedpriv.objectives import (
-    CrossEntropy,
-    Objective,
-    Records,
-    Slots,
-    SoftmaxRegression,
-    View,
-    objective_of,
-)
-from fedpriv.objectives.local_training import LocalTraining
+from fedpriv.loss.layered import objective_of
+from fedpriv.loss.losses import CrossEntropy
+from fedpriv.loss.models import MODELS, convolutional_net
+from fedpriv.loss.objective import Objective, Records, Slots, View
+from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.loss.views import LocalTraining
+from fedpriv.noise.integers.increments import dummy_of, integer_sum
+from fedpriv.noise.integers.lattice import lattice_for
 from tests.objectives.test_hostile_queries import CASES, F32, F64, Case, records_of
 
 HELD = 7
@@ -205,7 +200,7 @@ def test_features_are_integers_within_their_bound(
         records, points = Records(features, labels), points_of(objective, dtype)
         with monkeypatch.context() as patch:
             rounded = sum_of(objective, points, (3.0, -2.0), records)
-            patch.setattr("fedpriv.exact.records.rank_one_suits", lambda *_: False)
+            patch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)
             formed = sum_of(objective, points, (3.0, -2.0), records)
         assert np.linalg.norm(rounded - formed) < 2**-9 * np.linalg.norm(formed)
 

@@ -8,24 +8,19 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from fedpriv.errors import InputError, RunError
-from fedpriv.exact.discrete_gaussian import KeyedIntegers
-from fedpriv.exact.factored import factored
-from fedpriv.exact.fixed_point import ONE, Ints
-from fedpriv.exact.release import leaving
-from fedpriv.exact.state import pack, unpack
-from fedpriv.exact.strategies import IntegerBuffered, IntegerStrategy, skipped
-from fedpriv.exact.strategies.buffered import buffered, phi_of
-from fedpriv.mechanisms import (
-    BandedSquareRoot,
-    BinaryTree,
-    PhaseEnds,
-    Separated,
-    SlidingDifferences,
-    Workload,
-)
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.participation.phases import Phases
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.noise.integers.buffered import IntegerBuffered, buffered, phi_of
+from fedpriv.noise.integers.fixed_point import ONE, Ints
+from fedpriv.noise.integers.gaussian import KeyedIntegers
+from fedpriv.noise.integers.lattice import factored
+from fedpriv.noise.integers.plan import leaving
+from fedpriv.noise.integers.strategies import IntegerStrategy, pack, skipped, unpack
+from fedpriv.noise.phased import PhaseEnds
+from fedpriv.noise.sliding import SlidingDifferences
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Phases, Schedule, Separated
 from tests.exact.members import (
     BUFFERED,
     SIMPLE,
@@ -271,7 +266,7 @@ def test_claims_about_real_numbers_are_refused() -> None:
 
 
 def test_coefficients_that_rise_are_refused() -> None:
-    from fedpriv.exact.strategies import IntegerBanded
+    from fedpriv.noise.integers.strategies import IntegerBanded
 
     for bad in ((ONE + 1,), (5, 6), (-1,)):
         with pytest.raises(InputError, match="never rise"):

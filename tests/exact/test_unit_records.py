@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.exact.lattice import lattice_for
-from fedpriv.exact.records import integer_sum
-from fedpriv.objectives import Objective, Records, SoftmaxRegression
-from fedpriv.objectives.local_steps import LocalSteps
-from fedpriv.objectives.per_unit import PerUnit
-from fedpriv.objectives.quantile_clip import QuantileClip
+from fedpriv.loss.objective import Objective, Records
+from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.loss.views import LocalSteps, PerUnit, QuantileClip
+from fedpriv.noise.integers.increments import integer_sum
+from fedpriv.noise.integers.lattice import lattice_for
 
 UNITS, MOST, FEATURES, CLASSES = 6, 4, 5, 3
 CLIP = 1.0

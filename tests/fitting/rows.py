@@ -2,13 +2,15 @@
 
 import numpy as np
 
-from fedpriv.estimators.gradients import Estimator, PlainGradient, RecursiveGradient
-from fedpriv.estimators.weights import PowerWeights
-from fedpriv.fitting import Objective, Response, objective_of
-from fedpriv.fitting.published import response_of
-from fedpriv.mechanisms import Workload
-from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, NesterovCoupling, Optimizer, ProjectedSGD
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.loss.estimators import Estimator, PlainGradient, PowerWeights, RecursiveGradient
+from fedpriv.noise.fitting.cost import Objective, Response, objective_of
+from fedpriv.noise.workload import Workload
+from fedpriv.papers.base import Optimizer, ProjectedSGD
+from fedpriv.papers.choquette_choo import NesterovCoupling
+from fedpriv.papers.reshef_levy import AnytimeSGD
+from fedpriv.papers.sgd import FollowTheRegularizedLeader
+from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.fitted import response_of
 
 SUMMED, PLAIN = RecursiveGradient(1.0), PlainGradient(1.0, decay=1.0)
 

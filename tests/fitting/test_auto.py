@@ -5,13 +5,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedpriv.errors import InputError
-from fedpriv.fitting import Objective, auto, candidates, compared, objective_of, rows_response
-from fedpriv.fitting.sizes import fitted_sizes
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Mechanism, Separated, Workload
-from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
-from fedpriv.mechanisms.inverse_square_root import BandedInverseSquareRoot
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.core.errors import InputError
+from fedpriv.noise.buffered import BufferedToeplitz
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.fitting.auto import auto, candidates, compared, fitted_sizes
+from fedpriv.noise.fitting.cost import Objective, objective_of, rows_response
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule, Separated
 from tests.fitting.rows import ROWS, objective, response, workload
 from tests.parts import in_parts
 

@@ -5,13 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.errors import InputError
-from fedpriv.fitting import Response, least, objective_of, rows_response
-from fedpriv.fitting.bounds import lower_bounds, sharper_mean_bound
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Separated, Workload
-from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.participation.phases import Phases
+from fedpriv.core.errors import InputError
+from fedpriv.noise.buffered import BufferedToeplitz
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.fitting.auto import least
+from fedpriv.noise.fitting.cost import Response, lower_bounds, objective_of, rows_response, sharper_mean_bound
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Phases, Schedule, Separated
 from tests.fitting.rows import objective, response, workload
 
 MECHANISMS = (

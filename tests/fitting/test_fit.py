@@ -6,12 +6,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fedpriv.fitting import Objective, Response, compared, least, objective_of
-from fedpriv.fitting.fit import Fit, fit_lambda, fit_roots
-from fedpriv.fitting.loss import Loss, PlainLoss, ScaledLoss
-from fedpriv.mechanisms import BinaryTree, IndependentGaussian, Mechanism, Separated, Workload
-from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.noise.buffered import BufferedToeplitz
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.fitting.auto import compared, least
+from fedpriv.noise.fitting.cost import Objective, Response, objective_of
+from fedpriv.noise.fitting.fit import Fit, Loss, PlainLoss, ScaledLoss, fit_lambda, fit_roots
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule, Separated
 from tests.fitting.rows import ROWS, objective, response, workload
 
 

@@ -7,14 +7,18 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.errors import InputError
-from fedpriv.estimators.gradients import PlainGradient
-from fedpriv.fitting import adjoint, rows_response
-from fedpriv.fitting.adjoint import NoiseStream, pulled_back
-from fedpriv.fitting.published import response_of
-from fedpriv.mechanisms import AlignedDifferences, BandedSquareRoot, BinaryTree, Mechanism
-from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
-from fedpriv.optimizers import NormalizedSGD
+from fedpriv.core.errors import InputError
+from fedpriv.loss.estimators import PlainGradient
+from fedpriv.noise.buffered import BufferedToeplitz
+from fedpriv.noise.differences import AlignedDifferences
+from fedpriv.noise.fitting import adjoint
+from fedpriv.noise.fitting.adjoint import NoiseStream, pulled_back
+from fedpriv.noise.fitting.cost import rows_response
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.papers.tran_cutkosky import NormalizedSGD
+from fedpriv.rounds.fitted import response_of
 from tests.fitting.rows import ROWS, response
 
 Numbers = NDArray[np.float64]

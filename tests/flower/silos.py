@@ -13,10 +13,10 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from fedpriv.clients.ledger import SiloLedger
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.prepare import policy_text, write_shard
-from fedpriv.data.datasets import load
+from fedpriv.data.named import load
+from fedpriv.silo.demo import policy_text, write_shard
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.policy import read_policy
 from tests.clients.guarded import start_daemon
 from tests.flower.quickstart.task import Net, load_centralized_dataset
 from tests.flower.quickstart.task import test as evaluate

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from fedpriv.clients.proxy import ask, ask_shapes
-from fedpriv.errors import InputError, RunError
+from fedpriv.clients.app import ask, ask_shapes
+from fedpriv.core.errors import InputError, RunError
 from fedpriv.flower import SiloGuard, guard_of
 from fedpriv.protocol.messages import Refusal
 from tests.flower.quickstart.client_app import SCENARIO

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from fedpriv.clients.refusals import RefusalLog
-from fedpriv.errors import InputError, RunError
-from fedpriv.flower import guard_of
-from fedpriv.flower.layout import Layout
-from fedpriv.flower.terms import read_terms
-from fedpriv.models.trained import shapes_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import resolve_cell
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.flower import Layout, guard_of, read_terms
+from fedpriv.loss.imported import shapes_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.daemon import RefusalLog
 from tests.conftest import small_tree
 from tests.doc_pages import ROOT
 from tests.flower.quickstart.client_app import SCENARIO

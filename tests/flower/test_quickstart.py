@@ -8,8 +8,8 @@ import torch
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fedpriv.data.datasets import load
-from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.data.named import load
+from fedpriv.engines.inprocess import InProcessGrid
 from tests.flower.quickstart import evaluating_app, numpy_app
 from tests.flower.quickstart.client_app import app
 from tests.flower.quickstart.server_app import app as server

@@ -7,16 +7,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedpriv.errors import InputError
-from fedpriv.mechanisms import (
-    BandedSquareRoot,
-    BinaryTree,
-    IndependentGaussian,
-    LeafGaussian,
-    Mechanism,
-    Workload,
-)
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.core.errors import InputError
+from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule
 
 Matrix = NDArray[np.float64]
 

@@ -7,11 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from fedpriv.errors import InputError
-from fedpriv.fitting.adjoint import NoiseStream, pulled_back
-from fedpriv.mechanisms import AnchoredSquareRoot, BinaryTree, Workload
-from fedpriv.mechanisms.registry import mechanism_from
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.core.errors import InputError
+from fedpriv.noise.anchored import AnchoredSquareRoot
+from fedpriv.noise.fitting.adjoint import NoiseStream, pulled_back
+from fedpriv.noise.registry import mechanism_from
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule
 
 
 def sums(rounds: int, period: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedpriv.errors import InputError
-from fedpriv.mechanisms import IndependentGaussian, LeafGaussian, Separated, Workload, roots
-from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.core.errors import InputError
+from fedpriv.noise import buffered as roots
+from fedpriv.noise.buffered import BufferedToeplitz
+from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule, Separated
 
 Matrix = NDArray[np.float64]
 

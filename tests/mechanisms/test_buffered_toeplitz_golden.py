@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from fedpriv.mechanisms import Separated, Workload, roots
-from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.noise import buffered as roots
+from fedpriv.noise.buffered import BufferedToeplitz
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule, Separated
 
 
 def workload_of(rounds: int, decay: float = 1.0, rounds_per_epoch: int | None = None) -> Workload:

@@ -7,24 +7,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedpriv.errors import InputError
-from fedpriv.fitting.adjoint import NoiseStream, pulled_back
-from fedpriv.fitting.spread import spread
-from fedpriv.mechanisms import (
-    BandedInverseSquareRoot,
-    BandedSquareRoot,
-    BinaryTree,
-    BufferedToeplitz,
-    IndependentGaussian,
-    LambdaCgd,
-    Mechanism,
-    ScheduledGaussian,
-    Separated,
-    Workload,
-)
-from fedpriv.mechanisms.columns import raised
-from fedpriv.mechanisms.registry import AUTO, CHOSEN, MechanismOptions, chosen_mechanism, mechanism_from
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.core.errors import InputError
+from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
+from fedpriv.noise.diagonal import IndependentGaussian, ScheduledGaussian
+from fedpriv.noise.fitting.adjoint import NoiseStream, pulled_back
+from fedpriv.noise.fitting.cost import spread
+from fedpriv.noise.mechanism import Mechanism, raised
+from fedpriv.noise.registry import AUTO, CHOSEN, MechanismOptions, chosen_mechanism, mechanism_from
+from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule, Separated
 
 ROUNDS = 23
 

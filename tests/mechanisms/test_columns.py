@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedpriv.errors import InputError
-from fedpriv.mechanisms import BinaryTree, IndependentGaussian, Mechanism, Separated, Workload
-from fedpriv.mechanisms.buffered_toeplitz import BufferedToeplitz
-from fedpriv.mechanisms.columns import Inner, column_scale, fixed_order_scale, toeplitz_inner
-from fedpriv.mechanisms.sensitivity import series
-from fedpriv.mechanisms.sensitivity.nodes import column_squared_norms
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.core.errors import InputError
+from fedpriv.noise import series
+from fedpriv.noise.buffered import BufferedToeplitz
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.mechanism import Inner, Mechanism, column_scale, fixed_order_scale, toeplitz_inner
+from fedpriv.noise.nodes import column_squared_norms
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule, Separated
 
 Matrix = NDArray[np.float64]
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedpriv.errors import InputError
-from fedpriv.mechanisms import BandedSquareRoot, Separated, Workload
-from fedpriv.mechanisms.inverse_square_root import BandedInverseSquareRoot
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.core.errors import InputError
+from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedSquareRoot
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule, Separated
 
 Matrix = NDArray[np.float64]
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.errors import InputError
-from fedpriv.mechanisms import AlignedDifferences, Separated, SlidingDifferences, Workload
-from fedpriv.mechanisms.differences import DifferenceTrees, calibrated, sized_by_the_paper
-from fedpriv.mechanisms.paper_tree import PaperTree
-from fedpriv.mechanisms.sensitivity.windows import cover, used_ends
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.core.errors import InputError
+from fedpriv.noise.differences import AlignedDifferences, DifferenceTrees, calibrated, sized_by_the_paper
+from fedpriv.noise.nodes import cover, used_ends
+from fedpriv.noise.sliding import SlidingDifferences
+from fedpriv.noise.tree import PaperTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule, Separated
 from tests.oracle_momentum import (
     GOLDEN_STDS,
     Interval,

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.mechanisms import BinaryTree, Workload
-from fedpriv.mechanisms.sensitivity.nodes import record_squared_norms
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.theory.momentum import paper_node_count
+from fedpriv.noise.nodes import record_squared_norms
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.papers.tran_cutkosky_bounds import paper_node_count
+from fedpriv.participation.orders import Schedule
 from tests.oracle_momentum import compose, prefix_nodes, squared_norms
 
 

@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.mechanisms import BinaryTree, Workload
-from fedpriv.mechanisms.sensitivity import nodes
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.noise import nodes
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule
 
 
 def compose(first: int, last: int) -> list[tuple[int, int]]:

@@ -9,9 +9,13 @@ import pytest
 import torch
 from scipy.stats import chi2, norm
 
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, LeafGaussian, Mechanism, Workload
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.randomness import simulation_noise
+from fedpriv.core.random import simulation_noise
+from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule
 
 ROUNDS, SIZE, FALSE_ALARM = 24, 20_000, 1e-6
 

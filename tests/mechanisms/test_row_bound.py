@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.mechanisms import Separated, Workload
-from fedpriv.mechanisms.columns import toeplitz_inner
-from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern
-from fedpriv.mechanisms.sensitivity.row_bound import heaviest_patterns, row_bound
+from fedpriv.noise.mechanism import toeplitz_inner
+from fedpriv.noise.sensitivity import heaviest_pattern, heaviest_patterns, row_bound
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Separated
 
 
 @given(data=st.data(), rounds=st.integers(1, 14), rows=st.integers(1, 5))

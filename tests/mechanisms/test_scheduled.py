@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.errors import InputError
-from fedpriv.fitting import objective_of, rows_response
-from fedpriv.fitting.sizes import fitted_sizes, most_moved
-from fedpriv.mechanisms import IndependentGaussian, ScheduledGaussian, Separated, Workload
-from fedpriv.mechanisms.registry import MechanismOptions, chosen_mechanism, mechanism_from
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.core.errors import InputError
+from fedpriv.noise.diagonal import IndependentGaussian, ScheduledGaussian
+from fedpriv.noise.fitting.auto import fitted_sizes, most_moved
+from fedpriv.noise.fitting.cost import objective_of, rows_response
+from fedpriv.noise.registry import MechanismOptions, chosen_mechanism, mechanism_from
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule, Separated
 from tests.fitting.rows import objective, response, workload
 
 SIZES = (1.0, 0.5, 2.0, 1.5, 0.7, 3.0, 1.0, 0.9)

@@ -10,18 +10,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedpriv.errors import InputError
-from fedpriv.mechanisms import (
-    BandedSquareRoot,
-    BinaryTree,
-    IndependentGaussian,
-    LeafGaussian,
-    Mechanism,
-    Separated,
-    Workload,
-)
-from fedpriv.mechanisms.sensitivity.participation import heaviest_pattern
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.core.errors import InputError
+from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.sensitivity import heaviest_pattern
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule, Separated
 
 Matrix = NDArray[np.float64]
 

@@ -5,9 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian, Workload
-from fedpriv.mechanisms.sensitivity import series
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.noise import series
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.9, 0.9999, 1.0])

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.metrics.goldstein import goldstein, goldstein_of, least_norm, mean_gradient
-from fedpriv.objectives import PhaseRetrieval, Records
+from fedpriv.loss.goldstein import goldstein, goldstein_of, least_norm, mean_gradient
+from fedpriv.loss.linear import PhaseRetrieval
+from fedpriv.loss.objective import Records
 
 
 @pytest.mark.parametrize(

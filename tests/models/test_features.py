@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.errors import InputError
-from fedpriv.models.features import orientation_histograms, pixels, scaled
+from fedpriv.core.errors import InputError
+from fedpriv.loss.features import orientation_histograms, pixels, scaled
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (30, 28, 28)).astype(np.uint8)
 

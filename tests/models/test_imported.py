@@ -12,15 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-from fedpriv.clients.guard import Guard, begin_ledger, open_guard
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.prepare import policy_text
-from fedpriv.errors import InputError, RunError
-from fedpriv.models.imported import build, with_group_norm
-from fedpriv.models.probes import check_alone
-from fedpriv.models.table import model_named
-from fedpriv.objectives import CrossEntropy, LayeredObjective, ModuleObjective, Records
-from fedpriv.scenario import resolve_cell
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.loss.imported import build, check_alone, with_group_norm
+from fedpriv.loss.layered import LayeredObjective
+from fedpriv.loss.losses import CrossEntropy
+from fedpriv.loss.models import model_named
+from fedpriv.loss.module import ModuleObjective
+from fedpriv.loss.objective import Records
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.demo import policy_text
+from fedpriv.silo.guard import Guard, begin_ledger, open_guard
+from fedpriv.silo.policy import read_policy
 from tests.clients.guarded import cell_json as silo_cell_json
 from tests.clients.guarded import guard_of, write_silo
 from tests.conftest import small_tree

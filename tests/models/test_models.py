@@ -8,12 +8,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fedpriv.data.datasets import load
-from fedpriv.errors import InputError
-from fedpriv.models.linear import SoftmaxSettings
-from fedpriv.models.row import ModuleSettings
-from fedpriv.models.table import MODELS, PerceptronSettings, model_named
-from fedpriv.objectives import LayeredObjective, Records, SoftmaxRegression
+from fedpriv.core.errors import InputError
+from fedpriv.data.named import load
+from fedpriv.loss.layered import LayeredObjective
+from fedpriv.loss.models import MODELS, PerceptronSettings, SoftmaxSettings, model_named
+from fedpriv.loss.objective import Records
+from fedpriv.loss.rows import ModuleSettings
+from fedpriv.loss.softmax import SoftmaxRegression
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (50, 28, 28)).astype(np.uint8)
 IMAGES[0] = 0

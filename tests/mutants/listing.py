@@ -2,7 +2,7 @@
 
 [[mutant]]
 id = "poisson-coins-floor"
-file = "fedpriv/participation/poisson.py"     # a path from the root
+file = "fedpriv/participation/secret.py"     # a path from the root
 before = '''-(-self.rounds // self.groups)'''  # occurs once in the file
 after = '''self.rounds // self.groups'''
 gain = "What an attacker or a reader gains or loses by it, in one line."

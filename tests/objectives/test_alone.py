@@ -8,27 +8,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedpriv.clients.releasing import ReleasingSilo
-from fedpriv.exact.records import integer_sum
-from fedpriv.metrics.summed import summed_scores
-from fedpriv.models import backbone
-from fedpriv.models.backbone import frozen_features
-from fedpriv.models.features import orientation_histograms, scaled
-from fedpriv.models.linear import LinearSettings, features_and_bias
-from fedpriv.models.moments import ColumnMoments, MomentSettings, moments
-from fedpriv.objectives import (
-    CrossEntropy,
-    LogisticRegression,
-    ModuleObjective,
-    Objective,
-    Records,
-    View,
-    objective_of,
-)
-from fedpriv.objectives.alone import each_alone, rows_apart
-from fedpriv.objectives.per_unit import PerUnit
-from fedpriv.running.plan import plan_of
-from fedpriv.scenario import resolve_cell
+from fedpriv.loss import features as backbone
+from fedpriv.loss.alone import each_alone, rows_apart
+from fedpriv.loss.features import frozen_features, orientation_histograms, scaled
+from fedpriv.loss.layered import objective_of
+from fedpriv.loss.linear import LogisticRegression
+from fedpriv.loss.losses import CrossEntropy
+from fedpriv.loss.models import LinearSettings, features_and_bias
+from fedpriv.loss.module import ModuleObjective
+from fedpriv.loss.objective import Objective, Records, View
+from fedpriv.loss.rows import ColumnMoments, MomentSettings, moments
+from fedpriv.loss.scores import summed_scores
+from fedpriv.loss.views import PerUnit
+from fedpriv.noise.integers.increments import integer_sum
+from fedpriv.rounds.plan import plan_of
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.silo import ReleasingSilo
 from tests.conftest import small_tree
 from tests.disordered import disordered
 from tests.models import zoo

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from fedpriv.objectives import Records, SoftmaxRegression
-from fedpriv.objectives.blocks import Block, OfBlock, of_records, once
-from fedpriv.objectives.clipping import clipping, formed, upper_norm
-from fedpriv.replicates.certain import never_above
+from fedpriv.core.replicates import never_above
+from fedpriv.loss.clipping import clipping, formed, upper_norm
+from fedpriv.loss.objective import Records
+from fedpriv.loss.softmax import Block, OfBlock, SoftmaxRegression, of_records, once
 
 ROUNDS, REPLICATES, BATCH, FEATURES, CLASSES = 3, 2, 5, 7, 4
 OBJECTIVE = SoftmaxRegression(FEATURES, CLASSES, feature_norm=10.0, dtype=torch.float64)

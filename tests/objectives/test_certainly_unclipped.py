@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.objectives.clipping import certainly_unclipped, clipping, rank_one, upper_norm
+from fedpriv.loss.clipping import certainly_unclipped, clipping, rank_one, upper_norm
 
 CLIPS = st.floats(2.0**-40, 2.0**40)
 ANY = st.one_of(

@@ -7,7 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedpriv.objectives import CrossEntropy, LayeredObjective, Records, layered
+from fedpriv.loss import layered
+from fedpriv.loss.layered import LayeredObjective
+from fedpriv.loss.losses import CrossEntropy
+from fedpriv.loss.objective import Records
 
 COUNT = 300
 

@@ -6,19 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedpriv.metrics.scored import Scored
-from fedpriv.metrics.summed import summed_scores
-from fedpriv.objectives import (
-    CrossEntropy,
-    LayeredObjective,
-    ModuleObjective,
-    Objective,
-    Records,
-    SquaredError,
-    layered,
-    module,
-)
-from fedpriv.objectives.alone import rows_apart
+from fedpriv.loss import layered, module
+from fedpriv.loss.alone import rows_apart
+from fedpriv.loss.layered import LayeredObjective
+from fedpriv.loss.losses import CrossEntropy, SquaredError
+from fedpriv.loss.module import ModuleObjective
+from fedpriv.loss.objective import Objective, Records
+from fedpriv.loss.scores import Scored, summed_scores
 
 FEATURES, COUNT, ROWS = 6, 50, 8
 

@@ -15,26 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedpriv.objectives import (
-    AbsoluteError,
-    CrossEntropy,
-    LayeredObjective,
-    LeastSquares,
-    LogisticRegression,
-    Loss,
-    ModuleObjective,
-    Objective,
-    PhaseRetrieval,
-    Records,
-    SeededDirections,
-    Slots,
-    Smoothed,
-    SoftmaxRegression,
-    View,
-    objective_of,
-)
-from fedpriv.objectives.clipping import clipping
-from fedpriv.objectives.layers import DenseTerms
+from fedpriv.loss.clipping import clipping
+from fedpriv.loss.layered import LayeredObjective, objective_of
+from fedpriv.loss.layers import DenseTerms
+from fedpriv.loss.linear import LeastSquares, LogisticRegression, PhaseRetrieval
+from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss
+from fedpriv.loss.module import ModuleObjective
+from fedpriv.loss.objective import Objective, Records, Slots, View
+from fedpriv.loss.smoothed import SeededDirections, Smoothed
+from fedpriv.loss.softmax import SoftmaxRegression
 
 F32, F64 = torch.float32, torch.float64
 BATCH, CLASSES = 4, 3

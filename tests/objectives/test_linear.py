@@ -15,14 +15,9 @@ from fedpriv.data.synthetic import (
     power_law,
     power_law_regression,
 )
-from fedpriv.objectives import (
-    LeastSquares,
-    LogisticRegression,
-    QuadraticPopulation,
-    Records,
-)
-from fedpriv.objectives.population import quadratic_in_ball
-from fedpriv.optimizers.base import project_to_ball
+from fedpriv.loss.linear import LeastSquares, LogisticRegression, QuadraticPopulation, quadratic_in_ball
+from fedpriv.loss.objective import Records
+from fedpriv.papers.base import project_to_ball
 
 F64 = torch.float64
 

@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.errors import InputError
-from fedpriv.models.table import model_named
-from fedpriv.objectives import Objective, Records
-from fedpriv.objectives.local_steps import LocalSteps
-from fedpriv.objectives.per_unit import PerUnit
-from fedpriv.objectives.quantile_clip import QuantileClip, joint_clip
-from fedpriv.objectives.softmax_regression import SoftmaxRegression
+from fedpriv.core.errors import InputError
+from fedpriv.loss.models import model_named
+from fedpriv.loss.objective import Objective, Records
+from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.loss.views import LocalSteps, PerUnit, QuantileClip, joint_clip
 from tests.objectives.test_per_unit import CLASSES, FEATURES, MOST, UNITS, WORST, batch
 
 CLIP, STEP, STEPS = 0.7, 0.4, 5

@@ -11,21 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedpriv.errors import InputError
-from fedpriv.models.probes import check_outputs
-from fedpriv.objectives import (
-    AbsoluteError,
-    CrossEntropy,
-    LayeredObjective,
-    Loss,
-    ModuleObjective,
-    Records,
-    SquaredError,
-    layered,
-    module,
-    objective_of,
-)
-from fedpriv.objectives.module import parameters_of
+from fedpriv.core.errors import InputError
+from fedpriv.loss import layered, module
+from fedpriv.loss.imported import check_outputs
+from fedpriv.loss.layered import LayeredObjective, objective_of
+from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
+from fedpriv.loss.module import ModuleObjective, parameters_of
+from fedpriv.loss.objective import Records
 
 F64 = torch.float64
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import fedpriv.objectives.per_unit
-from fedpriv.models.table import model_named
-from fedpriv.objectives import Objective, Records
-from fedpriv.objectives.per_unit import PerUnit, absent, is_absent
-from fedpriv.objectives.softmax_regression import SoftmaxRegression
+import fedpriv.loss.views
+from fedpriv.loss.models import model_named
+from fedpriv.loss.objective import Objective, Records
+from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.loss.views import PerUnit, absent, is_absent
 
 CLIP, UNITS, MOST, FEATURES, CLASSES = 1.5, 7, 4, 5, 3
 
@@ -68,7 +68,7 @@ def test_replicates_lead_units_as_they_lead_records(monkeypatch: pytest.MonkeyPa
     weights = torch.rand(2, UNITS, dtype=torch.float64)
     unit = PerUnit(objective, MOST)
     together = unit.increment([points], [1.0], records, weights, CLIP)
-    monkeypatch.setattr(fedpriv.objectives.per_unit, "_VALUES", 1)
+    monkeypatch.setattr(fedpriv.loss.views, "_VALUES", 1)
     chunked = unit.increment([points], [1.0], records, weights, CLIP)
     for place in range(2):
         own = Records(*(column[place] for column in records))

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpriv.data.synthetic import phase_retrieval
-from fedpriv.objectives import PhaseRetrieval, Records
+from fedpriv.loss.linear import PhaseRetrieval
+from fedpriv.loss.objective import Records
 
 
 def drawn(generator: np.random.Generator, batch: int, features: int) -> Records:

@@ -8,20 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.errors import InputError
-from fedpriv.estimators.gradients import VarianceReducedGradient
-from fedpriv.estimators.running_sum import absorb, empty_sum
-from fedpriv.objectives import (
-    ModuleObjective,
-    Objective,
-    PhaseRetrieval,
-    Records,
-    SeededDirections,
-    Slots,
-    Smoothed,
-    SoftmaxRegression,
-)
-from fedpriv.objectives.smoothed import Window
+from fedpriv.core.errors import InputError
+from fedpriv.loss.estimators import VarianceReducedGradient
+from fedpriv.loss.linear import PhaseRetrieval
+from fedpriv.loss.module import ModuleObjective
+from fedpriv.loss.objective import Objective, Records, Slots
+from fedpriv.loss.running_sums import absorb, empty_sum
+from fedpriv.loss.smoothed import SeededDirections, Smoothed, Window
+from fedpriv.loss.softmax import SoftmaxRegression
 from tests.algorithms.goldstein_golden import ExactlySmoothed
 
 DTYPE, DIMENSION, ALPHA = torch.float64, 5, 0.3
@@ -221,7 +215,7 @@ def test_directions_taken_a_few_at_a_time_give_the_contribution_of_all(
     places = torch.tensor([3, 1, 0, 2])
     asked = query, [1.0, -0.5][:points], Records(*(column[places] for column in records)), places, 0.7
     at_once = objective.per_record(*asked)
-    monkeypatch.setattr("fedpriv.objectives.smoothed._HELD", 2 * DIMENSION)
+    monkeypatch.setattr("fedpriv.loss.smoothed._HELD", 2 * DIMENSION)
     torch.testing.assert_close(objective.per_record(*asked), at_once)
     weights = torch.ones(4, dtype=DTYPE)
     whole = objective.increment(query, asked[1], records, weights, 0.7).total

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedpriv.objectives import Records, SoftmaxRegression
+from fedpriv.loss.objective import Records
+from fedpriv.loss.softmax import SoftmaxRegression
 
 
 def reference(

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from fedpriv.estimators.round import Round
-from fedpriv.objectives.quantile_clip import SMALLEST, joint_clip
-from fedpriv.optimizers import FedAdagrad, FedAdam, FedYogi, ProjectedSGD, QuantileClipping
+from fedpriv.loss.estimators import Round
+from fedpriv.loss.views import SMALLEST, joint_clip
+from fedpriv.papers.base import ProjectedSGD
+from fedpriv.papers.cohorts import FedAdagrad, FedAdam, FedYogi, QuantileClipping
 
 ETA, B1, B2, TAU = 0.3, 0.8, 0.95, 0.05
 

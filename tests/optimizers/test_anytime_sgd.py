@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.estimators.gradients import RecursiveGradient
-from fedpriv.optimizers import AnytimeSGD
-from fedpriv.optimizers.base import project_to_ball
+from fedpriv.loss.estimators import RecursiveGradient
+from fedpriv.papers.base import project_to_ball
+from fedpriv.papers.reshef_levy import AnytimeSGD
 
 ESTIMATOR = RecursiveGradient(clip=1.0)
 

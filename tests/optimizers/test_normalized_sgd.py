@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.algorithms import Problem, algorithm_named
-from fedpriv.estimators.round import Round
-from fedpriv.optimizers import NormalizedSGD
-from fedpriv.optimizers.normalized_sgd import movement_bound
-from fedpriv.participation.fixed_order import Schedule
+from fedpriv.loss.estimators import Round
+from fedpriv.papers.base import Problem
+from fedpriv.papers.table import algorithm_named
+from fedpriv.papers.tran_cutkosky import NormalizedSGD, movement_bound
+from fedpriv.participation.orders import Schedule
 
 
 def current(t: int) -> Round:

@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.estimators.round import Round
-from fedpriv.optimizers import O2NC
-from fedpriv.optimizers.o2nc import O2NCState, PublicChoices
-from fedpriv.replicates.stacking import signature, stack
+from fedpriv.core.replicates import signature, stack
+from fedpriv.loss.estimators import Round
+from fedpriv.papers.kornowski import O2NC, O2NCState, PublicChoices
 
 
 def plain_round(t: int) -> Round:

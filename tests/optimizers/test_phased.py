@@ -9,11 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.errors import InputError
-from fedpriv.estimators.round import Round
-from fedpriv.mechanisms import BinaryTree, IndependentGaussian, PhaseEnds, Workload
-from fedpriv.optimizers import PhasedSGD
-from fedpriv.participation.phases import Phases
+from fedpriv.core.errors import InputError
+from fedpriv.loss.estimators import Round
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.phased import PhaseEnds
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.papers.phased import PhasedSGD
+from fedpriv.participation.orders import Phases
 
 PHASES = Phases((3, 2, 1))
 MECHANISM = PhaseEnds(PHASES, largest_step=0.5, smoothness=4.0, lipschitz=2.0)

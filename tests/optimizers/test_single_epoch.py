@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedpriv.estimators.gradients import Estimator, PlainGradient, RecursiveGradient
-from fedpriv.estimators.running_sum import absorb, empty_sum
-from fedpriv.estimators.weights import LinearWeights, PowerWeights
-from fedpriv.objectives import Records, SoftmaxRegression
-from fedpriv.optimizers import AnytimeSGD, FollowTheRegularizedLeader, NesterovCoupling, ProjectedSGD
+from fedpriv.loss.estimators import Estimator, LinearWeights, PlainGradient, PowerWeights, RecursiveGradient
+from fedpriv.loss.objective import Records
+from fedpriv.loss.running_sums import absorb, empty_sum
+from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.papers.base import ProjectedSGD
+from fedpriv.papers.choquette_choo import NesterovCoupling
+from fedpriv.papers.reshef_levy import AnytimeSGD
+from fedpriv.papers.sgd import FollowTheRegularizedLeader
 
 LOOSE = 1e9
 

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from fedpriv.accounting.gdp import mu_of
-from fedpriv.errors import InputError
-from fedpriv.mechanisms import BinaryTree, IndependentGaussian, LeafGaussian, Mechanism, Workload
-from fedpriv.participation.asked import Asked
-from fedpriv.participation.available import Available
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.participation.registry import participation_from
-from fedpriv.participation.separated import Separated
-from fedpriv.randomness import simulation_noise
+from fedpriv.accounting.gaussian import mu_of
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import simulation_noise
+from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.clients import Available, participation_from
+from fedpriv.participation.orders import Asked, Schedule, Separated
 
 COHORT, PLACES = 20, 30
 CLIENTS = COHORT * PLACES

@@ -2,8 +2,7 @@
 
 import pytest
 
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.participation.phases import Phases
+from fedpriv.participation.orders import Phases, Schedule
 
 
 @pytest.mark.parametrize(("rounds", "rounds_per_epoch"), [(1, 1), (7, 7), (12, 4), (10, 4), (3, 5)])

@@ -8,18 +8,17 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-import fedpriv.randomness
-from fedpriv.errors import InputError
-from fedpriv.mechanisms import IndependentGaussian, Mechanism, Workload
-from fedpriv.mechanisms.leaf import LeafGaussian
-from fedpriv.mechanisms.toeplitz import BandedSquareRoot
-from fedpriv.mechanisms.tree import BinaryTree
-from fedpriv.participation.allocation import Allocation
-from fedpriv.participation.poisson import Poisson
-from fedpriv.participation.registry import participation_from
-from fedpriv.participation.secret_order import SecretOrder
-from fedpriv.privacy.ledger import RunningSums
-from fedpriv.randomness import KeyedCoins, simulation_noise
+import fedpriv.core.random
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import KeyedCoins, simulation_noise
+from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.clients import participation_from
+from fedpriv.participation.secret import Allocation, Poisson, SecretOrder
+from fedpriv.rounds.ledger import RunningSums
 
 BATCH = 30
 
@@ -97,7 +96,7 @@ def test_numbers_are_drawn_again_where_some_would_be_likelier(monkeypatch: pytes
         last = [[2**64 - 1, 5, 2**64 - 2], [2**64 - 1, 7, 8], [4, 7, 8]]
         return np.array(last[attempt], np.uint64)
 
-    monkeypatch.setattr(fedpriv.randomness, "_words", words)
+    monkeypatch.setattr(fedpriv.core.random, "_words", words)
     assert coins().numbers(3, 3, 0, 0).tolist() == [1, 2, 2]  # 2^64 - 1 is a multiple of 3: only it is left out
     assert asked == [0, 1, 2]
     asked.clear()

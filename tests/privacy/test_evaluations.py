@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedpriv.accounting.gdp import compose
+from fedpriv.accounting.gaussian import compose
 from fedpriv.cli.app import app
-from fedpriv.privacy.entries import read_ledger
-from fedpriv.reports.notes import privacy_lines
-from fedpriv.reports.page import page_of
+from fedpriv.rounds.entries import read_ledger
 from fedpriv.scenario.load import scenario_of
-from fedpriv.sweep.results import read_results
-from fedpriv.sweep.runner import run_sweep
+from fedpriv.show.page import page_of
+from fedpriv.show.summary import privacy_lines
+from fedpriv.study.results import read_results
+from fedpriv.study.sweep import run_sweep
 from tests.conftest import small_tree
 
 SETTINGS: dict[str, dict[str, Any]] = {

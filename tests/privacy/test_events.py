@@ -11,16 +11,15 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.accounting.rdp import epsilon_of as renyi
-from fedpriv.errors import InputError
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian
-from fedpriv.participation.allocation import Allocation
-from fedpriv.participation.base import Participation
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.participation.poisson import Poisson
-from fedpriv.privacy.entries import LedgerEntry
-from fedpriv.privacy.events import dp_event, events_of
-from fedpriv.privacy.ledger import ReleaseStream
+from fedpriv.accounting.renyi import epsilon_of as renyi
+from fedpriv.core.errors import InputError
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.participation.orders import Participation, Schedule
+from fedpriv.participation.secret import Allocation, Poisson
+from fedpriv.rounds.entries import LedgerEntry, dp_event, events_of
+from fedpriv.rounds.ledger import ReleaseStream
 
 DELTA = 1e-5
 

@@ -10,24 +10,25 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedpriv.accounting import GaussianDP
-from fedpriv.accounting.gdp import compose
+from fedpriv.accounting.gaussian import compose
+from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.cli.app import app
+from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines.table import engine_named
-from fedpriv.errors import InputError, RunError
-from fedpriv.mechanisms import BandedSquareRoot, BinaryTree, IndependentGaussian
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.privacy.entries import read_ledger
-from fedpriv.privacy.ledger import FIRST_STEP, ReleaseStream, as_data, claim_of, from_data
-from fedpriv.privacy.trust import Noise, Trust
-from fedpriv.privacy.unit import unit_named
-from fedpriv.running.outcome import Finished
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.trust import Noise, Trust, unit_named
+from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.entries import read_ledger
+from fedpriv.rounds.ledger import FIRST_STEP, ReleaseStream, as_data, claim_of, from_data
+from fedpriv.rounds.outcome import Finished
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import scenario_of
-from fedpriv.sweep.record import privacy_of
-from fedpriv.sweep.results import RunFolder
+from fedpriv.scenario.schema import Cell
+from fedpriv.study.results import RunFolder
+from fedpriv.study.stored import privacy_of
 from tests.conftest import small_tree
 
 MakeCell = Callable[..., Cell]

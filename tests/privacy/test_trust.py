@@ -2,8 +2,7 @@
 
 import pytest
 
-from fedpriv.privacy.trust import TRUSTS, trust_named
-from fedpriv.privacy.unit import CLIENT, RECORD
+from fedpriv.noise.trust import CLIENT, RECORD, TRUSTS, trust_named
 
 
 def test_noise_covers_the_record_that_weighs_most() -> None:

@@ -8,20 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.accounting import GaussianDP
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.clients.guard import begin_ledger, open_guard
-from fedpriv.clients.policy import read_policy
-from fedpriv.errors import InputError, RunError
-from fedpriv.mechanisms import IndependentGaussian
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.privacy.claim import PrivacyClaim
-from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of, from_data
-from fedpriv.privacy.several import bounds_of_several, epsilons_of_several, words_of_several
-from fedpriv.privacy.trust import TRUSTED, UNTRUSTED
-from fedpriv.privacy.unit import RECORD, UNITS, Unit, unit_from, unit_named
-from fedpriv.reports.statement import statements
-from fedpriv.sweep.results import Results
+from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.trust import RECORD, TRUSTED, UNITS, UNTRUSTED, Unit, unit_from, unit_named
+from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.claim import bounds_of_several, epsilons_of_several, words_of_several
+from fedpriv.rounds.ledger import PrivacyClaim, ReleaseStream, as_data, claim_of, from_data
+from fedpriv.show.statement import statements
+from fedpriv.silo.guard import begin_ledger, open_guard
+from fedpriv.silo.policy import read_policy
+from fedpriv.study.results import Results
 from tests.clients.guarded import ZERO, cell_json, write_silo
 
 

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.engines.inprocess_grid import InProcessGrid
-from fedpriv.errors import InputError, RunError
-from fedpriv.files import write_bytes, write_json, write_vector
-from fedpriv.protocol.cell_folder import FolderReader, FolderReporter
-from fedpriv.protocol.run_config import run_config_of
-from fedpriv.running.outcome import Finished
-from fedpriv.scenario import Cell
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.files import write_bytes, write_json, write_vector
+from fedpriv.engines.inprocess import InProcessGrid
+from fedpriv.protocol.cell_folder import FolderReader, FolderReporter, run_config_of
+from fedpriv.rounds.outcome import Finished
+from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import server_app
 
 MakeCell = Callable[..., Cell]

@@ -10,7 +10,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
-from fedpriv.clients import proxy
+from fedpriv.clients import app as proxy
 from fedpriv.protocol.arrays import vector_in
 from fedpriv.protocol.vectors import array_of, sealed, values_in, values_of, with_vector
 

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedpriv.protocol.unchecked import (
+from fedpriv.protocol.messages import (
     answer_to,
     array_over,
     holding,

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from fedpriv.mechanisms import IndependentGaussian
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.privacy.claimed import figures_of
-from fedpriv.privacy.evaluations import evaluation_data
-from fedpriv.privacy.ledger import ReleaseStream, as_data, claim_of
-from fedpriv.scenario import Published
-from fedpriv.sweep.results import Results
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.claim import evaluation_data, figures_of
+from fedpriv.rounds.ledger import ReleaseStream, as_data, claim_of
+from fedpriv.scenario.published import Published
+from fedpriv.study.results import Results
 
 Figures = tuple[float, float] | None
 """Test loss and test accuracy (a share) of a cell; None for a cell that is not finished."""

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import fedpriv
-from fedpriv.cli.watch import Watched, watching
-from fedpriv.reports.audited import StoredAudit, check_audited, store_audit, stored_audit
-from fedpriv.reports.page import write_report
+from fedpriv.cli.run import Watched, watching
+from fedpriv.show.page import write_report
+from fedpriv.show.statement import StoredAudit, check_audited, store_audit, stored_audit
 from tests.conftest import small_tree
 from tests.parts import in_parts
 from tests.reports.browser import CHROMIUM, look_at

@@ -6,9 +6,7 @@ from statistics import NormalDist
 
 import pytest
 
-from fedpriv.reports.charts.chart import Chart, Mark, Series, drawn
-from fedpriv.reports.charts.of_results import charts_of
-from fedpriv.reports.charts.scales import scale_of
+from fedpriv.show.charts import Chart, Mark, Series, charts_of, drawn, scale_of
 from tests.reports.conftest import results_of
 
 

@@ -13,25 +13,20 @@ from typer.testing import CliRunner
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.api.results import results_of
 from fedpriv.cli.app import app
-from fedpriv.errors import RunError
-from fedpriv.figures import (
-    upper_figure,
-)
-from fedpriv.privacy.several import words_of_several
-from fedpriv.reports.notes import privacy_lines
-from fedpriv.reports.plots.curves import draw_curves
-from fedpriv.reports.plots.noise import draw_noise
-from fedpriv.reports.statement import Statement, statements
-from fedpriv.reports.summary import state_of
-from fedpriv.reports.verdict import verdict
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import resolve_cell
-from fedpriv.scenario.load import scenario_of
-from fedpriv.sweep.claims import read_claims
-from fedpriv.sweep.record import privacy_of
-from fedpriv.sweep.results import Results
-from fedpriv.sweep.runner import run_sweep
+from fedpriv.core.errors import RunError
+from fedpriv.core.figures import upper_figure
+from fedpriv.rounds.claim import words_of_several
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.show.plots import draw_curves
+from fedpriv.show.privacy_plots import draw_noise
+from fedpriv.show.statement import Statement, statements
+from fedpriv.show.summary import privacy_lines, state_of
+from fedpriv.show.verdict import verdict
+from fedpriv.study.results import Results, read_claims
+from fedpriv.study.stored import privacy_of
+from fedpriv.study.sweep import run_sweep
 from tests.conftest import small_tree
 from tests.reports.conftest import results_with
 
@@ -169,7 +164,7 @@ def test_pictures_of_a_written_folder_say_so(doctored: tuple[Path, Path], monkey
         for figure in (noise, *draw_curves(results, []).values()):
             assert ("DIFFERS" in figure.get_suptitle()) == differs
             assert "0.001" not in figure.get_suptitle()
-        monkeypatch.setattr("fedpriv.reports.plots.plot_run", lambda folder: [folder / "curves.png"])
+        monkeypatch.setattr("fedpriv.show.plots.plot_run", lambda folder: [folder / "curves.png"])
         done = CliRunner().invoke(app, ["plot", str(folder)])
         assert isinstance(done.exception, RunError) == differs
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import fedpriv
 from fedpriv.cli.app import app
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from tests.conftest import small_tree
 
 

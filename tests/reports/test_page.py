@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import fedpriv
-from fedpriv.errors import InputError
-from fedpriv.privacy.trust import TRUSTED, UNTRUSTED
-from fedpriv.reports.page import _unbroken, write_report
-from fedpriv.reports.statement import best_guess, statements
-from fedpriv.sweep.results import read_results
+from fedpriv.core.errors import InputError
+from fedpriv.noise.trust import TRUSTED, UNTRUSTED
+from fedpriv.show.page import _unbroken, write_report
+from fedpriv.show.statement import best_guess, statements
+from fedpriv.study.results import read_results
 from tests.conftest import small_tree
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}

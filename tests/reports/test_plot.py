@@ -12,16 +12,12 @@ from typing import Any
 
 import pytest
 
-from fedpriv.errors import InputError
-from fedpriv.privacy.entries import entry_of
-from fedpriv.reports.plots import plot_run, svgs_of
-from fedpriv.reports.plots.clipping import draw_clipping
-from fedpriv.reports.plots.curves import draw_curves
-from fedpriv.reports.plots.layout import layout_of
-from fedpriv.reports.plots.noise import draw_noise
-from fedpriv.reports.plots.style import write_powers
-from fedpriv.reports.plots.tradeoff import draw_tradeoff
-from fedpriv.sweep.results import Results
+from fedpriv.core.errors import InputError
+from fedpriv.rounds.entries import entry_of
+from fedpriv.show.plot_style import layout_of, write_powers
+from fedpriv.show.plots import draw_curves, plot_run, svgs_of
+from fedpriv.show.privacy_plots import draw_clipping, draw_noise, draw_tradeoff
+from fedpriv.study.results import Results
 
 Make = Callable[..., Results]
 EVALUATED = (150, 300, 450, 600)
@@ -231,7 +227,7 @@ def test_nothing_to_draw(tmp_path: Path, make_table: Make) -> None:
 
 @pytest.mark.slow
 def test_matplotlib_is_imported_only_to_draw() -> None:
-    code = "import sys, fedpriv.reports.plots; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, fedpriv.show.plots; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -12,16 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpriv.accounting.allocation import AllocatedGaussian
+from fedpriv.accounting.budget import ApproximateGDP, Budget
 from fedpriv.accounting.curves import Curve, delta_at
-from fedpriv.accounting.gdp import delta_of, epsilon_of
+from fedpriv.accounting.gaussian import delta_of, epsilon_of
 from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.accounting.lifetime import Budget
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.accounting.slack import ApproximateGDP
 from fedpriv.api.results import CellResults, Privacy
-from fedpriv.clients.prices import words
-from fedpriv.errors import InputError
-from fedpriv.figures import (
+from fedpriv.core.errors import InputError
+from fedpriv.core.figures import (
     best_guess,
     caveats,
     counted,
@@ -32,15 +30,15 @@ from fedpriv.figures import (
     upper_percent,
     upper_range,
 )
-from fedpriv.privacy.evaluations import evaluation_words
-from fedpriv.privacy.several import epsilons_of_several, words_of_several
-from fedpriv.reports.charts.of_results import charts_of
-from fedpriv.reports.notes import privacy_lines
-from fedpriv.reports.statement import statements
-from fedpriv.reports.table import render
-from fedpriv.reports.verdict import verdict
-from fedpriv.scenario import resolve_cell
-from fedpriv.sweep.results import Results
+from fedpriv.rounds.claim import epsilons_of_several, evaluation_words, words_of_several
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.show.charts import charts_of
+from fedpriv.show.statement import statements
+from fedpriv.show.summary import privacy_lines
+from fedpriv.show.table import render
+from fedpriv.show.verdict import verdict
+from fedpriv.silo.admission import words
+from fedpriv.study.results import Results
 from tests.conftest import small_tree
 from tests.reports.conftest import results_with
 
@@ -159,8 +157,14 @@ def test_no_other_place_formats_leakage_or_noise() -> None:
     """One home: a figure that is formatted beside it rounds to the nearest, and half of the time down."""
     pattern = re.compile(r"\{[^{}\"]*(?:mu|epsilon|delta|slack|zcdp|std|multiplier)[^{}\"]*:\.?\d*[gf]\}")
     echoes = {
-        *("running/arithmetic.py", "scenario/privacy.py", "accounting/poisson.py", "cli/sampled.py"),
-        *("theory/goldstein.py", "theory/momentum.py", "exact/claim.py", "clients/prices.py", "data/visits.py"),
+        *("rounds/arithmetic.py", "scenario/sections.py", "accounting/poisson.py", "cli/shown.py"),
+        *(
+            "papers/kornowski_bounds.py",
+            "papers/tran_cutkosky_bounds.py",
+            "integers/claim.py",
+            "silo/admission.py",
+        ),
+        "data/public.py",
     }  # what a person gave, in the message that refuses it, and test data
     places = [
         *(ROOT / "fedpriv").rglob("*.py"),

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.errors import InputError
-from fedpriv.reports.notes import how_measured
-from fedpriv.running.outcome import Finished
-from fedpriv.scenario import Cell, Scenario
-from fedpriv.scenario.load import scenario_of
-from fedpriv.sweep.results import RunFolder, engines_of, read_history, read_results
+from fedpriv.core.errors import InputError
+from fedpriv.rounds.outcome import Finished
+from fedpriv.scenario.load import Scenario, scenario_of
+from fedpriv.scenario.schema import Cell
+from fedpriv.show.summary import how_measured
+from fedpriv.study.results import RunFolder, engines_of, read_history, read_results
 from tests.conftest import small_tree
 
 PAPER = {"rows": "privacy.rho", "columns": "federation.silos", "test_loss": [[2.5, 2.25]]}

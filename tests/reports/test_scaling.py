@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.errors import InputError
-from fedpriv.privacy.ledger import ReleaseStream
-from fedpriv.reports.scaling import fit, needed
-from fedpriv.reports.table import render
-from fedpriv.running.outcome import Finished
-from fedpriv.scenario import Scenario
-from fedpriv.scenario.load import scenario_of
-from fedpriv.sweep.results import RunFolder, read_results
+from fedpriv.core.errors import InputError
+from fedpriv.rounds.ledger import ReleaseStream
+from fedpriv.rounds.outcome import Finished
+from fedpriv.scenario.load import Scenario, scenario_of
+from fedpriv.show.table import fit, needed, render
+from fedpriv.study.results import RunFolder, read_results
 from tests.conftest import small_tree
 
 SIZES, ROUNDS = [256, 1024, 4096], [1, 2, 4, 8, 16, 32, 64, 128]

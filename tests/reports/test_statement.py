@@ -6,18 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.accounting import GaussianDP
-from fedpriv.mechanisms.registry import MECHANISMS
-from fedpriv.privacy.claim import EXACT
-from fedpriv.privacy.ledger import as_data, claim_of, from_data
-from fedpriv.reports import statement
-from fedpriv.reports.statement import statements
-from fedpriv.running.outcome import finished_after
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.sweep.record import privacy_of
-from fedpriv.sweep.results import Results
+from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.noise.registry import MECHANISMS
+from fedpriv.rounds.ledger import EXACT, as_data, claim_of, from_data
+from fedpriv.rounds.outcome import finished_after
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.show import statement
+from fedpriv.show.statement import statements
+from fedpriv.study.results import Results
+from fedpriv.study.stored import privacy_of
 from tests.conftest import small_tree
 
 PHASED = {"name": "phased-sgd", "trust": "curator", "step": 0.001, "radius": 1.0}

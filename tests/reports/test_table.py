@@ -9,18 +9,10 @@ from typing import Any
 
 import pytest
 
-from fedpriv.privacy.claim import EXACT
-from fedpriv.reports.summary import (
-    METRICS,
-    compare,
-    incomplete,
-    missing,
-    short_names,
-    summarize,
-    value_text,
-)
-from fedpriv.reports.table import render
-from fedpriv.sweep.results import Results
+from fedpriv.rounds.ledger import EXACT
+from fedpriv.show.summary import METRICS, compare, incomplete, missing, short_names, summarize, value_text
+from fedpriv.show.table import render
+from fedpriv.study.results import Results
 
 Make = Callable[..., Results]
 LOSS, ACCURACY, *_ = METRICS

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.errors import InputError, RunError
-from fedpriv.running.outcome import Finished
-from fedpriv.scenario import Scenario
-from fedpriv.scenario.load import scenario_of
-from fedpriv.sweep.trackers import MLflow, TensorBoard
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.rounds.outcome import Finished
+from fedpriv.scenario.load import Scenario, scenario_of
+from fedpriv.study.trackers import MLflow, TensorBoard
 from tests.conftest import small_tree
 
 

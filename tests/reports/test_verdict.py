@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from fedpriv.accounting.gdp import epsilon_of
-from fedpriv.reports.verdict import RUNS, holders, protection_word, repeated, verdict
-from fedpriv.sweep.results import Results
+from fedpriv.accounting.gaussian import epsilon_of
+from fedpriv.show.verdict import RUNS, holders, protection_word, repeated, verdict
+from fedpriv.study.results import Results
 from tests.reports.conftest import results_of
 
 AXES: dict[str, list[Any]] = {"privacy.rho": [1.0, 4.0]}

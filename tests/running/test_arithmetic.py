@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from fedpriv.errors import InputError
-from fedpriv.estimators.round import Round, Split
-from fedpriv.privacy.trust import Noise, NoiseSource
-from fedpriv.running.arithmetic import check_clips, check_noise, check_sums
-from fedpriv.running.plan import Plan, plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.core.errors import InputError
+from fedpriv.loss.estimators import Round, Split
+from fedpriv.noise.trust import Noise, NoiseSource
+from fedpriv.rounds.arithmetic import check_clips, check_noise, check_sums
+from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.schema import Cell
 
 MakeCell = Callable[..., Cell]
 

@@ -16,22 +16,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.clients.answering import client_app_of
-from fedpriv.clients.guard import Guard
-from fedpriv.clients.ledger import SiloLedger, create_ledger
-from fedpriv.clients.policy import Allowed, Policy
-from fedpriv.clients.shard import Shard
-from fedpriv.data.datasets import load
-from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.clients.simulated import client_app_of
+from fedpriv.core.random import integers_key
+from fedpriv.data.named import load
+from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.protocol.arrays import one_array
-from fedpriv.protocol.run_config import run_config_of
-from fedpriv.randomness import integers_key
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.protocol.cell_folder import run_config_of
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
 from fedpriv.server.journal import Entries
 from fedpriv.server.strategy import ReleaseStrategy
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.ledger import SiloLedger, create_ledger
+from fedpriv.silo.policy import Allowed, Policy
+from fedpriv.silo.shard import Shard
 from tests.attacks.guards import KEPT_STATE, scenario
 from tests.engines.test_engines import run
 from tests.parts import in_turn
@@ -84,7 +85,7 @@ class GuardedSilo:
 
 @pytest.fixture(autouse=True)
 def the_keys_of_the_simulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("fedpriv.clients.guard.system_key", lambda: integers_key(1))
+    monkeypatch.setattr("fedpriv.silo.guard.system_key", lambda: integers_key(1))
     monkeypatch.setattr("fedpriv.server.journal.system_key", lambda: integers_key(1))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -9,16 +9,17 @@ import torch
 
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.clients.releasing import ReleasingSilo
-from fedpriv.errors import InputError
-from fedpriv.exact import records as exact_records
-from fedpriv.objectives import Records, SoftmaxRegression
-from fedpriv.participation.allocation import Allocation
-from fedpriv.participation.secret_order import SecretOrder
-from fedpriv.privacy.ledger import as_data, from_data
-from fedpriv.running.plan import Plan, plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.core.errors import InputError
+from fedpriv.loss.objective import Records
+from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.noise.integers import increments as exact_records
+from fedpriv.participation.secret import Allocation, SecretOrder
+from fedpriv.rounds.ledger import as_data, from_data
+from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.silo import ReleasingSilo
 from tests.conftest import small_tree
 
 EPSILON = 1.5
@@ -72,7 +73,7 @@ def test_every_round_evaluates_as_much_however_many_it_draws(
     """Gains: time tells how many a round drew, and with it who: the amplification that a record was promised."""
     plan, drawn, seen = planned(cell_of(sampling, trust)), [], []
     if path != "outer products":
-        monkeypatch.setattr("fedpriv.exact.records.rank_one_suits", lambda *_: False)
+        monkeypatch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)
     linear_sum, per_record = exact_records.linear_sum, SoftmaxRegression.per_record
 
     def formed(self: SoftmaxRegression, points: Any, coefficients: Any, records: Records, *rest: Any) -> Any:
@@ -85,7 +86,7 @@ def test_every_round_evaluates_as_much_however_many_it_draws(
         seen[-1].append(len(features))
         return linear_sum(outer, points, coefficients, features, *rest)
 
-    monkeypatch.setattr("fedpriv.exact.records.linear_sum", watched)
+    monkeypatch.setattr("fedpriv.noise.integers.increments.linear_sum", watched)
     monkeypatch.setattr(SoftmaxRegression, "per_record", formed)
     generator = torch.Generator().manual_seed(1)
     records = Records(
@@ -117,9 +118,9 @@ def test_a_records_integers_do_not_depend_on_who_else_was_drawn(
 ) -> None:
     """A round's sum is that of the rounds in which each of its records is drawn alone, to the last unit."""
     plan = planned(cell_of("allocation", "trusted"))
-    monkeypatch.setattr("fedpriv.exact.rank_one.VALUES_TOGETHER", 5 * 785)  # several chunks a round
+    monkeypatch.setattr("fedpriv.noise.integers.increments.VALUES_TOGETHER", 5 * 785)  # several chunks a round
     if path != "outer products":
-        monkeypatch.setattr("fedpriv.exact.records.rank_one_suits", lambda *_: False)
+        monkeypatch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)
     generator = torch.Generator().manual_seed(2)
     records = Records(torch.rand((40, 785), generator=generator), torch.randint(0, 10, (40,), generator=generator))
     query = 0.1 * torch.randn(7850, generator=generator)

@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from fedpriv.clients import simulated
-from fedpriv.clients.federation import SimulatedFederation
-from fedpriv.clients.guard import Guard
-from fedpriv.clients.prepare import prepare_silos
-from fedpriv.clients.silo import Silo
-from fedpriv.data.placing import secret_order
-from fedpriv.randomness import integers_key
-from fedpriv.running.evaluation import evaluation_integers_key
-from fedpriv.scenario import Cell
+from fedpriv.clients.simulated import SimulatedFederation
+from fedpriv.core.random import integers_key
+from fedpriv.data.partition import secret_order
+from fedpriv.rounds.beside import evaluation_integers_key
 from fedpriv.scenario.load import scenario_of
-from fedpriv.server import patient_grid
+from fedpriv.scenario.schema import Cell
+from fedpriv.server import grid as patient_grid
 from fedpriv.server.app import deploy_cell
 from fedpriv.server.journal import ServerJournal
+from fedpriv.silo.demo import prepare_silos
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.silo import Silo
 from tests.data.tables import rows, table_tree, write_csv
 from tests.engines.test_engines import run
 from tests.engines.test_units import persons_tree
@@ -43,7 +43,7 @@ def deployed(folder: Path, tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 
     def new_run(guard: Guard, *asked: Any) -> Any:
         key = tests if "Evaluation" in type(guard._admission).__name__ else training
-        monkeypatch.setattr("fedpriv.clients.guard.system_key", lambda: key)
+        monkeypatch.setattr("fedpriv.silo.guard.system_key", lambda: key)
         return opened(guard, *asked)
 
     def key_of(journal: ServerJournal) -> bytes:

@@ -13,29 +13,35 @@ import torch
 
 import fedpriv
 from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.cli.ledger import ledger
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.prepare import prepare_silos
-from fedpriv.clients.shard import Shard
-from fedpriv.data.placing import counted
-from fedpriv.data.scaling import SMALLEST, Scaling, moments_of, scaling_from
-from fedpriv.errors import InputError, RunError
-from fedpriv.exact.records import integer_sum
-from fedpriv.objectives import Records
-from fedpriv.privacy.elsewhere import STEP_ELSEWHERE
-from fedpriv.privacy.entries import read_ledger
-from fedpriv.privacy.evaluations import mu_of_tests
-from fedpriv.privacy.ledger import FIRST_STEP, claim_of, from_data
-from fedpriv.reports.statement import statements
-from fedpriv.running.evaluation import evaluation_cell, evaluation_plan_of, released_by
-from fedpriv.running.first_step import first_step_of, presumed, scaled, scaled_scenario
-from fedpriv.running.held_out import records_of_silos
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.scenario.load import scenario_of
-from fedpriv.scenario.privacy import Budget
-from fedpriv.sweep.results import read_results
+from fedpriv.cli.privacy import ledger
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.data.encode import SMALLEST, Scaling, moments_of, scaling_from
+from fedpriv.data.partition import counted
+from fedpriv.loss.objective import Records
+from fedpriv.noise.integers.increments import integer_sum
+from fedpriv.rounds.beside import (
+    evaluation_cell,
+    evaluation_plan_of,
+    first_step_of,
+    presumed,
+    records_of_silos,
+    released_by,
+    scaled,
+    scaled_scenario,
+)
+from fedpriv.rounds.claim import STEP_ELSEWHERE, mu_of_tests
+from fedpriv.rounds.entries import read_ledger
+from fedpriv.rounds.ledger import FIRST_STEP, claim_of, from_data
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.scenario.schema import Cell
+from fedpriv.scenario.sections import Budget
+from fedpriv.show.statement import statements
+from fedpriv.silo.demo import prepare_silos
+from fedpriv.silo.policy import read_policy
+from fedpriv.silo.shard import Shard
+from fedpriv.study.results import read_results
 from tests.clients.guarded import guard_of
 from tests.data.tables import rows, table_tree, write_csv
 
@@ -246,7 +252,7 @@ def test_a_folder_with_results_is_refused_before_anything_is_released(tmp_path: 
     def never(*_: Any) -> None:
         raise AssertionError("a first step was taken")
 
-    monkeypatch.setattr("fedpriv.sweep.runner.scaled_scenario", never)
+    monkeypatch.setattr("fedpriv.study.sweep.scaled_scenario", never)
     with pytest.raises(InputError, match="holds results already"):
         fedpriv.run(tree(tmp_path), out=folder)
 

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 import fedpriv
-from fedpriv.clients.guard import Guard
-from fedpriv.errors import InputError, RunError
-from fedpriv.privacy.entries import read_ledger
-from fedpriv.running import fitted as module
-from fedpriv.running.fitted import Fitted, fitted, fitted_scenario
-from fedpriv.running.observer import RunObserver
-from fedpriv.scenario import resolve_cell
-from fedpriv.scenario.load import Scenario, scenario_of
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.rounds import fitted as module
+from fedpriv.rounds.entries import read_ledger
+from fedpriv.rounds.fitted import Fitted, fitted, fitted_scenario
+from fedpriv.rounds.outcome import RunObserver
+from fedpriv.scenario.load import Scenario, resolve_cell, scenario_of
+from fedpriv.silo.guard import Guard
 from tests.clients.guarded import ZERO, guard_of, write_silo
 from tests.conftest import small_tree
 

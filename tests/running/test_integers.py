@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.clients.federation import SimulatedFederation
-from fedpriv.clients.silo import Silo
-from fedpriv.errors import InputError, RunError
-from fedpriv.randomness import KeyedNormal
-from fedpriv.running.draw_ahead import DrawAhead
-from fedpriv.running.first_step import presumed
-from fedpriv.running.plan import plan_of
-from fedpriv.running.round_step import RoundStep
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.clients.simulated import SimulatedFederation
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.random import KeyedNormal
+from fedpriv.rounds.beside import presumed
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.round import DrawAhead, RoundStep
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.silo import Silo
 from tests.attacks.guards import KEPT_STATE
 from tests.engines.test_engines import run
 from tests.running.test_exact_runs import TRUSTS, cell_of
@@ -37,7 +36,7 @@ def test_without_noise_integers_are_the_run_in_floating_point(
     last = {"algorithm__output": "last"} if name in ("trees that restart", "leaves") else {}
     exact = cell_of(name, trust, run__dtype="float64", **last)
     plain = exact.model_copy(update={"run": exact.run.model_copy(update={"arithmetic": "float"})})
-    monkeypatch.setattr("fedpriv.exact.release.drawn", lambda *_: np.int64(0))
+    monkeypatch.setattr("fedpriv.noise.integers.plan.drawn", lambda *_: np.int64(0))
     monkeypatch.setattr(Silo, "_noise", lambda *_: None)  # floating point: silos' noise, and the server's
     monkeypatch.setattr(RoundStep, "noisy", lambda _, total, hidden, *__: (total, hidden))
     (one,), _ = run("inprocess", exact)
@@ -197,7 +196,7 @@ def test_a_first_step_and_its_rounds_have_half_of_the_slack_each(
     alone = rounds.derived(rounds.privacy, rounds.federation, rounds.algorithm)
     found = plan_of(alone, task_of_cell(alone).objective)
     assert found.exact is not None
-    monkeypatch.setattr("fedpriv.running.exact_plan.MOST_SLACK", 1.5 * found.exact.claim.slack)
+    monkeypatch.setattr("fedpriv.rounds.arithmetic.MOST_SLACK", 1.5 * found.exact.claim.slack)
     plan_of(alone, task_of_cell(alone).objective)
     with pytest.raises(InputError, match="are too many"):
         plan_of(rounds, task_of_cell(rounds).objective)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from fedpriv.objectives.per_unit import PerUnit
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import resolve_cell
+from fedpriv.loss.views import PerUnit
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
 from tests.engines.test_units import persons_tree
 
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from fedpriv.errors import InputError
-from fedpriv.running.task import check_records
-from fedpriv.scenario import load_scenario, resolve_cell
-from fedpriv.scenario.load import scenario_of
+from fedpriv.core.errors import InputError
+from fedpriv.rounds.task import check_records
+from fedpriv.scenario.load import load_scenario, resolve_cell, scenario_of
 from tests.conftest import small_tree
 
 BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [

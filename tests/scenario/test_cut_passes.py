@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import fedpriv
-from fedpriv.participation.fixed_order import Schedule
-from fedpriv.privacy.entries import read_ledger
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import resolve_cell
+from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.entries import read_ledger
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
 
 MOMENTUM: dict[str, Any] = {"name": "momentum-tree", "trust": "trusted", "clip": 1.0, "alpha": 0.4, "step": 0.1}

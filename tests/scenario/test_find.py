@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import scenario_file, shipped
 from fedpriv.scenario.load import read_toml
-from fedpriv.shipped import scenario_file, shipped
 
 
 @pytest.mark.parametrize("given", ["quickstart", "quickstart.toml", "scenarios/quickstart.toml"])

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpriv.accounting.gdp import mu_of
-from fedpriv.errors import InputError
-from fedpriv.scenario import Published, load_scenario, resolve_cell
-from fedpriv.scenario.load import scenario_of
+from fedpriv.accounting.gaussian import mu_of
+from fedpriv.core.errors import InputError
+from fedpriv.scenario.load import load_scenario, resolve_cell, scenario_of
+from fedpriv.scenario.published import Published
 from tests.conftest import small_tree
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.scenario.load import scenario_of
 from tests.conftest import small_tree
 

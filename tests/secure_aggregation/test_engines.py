@@ -11,19 +11,14 @@ import torch
 from typer.testing import CliRunner
 
 from fedpriv.cli.app import app
-from fedpriv.mechanisms import (
-    AlignedDifferences,
-    BandedInverseSquareRoot,
-    BandedSquareRoot,
-    BinaryTree,
-    BufferedToeplitz,
-    IndependentGaussian,
-    LambdaCgd,
-    LeafGaussian,
-    Mechanism,
-    SlidingDifferences,
-)
-from fedpriv.scenario import Cell
+from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
+from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
+from fedpriv.noise.differences import AlignedDifferences
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.sliding import SlidingDifferences
+from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import run
 
 MASKED = "secure-aggregation"

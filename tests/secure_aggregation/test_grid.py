@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpriv.errors import InputError, RunError
-from fedpriv.secure_aggregation.grid import Grid, grid_for
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.rounds.arithmetic import Grid, grid_for
 
 UNIT = 2.0**-10
 values = st.lists(st.integers(-(2**40), 2**40), min_size=2, max_size=6)

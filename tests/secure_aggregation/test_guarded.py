@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.clients.ledger import SiloLedger
-from fedpriv.clients.policy import read_policy
-from fedpriv.errors import RunError
-from fedpriv.secure_aggregation.masks import Masker
+from fedpriv.core.errors import RunError
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.masks import Masker
+from fedpriv.silo.policy import read_policy
 from tests.clients.test_guard import ZERO, cell_json, guard_of, write_silo
 
 MASKED = "secure-aggregation"

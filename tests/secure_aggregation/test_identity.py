@@ -7,10 +7,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from fedpriv.clients.guard import Guard
-from fedpriv.errors import InputError, RunError
-from fedpriv.secure_aggregation.identity import identity_of
-from fedpriv.secure_aggregation.masks import Masker
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.masks import Masker, identity_of
 from tests.clients.guarded import ZERO, cell_json, guard_of, write_silo
 
 CELL = cell_json(algorithm__trust="secure-aggregation")

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedpriv.errors import RunError
-from fedpriv.randomness import KeyedNormal, seed_key
-from fedpriv.secure_aggregation.grid import Words
-from fedpriv.secure_aggregation.masks import Masker
+from fedpriv.core.errors import RunError
+from fedpriv.core.random import KeyedNormal, seed_key
+from fedpriv.rounds.arithmetic import Words
+from fedpriv.silo.masks import Masker
 
 
 def maskers(silos: int, run: int = 0) -> list[Masker]:

@@ -16,18 +16,19 @@ from scipy import stats
 from torch import Tensor
 
 from fedpriv.clients.app import app as honest
-from fedpriv.clients.federation import simulated_silo
-from fedpriv.engines.inprocess_grid import InProcessGrid
-from fedpriv.errors import InputError, RunError
-from fedpriv.objectives import Objective
-from fedpriv.privacy.ledger import claim_of
-from fedpriv.privacy.trust import Noise
+from fedpriv.clients.simulated import simulated_silo
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.engines.inprocess import InProcessGrid
+from fedpriv.loss.objective import Objective
+from fedpriv.noise.trust import Noise
 from fedpriv.protocol.arrays import one_array, vector_in
+from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.messages import KEY, keys_in, number_in
-from fedpriv.protocol.run_config import run_config_of
-from fedpriv.running.plan import Plan, plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.rounds.ledger import claim_of
+from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import simulated_strategy
 from fedpriv.server.strategy import ReleaseStrategy
 from tests.conftest import small_tree
@@ -273,7 +274,7 @@ def test_a_sum_without_room_is_refused() -> None:
 
 
 def test_ledgers_of_masked_runs_are_read_back(tmp_path: Path) -> None:
-    from fedpriv.privacy.ledger import as_data, from_data
+    from fedpriv.rounds.ledger import as_data, from_data
 
     (stream,) = plan_with(masked_cell()).releases(8)
     assert from_data(json.loads(json.dumps(as_data(stream)))) == stream

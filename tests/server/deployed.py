@@ -8,18 +8,17 @@ import torch
 from torch import Tensor
 
 from fedpriv.clients.app import app as client_app
-from fedpriv.clients.federation import SimulatedFederation
-from fedpriv.engines.inprocess_grid import InProcessGrid
+from fedpriv.clients.simulated import SimulatedFederation
+from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.protocol.arrays import one_array
-from fedpriv.protocol.run_config import run_config_of
-from fedpriv.running.plan import Plan, plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.protocol.cell_folder import run_config_of
+from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
-from fedpriv.server.integer_sums import sums_of
 from fedpriv.server.journal import Entries, ServerJournal
-from fedpriv.server.noise import Kept
 from fedpriv.server.strategy import Missed, ReleaseStrategy
+from fedpriv.server.sums import Kept, sums_of
 
 
 class KilledError(BaseException):

@@ -12,14 +12,15 @@ from flwr.app import Message
 
 import fedpriv.server.app
 from fedpriv.clients.app import app as client_app
-from fedpriv.engines.inprocess_grid import InProcessGrid
-from fedpriv.errors import RunError
-from fedpriv.files import OWN, write_bytes
+from fedpriv.core.errors import RunError
+from fedpriv.core.files import OWN, write_bytes
+from fedpriv.core.random import SERVER, simulation_noise
+from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.protocol.arrays import one_array, release_content, vector_in
+from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.messages import TRAIN
-from fedpriv.protocol.run_config import run_config_of
-from fedpriv.randomness import SERVER, simulation_noise
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deploy_cell, simulated_strategy
 from tests.attacks.guards import KEPT_STATE, scenario
 from tests.server.deployed import exact_means, plan_with, released_in, serve, silos_of

@@ -15,28 +15,27 @@ import torch
 from flwr.app import Message
 from torch import Tensor
 
-from fedpriv.clients.answering import client_app_of
 from fedpriv.clients.app import app as client_app
-from fedpriv.clients.guard import Guard
-from fedpriv.clients.policy import read_policy
-from fedpriv.clients.prepare import prepare_silos
-from fedpriv.data.placing import counted
-from fedpriv.engines.inprocess_grid import InProcessGrid
-from fedpriv.engines.local_silo import write_silos
-from fedpriv.errors import RunError
-from fedpriv.objectives import Records
+from fedpriv.clients.simulated import client_app_of
+from fedpriv.core.errors import RunError
+from fedpriv.data.partition import counted
+from fedpriv.engines.deployment import write_silos
+from fedpriv.engines.inprocess import InProcessGrid
+from fedpriv.loss.objective import Records
 from fedpriv.protocol.arrays import release_content, vector_in
+from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.messages import EVALUATE
-from fedpriv.protocol.run_config import run_config_of
-from fedpriv.running.observer import RunObserver
-from fedpriv.running.outcome import Finished
-from fedpriv.running.task import public_task_of_cell
-from fedpriv.scenario import Cell, resolve_cell
-from fedpriv.scenario.load import scenario_of
-from fedpriv.server import patient_grid
+from fedpriv.rounds.outcome import Finished, RunObserver
+from fedpriv.rounds.task import public_task_of_cell
+from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.scenario.schema import Cell
+from fedpriv.server import grid as patient_grid
 from fedpriv.server.app import deploy_cell, run_cell
 from fedpriv.server.journal import ServerJournal
-from fedpriv.server.noise import Kept
+from fedpriv.server.sums import Kept
+from fedpriv.silo.demo import prepare_silos
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.policy import read_policy
 from tests.clients.evaluated import ASKED, guards_of, write_tested
 from tests.clients.guarded import start_daemon
 from tests.conftest import small_tree

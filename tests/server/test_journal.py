@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from fedpriv.clients.app import app
-from fedpriv.engines.inprocess_grid import InProcessGrid
-from fedpriv.errors import InputError, RunError
-from fedpriv.files import OWN, write_bytes
-from fedpriv.protocol.run_config import run_config_of
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.files import OWN, write_bytes
+from fedpriv.engines.inprocess import InProcessGrid
+from fedpriv.protocol.cell_folder import run_config_of
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
 from fedpriv.server.journal import Entries, ServerJournal
-from fedpriv.server.noise import Kept
+from fedpriv.server.sums import Kept
 from tests.conftest import small_tree
 from tests.server.deployed import plan_with
 from tests.server.deployed import serve as serve_plan

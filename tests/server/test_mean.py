@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell
-from fedpriv.server import noise
-from fedpriv.server.noise import FloatSums
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.server import sums as noise
+from fedpriv.server.sums import FloatSums
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -10,13 +10,14 @@ import torch
 from flwr.app import Message
 
 from fedpriv.clients.app import app
-from fedpriv.engines.inprocess_grid import InProcessGrid
-from fedpriv.errors import RunError
-from fedpriv.files import OWN, write_bytes
+from fedpriv.core.errors import RunError
+from fedpriv.core.files import OWN, write_bytes
+from fedpriv.core.random import integers_key
+from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.protocol.arrays import one_array
-from fedpriv.protocol.run_config import run_config_of
-from fedpriv.randomness import integers_key
-from fedpriv.scenario import Cell, resolve_cell
+from fedpriv.protocol.cell_folder import run_config_of
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
 from fedpriv.server.journal import Entries, ServerJournal
 from fedpriv.server.strategy import ReleaseStrategy

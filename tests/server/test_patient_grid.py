@@ -11,10 +11,10 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-import fedpriv.server.patient_grid
-from fedpriv.errors import RunError
+import fedpriv.server.grid
+from fedpriv.core.errors import RunError
 from fedpriv.protocol.messages import ROSTER, TRAIN, Refusal, refusal_content, refusal_in, roster_content
-from fedpriv.server.patient_grid import PatientGrid
+from fedpriv.server.grid import PatientGrid
 
 Answer = Callable[[Message, int], list[Message]]
 
@@ -90,8 +90,8 @@ def refusing(*, final: bool) -> Answer:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_POLL_SECONDS", "_LOOK_SECONDS", "_RETRY_SECONDS"):
-        monkeypatch.setattr(fedpriv.server.patient_grid, name, 0.001)
-    monkeypatch.setattr(fedpriv.server.patient_grid, "_SILENCE_SECONDS", 0.05)
+        monkeypatch.setattr(fedpriv.server.grid, name, 0.001)
+    monkeypatch.setattr(fedpriv.server.grid, "_SILENCE_SECONDS", 0.05)
 
 
 def ask(grid: ScriptedGrid, nodes: list[int], timeout: float = 10.0) -> list[Message]:
@@ -186,7 +186,7 @@ def test_a_server_pauses_only_where_its_questions_are_answered_at_once(
 ) -> None:
     """A SuperLink of ours holds an empty answer until a reply has come; another one would be asked without end."""
     clock = Clock()
-    monkeypatch.setattr(fedpriv.server.patient_grid, "time", clock)
+    monkeypatch.setattr(fedpriv.server.grid, "time", clock)
 
     class Holding(ScriptedGrid):
         asked_for_replies = 0
@@ -199,6 +199,6 @@ def test_a_server_pauses_only_where_its_questions_are_answered_at_once(
             return super().pull_messages(message_ids)
 
     grid = Holding({7: 0}, release)
-    monkeypatch.setattr(fedpriv.server.patient_grid, "_SILENCE_SECONDS", 100.0)
+    monkeypatch.setattr(fedpriv.server.grid, "_SILENCE_SECONDS", 100.0)
     assert len(PatientGrid(grid).send_and_receive([Message(RecordDict(), 7, TRAIN)], timeout=50.0)) == 1
     assert len(clock.slept) >= 3 if held == 0.0 else not clock.slept

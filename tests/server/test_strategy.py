@@ -9,13 +9,13 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedpriv.clients.app import app as honest
-from fedpriv.engines.inprocess_grid import InProcessGrid
-from fedpriv.errors import RunError
+from fedpriv.core.errors import RunError
+from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.protocol.arrays import Counts, one_array, release_content
-from fedpriv.protocol.run_config import run_config_of
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import task_of_cell
-from fedpriv.scenario import Cell
+from fedpriv.protocol.cell_folder import run_config_of
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import simulated_strategy
 from fedpriv.server.strategy import ReleaseStrategy
 

@@ -13,12 +13,11 @@ import pytest
 
 import fedpriv
 from fedpriv.cli import main
-from fedpriv.figures import upper_figure
-from fedpriv.reports.statement import statements
-from fedpriv.running.outcome import Finished
-from fedpriv.scenario import Scenario
-from fedpriv.scenario.load import scenario_of
-from fedpriv.sweep.results import RunFolder, read_history, read_results
+from fedpriv.core.figures import upper_figure
+from fedpriv.rounds.outcome import Finished
+from fedpriv.scenario.load import Scenario, scenario_of
+from fedpriv.show.statement import statements
+from fedpriv.study.results import RunFolder, read_history, read_results
 from tests.conftest import small_tree
 
 SCENARIO = """

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from fedpriv.cli.app import app as cli
 from fedpriv.clients.app import app as client_app
-from fedpriv.engines.inprocess_grid import InProcessGrid
-from fedpriv.errors import InputError
-from fedpriv.sweep.flower_run import app, run_folder
-from fedpriv.sweep.results import read_results
+from fedpriv.core.errors import InputError
+from fedpriv.engines.inprocess import InProcessGrid
+from fedpriv.study.flower_run import app, run_folder
+from fedpriv.study.results import read_results
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIO = """\

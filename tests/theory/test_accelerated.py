@@ -6,12 +6,12 @@ from dataclasses import replace
 import mpmath
 import pytest
 
-from fedpriv.accounting import gdp
-from fedpriv.errors import InputError
-from fedpriv.theory.accelerated import Asked, Problem, non_realizable, realizable, realizable_factor
-from fedpriv.theory.conditions import failing
+from fedpriv.accounting import gaussian as gdp
+from fedpriv.core.errors import InputError
+from fedpriv.papers.choquette_choo import Asked, TheoremProblem, non_realizable, realizable, realizable_factor
+from fedpriv.papers.risk import failing
 
-MNIST = Problem(
+MNIST = TheoremProblem(
     examples=60_000, dimension=7850, epsilon=1.0, delta=1e-5, lipschitz=2.0, smoothness=3.0, radius=10.0
 )
 
@@ -37,7 +37,7 @@ def test_the_factor_is_about_twelve_thousand_for_mnist() -> None:
 
 def test_realizable_numbers_by_hand() -> None:
     """n = 10^8, p = 10^10, ε = 2: √p/(ε√n) = 5, n^{1/4} = 100, n^{3/4} = 10^6."""
-    problem = Problem(10**8, 10**10, 2.0, 1e-9, lipschitz=3.0, smoothness=0.5, radius=4.0)
+    problem = TheoremProblem(10**8, 10**10, 2.0, 1e-9, lipschitz=3.0, smoothness=0.5, radius=4.0)
     factor = float(factor_in_mpmath(10**8, "1e-9"))
     asked = realizable(problem)
     assert asked.rounds == pytest.approx(100 * factor, rel=1e-12)

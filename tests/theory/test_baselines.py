@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from fedpriv.errors import InputError
-from fedpriv.theory import noisy_minibatch, phased
-from fedpriv.theory.conditions import Condition, failing
-from fedpriv.theory.online_to_batch import increment_bound
+from fedpriv.core.errors import InputError
+from fedpriv.papers import phased
+from fedpriv.papers import risk as noisy_minibatch
+from fedpriv.papers.risk import Condition, failing
+from fedpriv.papers.sgd import increment_bound
 
 
 def test_phases_halve() -> None:

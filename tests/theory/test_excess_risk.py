@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import fedpriv
 from fedpriv.cli.app import app
-from fedpriv.theory.accelerated import Problem, non_realizable, realizable
-from fedpriv.theory.excess_risk import Floats, Released, accelerated, phased, projected
+from fedpriv.papers.choquette_choo import TheoremProblem, non_realizable, realizable
+from fedpriv.papers.risk import Floats, Released, accelerated, phased, projected
 
 _ROUNDING = 1e-9
 
@@ -128,7 +128,7 @@ def test_where_nothing_is_proved_the_bound_is_infinite_and_the_condition_fails()
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_the_theorems_own_numbers_have_a_bound(relation: Any) -> None:
     """Theorem 15's β is beyond M (T + 1)/2; Theorem 3's is so at sizes that no machine holds."""
-    problem = Problem(10_000, 50, 1.0, 1e-5, 2.0, 0.5, 3.0, relation)
+    problem = TheoremProblem(10_000, 50, 1.0, 1e-5, 2.0, 0.5, 3.0, relation)
     asked = non_realizable(problem)
     rounds, nodes = asked.whole_rounds, [bin(t).count("1") for t in range(1, asked.whole_rounds + 1)]
     errors = [
@@ -137,7 +137,7 @@ def test_the_theorems_own_numbers_have_a_bound(relation: Any) -> None:
     ]
     assert asked.excess_risk(problem) == pytest.approx(accelerated(np.array(errors), 3.0, 0.5, asked.beta).value)
     assert asked.paper_sigma > asked.sigma
-    with pytest.raises(fedpriv.errors.InputError, match="asks for"):
+    with pytest.raises(fedpriv.core.errors.InputError, match="asks for"):
         realizable(problem).excess_risk(problem)
 
 

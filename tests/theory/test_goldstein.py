@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from fedpriv.errors import InputError
-from fedpriv.mechanisms.workload import Floats
-from fedpriv.theory.goldstein import (
+from fedpriv.core.errors import InputError
+from fedpriv.noise.workload import Floats
+from fedpriv.papers.kornowski_bounds import (
     Nonsmooth,
+    certified,
     direction_energy,
     explicit_bound,
     leaf_noise_ratio,
@@ -16,9 +17,10 @@ from fedpriv.theory.goldstein import (
     multi_pass_error,
     paper_node_std,
     paper_window,
+    plan_multi,
+    plan_single,
     smoothness_constant,
 )
-from fedpriv.theory.goldstein_plans import certified, plan_multi, plan_single
 
 PROBLEM = Nonsmooth(dimension=20, lipschitz=1.0, gap=1.0, smoothing=0.2)
 

@@ -5,10 +5,10 @@ import math
 import pytest
 from scipy.stats import norm
 
-from fedpriv.accounting.gdp import mu_of
-from fedpriv.errors import InputError
-from fedpriv.mechanisms.differences import paper_window_counts
-from fedpriv.theory.momentum import (
+from fedpriv.accounting.gaussian import mu_of
+from fedpriv.core.errors import InputError
+from fedpriv.noise.differences import paper_window_counts
+from fedpriv.papers.tran_cutkosky_bounds import (
     quadratic_noise_multiplier,
     reduced_parameters,
     simple_noise_multiplier,

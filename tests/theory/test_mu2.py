@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from fedpriv.errors import InputError
-from fedpriv.theory.mu2 import Mu2Problem, mu2_parameters
+from fedpriv.core.errors import InputError
+from fedpriv.papers.reshef_levy import Mu2Problem, mu2_parameters
 
 MNIST = Mu2Problem(600, 100, 7850, math.sqrt(2 * 785), 785 / 2, 0.1, 4.0)
 """Tables 1 and 2 at M = 100, ρ = 4."""

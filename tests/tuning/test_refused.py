@@ -13,16 +13,14 @@ import pytest
 
 from fedpriv.accounting.selection import NegativeBinomial
 from fedpriv.cli import main
-from fedpriv.errors import InputError
-from fedpriv.running.outcome import finished_after
-from fedpriv.running.plan import plan_of
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import load_scenario, resolve_cell
-from fedpriv.tuning import search
-from fedpriv.tuning.grids import settings_of
-from fedpriv.tuning.keys import check_grid
-from fedpriv.tuning.problem import HeldOut, Row, held_out_of, trial
-from fedpriv.tuning.search import check_promise, tuned_privately
+from fedpriv.core.errors import InputError
+from fedpriv.rounds.outcome import finished_after
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.load import load_scenario, resolve_cell
+from fedpriv.study import tune as search
+from fedpriv.study.tune import check_promise, tuned_privately
+from fedpriv.study.tuning_file import HeldOut, Row, check_grid, held_out_of, settings_of, trial
 from tests.cli.test_errors import refusal
 from tests.conftest import small_tree
 from tests.data.tables import rows, table_tree, write_csv

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from fedpriv.cli.tune import Asked
-from fedpriv.scenario import load_scenario
-from fedpriv.tuning.grids import settings_of
-from fedpriv.tuning.problem import rows_of
+from fedpriv.scenario.load import load_scenario
+from fedpriv.study.tuning_file import rows_of, settings_of
 
 TUNINGS = sorted((Path(__file__).resolve().parents[2] / "scenarios" / "tuning").glob("*.toml"))
 

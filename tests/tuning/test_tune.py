@@ -13,16 +13,15 @@ import pytest
 
 from fedpriv.accounting.selection import NegativeBinomial, Poisson, Selection
 from fedpriv.cli import main
-from fedpriv.errors import InputError
-from fedpriv.reports.notes import choice_of_settings
-from fedpriv.reports.statement import statements
-from fedpriv.running.outcome import Finished
-from fedpriv.running.task import spread, task_of_cell
-from fedpriv.scenario import load_scenario, resolve_cell
-from fedpriv.sweep.results import read_results
-from fedpriv.tuning.grids import chosen_settings, grid_around, places
-from fedpriv.tuning.problem import held_out_of, trial
-from fedpriv.tuning.search import noisy_score
+from fedpriv.core.errors import InputError
+from fedpriv.rounds.outcome import Finished
+from fedpriv.rounds.task import spread, task_of_cell
+from fedpriv.scenario.load import load_scenario, resolve_cell
+from fedpriv.show.statement import statements
+from fedpriv.show.summary import choice_of_settings
+from fedpriv.study.results import read_results
+from fedpriv.study.tune import noisy_score
+from fedpriv.study.tuning_file import chosen_settings, grid_around, held_out_of, places, trial
 from tests.cli.test_errors import refusal
 from tests.conftest import small_tree
 
@@ -332,6 +331,6 @@ def test_a_tuned_scenario_is_not_tuned_again(fedpriv: Command, monkeypatch: pyte
 
 
 def _Quiet(*, quiet: bool) -> Any:  # noqa: N802 - in place of a class
-    from fedpriv.running.observer import RunObserver
+    from fedpriv.rounds.outcome import RunObserver
 
     return RunObserver()

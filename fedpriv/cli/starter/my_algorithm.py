@@ -9,10 +9,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 import fedpriv
-from fedpriv.algorithms.base import Algorithm, Positive, Settings, independent
-from fedpriv.estimators.gradients import PlainGradient
-from fedpriv.estimators.round import Round
-from fedpriv.replicates.columns import Scalar
+from fedpriv.core.replicates import Scalar
+from fedpriv.loss.estimators import PlainGradient, Round
+from fedpriv.papers.base import Algorithm, Positive, Settings, independent
 
 
 class State(NamedTuple):

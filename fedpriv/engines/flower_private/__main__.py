@@ -2,7 +2,7 @@
 
 import sys
 
-from fedpriv.engines.flower_private.commands import NO_BELL, SERVERAPP
+from fedpriv.engines.flower_private import NO_BELL, SERVERAPP
 
 
 def main(program: str, words: list[str]) -> None:

@@ -17,8 +17,8 @@ from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
+from fedpriv.core.errors import RunError, printable
 from fedpriv.engines.flower_private import UNIX
-from fedpriv.errors import RunError, printable
 
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 30.0
 Answer = TypeVar("Answer")

@@ -18,7 +18,7 @@ from flwr.supercore.superexec import run_superexec as loop
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
-from fedpriv.engines.flower_private.commands import serverapp_command
+from fedpriv.engines.flower_private import serverapp_command
 from fedpriv.engines.fork_server import ForkServer
 
 _END_SECONDS = 2.0  # Flower itself ends a process hard after 5

@@ -9,8 +9,7 @@ from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
 from flwr.superlink.grid import http_grid
 
-from fedpriv.engines.flower_private import SOON
-from fedpriv.engines.flower_private.commands import SERVERAPP
+from fedpriv.engines.flower_private import SERVERAPP, SOON
 
 
 def run_serverapp(options: Sequence[str]) -> None:

@@ -5,44 +5,119 @@ and every mechanism are linear, the engine keeps the weighted mean over silos of
 silos' records in one batched call, and the mean of the silos' noise vectors (`noise_feed`).  Every few seconds a
 group keeps its state (`keeper`), from which a run that was killed goes on with the same bits: noise and secret
 participation are functions of the round.
+
+When a group of cells is kept: every few seconds, and for a small share of the time.
+
+Where the vectorized engine computes.
 """
 
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedpriv.engines.base import Outcome
-from fedpriv.engines.pages import kept_pages
-from fedpriv.engines.vectorized.away import Away, missing_noise
-from fedpriv.engines.vectorized.device import device_named, one_torch_thread
-from fedpriv.engines.vectorized.grouping import grouped, plans_of
-from fedpriv.engines.vectorized.keeper import Keeper
-from fedpriv.engines.vectorized.noise_feed import NoiseFeed, aggregate
-from fedpriv.engines.vectorized.ordered_batches import OrderedBatches
-from fedpriv.engines.vectorized.sampled_batches import SampledBatches
-from fedpriv.engines.vectorized.silos import Apart, Silos, Together
-from fedpriv.estimators.gradients import Estimator
-from fedpriv.estimators.running_sum import RunningSum, empty_sum
-from fedpriv.mechanisms import Mechanism, MechanismState
-from fedpriv.objectives import Objective, Records, Slots
-from fedpriv.optimizers import Optimizer
-from fedpriv.participation.base import Participation
-from fedpriv.participation.public_order import PublicOrder
-from fedpriv.replicates.stacking import Part, stack
-from fedpriv.running.absences import absences_of
-from fedpriv.running.checkpoint import NO_CHECKPOINTS, Checkpoint, Checkpoints, Metrics
-from fedpriv.running.evaluation import SimulatedEvaluation, released_by
-from fedpriv.running.observer import RunObserver
-from fedpriv.running.outcome import evaluation_rounds, finished_after, measured
-from fedpriv.running.plan import Plan
-from fedpriv.running.round_step import Read, RoundStep
-from fedpriv.running.task import Task, spread, task_of_cell
-from fedpriv.running.unit_rows import counting
-from fedpriv.scenario import Cell
+from fedpriv.core.errors import RunError
+from fedpriv.core.replicates import Part, stack
+from fedpriv.engines.table import Outcome, kept_pages
+from fedpriv.engines.vectorized.batches import OrderedBatches, SampledBatches
+from fedpriv.engines.vectorized.noise import NoiseFeed, aggregate
+from fedpriv.engines.vectorized.silos import Apart, Away, Silos, Together, grouped, missing_noise, plans_of
+from fedpriv.loss.estimators import Estimator
+from fedpriv.loss.objective import Objective, Records, Slots
+from fedpriv.loss.running_sums import RunningSum, empty_sum
+from fedpriv.noise.mechanism import Mechanism, MechanismState
+from fedpriv.papers.base import Optimizer
+from fedpriv.participation.orders import Participation, PublicOrder
+from fedpriv.rounds.beside import SimulatedEvaluation, released_by
+from fedpriv.rounds.outcome import (
+    NO_CHECKPOINTS,
+    Checkpoint,
+    Checkpoints,
+    Metrics,
+    RunObserver,
+    digest_of,
+    evaluation_rounds,
+    finished_after,
+    measured,
+    name_of,
+    packed,
+    unpacked,
+)
+from fedpriv.rounds.plan import Plan
+from fedpriv.rounds.round import Read, RoundStep, absences_of
+from fedpriv.rounds.task import Task, counting, spread, task_of_cell
+from fedpriv.scenario.schema import Cell
+
+_EVERY = 2.0  # seconds
+_SHARE = 0.005  # of the time; what takes long to write is written less often
+
+
+class Keeper:
+    """The checkpoints of one group of cells."""
+
+    def __init__(self, kept: Checkpoints, cells: Sequence[Cell], observer: RunObserver) -> None:
+        self._kept, self._observer = kept, observer
+        self._cells = tuple(map(digest_of, cells))
+        self._name = name_of(self._cells)
+        self._next: float | None = time.perf_counter() + _EVERY
+
+    def latest(self, like: Any, device: torch.device) -> Checkpoint | None:
+        """What the group goes on from, with states of the types of `like`; None where it starts anew."""
+        content = self._kept.latest(self._name)
+        if content is None:
+            return None
+        try:
+            return unpacked(content, like, device)
+        except ValueError as error:
+            self._observer.noted(f"a checkpoint is not used, and its rounds are run again: {error}")
+            return None
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to keep the group; `now` is by `time.perf_counter`."""
+        return self._next is not None and now >= self._next
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """A state that cannot be kept is said once, and the group goes on without checkpoints."""
+        began = time.perf_counter()
+        try:
+            self._kept.keep(self._name, packed(checkpoint, self._cells))
+        except TypeError as error:
+            self._observer.noted(f"no checkpoints of cells that are in the middle: {error}")
+            self._next = None
+            return
+        ended = time.perf_counter()
+        self._next = ended + max(_EVERY, (ended - began) / _SHARE)
+
+    def drop(self) -> None:
+        """What the group gave is written."""
+        self._kept.drop(self._name)
+
+
+def device_named(name: str) -> torch.device:
+    """The device as torch names it; RunError if it cannot be used here."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).tolist()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f'run.device = {name!r} cannot be used here: {reason}; try "cpu"') from None
+    return device
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """The cores draw noise meanwhile; torch's threads, waiting for each other in a busy loop, would stop both."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
 
 _PROGRESS_EVERY = 0.1  # seconds
 

@@ -2,25 +2,33 @@
 
 Where silos take their gradients at the query, sums and noise are linear, and only the means of both are kept
 (`Together`).  Where they step by themselves each one is kept, with the noise that it added (`Apart`).
+
+Silos that do not answer, in the engine that keeps the mean alone: their records and noise are left out.
+
+Which cells run together: those that differ in nothing but seeds and numbers.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.engines.vectorized.noise_feed import NoiseFeed
-from fedpriv.errors import InputError
-from fedpriv.estimators.local_steps import point_of, remembered
-from fedpriv.estimators.round import Round
-from fedpriv.estimators.running_sum import RunningSum, empty_sum
-from fedpriv.mechanisms import MechanismState
-from fedpriv.objectives import Records
-from fedpriv.privacy.trust import Noise, NoiseSource
-from fedpriv.running.plan import Plan
-from fedpriv.running.round_step import Read, RoundStep
-from fedpriv.scenario import Cell
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import KeyedNormal, simulation_noise
+from fedpriv.core.replicates import signature
+from fedpriv.engines.vectorized.noise import NoiseFeed
+from fedpriv.loss.estimators import Estimator, Round
+from fedpriv.loss.objective import Records
+from fedpriv.loss.running_sums import RunningSum, empty_sum, point_of, remembered
+from fedpriv.noise.mechanism import Mechanism, MechanismState
+from fedpriv.noise.trust import Noise, NoiseSource
+from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.round import Absences, Read, RoundStep
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.schema import Cell
 
 
 class Mean(NamedTuple):
@@ -126,3 +134,124 @@ def _noise_of_each(
     noises = [Noise((NoiseSource(silo, plan.noise.std_of(silo), 1.0),)) for silo in range(silos) for plan in plans]
     feed = NoiseFeed(noises, list(seeds) * silos, plans[0].schedule.rounds, size, dtype, lambda _: None, device)
     return (fresh.view(silos, len(plans), size) for fresh in feed.rounds_from(first))
+
+
+def check_away(cell: Cell, plan: Plan) -> None:
+    """InputError for a run with silos that drop out which this engine cannot compute."""
+    if (key := cell.without_silos) is None:
+        return
+    if plan.estimator.memory > 1:
+        raise InputError(
+            f"{key}: {cell.algorithm.name} looks back at the query that each silo answered last, and engine "
+            "vectorized keeps one for all silos; use --engine inprocess"
+        )
+    if cell.run.noise == "aggregate" and plan.trust.private_messages:
+        raise InputError(
+            f'run.noise = "aggregate" draws the mean of all silos\' noise, and with {key} some have none; use '
+            '"per-silo"'
+        )
+
+
+class Away:
+    """Which silos are away in rounds 1 … T of every replicate, and what that does to the mean."""
+
+    def __init__(self, absences: Sequence[Absences], silos: int, device: torch.device) -> None:
+        self._absences, self._silos, self._device = absences, silos, device
+
+    def __bool__(self) -> bool:
+        return any(self._absences)
+
+    def there(self, t: int) -> Tensor:
+        """1 for each silo that answers in round t, else 0; (replicates, silos)."""
+        marks = torch.ones(len(self._absences), self._silos, dtype=torch.float64)
+        for place, absences in enumerate(self._absences):
+            marks[place, list(absences.away(t))] = 0.0
+        return marks.to(self._device)
+
+    @property
+    def ever(self) -> list[int]:
+        """The silos that are away in some round of some replicate."""
+        return sorted(set().union(*(absences.rounds for absences in self._absences)))
+
+
+def missing_noise(
+    plans: Sequence[Plan],
+    seeds: Sequence[int],
+    away: Away,
+    estimator: Estimator,
+    mechanism: Mechanism,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Iterator[Tensor]:
+    """For rounds 1 … T what has to be added to the mean of all silos' noise, (replicates, d).
+
+    A silo that is away counts with its last release, decayed: its noise of this round is not there, that of the
+    round before is.  `estimator` and `mechanism` are those of all replicates.
+    """
+    size = plans[0].objective.dimension
+    sources = [simulation_noise(seed, np.dtype(str(dtype).removeprefix("torch."))) for seed in seeds]
+    states = {silo: mechanism.start() for silo in away.ever}
+    counted = {silo: torch.zeros(len(plans), size, dtype=dtype, device=device) for silo in states}
+    for t in range(1, plans[0].schedule.rounds + 1):
+        there, total = away.there(t).to(dtype), torch.zeros(len(plans), size, dtype=dtype, device=device)
+        for silo, state in states.items():
+            fresh = torch.stack(
+                [_fresh(source, plan, silo, t) for source, plan in zip(sources, plans, strict=True)]
+            )
+            row, states[silo] = mechanism.noise(state, t, fresh.to(device))
+            here = there[:, silo, None]
+            counts = here * row + (1.0 - here) * estimator.round(t).decay * counted[silo]
+            total += counts - row
+            counted[silo] = counts
+        yield total
+
+
+def _fresh(source: KeyedNormal, plan: Plan, silo: int, t: int) -> Tensor:
+    """Silo's fresh vector of round t as it enters the mean, (d,)."""
+    scale = plan.weights[silo] * float(plan.noise.std_of(silo))
+    return torch.from_numpy(source.vector(plan.objective.dimension, silo, t)) * scale
+
+
+_ROUND_VALUES = 2**26
+
+
+def groups_of(cells: Sequence[Cell]) -> list[list[int]]:
+    """The places of the cells that run together, group by group; each group alone computes the same bits."""
+    return list(grouped(cells, plans_of(cells)))
+
+
+def plans_of(cells: Sequence[Cell]) -> list[Plan]:
+    """The plan of every cell; InputError for one that this engine cannot compute."""
+    if any(cell.run.arithmetic == "integers" for cell in cells):
+        raise InputError(
+            'run.arithmetic = "integers": engine vectorized adds all silos up at once, in floating point; use '
+            "--engine inprocess"
+        )
+    plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
+    for cell, plan in zip(cells, plans, strict=True):
+        check_away(cell, plan)
+        check_apart(cell, plan)
+    return plans
+
+
+def grouped(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list[int]]:
+    """The places of the cells that run together."""
+    groups: dict[object, list[int]] = {}
+    for index, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
+        groups.setdefault(_group_key(cell, plan), []).append(index)
+    return itertools.chain.from_iterable(
+        _pieces(members, cells[members[0]], plans[members[0]]) for members in groups.values()
+    )
+
+
+def _pieces(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
+    """A group cut so that one round's records of all its replicates fit comfortably into memory."""
+    record = task_of_cell(cell).train.features[0].numel()
+    size = max(1, _ROUND_VALUES // (sum(plan.batch_sizes) * record))
+    return (members[start : start + size] for start in range(0, len(members), size))
+
+
+def _group_key(cell: Cell, plan: Plan) -> object:
+    parts = tuple(signature(part) for part in (plan.estimator, plan.mechanism, plan.optimizer, plan.objective))
+    shape = (plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources))
+    return shape, parts, cell.data, cell.model, cell.run, cell.evaluation

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as the template has it
 from torch import nn
 
-from fedpriv.data.datasets import load
+from fedpriv.data.named import load
 
 
 class Net(nn.Module):

@@ -1,0 +1,305 @@
+"""Whether one more run fits into a lifetime budget.
+
+The rule: √Σμ² ≤ budget and Σδ₀ ≤ slack, over all runs on the same data, in exact arithmetic of the decimals that
+these numbers print as (they are within a relative 1e-16 of the floats).  It holds for runs
+that are chosen adaptively: whoever picks a run after having seen what the earlier ones released gains nothing (a
+privacy filter; Smith & Thakurta 2022 and Koskela, Tobaben & Honkela 2023 for Gaussian DP).  Composed privacy
+loss distributions do not: "the run together with the ones before is (ε, δ)-DP" may hold for each run that could
+be picked and fail for the choice between them.
+
+(μ, δ₀)-GDP: a μ for runs that have none, so that a lifetime budget can be charged with them.
+
+A run with secret participation is μ-GDP for no μ below that of the run without secrecy: far in the tail its curve
+returns to it.  It is (μ, δ₀)-GDP, δ₀ the *slack*, if in both directions, for every ε ≥ 0,
+
+    δ(ε) ≤ (1 - δ₀) δ_μ(ε) + δ₀
+
+where δ_μ is the curve of N(0, 1) against N(μ, 1).  The same for ε < 0 follows, as the two directions exchange.
+By Blackwell's theorem the run is then a function of "told apart with probability δ₀, else N(0, 1) against N(μ,
+1)", and runs compose, adaptive or not, to (√Σμ², Σδ₀), since 1 - Π(1 - δ₀) ≤ Σδ₀.
+
+Sources: Dong, Roth & Su 2022 for μ-GDP and Blackwell's theorem; the pair with a slack is an own construction.
+Gomez et al. 2025 report a μ with a regret instead, which bounds nothing at a δ far below the regret.
+
+How many units a round is made to hold, where how many were drawn must stay secret.
+
+The number of units drawn in a round depends on the data: on who is in it.  A silo whose answers take longer for
+larger rounds tells it.  So a round evaluates a public number of rows, the *capacity*, whoever was drawn; in the
+rare round that draws more, all are processed, never dropped, and the probability of such a round goes into the
+slack.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar, Protocol
+
+import numpy as np
+from scipy.special import bdtrc
+
+from fedpriv.accounting import gaussian as gdp
+from fedpriv.accounting.curves import Curve, check_resolved, delta_at, epsilon_at, gaussian_from_below, mu_together
+from fedpriv.accounting.gaussian import check_delta, check_epsilon, check_mu, check_positive, smallest_safe
+from fedpriv.core.errors import InputError
+from fedpriv.core.figures import epsilon_words, upper_figure
+
+_POINTS = 8192  # of ε at which the inequality is certified
+_ACCURACY = 1e-6  # relative, of μ
+_TINY = Fraction(1, 2**900)
+
+
+@dataclass(frozen=True)
+class ApproximateGDP:
+    """(μ, δ₀)-GDP: with probability δ₀ anything may be told, else it is as hard as N(0, 1) against N(μ, 1).
+
+    A run in fixed order has slack 0 and its exact μ.
+
+    Guarantee: `epsilon_of` and `delta_of` hold for whatever satisfies the inequality above with this μ and δ₀.
+    """
+
+    mu: float
+    slack: float = 0.0
+    """δ₀."""
+
+    kind: ClassVar[str] = "approximate-gaussian-dp"
+
+    def __post_init__(self) -> None:
+        check_mu(self.mu)
+        if not 0.0 <= self.slack < 1.0:
+            raise InputError(f"slack = {self.slack}: a probability, 0 or more and below 1, e.g. 1e-7")
+
+    def delta_of(self, epsilon: float) -> float:
+        """The δ for which (`epsilon`, δ)-DP follows."""
+        within = gdp.delta_of(self.mu, check_epsilon(epsilon))
+        return min(1.0, math.nextafter(within * (1.0 - self.slack) * (1.0 + 1e-15) + self.slack, math.inf))
+
+    def epsilon_of(self, delta: float) -> float:
+        """The smallest ε for which (ε, `delta`)-DP follows; inf where the slack uses up the whole `delta`."""
+        left = (check_delta(delta) - self.slack) / (1.0 - self.slack) * (1.0 - 1e-15)
+        if left <= 0.0:
+            return math.inf
+        return gdp.epsilon_of(self.mu, left)
+
+    def statement(self, delta: float) -> str:
+        """The guarantee as a person reads it."""
+        mu, slack = upper_figure(self.mu, 6), upper_figure(self.slack, 3)
+        epsilon = epsilon_words(self.epsilon_of(delta), delta, 6)
+        if self.slack == 0.0:
+            return f"{mu}-GDP, hence {epsilon}"
+        return f"({mu}, {slack})-GDP: {mu}-GDP but for a probability of {slack}, hence {epsilon}"
+
+
+class HasCurve(Protocol):
+    """A guarantee that knows its δ for every ε."""
+
+    @property
+    def curve(self) -> Curve: ...
+
+
+def charge_of(guarantee: HasCurve, slack: float) -> ApproximateGDP:
+    """What a sampled run costs a lifetime budget, at the `slack` (1e-10 or more) it may use up."""
+    return ApproximateGDP(smallest_mu(guarantee.curve, slack), slack)
+
+
+def smallest_mu(curve: Curve, slack: float) -> float:
+    """About the smallest μ for which whatever has `curve` is (μ, `slack`)-GDP; `slack` is 1e-10 or more.
+
+    Guarantee: with ε_0 = 0 < … < ε_m, curve(ε_i) ≤ (1 - δ₀) δ_μ(ε_{i+1}) + δ₀ for all i, and curve(ε_m) ≤ δ₀.  As
+    both sides fall, the inequality holds between the points and beyond the last.  InputError where the curve never
+    comes down to the slack.
+    """
+    check_resolved(slack)
+    end = epsilon_at(curve, slack)
+    if math.isinf(end):
+        raise InputError(f"slack = {slack}: the privacy of this run never comes down to it; take a larger one")
+    if end == 0.0:
+        return 0.0
+    epsilons = np.linspace(0.0, end, _POINTS)
+    epsilons[-1] = end
+    allowed = slack * (1.0 - 1e-15)  # at most the decimal number that it prints as
+    needed = (curve(epsilons) - allowed) / (1.0 - allowed)
+    if delta_at(curve, end) > slack:
+        raise InputError(f"slack = {slack}: the curve rises; no mu can be certified")
+
+    def certified(mu: float) -> bool:
+        given = gaussian_from_below(mu)(epsilons[1:])
+        return bool(np.all(needed[:-1] * (1.0 + 1e-12) <= given))
+
+    return smallest_safe(certified, 1.0, tolerance=_ACCURACY)
+
+
+def composed(charges: Sequence[ApproximateGDP]) -> ApproximateGDP:
+    """All runs together: (√Σμ², Σδ₀), rounded up.
+
+    Guarantee: it holds for runs chosen adaptively, each after the releases of the ones before, as long as the
+    sum is what was charged (`lifetime`).  InputError where the slacks add up to 1 or more.
+    """
+    return ApproximateGDP(_root_above(squares(charges)), _float_above(slacks(charges)))
+
+
+def squares(charges: Sequence[ApproximateGDP]) -> Fraction:
+    """Σμ², exactly."""
+    return sum((decimal(each.mu) ** 2 for each in charges), Fraction(0))
+
+
+def slacks(charges: Sequence[ApproximateGDP]) -> Fraction:
+    """Σδ₀, exactly."""
+    return sum((decimal(each.slack) for each in charges), Fraction(0))
+
+
+def decimal(value: float) -> Fraction:
+    """The decimal number that `value` prints as, within a relative 1e-16 of it: 3 times 1e-8 is 3e-8."""
+    return Fraction(repr(float(value)))
+
+
+def shared(charges: Sequence[ApproximateGDP], silos: int) -> ApproximateGDP:
+    """What a unit pays that has records in at most `silos` of the streams: those where it costs most.
+
+    Guarantee: any `silos` of the charges compose to this or less.
+    """
+    if silos < 1:
+        raise InputError(f"shared = {silos}: a unit is in 1 silo or more")
+    mus = sorted((each.mu for each in charges), reverse=True)[:silos]
+    rests = sorted((each.slack for each in charges), reverse=True)[:silos]
+    return composed([ApproximateGDP(0.0, rest) for rest in rests] + [ApproximateGDP(mu) for mu in mus])
+
+
+def near_root(square: Fraction) -> float:
+    """√square to within a few units in the last place, also where the square is no float."""
+    shift = 0 if square > _TINY else 600
+    return math.ldexp(math.sqrt(float(square * 4**shift)), -shift)
+
+
+def _root_above(square: Fraction) -> float:
+    """The smallest float found whose square is at least `square`, in exact arithmetic."""
+    root = near_root(square)
+    while decimal(root) ** 2 < square:
+        root = math.nextafter(root, math.inf)
+    return root
+
+
+def _float_above(exact: Fraction) -> float:
+    total = float(exact)
+    return total if decimal(total) >= exact else math.nextafter(total, math.inf)
+
+
+Price = ApproximateGDP | None
+"""What a run costs; None is more than any budget: nothing can be said about it."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What all runs on the same data may cost together.
+
+    Guarantee: as long as every run is admitted before its first release, everything released is (`mu`,
+    `slack`)-GDP, whoever chooses the runs and after seeing whatever was released.
+    """
+
+    mu: float
+    slack: float = 0.0
+    """Σδ₀ of sampled runs; 0 admits none of them."""
+
+    def __post_init__(self) -> None:
+        check_positive("budget", self.mu)
+        ApproximateGDP(self.mu, self.slack)
+
+    def refusal(self, spent: Iterable[Price], asked: Price) -> str | None:
+        """Why a run that costs `asked` does not fit beside what was `spent`; None if it does."""
+        if asked is None:
+            return "nothing is known about what this run would cost"
+        before = list(spent)
+        known = [each for each in before if each is not None]
+        if len(known) < len(before):
+            return "an earlier run on this data has a cost that nothing is known about"
+        everything = [*known, asked]
+        if squares(everything) > decimal(self.mu) ** 2:
+            total = composed(everything) if slacks(everything) < 1 else asked
+            return f"it would make mu = {upper_figure(total.mu, 6)} of a budget of {upper_figure(self.mu, 6)}"
+        if slacks(everything) > decimal(self.slack):
+            return (
+                f"it would make slack = {upper_figure(float(slacks(everything)), 3)} of "
+                f"{upper_figure(self.slack, 3)}; a run with secret participation needs some"
+            )
+        return None
+
+    def left(self, spent: Iterable[Price]) -> ApproximateGDP | None:
+        """What one more run may cost, rounded down; None if earlier runs leave nothing, or cannot be priced."""
+        before = list(spent)
+        known = [each for each in before if each is not None]
+        square = decimal(self.mu) ** 2 - squares(known)
+        rest = decimal(self.slack) - slacks(known)
+        if len(known) < len(before) or square < 0 or rest < 0:
+            return None
+        return ApproximateGDP(_root_below(square), _float_below(rest))
+
+
+def price(charge: ApproximateGDP, distance: int = 1) -> Price:
+    """What a run costs a budget with other neighbours than the run was charged for.
+
+    `distance` is how many steps between neighbours of the run lie between neighbours of the budget: k where a
+    unit of the budget holds k units of the run, and twice as many where the run was charged under zero-out and
+    the budget is under replace-one.
+
+    Guarantee: an exact run costs distance · μ, however its rounds are spread; for a sampled run nothing is known
+    in (μ, δ₀), and no budget covers it.
+    """
+    if distance < 1:
+        raise InputError(f"distance = {distance}: neighbours are 1 step apart or more")
+    if distance == 1:
+        return charge
+    return ApproximateGDP(mu_together(charge.mu, distance)) if charge.slack == 0.0 else None
+
+
+def _root_below(square: Fraction) -> float:
+    root = near_root(square)
+    while decimal(root) ** 2 > square:
+        root = math.nextafter(root, 0.0)
+    return root
+
+
+def _float_below(exact: Fraction) -> float:
+    value = float(exact)
+    return value if decimal(value) <= exact else math.nextafter(value, 0.0)
+
+
+_RARELY = 2.0**-40
+_HIDDEN = 1e-6  # relative: two libraries differ by 2e-8 for ten million units
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """A public number of units of a round.
+
+    Guarantee: fewer than `rows` + 1 of the units that could be drawn are drawn, but for a probability of
+    `overflow` at most, a round.
+    """
+
+    rows: int
+    overflow: float
+
+
+def capacity(units: int, rate: float) -> Capacity:
+    """The smallest number of rows that `units`, drawn independently at `rate` each, exceed with probability 2^-40.
+
+    For an allocation to T rounds the rate is 1/T.
+    """
+    if units < 1 or not 0.0 < rate <= 1.0:
+        raise InputError(f"capacity of {units} units at rate {rate}: 1 unit or more, a rate above 0 and at most 1")
+    low, high = -1, units
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _overflow(middle, units, rate) <= _RARELY else (middle, high)
+    return Capacity(high, _overflow(high, units, rate))
+
+
+def slack_of(round_capacity: Capacity, rounds: int) -> float:
+    """What a run's slack has to hold for the rounds that overflow: the union bound, rounded up."""
+    if rounds < 1:
+        raise InputError(f"rounds = {rounds}: there is 1 round or more")
+    return round_capacity.overflow * rounds * (1.0 + 1e-15)
+
+
+def _overflow(rows: int, units: int, rate: float) -> float:
+    """P(Binomial(units, rate) > rows), rounded up."""
+    return 0.0 if rows >= units else float(bdtrc(rows, units, rate)) * (1.0 + _HIDDEN) + math.ulp(0.0)

@@ -1,0 +1,215 @@
+"""μ-Gaussian differential privacy and its exact (ε, δ).
+
+Source: Dong, Roth & Su 2022, "Gaussian differential privacy", Corollary 2.13; Balle & Wang 2018, Theorem 8:
+
+    δ(ε) = Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2)
+
+A composition of Gaussian mechanisms, adaptive or not, is exactly √(Σ μ_i²)-GDP (ibid., Corollary 3.3), so
+nothing is lost between the noise and this formula.
+
+Every result here is rounded to the safe side: δ and ε are never below the true value, μ never above it.  They
+are within a relative 1e-8 of it (ε: within 1e-8 + 1e-15 absolute) for μ from 1e-6 to 1e3 and δ down to 1e-300.
+
+Inverting a monotone condition on the safe side.
+
+The domain of every accounting function, said once and in words.
+
+Which data sets are neighbours.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import erfcx, ndtr
+
+from fedpriv.core.errors import InputError
+
+
+def largest_safe(safe: Callable[[float], bool], low: float) -> float:
+    """The largest float > 0 found for which `safe` holds, given that it holds at `low` > 0 and fails far above.
+
+    The value returned always satisfies `safe`, whatever rounding does to its monotonicity.
+    """
+    high = 2.0 * low
+    while safe(high):
+        low, high = high, 2.0 * high
+    while low < (middle := _between(low, high)) < high:
+        low, high = (middle, high) if safe(middle) else (low, middle)
+    return low
+
+
+def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float = 0.0) -> float:
+    """The smallest float > 0 found for which `safe` holds, given that it holds somewhere above `high` > 0.
+
+    The value returned always satisfies `safe`; it is 0 where `safe` holds there.  It is larger than a value for
+    which `safe` does not hold by a relative `tolerance` at most; 0 means neighbouring floats.
+    """
+    if safe(0.0):
+        return 0.0
+    low = 0.0
+    while not safe(high):
+        low, high = high, 2.0 * high
+    return smallest_between(safe, low, high, tolerance)
+
+
+def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: float, tolerance: float) -> float:
+    """The same for a dear `safe`: tried in steps of `factor` > 1 away from `start` > 0, then between two."""
+    low = high = start
+    while not safe(high):
+        low, high = high, factor * high
+    while low == high or (low < start and safe(low)):
+        low, high = low / factor, low
+    return smallest_between(safe, low, high, tolerance)
+
+
+def smallest_between(safe: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
+    """A number up to `high` for which `safe` holds, given that it holds at `high` > `low` and not at `low`.
+
+    Where `safe` is not monotone it is one of several edges; the value returned always satisfies `safe`.
+    """
+    while high > low * (1.0 + tolerance) and low < (middle := _between(low, high)) < high:
+        low, high = (low, middle) if safe(middle) else (middle, high)
+    return high
+
+
+def _between(low: float, high: float) -> float:
+    """The arithmetic middle of close numbers, the geometric one of numbers of different size."""
+    if low == 0.0 or high > 2.0 * low:
+        return math.sqrt(max(low, _SMALLEST)) * math.sqrt(high)
+    return low + 0.5 * (high - low)
+
+
+_SMALLEST = 1e-300
+
+
+def check_mu(mu: float) -> float:
+    """μ ≥ 0 and finite; 0 means that nothing about the data was released."""
+    if not (math.isfinite(mu) and mu >= 0.0):
+        raise InputError(f"mu = {mu}: the Gaussian-DP parameter is a finite number, 0 or more")
+    return mu
+
+
+def check_epsilon(epsilon: float) -> float:
+    if not (math.isfinite(epsilon) and epsilon >= 0.0):
+        raise InputError(f"epsilon = {epsilon}: it is a finite number, 0 or more")
+    return epsilon
+
+
+def check_delta(delta: float) -> float:
+    if not 0.0 < delta < 1.0:
+        raise InputError(f"delta = {delta}: it is a probability strictly between 0 and 1, e.g. 1e-5")
+    return delta
+
+
+def check_positive(name: str, value: float) -> float:
+    if not (math.isfinite(value) and value > 0.0):
+        raise InputError(f"{name} = {value}: it must be a finite number above 0")
+    return value
+
+
+_ROUNDING = 8.0 * np.finfo(np.float64).eps  # a few units in the last place of erfcx, ndtr and their arguments
+_MARGIN = 1e-11  # two evaluations of δ(ε) may disagree in their last bits: relative 1e-13 in ε, more for tiny ε
+_LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+_GDP_SMALLEST = math.ulp(0.0)
+
+
+def delta_of(mu: float, epsilon: float) -> float:
+    """The smallest δ for which μ-GDP implies (ε, δ)-DP; at least the smallest float where μ > 0."""
+    if check_mu(mu) == 0.0:
+        check_epsilon(epsilon)
+        return 0.0
+    return min(1.0, max(_GDP_SMALLEST, math.exp(_log_delta(mu, check_epsilon(epsilon))) * (1.0 + _ROUNDING)))
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """The smallest ε ≥ 0 for which μ-GDP implies (ε, δ)-DP."""
+    log_delta = math.log(check_delta(delta))
+    if check_mu(mu) == 0.0:
+        return 0.0
+    return smallest_safe(lambda epsilon: _log_delta(mu, epsilon) <= log_delta, high=mu)
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """The largest μ for which μ-GDP implies (ε, δ)-DP, less a relative 1e-11.
+
+    Guarantee: for ε of 1e-3 or more, `epsilon_of` this μ, or of one a little smaller, is at most ε.
+    """
+    log_delta = math.log(check_delta(delta))
+    check_epsilon(epsilon)
+    # Two safe values to start from: zCDP's conversion, and total variation δ(0) ≤ μ/√(2π).
+    tail = math.sqrt(-2.0 * log_delta)
+    start = max(2.0 * epsilon / (math.sqrt(tail**2 + 2.0 * epsilon) + tail), delta)
+    return largest_safe(lambda mu: _log_delta(mu, epsilon) <= log_delta, low=start) * (1.0 - _MARGIN)
+
+
+def compose(mus: ArrayLike) -> float:
+    """The exact GDP parameter of releases that are μ_i-GDP each: √(Σ μ_i²)."""
+    values = np.asarray(mus, np.float64)
+    if not np.all(np.isfinite(values) & (values >= 0.0)):
+        raise InputError("mu of every release must be a finite number, 0 or more")
+    return float(np.sqrt(np.sum(values**2)))
+
+
+def noise_for(mu: float, sensitivity: float) -> float:
+    """The smallest noise std that makes releases of total l2 sensitivity `sensitivity` μ-GDP, never below it."""
+    check_positive("mu", mu)
+    check_positive("sensitivity", sensitivity)
+    std = sensitivity / mu
+    while sensitivity / std > mu:
+        std = math.nextafter(std, math.inf)
+    return std
+
+
+def _log_delta(mu: float, epsilon: float) -> float:
+    """ln δ(ε) for μ > 0, rounded up.
+
+    With a = ε/μ - μ/2, b = ε/μ + μ/2 and the Mills ratio m = (1 - Φ)/φ, e^ε φ(b) = φ(a) turns the formula into
+    φ(a) (m(a) - m(b)), which neither over- nor underflows.
+    """
+    a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
+    if a < -1.0:  # then μ > 2 and the two terms do not cancel
+        density = math.exp(-0.5 * a * a - _LOG_SQRT_2PI)
+        hidden = _ROUNDING * (1.0 + density * b)  # a is known to within one rounding of b
+        return min(0.0, math.log(float(ndtr(-a)) - density * _mills(b) + hidden))
+    if not math.isfinite(a * a):
+        return -math.inf
+    # Two upper bounds of m(a) - m(b), tight for large and for small μ: the difference itself, and, as -m' is
+    # convex, the trapezoid rule for its integral.  Each is inflated by what its rounding can hide.
+    mills_a, mills_b = _mills(a), _mills(b)
+    difference = mills_a - mills_b + _ROUNDING * (mills_a + mills_b)
+    slopes = 2.0 - a * mills_a - b * mills_b + _ROUNDING * (2.0 + abs(a) * mills_a + b * mills_b)
+    log_difference = math.log(min(difference, 0.5 * mu * slopes))
+    hidden = _ROUNDING * (1.0 + abs(a) * b + abs(log_difference))
+    return -0.5 * a * a - _LOG_SQRT_2PI + log_difference + hidden
+
+
+def _mills(x: float) -> float:
+    """(1 - Φ(x)) / φ(x)."""
+    return math.sqrt(0.5 * math.pi) * float(erfcx(x * math.sqrt(0.5)))
+
+
+Relation = Literal["replace-one", "zero-out"]
+"""Neighbours: one record exchanged for another, or one record's contribution replaced by zero."""
+
+RELATIONS: tuple[Relation, ...] = get_args(Relation)
+RELATION_FACTOR: dict[Relation, float] = {"zero-out": 1.0, "replace-one": 2.0}
+"""By how many clip norms one record can move a clipped increment under each of them."""
+
+
+def moved_by(relation: Relation, per_record: float, sensitivity: float) -> float:
+    """How far, in l2 norm, one record moves a stream: summed increments of `sensitivity`, each times `per_record`.
+
+    Calibration and ledger both call this, so that they compute with the same number to the last bit.
+    """
+    return RELATION_FACTOR[relation] * per_record * sensitivity
+
+
+def relation_named(name: str) -> Relation:
+    """`name` as a neighbouring relation; raises InputError if it is none."""
+    for relation in RELATIONS:
+        if name == relation:
+            return relation
+    raise InputError(f"relation = {name!r}: accepted are {', '.join(map(repr, RELATIONS))}")

@@ -1,0 +1,163 @@
+"""The worst case, built: a small run of the code that is audited, and records that its claim is hardest for.
+
+Queries stay at 0, a canary's increment is far above the clip, and in the two worlds it points in opposite
+directions (replace-one), or is there or not (zero-out): as far apart as the neighbouring relation allows.
+Canaries of one run have features of their own, so that their increments are orthogonal; noise is independent
+between coordinates, so one run is as many independent trials (Steinke, Nasr & Jagielski 2023, "Privacy auditing
+with one training run").
+
+Where a canary takes part is written down from the definition of the order, not asked of the code under audit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.core.errors import InputError
+from fedpriv.data.partition import in_a_row
+from fedpriv.loss.objective import Objective, Records
+from fedpriv.noise.trust import CLIENT, RECORD, Unit
+from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.task import DTYPES, labels_of, rows_of
+from fedpriv.scenario.schema import Cell, ModelSection
+from fedpriv.silo.shard import Shard
+
+FAR = 1e4
+"""The norm of a canary's features: far above a clip of 1, so that a missing clip cannot go unseen."""
+CLASSES = 2
+_RECORDS, _TOO_MANY = 4, 3  # of a person: at most so many count, and so many times as many are there
+_CLIP = 1.0  # where a scenario takes its clip from the loss's constants, which are not the canaries'
+
+
+def auditable(cell: Cell, mu: float, rounds: int, silos: int, batch: int, epochs: int = 1) -> Cell:
+    """The cell cut to a size that can be repeated, on a linear model, recalibrated to `mu` by the same code.
+
+    Persons and clients keep a few records each; where silos come from does not matter to who they are.
+    """
+    size = {"rounds": rounds, "silos": silos, "batch": batch, "epochs": epochs}
+    if cell.federation.clients is not None:  # whose passes are said by how many there are
+        size = {"rounds": rounds, "clients": rounds // epochs * batch, "cohort": batch}
+    whole: dict[str, Any] = {"samples": None, "size_skew": None, "batches": None, "drop_out": 0.0, "away": {}}
+    federation = cell.federation.model_copy(update={**size, **whole})
+    few = None if cell.privacy.records is None else min(cell.privacy.records, _RECORDS)
+    target = {"mu": mu, "rho": None, "zcdp": None, "epsilon": None, "records": few}
+    privacy = cell.privacy.model_copy(update=target)
+    run = cell.run.model_copy(
+        update={
+            "device": "cpu", "noise": "per-silo", "goldstein_radius": None, "per_silo": False, "metrics": (),
+            "arithmetic": "float",
+        }
+    )  # fmt: skip
+    data = cell.data.model_copy(update={"partition": "iid", "concentration": None, "shards": None})
+    algorithm = cell.algorithm
+    if getattr(algorithm.settings, "clip", _CLIP) in ("lipschitz", None):
+        algorithm = algorithm.model_copy(update={"clip": _CLIP})
+    model = ModelSection.model_validate({"name": "softmax-regression", "feature_norm": FAR})
+    return cell.derived(privacy, federation, algorithm, data=data, model=model, run=run)
+
+
+def objective_for(cell: Cell, features: int) -> Objective:
+    """The small model's loss over records of so many features, as the silos' own code builds it; and a bias."""
+    row = cell.model.row
+    return row.objective((features + 1,), CLASSES, DTYPES[cell.run.dtype], cell.model.settings)
+
+
+def rows_read(cell: Cell) -> list[range]:
+    """The rows of a silo's order that rounds 1, 2, … read, by definition: each batch once, one after another.
+
+    Every pass has the same order, and so have the turns of cohorts of clients.  InputError for a scenario of no
+    fixed order with records in every round.
+    """
+    schedule = cell.schedule
+    if not isinstance(schedule, Schedule):
+        raise InputError(
+            'the audit\'s canaries are made for a fixed order with records in every round: sampling = "fixed"'
+        )
+    (size, *_), read, federation = cell.batch_sizes, 0, cell.federation
+    rows = []
+    for t in range(1, schedule.rounds + 1):
+        batches = schedule.reads[t - 1] if schedule.reads else 1
+        rows.append(range(read * size, (read + batches) * size))
+        read += batches
+        if not schedule.reads:
+            read %= federation.rounds_per_epoch
+    return rows
+
+
+def misread(cell: Cell, rows: Sequence[range]) -> str | None:
+    """Where the schedule that silos follow is not the one that the claim is about; None if nowhere."""
+    size = cell.batch_sizes[0]
+    for t, defined in enumerate(rows, start=1):
+        batches = cell.schedule.batches(t) if isinstance(cell.schedule, Schedule) else range(0)
+        read = range(batches.start * size, batches.stop * size)
+        if read != defined:
+            wanted = f"{defined.start} to {defined.stop - 1}"
+            return f"round {t} reads records {read.start} to {read.stop - 1}, not {wanted}"
+    return None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """In which round each canary takes part, and in which row of the silo's order: (n,) each."""
+
+    round: NDArray[np.int64]
+    row: NDArray[np.int64]
+    rows: int
+
+    @staticmethod
+    def of(passes: Sequence[range], heaviest: int, canaries: int, batch: int) -> "Layout":
+        """As many as fit in round `heaviest`, where one weighs most; the others spread over the other rounds.
+
+        Of rounds that read the same rows, the first one stands for all.
+        """
+        others = [t for t, read in enumerate(passes, 1) if t != heaviest and read not in passes[: t - 1]]
+        left = min(canaries - batch, batch * len(others))
+        spread = [others[place % len(others)] for place in range(left)]
+        rounds = np.array([heaviest] * min(batch, canaries) + spread)
+        places = [int(np.sum(rounds[:canary] == t)) for canary, t in enumerate(rounds.tolist())]
+        row = [passes[t - 1].start + place for t, place in zip(rounds.tolist(), places, strict=True)]
+        return Layout(rounds, np.array(row), max(read.stop for read in passes))
+
+    def shard(self, present: NDArray[np.bool_], relation: str) -> Shard:
+        """Zeros, and each canary in its row: its own feature, far longer than the clip.
+
+        An absent one is zero under zero-out, and under replace-one a record whose increment points the other way.
+        """
+        count = len(self.round)
+        images: NDArray[Any] = np.zeros((self.rows, count), np.float32)
+        labels = np.zeros(self.rows, np.int64)
+        there = np.arange(count) if relation == "replace-one" else np.flatnonzero(present)
+        images[self.row[there], there] = FAR
+        labels[self.row] = ~present
+        return Shard(images, labels)
+
+
+def in_units(shard: Shard, unit: Unit) -> Shard:
+    """The same with a unit for every row: where units are persons, each canary's has more records than count.
+
+    All of them point one way, far beyond the clip, so that a clip of record by record adds them up.
+    """
+    if unit.name == RECORD.name:
+        return shard
+    there = shard.images.reshape(len(shard.labels), -1).any(axis=1)
+    rows = np.repeat(np.arange(len(shard.labels)), np.where(there, _TOO_MANY * unit.records, 1))
+    return Shard(shard.images[rows], shard.labels[rows], persons=rows)
+
+
+def units_of(shard: Shard, cell: Cell) -> Records:
+    """A shard of canaries as the cell's model sees it, in its units; a client holds what counts, and all alike."""
+    unit, model, dtype = cell.privacy.protected, cell.model, DTYPES[cell.run.dtype]
+    if unit.name != CLIENT.name:
+        return in_units(shard, unit).seen(cell)
+    features = model.row.features(shard.images.repeat(unit.records, axis=0), dtype, model.settings)
+    records = Records(features, labels_of(shard.labels.repeat(unit.records), dtype))
+    return rows_of(records, in_a_row(len(records.labels), unit.records))
+
+
+def nothing(rows: int, features: int) -> Shard:
+    """Records of zeros, which move nothing but the bias."""
+    images: NDArray[Any] = np.zeros((rows, features), np.float32)
+    return Shard(images, np.zeros(rows, np.int64))

@@ -1,1 +1,0 @@
-"""An empirical lower bound on what a run leaks, which must stay under the claim."""

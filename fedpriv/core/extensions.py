@@ -1,0 +1,102 @@
+"""Algorithms, models and data of one's own, without a change to the package.
+
+A Python file is named by `--import` or in `FEDPRIV_IMPORT` (several files with the system's path separator between
+them); a package names a module as an entry point of the group `fedpriv.core.extensions`.  Either calls
+`fedpriv.add_algorithm`, `add_model` and `add_data` when it is imported.  Both are read when a name is not known.
+"""
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from hashlib import sha256
+from importlib import metadata, util
+from pathlib import Path
+
+from fedpriv.core.errors import InputError
+
+GROUP = "fedpriv.core.extensions"
+VARIABLE = "FEDPRIV_IMPORT"
+_read: set[str] = set()
+"""What this process has read: files by their content and place, entry points by their module."""
+_changes: list[None] = []
+
+
+def changed() -> None:
+    """Note that a table got a row of somebody's own."""
+    _changes.append(None)
+
+
+def revision() -> int:
+    """How often that happened: what is kept of a table's row belongs to one revision."""
+    return len(_changes)
+
+
+def import_files(files: Sequence[Path]) -> None:
+    """Import these files, here and in every process that this one starts; InputError if one cannot be."""
+    absolute = [str(path.resolve()) for path in files]
+    for path in absolute:
+        _import(Path(path))
+    known = [path for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
+    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*known, *absolute]))
+
+
+def load_extensions() -> None:
+    """Import the files in `FEDPRIV_IMPORT` and what installed packages offer; each once.
+
+    InputError, naming the file or the package, if one raises.
+    """
+    for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        _import(Path(path))
+    for entry in metadata.entry_points(group=GROUP):
+        if entry.value in _read:
+            continue
+        _read.add(entry.value)
+        try:
+            entry.load()
+        except Exception as error:
+            raise InputError(f"{GROUP}, entry point {entry.name} = {entry.value}: {_one_line(error)}") from None
+
+
+def import_module(name: str, key: str) -> None:
+    """Import an installed module, such as a guard's policy lists under `key`; InputError if it cannot be."""
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        raise InputError(f"{key}: {name!r}: {_one_line(error)}") from None
+
+
+def _import(path: Path) -> None:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"--import {path}: cannot be read ({error.strerror})") from None
+    key = sha256(str(path).encode() + b"\0" + content).hexdigest()
+    if key in _read:
+        return
+    name = f"fedpriv_import_{path.stem}_{key[:8]}"
+    spec = util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"--import {path}: not a Python file; its name must end in .py")
+    module = util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    _read.add(key)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        _read.discard(key)
+        del sys.modules[name]
+        raise InputError(f"--import {path}{_line_in(path, error)}: {_one_line(error)}") from None
+
+
+def _line_in(path: Path, error: Exception) -> str:
+    """ ", line 12": where in the file the error came up."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, InputError):
+        return str(error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

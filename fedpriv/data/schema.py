@@ -1,0 +1,197 @@
+"""What is public about a table: which columns are read, their ranges and vocabularies, and what the target is.
+
+Every record is mapped to its features by this and by nothing else, so the map looks at one record alone and
+releases nothing.  Means, deviations, quantiles or vocabularies that were taken from the records would be releases.
+"""
+
+import json
+import math
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedpriv.core.errors import InputError
+
+Range = Annotated[tuple[float, float], Field(strict=False)]
+Words = Annotated[tuple[str, ...], Field(strict=False)]
+_TEST_SHARE = 0.2
+OTHER = "*"
+"""In a vocabulary: every word that is not listed."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Column(Section):
+    """A column that becomes features: numbers scaled by `range` to -1 … 1, or words one-hot by `values`.
+
+    Guarantee: whatever a cell holds, a column's features have norm at most 1.
+    """
+
+    range: Range | None = Field(None, description="[low, high]: numbers are clipped to it and scaled to -1 … 1")
+    values: Words | None = Field(
+        None, description='the words that a cell can hold, one feature each; "*" stands for every other word'
+    )
+    missing: float | str | None = Field(
+        None, description="what stands in for a missing value: a number of the range, a word of the values"
+    )
+
+    @model_validator(mode="after")
+    def _numbers_or_words(self) -> Self:
+        if (self.range is None) == (self.values is None):
+            raise ValueError("a column has either range, for numbers, or values, for words")
+        if self.range is not None:
+            check_range(self.range)
+            if self.missing is not None and not (
+                isinstance(self.missing, int | float) and self._holds(self.missing)
+            ):
+                raise ValueError(f"missing = {self.missing!r}: expected a number of the range {list(self.range)}")
+        if self.values is not None:
+            check_words(self.values)
+            if self.missing is not None and self.missing not in self.values:
+                raise ValueError(f"missing = {self.missing!r}: expected one of the values")
+        return self
+
+    def _holds(self, number: float) -> bool:
+        assert self.range is not None
+        return self.range[0] <= number <= self.range[1]
+
+    @property
+    def width(self) -> int:
+        """How many features it becomes."""
+        return 1 if self.values is None else len(self.values)
+
+
+class TableSchema(Section):
+    """[data.table] of a scenario, [table] of a policy: the public description of a table.
+
+    Features come in the alphabetical order of their columns.
+    """
+
+    public: bool = Field(
+        description="true declares that ranges, values and classes below are known without a look at the records; "
+        "false is refused where noise is to protect them"
+    )
+    target: str = Field(description="the column that is to be predicted")
+    classes: Words | None = Field(None, description="the target's words; class 0 is the first")
+    range: Range | None = Field(
+        None, description="a real target's [low, high]: it is clipped to it and scaled to -1 … 1"
+    )
+    columns: dict[str, Column] = Field(description="the columns that become features; others are not read")
+    site: str | None = Field(None, description="the column that says which silo a record belongs to")
+    sites: Words = Field((), description="the words of the column `site`, silo 0 first")
+    person: str | None = Field(None, description="the column that says whose record it is")
+    split: str | None = Field(None, description='a column with "train" and "test"; otherwise `test_share` applies')
+    test_share: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None,
+        description="the expected share of rows that are for testing, 0.2 unless given: chosen by their place in "
+        "the file alone, or by a hash of the person; with split the public share that it puts aside, by which "
+        "published means are divided",
+    )
+    missing: Literal["refuse", "drop"] = Field(
+        "refuse", description='records with a missing value: "drop" makes zeros of them, which keep their place'
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.classes is None) == (self.range is None):
+            raise ValueError("a target has either classes, or range if it is a real number")
+        if self.classes is not None:
+            check_words(self.classes)
+        if self.range is not None:
+            check_range(self.range)
+        if not self.columns:
+            raise ValueError("columns: at least one column has to become features")
+        if (self.site is None) != (not self.sites):
+            raise ValueError("site, a column, and sites, its words, are given together")
+        if len(set(self.sites)) != len(self.sites):
+            raise ValueError(f"sites = {list(self.sites)}: each is named once")
+        roles = [self.target, self.site, self.person, self.split]
+        for name in filter(None, roles):
+            if name in self.columns or roles.count(name) > 1:
+                raise ValueError(
+                    f"column {name!r} has two roles; each column has one of target, site, person, "
+                    "split and feature"
+                )
+        return self
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.model_dump(mode="json"), sort_keys=True))
+
+    @property
+    def share(self) -> float:
+        """The expected share of rows, or persons, that are for testing."""
+        return _TEST_SHARE if self.test_share is None else self.test_share
+
+    @property
+    def by_content(self) -> bool:
+        """Whether cells say if a row is for testing, so that every row has a place in both parts."""
+        return self.split is not None or (self.person is not None and self.share > 0.0)
+
+    @property
+    def zeros(self) -> bool:
+        """Whether what a row holds can make a zero of it where it has a place."""
+        return self.by_content or self.missing == "drop"
+
+    def counted_share(self, *, tests: bool) -> float:
+        """The public share of the places of a part that count, missing values apart; published means divide by it.
+
+        InputError for a column `split` of which no share is said.
+        """
+        if not self.by_content:
+            return 1.0
+        if self.split is not None and not self.test_share:
+            raise InputError(
+                "table.test_share: this key is missing; published means are divided by the public share of rows "
+                f"that count, and nothing else says how many the column {self.split!r} puts aside for testing"
+            )
+        return self.share if tests else 1.0 - self.share
+
+    @property
+    def features(self) -> list[tuple[str, Column]]:
+        """The columns in the order of their features."""
+        return sorted(self.columns.items())
+
+    @property
+    def width(self) -> int:
+        """How many features a record has."""
+        return sum(column.width for column in self.columns.values())
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Which features are columns of numbers, each in -1 … 1."""
+        places, start = [], 0
+        for _, column in self.features:
+            if column.range is not None:
+                places.append(start)
+            start += column.width
+        return tuple(places)
+
+    @property
+    def norm(self) -> float:
+        """A bound on the norm of a record's features: √(number of columns)."""
+        return math.sqrt(len(self.columns))
+
+    @property
+    def class_count(self) -> int:
+        """0 for a real target."""
+        return 0 if self.classes is None else len(self.classes)
+
+    @property
+    def unit(self) -> float:
+        """How much of the target's own unit 1 of the scaled target is."""
+        return 1.0 if self.range is None else (self.range[1] - self.range[0]) / 2.0
+
+
+def check_range(bounds: tuple[float, float]) -> None:
+    low, high = bounds
+    if not low < high or not math.isfinite(high - low):
+        raise ValueError(f"range = {list(bounds)}: expected [low, high] with low below high")
+
+
+def check_words(words: tuple[str, ...]) -> None:
+    if len(words) < 2 or len(set(words)) != len(words):
+        raise ValueError(f"{list(words)}: expected at least two words, each once")
+    if any(word != word.strip() for word in words):
+        raise ValueError(f"{list(words)}: a word has no spaces around it")

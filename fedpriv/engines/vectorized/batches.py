@@ -1,0 +1,181 @@
+"""Batches in a public order for many replicates at once: as many records in every replicate.
+
+Batches in a secret order for many replicates at once: padded to one width, with weight 0 where nothing is.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedpriv.core.random import KeyedCoins, simulation_noise
+from fedpriv.loss.objective import Records
+from fedpriv.loss.softmax import Block
+from fedpriv.participation.orders import Participation, PublicOrder
+from fedpriv.rounds.round import Read, record_weight
+
+_GATHER_VALUES = 2**20
+
+
+class OrderedBatches:
+    """What the rounds read, gathered block by block and once for all replicates that read the same."""
+
+    def __init__(
+        self,
+        schedule: PublicOrder,
+        shares: Sequence[Sequence[Tensor]],
+        silo_weights: Sequence[float],
+        batch_sizes: Sequence[int],
+        train: Records,
+        dtype: torch.dtype,
+        there: Tensor | None = None,
+    ) -> None:
+        """`shares` has each replicate's records of every silo in the silo's order; `dtype` is that of weights.
+
+        Replicates that read the same have the same object there.  `there` says which of the records of `train`
+        count, None: all.
+        """
+        self._schedule, self._silo_weights, self._sizes = schedule, silo_weights, batch_sizes
+        self._train, self._dtype, device = train, dtype, train.features.device
+        self._there = there
+        orders = {id(of_silos): _by_place(of_silos, schedule.batches_held) for of_silos in shares}
+        self._places = torch.stack(list(orders.values()), dim=1).to(device)
+        numbered = list(orders)
+        self._orders = [numbered.index(id(of_silos)) for of_silos in shares]
+        self._pick = torch.tensor(self._orders, device=device)
+
+    def rounds_from(self, first: int) -> Iterator[Read]:
+        """The rounds from `first` on; blocks do not depend on it, so that records lie in memory as they would."""
+        features, labels = self._train
+        block = max(1, _GATHER_VALUES // (self._places[0].numel() * features[0].numel()))
+        device = features.device
+        spans = [list(self._schedule.batches(t)) for t in range(1, self._schedule.rounds + 1)]
+        alike = {count: self._read(count) for count in set(map(len, spans))}
+        columns = {count: self._silo_by_silo(count).to(device) for count in alike}
+        t = 1
+        for count, members in itertools.groupby(spans, key=len):
+            equal, column = list(members), columns[count]
+            for start in range(0, len(equal), block):
+                read = equal[start : start + block]
+                over, t = max(0, first - t), t + len(read)
+                if over >= len(read):
+                    continue
+                if count == 0:
+                    yield from itertools.repeat(alike[0], len(read) - over)
+                    continue
+                index = self._places[torch.tensor(read, device=device)]  # (rounds, count, orders, records)
+                index = index.movedim(1, 2).flatten(2)[..., column]
+                gathered = self._of_replicates(Records(features[index], labels[index]))
+                weights = self._weights(alike[count].weights, index)
+                for records, weight in itertools.islice(zip(gathered, weights, strict=False), over, None):
+                    yield Read(records, weight, alike[count].rows)
+
+    def _weights(self, alike: Tensor, index: Tensor) -> Iterable[Tensor]:
+        """Round after round, of the records of `index` (rounds, orders, records): 0 where one does not count."""
+        if self._there is None:
+            return itertools.repeat(alike)
+        return (alike * self._there[of_round[self._pick]] for of_round in index)
+
+    def _of_replicates(self, records: Records) -> Iterator[Records]:
+        """(rounds, orders, ...) round after round as (replicates, ...)."""
+        if records.labels.shape[1] == 1:
+            yield from Block(Records(*(column.squeeze(1) for column in records)), len(self._orders)).rounds()
+            return
+        alike = self._orders == list(range(records.labels.shape[1]))
+        for columns in zip(*records, strict=True):
+            yield Records(*(columns if alike else (column.index_select(0, self._pick) for column in columns)))
+
+    def _read(self, batches: int) -> Read:
+        """A round that reads so many batches of every silo, still without its records."""
+        rows = tuple((silo, batches * size) for silo, size in enumerate(self._sizes))
+        weights = [
+            record_weight(share, size, batches)
+            for share, size in zip(self._silo_weights, self._sizes, strict=True)
+            for _ in range(batches * size)
+        ]
+        device = self._train.features.device
+        return Read(None, torch.tensor(weights, dtype=self._dtype, device=device), rows)
+
+    def _silo_by_silo(self, count: int) -> Tensor:
+        """Where to find the records of `count` batches, one batch after another, silo after silo."""
+        silos = torch.arange(len(self._sizes)).repeat_interleave(torch.tensor(self._sizes)).repeat(count)
+        return silos.argsort(stable=True)
+
+
+def _by_place(shares: Sequence[Tensor], places: int) -> Tensor:
+    """The records of all silos that are one batch of their orders: (places, records of all silos)."""
+    return torch.cat([share.view(places, -1) for share in shares], dim=1)
+
+
+class Sampled(NamedTuple):
+    """What a round draws: training records and their weights, both (replicates, width)."""
+
+    records: Tensor
+    weights: Tensor
+    rows: tuple[tuple[int, int], ...]
+    """The places of each silo's records, (silo, how many) in a row; none where silos are not kept apart."""
+
+
+class SampledBatches:
+    """Iterates over rounds 1 … T: which training records are drawn, and their weights.
+
+    The decisions are those of the simulated silos: replicates with the same seed share them.
+    """
+
+    def __init__(
+        self,
+        schedule: Participation,
+        seeds: Sequence[int],
+        shares: Mapping[int, Sequence[Tensor]],
+        silo_weights: Sequence[float],
+        batch_sizes: Sequence[int],
+        *,
+        by_silo: bool,
+    ) -> None:
+        """`shares` has each seed's records of every silo in the silo's order.
+
+        `by_silo` gives every silo places of its own, as many as in the replicate where it draws most: for
+        objectives that ask whose a record is.
+        """
+        self._schedule, self._silo_weights, self._sizes = schedule, silo_weights, batch_sizes
+        self._coins = [simulation_noise(seed, "float32").coins() for seed in shares]
+        self._shares = list(shares.values())
+        self._pick = torch.tensor([list(shares).index(seed) for seed in seeds])
+        silos = range(len(batch_sizes))
+        self._pieces = [[silo] for silo in silos] if by_silo else [list(silos)]
+        self._by_silo = by_silo
+
+    def __iter__(self) -> Iterator[Sampled]:
+        return self.rounds_from(1)
+
+    def rounds_from(self, first: int) -> Iterator[Sampled]:
+        """What iterating gives from round `first` on."""
+        for t in range(first, self._schedule.rounds + 1):
+            drawn = [self._drawn(coins, share, t) for coins, share in zip(self._coins, self._shares, strict=True)]
+            sizes = torch.tensor([[len(records) for records in silos] for silos in drawn])
+            widths = [int(sizes[:, piece].sum(1).max()) for piece in self._pieces]
+            index = torch.zeros(len(drawn), sum(widths), dtype=torch.int64)
+            weights = torch.zeros(len(drawn), sum(widths), dtype=torch.float64)
+            starts = [0, *itertools.accumulate(widths)]
+            batches = self._schedule.expected_batches(t)
+            of_record = [
+                record_weight(*each, batches) for each in zip(self._silo_weights, self._sizes, strict=True)
+            ]
+            for place, silos in enumerate(drawn):
+                for start, piece in zip(starts, self._pieces, strict=False):
+                    for silo in piece:
+                        stop = start + len(silos[silo])
+                        index[place, start:stop] = silos[silo]
+                        weights[place, start:stop] = of_record[silo]
+                        start = stop
+            rows = tuple(enumerate(widths)) if self._by_silo else ()
+            yield Sampled(index[self._pick], weights[self._pick], rows)
+
+    def _drawn(self, coins: KeyedCoins, shares: Sequence[Tensor], t: int) -> list[Tensor]:
+        """The records of every silo that take part in round t."""
+        return [
+            share[self._schedule.rows(t, size, silo, lambda: coins)]
+            for silo, (share, size) in enumerate(zip(shares, self._sizes, strict=True))
+        ]

@@ -1,1 +1,0 @@
-"""What a record contributes to a round, and how contributions are summed."""

@@ -1,0 +1,231 @@
+"""Models by import path, "package.module:Name": any torch module that this installation has.
+
+Nothing is imported when a scenario is read, only when its model is built: a guard checks the name first.
+
+What a module of somebody's own has to be, found out by running it: one record in, as many outputs as needed.
+
+A trained model as a torch module, and what it says of records.
+"""
+
+import copy
+import importlib
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedpriv.core.errors import CodeError, InputError, printable
+from fedpriv.loss.alone import rows_apart
+from fedpriv.loss.layered import LayeredObjective
+from fedpriv.loss.linear import LinearScore
+from fedpriv.loss.module import ModuleObjective, check_module, parameters_of
+from fedpriv.loss.objective import Objective, View
+from fedpriv.loss.softmax import SoftmaxRegression
+
+_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_LONGEST = 200
+_MOST_GROUPS = 32
+
+
+def is_import_path(name: str) -> bool:
+    """Whether a model's name is of the form package.module:Name."""
+    return len(name) <= _LONGEST and _PATH.fullmatch(name) is not None
+
+
+def imported(path: str, key: str) -> Callable[..., Any]:
+    """The class or function at `path`; InputError, naming `key`, if it cannot be imported or called."""
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise CodeError(f"{key} = {path!r}: cannot be imported here", printable(str(error))) from None
+    except Exception as error:  # whatever a stranger's module does while it is imported
+        raise CodeError(f"{key} = {path!r}: fails while it is imported", type(error).__name__) from None
+    if not callable(found):
+        raise InputError(f"{key} = {path!r}: is neither a class nor a function")
+    return found  # type: ignore[no-any-return]
+
+
+def build(path: str, key: str, positional: tuple[int, ...], arguments: dict[str, Any]) -> nn.Module:
+    """The module that the class or function at `path` gives; InputError in one line if it gives none.
+
+    Guarantee: `CodeError.public`, which is all that a guard says of a failure, depends on the scenario alone.
+    """
+    factory = imported(path, key)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            module = factory(*positional, **arguments)
+    except Exception as error:  # as above
+        raise CodeError(
+            f"{key} = {path!r}: cannot be built from {positional} and {arguments}",
+            printable(str(error).split("\n")[0]) or type(error).__name__,
+        ) from None
+    if not isinstance(module, nn.Module):
+        raise InputError(f"{key} = {path!r}: gives a {type(module).__name__}, not a torch module")
+    return module
+
+
+def with_group_norm(module: nn.Module) -> nn.Module:
+    """The module with GroupNorm in place of every BatchNorm: of one record alone, and with as many parameters."""
+    if isinstance(module, _BatchNorm):
+        channels = module.num_features
+        groups = next(count for count in range(min(_MOST_GROUPS, channels), 0, -1) if channels % count == 0)
+        return nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)
+    for name, child in module.named_children():
+        setattr(module, name, with_group_norm(child))
+    return module
+
+
+_PROBED = 3  # records of a probe
+
+
+def check_shape(record: tuple[int, ...], flat: tuple[int, ...], name: str) -> None:
+    """InputError if records of this shape have another number of values than the data set's."""
+    if math.prod(record) != math.prod(flat):
+        raise InputError(
+            f"model.name = {name!r} takes records of shape {record}, {math.prod(record)} values, and those of the "
+            f"data set have {math.prod(flat)}"
+        )
+
+
+GIVEN = "module-"
+"""How the names of modules begin that a program gave; nobody typed such a name."""
+
+
+def check_outputs(module: nn.Module, values: int, outputs: int, name: str) -> None:
+    """InputError if the module cannot be trained here, or does not map one flat record to this many outputs.
+
+    It is really run, so that code which no name gives away is found too: see `check_alone`.
+    """
+    check_module(module)
+    if any(parameter.is_meta for parameter in module.parameters()):
+        return  # built to be measured, not to be run
+    probe = torch.zeros(1, values, dtype=next(module.parameters(), torch.zeros(1)).dtype)
+    try:
+        with torch.no_grad():
+            shape = tuple(module(probe).shape)
+    except Exception as error:  # whatever a stranger's module does
+        reason = printable(str(error).split("\n")[0]) or type(error).__name__
+        raise CodeError(f"{_called(name)} cannot be given a record of {values} values", reason) from None
+    if shape != (1, outputs):
+        raise InputError(f"{_called(name)} maps one record to shape {shape}, but (1, {outputs}) is needed")
+    check_alone(module, values, name)
+
+
+def _called(name: str) -> str:
+    """The key, or the argument that a program gave."""
+    return "model: the module" if name.startswith(GIVEN) else f"model.name = {name!r}"
+
+
+def reshaped(module: nn.Module, record: tuple[int, ...]) -> nn.Module:
+    """The module behind a layer that gives flat records their shape back."""
+    return module if len(record) == 1 else nn.Sequential(nn.Unflatten(1, record), module)
+
+
+def check_alone(module: nn.Module, features: int, name: str) -> None:
+    """InputError unless a record's outputs and gradients are what they are whatever the other records are.
+
+    It really runs the module: records 1 and 2 of a batch of 3 are replaced, and outputs and gradient of record 0
+    have to stay, bit by bit, at the module's own parameters and at others.  A batch of one has to give the same up
+    to rounding.  Increments are taken of each record alone, so what is found here would not break their guarantee,
+    but the model that is evaluated would be another one than the model that is trained.
+    """
+    generator = torch.Generator().manual_seed(0)
+    parameters = dict(module.named_parameters())
+    kind = next((p.dtype for p in parameters.values()), torch.float32)
+    first = torch.randn(_PROBED, features, generator=generator, dtype=kind)
+    second = torch.randn(_PROBED, features, generator=generator, dtype=kind)
+    second[0] = first[0]
+    for scale in (0.0, 1.0):
+        moved = {
+            key: (p.detach() + scale * torch.randn(p.shape, generator=generator, dtype=p.dtype)).requires_grad_()
+            for key, p in parameters.items()
+        }
+        (out, slope), (other, other_slope), (alone, _) = (
+            _of_first(module, moved, batch) for batch in (first, second, first[:1])
+        )
+        if not (out.isfinite().all() and all(part.isfinite().all() for part in slope)):
+            if scale == 0.0:
+                raise InputError(
+                    f"model.name = {name!r}: at its own parameters a record of standard normal numbers has "
+                    "outputs or gradients that are not finite"
+                )
+            continue  # parameters that nobody trains to
+        same = torch.equal(out, other) and all(map(torch.equal, slope, other_slope))
+        if not same or not torch.allclose(out, alone, rtol=1e-3, atol=1e-3, equal_nan=True):
+            raise InputError(
+                f"model.name = {name!r}: a record's outputs change with the other records of its batch, or from "
+                "call to call; models here look at one record (model.group_norm = true replaces BatchNorm)"
+            )
+
+
+def _of_first(module: nn.Module, parameters: dict[str, Tensor], batch: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Outputs of record 0, and the gradients of their sum of squares."""
+    with torch.enable_grad():
+        given = functional_call(module, parameters, (batch,))
+        used = [parameter for parameter in parameters.values() if parameter.requires_grad]
+        slopes = torch.autograd.grad(given[0].square().sum(), used, allow_unused=True)
+    return given[0].detach(), [torch.zeros(()) if slope is None else slope for slope in slopes]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A module with the trained parameters, of features as the scenario's model maps records to them."""
+
+    module: nn.Module
+    width: int | None
+    """It takes so many features, the first ones; None: all."""
+
+    @torch.inference_mode()
+    def outputs(self, features: Tensor) -> Tensor:
+        """(n, f) -> (n, outputs); no record looks at another."""
+        return rows_apart(self.module, features[:, : self.width])
+
+
+def trained(objective: Objective, vector: NDArray[Any]) -> Trained:
+    """The model whose flat parameters (d,) are `vector`; InputError for an objective that is no module."""
+    while isinstance(objective, View):
+        objective = objective.base
+    point = torch.from_numpy(np.array(vector)).to(objective.initial().dtype)
+    match objective:
+        case LayeredObjective() | ModuleObjective():
+            return Trained(with_parameters(objective.module, point), None)
+        case SoftmaxRegression():
+            weights = point.view(objective.classes, objective.features)
+            layer = nn.Linear(objective.features - 1, objective.classes, dtype=point.dtype)
+            return Trained(_loaded(layer, {"weight": weights[:, :-1], "bias": weights[:, -1]}), layer.in_features)
+        case LinearScore():
+            layer = nn.Linear(objective.dimension, 1, bias=False, dtype=point.dtype)
+            return Trained(_loaded(layer, {"weight": point.view(1, -1)}), None)
+    raise InputError(f"{type(objective).__name__} is no torch module; cell.model() gives its parameters")
+
+
+def shapes_of(objective: Objective) -> list[tuple[int, ...]]:
+    """The shapes of the arrays that its flat parameters (d,) are, one behind the other.
+
+    Those of a torch module are in the order of its `state_dict`; an objective that is no module has one of (d,).
+    """
+    while isinstance(objective, View):
+        objective = objective.base
+    if isinstance(objective, LayeredObjective | ModuleObjective):
+        return [tuple(parameter.shape) for parameter in objective.module.parameters()]
+    return [(objective.dimension,)]
+
+
+def with_parameters(module: nn.Module, point: Tensor) -> nn.Module:
+    """A copy of the module, in evaluation mode, with these flat parameters (d,) in the order of its own."""
+    values = parameters_of(module, point)
+    return _loaded(copy.deepcopy(module).to(point.dtype), values)
+
+
+def _loaded(module: nn.Module, values: dict[str, Tensor]) -> nn.Module:
+    module.load_state_dict(values)
+    return module.eval()

@@ -1,0 +1,286 @@
+"""Sequential modules of known layers: every record's increment from one pass forward and one back at each point.
+
+With δ_k the slope of the loss at a layer's outputs and a_k what the layer saw, both at point k, an increment's
+part in that layer is Σ_k c_k δ_k ⊗ a_k.  It is kept as
+
+    (Σ_k c_k δ_k) ⊗ a_0 + Σ_{k≥1} c_k δ_k ⊗ (a_k - a_0),
+
+whose terms are as small as the increment itself: with c = (t, -(t-1)) a norm from the products of c_k δ_k ⊗ a_k
+would lose all digits to cancellation in float32, and a norm that is too small breaks the clip.
+
+Which route computes a module's increments: closed form where every layer has one, torch.func otherwise.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from fedpriv.core.replicates import Scalar
+from fedpriv.loss.clipping import Clipping, clipping, together
+from fedpriv.loss.layers import Linked, Stateless, Terms, linked_of, stateless_of, sum_of
+from fedpriv.loss.losses import Loss
+from fedpriv.loss.module import ModuleObjective, check_module, initial_point, parameters_of
+from fedpriv.loss.objective import Deterministic, Evaluation, Increment, Records
+
+_CHUNK_VALUES = 2**20
+_VALUES_PER_PARAMETER = 8  # of a chunk: adding its sum to the others' goes through all parameters once
+
+
+class Block(NamedTuple):
+    """A layer with parameters, the names of its weight and bias, and the layers without parameters after it."""
+
+    layer: Linked
+    weight: str
+    bias: str | None
+    after: tuple[Stateless, ...]
+
+
+class _Pass(NamedTuple):
+    """One pass at one point: what each layer saw, what the layers after it saved, and the outputs."""
+
+    seen: list[Tensor]
+    saved: list[list[Tensor]]
+    outputs: Tensor
+
+
+@dataclass(frozen=True)
+class LayeredObjective(Deterministic):
+    """The loss of a sequential module's outputs; made by `of`."""
+
+    module: nn.Sequential
+    loss: Loss
+    seed: int
+    dtype: torch.dtype
+    before: tuple[Stateless, ...]
+    blocks: tuple[Block, ...]
+    record_values: int
+    """How many values one record takes at one point, about."""
+    lipschitz: float = math.inf
+    smoothness: float = math.inf
+
+    @classmethod
+    def of(cls, module: nn.Module, features: int, loss: Loss, seed: int, dtype: torch.dtype) -> Self | None:
+        """The objective, or None if the module has a layer that is not known here or used twice."""
+        check_module(module)
+        if type(module) is not nn.Sequential:
+            return None
+        before: list[Stateless] = []
+        blocks: list[Block] = []
+        values, probe = features, torch.zeros(1, features)
+        for name, layer in _leaves(module, ""):
+            shape, probe = tuple(probe.shape[1:]), _apply(layer, probe)
+            if probe.shape[0] != 1:
+                return None
+            outward = tuple(probe.shape[1:])
+            linked, stateless = linked_of(layer, shape, outward), stateless_of(layer, shape, outward)
+            values += prod(outward)
+            if linked is not None:
+                values += linked.working_values
+                bias = f"{name}.bias" if layer.bias is not None else None
+                blocks.append(Block(linked, f"{name}.weight", bias, ()))
+            elif stateless is None:
+                return None
+            elif blocks:
+                blocks[-1] = blocks[-1]._replace(after=(*blocks[-1].after, stateless))
+            else:
+                before.append(stateless)
+        used = [name for block in blocks for name in (block.weight, block.bias) if name is not None]
+        if used != [name for name, _ in module.named_parameters()]:
+            return None
+        return cls(module, loss, seed, dtype, tuple(before), tuple(blocks), values)
+
+    @cached_property
+    def dimension(self) -> int:
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def initial(self) -> Tensor:
+        return initial_point(self.module, self.seed, self.dtype)
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        """See `Objective`; about `_CHUNK_VALUES` values, 8 d, or one record's exist at a time, if that is more."""
+        named = [parameters_of(self.module, point) for point in points]
+        models = points[0].shape[:-1].numel() * len(points)
+        rows = max(self._rows(models), _VALUES_PER_PARAMETER * self.dimension // self.record_values)
+        axis = records.labels.dim() - 1
+        total: Tensor | None = None
+        clipped: Tensor | None = None
+        for features, labels, weight in zip(
+            torch.split(records.features, rows, axis),
+            torch.split(records.labels, rows, axis),
+            torch.split(weights, rows, -1),
+            strict=True,
+        ):
+            terms, chunk = self._clipped(named, coefficients, Records(features, labels), weight, clip)
+            parts = [piece for term in terms for piece in term.weighted_sum(chunk.factor)]
+            total = torch.cat(parts, dim=-1) if total is None else _added(total, parts)
+            clipped = chunk.clipped if clipped is None else clipped + chunk.clipped
+        assert total is not None
+        assert clipped is not None
+        return Increment(total, clipped)
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        named = [parameters_of(self.module, point) for point in points]
+        one = torch.ones(len(records.labels), dtype=torch.float64)
+        terms, clipped = self._clipped(named, coefficients, records, one, clip)
+        return torch.cat([part for term in terms for part in term.rows(clipped.factor)], dim=-1)
+
+    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+        """See `Objective`; models side by side are taken a few at a time, each with all of its records."""
+        if point.dim() == 1:
+            return self._gradient(point, records, weights)
+        axis = point.dim() - 2  # the last of the leading axes
+        values = self.record_values * records.labels.shape[-1] * point.shape[:axis].numel()
+        several = max(1, _CHUNK_VALUES // values)
+        parts = (
+            torch.split(part, several, axis) for part in (point, *records, weights.expand(records.labels.shape))
+        )
+        return torch.cat(
+            [self._gradient(own, Records(*some), weight) for own, *some, weight in zip(*parts, strict=True)], axis
+        )
+
+    def _gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+        terms = self._terms([parameters_of(self.module, point)], (1.0,), records)
+        return torch.cat([piece for term in terms for piece in term.weighted_sum(weights)], dim=-1)
+
+    def _clipped(
+        self,
+        points: Sequence[dict[str, Tensor]],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> tuple[list[Terms], Clipping]:
+        """The increments of a batch by layers, zeros for records that are not held, and what clips them."""
+        terms = [term.to(weights.dtype) for term in self._terms(points, coefficients, records)]
+        clipped = clipping(together([term.size() for term in terms]), weights, clip)
+        held = clipped.held
+        return terms if held is None else [term.only(held) for term in terms], clipped
+
+    def _rows(self, models: int) -> int:
+        return max(1, _CHUNK_VALUES // (self.record_values * models))
+
+    def _terms(
+        self, points: Sequence[dict[str, Tensor]], coefficients: Sequence[float], records: Records
+    ) -> list[Terms]:
+        first = self._first_seen(records.features)
+        passes = [self._forward(point, first) for point in points]
+        slopes = [
+            self._backward(point, one, coefficient * self.loss.slope(one.outputs, records.labels))
+            for point, one, coefficient in zip(points, passes, coefficients, strict=True)
+        ]
+        terms = []
+        for place, block in enumerate(self.blocks):
+            own = [slope[place] for slope in slopes]
+            seen = [one.seen[place] for one in passes]
+            if place == 0:  # the first layer sees the record itself at every point
+                terms.append(block.layer.terms([sum_of(own)], seen[:1]))
+            else:
+                moved = [later - seen[0] for later in seen[1:]]
+                terms.append(block.layer.terms([sum_of(own), *own[1:]], [seen[0], *moved]))
+        return terms
+
+    def _first_seen(self, features: Tensor) -> Tensor:
+        for layer in self.before:
+            features, _ = layer.forward(features)
+        return self.blocks[0].layer.see(features)
+
+    def _forward(self, point: dict[str, Tensor], first: Tensor) -> _Pass:
+        seen, saved, values = [first], [], first
+        for place, block in enumerate(self.blocks):
+            if place:
+                seen.append(block.layer.see(values))
+            values = block.layer.apply(seen[-1], point[block.weight], _optional(point, block.bias))
+            kept = []
+            for layer in block.after:
+                values, keep = layer.forward(values)
+                kept.append(keep)
+            saved.append(kept)
+        return _Pass(seen, saved, values)
+
+    def _backward(self, point: dict[str, Tensor], one: _Pass, slope: Tensor) -> list[Tensor]:
+        """The slope at each block's layer's outputs, first block first."""
+        slopes: list[Tensor] = []
+        for place in reversed(range(len(self.blocks))):
+            block = self.blocks[place]
+            for layer, saved in zip(reversed(block.after), reversed(one.saved[place]), strict=True):
+                slope = layer.back(slope, saved)
+            slopes.append(slope)
+            if place:
+                slope = block.layer.back(slope, point[block.weight])
+        return slopes[::-1]
+
+    def losses(self, point: Tensor, records: Records) -> Tensor:
+        if records.labels.dim() == 1:  # as many as may be evaluated on, in blocks
+            return self.loss.value(self.outputs(point, records), records.labels)
+        named = parameters_of(self.module, point)
+        return self.loss.value(self._forward(named, self._first_seen(records.features)).outputs, records.labels)
+
+    def outputs(self, point: Tensor, records: Records) -> Tensor:
+        named = parameters_of(self.module, point)
+        chunks = torch.split(records.features, self._rows(point.shape[:-1].numel()))
+        return torch.cat([self._forward(named, self._first_seen(chunk)).outputs for chunk in chunks], dim=-2)
+
+    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+        outputs = self.outputs(point, records)
+        loss = self.loss.value(outputs, records.labels).mean(-1)
+        return Evaluation(loss, self.loss.accuracy(outputs, records.labels))
+
+
+def _added(total: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """`total` (..., d) with the parts (..., size) added to it where they lie in a row."""
+    for own, part in zip(torch.split(total, [part.shape[-1] for part in parts], dim=-1), parts, strict=True):
+        own.add_(part)
+    return total
+
+
+def _leaves(module: nn.Sequential, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    for name, layer in module._modules.items():  # named_children leaves out what occurs twice
+        assert layer is not None
+        if type(layer) is nn.Sequential:
+            yield from _leaves(layer, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", layer
+
+
+def _apply(layer: nn.Module, values: Tensor) -> Tensor:
+    with torch.no_grad():
+        parameter = next(layer.parameters(), values)
+        outputs: Tensor = layer(values.to(parameter.dtype))
+    return outputs
+
+
+def _optional(point: dict[str, Tensor], name: str | None) -> Tensor | None:
+    return None if name is None else point[name]
+
+
+def objective_of(
+    module: nn.Module, features: int, loss: Loss, seed: int, dtype: torch.dtype = torch.float32
+) -> LayeredObjective | ModuleObjective:
+    """The objective of a module that maps (records, features) to (records, outputs); x_1 follows from `seed`.
+
+    Sequential modules of Linear, Conv2d, MaxPool2d, Tanh, ReLU, Flatten and Unflatten take the fast route.
+    Both routes compute the same numbers.  InputError if a layer mixes records, draws random numbers or keeps
+    buffers.
+    """
+    layered = LayeredObjective.of(module, features, loss, seed, dtype)
+    return ModuleObjective(module, loss, seed, dtype) if layered is None else layered

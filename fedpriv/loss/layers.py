@@ -1,0 +1,322 @@
+"""Layers whose per-record gradients are known: what each saw, times the slope of the loss at its outputs.
+
+Values have shape (..., B, *shape) with any leading axes, so several models run at once; weights (..., d_layer)
+have the leading axes alone.  A gradient of one record is Σ_k slopes[k] ⊗ seen[k]: an increment's terms.
+
+Layers without parameters: they pass values on, and slopes back.
+
+Values have shape (..., B, *shape) with any leading axes, as in `objectives.layers`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedpriv.loss.clipping import Size, formed, upper_norm
+
+Shape = tuple[int, ...]
+
+
+class Stateless(Protocol):
+    """A layer without parameters; `forward` also gives what `back` needs."""
+
+    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def back(self, slope: Tensor, saved: Tensor) -> Tensor: ...
+
+
+class Tanh:
+    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = values.tanh()
+        return outputs, outputs
+
+    def back(self, slope: Tensor, saved: Tensor) -> Tensor:
+        result: Tensor = torch.ops.aten.tanh_backward(slope, saved)
+        return result
+
+
+class Rectifier:
+    """nn.ReLU; the derivative at 0 is 0, as in torch."""
+
+    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = values.relu()
+        return outputs, outputs
+
+    def back(self, slope: Tensor, saved: Tensor) -> Tensor:
+        result: Tensor = torch.ops.aten.threshold_backward(slope, saved, 0)
+        return result
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """nn.Flatten and nn.Unflatten of one record's values."""
+
+    inward: Shape
+    outward: Shape
+
+    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        return values.reshape(*values.shape[: -len(self.inward)], *self.outward), values
+
+    def back(self, slope: Tensor, saved: Tensor) -> Tensor:
+        return slope.reshape(saved.shape)
+
+
+@dataclass(frozen=True)
+class MaxPool:
+    """nn.MaxPool2d; `saved` is where in its image each largest value was."""
+
+    inward: Shape
+    layer: nn.MaxPool2d
+
+    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        one = self.layer
+        outputs, places = functional.max_pool2d(
+            values.flatten(0, -4), one.kernel_size, one.stride, one.padding, one.dilation, return_indices=True
+        )
+        leading = values.shape[:-3]
+        return outputs.view(*leading, *outputs.shape[1:]), places.view(*leading, *places.shape[1:])
+
+    def back(self, slope: Tensor, saved: Tensor) -> Tensor:
+        values = slope.new_zeros(*slope.shape[:-2], prod(self.inward[1:]))
+        values.scatter_add_(-1, saved.flatten(-2), slope.flatten(-2))
+        return values.view(*values.shape[:-1], *self.inward[1:])
+
+
+def stateless_of(layer: nn.Module, inward: Shape, outward: Shape) -> Stateless | None:
+    """The layer's counterpart here if it is known and exactly torch's layer."""
+    if type(layer) is nn.Tanh:
+        return Tanh()
+    if type(layer) is nn.ReLU:
+        return Rectifier()
+    if type(layer) in (nn.Flatten, nn.Unflatten):
+        return Reshape(inward, outward)
+    if type(layer) is nn.MaxPool2d and not layer.ceil_mode and not layer.return_indices:
+        return MaxPool(inward, layer)
+    return None
+
+
+class Linked(Protocol):
+    """A layer with parameters; `see` is all of the forward pass that does not depend on them.
+
+    Parameters are the layer's weight, flattened, and its bias.
+    """
+
+    @property
+    def working_values(self) -> int:
+        """How many values one record takes at one point, about."""
+        ...
+
+    def see(self, values: Tensor) -> Tensor: ...
+
+    def apply(self, seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
+
+    def back(self, slope: Tensor, weight: Tensor) -> Tensor:
+        """The slope at the layer's inputs."""
+        ...
+
+    def terms(self, slopes: Sequence[Tensor], seen: Sequence[Tensor]) -> "Terms": ...
+
+
+class Terms(Protocol):
+    """One layer's part of the increments of a batch."""
+
+    def to(self, dtype: torch.dtype) -> "Terms":
+        """The same numbers in another type."""
+        ...
+
+    def size(self) -> Size:
+        """Of each record's increment in this layer."""
+        ...
+
+    def weighted_sum(self, factor: Tensor) -> list[Tensor]:
+        """Σ_b factor[..., b] · increment b, (..., size) for the weight and for the bias if there is one."""
+        ...
+
+    def rows(self, factor: Tensor) -> list[Tensor]:
+        """factor[..., b] · increment b, (..., B, size) for the weight and for the bias if there is one."""
+        ...
+
+    def only(self, kept: Tensor) -> "Terms":
+        """The same with zeros for the records that are not kept; `kept` is (..., B) of booleans."""
+        ...
+
+
+@dataclass(frozen=True)
+class Dense:
+    """nn.Linear."""
+
+    inputs: int
+    outputs: int
+    bias: bool
+
+    @property
+    def working_values(self) -> int:
+        return 2 * (self.inputs + self.outputs)
+
+    def see(self, values: Tensor) -> Tensor:
+        return values
+
+    def apply(self, seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        product = seen @ weight.mT
+        return product if bias is None else product.add_(bias.unsqueeze(-2))
+
+    def back(self, slope: Tensor, weight: Tensor) -> Tensor:
+        return slope @ weight
+
+    def terms(self, slopes: Sequence[Tensor], seen: Sequence[Tensor]) -> "DenseTerms":
+        return DenseTerms(slopes, seen, self.bias)
+
+
+@dataclass(frozen=True)
+class DenseTerms:
+    """Norms without the gradients: ⟨u ⊗ v, u' ⊗ v'⟩ = ⟨u, u'⟩⟨v, v'⟩ (Goodfellow 2015; "ghost norms")."""
+
+    slopes: Sequence[Tensor]
+    seen: Sequence[Tensor]
+    bias: bool
+
+    def to(self, dtype: torch.dtype) -> "DenseTerms":
+        slopes, seen = ([part.to(dtype) for part in parts] for parts in (self.slopes, self.seen))
+        return DenseTerms(slopes, seen, self.bias)
+
+    def size(self) -> Size:
+        """Weight and bias are kept apart: terms of the weight may cancel, and must not take the bias with them."""
+        slopes, seen = ([upper_norm(part) for part in parts] for parts in (self.slopes, self.seen))
+        terms = [slope * values for slope, values in zip(slopes, seen, strict=True)]
+        spread = sum_of(terms)
+        squared = spread.square() if len(terms) == 1 else self._squared_weight(spread)
+        if self.bias:  # it sees a constant 1 in every term: the first slope here is the sum of them all
+            squared, spread = squared + slopes[0].square(), spread + slopes[0]
+        return Size(squared.sqrt(), spread, len(terms) + 4.0, sum_of([spread, *slopes, *seen]))
+
+    def _squared_weight(self, spread: Tensor) -> Tensor:
+        """At least ‖Σ_k u_k ⊗ v_k‖², from products in float64; `spread` is at least Σ_k ‖u_k‖ ‖v_k‖."""
+        slopes, seen = ([part.double() for part in parts] for parts in (self.slopes, self.seen))
+        products = [
+            (1.0 if first == second else 2.0)
+            * _inner(slopes[first], slopes[second])
+            * _inner(seen[first], seen[second])
+            for first in range(len(slopes))
+            for second in range(first + 1)
+        ]
+        roundings = slopes[0].shape[-1] + seen[0].shape[-1] + len(products) + 8.0
+        return sum_of(products).clamp(min=0.0) + roundings * 2.0**-52 * spread.square()
+
+    def weighted_sum(self, factor: Tensor) -> list[Tensor]:
+        column = factor.unsqueeze(-1)
+        weight = sum_of([(slope * column).mT @ seen for slope, seen in zip(self.slopes, self.seen, strict=True)])
+        bias = [(factor.unsqueeze(-2) @ self.slopes[0]).squeeze(-2)] if self.bias else []
+        return [weight.flatten(-2), *bias]
+
+    def rows(self, factor: Tensor) -> list[Tensor]:
+        column = factor.unsqueeze(-1)
+        slopes = [slope * column for slope in self.slopes]
+        weight = sum_of(
+            [slope.unsqueeze(-1) * seen.unsqueeze(-2) for slope, seen in zip(slopes, self.seen, strict=True)]
+        )
+        return [weight.flatten(-2), *(slopes[:1] if self.bias else [])]
+
+    def only(self, kept: Tensor) -> "DenseTerms":
+        column = kept.unsqueeze(-1)
+        slopes, seen = ([part.where(column, 0.0) for part in parts] for parts in (self.slopes, self.seen))
+        return DenseTerms(slopes, seen, self.bias)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """nn.Conv2d without groups: a product with the patches of its input.
+
+    A record's gradient is a sum over places and smaller than the patches, so it is formed and not avoided.
+    """
+
+    inward: Shape
+    outward: Shape
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    bias: bool
+
+    @property
+    def working_values(self) -> int:
+        patch = self.inward[0] * prod(self.kernel)
+        return 2 * prod(self.outward) + 2 * patch * prod(self.outward[1:]) + patch * self.outward[0]
+
+    def see(self, values: Tensor) -> Tensor:
+        """Patches (..., B, channels · kernel, places)."""
+        patches = functional.unfold(values.flatten(0, -4), self.kernel, self.dilation, self.padding, self.stride)
+        return patches.view(*values.shape[:-3], *patches.shape[1:])
+
+    def apply(self, seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        product = weight.flatten(-3).unsqueeze(-3) @ seen
+        if bias is not None:
+            product.add_(bias[..., None, :, None])
+        return product.view(*product.shape[:-1], *self.outward[1:])
+
+    def back(self, slope: Tensor, weight: Tensor) -> Tensor:
+        patches = weight.flatten(-3).mT.unsqueeze(-3) @ slope.flatten(-2)
+        values = functional.fold(
+            patches.flatten(0, -3), self.inward[1:], self.kernel, self.dilation, self.padding, self.stride
+        )
+        return values.view(*slope.shape[:-3], *self.inward)
+
+    def terms(self, slopes: Sequence[Tensor], seen: Sequence[Tensor]) -> "FormedTerms":
+        weight = sum_of([slope.flatten(-2) @ patches.mT for slope, patches in zip(slopes, seen, strict=True)])
+        return FormedTerms([weight.flatten(-2), *([slopes[0].flatten(-2).sum(-1)] if self.bias else [])])
+
+
+@dataclass(frozen=True)
+class FormedTerms:
+    """The gradients themselves, each (..., B, size)."""
+
+    gradients: list[Tensor]
+
+    def to(self, dtype: torch.dtype) -> "FormedTerms":
+        return FormedTerms([part.to(dtype) for part in self.gradients])
+
+    def size(self) -> Size:
+        return formed(sum_of([upper_norm(part).square() for part in self.gradients]).sqrt())
+
+    def weighted_sum(self, factor: Tensor) -> list[Tensor]:
+        return [(factor.unsqueeze(-2) @ part).squeeze(-2) for part in self.gradients]
+
+    def rows(self, factor: Tensor) -> list[Tensor]:
+        return [factor.unsqueeze(-1) * part for part in self.gradients]
+
+    def only(self, kept: Tensor) -> "FormedTerms":
+        return FormedTerms([part.where(kept.unsqueeze(-1), 0.0) for part in self.gradients])
+
+
+def linked_of(layer: nn.Module, inward: Shape, outward: Shape) -> Linked | None:
+    """The layer's counterpart here if its gradients are known in closed form and it is exactly torch's layer."""
+    if type(layer) is nn.Linear and len(inward) == 1:
+        return Dense(layer.in_features, layer.out_features, layer.bias is not None)
+    if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
+        kernel, stride, padding, dilation = (
+            _pair(size) for size in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        )
+        if padding is None or kernel is None or stride is None or dilation is None:
+            return None
+        return Convolution(inward, outward, kernel, stride, padding, dilation, layer.bias is not None)
+    return None
+
+
+def _pair(size: object) -> tuple[int, int] | None:
+    return size if isinstance(size, tuple) and len(size) == 2 else None
+
+
+def sum_of(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _inner(left: Tensor, right: Tensor) -> Tensor:
+    products: Tensor = torch.linalg.vecdot(left, right)
+    return products

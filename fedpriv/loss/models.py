@@ -1,0 +1,330 @@
+"""The table of models: how raw images become features, and which loss they get.
+
+Linear models: of features that the settings name, scaled, and a constant 1.
+"""
+
+import math
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from fedpriv.core.errors import InputError, own_or_close
+from fedpriv.core.extensions import changed, load_extensions
+from fedpriv.data.fetch import LINEAR_REGRESSION, PHASE_RETRIEVAL
+from fedpriv.data.synthetic import power_law
+from fedpriv.loss.features import DIGEST, IMAGES, frozen_features, orientation_histograms, pixels, scaled
+from fedpriv.loss.imported import is_import_path
+from fedpriv.loss.layered import objective_of
+from fedpriv.loss.linear import LeastSquares, LogisticRegression, PhaseRetrieval, quadratic_in_ball
+from fedpriv.loss.losses import AbsoluteError, CrossEntropy, SquaredError
+from fedpriv.loss.objective import Objective
+from fedpriv.loss.rows import (
+    COLUMN_MOMENTS,
+    Model,
+    ModelSettings,
+    ModuleSettings,
+    MomentSettings,
+    column_moments,
+    flat_pixels,
+    model_at,
+    moments,
+)
+from fedpriv.loss.softmax import SoftmaxRegression
+
+
+class SoftmaxSettings(ModelSettings):
+    """Softmax regression: G = √2 · max‖z‖ and L = max‖z‖²/2, so a smaller `feature_norm` lowers both."""
+
+    features: Literal["pixels", "orientations"] = Field(
+        "pixels", description="pixels / 255, or how much edge there is in 8 directions in cells of 4 x 4 pixels"
+    )
+    centre: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="a public constant that is subtracted from every pixel / 255"
+    )
+    feature_norm: Annotated[float, Field(ge=1e-9, le=1e12, allow_inf_nan=False)] | None = Field(
+        None, description="images whose features have a larger norm are scaled down to it; the bias stays 1"
+    )
+    scaling: Literal["at-most", "exactly"] = Field(
+        "at-most", description="whether images with a smaller norm are scaled up to `feature_norm` as well"
+    )
+    backbone: str | None = Field(
+        None, description='"package.module:Name": a frozen torch module that maps a record to its features'
+    )
+    backbone_arguments: dict[str, Any] = Field({}, description="what the backbone is called with to be built")
+    backbone_weights: str | None = Field(
+        None, description='"sha256:…" of its state_dict, which lies as HEX.pt in $FEDPRIV_WEIGHTS'
+    )
+    backbone_shape: tuple[int, ...] = Field(
+        (), strict=False, description="how the backbone sees a record, such as [3, 32, 32]; flat otherwise"
+    )
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        return () if self.backbone is None else (self.backbone,)
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> Self:
+        if self.backbone is not None:
+            if not is_import_path(self.backbone):
+                raise ValueError(f"backbone = {self.backbone!r}: expected an import path, package.module:Name")
+            if self.backbone_weights is None or DIGEST.fullmatch(self.backbone_weights) is None:
+                raise ValueError('backbone needs backbone_weights = "sha256:…", of the file with its state_dict')
+            if self.feature_norm is None or self.features != "pixels":
+                raise ValueError('backbone needs feature_norm, and features = "pixels"')
+        elif self.backbone_weights is not None or self.backbone_arguments or self.backbone_shape:
+            raise ValueError("backbone_weights, backbone_arguments and backbone_shape belong to backbone")
+        if self.features == "orientations" and self.centre:
+            raise ValueError('centre is for features = "pixels"')
+        if self.feature_norm is None and (self.features == "orientations" or self.scaling == "exactly"):
+            raise ValueError('feature_norm is needed with features = "orientations" and with scaling = "exactly"')
+        return self
+
+
+class LinearSettings(SoftmaxSettings):
+    """A linear score of the features and a constant 1."""
+
+    penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.0, description="of ‖x‖²/2 in every record's loss, the constant's weight included; clipped with it"
+    )
+
+
+class RidgeSettings(SoftmaxSettings):
+    penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        description="of ‖x‖²/2 in every record's loss, the constant's weight included; clipped with it"
+    )
+
+
+def features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
+    """The features that the settings name, scaled, and a constant 1: (n, features + 1).
+
+    Each record is mapped by itself, so the features are no release about the others.  InputError for features that
+    are numbers and have no `feature_norm`: nothing else bounds them.
+    """
+    if images.dtype != np.uint8 and settings.feature_norm is None:
+        raise InputError("model.feature_norm: needed for features that are numbers, to bound a record's norm")
+    at_once = len(images) if settings.backbone is not None else IMAGES
+    whole: Tensor | None = None
+    for start in range(0, max(1, len(images)), max(1, at_once)):
+        values = _features(images[start : start + at_once], dtype, settings)
+        if whole is None:  # formed once: copies of a million clients' records would not fit
+            whole = torch.ones(len(images), values.shape[1] + 1, dtype=dtype)
+        whole[start : start + len(values), :-1] = values
+    assert whole is not None
+    return whole
+
+
+def _features(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
+    if settings.backbone is not None:
+        assert settings.backbone_weights is not None
+        shown = pixels(images, dtype).sub(settings.centre)
+        keys = (settings.backbone, settings.backbone_arguments, settings.backbone_weights, settings.backbone_shape)
+        values = frozen_features(shown, *keys)
+    elif settings.features == "orientations":
+        values = orientation_histograms(images, dtype)
+    else:
+        values = pixels(images, dtype).sub(settings.centre)
+    if settings.feature_norm is None:
+        return values
+    return scaled(values, settings.feature_norm, exactly=settings.scaling == "exactly")
+
+
+def softmax_regression(
+    shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
+) -> SoftmaxRegression:
+    norm = _norm_of(shape, settings)
+    plain = settings.feature_norm is None and settings.centre == 0.0
+    levels = 255 if plain else grid_levels(shape[0], norm)
+    return SoftmaxRegression(shape[0], classes, norm, dtype, levels=levels)
+
+
+def grid_levels(features: int, norm: float) -> int | None:
+    """How finely exact releases round features of norms up to `norm`: to multiples of 1/levels, a power of 2.
+
+    So that integers of them stay below 2^16 and a record moves by at most 2^-10 of `norm`; None where it cannot.
+    """
+    levels = 2 ** math.floor(math.log2((2**16 - 1) / norm))
+    return levels if levels >= 1 and 0.5 * math.sqrt(features) / levels <= norm * 2.0**-10 else None
+
+
+def _norm_of(shape: tuple[int, ...], settings: SoftmaxSettings) -> float:
+    """A bound on the norm of a record's features and its constant 1."""
+    largest = settings.feature_norm
+    if largest is None:
+        largest = math.sqrt(shape[0] - 1) * max(settings.centre, 1.0 - settings.centre)
+    return math.hypot(largest, 1.0)
+
+
+def logistic_regression(
+    shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: LinearSettings
+) -> LogisticRegression:
+    if classes != 2:
+        raise InputError(
+            f'model.name = "logistic-regression" is for two classes, not {classes}; use "softmax-regression"'
+        )
+    norm = _norm_of(shape, settings)
+    bounded = settings.penalty == 0.0
+    return LogisticRegression(shape[0], norm, dtype=dtype, penalty=settings.penalty, convex=bounded)
+
+
+def least_squares_of_scores(
+    shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: LinearSettings | RidgeSettings
+) -> LeastSquares:
+    """For any data: the model may be anywhere, so no bound on the gradients is known beside the clip."""
+    norm = _norm_of(shape, settings)
+    return LeastSquares(shape[0], norm, dtype=dtype, penalty=settings.penalty, radius=math.inf)
+
+
+class PerceptronSettings(ModuleSettings):
+    hidden: Annotated[int, Field(ge=1)] = Field(64, description="width of the hidden layer")
+
+
+def perceptron(activation: type[nn.Module]) -> Model:
+    """One hidden layer: features - hidden - classes."""
+
+    def objective(
+        shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: PerceptronSettings
+    ) -> Objective:
+        (features,) = shape
+        net = nn.Sequential(
+            nn.Linear(features, settings.hidden), activation(), nn.Linear(settings.hidden, classes)
+        )
+        return objective_of(net, features, CrossEntropy(), settings.initial_seed, dtype)
+
+    return Model(PerceptronSettings, flat_pixels, objective)
+
+
+def perceptron_regression(
+    shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: PerceptronSettings
+) -> Objective:
+    """One hidden layer with tanh and one output, under the squared error."""
+    (features,) = shape
+    net = nn.Sequential(nn.Linear(features, settings.hidden), nn.Tanh(), nn.Linear(settings.hidden, 1))
+    return objective_of(net, features, SquaredError(), settings.initial_seed, dtype)
+
+
+def rectified_regression(
+    shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: PerceptronSettings
+) -> Objective:
+    """One hidden layer of rectifiers and one output, under the absolute error: neither smooth nor convex.
+
+    |⟨x, z⟩| is the sum of two rectifiers, so the sizes of phase retrieval are within its reach.
+    """
+    (features,) = shape
+    net = nn.Sequential(nn.Linear(features, settings.hidden), nn.ReLU(), nn.Linear(settings.hidden, 1))
+    return objective_of(net, features, AbsoluteError(), settings.initial_seed, dtype)
+
+
+def convolutional_net(classes: int) -> nn.Sequential:
+    """The network of Papernot et al. 2021 ("Tempered sigmoid activations") with tanh; 26,010 parameters."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 28, 28)),
+        nn.Conv2d(1, 16, 8, stride=2, padding=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, 1),
+        nn.Flatten(),
+        nn.Linear(512, 32),
+        nn.Tanh(),
+        nn.Linear(32, classes),
+    )
+
+
+def convolutional(shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: ModuleSettings) -> Objective:
+    if shape != (784,):
+        raise InputError(
+            f'model.name = "cnn" takes gray images of 28 x 28 = 784 pixels, not {math.prod(shape)} values'
+        )
+    return objective_of(convolutional_net(classes), 784, CrossEntropy(), settings.initial_seed, dtype)
+
+
+def numbers(features: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
+    """Features that are numbers already, as they are."""
+    return torch.from_numpy(features).to(dtype)
+
+
+class PhaseSettings(ModelSettings):
+    start: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1.0, description="norm of the first model; close to 0 there is a saddle"
+    )
+
+
+def phase_retrieval(power: Literal[1, 2]) -> Model:
+    """Unit measurement vectors as they are."""
+
+    def objective(
+        shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: PhaseSettings
+    ) -> PhaseRetrieval:
+        (width,) = shape
+        return PhaseRetrieval(width, power, feature_norm=1.0, start=settings.start, dtype=dtype)
+
+    return Model(PhaseSettings, numbers, objective, regression=True, only_for=PHASE_RETRIEVAL)
+
+
+class LeastSquaresSettings(ModelSettings):
+    ball: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1.0, description="radius the model stays in: excess risk is counted from the best point there"
+    )
+
+
+def linear_regression(
+    shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: LeastSquaresSettings
+) -> LeastSquares:
+    """For the data set linear-regression, whose population is known: evaluations have the exact excess risk."""
+    (width,) = shape
+    curvature, minimizer = (torch.from_numpy(values).to(dtype) for values in power_law(width))
+    population = quadratic_in_ball(curvature, minimizer, settings.ball)
+    norm = math.sqrt(float(curvature.sum()))
+    return LeastSquares(width, norm, population, dtype, label_bound=1.2 * norm, radius=settings.ball)
+
+
+MODELS = {
+    "softmax-regression": Model(SoftmaxSettings, features_and_bias, softmax_regression),
+    "logistic-regression": Model(LinearSettings, features_and_bias, logistic_regression),
+    "linear-regression": Model(LinearSettings, features_and_bias, least_squares_of_scores, regression=True),
+    "ridge-regression": Model(RidgeSettings, features_and_bias, least_squares_of_scores, regression=True),
+    "mlp-regression": Model(PerceptronSettings, flat_pixels, perceptron_regression, regression=True),
+    "mlp": perceptron(nn.Tanh),
+    "mlp-relu": perceptron(nn.ReLU),
+    "cnn": Model(ModuleSettings, flat_pixels, convolutional),
+    "relu-regression": Model(PerceptronSettings, numbers, rectified_regression, regression=True),
+    "least-squares": Model(
+        LeastSquaresSettings, numbers, linear_regression, regression=True, only_for=LINEAR_REGRESSION
+    ),
+    "amplitude-phase-retrieval": phase_retrieval(1),
+    "robust-phase-retrieval": phase_retrieval(2),
+    COLUMN_MOMENTS: Model(MomentSettings, moments, column_moments, evaluated=False),
+}
+
+
+SHIPPED = frozenset(MODELS)
+
+
+def add_model(name: str, model: Model) -> None:
+    """Put a row of one's own into the table; one's own row of that name is replaced.
+
+    InputError for the name of a shipped row: a scenario must mean the same everywhere.
+    """
+    if name in SHIPPED:
+        raise InputError(f"add_model: {name!r} is a model of fedpriv; give yours another name")
+    MODELS[name] = model
+    changed()
+
+
+def model_named(name: str) -> Model:
+    """A row by name, one's own included, or one for an import path; InputError if there is none."""
+    if is_import_path(name):
+        return model_at(name)
+    if name not in MODELS:
+        load_extensions()
+    if name not in MODELS:
+        raise InputError(
+            f"model.name = {name!r}: known models are {', '.join(map(repr, MODELS))}, or package.module:Name"
+            f"{own_or_close(name, MODELS)}"
+        )
+    return MODELS[name]

@@ -1,0 +1,330 @@
+"""What an objective is: clipped sums of per-record increments, and an evaluation.
+
+Another look at a loss, as an algorithm or a measurement takes it.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.core.errors import InputError
+from fedpriv.core.replicates import Scalar
+from fedpriv.loss.alone import Floats, Scores
+
+UNCLIPPED = 1e30
+"""A norm bound that no gradient reaches, and that floating-point numbers of 32 bits can hold."""
+
+
+class Slots(NamedTuple):
+    """Which rows a batch consists of, without a look at any record: what public coins may be keyed by."""
+
+    t: int
+    """The round."""
+    silos: tuple[tuple[int, int], ...]
+    """The silos in the order of their rows: (number, rows)."""
+
+
+class Records(NamedTuple):
+    """A batch: features (..., B, features) and labels (..., B), integers of classes or floats of a regression."""
+
+    features: Tensor
+    labels: Tensor
+
+
+class Increment(NamedTuple):
+    """A weighted sum of clipped increments (..., d) and how many of the records were clipped (...)."""
+
+    total: Tensor
+    clipped: Tensor
+
+
+class Evaluation(NamedTuple):
+    """Mean loss (natural logarithm) and share of right predictions in [0, 1], each of shape (...).
+
+    `accuracy` is None for a regression; `metrics` holds what else the objective knows, by name, each (...).
+    """
+
+    loss: Tensor
+    accuracy: Tensor | None
+    metrics: Mapping[str, Tensor] = MappingProxyType({})
+
+    def named(self) -> dict[str, Tensor]:
+        """Everything by name, as results keep it."""
+        accuracy = {} if self.accuracy is None else {"test_accuracy": self.accuracy}
+        return {"test_loss": self.loss, **accuracy, **self.metrics}
+
+
+class Outer(NamedTuple):
+    """How increments of linear scores factor: residual (classes,) ⊗ features, in whole multiples of 1/`levels`."""
+
+    slopes: Callable[[Scores, NDArray[np.int64]], Floats]
+    """(scores, labels (B,)) → the loss's derivative by the scores, (B, classes), in written order (`Scores`)."""
+    classes: int
+    levels: int
+    """Features times this are rounded to integers."""
+    largest: int
+    """A public bound on the norm of a record's integer features."""
+
+
+class Linear(NamedTuple):
+    """A loss of linear scores: a gradient is slopes (outputs,) ⊗ features."""
+
+    of: Callable[[Tensor, Tensor], Tensor]
+    """(point (..., d), features (..., B, f)) → scores (..., B, outputs), linear in the point."""
+    slopes: Callable[[Tensor, Tensor], Tensor]
+    """(scores (..., B, outputs), labels (..., B)) → the loss's derivative by the scores, (..., B, outputs)."""
+
+
+class Objective(Protocol):
+    """A loss with per-record gradients over flat parameters of length `dimension`."""
+
+    @property
+    def dimension(self) -> int: ...
+
+    @property
+    def lipschitz(self) -> float:
+        """G: a bound on the norm of one record's gradient; inf if none is known."""
+        ...
+
+    @property
+    def smoothness(self) -> float:
+        """L: a bound on the Lipschitz constant of one record's gradient; inf if none is known."""
+        ...
+
+    @property
+    def convex(self) -> bool:
+        """Whether every record's loss is convex, with `lipschitz` and `smoothness` valid at every point.
+
+        A guarantee by contraction rests on it; False where it is not known.
+        """
+        ...
+
+    @property
+    def convex_within(self) -> float:
+        """The radius of the ball around 0 in which every record's loss is convex, with `lipschitz` and
+        `smoothness` valid, if a run starts in its centre: inf where that is everywhere, 0 where it is not known.
+
+        Bounds on the excess risk rest on it, no guarantee does.
+        """
+        ...
+
+    def initial(self) -> Tensor:
+        """x_1, shape (d,)."""
+        ...
+
+    def at(self, slots: Slots) -> "Objective":
+        """The objective of the batch in these slots: another one only where it has public coins of its own."""
+        ...
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        """Σ_b weights[b] · clip(Σ_k coefficients[k] ∇f(points[k]; record b), norm `clip`).
+
+        `points[k]` has shape (..., d), `records` a batch axis B behind the same leading axes, `weights` (B,) or
+        (..., B).  A record of weight 0 is not there: it does not count as clipped either.
+
+        Gradients are taken in the type of the points; norms, factors and the sum have the type of `weights`, which
+        may be the wider one, and so has the total: in what is really released it is float64.
+
+        Guarantee: one record moves the sum by at most weights[b] · clip under zero-out and twice that under
+        replace-one, for any points, records and loss, rounding included but for that of the other records' sum.
+        A record whose increment is not finite adds nothing and counts as clipped.
+        """
+        ...
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        """clip(Σ_k coefficients[k] ∇f(points[k]; record b), norm `clip`) of every record: (B, d), float64.
+
+        `points[k]` has shape (d,), `records` a batch axis B alone; `places[b]` is which row of the slots of `at`
+        record b is.  A record whose increment is not finite is a row of zeros.
+
+        Guarantee: row b depends on record b, its place and public values alone, but for rounding.  Exact releases
+        ask for one record at a time (`objectives.alone`), where there is nothing else that it could depend on.
+        """
+        ...
+
+    @property
+    def outer(self) -> Outer | None:
+        """How its increments factor; None where they do not, or their features are no integers."""
+        ...
+
+    @property
+    def linear(self) -> Linear | None:
+        """The linear scores that the loss is a function of; None where it is of more."""
+        ...
+
+    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+        """Σ_b weights[b] · ∇f(point; record b), (..., d), clipped nowhere: for training inside of a unit.
+
+        Shapes are those of `increment`.  A record may spoil the sum, of its own leading axes only.
+        """
+        ...
+
+    def losses(self, point: Tensor, records: Records) -> Tensor:
+        """f(point; record) of every record, shape (..., B), for `point` and `records` as in `increment`.
+
+        InputError where a model gives gradients only.
+        """
+        ...
+
+    def outputs(self, point: Tensor, records: Records) -> Tensor:
+        """What the model says of every record, (..., B, outputs), for `point` (..., d) and unbatched records.
+
+        Logits of classes, one logit of class 1 against 0, or a regression's prediction.  InputError where a model
+        predicts nothing.
+        """
+        ...
+
+    def evaluations(self, points: int) -> int:
+        """Gradients (or values) of one record that an increment over so many points takes."""
+        ...
+
+    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+        """Loss and accuracy of `point` (..., d) on records without leading axes."""
+        ...
+
+
+class Deterministic(ABC):
+    """What objectives without public coins have in common."""
+
+    convex: bool = False
+
+    @abstractmethod
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment: ...
+
+    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+        """By increments that nothing clips."""
+        return self.increment((point,), (1.0,), records, weights, UNCLIPPED).total
+
+    @property
+    def convex_within(self) -> float:
+        return math.inf if self.convex else 0.0
+
+    @property
+    def outer(self) -> Outer | None:
+        return None
+
+    @property
+    def linear(self) -> Linear | None:
+        return None
+
+    def at(self, slots: Slots) -> Self:
+        return self
+
+    def evaluations(self, points: int) -> int:
+        return points
+
+    def outputs(self, point: Tensor, records: Records) -> Tensor:
+        raise InputError(
+            f"run.metrics: {type(self).__name__} predicts nothing that could be scored; leave them out"
+        )
+
+    def losses(self, point: Tensor, records: Records) -> Tensor:
+        raise InputError(
+            f"model: {type(self).__name__} gives no values record by record, which a zeroth-order oracle needs; "
+            "use gradients"
+        )
+
+
+@dataclass(frozen=True)
+class View:
+    """All of it is `base`'s, but for what a subclass says otherwise."""
+
+    base: Objective
+
+    @property
+    def dimension(self) -> int:
+        return self.base.dimension
+
+    @property
+    def lipschitz(self) -> float:
+        return self.base.lipschitz
+
+    @property
+    def smoothness(self) -> float:
+        return self.base.smoothness
+
+    @property
+    def convex(self) -> bool:
+        return self.base.convex
+
+    @property
+    def convex_within(self) -> float:
+        return self.base.convex_within
+
+    def initial(self) -> Tensor:
+        return self.base.initial()
+
+    def at(self, slots: Slots) -> Objective:
+        return self.base.at(slots)
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        return self.base.increment(points, coefficients, records, weights, clip)
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        return self.base.per_record(points, coefficients, records, places, clip)
+
+    @property
+    def outer(self) -> Outer | None:
+        return self.base.outer
+
+    @property
+    def linear(self) -> Linear | None:
+        """None: another look may be at something else than the scores."""
+        return None
+
+    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+        return self.base.gradient(point, records, weights)
+
+    def losses(self, point: Tensor, records: Records) -> Tensor:
+        return self.base.losses(point, records)
+
+    def outputs(self, point: Tensor, records: Records) -> Tensor:
+        return self.base.outputs(point, records)
+
+    def evaluations(self, points: int) -> int:
+        return self.base.evaluations(points)
+
+    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+        return self.base.evaluate(point, records)

@@ -1,0 +1,197 @@
+"""A row of the table of models: how raw records become features, and which loss they get.
+
+The first step of a run with [data.scale]: its model is the mean and the mean square of columns of numbers.
+
+Rows for torch modules by their import path.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from torch import Tensor
+
+from fedpriv.core.errors import InputError
+from fedpriv.data.encode import moments_of
+from fedpriv.loss.features import pixels
+from fedpriv.loss.imported import build, check_outputs, check_shape, reshaped, with_group_norm
+from fedpriv.loss.layered import objective_of
+from fedpriv.loss.linear import LinearScore
+from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
+from fedpriv.loss.objective import Evaluation, Objective, Records
+
+
+class ModelSettings(BaseModel):
+    """A model's own keys of the scenario's [model] section."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @property
+    def regression(self) -> bool | None:
+        """Whether labels are real numbers; None where the row of the table says it."""
+        return None
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Import paths of code that is none of fedpriv's: a guard runs it only if its policy names it."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Model:
+    """One row of the table; `settings` is the type of the row's own keys.
+
+    `features` maps images (n, ...) of bytes to (n, f); `objective` takes the shape of one record's features,
+    the number of classes, the dtype and the settings.
+    """
+
+    settings: type[ModelSettings]
+    features: Callable[[NDArray[Any], torch.dtype, Any], Tensor]
+    objective: Callable[[tuple[int, ...], int, torch.dtype, Any], Objective]
+    regression: bool = False
+    """Whether the labels are real numbers, as those of a data set without classes are."""
+    only_for: str | None = None
+    """The one data set that the objective's constants hold for; None if the features keep to them by themselves.
+
+    Noise may rest on the smoothness: with other records it would be too little.
+    """
+    evaluated: bool = True
+    """Whether test records say anything about it; the server of one that they do not needs none."""
+
+    def check_data(self, name: str, data: str) -> None:
+        """InputError if `data` is not what the constants of this row, called `name`, were derived from."""
+        if self.only_for is not None and data != self.only_for:
+            raise InputError(
+                f"model.name = {name!r} is for data.name = {self.only_for!r} alone, not {data!r}: its smoothness "
+                "and optimum are those of that data"
+            )
+
+
+class ModuleSettings(ModelSettings):
+    """Models of torch layers."""
+
+    initial_seed: Annotated[int, Field(ge=0)] = Field(0, description="the first model follows from it alone")
+
+
+def flat_pixels(images: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
+    """Pixels divided by 255, and features that are numbers as they are: (n, features)."""
+    return pixels(images, dtype)
+
+
+COLUMN_MOMENTS = "column-moments"
+CLIP = 1.0
+"""The norm of one record's moments, at most: `moments_of`."""
+
+
+class MomentSettings(ModelSettings):
+    """Which features of a record are released."""
+
+    columns: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False, min_length=1)] = Field(
+        description="places of the features whose means and squares are released; each in -1 … 1"
+    )
+    real: bool = Field(False, description="whether labels are real numbers; they are not looked at")
+
+    @field_validator("columns")
+    @classmethod
+    def _each_once(cls, columns: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(columns)) < len(columns):
+            raise ValueError("a column is named twice; its mean is released once")
+        return columns
+
+    @property
+    def regression(self) -> bool:
+        return self.real
+
+
+def moments(features: NDArray[Any], dtype: torch.dtype, settings: MomentSettings) -> Tensor:
+    """(n, width) -> (n, 2k): `moments_of` the columns; InputError where there are none such."""
+    if features.ndim != 2 or features.dtype.kind != "f" or max(settings.columns) >= features.shape[1]:
+        raise InputError(
+            f"model.columns = {list(settings.columns)}: a record here has features of shape {features.shape[1:]} "
+            f"and type {features.dtype}; columns are places among numbers"
+        )
+    return torch.from_numpy(moments_of(features[:, list(settings.columns)])).to(dtype)
+
+
+@dataclass(frozen=True)
+class ColumnMoments(LinearScore):
+    """-⟨x, z⟩ of a record's moments z: one step of size 1 from 0 gives their mean, whatever was asked.
+
+    Guarantee: an increment is -z at every point, so that nothing a server asks changes what a record adds.
+    """
+
+    @property
+    def lipschitz(self) -> float:
+        return self.feature_norm
+
+    @property
+    def smoothness(self) -> float:
+        return 0.0
+
+    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+        """The mean loss, 0 without records: a server that has no test records has nothing to evaluate."""
+        mean = records.features.sum(-2) / max(1, records.features.shape[-2])
+        return Evaluation(-(mean * point).sum(-1), None)
+
+    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return -scores
+
+    def _slope(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return -torch.ones_like(scores)
+
+    def _accuracy(self, scores: Tensor, labels: Tensor) -> None:
+        """None: nothing is predicted."""
+
+
+def column_moments(
+    shape: tuple[int, ...], _classes: int, dtype: torch.dtype, _settings: MomentSettings
+) -> ColumnMoments:
+    return ColumnMoments(math.prod(shape), CLIP, dtype=dtype)
+
+
+class ImportedSettings(ModuleSettings):
+    """A torch module by its import path: called with (features, outputs) and `arguments` it gives the module."""
+
+    arguments: dict[str, Any] = Field({}, description="further arguments of the class or function, by name")
+    loss: Literal["cross-entropy", "squared-error", "absolute-error"] = Field(
+        "cross-entropy", description="of the outputs: one a class, or one number for a regression"
+    )
+    shape: tuple[int, ...] = Field(
+        (), strict=False, description="how the module sees a record, such as [1, 28, 28]; flat otherwise"
+    )
+    group_norm: bool = Field(False, description="GroupNorm in place of every BatchNorm, which mixes records")
+
+    @property
+    def regression(self) -> bool:
+        return self.loss != "cross-entropy"
+
+
+_LOSSES: dict[str, Loss] = {
+    "cross-entropy": CrossEntropy(),
+    "squared-error": SquaredError(),
+    "absolute-error": AbsoluteError(),
+}
+
+
+def model_at(path: str) -> Model:
+    """A row for the torch module at an import path; nothing is imported before its objective is asked for."""
+
+    def objective(
+        shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: ImportedSettings
+    ) -> Objective:
+        (features,) = shape
+        outputs = 1 if settings.regression else classes
+        module = build(path, "model.name", (features, outputs), settings.arguments)
+        if settings.group_norm:
+            module = with_group_norm(module)
+        record = settings.shape or shape
+        check_shape(record, shape, path)
+        module = reshaped(module, record)
+        check_outputs(module, features, outputs, path)
+        return objective_of(module, features, _LOSSES[settings.loss], settings.initial_seed, dtype)
+
+    return Model(ImportedSettings, flat_pixels, objective)

@@ -1,0 +1,282 @@
+"""An objective whose evaluation has the scores that a scenario asks for, of all test records and silo by silo.
+
+What a field expects beside loss and accuracy, from a model's outputs: pure functions, many models at once.
+
+Outputs are (..., n, classes) for a classification, (..., n, 1) for two classes by one logit or for a regression;
+labels are (n,).  Every score is (...).
+
+A model's scores as sums over test records: what silos send of records that nobody else sees.
+
+    record b gives   (right_b - 1/2,  loss_b / bound - 1/2)     of a classification, loss_b held to [0, bound]
+                     (loss_b / bound - 1/2)                     of a regression
+
+Every coordinate lies in ±1/2, so that one record has norm √2/2, or 1/2, whatever the model is.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from fedpriv.core.errors import InputError
+from fedpriv.core.replicates import Scalar
+from fedpriv.loss.losses import CrossEntropy
+from fedpriv.loss.objective import Deterministic, Evaluation, Increment, Objective, Records, Slots, View
+
+Score = Literal["auc", "balanced_accuracy", "calibration_error", "r2", "mae"]
+BINS = 15
+
+
+@dataclass(frozen=True)
+class ScoreKind:
+    """A score by name: of which labels it is one, which are too few for it, and how it is computed."""
+
+    regression: bool
+    undefined: Callable[[Tensor], str | None]
+    """Why these labels (n,) have no such score; None if they have one.  No model's outputs enter."""
+    of: Callable[[Tensor, Tensor], Tensor]
+
+
+def auc(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Area under the ROC curve, ties counted half; for several classes the mean of each one against the others.
+
+    Classes that occur among all labels or none of them have no curve and are left out of the mean.
+    """
+    scores = logits_of(outputs)
+    if scores.shape[-1] == 2:
+        return _auc(scores[..., 1] - scores[..., 0], labels == 1)
+    shares = scores.softmax(-1)
+    curves = [
+        _auc(shares[..., each], labels == each)
+        for each in range(scores.shape[-1])
+        if 0 < int((labels == each).sum()) < len(labels)
+    ]
+    return torch.stack(curves).mean(0)
+
+
+def _auc(scores: Tensor, positive: Tensor) -> Tensor:
+    """The Mann-Whitney statistic of scores (..., n) by their mean ranks."""
+    ordered = scores.sort(dim=-1).values.contiguous()
+    own = scores.contiguous()
+    below, upto = (torch.searchsorted(ordered, own, right=right).double() for right in (False, True))
+    ranks = (below + upto + 1.0) / 2.0
+    count = int(positive.sum())
+    wins = ranks[..., positive].sum(-1) - count * (count + 1) / 2.0
+    return (wins / (count * (len(positive) - count))).to(scores.dtype)
+
+
+def balanced_accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The mean, over the classes that occur, of the share of their records that are predicted right."""
+    right = (logits_of(outputs).argmax(-1) == labels).to(outputs.dtype)
+    return torch.stack([right[..., labels == each].mean(-1) for each in torch.unique(labels)]).mean(0)
+
+
+def calibration_error(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Expected calibration error (Guo et al. 2017): |share right - confidence| over 15 bins of equal width."""
+    confidence, predicted = logits_of(outputs).softmax(-1).max(-1)
+    gap = (predicted == labels).to(outputs.dtype) - confidence
+    place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
+    sums = torch.zeros(*gap.shape[:-1], BINS, dtype=gap.dtype, device=gap.device).scatter_add_(-1, place, gap)
+    return sums.abs().sum(-1) / len(labels)
+
+
+def r2(outputs: Tensor, labels: Tensor) -> Tensor:
+    """1 - (squared errors) / (squared deviations from the labels' mean)."""
+    return 1.0 - (outputs.squeeze(-1) - labels).square().sum(-1) / (labels - labels.mean()).square().sum()
+
+
+def mae(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Mean absolute error."""
+    return (outputs.squeeze(-1) - labels).abs().mean(-1)
+
+
+def logits_of(outputs: Tensor) -> Tensor:
+    """(..., n, classes): one logit is that of class 1 against 0."""
+    if outputs.shape[-1] > 1:
+        return outputs
+    return torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
+
+
+def _one_class(labels: Tensor) -> str | None:
+    return "all of one class" if len(torch.unique(labels)) < 2 else None
+
+
+def _one_value(labels: Tensor) -> str | None:
+    return "all of one value" if float(labels.min()) == float(labels.max()) else None
+
+
+def _never(labels: Tensor) -> str | None:
+    return None
+
+
+SCORES: Mapping[Score, ScoreKind] = {
+    "auc": ScoreKind(False, _one_class, auc),
+    "balanced_accuracy": ScoreKind(False, _never, balanced_accuracy),
+    "calibration_error": ScoreKind(False, _never, calibration_error),
+    "r2": ScoreKind(True, _one_value, r2),
+    "mae": ScoreKind(True, _never, mae),
+}
+
+
+MEAN, WORST = "mean_of_silos", "worst_silo"
+"""Behind a metric's name: over the silos' own test records, every silo counting the same."""
+LOWER_IS_BETTER = frozenset({"test_loss", "test_mae", "test_calibration_error"})
+
+
+@dataclass(frozen=True)
+class Scored(View):
+    """`base`, with `scores` as metrics test_NAME; with `silos` each metric at each silo too, their mean and worst.
+
+    `silos` says how many test records of each silo there are; records come silo by silo, in that order.  `unit` is
+    how much of a real target's own unit 1 of a label is: mae is given in that.
+    """
+
+    scores: tuple[Score, ...]
+    silos: tuple[tuple[str, int], ...] = ()
+    unit: int | float = 1
+
+    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+        whole = self._of(point, records)
+        if not self.silos:
+            return whole
+        metrics = dict(whole.metrics)
+        sizes = [count for _, count in self.silos]
+        parts = [
+            self._of(point, Records(features, labels)).named()
+            for features, labels in zip(
+                torch.split(records.features, sizes), torch.split(records.labels, sizes), strict=True
+            )
+        ]
+        for name in parts[0]:
+            values = torch.stack([part[name] for part in parts])
+            metrics |= {f"{name}_at_{silo}": value for (silo, _), value in zip(self.silos, values, strict=True)}
+            metrics[f"{name}_{MEAN}"] = values.mean(0)
+            metrics[f"{name}_{WORST}"] = values.amax(0) if name in LOWER_IS_BETTER else values.amin(0)
+        return whole._replace(metrics=metrics)
+
+    def _of(self, point: Tensor, records: Records) -> Evaluation:
+        evaluation = self.base.evaluate(point, records)
+        if not self.scores:
+            return evaluation
+        outputs = self.base.outputs(point, records)
+        scored = {f"test_{name}": SCORES[name].of(outputs, records.labels) for name in self.scores}
+        if "test_mae" in scored:
+            scored["test_mae"] = scored["test_mae"] * self.unit
+        return evaluation._replace(metrics={**evaluation.metrics, **scored})
+
+
+def check_scores(
+    scores: Sequence[Score], labels: Tensor, silos: Sequence[tuple[str, int]], *, regression: bool
+) -> None:
+    """InputError unless all test records, and those of each silo, have these scores."""
+    for name in scores:
+        kind = SCORES[name]
+        if kind.regression != regression:
+            known = ", ".join(each for each, other in SCORES.items() if other.regression == regression)
+            labelled = "real numbers" if regression else "classes"
+            raise InputError(f"run.metrics: {name} is not for labels that are {labelled}; there are {known}")
+        whose = [("all", len(labels)), *silos]
+        parts = [labels, *torch.split(labels, [count for _, count in silos])] if silos else [labels]
+        for (silo, _), part in zip(whose, parts, strict=False):
+            if (reason := kind.undefined(part)) is not None:
+                where = "the test records" if silo == "all" else f"the test records of {silo!r}"
+                remedy = "leave it out" if silo == "all" else "leave it out, or run.per_silo = false"
+                raise InputError(f"run.metrics: {name} is not defined, since {where} are {reason}; {remedy}")
+
+
+@dataclass(frozen=True)
+class SummedScores(View):
+    """`base`, whose increments are what its test records say about a model: points are models (..., d).
+
+    `dimension` is that of an increment, 2 of a classification and 1 of a regression, not that of a model.
+
+    Guarantee: an increment is a function of its own record and the model, and its norm is at most `norm`, whatever
+    the model is: a loss that is not finite counts as `loss_bound`.
+    """
+
+    loss_bound: float
+    classes: bool
+
+    @property
+    def dimension(self) -> int:
+        return 2 if self.classes else 1
+
+    @property
+    def norm(self) -> float:
+        """Of one record's increment, at most."""
+        return math.sqrt(self.dimension) / 2.0
+
+    @property
+    def convex(self) -> bool:
+        return False
+
+    @property
+    def outer(self) -> None:
+        """None: an increment is no product with features."""
+
+    def initial(self) -> Tensor:
+        return torch.zeros(self.dimension, dtype=self.base.initial().dtype)
+
+    def at(self, slots: Slots) -> Self:
+        return self
+
+    def evaluations(self, points: int) -> int:
+        """As a gradient has: a forward pass of a model holds about as many values as it has parameters."""
+        return points * self.base.dimension
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        total = (self.contributions(points[0], records) * weights.double().unsqueeze(-1)).sum(-2)
+        return Increment(total, total.new_zeros(total.shape[:-1]))
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        return self.contributions(points[0], records)
+
+    def contributions(self, model: Tensor, records: Records) -> Tensor:
+        """(..., B, `dimension`), float64, of `model` (..., d)."""
+        if not self.classes:
+            return self._held(self.base.losses(model, records)).unsqueeze(-1)
+        logits = logits_of(self.base.outputs(model, records))
+        right = (logits.argmax(-1) == records.labels).double() - 0.5
+        return torch.stack([right, self._held(CrossEntropy().value(logits, records.labels.long()))], -1)
+
+    def _held(self, losses: Tensor) -> Tensor:
+        shares = losses.double() / self.loss_bound
+        return shares.nan_to_num(nan=1.0, posinf=1.0, neginf=0.0).clamp(0.0, 1.0) - 0.5
+
+    def named(self, mean: Tensor) -> dict[str, Tensor]:
+        """Means of increments (..., `dimension`) as metrics by name, each (...)."""
+        return named_scores(mean, self.loss_bound, classes=self.classes)
+
+
+def named_scores(mean: Tensor, loss_bound: float, *, classes: bool) -> dict[str, Tensor]:
+    """Means of increments (..., 2), or (..., 1) of a regression, as metrics by name, each (...)."""
+    loss = {"test_loss": (mean[..., -1] + 0.5) * loss_bound}
+    return {**loss, "test_accuracy": mean[..., 0] + 0.5} if classes else loss
+
+
+def summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> SummedScores:
+    """InputError for a model whose predictions, or losses, cannot be told record by record."""
+    name = "outputs" if classes else "losses"
+    if getattr(type(base), name, None) is getattr(Deterministic, name):
+        raise InputError(
+            f"evaluation: {type(base).__name__} gives no {name} record by record; take another model, or "
+            "leave the section out"
+        )
+    return SummedScores(base, loss_bound, classes)

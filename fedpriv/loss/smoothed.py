@@ -1,0 +1,274 @@
+"""Random smoothing: an objective seen through random points around the query.
+
+Source: Kornowski, Liu & Talwar, section 2 and Algorithms 3, 4 and 5, with the directions repaired: on the unit
+sphere for values, in the ball for gradients (the paper has them the wrong way round in places).
+
+    f_α(x) = E f(x + y), y uniform in the ball of radius α
+    first order:   mean_j ∇f(x + y_j)                                        y_j in the ball
+    zeroth order:  mean_j d/(2α) (f(x + α u_j) - f(x - α u_j)) u_j           u_j on the unit sphere
+
+Both estimate ∇f_α without bias.  A record's contribution is clipped after all directions and points are summed.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedpriv.core.random import KeyedNormal, seed_key
+from fedpriv.core.replicates import PER_REPLICATE, Scalar
+from fedpriv.loss.clipping import clipping, formed, upper_norm
+from fedpriv.loss.objective import Increment, Records, Slots, View
+
+_HELD = 2**20
+"""Values of directions that a silo holds at a time, where they can be taken one after the other."""
+
+
+class Window(NamedTuple):
+    """Some of the directions of a batch: of the rows at `places`, those numbered `first` … `last`-1 of each."""
+
+    places: Sequence[int]
+    first: int
+    last: int
+
+
+class Directions(Protocol):
+    """Random unit directions for every row of a batch, (B, count, d) or (replicates, B, count, d).
+
+    With a `window` only those, (places, last - first, d), the same as among all.
+    """
+
+    def sphere(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
+        """Uniform on the unit sphere; `like` (..., d) gives d, the type and the device."""
+        ...
+
+    def ball(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
+        """Uniform in the unit ball."""
+        ...
+
+
+@dataclass(frozen=True)
+class SeededDirections:
+    """Directions as a pure function of (seed, silo, round, row): the same on every engine, in any order.
+
+    Guarantee: they are keyed by the row, never by what is in it, so neighbouring data sets see the same ones.
+    """
+
+    seeds: tuple[int, ...] = field(metadata=PER_REPLICATE)
+
+    def sphere(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
+        return self._drawn(slots, count, like.shape[-1], like, window)
+
+    def ball(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
+        """The first d coordinates of a point of the unit sphere in R^(d+2) are uniform in the ball of R^d."""
+        size = like.shape[-1]
+        return self._drawn(slots, count, size + 2, like, window)[..., :size]
+
+    def _drawn(self, slots: Slots, count: int, size: int, like: Tensor, window: Window | None) -> Tensor:
+        by_seed = {}
+        for seed, source in self._sources(like.dtype).items():
+            if window is None:
+                normals = [source.vector(rows * count * size, silo, slots.t) for silo, rows in slots.silos]
+            else:
+                normals = [
+                    source.part(
+                        rows * count * size,
+                        (row * count + window.first) * size,
+                        (row * count + window.last) * size,
+                        silo,
+                        slots.t,
+                    )
+                    for silo, rows, row in _owners_of(slots, window.places)
+                ]
+            each = count if window is None else window.last - window.first
+            shaped = [part.reshape(len(part) // (each * size), each, size) for part in normals]
+            joined = torch.from_numpy(np.concatenate(shaped))
+            by_seed[seed] = joined / torch.linalg.vector_norm(joined, dim=-1, keepdim=True)
+        drawn = [by_seed[seed] for seed in self.seeds]
+        return (drawn[0] if len(drawn) == 1 else torch.stack(drawn)).to(like.device)
+
+    def _sources(self, dtype: torch.dtype) -> dict[int, KeyedNormal]:
+        return self._single if dtype == torch.float32 else self._double
+
+    @cached_property
+    def _single(self) -> dict[int, KeyedNormal]:
+        return {seed: KeyedNormal(seed_key(seed, "directions"), "float32") for seed in self.seeds}
+
+    @cached_property
+    def _double(self) -> dict[int, KeyedNormal]:
+        return {seed: KeyedNormal(seed_key(seed, "directions"), "float64") for seed in self.seeds}
+
+
+@dataclass(frozen=True)
+class Smoothed(View):
+    """`base` with every gradient replaced by its estimate from random directions; evaluation is of `base`.
+
+    `shared` directions serve all points of an increment, so that a difference of two gradients is small when the
+    points are near; otherwise each point has its own.
+
+    Guarantee: as for any objective, a record's increment is clipped as a whole, so one record moves the sum by at
+    most its weight times `clip` under zero-out, whatever the loss and however few directions there are.
+    """
+
+    radius: float
+    order: Literal["first", "zeroth"]
+    directions: int
+    anchor_directions: int
+    """Where an increment has one point only."""
+    shared: bool
+    source: Directions
+    slots: Slots | None = None
+
+    @property
+    def smoothness(self) -> float:
+        """Of the smoothed loss: at most √d L/α, see parameters.goldstein.smoothness_constant."""
+        return min(self.base.smoothness, math.sqrt(self.dimension) * self.base.lipschitz / self.radius)
+
+    def at(self, slots: Slots) -> "Smoothed":
+        return dataclasses.replace(self, base=self.base.at(slots), slots=slots)
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        estimated = self._estimated(points, coefficients, records, [self._directions(points)], weights.dtype, clip)
+        clipped = (estimated.clipped * (weights != 0.0)).sum(-1)
+        return Increment((weights.unsqueeze(-1) * estimated.total).sum(-2), clipped)
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        """As for `Objective`; values are taken along few directions at a time, gradients at all."""
+        rows, count = places.tolist(), self._count(len(points))
+        if not rows:
+            return torch.zeros((0, self.dimension), dtype=torch.float64)
+        most = count if self.order == "first" else max(1, _HELD // (len(rows) * self.dimension))
+        around = (
+            self._directions(points, Window(rows, first, min(first + most, count)))
+            for first in range(0, count, most)
+        )
+        return self._estimated(points, coefficients, records, around, torch.float64, clip).total
+
+    @property
+    def outer(self) -> None:
+        """None: what is estimated from directions is no outer product."""
+
+    def _estimated(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        around: Iterable[list[Tensor]],
+        dtype: torch.dtype,
+        clip: Scalar,
+    ) -> Increment:
+        """Each record's clipped contribution, (..., B, d), and whether it was clipped, (..., B)."""
+        if self.order == "first":
+            (offsets,) = around
+            return self._of_gradients(points, coefficients, records, offsets, dtype, clip)
+        return self._of_values(points, coefficients, records, around, dtype, clip)
+
+    def evaluations(self, points: int) -> int:
+        return self.base.evaluations(points) * self._count(points) * (1 if self.order == "first" else 2)
+
+    def held(self, points: int) -> int:
+        """Values of directions and of what is computed with them that exist at a time for one record."""
+        count = self._count(points)
+        together = count if self.order == "first" else min(count, max(1, _HELD // self.dimension))
+        return together * points * self.dimension
+
+    def _count(self, points: int) -> int:
+        return self.anchor_directions if points == 1 else self.directions
+
+    def _directions(self, points: Sequence[Tensor], window: Window | None = None) -> list[Tensor]:
+        """For each point its directions, (..., B, count, d), or those of a window."""
+        if self.slots is None:
+            raise ValueError("random smoothing draws directions for the slots of a batch: see `at`")
+        count = self._count(len(points))
+        draw = self.source.ball if self.order == "first" else self.source.sphere
+        if self.shared:
+            return [draw(self.slots, count, points[0], window)] * len(points)
+        if window is None:
+            drawn = draw(self.slots, count * len(points), points[0])
+            return [drawn[..., place * count : (place + 1) * count, :] for place in range(len(points))]
+        of_points = (
+            window._replace(first=place * count + window.first, last=place * count + window.last)
+            for place in range(len(points))
+        )
+        return [draw(self.slots, count * len(points), points[0], each) for each in of_points]
+
+    def _of_gradients(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        around: Sequence[Tensor],
+        dtype: torch.dtype,
+        clip: Scalar,
+    ) -> Increment:
+        """Each record's clipped contribution, (..., B, d): an increment of `base` over more points."""
+        moved: list[Tensor] = []
+        scaled: list[float] = []
+        for point, coefficient, offsets in zip(points, coefficients, around, strict=True):
+            each = (point.unsqueeze(-2).unsqueeze(-2) + self.radius * offsets).unbind(-2)
+            moved.extend(each)
+            scaled.extend([coefficient / len(each)] * len(each))
+        single = Records(records.features.unsqueeze(records.labels.dim()), records.labels.unsqueeze(-1))
+        one = torch.ones(1, dtype=dtype, device=points[0].device)
+        return self.base.increment(moved, scaled, single, one, _per_record(clip))
+
+    def _of_values(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        around: Iterable[list[Tensor]],
+        dtype: torch.dtype,
+        clip: Scalar,
+    ) -> Increment:
+        """Each record's clipped contribution, (..., B, d), from differences of its values; 0 if not finite."""
+        axis = records.labels.dim()
+        features = records.features.unsqueeze(axis).unsqueeze(axis)
+        single = Records(features, records.labels.unsqueeze(-1).unsqueeze(-1))
+        total = torch.zeros((), dtype=points[0].dtype, device=points[0].device)
+        for some in around:
+            for point, coefficient, units in zip(points, coefficients, some, strict=True):
+                centre, offsets = point.unsqueeze(-2).unsqueeze(-2), self.radius * units
+                rise = self.base.losses(centre + offsets, single) - self.base.losses(centre - offsets, single)
+                slope = coefficient * self.dimension / (2.0 * self.radius * self._count(len(points)))
+                total = total + slope * (rise * units).sum(-2)
+        each = total.to(dtype).unsqueeze(-2)
+        one = torch.ones(1, dtype=dtype, device=each.device)
+        clipped = clipping(formed(upper_norm(each)), one, _per_record(clip))
+        each = clipped.only(each)
+        return Increment((each * clipped.factor.unsqueeze(-1)).squeeze(-2), clipped.clipped)
+
+
+def _owners_of(slots: Slots, places: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """For each place of a batch its silo, that silo's rows, and the row among them."""
+    for place in places:
+        for silo, rows in slots.silos:
+            if place < rows:
+                yield silo, rows, place
+                break
+            place -= rows
+
+
+def _per_record(clip: Scalar) -> Scalar:
+    """A clip (replicates, 1) as a column for contributions (replicates, B, d)."""
+    return clip.unsqueeze(-1) if isinstance(clip, Tensor) else clip

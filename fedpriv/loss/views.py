@@ -1,0 +1,394 @@
+"""A batch whose rows are persons or clients, each with several records: clipped as a whole.
+
+    v_u = Σ_r w_r Σ_k c_k ∇f(x_{t-k}; r),   w_r = 1/(number of u's records)
+
+Source: McMahan, Ramage, Talwar & Zhang 2018, "Learning differentially private recurrent language models", for the
+mean of a user's records that is clipped.
+
+Whether each unit's vector fits into the clip of the moment, as one more coordinate of what it contributes.
+
+    (v_u · min(1/C_t, 1/‖v_u‖),  ρ (b_u - ½)),   b_u = 1 if ‖v_u‖ ≤ C_t, else 0
+
+Source: Andrew, Thakkar, McMahan & Ramaswamy 2021, "Differentially private learning with adaptive clipping": both
+of its releases as one.  C_t is the query's last coordinate.
+
+What a client of a cohort contributes: how far a few steps on its own records moved the model it was sent.
+
+    w_0 = x_t,   w_k = w_{k-1} - η_l · mean gradient at w_{k-1} of its k-th batch,   increment x_t - w_K
+
+Source: McMahan, Ramage, Talwar & Zhang 2018, "Learning differentially private recurrent language models",
+Algorithm 1 (UserUpdateFedAvg), with K steps in place of epochs.
+
+A model with linear scores moves in the span of a client's records, w_k = x_t - η_l A_kᵀ Z with A_k (records,
+outputs).  Its scores are scores(x_t) - η_l (Z Zᵀ) A_k: steps are taken on these small matrices, and the model's
+move is formed once.
+
+What a silo of federated averaging contributes: how far its own training moved the model it was sent.
+
+Source: McMahan, Moore, Ramage, Hampson & Agüera y Arcas 2017, Algorithm 1 (ClientUpdate).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedpriv.core.errors import InputError
+from fedpriv.core.replicates import SHARED, Scalar
+from fedpriv.loss.clipping import clipping, formed, upper_norm
+from fedpriv.loss.objective import UNCLIPPED, Increment, Linear, Records, Slots, View
+
+_VALUES = 2**21  # that the units of one chunk make: what lies in a cache is clipped faster
+
+
+@dataclass(frozen=True)
+class PerUnit(View):
+    """`base`, over rows that hold up to `records` records: features (..., B, m, …) and labels (..., B, m).
+
+    Where a unit has fewer records its labels are filled up with `absent` ones.
+
+    Guarantee: one unit moves the sum by at most its weight times the clip, whatever its records are, how many it
+    has, and what the loss is: its mean is clipped as a whole.  What a unit contributes does not depend on others.
+    The constants of `base` hold, since a mean of gradients is no longer than the longest.
+    """
+
+    records: int
+
+    def at(self, slots: Slots) -> Self:
+        """The same: a loss with public coins is keyed by rows, and has no units of several records."""
+        return self
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        axis, count = records.labels.dim() - 2, records.labels.shape[-2]
+        size = points[0].shape[-1] + records.features[..., 0, :, :].numel() // max(1, self._lead(records))
+        rows = max(1, _VALUES // (size * max(1, self._lead(records))))
+        total: Tensor | float = 0.0
+        clipped: Tensor | int = 0
+        for start in range(0, count, rows):
+            span = min(rows, count - start)
+            some = Records(*(column.narrow(axis, start, span) for column in records))
+            weight = weights.narrow(-1, start, span)
+            means, inside = self._means(points, coefficients, some, weights.dtype)
+            found = clipping(formed(upper_norm(means)), weight, clip)
+            held = found.only(means)
+            total = total + (found.factor.unsqueeze(-2) @ held).squeeze(-2)
+            touched = (inside > 0) & (weight != 0.0)
+            clipped = clipped + (touched if found.beyond is None else found.beyond | touched).sum(-1)
+        assert isinstance(total, Tensor)
+        assert isinstance(clipped, Tensor)
+        return Increment(total, clipped)
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        """Of every unit, (B, d) float64."""
+        means, _ = self._means(points, coefficients, records, torch.float64)
+        found = clipping(formed(upper_norm(means)), torch.ones(len(means), dtype=torch.float64), clip)
+        held = found.only(means)
+        return held * found.factor.unsqueeze(-1)
+
+    @property
+    def outer(self) -> None:
+        """None: a mean over records is no outer product."""
+
+    def evaluations(self, points: int) -> int:
+        return self.records * self.base.evaluations(points)
+
+    def _means(
+        self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records, dtype: torch.dtype
+    ) -> Increment:
+        """v_u of every unit, (..., B, d): the units are one more leading axis of the records.
+
+        With it how many of its records were clipped, or it itself, before it is clipped as a whole; (..., B).
+        """
+        there = ~is_absent(records.labels)
+        inner = there.to(dtype) / there.sum(-1, keepdim=True).clamp(min=1).to(dtype)
+        count = records.labels.shape[-2]
+        apart = [point.unsqueeze(-2).expand(*point.shape[:-1], count, point.shape[-1]) for point in points]
+        own = Records(records.features, records.labels.where(there, 0))
+        return self.base.increment(apart, coefficients, own, inner, UNCLIPPED)
+
+    def _lead(self, records: Records) -> int:
+        return records.labels[..., 0, 0].numel()
+
+
+def absent(labels: Tensor) -> float | int:
+    """A label that no record has: -1 of classes, NaN of numbers."""
+    return float("nan") if labels.is_floating_point() else -1
+
+
+def is_absent(labels: Tensor) -> Tensor:
+    return labels.isnan() if labels.is_floating_point() else labels < 0
+
+
+SMALLEST, LARGEST = 2.0**-40, 2.0**40
+"""Clips of the moment lie between these."""
+
+
+def joint_clip(weight: float) -> float:
+    """κ = √(1 + ρ²/4): the norm of a unit's vector in units of C_t and its ρ (b - ½) together."""
+    return math.hypot(1.0, weight / 2.0)
+
+
+@dataclass(frozen=True)
+class QuantileClip(View):
+    """`base` in d + 1 dimensions, for units (`PerUnit`): points (..., d + 1) hold x_t and C_t.
+
+    Guarantee: none of its own: `PerUnit` clips the d + 1 coordinates together to κ, whatever the query's C_t is,
+    so that noise for a clip of κ accounts for the vector and the bit in one release.  A unit without records, or
+    that does not take part, has 0 in the last coordinate too.
+    """
+
+    weight: float = field(metadata=SHARED)
+    """ρ."""
+    first: float
+    """C_1."""
+
+    @property
+    def dimension(self) -> int:
+        return self.base.dimension + 1
+
+    def initial(self) -> Tensor:
+        start = self.base.initial()
+        return torch.cat([start, start.new_tensor([self.first])])
+
+    def at(self, slots: Slots) -> Self:
+        return self
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        (point,) = points
+        limit = point[..., -1:].clamp(SMALLEST, LARGEST).to(weights.dtype)
+        moved = self.base.increment((point[..., :-1],), coefficients, records, weights, clip).total
+        norm = torch.linalg.vector_norm(moved, dim=-1, keepdim=True)
+        fits, there = norm <= limit, (weights > 0.0).any(-1, keepdim=True)
+        told = torch.where(fits, self.weight / 2.0, -self.weight / 2.0).to(moved.dtype) * there
+        vector = moved / torch.maximum(norm, limit)
+        return Increment(torch.cat([vector, told], dim=-1), ~fits.squeeze(-1))
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        """InputError: the bit is a unit's; ask `PerUnit`."""
+        raise InputError("algorithm: whether a client's vector fits its clip is no sum over records; ask by unit")
+
+    @property
+    def outer(self) -> None:
+        """None, as for `per_record`."""
+
+
+@dataclass(frozen=True)
+class LocalSteps(View):
+    """`base`, whose increment is the query less the model after `steps` steps of length `step`, unclipped.
+
+    A step takes `batch` records, the next ones in a circle, or all of them; the leading axes of records are
+    clients, who train side by side, each a model of its own.  Records of weight 0 are not there.
+
+    It is for units (`PerUnit`), which clip it whole.  Guarantee: the loss, the records and how far they lead
+    are not trusted: nothing is claimed of this vector's length, so `lipschitz` and `smoothness` are infinite and
+    no row may rest on them.
+    """
+
+    step: float = field(metadata=SHARED)
+    steps: int
+    batch: int | None = None
+
+    @property
+    def lipschitz(self) -> float:
+        return float("inf")
+
+    @property
+    def smoothness(self) -> float:
+        return float("inf")
+
+    @property
+    def convex(self) -> bool:
+        return False
+
+    def at(self, slots: Slots) -> Self:
+        return self
+
+    def evaluations(self, points: int) -> int:
+        return self.steps * points
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        (query,) = points
+        present = (weights > 0.0).to(query.dtype)
+        scores = self.base.linear
+        if scores is None:
+            moved = query - self._trained(query, records, present)
+        else:
+            moved = self._in_the_span(scores, query, records, present)
+        return Increment(moved.to(weights.dtype), query.new_zeros(query.shape[:-1]))
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        """InputError: it is no sum over records; of units ask `PerUnit`."""
+        raise InputError("algorithm: a client's own steps are no sum over its records; ask by unit")
+
+    @property
+    def outer(self) -> None:
+        """None, as for `per_record`."""
+
+    def _trained(self, query: Tensor, records: Records, present: Tensor) -> Tensor:
+        """The model after the steps, (..., d)."""
+        model, axis = query, records.labels.dim() - 1
+        for taken in self._batches(records.labels):
+            own = Records(*(column.index_select(axis, taken) for column in records))
+            gradient = self.base.gradient(model, own, _mean(present.index_select(-1, taken)))
+            model = torch.sub(model, gradient, alpha=self.step)
+        return model
+
+    def _in_the_span(self, scores: Linear, query: Tensor, records: Records, present: Tensor) -> Tensor:
+        """How far the model moved, (..., d), by steps in the span of each client's records."""
+        features, labels = records
+        products, first = features @ features.mT, _scores_at(scores, query, features)
+        combined = torch.zeros_like(first)
+        for taken in self._batches(labels):
+            reached = first - self.step * (products @ combined)
+            mean = torch.zeros_like(present).index_copy(-1, taken, _mean(present.index_select(-1, taken)))
+            combined = combined + scores.slopes(reached, labels) * mean.unsqueeze(-1)
+        return ((self.step * combined).mT @ features).flatten(-2)
+
+    def _batches(self, labels: Tensor) -> Iterator[Tensor]:
+        """Which records every step takes."""
+        count = labels.shape[-1]
+        size = count if self.batch is None else min(self.batch, count)
+        return ((torch.arange(size, device=labels.device) + step * size) % count for step in range(self.steps))
+
+
+def _mean(present: Tensor) -> Tensor:
+    """Weights of the mean over the records that are there."""
+    return present / present.sum(-1, keepdim=True).clamp(min=1.0)
+
+
+def _scores_at(scores: Linear, query: Tensor, features: Tensor) -> Tensor:
+    """The scores of every client's records, (..., clients, records, outputs); one product for a shared query."""
+    if query.dim() > 1 and query.stride(-2) == 0:
+        together = scores.of(query.select(-2, 0), features.flatten(-3, -2))
+        return together.reshape(*features.shape[:-1], together.shape[-1])
+    return scores.of(query, features)
+
+
+@dataclass(frozen=True)
+class LocalTraining(View):
+    """`base`, whose increment is Σ_i p_i (query - w_i): w_i is silo i's model after local SGD from the query.
+
+    Each silo takes `epochs` passes of steps of length `step` over its records of the round, in batches of `batch`
+    in the order they come in.  p_i is the sum of the weights of its records; records of weight 0 are not there.
+
+    Guarantee: none.  One record moves a silo's whole trajectory, so there is no bound to calibrate noise to.
+    """
+
+    step: float
+    batch: int
+    epochs: int
+    silos: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def convex(self) -> bool:
+        return False
+
+    @property
+    def convex_within(self) -> float:
+        return 0.0
+
+    def at(self, slots: Slots) -> Self:
+        return replace(self, silos=slots.silos)
+
+    def evaluations(self, points: int) -> int:
+        return self.epochs * points
+
+    def increment(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        weights: Tensor,
+        clip: Scalar,
+    ) -> Increment:
+        (query,) = points
+        total, start = torch.zeros_like(query), 0
+        for _, rows in self.silos:
+            own = weights.narrow(-1, start, rows)
+            moved = query - self._trained(query, _part(records, start, rows), (own > 0.0).to(query.dtype))
+            total = total + own.sum(-1, keepdim=True) * moved
+            start += rows
+        return Increment(total, query.new_zeros(query.shape[:-1], dtype=torch.int64))
+
+    def per_record(
+        self,
+        points: Sequence[Tensor],
+        coefficients: Sequence[float],
+        records: Records,
+        places: Tensor,
+        clip: float,
+    ) -> Tensor:
+        """InputError: a silo's trajectory is no sum over its records."""
+        raise InputError(
+            "algorithm: local training moves a silo's model by no sum over records; release no integers of it"
+        )
+
+    @property
+    def outer(self) -> None:
+        """None, as for `per_record`."""
+
+    def _trained(self, query: Tensor, own: Records, present: Tensor) -> Tensor:
+        """`present` is 1 for each of its records, and 0 for what only fills up a batch of several replicates."""
+        model = query
+        for _ in range(self.epochs):
+            for start, count in _spans(own.labels.shape[-1], self.batch):
+                here = present.narrow(-1, start, count)
+                mean = here / here.sum(-1, keepdim=True).clamp(min=1.0)
+                batch = _part(own, start, count)
+                model = model - self.step * self.base.increment((model,), (1.0,), batch, mean, UNCLIPPED).total
+        return model
+
+
+def _part(records: Records, start: int, rows: int) -> Records:
+    axis = records.labels.ndim - 1  # of the batch, behind the leading axes
+    return Records(*(column.narrow(axis, start, rows) for column in records))
+
+
+def _spans(rows: int, size: int) -> Iterator[tuple[int, int]]:
+    """Start and length of every batch."""
+    return ((start, min(size, rows - start)) for start in range(0, rows, size))

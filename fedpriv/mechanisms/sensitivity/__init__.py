@@ -1,1 +1,0 @@
-"""How far a record can move what a mechanism releases: the certificates."""

@@ -1,1 +1,0 @@
-"""Measures of a model that are more than a mean over records; computed on public or test data."""

@@ -1,0 +1,343 @@
+"""Independent Gaussian noise on every running sum: B = I, C = A.
+
+Reshef & Levy 2024, Algorithms 1 and 2 (single pass); any declared participation.
+
+Fresh Gaussian noise in every round, of sizes that are fixed before round 1: B = diag(d), C = diag(1/d) A.
+
+Reshef & Levy 2024 prove their guarantee for any schedule σ_t: ρ = 2S √(Σ_t 1/σ_t²).  Nothing is kept from round to
+round, and where an output weighs early sums more than late ones, less noise in those is less noise in the output.
+
+Gaussian noise on the increments themselves, summed like them: C is diagonal.
+
+Source: Kornowski, Liu & Talwar, Algorithm 4: every leaf gets its own noise, and the noisy leaf is what is added to
+the running sum, so the noise accumulates over a period.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+from fedpriv.core.errors import InputError
+from fedpriv.core.replicates import SHARED
+from fedpriv.noise import sensitivity as nonincreasing
+from fedpriv.noise.mechanism import (
+    Blocks,
+    Columns,
+    Mechanism,
+    MechanismState,
+    Sensitivity,
+    check_matches,
+    toeplitz_inner,
+)
+from fedpriv.noise.sensitivity import heaviest_pattern, tightened
+from fedpriv.noise.workload import Floats, Workload, geometric_sums, powers
+from fedpriv.participation.orders import Separated
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class IndependentGaussian(Mechanism):
+    """Fresh noise in every round, whatever was released before.
+
+    Guarantee: a record that takes part in round τ moves the sums of rounds τ, τ+1, … of its period by
+    decay^(t-τ) times its increment; all its increments are added up, and the worst record is charged.
+    For a single pass with clip S and decay 1 this is S√T: σ = 2S√T/ρ under replace-one, the paper's
+    σ² = 4S²T/ρ².
+    """
+
+    name: ClassVar[str] = "independent"
+    words: ClassVar[str] = "independent Gaussian noise in every round"
+
+    @classmethod
+    def of(cls, workload: Workload, options: Any) -> Self:
+        return cls()
+
+    def certified(self, workload: Workload) -> Sensitivity:
+        def within(clips: Floats, rounds_per_epoch: int) -> Floats:
+            return _record_squared_norms(clips, rounds_per_epoch, workload.decay)
+
+        def coefficients() -> Floats:
+            return powers(workload.decay, workload.rounds)
+
+        return nonincreasing.certified(workload, coefficients, self.columns(workload), within)
+
+    def columns(self, workload: Workload) -> Columns:
+        coefficients = powers(workload.decay, workload.block)
+        inner = toeplitz_inner(coefficients, workload.rounds, workload.period)
+        return Columns(_column_squared_norms(workload), inner)
+
+    @property
+    def fresh_std(self) -> float:
+        return 1.0
+
+    def blocks(self, workload: Workload) -> Blocks | None:
+        """C = A, which is the identity for decay 0; with any other an increment stays in all later sums."""
+        return Blocks(1, np.ones(workload.rounds)) if workload.decay == 0.0 else None
+
+    def variance(self, workload: Workload) -> Floats:
+        return np.ones(workload.rounds)
+
+    def noise_series(self, workload: Workload) -> Floats:
+        series = np.zeros(workload.rounds)
+        series[0] = 1.0
+        return series
+
+    def memory_vectors(self, workload: Workload) -> int:
+        return 0
+
+    def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
+        return fresh, state
+
+
+def _column_squared_norms(workload: Workload) -> Floats:
+    """Σ_{t≥τ} decay^{2(t-τ)} up to the end of τ's period, for every τ."""
+    if workload.period is None:
+        return geometric_sums(workload.decay**2, np.arange(workload.rounds, 0.0, -1.0))
+    rounds = np.arange(workload.rounds, dtype=np.float64)
+    ends = np.minimum((rounds // workload.block + 1) * workload.block, workload.rounds)
+    return geometric_sums(workload.decay**2, ends - rounds)
+
+
+def _record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> Floats:
+    """Squared norms of the records of a fixed order within one period, without a T × T matrix: O(T log T).
+
+    Between two rounds of a record what it moved only decays, so it is enough to know it in those rounds:
+    y_k = clip_k + decay^rounds_per_epoch y_{k-1}.
+    """
+    rounds = len(clips)
+    rounds_per_epoch = min(rounds_per_epoch, rounds)
+    epochs = -(-rounds // rounds_per_epoch)
+    moved = np.zeros((epochs, rounds_per_epoch))
+    moved.ravel()[:rounds] = clips
+    shift, over_epoch = 1, decay**rounds_per_epoch
+    while shift < epochs:  # after each pass a row holds the last 2·shift terms of the recursion
+        moved[shift:] += over_epoch * moved[:-shift]
+        shift, over_epoch = 2 * shift, over_epoch**2
+    until_next = np.minimum(
+        rounds_per_epoch,
+        rounds - np.arange(epochs * rounds_per_epoch, dtype=np.float64).reshape(epochs, rounds_per_epoch),
+    )
+    lasting = geometric_sums(decay**2, np.maximum(until_next, 0.0))
+    return np.asarray(np.sum(moved**2 * lasting, axis=0))
+
+
+_MOST_APART = 1e6
+"""Largest ratio of two sizes: beyond, one round's noise is lost in the rounding of another's."""
+
+_Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class ScheduledOptions(BaseModel):
+    """What a scenario can say of it; without sizes they are fitted before the run, and sent as numbers."""
+
+    noise_sizes: Annotated[tuple[_Size, ...], Field(max_length=1_000_000, strict=False)] = Field(
+        (),
+        description='for mechanism = "scheduled": how large the noise of every round is beside the others, a '
+        "number per round; fitted if left out",
+    )
+
+
+@dataclass(frozen=True)
+class ScheduledGaussian(Mechanism):
+    """Fresh noise in every round, `sizes[t-1]` times as large in round t.
+
+    Guarantee: a record that takes part in round τ moves the sums of rounds τ, τ+1, … by decay^(t-τ) times its
+    increment; the squares of what it moved, over the squared sizes, add up.  The worst record of a fixed order is
+    charged, exactly, for any clips: with one pass, decay 1 and clip S that is S √(Σ_t 1/d_t²).  Separated
+    participations are bounded.
+    """
+
+    name: ClassVar[str] = "scheduled"
+    words: ClassVar[str] = "independent Gaussian noise in every round, of sizes that are fixed before the first"
+
+    sizes: tuple[float, ...] = field(metadata=SHARED)
+    """d_1 … d_T of every planned round."""
+    decay: float = field(default=1.0, metadata=SHARED)
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.decay <= 1.0:
+            raise InputError(f"decay = {self.decay}: the decay of a running sum lies between 0 and 1")
+        if not self.sizes or not all(0.0 < size < math.inf for size in self.sizes):
+            raise InputError("noise_sizes: a finite number above 0 is needed for every round")
+        if max(self.sizes) > _MOST_APART * min(self.sizes):
+            raise InputError(f"noise_sizes: the largest is at most {_MOST_APART:g} times the smallest")
+
+    @classmethod
+    def of(cls, workload: Workload, options: ScheduledOptions) -> Self:
+        """The mechanism of given sizes; InputError for none: whoever builds a plan never fits."""
+        if not options.noise_sizes:
+            raise InputError(
+                f"mechanism = {cls.name!r}: its sizes are fitted before a run starts and sent as numbers, and "
+                "here are none; give noise_sizes"
+            )
+        if len(options.noise_sizes) != workload.rounds:
+            raise InputError(
+                f"noise_sizes has {len(options.noise_sizes)} numbers, and there are {workload.rounds} rounds: "
+                "give one for each"
+            )
+        return cls(options.noise_sizes, workload.decay)
+
+    @classmethod
+    def comparisons(cls, workload: Workload, options: Any) -> dict[str, Self]:
+        """None: whoever compares fits the sizes first."""
+        return {}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        return cls(tuple(data["sizes"]), data["decay"])
+
+    def options(self) -> dict[str, Any]:
+        return {"noise_sizes": list(self.sizes)}
+
+    def certified(self, workload: Workload) -> Sensitivity:
+        order = workload.order
+        if order.single_pass:
+            squares = workload.clips**2 * self.columns(workload).squared_norms
+            return Sensitivity(math.sqrt(float(np.max(squares))), True, "one participation: largest column norm")
+        if isinstance(order, Separated):
+            columns = self.columns(workload)
+            triangle = heaviest_pattern(workload.clips * np.sqrt(columns.squared_norms), order)
+            found = Sensitivity(triangle, False, "triangle inequality over the heaviest pattern")
+            return tightened(found, columns.inner, workload)
+        places = range(min(order.rounds_per_epoch, workload.rounds))
+        worst = max(self._squared_norm(workload, slice(place, None, order.rounds_per_epoch)) for place in places)
+        return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
+
+    def columns(self, workload: Workload) -> Columns:
+        """⟨C_i, C_j⟩ = decay^|i-j| Σ_{t ≥ max(i, j)} decay^{2 (t - max(i, j))} / d_t²."""
+        self._check(workload)
+        inverse = self._inverse_squares(workload.rounds)
+        squares = np.empty(workload.rounds)
+        total = 0.0
+        for place in range(workload.rounds - 1, -1, -1):
+            total = squares[place] = inverse[place] + self.decay**2 * total
+
+        def inner(held: NDArray[np.int64]) -> Floats:
+            apart = np.abs(np.subtract.outer(held, held)).astype(np.float64)
+            return np.asarray(self.decay**apart * squares[np.maximum.outer(held, held)])
+
+        return Columns(squares, inner)
+
+    @property
+    def fresh_std(self) -> float:
+        return min(self.sizes)
+
+    def blocks(self, workload: Workload) -> Blocks | None:
+        """C is diagonal for decay 0; with any other an increment stays in all later sums."""
+        self._check(workload)
+        return Blocks(1, 1.0 / np.array(self.sizes[: workload.rounds])) if self.decay == 0.0 else None
+
+    def variance(self, workload: Workload) -> Floats:
+        self._check(workload)
+        return np.array(self.sizes[: workload.rounds]) ** 2
+
+    def memory_vectors(self, workload: Workload) -> int:
+        return 0
+
+    def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
+        if t > len(self.sizes):
+            raise InputError(f"round {t}: noise_sizes is planned for {len(self.sizes)} rounds")
+        return fresh * self.sizes[t - 1], state
+
+    def _squared_norm(self, workload: Workload, held: slice) -> float:
+        """Of the record of the rounds `held`: what it moved so far only decays between them."""
+        own = np.zeros(workload.rounds)
+        own[held] = workload.clips[held]
+        moved = np.cumsum(own) if self.decay == 1.0 else np.array(_decayed(own.tolist(), self.decay))
+        return float(np.sum(moved**2 * self._inverse_squares(workload.rounds)))
+
+    def _inverse_squares(self, rounds: int) -> Floats:
+        return np.asarray(1.0 / np.array(self.sizes[:rounds]) ** 2)
+
+    def _check(self, workload: Workload) -> None:
+        check_matches(workload, self.decay, None)
+        if workload.rounds > len(self.sizes):
+            raise InputError(
+                f"noise_sizes is planned for {len(self.sizes)} rounds, the workload has {workload.rounds}"
+            )
+
+
+def _decayed(values: list[float], decay: float) -> list[float]:
+    """Running sums with decay."""
+    total, sums = 0.0, []
+    for value in values:
+        total = decay * total + value
+        sums.append(total)
+    return sums
+
+
+@dataclass(frozen=True)
+class LeafGaussian(Mechanism):
+    """Fresh noise on every increment, `first` times as large in the first round of a period as in the others.
+
+    Guarantee: a record moves the increments of its own rounds only; their squared clips over squared noises add
+    up, exactly, for any participation.
+    """
+
+    name: ClassVar[str] = "leaf"
+    words: ClassVar[str] = "Gaussian noise on every change of the running sum, which adds up from anchor to anchor"
+
+    decay: float = field(default=1.0, metadata=SHARED)
+    period: int | None = None
+    first: float = field(default=1.0, metadata=SHARED)
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.decay <= 1.0:
+            raise InputError(f"decay = {self.decay}: the decay of a running sum lies between 0 and 1")
+        if self.period is not None and self.period < 1:
+            raise InputError(f"period = {self.period}: the sums restart after 1 or more rounds, or never (None)")
+        if not 0.0 < self.first < math.inf:
+            raise InputError(f"first = {self.first}: a ratio of two noises is a finite number above 0")
+
+    def certified(self, workload: Workload) -> Sensitivity:
+        check_matches(workload, self.decay, self.period)
+        squared_norms = (workload.clips / self._scales(workload)) ** 2
+        if isinstance(workload.order, Separated):
+            worst = heaviest_pattern(squared_norms, workload.order)
+        else:
+            rounds_per_epoch = min(workload.order.rounds_per_epoch, workload.rounds)
+            worst = float(
+                np.max(np.bincount(np.arange(workload.rounds) % rounds_per_epoch, squared_norms, rounds_per_epoch))
+            )
+        return Sensitivity(math.sqrt(worst), True, "increments are independent: squares add up")
+
+    @property
+    def fresh_std(self) -> float:
+        return min(1.0, self.first)
+
+    def blocks(self, workload: Workload) -> Blocks:
+        """C is diagonal: the inverse noises."""
+        check_matches(workload, self.decay, self.period)
+        return Blocks(1, 1.0 / self._scales(workload))
+
+    def variance(self, workload: Workload) -> Floats:
+        check_matches(workload, self.decay, self.period)
+        variances = np.empty(workload.rounds)
+        total = 0.0
+        for place, scale in enumerate(self._scales(workload)):
+            total = scale**2 + (0.0 if place % workload.block == 0 else self.decay**2 * total)
+            variances[place] = total
+        return variances
+
+    def memory_vectors(self, workload: Workload) -> int:
+        return 1
+
+    def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
+        """The state holds the noise of the last sum."""
+        if not state or (self.period is not None and (t - 1) % self.period == 0):
+            noise = fresh * self.first
+        else:
+            noise = fresh.add(state[0], alpha=self.decay)
+        return noise, (noise,)
+
+    def _scales(self, workload: Workload) -> Floats:
+        scales = np.ones(workload.rounds)
+        scales[:: workload.block] = self.first
+        return scales

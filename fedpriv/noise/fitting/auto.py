@@ -1,0 +1,288 @@
+"""`mechanism = "auto"`: the mechanism with the least state among those that are nearly the best for a row.
+
+Only public numbers go in (the optimizer's coefficients, clips, the schedule), before round 1.  What comes out is a
+mechanism with its numbers: they are stored and certified, never fitted again.
+
+The sizes of scheduled noise that serve what a run publishes best, in closed form.
+
+With fresh noise d_t z_t the objective is Σ_t d_t² w_t, w_t the squared weight of round t in all rows, and a record
+that has moved the sum of round t by m_t is charged Σ_t m_t²/d_t².  By Cauchy and Schwarz the least product is
+(Σ_t m_t √w_t)², at d_t² = m_t / √w_t.
+
+Mechanisms side by side for one row: the noise that each leaves in the output and in the queries.
+
+All figures are for noise sized to sensitivity 1 (μ = 1 under zero-out); they are inversely proportional to μ.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedpriv.core.errors import InputError
+from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
+from fedpriv.noise.diagonal import IndependentGaussian, ScheduledGaussian
+from fedpriv.noise.fitting.cost import Objective, Response, lower_bounds, spread
+from fedpriv.noise.fitting.fit import Fit, PlainLoss, ScaledLoss, fit_lambda, fit_roots
+from fedpriv.noise.mechanism import Mechanism, Sensitivity
+from fedpriv.noise.registry import AUTO, MechanismOptions
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Floats, Workload
+from fedpriv.participation.orders import Separated
+
+_LEAST = 1e-3
+"""Of the largest √w: a round that hardly weighs gets much noise, not any amount of it."""
+
+
+def fitted_sizes(objective: Objective) -> ScheduledGaussian:
+    """The best sizes where one record moves every sum the most: prefix sums, equal clips; elsewhere nearly so."""
+    workload = objective.workload
+    weights = np.sqrt(_around(np.sum(objective.rows**2, axis=0), len(objective.rows)))
+    weights = np.maximum(weights, _LEAST * np.max(weights))
+    sizes = np.sqrt(most_moved(workload) / weights)
+    return ScheduledGaussian(tuple((sizes / sizes[0]).tolist()), workload.decay)
+
+
+def _around(weights: Floats, rows: int) -> Floats:
+    """Of the largest `weights` (T,) before and after a round, as far as two queries lie apart, the smaller one.
+
+    A fit of many rounds looks at `rows` of them: a round between two queries may weigh in others alone, and noise
+    there must not look free.  Weights that fall or rise steadily stay what they are.
+    """
+    reach = max(0, -(-len(weights) // max(1, rows - 1)))  # one of the rows may be the output
+    if len(weights) <= rows:
+        return weights
+    windows = np.max(np.lib.stride_tricks.sliding_window_view(np.pad(weights, reach), reach + 1), axis=1)
+    return np.asarray(np.minimum(windows[: len(weights)], windows[reach:]))
+
+
+def most_moved(workload: Workload) -> Floats:
+    """How far some record can have moved the sum of every round; (T,).
+
+    The record of round t has moved it by its clips, decayed by whole epochs; any other by what it moved, decayed.
+    """
+    order, rounds = workload.order, workload.rounds
+    epoch, last = rounds, rounds
+    if not order.single_pass:
+        epoch = order.min_separation if isinstance(order, Separated) else order.rounds_per_epoch
+        last = order.most * epoch if isinstance(order, Separated) else rounds
+    clips, decay = workload.clips.tolist(), workload.decay
+    own, most = list[float](), list[float]()
+    for t, clip in enumerate(clips):
+        own.append(clip + (decay**epoch * own[t - epoch] if t >= epoch else 0.0))
+        if t >= last:  # a record that comes back no more
+            own[t] -= decay**last * clips[t - last]
+        most.append(max(own[t], decay * most[t - 1] if t else 0.0))
+    return np.array(most)
+
+
+_NEARLY = 1.01
+"""How much more noise is accepted for less memory, and how much scaling must save to be worth it."""
+
+_SAME = 1e-6
+_FEW_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A mechanism fitted to a row, and what it costs there."""
+
+    mechanism: Mechanism
+    vectors: int
+    """Its state."""
+    noise: float
+    """√J."""
+
+    @property
+    def name(self) -> str:
+        return self.mechanism.label
+
+    @property
+    def scaled(self) -> bool:
+        return isinstance(self.mechanism, BufferedToeplitz) and bool(self.mechanism.column_scale)
+
+
+def fitted(objective: Objective, name: str, options: MechanismOptions, *, scalable: bool = True) -> Candidate:
+    """What a person who names "auto", "scheduled", "lambda-cgd" or "blt" without numbers gets.
+
+    `scalable` says whether "auto" may scale noise; the last two do if `options` ask for it.
+    """
+    if name == AUTO:
+        return auto(objective, options.max_vectors, scalable=scalable)
+    if name == ScheduledGaussian.name:
+        return _of(fitted_sizes(objective), objective)
+    kind = LambdaCgd if name == LambdaCgd.name else BufferedToeplitz
+    return named(objective, kind, options.max_vectors, scaled=options.scale)
+
+
+def auto(objective: Objective, max_vectors: int = 4, *, scalable: bool = True) -> Candidate:
+    """Of at most `max_vectors` vectors the candidate with the fewest within 1 % of the best √J.
+
+    Scaled noise is taken if it is allowed (`scalable`) and saves more than 1 %.  With one or two rounds it is
+    independent noise.
+    """
+    if max_vectors < 0:
+        raise InputError(f"max_vectors = {max_vectors}: a state has 0 or more vectors")
+    return choice([each for each in candidates(objective, max_vectors) if scalable or not each.scaled])
+
+
+def choice(found: Sequence[Candidate]) -> Candidate:
+    """The one of `found` that `auto` takes."""
+    plain = _frugal([candidate for candidate in found if not candidate.scaled])
+    scaled = [candidate for candidate in found if candidate.scaled]
+    if not scaled or _frugal(scaled).noise * _NEARLY >= plain.noise:
+        return plain
+    return _frugal(scaled)
+
+
+def named(objective: Objective, kind: type[BufferedToeplitz], max_vectors: int, *, scaled: bool) -> Candidate:
+    """The best of one kind: λ-CGD, or buffers of at most `max_vectors` vectors; InputError if none has so few."""
+    found = _scaled(objective, max_vectors) if scaled else _plain(objective, max_vectors)
+    fitting = [
+        candidate
+        for candidate in found
+        if candidate.vectors <= max_vectors and (kind is BufferedToeplitz or isinstance(candidate.mechanism, kind))
+    ]
+    if not fitting:
+        raise InputError(
+            f'mechanism = "{kind.name}": max_vectors = {max_vectors} are too few'
+            + (", or noise cannot be scaled here: it takes one pass with equal clips" if scaled else "")
+        )
+    best = min(fitting, key=lambda candidate: candidate.noise)
+    asked = best.mechanism
+    assert isinstance(asked, BufferedToeplitz)
+    mechanism = kind(asked.decay, asked.theta, asked.phi, asked.column_scale)
+    return Candidate(mechanism, best.vectors, best.noise)
+
+
+def candidates(objective: Objective, max_vectors: int) -> Iterator[Candidate]:
+    """All that fit into `max_vectors`, but for those that an earlier one beats with as few vectors."""
+    found: list[Candidate] = []
+    for candidate in fitted_of_all_kinds(objective, max_vectors):
+        beaten = any(
+            other.vectors <= candidate.vectors and other.noise <= candidate.noise * (1.0 + _SAME)
+            for other in found
+        )
+        if candidate.vectors <= max_vectors and not beaten:
+            found.append(candidate)
+            yield candidate
+
+
+def fitted_of_all_kinds(objective: Objective, most: int) -> Iterator[Candidate]:
+    """One candidate of every kind and size that a state of `most` vectors may allow, beaten ones too."""
+    yield _of(IndependentGaussian(), objective)
+    decay, rounds = objective.workload.decay, objective.workload.rounds
+    if rounds <= _FEW_ROUNDS:
+        return
+    yield _of(fitted_sizes(objective), objective)
+    if BinaryTree(decay).memory_vectors(objective.workload) <= most:
+        yield _of(BinaryTree(decay), objective)
+    if not objective.workload.schedule.single_pass:
+        # with few places a C that ends before a record comes back can be best
+        for bands in range(2, most + 1):
+            yield _of(BandedSquareRoot(decay, bands), objective)
+    yield from _plain(objective, most)
+    yield from _scaled(objective, most)
+
+
+def _of(mechanism: Mechanism, objective: Objective) -> Candidate:
+    vectors = mechanism.memory_vectors(objective.workload)
+    return Candidate(mechanism, vectors, math.sqrt(objective.value(mechanism)))
+
+
+def _plain(objective: Objective, most: int) -> Iterator[Candidate]:
+    if not most:
+        return
+    workload, loss = objective.workload, PlainLoss(objective)
+
+    def candidate(fit: Fit) -> Candidate:
+        mechanism = _with_roots(workload, fit)
+        noise = mechanism.sensitivity(workload) * math.sqrt(loss.spread(fit.theta, fit.phi))
+        return Candidate(mechanism, mechanism.memory_vectors(workload), noise)
+
+    single = fit_lambda(objective)
+    yield candidate(single)
+    for pairs, last_free in ((2, False), (2, True), (3, True)):
+        if _vectors(workload, pairs, last_free) <= most:
+            yield candidate(fit_roots(loss, pairs, last_free, single.theta))
+
+
+def _scaled(objective: Objective, most: int) -> Iterator[Candidate]:
+    """In one pass with equal clips: there the scale follows from C."""
+    workload = objective.workload
+    if not workload.schedule.single_pass or not workload.equal_clips:
+        return
+    loss, around = ScaledLoss(objective), fit_lambda(objective).theta
+    for pairs, last_free in ((1, False), (1, True), (2, True), (3, True)):
+        if _vectors(workload, pairs, True) <= most:  # with a scale the last noise is kept in any case
+            fit = fit_roots(loss, pairs, last_free, around)
+            mechanism = _with_roots(workload, fit).lengthened(workload)
+            yield Candidate(mechanism, mechanism.memory_vectors(workload), math.exp(fit.loss / 2.0))
+
+
+def _with_roots(workload: Workload, fit: Fit) -> BufferedToeplitz:
+    kind = LambdaCgd if len(fit.theta) == 1 and fit.phi == (0.0,) else BufferedToeplitz
+    return kind(workload.decay, fit.theta, fit.phi)
+
+
+def _vectors(workload: Workload, pairs: int, last_free: bool) -> int:
+    return pairs + (last_free and workload.decay > 0.0)
+
+
+def _frugal(found: list[Candidate]) -> Candidate:
+    enough = _NEARLY * min(candidate.noise for candidate in found)
+    return min((candidate for candidate in found if candidate.noise <= enough), key=lambda c: (c.vectors, c.noise))
+
+
+@dataclass(frozen=True)
+class Published:
+    """Standard deviations per coordinate in what a run publishes."""
+
+    queries: float
+    """Root mean square over the response's queries."""
+    output: float | None
+    """None if the response has no output."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One mechanism's line."""
+
+    sensitivity: Sensitivity
+    """Also the standard deviation of fresh vectors."""
+    rows_rms: float
+    """Noise of the released sums, root mean square over the rounds."""
+    rows_last: float
+    """In the last round."""
+    published: Published
+    vectors: int
+    """The most that a state holds."""
+
+
+def compared(mechanism: Mechanism, response: Response, workload: Workload) -> Comparison:
+    sensitivity = mechanism.certified(workload)
+    rows = response.queries if response.output is None else np.vstack([response.queries, response.output])
+    stds = (sensitivity.value * np.sqrt(spread(mechanism, rows, workload))).tolist()
+    variance = mechanism.variance(workload)
+    count = len(response.queries)
+    return Comparison(
+        sensitivity=sensitivity,
+        rows_rms=sensitivity.value * math.sqrt(float(np.mean(variance))),
+        rows_last=sensitivity.value * math.sqrt(float(variance[-1])),
+        published=Published(_rms(stds[:count]), None if response.output is None else stds[-1]),
+        vectors=mechanism.memory_vectors(workload),
+    )
+
+
+def least(response: Response, workload: Workload) -> Published:
+    """What no mechanism falls below with these clips; no one mechanism attains the bound of the queries."""
+    queries = lower_bounds(response.queries, workload).tolist()
+    if response.output is None:
+        return Published(_rms(queries), None)
+    return Published(_rms(queries), float(lower_bounds(response.output[None], workload)[0]))
+
+
+def _rms(values: list[float]) -> float:
+    return math.sqrt(sum(value**2 for value in values) / len(values))

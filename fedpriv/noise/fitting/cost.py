@@ -1,0 +1,172 @@
+"""How much noise in each released row weighs in what a run publishes: its output, and its queries.
+
+With gradients fixed and no projection active, both are affine in the released rows (`published.response_of`).
+
+The variance that a mechanism's noise leaves in weighted sums of released rows.
+
+Rational filters along the last axis, in sections of first order: no residues, nothing divides by small gaps.
+
+Lower bounds of the noise that any mechanism leaves in what a run publishes, at sensitivity 1 and fixed clips.
+
+A number h · (released rows) = a · (increments) with a = h A moves by Σ clip_i |a_i| if a record moves its
+increments by their clips in the right directions.  A mechanism of sensitivity 1 that releases that number alone
+needs at least this standard deviation.
+
+What a fit makes small: the noise that one release guarantee leaves in a run's output and in its queries.
+
+    J = V_output / LB_output² + mean_t V_t / mean_t LB_t²
+
+V is the variance in what is published for noise sized to sensitivity 1; both terms are 1 at best.  A row without
+an output in its `Response` (theorems that ask for the mean noise of the rows) has the second term alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.core.errors import InputError
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.sensitivity import heaviest_patterns
+from fedpriv.noise.workload import Floats, Workload
+from fedpriv.participation.orders import Phases, Separated
+
+_MANY_ROUNDS = 6000
+
+
+@dataclass(frozen=True)
+class Response:
+    """Weights of the released rows 1 … T in some queries, (Q, T), and in the output, (T,), if that counts."""
+
+    queries: Floats
+    output: Floats | None = None
+
+    @property
+    def rounds(self) -> int:
+        return int(self.queries.shape[1])
+
+
+def most_queries(rounds: int) -> int:
+    """How many queries a fit looks at: 64, beyond 6,000 rounds 16."""
+    return 64 if rounds <= _MANY_ROUNDS else 16
+
+
+def rows_response(rounds: int, queries: int | None = None) -> Response:
+    """The released rows themselves: for theorems that ask for their mean noise (normalized SGD)."""
+    points = spaced(rounds, most_queries(rounds) if queries is None else queries)
+    return Response(np.equal.outer(points, np.arange(rounds)).astype(np.float64))
+
+
+def spaced(rounds: int, count: int) -> NDArray[np.int64]:
+    """At most `count` of 0 … rounds - 1, the first and the last among them."""
+    return np.unique(np.round(np.linspace(0, rounds - 1, min(count, rounds))).astype(np.int64))
+
+
+def spread(mechanism: Mechanism, rows: Floats, workload: Workload) -> Floats:
+    """The variance in every row of `rows`, for fresh vectors of variance 1; (n, T) -> (n,).
+
+    Read off the mechanism's streaming where it has no series, which takes torch.
+    """
+    if np.all(np.count_nonzero(rows, axis=1) == 1):  # each looks at one release
+        return np.asarray(np.sum(rows**2 * mechanism.variance(workload), axis=1), np.float64)
+    series = mechanism.noise_series(workload)
+    if series is not None:
+        from scipy.signal import fftconvolve  # slow to import: only who fits pays for it
+
+        backwards = fftconvolve(rows[:, ::-1], series[None], axes=1)[:, : workload.rounds]
+        return np.asarray(np.sum(backwards**2, axis=1), np.float64)
+    from fedpriv.noise.fitting.adjoint import NoiseStream, pulled_back
+
+    return np.asarray(np.sum(pulled_back(NoiseStream(mechanism), rows) ** 2, axis=1), np.float64)
+
+
+def ratio(signal: Floats, zeros: Sequence[float], poles: Sequence[float]) -> Floats:
+    """Π (1 - zero x) / Π (1 - pole x) applied to `signal` (..., T); x delays by one."""
+    from scipy.signal import lfilter  # half a second to import: only who fits pays for it
+
+    for zero, pole in zip_longest(zeros, poles, fillvalue=0.0):
+        if zero != pole:
+            signal = lfilter([1.0, -zero], [1.0, -pole], signal, axis=-1)
+    return np.asarray(signal, np.float64)
+
+
+def delayed(signal: Floats, pole: float) -> Floats:
+    """x / (1 - pole x) applied to `signal` (..., T)."""
+    from scipy.signal import lfilter
+
+    return np.asarray(lfilter([0.0, 1.0], [1.0, -pole], signal, axis=-1), np.float64)
+
+
+def dot(left: Floats, right: Floats) -> float:
+    """The sum of products, without the threads of a matrix library: on a busy machine they wait for each other."""
+    return float(np.sum(left * right))
+
+
+def on_increments(rows: Floats, decay: float) -> Floats:
+    """h A for every row h; (n, T) -> (n, T)."""
+    return ratio(rows[:, ::-1], zeros=(), poles=(decay,))[:, ::-1]
+
+
+def lower_bounds(rows: Floats, workload: Workload) -> Floats:
+    """The least standard deviation in h · (released rows) for each row h; (n, T) -> (n,)."""
+    moved = np.abs(on_increments(rows, workload.decay)) * workload.clips
+    schedule = workload.schedule
+    if isinstance(schedule, Phases):
+        raise InputError("noise of a phased run lies in its empty rounds: nothing is fitted to it")
+    if isinstance(schedule, Separated):
+        return heaviest_patterns(moved, schedule)
+    rounds_per_epoch = min(schedule.rounds_per_epoch, workload.rounds)
+    padded = np.pad(moved, ((0, 0), (0, -workload.rounds % rounds_per_epoch)))
+    by_place = padded.reshape(len(rows), -1, rounds_per_epoch).sum(axis=1)
+    return np.asarray(np.max(by_place, axis=1), np.float64)
+
+
+def sharper_mean_bound(rows: Floats, workload: Workload, steps: int = 300) -> float:
+    """A bound of the root mean square over the rows, sharper than that of their `lower_bounds`; one pass.
+
+    For v > 0 with sum 1 every mechanism has mean variance ≥ [tr (V^½ M V^½)^½]², M the mean of a^T a with clips;
+    v <- diag (V^½ M V^½)^½ climbs.  O(T³) a step: for tests and small T.
+    """
+    if not workload.schedule.single_pass:
+        raise InputError("the sharper bound is for one participation of every record")
+    moved = on_increments(rows, workload.decay) * workload.clips
+    second = moved.T @ moved / len(rows)
+    weights = np.full(workload.rounds, 1.0 / workload.rounds)
+    best = 0.0
+    for _ in range(steps):
+        root = np.sqrt(weights)
+        values, vectors = np.linalg.eigh(second * np.outer(root, root))
+        singular = np.sqrt(np.maximum(values, 0.0))
+        best = max(best, float(np.sum(singular) / np.sqrt(np.sum(weights))))
+        weights = np.maximum((vectors**2) @ singular, 0.0)
+    return best
+
+
+@dataclass(frozen=True)
+class Objective:
+    """J of one row's response under one workload, all of it public before round 1."""
+
+    workload: Workload
+    rows: Floats
+    """Responses, weighted so that J is the square of sensitivity · ‖rows B‖; (n, T)."""
+
+    def value(self, mechanism: Mechanism) -> float:
+        """J, with the mechanism's certified sensitivity."""
+        variances = spread(mechanism, self.rows, self.workload)
+        return float(mechanism.sensitivity(self.workload) ** 2 * np.sum(variances))
+
+
+def objective_of(response: Response, workload: Workload) -> Objective:
+    """InputError for sums that restart, and where the lower bounds are not known."""
+    if response.rounds != workload.rounds:
+        raise InputError(f"the response is for {response.rounds} rounds, the workload has {workload.rounds}")
+    if workload.period is not None:
+        raise InputError("noise is not fitted to sums that restart")
+    least = float(np.mean(lower_bounds(response.queries, workload) ** 2))
+    rows = response.queries / np.sqrt(len(response.queries) * least)
+    if response.output is not None:
+        output = response.output[None]
+        rows = np.concatenate([rows, output / lower_bounds(output, workload)])
+    return Objective(workload, rows)

@@ -1,0 +1,266 @@
+"""Fitting the roots of a buffered Toeplitz mechanism to what a run publishes; deterministic.
+
+The roots come from unbounded numbers v: with s = sigmoid(v) and ρ_j = Π_{l≤j} (1 - s_l) the roots
+θ = decay (ρ_1, ρ_3, …) and φ = decay (ρ_2, ρ_4, …) interlace for every v (decay = 0 is fitted as 1).
+
+Which record a nonincreasing Toeplitz C charges most: its clips in its own rounds, 0 elsewhere.
+
+log J of a buffered Toeplitz mechanism as a function of its roots, with its exact gradient.
+
+    log J = log ‖C u‖² + log ‖R B‖²    R the objective's rows, u the worst record
+
+With x the delay, ∂c/∂θ = x/(1 - θx) c, ∂b/∂θ = -x/(1 - θx) b, and for φ the signs change.  Both norms are those of
+filtered signals, so every derivative is one more filter.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from scipy.optimize import minimize, minimize_scalar
+
+from fedpriv.noise import series
+from fedpriv.noise.buffered import Roots
+from fedpriv.noise.fitting.cost import Objective, delayed, dot, ratio
+from fedpriv.noise.workload import Floats, Workload, powers
+from fedpriv.participation.orders import Separated
+
+
+def worst_record(coefficients: Floats, workload: Workload) -> Floats:
+    """The record u that makes ‖C u‖ the sensitivity, shape (T,).
+
+    For separated participations with unequal clips it is a stand-in that is charged more than any pattern: the
+    largest clip in the earliest rounds.  Fits need no more; what they find is certified afterwards.
+    """
+    schedule, clips = workload.schedule, workload.clips
+    record = np.zeros(workload.rounds)
+    if schedule.single_pass:
+        worst = int(np.argmax(clips**2 * series.column_squared_norms(coefficients, workload.rounds)))
+        record[worst] = clips[worst]
+    elif isinstance(schedule, Separated):
+        record[:: schedule.min_separation] = np.max(clips)
+        record[schedule.most * schedule.min_separation :] = 0.0
+    else:
+        first = 0
+        if not np.all(clips == clips[0]):
+            first = int(np.argmax(series.record_squared_norms(coefficients, clips, schedule.rounds_per_epoch)))
+        record[first :: schedule.rounds_per_epoch] = clips[first :: schedule.rounds_per_epoch]
+    return record
+
+
+class Loss(Protocol):
+    """Of the roots θ_1, φ_1, θ_2, φ_2, … in falling order."""
+
+    @property
+    def workload(self) -> Workload: ...
+
+    @property
+    def size(self) -> int:
+        """How many numbers are filtered for a value: rows times rounds."""
+        ...
+
+    def at(self, roots: Floats) -> tuple[float, Floats]:
+        """log J and its gradient by the roots."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlainLoss:
+    """Noise as it is, without `column_scale`."""
+
+    objective: Objective
+
+    @property
+    def workload(self) -> Workload:
+        return self.objective.workload
+
+    @property
+    def size(self) -> int:
+        return self.objective.rows.size
+
+    def at(self, roots: Floats) -> tuple[float, Floats]:
+        theta, phi = roots[0::2].tolist(), roots[1::2].tolist()
+        impulse = np.eye(1, self.workload.rounds)[0]
+        moved = ratio(worst_record(ratio(impulse, phi, theta), self.workload), phi, theta)
+        spread = ratio(self.summed, theta, phi)
+        squared_norm, variance = dot(moved, moved), dot(spread, spread)
+        gradient = np.empty(len(roots))
+        for place, root in enumerate(roots):
+            sign = 1.0 if place % 2 == 0 else -1.0
+            by_squared_norm = dot(moved, delayed(moved, root)) / squared_norm
+            by_variance = dot(spread, delayed(spread, root)) / variance
+            gradient[place] = 2.0 * sign * (by_squared_norm - by_variance)
+        return float(np.log(squared_norm) + np.log(variance)), gradient
+
+    def spread(self, theta: Roots, phi: Roots) -> float:
+        """‖R B‖²: J of a mechanism of sensitivity 1."""
+        return float(np.sum(ratio(self.summed, theta, phi) ** 2))
+
+    @cached_property
+    def summed(self) -> Floats:
+        """The rows times A, last round first: noise enters a row backwards in time."""
+        return ratio(self.objective.rows[:, ::-1], (), (self.workload.decay,))
+
+
+@dataclass(frozen=True)
+class ScaledLoss:
+    """Noise of increment t divided by D_t = ‖C_1‖ / ‖C_t‖; one pass with equal clips.
+
+    Sensitivity and scale together leave the column norms n_t: log J = log ‖R A diag(n) C^-1‖², clips of 1.
+    """
+
+    objective: Objective
+
+    @property
+    def workload(self) -> Workload:
+        return self.objective.workload
+
+    @property
+    def size(self) -> int:
+        return self.objective.rows.size
+
+    def at(self, roots: Floats) -> tuple[float, Floats]:
+        theta, phi = roots[0::2].tolist(), roots[1::2].tolist()
+        series = ratio(np.eye(1, self.workload.rounds)[0], phi, theta)
+        norms = np.sqrt(np.cumsum(series**2))  # of the columns, last round first, as the rows are
+        summed = self._unscaled.summed * self.workload.clips[0]
+        spread = ratio(summed * norms, theta, phi)
+        variance = dot(spread, spread)
+        back = ratio(spread[:, ::-1], theta, phi)[:, ::-1]
+        by_norms = np.sum(back * summed, axis=0) / norms
+        gradient = np.empty(len(roots))
+        for place, root in enumerate(roots):
+            sign = 1.0 if place % 2 == 0 else -1.0
+            grown = np.cumsum(series * delayed(series, root))
+            change = dot(by_norms, grown) - dot(spread, delayed(spread, root))
+            gradient[place] = 2.0 * sign * change / variance
+        return float(np.log(variance)), gradient
+
+    @cached_property
+    def _unscaled(self) -> PlainLoss:
+        return PlainLoss(self.objective)
+
+
+_AS_GOOD = 1e-9
+"""In log J: what fewer numbers may cost.  Pairs of roots that cancel are left out so."""
+
+_ROUGH, _FINE = 1e-7, 1e-15
+"""Relative changes of log J at which a descent ends: from every start, and then from the best of them."""
+_MOST_POLISHED = 500_000
+"""Numbers in the rows beyond which the first is enough: a fit of 60,000 rounds would take minutes for nothing."""
+
+_GRID = 12
+_WIDEST = 40.0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Roots, and the log J that a fit reached with them."""
+
+    theta: Roots
+    phi: Roots
+    loss: float
+
+
+def fit_lambda(objective: Objective) -> Fit:
+    """The best λ of λ-CGD: θ = (λ,), φ = (0,).
+
+    Its noise on row r is (R A)_r + (decay - λ) · (delayed sum), so that ‖R B‖² is a quadratic in λ.
+    """
+    workload, largest = objective.workload, _largest(objective.workload)
+    fresh, past = objective.rows[:, ::-1], delayed(objective.rows[:, ::-1], workload.decay)
+    own, mixed, carried = dot(fresh, fresh), dot(fresh, past), dot(past, past)
+
+    def loss(log_gap: float) -> float:
+        root = -largest * math.expm1(log_gap)
+        series = powers(root, workload.rounds)
+        moved = ratio(worst_record(series, workload), (), (root,))
+        kept = workload.decay - root
+        return math.log(dot(moved, moved)) + math.log(own + 2.0 * kept * mixed + kept**2 * carried)
+
+    grid = np.linspace(math.log(0.05 / workload.rounds), math.log(0.95), _GRID)
+    best = int(np.argmin([loss(log_gap) for log_gap in grid]))
+    bounds = grid[max(0, best - 1)], grid[min(_GRID - 1, best + 1)]
+    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-9})
+    return Fit((-largest * math.expm1(found.x),), (0.0,), float(found.fun))
+
+
+def fit_roots(loss: Loss, count: int, last_free: bool, around: Roots) -> Fit:
+    """The best `count` pairs of roots that gradient descent finds; with `last_free` False φ_m = 0.
+
+    It starts from log-spaced distances to `decay`, and from the single root `around` with pairs that nearly
+    cancel. Pairs that do cancel in the end are left out, so that the fit may have fewer.
+    """
+    largest = _largest(loss.workload)
+
+    def of_numbers(numbers: Floats) -> tuple[float, Floats]:
+        shrink = np.exp(-np.logaddexp(0.0, numbers))  # 1 - s
+        roots = np.asarray(largest * np.cumprod(shrink), np.float64)
+        value, gradient = loss.at(roots if last_free else np.concatenate([roots, [0.0]]))
+        later = np.cumsum((gradient[: len(roots)] * roots)[::-1])[::-1]
+        return value, -(1.0 - shrink) * later
+
+    def descended(start: Floats, tolerance: float) -> tuple[float, Floats]:
+        result = minimize(
+            of_numbers,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[(-_WIDEST, _WIDEST)] * len(start),
+            options={"maxiter": 500, "maxfun": 1000, "ftol": tolerance, "gtol": 1e-9},
+        )
+        return float(result.fun), np.asarray(result.x, np.float64)
+
+    starts = _starts(loss.workload, count, last_free, around[0] / largest)
+    _, found = min((descended(start, _ROUGH) for start in starts), key=lambda each: each[0])
+    if loss.size <= _MOST_POLISHED:
+        _, found = descended(found, _FINE)
+    roots = (largest * np.cumprod(np.exp(-np.logaddexp(0.0, found)))).tolist()
+    kept, value = _simplified(roots if last_free else [*roots, 0.0], loss)
+    return Fit(tuple(kept[0::2]), tuple(kept[1::2]), value)
+
+
+def _starts(workload: Workload, count: int, last_free: bool, around: float) -> Iterator[Floats]:
+    size = 2 * count if last_free else 2 * count - 1
+    schedule = workload.schedule
+    reach = schedule.min_separation if isinstance(schedule, Separated) else schedule.rounds_per_epoch
+    gaps = np.geomspace(0.6 / min(workload.rounds, reach), 0.75, size)
+    yield _numbers(1.0 - gaps)
+    pairs = np.repeat(np.linspace(0.6, 0.2, count - 1), 2) * np.tile([1.0, 0.85], count - 1)
+    yield _numbers(around * np.concatenate([[1.0], pairs, [0.02] * last_free]))
+
+
+def _numbers(ratios: Floats) -> Floats:
+    """v for falling roots below 1."""
+    shrink = ratios / np.concatenate([[1.0], ratios[:-1]])
+    return np.asarray(np.log1p(-shrink) - np.log(shrink), np.float64)
+
+
+def _simplified(roots: list[float], loss: Loss) -> tuple[list[float], float]:
+    """Without neighbours that cancel, and with φ_m = 0 or θ_1 = decay where that is as good: less state."""
+    largest = _largest(loss.workload)
+    while True:
+        value, _ = loss.at(np.array(roots))
+        for simpler in _simpler(roots, largest):
+            cost, _ = loss.at(np.array(simpler))
+            if cost <= value + _AS_GOOD:
+                roots = simpler
+                break
+        else:
+            return roots, value
+
+
+def _simpler(roots: list[float], largest: float) -> Iterator[list[float]]:
+    for place in range(len(roots) - 1 if len(roots) > 2 else 0):
+        yield roots[:place] + roots[place + 2 :]
+    if roots[-1]:
+        yield [*roots[:-1], 0.0]
+    if roots[0] != largest:
+        yield [largest, *roots[1:]]
+
+
+def _largest(workload: Workload) -> float:
+    return workload.decay if workload.decay > 0.0 else 1.0

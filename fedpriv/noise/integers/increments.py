@@ -1,0 +1,277 @@
+"""Records' increments as integer vectors of bounded norm: truncation towards zero, then a check in integers.
+
+|trunc x| ≤ |x| in every coordinate, so no norm grows: one record moves a sum by at most K under zero-out and 2K
+under replace-one, with no √d/2 for the rounding, no secret coins and no redraw.  The bias is at most √d / K of the
+clip.
+
+Increments that are outer products, residual ⊗ features, of integer features: d values a record are never made.
+
+The gradient of a loss of linear scores is residual ⊗ features.  With features that are integers x (bytes of an
+image and a 1, say) and a residual truncated to integers r, the increment r ⊗ x is an integer vector of norm ‖r‖
+‖x‖, and sums over records are one matrix product, exact in float64 while no partial sum reaches 2^53.
+Residuals follow from scores in integers (`written_order`), so that all of it has the same bits on every processor.
+
+From a query and a silo's records to the exact sum of their integers: the only way from one to the other.
+
+Whoever releases integers (a guard, a silo of an integer simulation, an audit) comes through here, so that all of
+them compute the same bits.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.loss.alone import LEAST_BITS, each_alone, own, scores_of, sum_in_order, weight_bits
+from fedpriv.loss.objective import Objective, Outer, Records
+from fedpriv.noise.integers import increments
+from fedpriv.noise.integers.fixed_point import Ints
+
+Floats = NDArray[np.float64]
+
+ALLOWANCE = 2.0**-30
+"""Of a float64 sum of squares, relatively: its error is below 2^-30 with blocks of 2^22 values."""
+_BLOCK = 1 << 22
+_MOST_NORM = 1 << 53
+
+
+def integers(increments: NDArray[np.floating], norm: int, factor: float) -> Ints:
+    """Rows (b, d), float32 or float64, as int64 rows (b, d) of Euclidean norm at most `norm` = K < 2^53 each.
+
+    A row is multiplied by `factor`, units of the lattice per unit of an increment, or by less where that would
+    exceed K (1 - 2^-30), and truncated towards zero; a row with a value that is not finite becomes zeros.
+
+    Guarantee: Σ k² ≤ K² for every row, exactly, whatever bits come in and whatever flags arithmetic runs under;
+    and row b depends on row b of `increments` alone.  Proof: entries that pass the last check are integers of at
+    most 2^53, and the float64 sum of their squares errs by less than a relative 2^-30.
+    """
+    check_norm(norm)
+    with np.errstate(all="ignore"):
+        shrunk, exponent = shrunk_rows(increments)
+        size = np.sqrt(squared_norms(shrunk))
+        values = shrunk
+        values *= scale_of(size, exponent, norm, factor)[:, None]
+        np.trunc(values, out=values)
+        fits = fit(values, norm) & (squared_norms(values) <= most_square(norm))
+        np.copyto(values, 0.0, where=~fits[:, None])  # before any cast: NaN has no integer
+    return values.astype(np.int64)
+
+
+def check_norm(norm: int) -> None:
+    if not 1 <= norm < _MOST_NORM:
+        raise ValueError(f"norm = {norm}: from 1 to below 2^53")
+
+
+def shrunk_rows(rows: NDArray[np.floating]) -> tuple[Floats, NDArray[np.int32]]:
+    """Rows times 2^-e, so that no square over- or underflows, and e (b,); zeros for rows that are not finite."""
+    values = torch.empty(rows.shape, dtype=torch.float64).numpy()  # aligned: sums may round by their address
+    values[...] = rows
+    top = _largest(values)
+    finite = top < np.inf  # False for NaN
+    exponent = np.where(finite, np.frexp(np.where(finite, top, 0.0))[1], 0).astype(np.int32)
+    values[~finite] = 0.0
+    half = -exponent // 2  # 2^-e itself may be out of range; in two steps nothing gets lost that would not be
+    values *= np.ldexp(1.0, half)[:, None]
+    values *= np.ldexp(1.0, -exponent - half)[:, None]
+    return values, exponent
+
+
+def squared_norms(rows: Floats) -> Floats:
+    """Σ of squares of every row (b,): within a relative 2^-30 of the truth for d ≤ 2^42, in any order of sums.
+
+    γ_n = n 2^-53 / (1 - n 2^-53) with n ≤ 2^22 + 1 for a block of 2^22 values and its squares, plus one a block.
+    """
+    total = np.einsum("bd,bd->b", rows[:, :_BLOCK], rows[:, :_BLOCK])
+    for start in range(_BLOCK, rows.shape[-1], _BLOCK):
+        block = rows[:, start : start + _BLOCK]
+        total += np.einsum("bd,bd->b", block, block)
+    return np.asarray(total, np.float64)
+
+
+def scale_of(size: Floats, exponent: NDArray[np.int32], norm: int, factor: float) -> Floats:
+    """What shrunk rows of norms `size` (b,) are multiplied by: factor · 2^e, or less: for norms K (1 - 2^-30)."""
+    goal = norm * (1.0 - ALLOWANCE)
+    wanted = np.ldexp(factor, np.minimum(exponent, 1000))
+    return np.asarray(np.minimum(goal / np.where(size > 0.0, size, 1.0), wanted), np.float64)
+
+
+def fit(values: Floats, norm: int) -> NDArray[np.bool_]:
+    """Rows whose entries all lie within ±K; False for NaN."""
+    return np.asarray(_largest(values) <= norm, np.bool_)
+
+
+def _largest(values: Floats) -> Floats:
+    """max |·| of every row (b,), NaN if there is one, without a copy."""
+    return np.asarray(np.maximum(values.max(axis=-1, initial=0.0), -values.min(axis=-1, initial=0.0)), np.float64)
+
+
+def most_square(norm: int) -> float:
+    """K² (1 - 2^-30): float64 sums of squares up to here belong to norms of at most K."""
+    return float(norm) ** 2 * (1.0 - ALLOWANCE)
+
+
+_EXACT = 1 << 53
+_LEAST_RESIDUAL = 1 << 16
+_MOST_FEATURE = 1 << 16
+_MOST_FEATURES = 1 << 20
+VALUES_TOGETHER = 1 << 20
+"""Features that are looked at together."""
+
+
+def rank_one_suits(norm: int, outer: Outer, features: int) -> bool:
+    """Whether residuals keep 16 bits, K / `outer.largest` ≥ 2^16, and weights of `features` features 20 bits.
+
+    Where they do not, materialise the increments and use `integers`.
+    """
+    enough = weight_bits(features, outer.largest) >= LEAST_BITS
+    return enough and norm >= _LEAST_RESIDUAL * outer.largest
+
+
+def linear_sum(
+    outer: Outer,
+    points: Sequence[NDArray[np.floating]],
+    coefficients: Sequence[float],
+    features: NDArray[np.floating],
+    labels: NDArray[np.int64],
+    norm: int,
+    factor: float,
+) -> Ints:
+    """Σ_b r_b ⊗ x_b, (classes · f,) int64, of records with `features` (B, f) and `labels` (B,).
+
+    r_b is Σ_k coefficients[k] · slopes at points[k], truncated to the lattice of K = `norm` and `factor` units per
+    unit of an increment.  A record with a feature that is not finite, or beyond `outer.largest` levels, adds 0.
+
+    Guarantee: one record moves the sum by at most `norm` under zero-out and 2 `norm` under replace-one, and what
+    it adds is a function of its own row, the query and public numbers, with the same bits on every processor,
+    whatever bits the points have: only IEEE operations in a written order and sums of integers below 2^53 come
+    between the record and its integers.
+    """
+    width = features.shape[1]
+    bits, rows = weight_bits(width, outer.largest), max(1, VALUES_TOGETHER // width)
+    total = np.zeros(outer.classes * width, np.int64)
+    for start in range(0, len(labels), rows):
+        x, own = _whole_features(features[start : start + rows], outer), labels[start : start + rows]
+        residuals = np.zeros((len(own), outer.classes))
+        with np.errstate(all="ignore"):
+            for point, coefficient in zip(points, coefficients, strict=True):
+                scores = scores_of(point, outer.classes, x, outer.levels, bits)
+                residuals = residuals + outer.slopes(scores, own) * coefficient
+        whole = x.astype(np.int64)
+        total += outer_sum(integer_residuals(residuals, whole, norm, factor / outer.levels), whole, norm)
+    return total
+
+
+def _whole_features(features: NDArray[np.floating], outer: Outer) -> Floats:
+    """Features in whole multiples of 1/levels, (B, f); zeros for a record with one that does not fit."""
+    with np.errstate(all="ignore"):
+        scaled = np.rint(features.astype(np.float64) * outer.levels)
+        fits = np.abs(scaled).max(axis=-1, initial=0.0) <= outer.largest  # False for NaN
+    return np.where(np.asarray(fits)[:, None], scaled, 0.0)
+
+
+def integer_residuals(
+    residuals: NDArray[np.floating], features: NDArray[np.integer], norm: int, factor: float
+) -> Floats:
+    """Integers r (b, c), as float64, such that ‖r_b‖ ‖x_b‖ ≤ K = `norm` for features x (b, f) of at most ±2^16.
+
+    `factor` are units of the lattice per unit of residual ⊗ x: features that stand for x / 255 count 1/255 here.
+    Residuals that are not finite become zeros, and so do rows with features beyond the bound.
+
+    Guarantee: Σ over the d = c · f values of r_b ⊗ x_b of their squares is at most K², exactly, as for `integers`,
+    and row b depends on row b of the arguments alone.
+    """
+    check_norm(norm)
+    squares = _feature_squares(features)
+    with np.errstate(all="ignore"):
+        values, exponent = shrunk_rows(residuals)
+        size = np.sqrt(sum_in_order(values * values)) * np.sqrt(np.maximum(squares, 0.0))
+        values *= scale_of(size, exponent, norm, factor)[:, None]
+        np.trunc(values, out=values)
+        fits = (
+            fit(values, norm) & (sum_in_order(values * values) * squares <= most_square(norm)) & (squares >= 0.0)
+        )
+        return np.where(fits[:, None], values, 0.0)
+
+
+def outer_sum(residuals: Floats, features: NDArray[np.integer], norm: int) -> Ints:
+    """Σ_b r_b ⊗ x_b, flat (c · f,) int64, for what `integer_residuals` gave: exact.
+
+    Every product and every partial sum over `rows` records is at most rows · K < 2^53 in absolute value, so that
+    float64 adds them without rounding in any order.  The whole sum has to stay below 2^63.
+    """
+    check_norm(norm)
+    rows = (_EXACT - 1) // norm
+    total = np.zeros((residuals.shape[1], features.shape[1]), np.int64)
+    for start in range(0, len(residuals), rows):
+        part = features[start : start + rows].astype(np.float64)
+        total += np.matmul(residuals[start : start + rows].T, part).astype(np.int64)
+    return total.ravel()
+
+
+def _feature_squares(features: NDArray[np.integer]) -> Floats:
+    """‖x_b‖² (b,), exact below 2^53; -1 where a feature is out of bounds, so that the row becomes zeros."""
+    if features.shape[1] > _MOST_FEATURES:
+        raise ValueError(f"{features.shape[1]} features: at most 2^20, so that their squares add up exactly")
+    values = features.astype(np.float64)
+    squares = np.einsum("bf,bf->b", values, values)
+    bounded = np.abs(values).max(axis=-1, initial=0.0) <= _MOST_FEATURE
+    return np.where(bounded, squares, -1.0)
+
+
+def integer_sum(
+    objective: Objective,
+    points: Sequence[Tensor],
+    coefficients: Sequence[float],
+    clip: float,
+    records: Records | None,
+    norm: int,
+    factor: float,
+    least: int = 0,
+    counts: NDArray[np.bool_] | None = None,
+) -> Ints:
+    """Σ_b k_b, (d,) int64: the clipped increments of a round's records on the run's lattice, added exactly.
+
+    `objective` is that of the round's slots (`at`), `points` (d,) and `coefficients` are the increment's, `clip`
+    its norm bound in real units; `norm` is K, the bound in units of the lattice, and `factor` units per unit of an
+    increment (`Lattice.norm`, `Lattice.factor`; both divided by the batches that a round reads).  None for records
+    are zeros.  A round of fewer than `least` records takes as much work as one of so many.  `counts`, (B,), says
+    which records are more than a place: others add zeros, and take as much work; None: all.
+
+    Guarantee: one record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one,
+    whatever bits the points have and whatever the objective computes or raises for a record; its integers depend
+    on its own row, its place and public values alone.  Increments that are outer products have the same bits on
+    every processor (`linear_sum`); others are computed for one record after another, each in a batch of one.
+    """
+    if records is None:
+        return np.zeros(objective.dimension, np.int64)
+    asked = [own(point) for point in points]  # torch's own memory is aligned, and products may round by that
+    there = np.ones(len(records.labels), np.bool_) if counts is None else counts
+    outer = objective.outer
+
+    def of_one(features: Tensor, label: Tensor, place: Tensor) -> Tensor:
+        return objective.per_record(asked, coefficients, Records(features, label), place, clip)
+
+    if outer is not None and rank_one_suits(norm, outer, records.features.shape[-1]):
+        at, seen = [point.numpy() for point in asked], np.where(there[:, None], records.features.numpy(), 0.0)
+        features, labels = _filled(seen, least), _filled(records.labels.numpy(), least)
+        return linear_sum(outer, at, coefficients, features, labels, norm, factor)
+    total, nothing = np.zeros(objective.dimension, np.int64), torch.zeros(1, objective.dimension).double()
+    places, nowhere = torch.arange(len(records.labels)), torch.zeros(1, dtype=torch.int64)
+    alone = each_alone(of_one, (*records, places), nothing, (*dummy_of(records), nowhere), least)
+    for counting, increment in zip(_filled(there, least).tolist(), alone, strict=True):
+        total += increments.integers(increment.numpy(), norm, factor)[0] * counting
+    return total
+
+
+def dummy_of(records: Records) -> Records:
+    """One public record that can stand where none is: zeros, in the shape and the types of `records`."""
+    return Records(*(torch.zeros((1, *column.shape[1:]), dtype=column.dtype) for column in records))
+
+
+def _filled(column: NDArray[Any], least: int) -> NDArray[Any]:
+    """`column` with rows of zeros behind it, `least` in all: records without features, which add nothing."""
+    missing = max(0, least - len(column))
+    return np.concatenate([column, np.zeros((missing, *column.shape[1:]), column.dtype)])

@@ -1,0 +1,209 @@
+"""Lattice, norms and noise of a run, fitted to each other: all of it public before round 1.
+
+One round: from integer sums to y_t = (C s)_t + z_t, and from y to what leaves.
+
+B y = A s + B z, since A = B C: the mechanism that makes correlated noise from z makes the noisy running sum from
+y. It never sees s, so that everything that leaves is a function of y.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedpriv.accounting.gaussian import Relation
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.noise.integers.claim import (
+    MOST_SIGMA,
+    Claim,
+    claim_of,
+    claim_with,
+    distance_of,
+    sqrt_above,
+    whole_variance,
+)
+from fedpriv.noise.integers.fixed_point import LIMIT, Ints
+from fedpriv.noise.integers.gaussian import KeyedIntegers
+from fedpriv.noise.integers.lattice import MOST_KAPPA, Factored, Lattice, lattice_for
+from fedpriv.noise.integers.strategies import Group, IntegerStrategy, IntState, Load
+from fedpriv.noise.mechanism import Mechanism, MechanismState
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+WORDS = {64: 24, 48: 24, 40: 15}
+"""Bits of a word that sums are formed in, and the fewest bits of a clip that are accepted with them.
+
+64 is for sums that are not masked; 48 the default where they are, and 40 on request."""
+
+
+@dataclass(frozen=True)
+class ExactRun:
+    """What an exact run is fitted from.
+
+    `records[t-1]` are the records that are *held* for round t by all silos whose sums are added, dummies not
+    counted; `owners` is M where every silo adds a share of the noise, 1 where one owner adds all of it.
+    """
+
+    factored: Factored
+    records: tuple[int, ...]
+    dimension: int
+    relation: Relation
+    mu: float
+    owners: int = 1
+    word: int = 64
+
+
+@dataclass(frozen=True)
+class ExactPlan:
+    """A run on its lattice."""
+
+    run: ExactRun
+    lattice: Lattice
+    claim: Claim
+    reach: int
+    """R: what sums of C s stay within, in units."""
+
+    def norms(self, t: int) -> tuple[int, ...]:
+        """K of every vector of round t."""
+        return tuple(self.lattice.norm(clip) for clip in self.run.factored.part_clips(t))
+
+
+def claimed(
+    factored: Factored, lattice: Lattice, relation: Relation, dimension: int, sigma: float, owners: int
+) -> Claim:
+    """What a run of `factored` promises whose owners each added noise of `sigma` units; see `claim_of`."""
+    distance, groups, draws = _distance(factored, lattice, relation, dimension)
+    return claim_with(distance, sigma, groups, dimension, draws, owners)
+
+
+def fitted(run: ExactRun) -> ExactPlan:
+    """The finest lattice, at most 2^37 units a clip, on which no integer can leave its word.
+
+    Guarantee: |(C s)_t| and every integer on the way to it stay below 2^61, sums with 16 σ of noise too, and in
+    words of w < 64 bits sums with 14 σ of noise below 2^(w-1): computed in integers, for any records.
+    InputError where a clip keeps too few bits, or the noise has no place between 2^16 and 2^48 units.
+    """
+    rounds = run.factored.workload.rounds
+    if run.word not in WORDS:
+        raise InputError(f"word = {run.word}: accepted are {', '.join(map(str, WORDS))} bits")
+    if len(run.records) != rounds or min(run.records) < 0 or run.owners < 1 or run.dimension < 1:
+        raise InputError(
+            f"an exact run needs a number of records for each of {rounds} rounds, owners and a dimension"
+        )
+    clips = [clip for t in range(1, rounds + 1) for clip in run.factored.part_clips(t)]
+    kappa = MOST_KAPPA
+    while True:
+        lattice = lattice_for(clips, kappa)
+        smallest = lattice.norm(min(clips))
+        if smallest < 1 << WORDS[run.word]:
+            raise InputError(
+                f"the smallest clip, {min(clips):g} of {max(clips):g}, keeps {max(smallest, 1).bit_length() - 1} "
+                f"bits in words of {run.word}, and {WORDS[run.word]} are needed: clips that grow with t fit for "
+                "8,191 rounds at most; choose clips that differ less, fewer records or rounds, or a longer word"
+            )
+        excess, plan = _on(run, lattice)
+        if plan is not None:
+            return plan
+        kappa -= excess
+
+
+def _on(run: ExactRun, lattice: Lattice) -> tuple[int, ExactPlan | None]:
+    """The plan on this lattice; or by how many bits at least it has to be coarser, 1 or more."""
+    factored, strategy = run.factored, run.factored.strategy
+    rounds = factored.workload.rounds
+    norms = [[lattice.norm(clip) for clip in factored.part_clips(t)] for t in range(1, rounds + 1)]
+    loads: list[Load] = [
+        tuple(held * norm for norm in of_round) for held, of_round in zip(run.records, norms, strict=True)
+    ]
+    reach = strategy.reach(loads)
+    distance, groups, draws = _distance(factored, lattice, run.relation, run.dimension)
+    largest = max(Fraction(group.scale) for group in groups)
+    whole = math.ceil(largest * Fraction(sqrt_above(whole_variance(distance, run.mu, groups))))
+    share = -(-whole // math.isqrt(run.owners))
+    excess = max(
+        _excess(reach.inside, LIMIT),
+        _excess(reach.outputs + 16 * whole, LIMIT),
+        _excess(share, int(MOST_SIGMA)),
+        _excess(reach.outputs + 14 * whole, 1 << (run.word - 1)),
+    )
+    if excess:
+        return excess, None
+    claim = claim_of(distance, run.mu, groups, run.dimension, draws, run.owners)
+    return 0, ExactPlan(run, lattice, claim, reach.outputs)
+
+
+def _distance(
+    factored: Factored, lattice: Lattice, relation: Relation, dimension: int
+) -> tuple[float, tuple[Group, ...], list[int]]:
+    """Δ, the groups of fresh vectors, and how many each round has."""
+    strategy, rounds = factored.strategy, factored.workload.rounds
+    groups = strategy.groups(rounds, factored.participations)
+    distance = distance_of(factored.certified(lattice), relation, groups, dimension, factored.spread)
+    return distance, groups, [strategy.draws(t) or 1 for t in range(1, rounds + 1)]
+
+
+def _excess(value: int, limit: int) -> int:
+    """0 below `limit`, a power of 2; else 1 or more bits, never more than it takes to get there."""
+    return max(1, value.bit_length() - limit.bit_length()) if value >= limit else 0
+
+
+def private_sums(
+    strategy: IntegerStrategy,
+    claim: Claim,
+    state: IntState,
+    t: int,
+    sums: Ints,
+    noise_of: Callable[[Ints], KeyedIntegers],
+) -> tuple[Ints, IntState]:
+    """y_t, shaped like `sums` ((d,) or (draws, d)), and the strategy's next state, as secret as the records.
+
+    `noise_of` gives the round's source of noise for (C s)_t: see `round_noise`.
+
+    Guarantee: the y of all rounds together keep `claim`, whatever the sums were computed from.
+    """
+    exact, state = strategy.step(state, t, sums)
+    return exact + drawn(strategy, claim, t, exact.shape[-1], noise_of(exact)), state
+
+
+def drawn(strategy: IntegerStrategy, claim: Claim, t: int, size: int, source: KeyedIntegers) -> Ints:
+    """z_t of one owner, (size,) or (draws, size): node k of the round's stream for the k-th vector."""
+    vectors = [source.vector(size, claim.sigma_of(scale), node) for node, scale in enumerate(strategy.scales(t))]
+    return vectors[0] if strategy.draws(t) is None else np.stack(vectors)
+
+
+def leaving(
+    mechanism: Mechanism, scales: Sequence[float], state: MechanismState, t: int, noisy: Ints, factor: float
+) -> tuple["Tensor", MechanismState]:
+    """`factor` · (B y)_t, float64 (d,), and B's next state: what leaves in round t, or what a server goes on with.
+
+    The mechanism multiplies its fresh vectors by their scales, so y is divided by them; `factor` is the unit over
+    the public denominator.
+
+    Guarantee: a function of y and public values.
+    """
+    import torch
+
+    fresh = noisy / (scales[0] if noisy.ndim == 1 else np.array(scales)[:, None])
+    row, state = mechanism.noise(state, t, torch.from_numpy(fresh))
+    return row * factor, state
+
+
+def added(sums: Sequence[Ints], bounds: Sequence[int]) -> Ints:
+    """The sum of the silos' exact sums, at a server that is trusted with them; RunError for one out of its bounds.
+
+    `bounds[i]` is B_i K_t: no honest silo's sum is beyond it in any coordinate, and 64 bits hold what they add up
+    to.
+    """
+    total = np.zeros_like(sums[0])
+    for silo, (values, bound) in enumerate(zip(sums, bounds, strict=True)):
+        if values.shape != total.shape or values.dtype != np.int64:
+            raise RunError(f"silo {silo}: sums of shape {values.shape} and type {values.dtype} came")
+        if not (-bound <= int(values.min(initial=0)) and int(values.max(initial=0)) <= bound):
+            raise RunError(f"silo {silo}: a sum is beyond what its records can add up to")
+        total += values
+    return total

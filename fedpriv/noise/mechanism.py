@@ -1,0 +1,300 @@
+"""A mechanism adds correlated Gaussian noise to a stream of running sums.
+
+One algebra for all: the running sums are A s, where row t of the lower-triangular workload A holds the decays
+and s the increments.  A mechanism is a factorization A = B C; it releases A s + B z with independent Gaussian
+z_t, which is post-processing of C s + z.  Streaming, one fresh vector z_t comes in each round and row t of B z
+goes out.
+
+The columns of C, and factors D_t that lengthen short ones: late clips that rise, or late noise that shrinks.
+
+C diag(D) with clips s is C with clips s · D, so one D serves both: clip S · D_t at the same noise
+(`late_clip = "column"`), or the noise of increment t divided by D_t (`BufferedToeplitz.column_scale`).
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.core.errors import InputError
+from fedpriv.noise import series
+from fedpriv.noise.workload import Floats, Workload
+from fedpriv.participation.orders import Schedule
+
+if TYPE_CHECKING:  # the algebra and the command line start without torch
+    from torch import Tensor
+
+
+_STEPS = 1000
+_SETTLED = 1e-12
+_MOST_TIMES = 2000  # of one record: its inner products are the square of that
+
+Inner = Callable[[NDArray[np.int64]], Floats]
+"""⟨C_i, C_j⟩ ≥ 0 of some rounds, counted from 0: (n,) -> (n, n)."""
+
+
+class Columns(NamedTuple):
+    """What the certificates ask of C: squared column norms (T,), and inner products of columns."""
+
+    squared_norms: Floats
+    inner: Inner
+
+
+def raised(columns: Columns, workload: Workload) -> Floats:
+    """D_t by which the clips of `workload` can be multiplied at the same sensitivity; (T,).
+
+    InputError where no such factors are known: sums that restart, participations in no fixed order, several passes
+    with unequal clips.
+    """
+    if workload.period is not None:
+        raise InputError('late_clip = "column": the sums restart, and no factors are known for them')
+    if workload.order.single_pass:
+        return column_scale(columns.squared_norms, workload)
+    return fixed_order_scale(columns.inner, workload)
+
+
+def column_scale(squared_norms: Floats, workload: Workload) -> Floats:
+    """D for one participation of every record: all columns, times their clips, become as long as the longest.
+
+    `squared_norms` are the squared column norms of C, (T,).  Every D_t is at least 1.
+
+    Guarantee: the worst record costs what it cost without D, whatever the clips are.
+    """
+    if not workload.order.single_pass:
+        raise InputError("column scale: records take part more than once; their scale is fixed_order_scale")
+    squares = squared_norms if workload.equal_clips else workload.clips**2 * squared_norms
+    return np.asarray(np.sqrt(np.max(squares) / squares), np.float64)
+
+
+def fixed_order_scale(inner: Inner, workload: Workload) -> Floats:
+    """D for several passes in a fixed order with equal clips: of every record the largest Π D_t; (T,).
+
+    Some factors are below 1: late clips are not only raised, clips are redistributed over a record's rounds.
+
+    Guarantee: every record costs what the worst one cost without D.
+    """
+    schedule, rounds = workload.schedule, workload.rounds
+    if not isinstance(schedule, Schedule) or not workload.equal_clips:
+        raise InputError("column scale: several passes need a fixed order and the same clip in every round")
+    if rounds > _MOST_TIMES * schedule.rounds_per_epoch:
+        raise InputError(f"column scale: records take part more than {_MOST_TIMES} times")
+    own = [
+        np.arange(place, rounds, schedule.rounds_per_epoch)
+        for place in range(min(schedule.rounds_per_epoch, rounds))
+    ]
+    products = [inner(held) for held in own]
+    squared_norm = max(float(np.sum(product)) for product in products)
+    scale = np.empty(rounds)
+    for held, product in zip(own, products, strict=True):
+        scale[held] = _of_record(product, squared_norm)
+    return scale
+
+
+def toeplitz_columns(coefficients: Floats, workload: Workload) -> Columns:
+    """Of a lower-triangular Toeplitz C with these coefficients, 0 beyond their end, restarted with the sums."""
+    full, rest = divmod(workload.rounds, workload.block)
+    of_full = series.column_squared_norms(coefficients[: workload.block], workload.block)
+    of_rest = [series.column_squared_norms(coefficients[:rest], rest)] if rest else []
+    squared_norms = np.concatenate([np.tile(of_full, full), *of_rest])
+    return Columns(squared_norms, toeplitz_inner(coefficients, workload.rounds, workload.period))
+
+
+def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) -> Inner:
+    """Of a lower-triangular Toeplitz C with these coefficients, 0 beyond their end; `block` rounds per restart."""
+    length = rounds if block is None else min(block, rounds)
+    padded = np.zeros(length)
+    padded[: len(coefficients)] = coefficients[:length]
+    sums: dict[int, Floats] = {}
+
+    def inner(held: NDArray[np.int64]) -> Floats:
+        start = held // length * length
+        last = np.minimum(start + length, rounds) - 1 - held  # rounds of the block that follow
+        fewer, lag = np.minimum.outer(last, last).ravel(), np.abs(np.subtract.outer(held, held)).ravel()
+        lag[np.not_equal.outer(start, start).ravel()] = length  # of two blocks: nothing in common
+        products, order = np.zeros(lag.shape), np.argsort(lag, kind="stable")
+        distances, firsts = np.unique(lag[order], return_index=True)
+        for distance, here in zip(distances.tolist(), np.split(order, firsts[1:]), strict=True):
+            if distance == length:
+                break
+            if distance not in sums:
+                sums[distance] = np.cumsum(padded[: length - distance] * padded[distance:])
+            products[here] = sums[distance][fewer[here]]
+        return products.reshape(len(held), len(held))
+
+    return inner
+
+
+def _of_record(inner: Floats, squared_norm: float) -> Floats:
+    """1/D_i is proportional to Σ_j ⟨C_i, C_j⟩ D_j where Σ log D is the largest at one squared norm."""
+    scale = np.ones(len(inner))
+    for _ in range(_STEPS):
+        following = np.sqrt(scale / (inner @ scale))
+        settled = np.max(np.abs(following / scale - 1.0)) <= _SETTLED
+        scale = following
+        if settled:
+            break
+    return np.asarray(scale * np.sqrt(squared_norm / (scale @ inner @ scale)), np.float64)
+
+
+MechanismState = tuple["Tensor", ...]
+"""A flat tuple of vectors shaped like the fresh ones, its length a function of t: silos store it as it is."""
+
+
+class Sensitivity(NamedTuple):
+    """How far one record can move C s, and why that is so."""
+
+    value: float
+    exact: bool
+    """Whether the distance is attained; otherwise `value` is an upper bound."""
+    reason: str
+
+
+class Blocks(NamedTuple):
+    """The columns of a C whose columns each reach over few rounds."""
+
+    bands: int
+    """Column t has entries in rounds t … t + bands - 1 only."""
+    norms: Floats
+    """Their l2 norms, shape (T,)."""
+
+
+class Mechanism(Protocol):
+    """A streaming factorization of the workload: a frozen dataclass, of which `registry` has a line."""
+
+    name: ClassVar[str]
+    """In scenarios, ledgers and reports."""
+    words: ClassVar[str]
+    """What it adds, as a report says it."""
+    movement: float | None = None
+    """The sensitivity holds if queries move by at most this a round, which silos check; None: for any queries."""
+
+    @property
+    def assumption(self) -> str | None:
+        """What the sensitivity assumes about the loss and the arithmetic, as a sentence; None: nothing at all.
+
+        Guarantee: where it is None, the sensitivity rests on clipping alone.  A silo that is to promise something
+        whatever it is asked takes no other mechanism.
+        """
+        return None
+
+    @property
+    def fresh_std(self) -> float:
+        """A lower bound of the standard deviation that a round's fresh vectors add to its row of B z, for unit z.
+
+        0 where a mechanism does not say better: then nothing is known of what is new in a release.
+        """
+        return 0.0
+
+    @classmethod
+    def of(cls, workload: Workload, options: Any) -> Self:
+        """The mechanism for a workload, with the `MechanismOptions` of a scenario; InputError if it takes more."""
+        raise InputError(f"mechanism = {cls.name!r}: it belongs to one algorithm and cannot be chosen")
+
+    @classmethod
+    def comparisons(cls, workload: Workload, options: Any) -> dict[str, Self]:
+        """Those worth a line in a comparison, by `label`; `options` are the defaults."""
+        one = cls.of(workload, options)
+        return {one.label: one}
+
+    def options(self) -> dict[str, Any]:
+        """The keys of a scenario, beside the name, from which `of` makes it again; numbers as JSON has them."""
+        return {}
+
+    def columns(self, workload: Workload) -> Columns:
+        """What is known of the columns of C; InputError if nothing is."""
+        raise InputError(f"mechanism = {self.name!r}: the columns of its strategy matrix are not known")
+
+    @property
+    def label(self) -> str:
+        """The name with what tells two of a kind apart."""
+        return self.name
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, from which `registry.mechanism_from` makes it again."""
+        data: Any = self
+        return {"name": self.name, **dataclasses.asdict(data)}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `as_data`, whose name is left out."""
+        return cls(**data)
+
+    def certified(self, workload: Workload) -> Sensitivity:
+        """`sensitivity` together with its certificate."""
+        ...
+
+    def counted(self, workload: Workload) -> Sensitivity:
+        """`certified`, or less where that charges more than a record can move C s, as a paper's constants do."""
+        return self.certified(workload)
+
+    def sensitivity(self, workload: Workload) -> float:
+        """The l2 distance by which one record can move C s, if zero-out moves its increment by its clip norm.
+
+        Noise z_t ~ N(0, σ² I) then gives exactly (sensitivity / σ)-GDP under zero-out and (2 sensitivity / σ)
+        under replace-one, for everything released over the whole run.
+        """
+        return self.certified(workload).value
+
+    def blocks(self, workload: Workload) -> Blocks | None:
+        """The columns of C, where what an increment moves ends after a few rounds; None where it may not.
+
+        Guarantee: increments of rounds that lie `bands` or more apart move disjoint blocks of C s, one whose
+        column has norm n by n times its own norm.  That is what secret participation amplifies.
+        """
+        return None
+
+    def variance(self, workload: Workload) -> Floats:
+        """The noise variance of every release per coordinate, for fresh vectors of variance 1; shape (T,)."""
+        ...
+
+    def noise_series(self, workload: Workload) -> Floats | None:
+        """b_0 … b_{T-1} if row t of B z is Σ_j b_j z_{t-j}, one fresh vector a round; None if it is not."""
+        return None
+
+    def mean_variance(self, workload: Workload) -> float:
+        """`variance` averaged over the rounds."""
+        return float(np.mean(self.variance(workload)))
+
+    def memory_vectors(self, workload: Workload) -> int:
+        """The most vectors that a state holds."""
+        ...
+
+    def draws(self, t: int) -> int | None:
+        """How many fresh vectors round t takes, a public number: nodes 0, 1, … of the owner's stream of noise.
+
+        None stands for one that is handed over as it is; several come stacked on a first axis.
+        """
+        return None
+
+    def start(self) -> MechanismState:
+        """The state before round 1."""
+        return ()
+
+    def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
+        """Row t of B z and the next state, from this round's fresh vector z_t (any leading axes) or `draws(t)`.
+
+        The noise returned may be part of the state, or `fresh` itself: do not write into it.
+        """
+        ...
+
+    def noise_rounds(
+        self, state: MechanismState, t: int, fresh: "Tensor"
+    ) -> tuple[Iterable["Tensor"], MechanismState]:
+        """`noise` of the rounds t, t+1, … from a block of fresh vectors, shape (rounds, ..., d)."""
+        rows = []
+        for offset, vector in enumerate(fresh):
+            row, state = self.noise(state, t + offset, vector)
+            rows.append(row)
+        return rows, state
+
+
+def check_matches(workload: Workload, decay: float, period: int | None) -> None:
+    """Refuse a workload that a mechanism built for another decay or period would not factor."""
+    if workload.decay != decay:
+        raise InputError(f"the mechanism is built for decay = {decay}, the workload has decay = {workload.decay}")
+    if workload.period != period:
+        raise InputError(
+            f"the mechanism is built for period = {period}, the workload has period = {workload.period}"
+        )

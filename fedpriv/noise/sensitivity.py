@@ -1,0 +1,182 @@
+"""Sensitivity for Toeplitz C with coefficients c_0 ≥ c_1 ≥ … ≥ 0, exact wherever that is known.
+
+Sources: Kalinin & Lampert 2024, Theorem 2: for equal clips and any separated participation the earliest pattern,
+rounds 1, 1 + separation, …, is the worst (in a fixed order it is so because a later start only cuts columns off).
+Choquette-Choo et al. 2023: columns that do not overlap add their squares.
+
+From the columns of C to the record that can move C s the most.
+
+Let u_i be a record's increments in the rounds S in which it takes part, ‖u_i‖ ≤ clip_i.  Then
+
+    ‖Σ_{i∈S} u_i ⊗ C_i‖² = Σ_{i,j∈S} ⟨u_i, u_j⟩ ⟨C_i, C_j⟩ ≤ Σ_{i,j∈S} clip_i clip_j |⟨C_i, C_j⟩|
+
+and every mechanism here has C ≥ 0, so that the bound is attained by increments of one direction: it is the exact
+sensitivity, in any dimension, also when increments depend on earlier releases.  The squared norm of a record is
+such a square.
+
+A bound for separated participations with unequal clips, close to exact, for C ≥ 0.
+
+With X_ij = clip_i clip_j ⟨C_i, C_j⟩ ≥ 0 a record that takes part in the rounds S moves C s by at most
+
+    √ Σ_{i∈S} Σ_{j∈S} X_ij ≤ √ max_S Σ_{i∈S} ρ_i,    ρ_i = max_S Σ_{j∈S} X_ij
+
+where S runs over the allowed patterns: a heaviest pattern for each row, and one more over what they weigh.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from fedpriv.noise import series
+from fedpriv.noise.mechanism import Columns, Inner, Sensitivity, toeplitz_columns
+from fedpriv.noise.workload import Floats, Workload
+from fedpriv.participation.orders import Separated
+
+
+def record_squared_norms(workload: Workload, columns: Floats, within: Callable[[Floats, int], Floats]) -> Floats:
+    """The squared norm of the record in each place of a fixed order, shape (rounds_per_epoch,).
+
+    `columns` holds the squared norms of the columns of C, shape (T,).  `within(clips, rounds_per_epoch)` gives
+    those of the first min(rounds_per_epoch, len(clips)) records of one period that starts with place 0; it is
+    asked only where a record takes part more than once in a period.  Different periods have no column of C in
+    common.
+    """
+    if isinstance(workload.order, Separated):
+        raise TypeError("a separated participation has no order")
+    single = workload.clips**2 * columns
+    if workload.order.single_pass:  # in phases too, whose empty rounds only add places nobody is in
+        return single
+    rounds_per_epoch = min(workload.order.rounds_per_epoch, workload.rounds)
+    if rounds_per_epoch >= workload.block:
+        by_place = np.bincount(np.arange(workload.rounds) % rounds_per_epoch, single, rounds_per_epoch)
+        return np.asarray(by_place, np.float64)
+    squared_norms = np.zeros(rounds_per_epoch)
+    for start in range(0, workload.rounds, workload.block):
+        of_period = within(workload.clips[start : start + workload.block], rounds_per_epoch)
+        squared_norms[(start + np.arange(len(of_period))) % rounds_per_epoch] += of_period
+    return squared_norms
+
+
+def heaviest_pattern(weights: Floats, pattern: Separated) -> float:
+    """The largest sum of weights ≥ 0 over the rounds of one allowed pattern.
+
+    Dynamic programming over the last round of the pattern; for weights that never increase the earliest pattern
+    is the heaviest.
+    """
+    gap = pattern.min_separation
+    if np.all(weights[1:] <= weights[:-1]):
+        return float(np.sum(weights[::gap][: pattern.most]))
+    best = np.zeros(len(weights) + 1)  # best[i]: the heaviest pattern within the first i rounds
+    for _ in range(pattern.most):
+        with_last = weights.copy()
+        with_last[gap:] += best[1 : max(1, len(weights) - gap + 1)]
+        better = np.maximum.accumulate(np.concatenate([[0.0], with_last]))
+        if np.array_equal(better, best):
+            break
+        best = better
+    return float(best[-1])
+
+
+MOST_ROUNDS = 2000  # beyond, T² numbers are too much work for a few percent
+
+
+def tightened(found: Sensitivity, inner: Inner, workload: Workload) -> Sensitivity:
+    """`found`, or the row-wise bound where that is smaller: for a bound of separated participations.
+
+    Guarantee: what is exact stays as it is, and a bound is replaced by a bound.
+    """
+    schedule = workload.schedule
+    if found.exact or not isinstance(schedule, Separated) or workload.rounds > MOST_ROUNDS:
+        return found
+    by_rows = row_bound(inner, workload, schedule)
+    if by_rows >= found.value:
+        return found
+    return Sensitivity(by_rows, False, "the heaviest pattern of every row, over the heaviest pattern")
+
+
+def row_bound(inner: Inner, workload: Workload, pattern: Separated) -> float:
+    """The bound, in the units of C s, for the inner products of the columns of C ≥ 0.
+
+    Guarantee: no pattern of `pattern`, no signs and no directions of increments move C s farther.
+    """
+    weights = inner(np.arange(workload.rounds)) * np.outer(workload.clips, workload.clips)
+    return math.sqrt(heaviest_pattern(heaviest_patterns(weights, pattern), pattern))
+
+
+def heaviest_patterns(weights: Floats, pattern: Separated) -> Floats:
+    """`participation.heaviest_pattern` of every row of `weights` ≥ 0; (n, T) -> (n,)."""
+    gap, (rows, rounds) = pattern.min_separation, weights.shape
+    best = np.zeros((rows, rounds + 1))  # best[:, i]: the heaviest pattern within the first i rounds
+    for _ in range(pattern.most):
+        with_last = weights.copy()
+        with_last[:, gap:] += best[:, 1 : max(1, rounds - gap + 1)]
+        best[:, 1:] = np.maximum.accumulate(with_last, axis=1)
+    return best[:, -1]
+
+
+def of_series(workload: Workload, coefficients: Floats) -> Sensitivity:
+    """`certified` for c_0 … up to the last that matters, at most `workload.block` of them."""
+
+    def within(clips: Floats, rounds_per_epoch: int) -> Floats:
+        return series.record_squared_norms(coefficients[: len(clips)], clips, rounds_per_epoch)
+
+    return certified(workload, lambda: coefficients, toeplitz_columns(coefficients, workload), within)
+
+
+def certified(
+    workload: Workload,
+    coefficients: Callable[[], Floats],
+    columns: Columns,
+    within: Callable[[Floats, int], Floats],
+) -> Sensitivity:
+    """The exact worst case where one is known, else the smallest of three bounds.
+
+    `coefficients()`: c_0 … up to the last that matters, at most T; `within(clips, rounds_per_epoch)`: squared
+    norms of the records of a fixed order in one period.
+    """
+    squared_norms = workload.clips**2 * columns.squared_norms
+    if workload.order.single_pass:
+        return Sensitivity(math.sqrt(float(np.max(squared_norms))), True, "one participation: largest column norm")
+    if isinstance(workload.order, Separated):
+        found = _separated(workload, workload.order, coefficients(), columns.squared_norms)
+        return tightened(found, columns.inner, workload)
+    if workload.period is None and workload.equal_clips:
+        return _earliest(
+            workload, coefficients(), columns.squared_norms, workload.order.rounds_per_epoch, workload.rounds
+        )
+    worst = float(np.max(record_squared_norms(workload, columns.squared_norms, within)))
+    return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
+
+
+def _separated(workload: Workload, pattern: Separated, coefficients: Floats, columns: Floats) -> Sensitivity:
+    squared_norms = workload.clips**2 * columns
+    if workload.period is None:
+        earliest = _earliest(workload, coefficients, columns, pattern.min_separation, pattern.most)
+        if workload.equal_clips:
+            return earliest
+        if len(coefficients) <= pattern.min_separation:
+            worst = heaviest_pattern(squared_norms, pattern)
+            return Sensitivity(math.sqrt(worst), True, "no two participations overlap: squares add up")
+    triangle = heaviest_pattern(np.sqrt(squared_norms), pattern)
+    if workload.period is None and earliest.value < triangle:
+        return Sensitivity(earliest.value, False, "unequal clips, as if all were the largest")
+    return Sensitivity(triangle, False, "triangle inequality over the heaviest pattern")
+
+
+def _earliest(
+    workload: Workload, coefficients: Floats, columns: Floats, gap: int, max_participations: int
+) -> Sensitivity:
+    """The largest clip in rounds 1, 1 + gap, …, not more than may be: clip · ‖Σ_k C_{1 + k gap}‖.  O(T)."""
+    rounds = workload.rounds
+    if len(coefficients) <= gap:
+        norm = math.sqrt(float(np.sum(columns[::gap][:max_participations])))
+    else:
+        participations = -(-rounds // gap)
+        shifted = np.zeros((participations, gap))
+        shifted.ravel()[: len(coefficients)] = coefficients
+        moved = np.cumsum(shifted, axis=0)
+        if max_participations < participations:
+            moved[max_participations:] -= moved[:-max_participations].copy()
+        norm = float(np.linalg.norm(moved.ravel()[:rounds]))
+    return Sensitivity(float(np.max(workload.clips)) * norm, True, "equal clips: the earliest pattern")

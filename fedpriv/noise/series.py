@@ -1,0 +1,85 @@
+"""Lower-triangular Toeplitz matrices as power series: products are products of series.
+
+The workload with decay λ is a(x) = 1/(1 - λx); its square root (1 - λx)^(-1/2) has the coefficients
+λ^j binom(2j, j)/4^j: positive, and falling.  Sources: Fichtenberger, Henzinger & Upadhyay 2023 (λ = 1); Kalinin &
+Lampert 2024, "Banded square root matrix factorization for differentially private model training".
+"""
+
+import numpy as np
+
+from fedpriv.noise.workload import Floats
+
+_BLOCK = 1024
+_SETTLED = 16.0 * np.finfo(np.float64).eps
+
+
+def square_root(decay: float, count: int) -> Floats:
+    """The first `count` ≥ 1 coefficients of (1 - decay·x)^(-1/2)."""
+    lags = np.arange(1, count, dtype=np.float64)
+    return np.concatenate([[1.0], np.cumprod(decay * (lags - 0.5) / lags)])
+
+
+def inverse(series: Floats, count: int) -> Floats:
+    """The first `count` coefficients of 1/series, for a series that starts with 1.
+
+    The recursion w_t = -Σ_j c_j w_{t-j} runs in blocks of rounds, each one matrix product.
+    """
+    memory = len(series) - 1
+    result = np.zeros(memory + count)  # the zero history comes first
+    head = min(count, _BLOCK)
+    result[memory] = 1.0
+    for t in range(memory + 1, memory + head):
+        result[t] = -np.dot(series[:0:-1], result[t - memory : t])
+    response = history_response(series, result[memory : memory + head])
+    window = max(memory, head)
+    for start in range(memory + head, memory + count, head):
+        if np.ptp(result[start - window : start]) <= _SETTLED * abs(result[start - 1]):
+            result[start:] = result[start - 1]  # from here on only rounding would move it
+            break
+        block = response @ result[start - memory : start][::-1]
+        result[start : start + head] = block[: memory + count - start]
+    return result[memory:]
+
+
+def history_response(series: Floats, inverted: Floats) -> Floats:
+    """How the past enters c ∗ w = z: (w_t, …, w_{t+n-1}) = H (w_{t-1}, …, w_{t-b+1}) + what z alone gives.
+
+    `series` holds the b coefficients of c, `inverted` the first n of 1/c; H has shape (n, b - 1).
+    """
+    memory = len(series) - 1
+    lags = np.add.outer(np.arange(len(inverted)), np.arange(memory)) + 1
+    direct = np.where(lags <= memory, series[np.minimum(lags, memory)], 0.0)
+    return -lower_toeplitz(inverted) @ direct
+
+
+def lower_toeplitz(series: Floats) -> Floats:
+    """The (n, n) matrix with series[t - i] in row t and column i ≤ t."""
+    lag = np.subtract.outer(np.arange(len(series)), np.arange(len(series)))
+    return np.where(lag >= 0, series[np.maximum(lag, 0)], 0.0)
+
+
+def column_squared_norms(series: Floats, rounds: int) -> Floats:
+    """Squared norms of the columns of the (T, T) Toeplitz matrix of `series` (zero beyond its end)."""
+    return _reversed_sums(series**2, rounds)
+
+
+def record_squared_norms(series: Floats, clips: Floats, rounds_per_epoch: int) -> Floats:
+    """Squared norms of the records of a fixed order under a Toeplitz C ≥ 0: shape (min(rounds_per_epoch, T),).
+
+    Columns i and i + s have inner product Σ_{j < T-i-s} c_j c_{j+s}: one cumulative sum for every lag s that is
+    a multiple of `rounds_per_epoch`, O(T² / rounds_per_epoch) in all, less for a banded series.
+    """
+    rounds = len(clips)
+    squared_norms = np.zeros(rounds)
+    for lag in range(0, min(len(series), rounds), rounds_per_epoch):
+        products = _reversed_sums(series[: len(series) - lag] * series[lag:], rounds - lag)
+        pairs = clips[: rounds - lag] * clips[lag:] * products
+        squared_norms[: rounds - lag] += pairs if lag == 0 else 2.0 * pairs
+    count = min(rounds_per_epoch, rounds)
+    return np.asarray(np.bincount(np.arange(rounds) % rounds_per_epoch, squared_norms, count), np.float64)
+
+
+def _reversed_sums(terms: Floats, rounds: int) -> Floats:
+    """Σ_{j < rounds - i} terms_j for i = 0 … rounds - 1."""
+    sums = np.cumsum(terms[:rounds])
+    return np.concatenate([np.full(rounds - len(sums), sums[-1]), sums[::-1]])

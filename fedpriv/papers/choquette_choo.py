@@ -1,0 +1,449 @@
+"""Choquette-Choo, Ganesh & Thakurta, "Near-Optimal Rates for O(1)-Smooth DP-SCO with a Single Epoch and Large
+Batches" (ALT 2025).  Algorithm 1, with rounds counted from 1 and weights α_t = t:
+
+    g~_t = S~_t / α_t
+    z_{t+1} = Π(z_t - (α_t/β) g~_t)
+    y_{t+1} = Π(x_t - (1/β) g~_t)
+    x_{t+1} = (1 - τ) y_{t+1} + τ z_{t+1},   τ = α_{t+1} / α_{1:t+1}
+    output y_{T+1}
+
+| here | paper | shape |
+|---|---|---|
+| `ask` | x_t | (..., d) |
+| `mirror` | z_t | (..., d) |
+| `output` | y_t | (..., d) |
+| `released` / `scale` | S~_t / η_t, the noisy gradient ∇~_t | (..., d) |
+| `beta` | β | scalar |
+| `radius` | R | scalar |
+
+The z-step is η_t/β as Algorithm 1 prints it; the paper's proof silently halves it, which measures worse.
+
+The theorems in the realizable and the non-realizable setting: parameters at given numbers, and whether the
+conditions hold.  Natural logarithms.
+
+| here | paper | unit |
+|---|---|---|
+| `examples` | n, each read once | |
+| `dimension` | p | |
+| `epsilon`, `delta` | ε, δ | |
+| `lipschitz` | L | loss / parameter |
+| `smoothness` | M | loss / parameter² |
+| `radius` | R: K is the ball of this radius around 0 | parameter |
+| `rounds`, `batch` | T, B | |
+| `beta` | β, the optimizer divides by it | loss / parameter² |
+| `clip` | norm bound on one example's increment | gradient |
+| `sigma` | standard deviation of a node's noise in the sum of a batch's mean increments | gradient |
+
+The numbers are not rounded; a run takes `whole_rounds` and `whole_batch`.
+
+Guarantee: `sigma` makes all released prefix sums (ε, δ)-DP for neighbours under `relation`: an increment is in
+⌊log2 T⌋ + 1 tree nodes at most, each of which it moves by clip / B under zero-out, by twice that under
+replace-one.  It uses the exact Gaussian conversion and the exact number of nodes, both of them tighter than the
+paper's.  It is for batches of exactly B; a run with whole batches calibrates its own noise.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fedpriv.accounting import gaussian as gdp
+from fedpriv.accounting import renyi as zcdp
+from fedpriv.accounting.gaussian import Relation, check_delta, check_positive, moved_by
+from fedpriv.core.errors import InputError
+from fedpriv.core.replicates import Scalar
+from fedpriv.loss.estimators import LinearWeights, PlainGradient, RecursiveGradient, Round, Weights
+from fedpriv.noise.nodes import levels
+from fedpriv.papers.base import (
+    Algorithm,
+    NoiseSettings,
+    Positive,
+    Problem,
+    ProjectedSGD,
+    Settings,
+    chosen,
+    independent,
+    project_to_ball,
+)
+from fedpriv.papers.risk import Bound, Condition, Prescription, Released, accelerated, projected
+
+
+class NesterovState(NamedTuple):
+    """The server's vectors between two rounds, each (..., d)."""
+
+    ask: Tensor
+    mirror: Tensor
+    output: Tensor
+
+
+@dataclass(frozen=True)
+class NesterovCoupling:
+    """Gradient step and weighted mirror step, coupled; F(y_{T+1}) - F* = O(β R² / T²) on smooth convex losses."""
+
+    beta: Scalar
+    radius: Scalar
+    weights: Weights = field(default_factory=LinearWeights)
+
+    def start(self, initial: Tensor) -> NesterovState:
+        return NesterovState(initial, initial, initial)
+
+    def query(self, state: NesterovState) -> Tensor:
+        return state.ask
+
+    def update(self, state: NesterovState, released: Tensor, current: Round) -> NesterovState:
+        step = released / (current.scale * self.beta)
+        mirror = project_to_ball(state.mirror - self.weights.at(current.t) * step, self.radius)
+        output = project_to_ball(state.ask - step, self.radius)
+        following = current.t + 1
+        share = self.weights.at(following) / self.weights.total(following)
+        return NesterovState(output.lerp(mirror, share), mirror, output)
+
+    def output(self, state: NesterovState) -> Tensor:
+        return state.output
+
+
+@dataclass(frozen=True)
+class TheoremProblem:
+    """What a theorem is asked about; the symbols are in the table above."""
+
+    examples: int
+    dimension: int
+    epsilon: float
+    delta: float
+    lipschitz: float
+    smoothness: float
+    radius: float
+    relation: Relation = "zero-out"
+    """The paper's; replace-one takes twice the noise."""
+
+    def __post_init__(self) -> None:
+        if self.examples < 2 or self.dimension < 1:
+            raise InputError(f"examples = {self.examples}, dimension = {self.dimension}: 2 and 1 at least")
+        for name in ("epsilon", "lipschitz", "smoothness", "radius"):
+            check_positive(name, getattr(self, name))
+        check_delta(self.delta)
+
+    @property
+    def relative_smoothness(self) -> float:
+        """c_M of M = c_M L / R, which the theorems treat as a constant."""
+        return self.smoothness * self.radius / self.lipschitz
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a theorem asks for."""
+
+    theorem: str
+    examples: int
+    rounds: float
+    batch: float
+    beta: float
+    clip: float
+    sigma: float
+    paper_sigma: float
+    """The same by Corollary 9: 1 + ⌈log2 T⌉ nodes for every increment, and ε = ρ + 2√(ρ ln(1/δ)) for ρ-zCDP."""
+    conditions: tuple[Condition, ...]
+    assumption: str
+    """What no number can show."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the formula cannot be run at this n, on one line; None if it can."""
+        if self.rounds <= self.examples:
+            return None
+        return (
+            f"the {self.theorem} theorem asks for {self.rounds:,.0f} rounds of B = {self.batch:.3g} examples, but "
+            f"n = {self.examples:,} examples read once make at most that many rounds: B must be 1 or more"
+        )
+
+    @property
+    def whole_batch(self) -> int:
+        """B rounded down; InputError where the formula cannot be run."""
+        if self.refusal is not None:
+            raise InputError(self.refusal)
+        return math.floor(self.batch * (1.0 + 1e-12))  # √n of a square may come out a rounding below it
+
+    @property
+    def whole_rounds(self) -> int:
+        """How many whole batches the examples fill."""
+        return self.examples // self.whole_batch
+
+    def excess_risk(self, problem: TheoremProblem) -> float:
+        """What the mean excess risk cannot exceed with `sigma` and the whole rounds and batches; inf if unknown.
+
+        The paper's Theorems 3 and 15 say it up to constants and logarithms; this is `excess_risk.accelerated`.
+        """
+        rounds = self.whole_rounds
+        nodes = np.array([t.bit_count() for t in range(1, rounds + 1)])
+        stds = self.sigma * np.sqrt(nodes)
+        released = Released(self.whole_batch, problem.dimension, np.full(rounds, self.clip), stds)
+        return accelerated(released.of_sums, problem.radius, problem.smoothness, self.beta).value
+
+
+def realizable(problem: TheoremProblem) -> Asked:
+    """T = c n^{1/4}, B = n^{3/4}/c, β = c² (L/R) max{1, √p/(ε√n)}, clip c L, with the factor c below."""
+    n, lipschitz, radius = problem.examples, problem.lipschitz, problem.radius
+    factor = realizable_factor(n, problem.delta)
+    rounds = factor * n**0.25
+    batch = n**0.75 / factor
+    noise_factor = math.sqrt(problem.dimension / n) / problem.epsilon
+    beta = factor**2 * lipschitz / radius * max(1.0, noise_factor)
+    clip = factor * lipschitz
+    return Asked(
+        theorem="realizable",
+        examples=n,
+        rounds=rounds,
+        batch=batch,
+        beta=beta,
+        clip=clip,
+        sigma=_sigma(problem, clip, rounds, batch),
+        paper_sigma=_paper_sigma(problem, clip, rounds, batch),
+        conditions=(*_common(problem, rounds, batch), Condition("M ≤ β", problem.smoothness, beta)),
+        assumption="the unconstrained minimizer lies in the ball",
+    )
+
+
+def realizable_factor(examples: int, delta: float) -> float:
+    """c_DP = 4√2 (ln n)^{3/2} √(ln(2n/δ)) ln(2.5/δ): about 12,000 at n = 60,000 and δ = 1e-5."""
+    spread = math.sqrt(math.log(2 * examples / delta)) * math.log(2.5 / delta)
+    return 4.0 * math.sqrt(2.0) * math.pow(math.log(examples), 1.5) * spread
+
+
+def non_realizable(problem: TheoremProblem, polylog: float = 1.0) -> Asked:
+    """B = min{√n, ε n^{3/2}/(√p polylog)}, T = n/B, β = (16 c + 8) L n^{3/2}/(R B²), clip (8 c + 4) L.
+
+    c = M R / L.  The paper leaves `polylog` open.  Its second bound on B carries a stray factor M, which is
+    dropped here: without it the two bounds meet at p = ε² n², the theorem's own limit, and B has no unit.
+    """
+    n, lipschitz, relative = problem.examples, problem.lipschitz, problem.relative_smoothness
+    check_positive("polylog", polylog)
+    batch = min(math.sqrt(n), problem.epsilon * n**1.5 / (math.sqrt(problem.dimension) * polylog))
+    rounds = n / batch
+    beta = (16.0 * relative + 8.0) * lipschitz * n**1.5 / (problem.radius * batch**2)
+    clip = (8.0 * relative + 4.0) * lipschitz
+    return Asked(
+        theorem="non-realizable",
+        examples=n,
+        rounds=rounds,
+        batch=batch,
+        beta=beta,
+        clip=clip,
+        sigma=_sigma(problem, clip, rounds, batch),
+        paper_sigma=_paper_sigma(problem, clip, rounds, batch),
+        conditions=(
+            *_common(problem, rounds, batch),
+            Condition("B ≤ √n", batch, math.sqrt(n)),
+            Condition("2 M T ≤ β", 2.0 * problem.smoothness * rounds, beta),
+        ),
+        assumption="M R / L is a constant, it does not grow with n; p is within the bound of Corollary 13, which "
+        "is left out here",
+    )
+
+
+def _common(problem: TheoremProblem, rounds: float, batch: float) -> tuple[Condition, ...]:
+    n = problem.examples
+    return (
+        Condition("p ≤ ε² n²", problem.dimension, (problem.epsilon * n) ** 2),
+        Condition("δ ≤ 1/n", problem.delta, 1.0 / n),
+        Condition("T B ≤ n", rounds * batch, n),
+        Condition("1 ≤ B", 1.0, batch),
+    )
+
+
+def _sigma(problem: TheoremProblem, clip: float, rounds: float, batch: float) -> float:
+    nodes = math.floor(math.log2(max(rounds, 1.0))) + 1
+    moved = moved_by(problem.relation, 1.0 / batch, clip * math.sqrt(nodes))
+    return gdp.noise_for(gdp.mu_of(problem.epsilon, problem.delta), moved)
+
+
+def _paper_sigma(problem: TheoremProblem, clip: float, rounds: float, batch: float) -> float:
+    nodes = 1 + math.ceil(math.log2(max(rounds, 1.0)))
+    moved = moved_by(problem.relation, 1.0 / batch, clip * math.sqrt(nodes))
+    return gdp.noise_for(zcdp.paper_mu(problem.epsilon, problem.delta), moved)
+
+
+_PAPER = "Choquette-Choo, Ganesh & Thakurta, Near-Optimal Rates for O(1)-Smooth DP-SCO (ALT 2025)"
+
+
+class AcceleratedSettings(NoiseSettings):
+    """The numbers the algorithm runs with, or the theorem they are taken from.
+
+    At the data sizes of one machine the theorems' constants are far too large: `parameters` says so then.
+    """
+
+    parameters: Literal["explicit", "theorem-realizable", "theorem-non-realizable"] = Field(
+        "explicit", description="where clip and beta come from; a theorem also says how many rounds there must be"
+    )
+    clip: Positive | None = Field(None, description="C: norm bound on one record's increment")
+    first_clip: Literal["balanced", "same"] = Field(
+        "same", description="round 1 is in one tree node more: 'balanced' clips it tighter, for less noise"
+    )
+    beta: Positive | None = Field(None, description="β: the steps are α_t/β and 1/β")
+    radius: Positive = Field(description="R: radius of the ball the model stays in")
+
+    @model_validator(mode="after")
+    def _one_source_of_parameters(self) -> Self:
+        for key in ("clip", "beta"):
+            if (getattr(self, key) is None) == (self.parameters == "explicit"):
+                raise ValueError(f'{key} is needed with parameters = "explicit", and only there')
+        if self.first_clip == "balanced" and self.late_clip != "same":
+            raise ValueError('late_clip evens out round 1 as well: leave first_clip = "balanced" out')
+        return self
+
+    def numbers(self, problem: Problem) -> tuple[float, float]:
+        """C and β; InputError, with what the theorem asks for, where a theorem cannot be run as written."""
+        if self.parameters == "explicit":
+            assert self.clip is not None
+            assert self.beta is not None
+            return self.clip, self.beta
+        asked = theorem(self.parameters, problem, self.radius)
+        if asked.whole_rounds != problem.rounds:
+            raise InputError(
+                f'algorithm.parameters = "{self.parameters}" asks for {asked.whole_rounds} rounds of '
+                f"{asked.whole_batch} records at n = {problem.records}; the scenario has {problem.rounds} rounds"
+            )
+        return asked.clip, asked.beta
+
+
+_FORMULAS = {"theorem-realizable": realizable, "theorem-non-realizable": non_realizable}
+
+
+def theorem(name: str, problem: Problem, radius: float) -> Asked:
+    """What a theorem of the paper asks for at a scenario's numbers; InputError if one of them is not known."""
+    return _FORMULAS[name](_posed(name, problem, radius))
+
+
+def _posed(name: str, problem: Problem, radius: float) -> TheoremProblem:
+    if problem.epsilon is None or not math.isfinite(problem.lipschitz) or not math.isfinite(problem.smoothness):
+        raise InputError(
+            f'algorithm.parameters = "{name}": the theorem needs an (ε, δ), and a loss with a known Lipschitz '
+            "constant and smoothness"
+        )
+    return TheoremProblem(
+        examples=problem.records,
+        dimension=problem.dimension,
+        epsilon=problem.epsilon,
+        delta=problem.delta,
+        lipschitz=problem.lipschitz,
+        smoothness=problem.smoothness,
+        radius=radius,
+        relation=problem.relation,
+    )
+
+
+def _prescribed(settings: AcceleratedSettings, problem: Problem) -> tuple[Prescription, ...]:
+    """Both theorems; where one cannot be evaluated at all, why."""
+    return tuple(
+        _prescription(name, problem, settings.radius) for name in ("theorem-realizable", "theorem-non-realizable")
+    )
+
+
+def _prescription(name: str, problem: Problem, radius: float) -> Prescription:
+    try:
+        posed = _posed(name, problem, radius)
+        asked = _FORMULAS[name](posed)
+    except InputError as error:
+        return Prescription(name, {}, refusal=str(error))
+    known = asked.refusal is None and radius <= problem.convex_within
+    risk = asked.excess_risk(posed) if known else math.inf
+    numbers = {
+        "rounds": asked.rounds,
+        "batch": asked.batch,
+        "clip": asked.clip,
+        "noise std": asked.sigma,
+        "noise std (Corollary 9)": asked.paper_sigma,
+        "beta": asked.beta,
+        "radius": radius,
+        **({"excess risk": risk} if math.isfinite(risk) else {}),
+    }
+    return Prescription(name, numbers, asked.conditions, asked.assumption, asked.refusal)
+
+
+def _recursive(settings: AcceleratedSettings, problem: Problem) -> RecursiveGradient:
+    """Round 1 lies in ⌊log2 T⌋ + 1 released nodes, every other round in at most ⌊log2 T⌋."""
+    clip, _ = settings.numbers(problem)
+    most = levels(problem.rounds)
+    balanced = settings.first_clip == "balanced" and settings.mechanism == "tree" and most > 1
+    first = math.sqrt((most - 1) / most) if balanced else 1.0
+    return RecursiveGradient(clip=clip, first_clip=first * clip)
+
+
+ACCELERATED_DP_SRGD = Algorithm(
+    name="accelerated-dp-srgd",
+    title="Accelerated-DP-SRGD",
+    source=f"{_PAPER}, Algorithm 1",
+    settings=AcceleratedSettings,
+    # Δ_t = t ∇f(x_t) - (t-1) ∇f(x_{t-1}), summed: S_t = S_{t-1} + Δ_t
+    estimator=_recursive,
+    # the binary tree on every S_t
+    mechanism=chosen,
+    # z, y and x: Nesterov's three sequences
+    optimizer=lambda settings, problem, _noise_std: NesterovCoupling(
+        settings.numbers(problem)[1], settings.radius
+    ),
+    theorems=_prescribed,
+    excess_risk=lambda settings, problem, released: accelerated(
+        released.of_sums, settings.radius, problem.smoothness, settings.numbers(problem)[1]
+    ),
+    published="points",
+)
+
+
+class UnacceleratedSettings(AcceleratedSettings):
+    """The theorems are about the accelerated algorithm: there is none to take parameters from."""
+
+    parameters: Literal["explicit"] = Field("explicit", description="clip and beta are given")
+    output: Literal["last", "average"] = Field("last", description="which iterate is published")
+
+
+def _unaccelerated_risk(settings: UnacceleratedSettings, problem: Problem, released: Released) -> Bound | None:
+    """Of the average: sums are divided by their t, and so are their errors."""
+    if settings.output != "average":
+        return None
+    errors = released.of_sums / np.arange(1.0, problem.rounds + 1.0)
+    return projected(errors, settings.radius, problem.smoothness, 1.0 / settings.numbers(problem)[1])
+
+
+UNACCELERATED_DP_SRGD = Algorithm(
+    name="unaccelerated-dp-srgd",
+    title="DP-SRGD without acceleration",
+    source=f"{_PAPER}, section 4.3",
+    settings=UnacceleratedSettings,
+    estimator=_recursive,
+    mechanism=chosen,
+    # x_{t+1} = Π(x_t - S~_t / (t β))
+    optimizer=lambda settings, problem, _noise_std: ProjectedSGD(
+        step=1.0 / settings.numbers(problem)[1], radius=settings.radius, averaged=settings.output == "average"
+    ),
+    excess_risk=_unaccelerated_risk,
+    published="points",
+)
+
+
+class IndependentSettings(Settings):
+    clip: Positive = Field(description="C: norm bound on one record's gradient, before the weight α_t")
+    beta: Positive = Field(description="β: the steps are α_t/β and 1/β")
+    radius: Positive = Field(description="R: radius of the ball the model stays in")
+
+
+ACCELERATED_INDEPENDENT = Algorithm(
+    name="accelerated-independent",
+    title="Accelerated SGD on independent gradients",
+    source=f"{_PAPER}, section 5.5",
+    settings=IndependentSettings,
+    # ∇_t alone is released; the optimizer weights it by α_t, so the noise grows with the weight by itself
+    estimator=lambda settings, _problem: PlainGradient(settings.clip),
+    mechanism=independent,
+    optimizer=lambda settings, _problem, _noise_std: NesterovCoupling(settings.beta, settings.radius),
+    # the error of t g_t is t times that of g_t, and of mean 0 whatever was released before
+    excess_risk=lambda settings, problem, released: accelerated(
+        released.of_gradients * np.arange(1.0, problem.rounds + 1.0),
+        settings.radius,
+        problem.smoothness,
+        settings.beta,
+        fresh=True,
+    ),
+)

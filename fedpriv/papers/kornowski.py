@@ -1,0 +1,381 @@
+"""Losses that are neither smooth nor convex: Kornowski, Liu & Talwar, "Improved Sample Complexity for Private
+Nonsmooth Nonconvex Optimization".
+
+As printed the single-pass algorithm is not private: at the end of every period it releases the running sum
+without noise.  The tree here covers every leaf, is fresh in every period, and every record's contribution is
+clipped; docs/goldstein.md lists what else differs.
+
+Online-to-non-convex conversion: online gradient descent chooses the steps, not the points.
+
+Source: Cutkosky, Mehta & Orabona 2023; Kornowski, Liu & Talwar, Algorithm 2.
+
+    z_t = x_{t-1} + s_t Δ_t,   x_t = x_{t-1} + Δ_t            s_t uniform on [0, 1)
+    Δ_{t+1} = Δ_t - η g~_t, projected on the ball of radius D;  Δ_1 = 0
+    output: the mean of z over one window of W rounds, drawn among the windows that are complete
+
+| here | paper | shape |
+|---|---|---|
+| `iterate` | x_{t-1} | (..., d) |
+| `move` | Δ_t | (..., d) |
+| `ask` | z_t, the query: not an iterate | (..., d) |
+| `window_sum` | Σ z over the window that t lies in, before z_t | (..., d) |
+| `published` | the output, if the run stopped here | (..., d) |
+| `radius`, `step`, `choices.window` | D, η, M | |
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.accounting.gaussian import mu_of
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import public_generator
+from fedpriv.core.replicates import PER_REPLICATE, Scalar
+from fedpriv.loss.estimators import Round, VarianceReducedGradient
+from fedpriv.loss.objective import Objective
+from fedpriv.loss.smoothed import SeededDirections, Smoothed
+from fedpriv.noise.anchored import AnchoredSquareRoot
+from fedpriv.noise.diagonal import LeafGaussian
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.papers.base import Algorithm, Positive, Problem, Settings, project_to_ball, stepped
+from fedpriv.papers.kornowski_bounds import (
+    Nonsmooth,
+    Parameters,
+    leaf_noise_ratio,
+    longest_window,
+    most_nodes,
+    multi_pass_error,
+    paper_window,
+    plan_multi,
+    plan_single,
+    single_pass_error,
+)
+from fedpriv.papers.risk import Prescription
+from fedpriv.participation.orders import Schedule
+
+
+@dataclass(frozen=True)
+class PublicChoices:
+    """The optimizer's coins: public, drawn from the seed, no matter what is released.
+
+    `publishes(k)` is true with probability 1/k, so the last true one is uniform over the windows so far: the
+    paper draws it once, and a run that stops early has its draw too.
+    """
+
+    seeds: tuple[int, ...] = field(metadata=PER_REPLICATE)
+    rounds: int
+    window: int
+    last: bool = False
+    """Whether always the last complete window is published; the theorems are about a random one."""
+
+    def position(self, t: int, like: Tensor) -> Scalar:
+        """s_t, shape (replicates, 1), or a number for one replicate."""
+        return _column(self._positions[:, t - 1], like)
+
+    def publishes(self, window: int, like: Tensor) -> Tensor:
+        """Whether the `window`-th window (from 1) becomes the output, shape (replicates, 1) or ()."""
+        if self.last:
+            return torch.ones((), dtype=torch.bool, device=like.device)
+        return torch.as_tensor(_column(window * self._lots[:, window - 1], like)) < 1.0
+
+    @cached_property
+    def _positions(self) -> NDArray[np.float64]:
+        return _uniform(self.seeds, "positions", self.rounds + 1)
+
+    @cached_property
+    def _lots(self) -> NDArray[np.float64]:
+        return _uniform(self.seeds, "windows", self.rounds // self.window)
+
+
+class O2NCState(NamedTuple):
+    """The server's vectors before round t, each (..., d)."""
+
+    iterate: Tensor
+    move: Tensor
+    ask: Tensor
+    window_sum: Tensor
+    published: Tensor
+
+
+@dataclass(frozen=True)
+class O2NC:
+    """O2NC with projected online gradient descent.
+
+    Whatever is released, ‖Δ_t‖ ≤ D and ‖z_t - z_{t-1}‖ ≤ 2D; the queries of a window lie within
+    ((W + 1)/2 - 1/W) D of their mean.  Everything, the choice of the window included, is post-processing of
+    releases and public coins.
+    """
+
+    step: Scalar
+    radius: Scalar
+    choices: PublicChoices
+
+    def start(self, initial: Tensor) -> O2NCState:
+        still = torch.zeros_like(initial)
+        return O2NCState(initial, still, initial, still, initial)
+
+    def query(self, state: O2NCState) -> Tensor:
+        return state.ask
+
+    def update(self, state: O2NCState, released: Tensor, current: Round) -> O2NCState:
+        window, t = self.choices.window, current.t
+        window_sum, published = state.window_sum + state.ask, state.published
+        if t % window == 0:
+            chosen = self.choices.publishes(t // window, released)
+            published = torch.where(chosen, window_sum / window, published)
+            window_sum = torch.zeros_like(window_sum)
+        iterate = state.iterate + state.move
+        move = project_to_ball(stepped(state.move, self.step / current.scale, released), self.radius)
+        ask = iterate + self.choices.position(t + 1, released) * move
+        return O2NCState(iterate, move, ask, window_sum, published)
+
+    def output(self, state: O2NCState) -> Tensor:
+        """A window's mean; x_0 before the first window is complete."""
+        return state.published
+
+
+def _uniform(seeds: Sequence[int], purpose: str, count: int) -> NDArray[np.float64]:
+    return np.stack([public_generator(seed, "o2nc", purpose).random(count) for seed in seeds])
+
+
+def _column(values: NDArray[np.float64], like: Tensor) -> Scalar:
+    return float(values[0]) if len(values) == 1 else like.new_tensor(values).unsqueeze(-1)
+
+
+_PAPER = "Kornowski, Liu & Talwar, Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization"
+Count = Annotated[int, Field(ge=1)]
+_TARGETS = 200
+
+
+class GoldsteinSettings(Settings):
+    """The numbers the algorithms run with; parameters.goldstein has what the theorems ask for."""
+
+    smoothing: Positive = Field(description="α: radius of the random smoothing; the guarantee is at radius 2α")
+    radius: Positive = Field(description="D: the largest step; queries move by at most 2D")
+    period: Count = Field(description="Σ: rounds from one anchor to the next")
+    anchor_clip: Positive = Field(description="C1: norm bound on one record's gradient in an anchor round")
+    clip: Positive = Field(description="C2: norm bound on one record's difference of gradients in other rounds")
+    step: Literal["theorem"] | Positive = Field(
+        "theorem", description="η; 'theorem' is D/(G1√W), G1 = anchor_clip + the error of the oracle"
+    )
+    window: Literal["paper", "longest"] | Count = Field(
+        "paper", description="W: rounds that are averaged; 'paper' is α/(4D), 'longest' what the proof allows"
+    )
+    output: Literal["random", "last"] = Field(
+        "random", description="which complete window is published; the theorems are about a random one"
+    )
+    oracle: Literal["first-order", "zeroth-order"] = Field(
+        "first-order", description="gradients, or values, at random points around the query"
+    )
+    directions: Count = Field(8, description="J: random directions a record and query")
+    shared_directions: bool = Field(
+        True, description="both gradients of a difference along the same directions; false is the paper's choice"
+    )
+
+    @property
+    def window_rounds(self) -> int:
+        """W."""
+        if self.window == "paper":
+            return paper_window(self.radius, self.smoothing)
+        return longest_window(self.radius, self.smoothing) if self.window == "longest" else self.window
+
+    @property
+    def first_order(self) -> bool:
+        return self.oracle == "first-order"
+
+    def nonsmooth(self, problem: Problem) -> Nonsmooth:
+        """The problem as the theory sees it, with C1 for the Lipschitz constant; the gap Φ is not known."""
+        return Nonsmooth(
+            problem.dimension,
+            self.anchor_clip,
+            math.inf,
+            self.smoothing,
+            "first" if self.first_order else "zeroth",
+            self.directions,
+            self.shared_directions,
+        )
+
+
+class SinglePassSettings(GoldsteinSettings):
+    anchor_batches: Count = Field(
+        1, description="batches of its order that a silo reads in an anchor round: B1/B2"
+    )
+    noise: Literal["tree", "anchored"] = Field(
+        "tree",
+        description="the paper's tree over a period, or noise of every anchor's own and a square root for the "
+        "differences, which is much less",
+    )
+
+    @property
+    def anchored(self) -> AnchoredSquareRoot:
+        """The noise with an anchor's own: a record of an anchor costs what one of a difference costs."""
+        return AnchoredSquareRoot.fair(self.period, self.anchor_clip / self.anchor_batches, self.clip)
+
+
+def _prescribed(
+    name: str, problem: Problem, plan: Callable[[Nonsmooth, float], Parameters], settings: GoldsteinSettings
+) -> tuple[Prescription, ...]:
+    """What the theorem asks for, with its constants repaired, and the bound that it promises then."""
+    try:
+        if problem.epsilon is None or not (math.isfinite(problem.gap) and math.isfinite(problem.lipschitz)):
+            raise InputError(
+                f"{name} needs a guarantee, a loss with a known Lipschitz constant, and a bound on what it can "
+                "fall by (--gap)"
+            )
+        known = dataclasses.replace(settings.nonsmooth(problem), lipschitz=problem.lipschitz, gap=problem.gap)
+        mu = mu_of(problem.epsilon, problem.delta)
+        # the theory's noise is for replace-one, where a record moves twice as far
+        asked = plan(known, mu if problem.relation == "replace-one" else 2.0 * mu)
+    except InputError as error:
+        return (Prescription(name, {}, refusal=str(error)),)
+    numbers = {
+        "rounds": float(asked.rounds),
+        "batch": float(asked.batch),
+        "anchor batch": float(asked.anchor_batch),
+        "clip": asked.clip,
+        "anchor_clip": asked.anchor_clip,
+        "noise std": asked.difference_std,
+        "anchor noise std": asked.anchor_std,
+        "radius": asked.radius,
+        "period": float(asked.period),
+        "window": float(asked.window),
+        "step": asked.step,
+        "bound": asked.bound,
+    }
+    assumption = "clips take nothing away; the bound is on the Goldstein measure at radius 2α of a random window"
+    return (Prescription(name, numbers, assumption=assumption),)
+
+
+def _single_pass_theorem(settings: SinglePassSettings, problem: Problem) -> tuple[Prescription, ...]:
+    name = "Theorem 6.1" if settings.first_order else "Theorem 3.1"
+    return _prescribed(name, problem, lambda known, mu: plan_single(known, problem.records, mu), settings)
+
+
+def _multi_pass_theorem(settings: GoldsteinSettings, problem: Problem) -> tuple[Prescription, ...]:
+    """The target β for which the theorem's own numbers have the least bound: the paper leaves it open."""
+
+    def least(known: Nonsmooth, mu: float) -> Parameters:
+        targets = known.lipschitz * np.geomspace(1e-3, 4.0, _TARGETS)
+        plans = (plan_multi(known, problem.records, float(target), mu) for target in targets)
+        return min(plans, key=lambda plan: plan.bound)
+
+    return _prescribed("Theorem 4.1", problem, least, settings)
+
+
+def _estimator(settings: GoldsteinSettings, _problem: Problem) -> VarianceReducedGradient:
+    return VarianceReducedGradient(settings.anchor_clip, settings.clip, settings.period)
+
+
+def _one_pass(settings: SinglePassSettings, declared: Schedule) -> Schedule:
+    if declared.rounds_per_epoch != declared.rounds:
+        raise InputError(
+            "federation.epochs: goldstein-single-pass reads every record in one round, its differences would be "
+            "biased in a second pass; leave epochs out, or run goldstein-erm"
+        )
+    anchors = range(0, declared.rounds, settings.period)
+    reads = (settings.anchor_batches if place in anchors else 1 for place in range(declared.rounds))
+    return Schedule(declared.rounds, declared.rounds_per_epoch, tuple(reads))
+
+
+def _all_records(_settings: GoldsteinSettings, declared: Schedule) -> Schedule:
+    if declared.rounds_per_epoch != 1:
+        raise InputError(
+            "federation.epochs: goldstein-erm reads all of a silo's records in every round, nothing is proved for "
+            f"smaller batches; give epochs = rounds = {declared.rounds}, and a silo's records as batch"
+        )
+    return declared
+
+
+def _single_pass_error(settings: SinglePassSettings, problem: Problem, noise_std: float) -> float:
+    anchor_batch = settings.anchor_batches * problem.batch
+    worst = settings.anchored.worst_variance if settings.noise == "anchored" else most_nodes(settings.period)
+    std = noise_std * math.sqrt(worst)
+    return single_pass_error(
+        settings.nonsmooth(problem), settings.radius, settings.period, anchor_batch, problem.batch, std
+    )
+
+
+def _erm_error(settings: GoldsteinSettings, problem: Problem, noise_std: float) -> float:
+    anchor_std = _anchor_noise(settings, problem) * noise_std
+    return multi_pass_error(
+        settings.nonsmooth(problem), settings.period, problem.batch, anchor_std, noise_std, settings.radius
+    )
+
+
+def _anchor_noise(settings: GoldsteinSettings, problem: Problem) -> float:
+    """How much larger an anchor's noise is than a difference's: the least noise at a given price."""
+    return leaf_noise_ratio(settings.anchor_clip, settings.clip, problem.rounds, settings.period)
+
+
+def _o2nc(settings: GoldsteinSettings, problem: Problem, error: float) -> O2NC:
+    window, step = settings.window_rounds, settings.step
+    if window > problem.rounds:
+        raise InputError(f"algorithm.window: {window} rounds are averaged, and the run has {problem.rounds}")
+    if step == "theorem":
+        step = settings.radius / ((settings.anchor_clip + error) * math.sqrt(window))
+    choices = PublicChoices((problem.seed,), problem.rounds, window, last=settings.output == "last")
+    return O2NC(step, settings.radius, choices)
+
+
+def _smoothed(settings: GoldsteinSettings, problem: Problem, objective: Objective) -> Smoothed:
+    if not settings.first_order and objective.initial().dtype == torch.float32:
+        raise InputError(
+            'run.dtype = "float32": a zeroth-order difference cancels four values of the loss; it needs "float64"'
+        )
+    return Smoothed(
+        objective,
+        settings.smoothing,
+        "first" if settings.first_order else "zeroth",
+        settings.directions,
+        anchor_directions=1 if settings.first_order else settings.directions,
+        shared=settings.shared_directions,
+        source=SeededDirections((problem.seed,)),
+    )
+
+
+GOLDSTEIN_SINGLE_PASS = Algorithm(
+    name="goldstein-single-pass",
+    title="O2NC, variance reduction in one pass",
+    source=f"{_PAPER}, Algorithms 2 and 3 (zeroth order) or 5 (first order)",
+    settings=SinglePassSettings,
+    schedule=_one_pass,
+    # an anchor: g = mean E(z_t);  else g = g + mean [E(z_t) - E(z_{t-1})], E the estimate of ∇f_α of one record
+    estimator=_estimator,
+    # one fresh tree a period on every g, unless an anchor has noise of its own
+    mechanism=lambda settings, _problem, workload: (
+        settings.anchored if settings.noise == "anchored" else BinaryTree(workload.decay, workload.period)
+    ),
+    optimizer=lambda settings, problem, noise_std: _o2nc(
+        settings, problem, _single_pass_error(settings, problem, noise_std)
+    ),
+    objective=_smoothed,
+    theorems=_single_pass_theorem,
+)
+
+GOLDSTEIN_ERM = Algorithm(
+    name="goldstein-erm",
+    title="O2NC, variance reduction on all records",
+    source=f"{_PAPER}, Algorithms 2 and 4",
+    settings=GoldsteinSettings,
+    schedule=_all_records,
+    # as above, over all records in every round
+    estimator=_estimator,
+    # Gaussian noise on every leaf: the noisy leaf is what is added to g
+    mechanism=lambda settings, problem, workload: LeafGaussian(
+        workload.decay, workload.period, _anchor_noise(settings, problem)
+    ),
+    optimizer=lambda settings, problem, noise_std: _o2nc(
+        settings, problem, _erm_error(settings, problem, noise_std)
+    ),
+    objective=_smoothed,
+    theorems=_multi_pass_theorem,
+)

@@ -1,0 +1,82 @@
+"""The table of algorithms: name -> estimator × mechanism × optimizer, each as its paper writes it.
+
+A row says how the parts follow from the settings of the scenario's [algorithm] section and from the problem.
+The engines know no algorithm by name; a new one is a row here and, where a part is new, one small file.
+"""
+
+from fedpriv.core.errors import InputError, own_or_close
+from fedpriv.core.extensions import load_extensions
+from fedpriv.papers.base import Algorithm, Positive, Problem, Settings
+from fedpriv.papers.choquette_choo import ACCELERATED_DP_SRGD, ACCELERATED_INDEPENDENT, UNACCELERATED_DP_SRGD
+from fedpriv.papers.cohorts import DP_FEDADAGRAD, DP_FEDADAM, DP_FEDAVG, DP_FEDYOGI
+from fedpriv.papers.fedavg import FEDERATED_AVERAGING, LOCAL_DP_SGD
+from fedpriv.papers.kornowski import GOLDSTEIN_ERM, GOLDSTEIN_SINGLE_PASS
+from fedpriv.papers.reshef_levy import DP_MU2_FL
+from fedpriv.papers.sgd import DP_FTRL, DP_SGD, NOISY_MINIBATCH, ONLINE_TO_BATCH, PHASED_SGD
+from fedpriv.papers.tran_cutkosky import MOMENTUM_TREE, MOMENTUM_TREE_ALIGNED, MOMENTUM_TREE_REDUCED
+
+__all__ = [
+    "ALGORITHMS",
+    "SHIPPED",
+    "Algorithm",
+    "Positive",
+    "Problem",
+    "Settings",
+    "add_algorithm",
+    "algorithm_named",
+]
+
+ALGORITHMS = {
+    row.name: row
+    for row in (
+        DP_MU2_FL,
+        ACCELERATED_DP_SRGD,
+        UNACCELERATED_DP_SRGD,
+        ACCELERATED_INDEPENDENT,
+        MOMENTUM_TREE,
+        MOMENTUM_TREE_REDUCED,
+        MOMENTUM_TREE_ALIGNED,
+        ONLINE_TO_BATCH,
+        DP_SGD,
+        LOCAL_DP_SGD,
+        DP_FTRL,
+        NOISY_MINIBATCH,
+        FEDERATED_AVERAGING,
+        DP_FEDAVG,
+        DP_FEDADAM,
+        DP_FEDYOGI,
+        DP_FEDADAGRAD,
+        GOLDSTEIN_SINGLE_PASS,
+        GOLDSTEIN_ERM,
+        PHASED_SGD,
+    )
+}
+
+
+SHIPPED = frozenset(ALGORITHMS)
+
+
+def add_algorithm(row: Algorithm) -> None:
+    """Put a row of one's own into the table; one's own row of that name is replaced.
+
+    InputError for the name of a shipped row: a scenario must mean the same everywhere.
+    """
+    if not isinstance(row, Algorithm):
+        raise InputError(
+            f"add_algorithm: expected an Algorithm, found {type(row).__name__}; docs/adding-an-algorithm.md"
+        )
+    if row.name in SHIPPED:
+        raise InputError(f"add_algorithm: {row.name!r} is an algorithm of fedpriv; give yours another name")
+    ALGORITHMS[row.name] = row
+
+
+def algorithm_named(name: str) -> Algorithm:
+    """A row by name, one's own included; InputError if there is none."""
+    if name not in ALGORITHMS:
+        load_extensions()
+    if name not in ALGORITHMS:
+        known = ", ".join(map(repr, ALGORITHMS))
+        raise InputError(
+            f"algorithm.name = {name!r}: known algorithms are {known}{own_or_close(name, ALGORITHMS)}"
+        )
+    return ALGORITHMS[name]

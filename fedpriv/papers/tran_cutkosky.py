@@ -1,0 +1,372 @@
+"""Momentum aggregation: Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022).
+
+| here | paper | meaning |
+|---|---|---|
+| `alpha` | α | weight of a new gradient in the momentum |
+| `step` | η | length of every step |
+| `gamma` | γ | weight of new gradients in the sums of Algorithm 2 |
+| `rounds_per_epoch`, `rounds` | N, T | rounds of one epoch, of the run |
+
+Normalized stochastic gradient descent: every step has length η, whatever the noise.
+
+Source: Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022), Algorithms 1 and 2.
+
+    w_{t+1} = w_t - η m^_t / ‖m^_t‖,  and w_{t+1} = w_t if m^_t = 0
+    output w_{T+1}, or w_U with U uniform on 1 … T (the iterate that the paper's theorems are about)
+
+| here | meaning | shape |
+|---|---|---|
+| `iterate` | w_t, the query | (..., d) |
+| `chosen` | w_min(t, U) | (..., d) |
+| `released` | m^_t, the noisy momentum | (..., d) |
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Literal, NamedTuple, Self
+
+import torch
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor
+
+from fedpriv.accounting.gaussian import mu_of
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import public_generator
+from fedpriv.core.replicates import Scalar, certain
+from fedpriv.loss.estimators import PlainGradient, Round, SplitGradient
+from fedpriv.noise.differences import AlignedDifferences, Trees, calibrated, sized_by_the_paper
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.sliding import SlidingDifferences
+from fedpriv.noise.tree import BinaryTree, PaperTree
+from fedpriv.noise.workload import Workload
+from fedpriv.papers.base import Algorithm, NoiseSettings, Positive, Problem, Settings, chosen
+from fedpriv.papers.risk import Prescription
+from fedpriv.papers.tran_cutkosky_bounds import (
+    TheoremParameters,
+    paper_node_count,
+    reduced_parameters,
+    simple_noise_multiplier,
+    tree_gradient_bound,
+    tree_parameters,
+)
+
+_ROUNDING = 1.0 + 1e-6
+_OWN_ROUNDING = 1.0 + 5e-7  # half of it: the rest is for whoever measures in another order of sums
+_ATTEMPTS = 8
+
+
+def movement_bound(step: float) -> float:
+    """The most that ‖w_{t+1} - w_t‖ can be, floating-point rounding included: η(1 + 1e-6)."""
+    return step * _ROUNDING
+
+
+class NormalizedState(NamedTuple):
+    """The server's vectors between two rounds, each (..., d)."""
+
+    iterate: Tensor
+    chosen: Tensor
+
+
+@dataclass(frozen=True)
+class NormalizedSGD:
+    """Steps of length `step`, taken after the silos' momenta are averaged.
+
+    `output_round` is U, drawn by public randomness before the run; infinity publishes the last iterate.
+
+    Guarantee: ‖w_{t+1} - w_t‖ ≤ `movement_bound(step)` for the vectors as they are, rounded to their type,
+    whatever finite vector is released.
+    """
+
+    step: Scalar
+    output_round: Scalar = float("inf")
+
+    def start(self, initial: Tensor) -> NormalizedState:
+        return NormalizedState(initial, initial)
+
+    def query(self, state: NormalizedState) -> Tensor:
+        return state.iterate
+
+    def update(self, state: NormalizedState, released: Tensor, current: Round) -> NormalizedState:
+        wide = released.double()
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        iterate = _moved(state.iterate, wide / norm.where(norm > 0.0, 1.0), self.step)
+        before_output = torch.as_tensor(current.t < self.output_round)
+        return NormalizedState(iterate, torch.where(before_output, iterate, state.chosen))
+
+    def output(self, state: NormalizedState) -> Tensor:
+        return state.chosen
+
+
+def _moved(iterate: Tensor, direction: Tensor, step: Scalar) -> Tensor:
+    """iterate - step · direction, rounded to the iterate's type so that no step is longer than the bound.
+
+    A rounded step that is too long is taken again, as much shorter; where rounding outweighs the step, so that
+    this does not settle, every coordinate is rounded towards where it was.
+    """
+    start, limit = iterate.double(), step * _OWN_ROUNDING
+    move = step * direction
+    for _ in range(_ATTEMPTS):
+        moved = (start - move).to(iterate.dtype)
+        length = torch.linalg.vector_norm(moved.double() - start, dim=-1, keepdim=True)
+        over = length > limit
+        if certain(~over.any()):
+            return moved
+        move = torch.where(over, move * (limit / length), move)
+    moved = (start - move).to(iterate.dtype)
+    nearer = torch.where((moved.double() - start).abs() > move.abs(), moved.nextafter(iterate), moved)
+    return torch.where(over, nearer, moved)
+
+
+_PAPER = "Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022)"
+
+
+class MomentumSettings(Settings):
+    """Theorems 6 and 9 both come to α = 1/N and η = 1/√(NT); `fedpriv.papers.tran_cutkosky_bounds` has their T."""
+
+    clip: Literal["lipschitz"] | Positive = Field(
+        "lipschitz", description="G: norm bound on one record's gradient; 'lipschitz' is the model's own bound"
+    )
+    alpha: Literal["paper"] | Annotated[float, Field(gt=0, le=1)] = Field(
+        "paper", description="α: weight of a new gradient in the momentum; 'paper' is 1/N, N rounds an epoch"
+    )
+    step: Literal["paper"] | Positive = Field("paper", description="η: length of a step; 'paper' is 1/√(N T)")
+    output: Literal["last", "random"] = Field(
+        "last", description="the iterate published: the last, or the theorems' uniformly random one"
+    )
+
+    calibration: Literal["exact", "paper"] = Field(
+        "exact", description="noise by exact counting, or by the theorem's constants and its formula for σ"
+    )
+
+    def clip_for(self, problem: Problem) -> float:
+        return problem.lipschitz if self.clip == "lipschitz" else self.clip
+
+    def alpha_for(self, problem: Problem) -> float:
+        return 1.0 / problem.schedule.rounds_per_epoch if self.alpha == "paper" else self.alpha
+
+    def step_for(self, problem: Problem) -> float:
+        return (
+            1.0 / math.sqrt(problem.schedule.rounds_per_epoch * problem.rounds)
+            if self.step == "paper"
+            else self.step
+        )
+
+
+def _momentum(settings: MomentumSettings, problem: Problem) -> PlainGradient:
+    """m_t = (1 - α) m_{t-1} + α g_t, with increments α g_t clipped to norm α G; the last query is remembered."""
+    alpha = settings.alpha_for(problem)
+    return PlainGradient(alpha * settings.clip_for(problem), coefficient=alpha, decay=1.0 - alpha, memory=2)
+
+
+def _normalized(settings: MomentumSettings, problem: Problem) -> NormalizedSGD:
+    """The random iterate w_U is chosen by public randomness: U depends on the seed and T alone."""
+    chosen = math.inf
+    if settings.output == "random":
+        chosen = float(public_generator(problem.seed, "output iterate").integers(1, problem.rounds + 1))
+    return NormalizedSGD(settings.step_for(problem), chosen)
+
+
+def _sigma_mu(problem: Problem, reduced: bool) -> float:
+    """σμ: the theorem's noise multiplier for this (ε, δ), times the GDP parameter that is the same guarantee."""
+    if problem.epsilon is None:
+        return 0.0
+    sigma = simple_noise_multiplier(problem.epsilon, problem.delta, reduced)
+    return sigma * mu_of(problem.epsilon, problem.delta)
+
+
+class MomentumTreeSettings(MomentumSettings, NoiseSettings):
+    """Algorithm 1 is the row with a tree; other noise is sized by exact counting only."""
+
+    @model_validator(mode="after")
+    def _the_papers_constants_are_a_trees(self) -> Self:
+        if self.calibration == "paper" and (self.mechanism != BinaryTree.name or self.late_clip != "same"):
+            raise ValueError('calibration = "paper" is for the paper\'s tree with equal clips: use "exact"')
+        return self
+
+
+def _tree(settings: MomentumTreeSettings, problem: Problem, workload: Workload) -> Mechanism:
+    decay, rounds_per_epoch = workload.decay, problem.schedule.rounds_per_epoch
+    if settings.calibration == "exact":
+        return chosen(settings, problem, workload)
+    if decay > 1.0 - 1.0 / rounds_per_epoch + 1e-12:
+        raise InputError(f'algorithm.calibration = "paper" needs alpha of at least 1/N = 1/{rounds_per_epoch}')
+    count = paper_node_count(problem.rounds, rounds_per_epoch)
+    return PaperTree(decay, least=2.0 * math.sqrt(count) * _sigma_mu(problem, reduced=False))
+
+
+def _theorem_6(settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
+    """With its bound on E‖∇F(w_U)‖ where G, L and what the loss can fall by are known."""
+    asked = _prescription(
+        "Theorem 6",
+        problem,
+        lambda epsilon: tree_parameters(problem.records, problem.dimension, epsilon, problem.delta),
+    )
+    known = (problem.gap, settings.clip_for(problem), problem.smoothness)
+    if asked.refusal is not None or problem.epsilon is None or not all(map(math.isfinite, known)):
+        return (asked,)
+    bound = tree_gradient_bound(*known, problem.records, problem.dimension, problem.epsilon, problem.delta)
+    assumption = "the bound is for an order that is drawn anew in every epoch, and runs here keep one"
+    return (asked._replace(numbers={**asked.numbers, "bound": bound}, assumption=assumption),)
+
+
+def _theorem_9(_settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
+    return (
+        _prescription(
+            "Theorem 9, whose rate is claimed, not proved",
+            problem,
+            lambda epsilon: reduced_parameters(problem.records, problem.dimension, epsilon),
+        ),
+    )
+
+
+def _prescription(name: str, problem: Problem, formula: Callable[[float], TheoremParameters]) -> Prescription:
+    """The paper's T counts gradients of single records: batch 1, N = n."""
+    try:
+        if problem.epsilon is None:
+            raise InputError(f"{name} needs an (ε, δ), and the scenario is not private")
+        asked = formula(problem.epsilon)
+    except InputError as error:
+        return Prescription(name, {}, refusal=str(error))
+    numbers = {"rounds": float(asked.rounds), "batch": 1.0, "alpha": asked.alpha, "step": asked.step}
+    return Prescription(name, numbers | ({"gamma": asked.mixing} if asked.mixing else {}))
+
+
+MOMENTUM_TREE = Algorithm(
+    name="momentum-tree",
+    title="Momentum with tree noise",
+    source=f"{_PAPER}, Algorithm 1",
+    settings=MomentumTreeSettings,
+    # m_t = (1-α) m_{t-1} + α g_t
+    estimator=_momentum,
+    # the binary tree on every m_t, nodes decaying by 1-α a round
+    mechanism=_tree,
+    # w_{t+1} = w_t - η m^_t / ‖m^_t‖, on the mean over silos
+    optimizer=lambda settings, problem, _noise_std: _normalized(settings, problem),
+    theorems=_theorem_6,
+    published="rows",
+)
+
+
+class ReducedSettings(MomentumSettings):
+    gamma: Literal["balanced", "paper"] | Annotated[float, Field(gt=0, lt=1)] = Field(
+        "balanced", description="γ; 'paper' is ηN, 'balanced' ηN L/G, both at most 1/2"
+    )
+    shares: Literal["best", "equal"] = Field(
+        "best",
+        description="how the privacy loss is split over the groups of nodes: for the least noise, or evenly",
+    )
+    order: Literal["fixed", "fresh"] = Field("fixed", description="of the records; only a fixed one is possible")
+
+    @field_validator("order")
+    @classmethod
+    def _only_fixed(cls, order: str) -> str:
+        """With fresh permutations u_{t-N} is another record's term, and the sum is no longer momentum."""
+        if order != "fixed":
+            raise ValueError("differences between epochs need the same record in the same round of every epoch")
+        return order
+
+    def differences_for(self, problem: Problem) -> tuple[float, float]:
+        """How far α g_t moves from anchor to anchor, and in one round: α L η N, and no more than 2αG; α L η."""
+        alpha = self.alpha_for(problem)
+        moved = movement_bound(self.step_for(problem)) * alpha * problem.smoothness
+        if not math.isfinite(moved):
+            return moved, moved  # refused: residuals have no bound then
+        return min(moved * problem.schedule.rounds_per_epoch, 2.0 * alpha * self.clip_for(problem)), moved
+
+    def movement_for(self, problem: Problem) -> float | None:
+        return movement_bound(self.step_for(problem))
+
+    def gamma_for(self, problem: Problem) -> float:
+        if self.gamma == "balanced":
+            difference, _ = self.differences_for(problem)
+            return min(0.5, difference / (self.alpha_for(problem) * self.clip_for(problem)))
+        if self.gamma == "paper":
+            return min(0.5, self.step_for(problem) * problem.schedule.rounds_per_epoch)
+        return self.gamma
+
+
+def _trees(kind: type[Trees], settings: ReducedSettings, problem: Problem, workload: Workload) -> Trees:
+    """Sized for T rounds: by exact counting, or as Algorithm 2 has it."""
+    schedule = problem.schedule
+    if schedule.secret:
+        raise InputError('the reduced variant rests on a fixed order of records: federation.sampling = "fixed"')
+    trees = kind(
+        schedule.rounds_per_epoch,
+        settings.gamma_for(problem),
+        *settings.differences_for(problem),
+        settings.movement_for(problem),
+        decay=workload.decay,
+    )
+    if settings.calibration == "exact":
+        return calibrated(trees, workload, settings.shares)
+    return sized_by_the_paper(trees, workload, _sigma_mu(problem, reduced=True))
+
+
+MOMENTUM_TREE_REDUCED = Algorithm(
+    name="momentum-tree-reduced",
+    title="Momentum with reduced tree noise",
+    source=f"{_PAPER}, Algorithm 2",
+    settings=ReducedSettings,
+    # α G_[1,t] + α r_[1,t], which in a fixed order is m_t = (1-α) m_{t-1} + α g_t
+    estimator=_momentum,
+    # three trees, on G, Δ and r, and the reconstruction of their noise over windows of N rounds
+    mechanism=partial(_trees, SlidingDifferences),
+    # w_{t+1} = w_t - η m^_t / ‖m^_t‖, so that queries move by η a round at most: what the noise rests on
+    optimizer=lambda settings, problem, _noise_std: _normalized(settings, problem),
+    theorems=_theorem_9,
+)
+
+
+class AlignedSettings(ReducedSettings):
+    """Two clips in place of the bounds that follow from L and η; both or none."""
+
+    difference_clip: Positive | None = Field(
+        None, description="norm bound on the change of one record's gradient from epoch start to epoch start"
+    )
+    residual_clip: Positive | None = Field(
+        None, description="norm bound on the change of one record's gradient since the start of the epoch"
+    )
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Self:
+        if (self.difference_clip is None) != (self.residual_clip is None):
+            raise ValueError("difference_clip and residual_clip go together: give both or none")
+        return self
+
+    def differences_for(self, problem: Problem) -> tuple[float, float]:
+        if self.difference_clip is None or self.residual_clip is None:
+            return super().differences_for(problem)
+        alpha = self.alpha_for(problem)
+        return alpha * self.difference_clip, alpha * self.residual_clip
+
+    def movement_for(self, problem: Problem) -> float | None:
+        return super().movement_for(problem) if self.difference_clip is None else None
+
+
+def _clipped_in_parts(settings: AlignedSettings, problem: Problem) -> PlainGradient | SplitGradient:
+    plain = _momentum(settings, problem)
+    if settings.difference_clip is None:
+        return plain
+    return SplitGradient(
+        plain.clip,
+        *settings.differences_for(problem),
+        settings.gamma_for(problem),
+        problem.schedule.rounds_per_epoch,
+        plain.coefficient,
+        plain.decay,
+    )
+
+
+MOMENTUM_TREE_ALIGNED = Algorithm(
+    name="momentum-tree-aligned",
+    title="Momentum with reduced noise, trees aligned with epochs",
+    source=f"after {_PAPER}, Algorithm 2; the alignment is not in the paper",
+    settings=AlignedSettings,
+    # as above, or u_t = (1-γ) (u_{t-N} + Δ_t) + γ G_t and q_t = (1-α) q_{t-1} + u_t + r_t with each part clipped
+    estimator=_clipped_in_parts,
+    # three trees, those of G and Δ over the places of an epoch
+    mechanism=partial(_trees, AlignedDifferences),
+    optimizer=lambda settings, problem, _noise_std: _normalized(settings, problem),
+)

@@ -1,0 +1,406 @@
+"""What a participation is: which of a silo's records take part in which round, and who may know it.
+
+What a scenario, or a question on the command line, says of a participation beside its name.
+
+What participations have in common of which everyone may know who takes part when.
+
+What participations have in common whose rounds everyone may know.
+
+Every record once an epoch, in the same order.
+
+Any rounds that keep a distance: what accounting knows of a record that comes when it likes.
+
+One pass in phases, each of which ends with a round that reads nothing.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.accounting.gaussian import Relation
+from fedpriv.accounting.guarantees import GaussianDP, Guarantee
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import KeyedCoins
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Keys of [federation] that only some participations take; what is left out is not given."""
+
+    groups: int = 1
+    min_separation: int | None = None
+    max_participations: int | None = None
+
+    def without_timers(self, name: str) -> None:
+        """InputError for the keys of clients that come by themselves, which participation `name` has not."""
+        for key in ("min_separation", "max_participations"):
+            if (value := getattr(self, key)) is not None:
+                raise InputError(
+                    f"federation.{key} = {value}: it is for clients that come by themselves; with sampling = "
+                    f'"{name}" leave it out, or set sampling = "available"'
+                )
+
+    def without_groups(self, name: str) -> None:
+        """InputError for groups, which only secret participations have."""
+        if self.groups != 1:
+            raise InputError(
+                f"federation.groups = {self.groups}: groups are for records that take part in secret; with "
+                f'sampling = "{name}" leave them out'
+            )
+
+
+Rows = slice | NDArray[np.int64]
+"""Which rows of a silo's order; a slice reads without a copy."""
+
+
+class Sums(Protocol):
+    """The running sums that are released with noise, as accounting asks about them."""
+
+    def sensitivity(self) -> float:
+        """How far one record can move all that is released, where it is public in which rounds it takes part."""
+        ...
+
+    def clip_apart(self, groups: int) -> float:
+        """How far one record, where it is there or not, can move what is released of any one of its rounds.
+
+        Its rounds lie `groups` or more apart.  InputError where what they move would overlap.
+        """
+        ...
+
+    def moved(self, distance: float) -> float:
+        """Such a distance with the record's weight and the neighbouring relation in it."""
+        ...
+
+    @property
+    def relation(self) -> Relation: ...
+
+
+class Participation(Protocol):
+    """A frozen dataclass, of which `registry` has a line."""
+
+    name: ClassVar[str]
+    """In scenarios and ledgers."""
+    title: ClassVar[str]
+    """What a report calls it."""
+    secret: ClassVar[bool]
+    """Whether only the silo that holds a record may know in which rounds it takes part."""
+    of_clients: ClassVar[bool]
+    """Whether those who take part decide when: clients of a pool, and no records of a silo."""
+
+    @classmethod
+    def instead_of(cls, order: "Participation", asked: Asked) -> "Participation":
+        """What a scenario that names this sampling gets in place of the public `order` that it declares.
+
+        InputError for what is `asked` and it cannot have.
+        """
+        ...
+
+    @property
+    def rounds(self) -> int: ...
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """Rounds of one pass, expected if sampled."""
+        ...
+
+    @property
+    def batches_held(self) -> int:
+        """How many batches a silo holds."""
+        ...
+
+    @property
+    def single_pass(self) -> bool:
+        """Whether no record takes part twice."""
+        ...
+
+    def first(self, rounds: int) -> Self:
+        """What a run that stopped after so many rounds has done, for its accountant."""
+        ...
+
+    def expected_batches(self, t: int) -> int:
+        """How many batches of a silo round t reads, expected if sampled; 0 in a round without records."""
+        ...
+
+    def most_batches(self, t: int) -> int:
+        """How many it can read at most."""
+        ...
+
+    def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> Rows:
+        """The rows that round t reads of a silo's order, with `batch` records a batch; the silo's own `coins`."""
+        ...
+
+    def guarantee(self, sums: Sums, std: float) -> Guarantee:
+        """What `sums` with noise of standard deviation `std` > 0 on their fresh vectors promise to every record.
+
+        InputError for sums that cannot be accounted for.
+        """
+        ...
+
+    def distance(self, sums: Sums) -> float:
+        """What `sums.moved` makes the distance that noise is measured by; InputError if there is no such thing."""
+        ...
+
+    @property
+    def known(self) -> "Participation":
+        """The public order in which a record moves as much as somebody sees of it who knows its rounds."""
+        ...
+
+    def promised(self, mu: float, relation: Relation) -> Guarantee:
+        """What every record is promised where one in the order `known` is promised `mu` > 0."""
+        ...
+
+    def charged(self, relation: Relation, mu: float, delta: float) -> float:
+        """μ' so that noise of `sums.moved(distance)` / μ' gives what μ-GDP gives at δ."""
+        ...
+
+    @property
+    def words(self) -> str:
+        """What a record does, as a report says it."""
+        ...
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, from which `registry.participation_from` makes it again."""
+        ...
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `as_data`, whose name is left out."""
+        ...
+
+
+class KnownRounds:
+    """Rounds that are no secret.
+
+    Guarantee: all that is released is exactly μ-GDP for every record, by how far one can move the whole stream.
+    """
+
+    secret: ClassVar[bool] = False
+    of_clients: ClassVar[bool] = False
+
+    def guarantee(self, sums: Sums, std: float) -> GaussianDP:
+        return GaussianDP(sums.moved(self.distance(sums)) / std)
+
+    def distance(self, sums: Sums) -> float:
+        return sums.sensitivity()
+
+    @property
+    def known(self) -> Self:
+        return self
+
+    def promised(self, mu: float, relation: Relation) -> GaussianDP:
+        return GaussianDP(mu)
+
+    def charged(self, relation: Relation, mu: float, delta: float) -> float:
+        return mu
+
+
+class PublicOrder(KnownRounds):
+    """Round t reads `batches(t)` of a silo's order, whoever asks."""
+
+    if TYPE_CHECKING:  # fields of dataclasses, or properties: a dataclass would take these for defaults
+
+        @property
+        def rounds(self) -> int: ...
+
+        @property
+        def rounds_per_epoch(self) -> int: ...
+
+        @property
+        def batches_held(self) -> int: ...
+
+        @property
+        def single_pass(self) -> bool: ...
+
+    title: ClassVar[str] = "fixed order"
+
+    @classmethod
+    def instead_of(cls, order: "Participation", asked: Asked) -> "Participation":
+        asked.without_groups("fixed")
+        asked.without_timers("fixed")
+        return order
+
+    def batches(self, t: int) -> range:
+        """Which batches of the silo's order, counted from 0, round t (from 1) uses; they follow one another."""
+        raise NotImplementedError
+
+    def expected_batches(self, t: int) -> int:
+        return len(self.batches(t))
+
+    def most_batches(self, t: int) -> int:
+        return len(self.batches(t))
+
+    def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> slice:
+        batches = self.batches(t)
+        return slice(batches.start * batch, batches.stop * batch)
+
+    @property
+    def words(self) -> str:
+        times, cut = divmod(self.rounds, self.rounds_per_epoch)
+        if self.single_pass:
+            return "is read once"
+        return f"is read {times} times, or once more" if cut else f"is read {times} times"
+
+
+@dataclass(frozen=True)
+class Schedule(PublicOrder):
+    """Fixed order: every silo reads its batches in order, `rounds` / `rounds_per_epoch` times over, one batch a
+    round.
+
+    With rounds_per_epoch == rounds each record takes part in exactly one round (single pass).  A single pass
+    may read
+    several batches in some rounds: `reads` says how many in each, and is empty where it is one everywhere.
+
+    Guarantee: the records read in round p+1 ≤ rounds_per_epoch take part in rounds p+1, p+1+rounds_per_epoch, …
+    and in no other.
+    """
+
+    name: ClassVar[str] = "fixed"
+
+    rounds: int
+    rounds_per_epoch: int
+    reads: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.reads and not (len(self.reads) == self.rounds == self.rounds_per_epoch and min(self.reads) >= 1):
+            raise ValueError(
+                f"reads: {self.rounds} rounds of a single pass need as many numbers of batches, 1 or more"
+            )
+
+    def batches(self, t: int) -> range:
+        """Which batches of the silo's order, counted from 0, round t (from 1) uses; they follow one another."""
+        if not 1 <= t <= self.rounds:
+            raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
+        if self.reads:
+            return range(self._before[t - 1], self._before[t])
+        place = (t - 1) % self.rounds_per_epoch
+        return range(place, place + 1)
+
+    @property
+    def batches_held(self) -> int:
+        """How many batches a silo's order has."""
+        return sum(self.reads) if self.reads else self.rounds_per_epoch
+
+    @property
+    def single_pass(self) -> bool:
+        return self.rounds_per_epoch >= self.rounds
+
+    def first(self, rounds: int) -> "Schedule":
+        """What a run that stopped after so many rounds has read, for its accountant: not how many batches."""
+        return Schedule(rounds, self.rounds_per_epoch)
+
+    @cached_property
+    def _before(self) -> list[int]:
+        return [0, *itertools.accumulate(self.reads)]
+
+    def as_data(self) -> dict[str, Any]:
+        return {"name": self.name, "rounds": self.rounds, "rounds_per_epoch": self.rounds_per_epoch}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        return cls(data["rounds"], data["rounds_per_epoch"])
+
+
+@dataclass(frozen=True)
+class Separated:
+    """Any participation of a record in at most `max_participations` of `rounds` rounds, at least
+    `min_separation` rounds apart.
+
+    Guarantee: what is accounted for it holds for every such pattern, also one chosen by an adversary.
+    """
+
+    rounds: int
+    max_participations: int
+    min_separation: int
+
+    def __post_init__(self) -> None:
+        if min(self.rounds, self.max_participations, self.min_separation) < 1:
+            raise InputError(
+                f"rounds = {self.rounds}, max_participations = {self.max_participations}, "
+                f"min_separation = {self.min_separation}: all are 1 or more"
+            )
+
+    @property
+    def most(self) -> int:
+        """How often a record really can take part: `max_participations`, or fewer if the rounds do not suffice."""
+        return min(self.max_participations, -(-self.rounds // self.min_separation))
+
+    @property
+    def single_pass(self) -> bool:
+        return self.most == 1
+
+
+@dataclass(frozen=True)
+class Phases(PublicOrder):
+    """Fixed order, read once, in phases: phase i has `lengths[i-1]` gradient rounds and then one empty round.
+
+    An empty round uses no records: what is added up in it is 0, and what is released in it is noise alone.
+
+    Guarantee: every record takes part in exactly one round of one phase.
+    """
+
+    name: ClassVar[str] = "phases"
+
+    lengths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.lengths or min(self.lengths) < 1:
+            raise InputError(f"lengths = {self.lengths}: there is a phase at least, each of 1 or more rounds")
+
+    @property
+    def rounds(self) -> int:
+        return self.rounds_per_epoch + len(self.lengths)
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """How many batches are read; fewer than there are rounds."""
+        return sum(self.lengths)
+
+    @property
+    def single_pass(self) -> bool:
+        return True
+
+    def first(self, rounds: int) -> "Phases":
+        """The whole schedule: a run that stopped early is charged for all of it."""
+        if not 0 <= rounds <= self.rounds:
+            raise ValueError(f"{rounds} rounds of {self.rounds}")
+        return self
+
+    def phase(self, t: int) -> int:
+        """The phase, from 1, that round t (from 1) belongs to; the empty round belongs to the phase it ends."""
+        if not 1 <= t <= self.rounds:
+            raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
+        return next(phase for phase, end in enumerate(self._ends, start=1) if t <= end)
+
+    def place(self, t: int) -> int | None:
+        """Which batch of the silo's order, counted from 0, round t uses; None in an empty round."""
+        return None if t in self._ends else t - self.phase(t)
+
+    def batches(self, t: int) -> range:
+        """As for a `Schedule`; none in an empty round."""
+        place = self.place(t)
+        return range(0) if place is None else range(place, place + 1)
+
+    @property
+    def batches_held(self) -> int:
+        """How many batches a silo's order has."""
+        return self.rounds_per_epoch
+
+    @property
+    def _ends(self) -> tuple[int, ...]:
+        """The empty rounds."""
+        return tuple(itertools.accumulate(length + 1 for length in self.lengths))
+
+    def as_data(self) -> dict[str, Any]:
+        return {"name": self.name, "lengths": list(self.lengths)}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        return cls(tuple(data["lengths"]))

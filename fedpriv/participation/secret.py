@@ -1,0 +1,225 @@
+"""What participations have in common whose rounds only the silo knows that holds a record.
+
+Every record in one secret round of every epoch.
+
+Every record by a coin of its own in every round.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.accounting.allocation import AllocatedGaussian, calibrated
+from fedpriv.accounting.budget import Capacity, capacity
+from fedpriv.accounting.gaussian import RELATION_FACTOR, Relation, epsilon_of
+from fedpriv.accounting.guarantees import Sampled
+from fedpriv.accounting.poisson import PoissonGaussian
+from fedpriv.accounting.poisson import calibrated as calibrated_poisson
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import KeyedCoins
+from fedpriv.participation.orders import Asked, Schedule, Sums
+
+if TYPE_CHECKING:
+    from fedpriv.participation.orders import Participation
+
+
+@dataclass(frozen=True)
+class SecretOrder:
+    """Every record takes part in rounds of its own, which a silo draws with its key and tells nobody.
+
+    Records are in public *groups*: those of group j, the rows j, j + groups, … of a silo's order, take part in
+    rounds t with t ≡ j + 1 (mod groups) only.  So two rounds of one record lie `groups` or more apart, and
+    correlated noise whose C has no more bands than that is amplified as if it were independent.
+
+    Guarantee: the curve of (ε, δ) holds against everyone who sees all that is released and does not learn who
+    takes part when.  A silo that releases its own sums is protected against the server, too.
+    """
+
+    name: ClassVar[str]
+    secret: ClassVar[bool] = True
+    of_clients: ClassVar[bool] = False
+
+    rounds: int
+    rounds_per_epoch: int
+    """Rounds of one pass, expected if sampled."""
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.rounds_per_epoch < 1:
+            raise InputError(
+                f"rounds = {self.rounds}, rounds of an epoch = {self.rounds_per_epoch}: both are 1 or more"
+            )
+        if self.groups < 1 or self.rounds_per_epoch % self.groups:
+            raise InputError(
+                f"federation.groups = {self.groups}: groups share out the {self.rounds_per_epoch} rounds of an "
+                "epoch, so it is a number that divides them"
+            )
+
+    @classmethod
+    def instead_of(cls, order: "Participation", asked: Asked) -> Self:
+        asked.without_timers(cls.name)
+        return cls(order.rounds, order.rounds_per_epoch, asked.groups)
+
+    @property
+    def batches_held(self) -> int:
+        """How many expected batches a silo holds."""
+        return self.rounds_per_epoch
+
+    @property
+    def bins(self) -> int:
+        """The rounds of an epoch in which a record of one group can take part."""
+        return self.rounds_per_epoch // self.groups
+
+    @property
+    def single_pass(self) -> bool:
+        """Never: in which round a record takes part is not known to whoever asks."""
+        return False
+
+    def expected_batches(self, t: int) -> int:
+        return 1
+
+    def most_batches(self, t: int) -> int:
+        """All records of a group can meet in one round."""
+        return self.bins
+
+    def capacity(self, batch: int) -> Capacity:
+        """How many records a round of a silo with this expected `batch` is made to hold: nearly always enough."""
+        return capacity(self.bins * batch, 1.0 / self.bins)
+
+    def group(self, t: int) -> slice:
+        """The rows of the records that can take part in round t (from 1)."""
+        if not 1 <= t <= self.rounds:
+            raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
+        return slice((t - 1) % self.groups, None, self.groups)
+
+    def calibrated(self, epsilon: float, delta: float, relation: Relation) -> Sampled:
+        """What has about the least noise among all that is (ε, δ)-DP."""
+        raise NotImplementedError
+
+    def promise(self, multiplier: float, relation: Relation) -> Sampled:
+        """What noise of standard deviation `multiplier` clips gives."""
+        raise NotImplementedError
+
+    def guarantee(self, sums: Sums, std: float) -> Sampled:
+        return self.promise(std / sums.moved(self.distance(sums)), sums.relation)
+
+    @property
+    def known(self) -> Schedule:
+        """Of one of its rounds: those of a record move disjoint blocks of what is released."""
+        return Schedule(self.rounds, self.rounds)
+
+    def promised(self, mu: float, relation: Relation) -> Sampled:
+        """`mu` is what a record pays that is known to take part, under replace-one twice what its clip costs."""
+        return self.promise((1.0 - 1e-12) * RELATION_FACTOR[relation] / mu, relation)
+
+    def distance(self, sums: Sums) -> float:
+        """`sums.moved` of it is the clip of one record: the 2 of replace-one is in the accounting already."""
+        return sums.clip_apart(self.groups) / RELATION_FACTOR[sums.relation]
+
+    def charged(self, relation: Relation, mu: float, delta: float) -> float:
+        """For a record that is known to take part; a rounding to the safe side is in it."""
+        return (1.0 - 1e-12) / self.calibrated(epsilon_of(mu, delta), delta, relation).noise_multiplier
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "rounds": self.rounds,
+            "rounds_per_epoch": self.rounds_per_epoch,
+            "groups": self.groups,
+        }
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        return cls(data["rounds"], data["rounds_per_epoch"], data.get("groups", 1))
+
+
+@dataclass(frozen=True)
+class Allocation(SecretOrder):
+    """Random allocation: in every epoch each record takes part in one round, drawn uniformly and kept secret.
+
+    A silo's sum is divided by its public expected batch, never by the number drawn.
+
+    Guarantee: records choose among the rounds of their group independently of each other, and anew in every
+    epoch; only the silo that holds a record knows its round.  (Equal batches of a shuffled order are something
+    else: who knows all other records' rounds knows the last one's.)
+    """
+
+    name: ClassVar[str] = "allocation"
+    title: ClassVar[str] = "random allocation"
+
+    def first(self, rounds: int) -> Self:
+        """The whole schedule: a record's round may come before or after the one in which a run stopped."""
+        if not 0 <= rounds <= self.rounds:
+            raise ValueError(f"{rounds} rounds of {self.rounds}")
+        return self
+
+    def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:
+        epoch, place = divmod(t - 1, self.rounds_per_epoch)
+        count = self.batches_held * batch
+        bins = coins().numbers(count, self.bins, silo, epoch)
+        rows = np.arange(count)[self.group(t)]
+        here: NDArray[np.int64] = rows[bins[rows] == place // self.groups]
+        return here
+
+    def calibrated(self, epsilon: float, delta: float, relation: Relation) -> AllocatedGaussian:
+        return calibrated(epsilon, delta, self.bins, self.epochs, relation)
+
+    def promise(self, multiplier: float, relation: Relation) -> AllocatedGaussian:
+        return AllocatedGaussian(multiplier, self.bins, self.epochs, relation)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs begun; one that ends early counts as whole."""
+        return -(-self.rounds // self.rounds_per_epoch)
+
+    @property
+    def words(self) -> str:
+        among = f"{self.bins} rounds" if self.groups == 1 else f"the {self.bins} rounds of its group"
+        every = "" if self.epochs == 1 else f" in each of {self.epochs} epochs"
+        return f"takes part in one of {among}{every}, drawn at random, and in which one stays secret"
+
+
+@dataclass(frozen=True)
+class Poisson(SecretOrder):
+    """Poisson sampling: in every round of its group each record takes part with probability `rate`.
+
+    A silo's sum is divided by its public expected batch, never by the number drawn.
+
+    Guarantee: every record of every round has a coin of its own, which only the silo that holds it sees.
+    """
+
+    name: ClassVar[str] = "poisson"
+    title: ClassVar[str] = "Poisson sampling"
+
+    @property
+    def rate(self) -> float:
+        """q: the probability with which a record takes part in a round of its group."""
+        return 1.0 / self.bins
+
+    def first(self, rounds: int) -> Self:
+        """What a run that stopped after so many rounds has drawn."""
+        return type(self)(rounds, self.rounds_per_epoch, self.groups)
+
+    def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:
+        drawn = np.flatnonzero(coins().heads(self.batches_held * batch, self.rate, silo, t))
+        first = self.group(t).start
+        return drawn if self.groups == 1 else drawn[drawn % self.groups == first]
+
+    def calibrated(self, epsilon: float, delta: float, relation: Relation) -> PoissonGaussian:
+        return calibrated_poisson(epsilon, delta, self.rate, self._coins, relation)
+
+    def promise(self, multiplier: float, relation: Relation) -> PoissonGaussian:
+        return PoissonGaussian(multiplier, self.rate, self._coins, relation)
+
+    @property
+    def _coins(self) -> int:
+        """In how many rounds a coin is thrown for a record of the first group, which has the most."""
+        return -(-self.rounds // self.groups)
+
+    @property
+    def words(self) -> str:
+        among = "" if self.groups == 1 else f" of its group ({self.groups} groups)"
+        return f"takes part in each{among} with probability {self.rate:.5g}, and in which ones stays secret"

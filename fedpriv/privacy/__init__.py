@@ -1,1 +1,0 @@
-"""What a run promises, to whom, and what that costs."""

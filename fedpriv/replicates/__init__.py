@@ -1,1 +1,0 @@
-"""Many runs computed as one: numbers with an entry for each."""

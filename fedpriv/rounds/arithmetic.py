@@ -1,0 +1,250 @@
+"""What floating point can hold: a guarantee in real numbers needs clips, noise and sums that do not get lost.
+
+From a cell to the lattice, the integers and the noise of a run whose releases are exact.
+
+A simulation's real vectors as integers modulo 2^64, which can be added under masks.
+
+A simulation in floating point protects nobody: this is how its masked messages are added at all.  What guards mask
+are integers from the record on (fedpriv/noise/integers/fixed_point.py), and nothing is rounded after the noise.
+
+The noise of a simulation in floating point, and the lattice on which masked messages of it are added.
+"""
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.random import SERVER
+from fedpriv.loss.estimators import Estimator, Round, rounds_of
+from fedpriv.loss.objective import Objective
+from fedpriv.noise.integers.lattice import FactoredDifferences, factored
+from fedpriv.noise.integers.plan import ExactPlan, ExactRun, fitted
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.trust import Noise, NoiseSource, Trust
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Participation
+from fedpriv.rounds.ledger import Integers, RunningSums
+from fedpriv.scenario.schema import Cell
+
+SMALLEST_CLIP, LARGEST_CLIP = 2.0**-40, 2.0**40
+"""`fedpriv.loss.clipping` holds between these."""
+_SMALLEST_SHARE = 2.0**-70  # of a record: float32 ends at 2^-126, and factors go down by a norm of 2^50
+_SMALLEST_STD, _LARGEST_STD = 2.0**-100, 2.0**100
+MOST_DEVIATIONS = 2.0**30
+"""The largest sum, in standard deviations of its noise: then 22 digits of float64 lie below one of them."""
+
+
+def check_clips(rounds: Iterable[Round], largest_batch: int, private: bool) -> None:
+    """InputError for a clip that increments cannot be held to; without noise it may be any large number.
+
+    `largest_batch` is the most records of one silo in a round.
+    """
+    for current in rounds:
+        for clip in current.clips:
+            if not SMALLEST_CLIP <= clip <= (LARGEST_CLIP if private else sys.float_info.max):
+                raise InputError(
+                    f"algorithm: increments of round {current.t} would be clipped to norm {clip:.3g}; clips "
+                    f"between {SMALLEST_CLIP:.2g} and {LARGEST_CLIP:.2g} hold in floating point"
+                )
+            if clip / largest_batch < _SMALLEST_SHARE:
+                raise InputError(
+                    f"algorithm: a clip of {clip:.3g} over a batch of {largest_batch} records is too small for "
+                    "floating point; use a larger clip or a smaller batch"
+                )
+
+
+def check_noise(noise: Noise) -> None:
+    """InputError for noise that floating point cannot draw or add."""
+    for source in noise.sources:
+        std = float(source.std)
+        if not _SMALLEST_STD <= std <= _LARGEST_STD:
+            raise InputError(
+                f"privacy: noise of standard deviation {std:.3g} is nothing that floating point can add; between "
+                f"{_SMALLEST_STD:.2g} and {_LARGEST_STD:.2g} it can"
+            )
+
+
+def check_sums(noise: Noise, largest_sum: float, fresh_std: float) -> None:
+    """InputError for noise that would be lost in the rounding of what it is added to.
+
+    `largest_sum` bounds the norm of that; `fresh_std` is how much of the noise is fresh in every release.
+    """
+    for source in noise.sources:
+        fresh = float(source.std) * fresh_std
+        if not largest_sum <= MOST_DEVIATIONS * fresh:
+            raise InputError(
+                f"privacy: sums of up to {largest_sum:.3g} would hide noise of standard deviation {fresh:.3g} in "
+                f"their rounding; at most {MOST_DEVIATIONS:.2g} standard deviations, so ask for more privacy"
+            )
+
+
+MOST_SLACK = 2.0**-60
+"""Of a claim, in total variation: what reports call it."""
+_SAFE = 1.0 - 2.0**-38
+"""Less than what rounding to the safe side adds to μ: what is recorded stays within what was asked for."""
+
+
+def exact_plan_of(
+    cell: Cell, objective: Objective, estimator: Estimator, mechanism: Mechanism, workload: Workload
+) -> ExactPlan:
+    """InputError, naming the algorithm and the reason, for a run whose releases cannot be made of integers.
+
+    Guarantee: the recorded μ is not above the cell's target, and the slack not above 2^-60.
+    """
+    name, schedule, trust, target = (
+        cell.algorithm.row.name,
+        cell.schedule,
+        cell.algorithm.trust_setting,
+        cell.target,
+    )
+    assert target is not None  # of a run without noise nothing is exact
+    blocks = mechanism.blocks(workload)
+    if schedule.secret and not (workload.decay == 0.0 and blocks is not None and blocks.bands == 1):
+        raise InputError(
+            f"{name}: releases of integers with {schedule.name} sampling are accounted for where every round is "
+            "released by itself, with independent noise; take such an algorithm, or leave out federation.sampling"
+        )
+    sums = RunningSums(mechanism, workload, cell.privacy.relation)
+    known = RunningSums(mechanism, replace(workload, schedule=schedule.known), sums.relation)
+    apart = 1.0 if schedule.known is schedule else known.sensitivity() / schedule.distance(sums)
+    mu = schedule.charged(sums.relation, target, cell.privacy.delta) * apart
+    unit = cell.privacy.protected
+    mu = unit.of_one_silo(mu) if trust.private_messages else mu / unit.shared  # of its records in one silo
+    sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
+    together = max(sizes) if trust.private_messages else sum(sizes)
+    try:
+        form = factored(mechanism, known.workload)
+        if (estimator.round(1).split is not None) != isinstance(form, FactoredDifferences):
+            raise InputError(f"{mechanism.name} noise on increments that are clipped in parts")
+        exact = fitted(
+            ExactRun(
+                form,
+                tuple(together * schedule.most_batches(t) for t in rounds),
+                objective.dimension,
+                cell.privacy.relation,
+                mu * _SAFE,
+                owners=len(sizes) if trust.masked else 1,
+                word=cell.run.word if trust.masked else 64,
+            )
+        )
+    except InputError as error:
+        raise InputError(f"{name}: what it releases cannot be made of integers: {error}") from None
+    if exact.claim.slack > MOST_SLACK / (2 if cell.budget.beside else 1):  # the other step has its own
+        raise InputError(f"{name}: {schedule.rounds} rounds of {objective.dimension} values are too many")
+    return exact
+
+
+def noise_of(exact: ExactPlan, trust: Trust, batch_sizes: tuple[int, ...]) -> Noise:
+    """Every owner's noise in the units of the model; that in the mean follows from it."""
+    std, total = exact.lattice.unit * exact.claim.sigma, sum(batch_sizes)
+    if trust.noise_at_server:
+        return Noise((NoiseSource(SERVER, std / total, 1.0),))
+    return Noise(tuple(NoiseSource(silo, std / size, size / total) for silo, size in enumerate(batch_sizes)))
+
+
+def integers_of(exact: ExactPlan, owners: int) -> Integers:
+    """What a ledger keeps of it, for noise of so many owners."""
+    return Integers(exact.lattice.exponent, exact.claim.sigma, exact.run.dimension, owners)
+
+
+Words = NDArray[np.uint64]
+
+_LARGEST = 2.0**62
+"""Of one encoded value, in units; beyond what plans allow and noise can reach."""
+_ROOM = 2.0**48
+"""The most units that records can contribute: then a silo's float64 holds digits of its noise below the grid."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Multiples of `unit`, a power of 2, as integers modulo 2^64.
+
+    Sums are right as long as they lie within ±2^63 units.  A sum beyond would wrap: that would make the model
+    wrong, not the noise smaller, since the residue is a function of the sum.
+    """
+
+    unit: float
+
+    def encode(self, values: NDArray[np.float64]) -> Words:
+        """`values` (d,) rounded to the grid, (d,); RunError for values that are not finite or absurdly large."""
+        scaled = np.floor(values / self.unit + 0.5)  # halves go up: rounding and whole shifts must commute
+        if not np.all(np.abs(scaled) < _LARGEST):
+            raise RunError("the release has values that are not finite, or outside of what can be added")
+        return scaled.astype(np.int64).view(np.uint64)
+
+    def decode_sum(self, messages: Sequence[Words]) -> NDArray[np.float64]:
+        """The sum (d,) of all silos' encoded messages, each (d,)."""
+        total: Words = np.zeros_like(messages[0])
+        for message in messages:
+            total += message  # unsigned: modulo 2^64
+        return total.view(np.int64).astype(np.float64) * self.unit
+
+
+def grid_for(share: float, digits: int, largest: float) -> Grid:
+    """The grid for messages with noise of standard deviation `share` > 0 in every silo's part of the mean.
+
+    Half of the `digits` binary digits in which noise is drawn lie above the unit and half below it: the rounding
+    adds less than 2^-24 to the variance.  `largest` bounds every coordinate of the sum of all silos' vectors
+    without noise; InputError where that does not fit.
+    """
+    unit = 2.0 ** math.floor(math.log2(share) - digits // 2)
+    if largest > unit * _ROOM:
+        raise InputError(
+            f"secure aggregation: sums of up to {largest:.3g}, with noise of {share:.3g} in each silo, do "
+            'not fit on a grid; use run.dtype = "float32", fewer rounds or more noise'
+        )
+    return Grid(unit)
+
+
+def lattice_of(cell: Cell, schedule: Participation, estimator: Estimator, noise: Noise) -> Grid:
+    """The lattice for sums of masked messages; InputError for sums that do not fit."""
+    share = min(source.weight * float(source.std) for source in noise.sources)
+    digits = np.finfo(cell.run.dtype).nmant + 1
+    return grid_for(share, digits, largest_sum(schedule, estimator))
+
+
+def workload_of(estimator: Estimator, schedule: Participation) -> Workload:
+    """What the running sums of an estimator are made of, for a mean over one batch."""
+    return Workload(schedule, estimator.decay, np.array(batch_clips(estimator, schedule)), estimator.period)
+
+
+def batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, ...]:
+    """The norm bound of every round's increments, for a mean over one batch: where a round reads k, 1/k of it."""
+    return tuple(
+        float(current.clip) / max(1, schedule.expected_batches(current.t))
+        for current in rounds_of(estimator, schedule.rounds)
+    )
+
+
+def largest_sum(schedule: Participation, estimator: Estimator) -> float:
+    """A bound on the norm of the silos' mean running sum in every round, whatever the records are."""
+    largest = total = 0.0
+    for current in rounds_of(estimator, schedule.rounds):
+        # a round that reads k batches divides by k
+        most = schedule.most_batches(current.t) / max(1, schedule.expected_batches(current.t))
+        total = float(current.decay) * total + most * current.largest
+        largest = max(largest, total)
+    return largest
+
+
+def float_noise_of(
+    cell: Cell, schedule: Participation, workload: Workload, mechanism: Mechanism, weights: tuple[float, ...]
+) -> Noise:
+    """The noise of every owner that reaches the cell's target; none if it has none.
+
+    Guarantee: a public order gets its μ exactly; sampling gets the (ε, δ) of that μ at the cell's δ.  InputError
+    for sampling that cannot be accounted for.
+    """
+    target, relation, delta = cell.target, cell.privacy.relation, cell.privacy.delta
+    if target is None:
+        return Noise()
+    distance = schedule.distance(RunningSums(mechanism, workload, relation))
+    mu = schedule.charged(relation, target, delta)
+    return cell.algorithm.trust_setting.noise(
+        distance, cell.batch_sizes, weights, relation, mu, cell.privacy.protected
+    )

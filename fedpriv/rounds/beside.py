@@ -1,0 +1,373 @@
+"""Evaluation by silos: a run of its own beside the training, over other records, planned and accounted alike.
+
+Every evaluation reads all test records of every silo: a round of DP-SGD's releases, of bounded vectors of one or
+two numbers (metrics/summed.py) in place of gradients.  So its plan, noise, integers, ledger entries and prices are
+those of such a run, and nothing of it is written twice.
+
+The first step of a run with [data.scale]: a run of its own, of one round, whose model is moments of columns.
+
+    first_step_of(cell) ─▶ any engine ─▶ Finished ─▶ scaled(cell, its model) ─▶ the rounds, with numbers
+
+So silos, guards, noise, integers and ledger treat it as they treat every run of DP-SGD, and nothing of it is
+written twice.  The server gets the mean over silos, as it gets a mean of gradients.
+
+Which records of the data each silo of a simulation, or of a demonstration, trains and evaluates on.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.core.errors import InputError
+from fedpriv.core.random import SERVER, KeyedNormal, derive_key, integers_key, seed_key
+from fedpriv.data.encode import Scaling, scaling_from
+from fedpriv.data.partition import alike, iid, roster
+from fedpriv.loss.objective import Objective, Records
+from fedpriv.loss.rows import CLIP, COLUMN_MOMENTS
+from fedpriv.loss.scores import LOWER_IS_BETTER, MEAN, WORST, SummedScores, summed_scores
+from fedpriv.noise.trust import TRUSTED, UNTRUSTED, USER
+from fedpriv.rounds.ledger import FIRST_STEP, ReleaseStream
+from fedpriv.rounds.outcome import Finished
+from fedpriv.rounds.plan import Plan, check_scaled, plan_of
+from fedpriv.rounds.task import Task, counting, labels_of_rows, spread, task_of_cell, task_of_schema
+from fedpriv.scenario.load import Scenario
+from fedpriv.scenario.schema import AlgorithmSection, Cell, ModelSection
+from fedpriv.scenario.sections import FederationSection, PrivacySection, RunSection
+
+_ALGORITHM = "dp-sgd"
+
+
+def first_step_of(cell: Cell) -> Cell | None:
+    """The run that is the cell's first step; None if it has none, or has taken it.
+
+    InputError if it cannot be taken.  Every silo's records of the rounds take part, once, in its one round.
+
+    Guarantee: it is √share · μ-GDP for each record under the cell's relation, where the run's target is μ.
+    """
+    schema = cell.data.table_schema
+    if schema is None or not cell.data.unscaled:
+        return None
+    budget, held = cell.budget, cell.schedule.batches_held
+    algorithm = AlgorithmSection.model_validate(
+        {"name": _ALGORITHM, "trust": cell.algorithm.trust, "clip": CLIP, "step": 1.0}
+    )
+    if cell.algorithm.trust not in algorithm.row.trusts:
+        raise InputError(
+            f"data.scale: its first step cannot be taken with algorithm.trust = {cell.algorithm.trust!r}; leave "
+            "[data.scale] out"
+        )
+    promised = {"mode": "none"} if budget.rounds is None else {"mu": budget.beside}
+    return cell.derived(
+        PrivacySection.model_validate(
+            {"relation": cell.privacy.relation, "delta": cell.privacy.delta, **promised}
+        ),
+        FederationSection(
+            silos=cell.federation.silos,
+            rounds=1,
+            epochs=1,
+            batches=tuple(held * batch for batch in cell.batch_sizes),
+        ),
+        algorithm,
+        beside=budget.rounds or 0.0,
+        model=ModelSection.model_validate(
+            {
+                "name": COLUMN_MOMENTS,
+                "columns": schema.numbers,
+                **({"real": True} if schema.class_count == 0 else {}),
+            }
+        ),
+        run=RunSection(dtype=cell.run.dtype, arithmetic=cell.run.arithmetic, word=cell.run.word),
+    )
+
+
+def scaled(cell: Cell, scaling: Scaling) -> Cell:
+    """The cell with what its first step gave; its budget is the one that it was given with the whole run."""
+    assert cell.data.scale is not None
+    given = {"means": scaling.means, "deviations": scaling.deviations}
+    scale = cell.data.scale.model_copy(update=given)
+    return cell.model_copy(update={"data": cell.data.model_copy(update={"scale": scale})})
+
+
+def presumed(cell: Cell) -> Cell:
+    """The cell as its rounds will be planned, whatever its first step gives; itself if that is known, or none."""
+    schema = cell.data.table_schema
+    if schema is None or not cell.data.unscaled:
+        return cell
+    count = len(schema.numbers)
+    return scaled(cell, Scaling(schema.numbers, (0.0,) * count, (1.0,) * count))
+
+
+@dataclass(frozen=True)
+class FirstSteps:
+    """What the first steps of a scenario gave, by the cell with their numbers."""
+
+    taken: Mapping[str, Finished]
+
+    def with_rounds(self, cell: Cell, finished: Finished) -> Finished:
+        """A cell's outcome, with what its first step released in its ledger.
+
+        Guarantee: the claim that follows from the ledger is of both together.
+        """
+        if (first := self.taken.get(_name(cell))) is None:
+            return finished
+        before = tuple(replace(stream, step=FIRST_STEP) for stream in first.releases)
+        return replace(
+            finished,
+            releases=(*before, *finished.releases),
+            bytes_sent=finished.bytes_sent + first.bytes_sent,
+            wall_seconds=finished.wall_seconds + first.wall_seconds,
+        )
+
+
+def scaled_scenario(
+    scenario: Scenario, take: Callable[[Cell], Finished], *, released: bool = False
+) -> tuple[Scenario, FirstSteps]:
+    """The scenario with numbers in every cell; `take` runs a first step, once for cells that ask for the same.
+
+    InputError, before the first one is taken, for rounds that cannot be planned; `released` as for `plan_of`.
+    """
+    for point in scenario.points:
+        if point.cell.data.unscaled:
+            _check_rounds(presumed(point.cell), released=released)
+    asked, points, taken = dict[str, Finished](), [], dict[str, Finished]()
+    for point in scenario.points:
+        cell = point.cell
+        if (first := first_step_of(cell)) is not None:
+            if _name(first) not in asked:
+                asked[_name(first)] = take(first)
+            finished = asked[_name(first)]
+            cell = scaled(cell, _scaling_of(cell, finished))
+            taken[_name(cell)] = finished
+        points.append(replace(point, cell=cell))
+    return replace(scenario, points=points), FirstSteps(taken)
+
+
+def _name(cell: Cell) -> str:
+    return json.dumps(cell.canonical(), sort_keys=True)
+
+
+def _check_rounds(cell: Cell, *, released: bool) -> None:
+    """A plan takes what is public about the table, and no record."""
+    schema = cell.data.table_schema
+    assert schema is not None
+    plan_of(cell, task_of_schema(cell, schema).objective, released=released)
+
+
+def _scaling_of(cell: Cell, finished: Finished) -> Scaling:
+    schema = cell.data.table_schema
+    assert schema is not None
+    return scaling_from(schema.numbers, np.asarray(finished.model) / schema.counted_share(tests=False))
+
+
+def spread_test(cell: Cell) -> list[Tensor]:
+    """Which places of `tests` each silo evaluates on: (evaluation.records,) of the task's for each.
+
+    By site, a site's first ones; otherwise no silo's twice, of labels as its training records have them.  Where
+    cells say which rows are for testing, a silo's rows are the same in both parts, in the order it reads them.
+    InputError if the scenario asks for more than there are.
+    """
+    assert cell.evaluation is not None
+    task, sizes = task_of_cell(cell), cell.evaluation.of_silos(cell.federation.silos)
+    if (held := _rows_held(cell, task)) is not None:
+        return [torch.from_numpy(own) for own in _first(cell, held, sizes)]
+    labels = task.tests.labels.numpy()
+    if sum(sizes) > len(labels):
+        raise InputError(
+            f"evaluation.records: {sum(sizes)} test records of all silos, and {cell.data.name} has {len(labels)}"
+        )
+    if cell.data.partition == "iid":
+        shares = iid(labels, sizes, cell.seed)
+    else:
+        shares = alike(labels, sizes, cell.seed, [labels_of_rows(task)[share.numpy()] for share in spread(cell)])
+    return [torch.from_numpy(share) for share in shares]
+
+
+def _rows_held(cell: Cell, task: Task) -> list[NDArray[np.int64]] | None:
+    """The places of `tests` that are at each silo, in the order it reads them; None where any may be anybody's."""
+    by_site, shared = cell.data.partition == "site", task.rows is not None and task.units is None
+    if not (by_site or shared):
+        return None
+    read = [task.rows[share.numpy()] for share in spread(cell)] if shared and task.rows is not None else []
+    if not by_site:
+        return read
+    assert task.test_sites is not None
+    sites = [np.flatnonzero(task.test_sites == silo) for silo in range(cell.federation.silos)]
+    if not read:
+        return sites
+    return [np.concatenate([own, np.setdiff1d(site, own)]) for own, site in zip(read, sites, strict=True)]
+
+
+def _first(cell: Cell, held: Sequence[NDArray[np.int64]], sizes: Sequence[int]) -> list[NDArray[np.int64]]:
+    """InputError, naming the silo, for one that has too few."""
+    schema = cell.data.table_schema
+    names = schema.sites if schema is not None and cell.data.partition == "site" else ()
+    what = "rows" if schema is not None and schema.by_content else "test records"
+    for silo, (own, size) in enumerate(zip(held, sizes, strict=True)):
+        if size > len(own):
+            name = repr(names[silo]) if names else f"silo {silo}"
+            raise InputError(f"evaluation.records: {name} has {len(own)} {what}, and {size} are asked for")
+    return [own[:size] for own, size in zip(held, sizes, strict=True)]
+
+
+def held_out_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
+    """The numbers, in the data set, of each silo's test records; none where silos do not evaluate."""
+    if cell.evaluation is None:
+        return [np.empty(0, np.int64)] * cell.federation.silos
+    return [share.numpy() for share in spread_test(cell)]
+
+
+def held_out_shares(cell: Cell) -> list[Records]:
+    """The test records of silo 0, 1, … as the cell's model sees them."""
+    test = task_of_cell(cell).tests
+    return [Records(*(column[share] for column in test)) for share in spread_test(cell)]
+
+
+def records_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
+    """The numbers, in the data set, of each silo's training records, in the order it reads them.
+
+    Of persons all records, whether they count or not, in the order of the data; of clients unit by unit.
+    """
+    task, shares = task_of_cell(cell), [share.numpy() for share in spread(cell)]
+    if task.units is None:
+        return shares
+    if cell.privacy.protected.name == USER.name and task.persons is not None:
+        whose = roster(task.persons)[1]
+        return [np.flatnonzero(np.isin(whose, share)) for share in shares]
+    return [task.units[share].ravel() for share in shares]
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """The plan of a cell's evaluations, and who its silos are."""
+
+    plan: Plan
+    scores: SummedScores
+    silos: tuple[str, ...]
+    """Names of silo 0, 1, … for metrics of each; none where only all of them together are asked for."""
+    counted: float = 1.0
+    """The public share of the places read that count, where cells decide: means over places are divided by it."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether every silo's own means are published, and not those of all silos alone."""
+        return not float(self.plan.noise.std_of(SERVER))
+
+    def metrics(self, published: Tensor) -> dict[str, float]:
+        """By name, of an evaluation's published means (silos, `dimension`), or (1, `dimension`)."""
+        published = published.double() / self.counted
+        shares = torch.tensor(self.plan.weights if self.apart else (1.0,), dtype=torch.float64)
+        found = {name: float(value) for name, value in self.scores.named(shares @ published).items()}
+        if not self.silos:
+            return found
+        for name, values in self.scores.named(published).items():
+            found |= {f"{name}_at_{silo}": float(value) for silo, value in zip(self.silos, values, strict=True)}
+            found[f"{name}_{MEAN}"] = float(values.mean())
+            found[f"{name}_{WORST}"] = float(values.max() if name in LOWER_IS_BETTER else values.min())
+        return found
+
+
+def evaluations_of(cell: Cell) -> int:
+    """How many rounds are evaluated."""
+    return min(cell.schedule.rounds, cell.run.evaluations)
+
+
+def evaluation_cell(cell: Cell) -> Cell:
+    """The run that a cell's evaluations are: a round each, of all test records, with noise of their own target.
+
+    Under secure aggregation every silo adds the whole noise: its message is private by itself.
+    """
+    asked, silos = cell.evaluation, cell.federation.silos
+    assert asked is not None
+    count = evaluations_of(cell)
+    trust = TRUSTED if cell.algorithm.trust_setting.noise_at_server else UNTRUSTED
+    target = {"mode": "none"} if asked.mu is None else {"mu": asked.mu}
+    run = cell.run if asked.mu is not None else cell.run.model_copy(update={"arithmetic": "float"})
+    return cell.derived(
+        PrivacySection.model_validate({"relation": cell.privacy.relation, "delta": cell.privacy.delta, **target}),
+        FederationSection(silos=silos, rounds=count, epochs=count, batches=asked.of_silos(silos)),
+        AlgorithmSection.model_validate(
+            {
+                "name": "dp-sgd",
+                "trust": trust.name,
+                "clip": 0.5 * np.sqrt(1 if cell.model.regression else 2),
+                "step": 1.0,
+            }
+        ),
+        run=run,
+    )
+
+
+def evaluation_plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> EvaluationPlan | None:
+    """None where silos do not evaluate; `objective` is the model's own.  InputError as for `plan_of`.
+
+    Guarantee: the releases of all evaluations together are `evaluation.mu`-GDP for each test record.
+    """
+    if cell.evaluation is None:
+        return None
+    check_scaled(cell)
+    scores = summed_scores(objective, cell.evaluation.loss_bound, classes=not cell.model.regression)
+    plan = replace(plan_of(evaluation_cell(cell), scores, released=released), model_length=objective.dimension)
+    schema, tests = cell.data.table_schema, cell.data.validation is None
+    counted = 1.0 if schema is None else schema.counted_share(tests=tests)
+    return EvaluationPlan(plan, scores, _names(cell) if cell.run.per_silo else (), counted)
+
+
+def released_by(asked: EvaluationPlan | None) -> tuple[ReleaseStream, ...]:
+    """What a run that is over has released of test records: the ledger of its evaluations."""
+    return () if asked is None else asked.plan.releases(asked.plan.schedule.rounds)
+
+
+def _names(cell: Cell) -> tuple[str, ...]:
+    schema = cell.data.table_schema
+    if cell.data.partition == "site" and schema is not None:
+        return schema.sites
+    return tuple(f"silo_{silo}" for silo in range(cell.federation.silos))
+
+
+def evaluation_noise(cell: Cell) -> KeyedNormal:
+    """A simulation's: a stream of its own from the scenario's seed, and no secret."""
+    return KeyedNormal(seed_key(cell.seed, "evaluation"), cell.run.dtype)
+
+
+def evaluation_integers_key(cell: Cell) -> bytes:
+    """As `evaluation_noise`, for evaluations whose releases are integers."""
+    return derive_key(integers_key(cell.seed), "evaluation")
+
+
+@dataclass(frozen=True)
+class SimulatedEvaluation:
+    """All silos of one cell at once, in floating point, as silos and server compute it one by one."""
+
+    asked: EvaluationPlan
+    shares: list[Records]
+    noise: KeyedNormal
+
+    @staticmethod
+    def of(cell: Cell) -> "SimulatedEvaluation | None":
+        """None where silos do not evaluate."""
+        asked = evaluation_plan_of(cell, task_of_cell(cell).objective)
+        return None if asked is None else SimulatedEvaluation(asked, held_out_shares(cell), evaluation_noise(cell))
+
+    def metrics(self, place: int, model: Tensor) -> dict[str, float]:
+        """Of evaluation number `place`, from 1, of `model` (d,)."""
+        means = torch.stack(
+            [self._noisy(self._mean(model, own), silo, place) for silo, own in enumerate(self.shares)]
+        )
+        if self.asked.apart:
+            return self.asked.metrics(means)
+        weights = torch.tensor(self.asked.plan.weights, dtype=means.dtype)
+        return self.asked.metrics(self._noisy(weights @ means, SERVER, place).unsqueeze(0))
+
+    def _mean(self, model: Tensor, own: Records) -> Tensor:
+        """Over all places, whether they count or not: a public denominator."""
+        records, there = counting(own)
+        return self.asked.scores.contributions(model, records).masked_fill(~there.unsqueeze(-1), 0.0).mean(0)
+
+    def _noisy(self, mean: Tensor, owner: int, place: int) -> Tensor:
+        std = float(self.asked.plan.noise.std_of(owner))
+        return mean + std * torch.from_numpy(self.noise.vector(len(mean), owner, place)).double() if std else mean

@@ -1,0 +1,351 @@
+"""A federation with equal silos and one clip norm, as `fedpriv privacy` is asked about it.
+
+What a mechanism costs for one workload and one privacy target, in the units of a release.
+
+All mechanisms side by side at one guarantee: what each leaves in the sums, and in what is made of them.
+
+How long a round of a mechanism's noise takes on this machine.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from fedpriv.accounting.gaussian import check_positive, relation_named
+from fedpriv.accounting.guarantees import DEFAULT_DELTA, GaussianDP, Guarantee
+from fedpriv.core.errors import InputError
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.fitting.auto import Candidate, Published, choice, compared, fitted_of_all_kinds, least
+from fedpriv.noise.fitting.cost import Response, objective_of
+from fedpriv.noise.mechanism import Mechanism, Sensitivity
+from fedpriv.noise.registry import CHOSEN, MechanismOptions, chosen_mechanism
+from fedpriv.noise.registry import unfitted as to_fit
+from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.trust import Noise, Trust, trust_named
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.clients import CHOSEN as SAMPLINGS
+from fedpriv.participation.orders import Asked, Participation, Schedule, Separated
+from fedpriv.rounds.ledger import RunningSums
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Standard deviations per coordinate; an error is the noise in a released running sum."""
+
+    sensitivity: Sensitivity
+    """For the sum of increments, before a batch mean divides it."""
+    std: float
+    """Of the fresh vectors, as whoever adds the noise draws them."""
+    error: float
+    """Root mean square over the rounds, in what one owner of noise releases."""
+    error_last: float
+    """In the last round."""
+    error_worst: float
+    """In the worst round."""
+    error_in_mean: float
+    """Root mean square over the rounds, in the weighted mean over silos."""
+    memory: int
+    """Vectors in the state, at most."""
+
+
+def cost_of(mechanism: Mechanism, workload: Workload, sensitivity: Sensitivity, noise: Noise) -> Cost:
+    """`noise` is what a trust setting makes of that sensitivity for a target."""
+    std = float(noise.sources[0].std)
+    variance = mechanism.variance(workload)
+    typical = math.sqrt(float(np.mean(variance)))
+    return Cost(
+        sensitivity=sensitivity,
+        std=std,
+        error=std * typical,
+        error_last=std * math.sqrt(float(variance[-1])),
+        error_worst=std * math.sqrt(float(np.max(variance))),
+        error_in_mean=noise.std_in_mean * typical,
+        memory=mechanism.memory_vectors(workload),
+    )
+
+
+_MOST_COMPARED = 8  # numbers of groups, each of which has to be calibrated
+
+
+def unfitted(workload: Workload) -> dict[str, Mechanism]:
+    """Every mechanism for these sums whose numbers are given and not fitted, by a name that says them."""
+    found: dict[str, Mechanism] = {}
+    for kind in CHOSEN:
+        found |= kind.comparisons(workload, MechanismOptions())
+    return found
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Who releases which running sums, and in which rounds a record takes part in them."""
+
+    rounds: int
+    decay: float = 1.0
+    clip: float = 1.0
+    batch: int = 1
+    silos: int = 1
+    trust: str = "untrusted"
+    relation: str = "replace-one"
+    epochs: int = 1
+    """Passes over the records."""
+    max_participations: int | None = None
+    """If given, not `epochs` but any so many rounds count, at least `min_separation` apart."""
+    min_separation: int = 1
+    sampling: str = Schedule.name
+    """By which participation a scenario would name; those in secret have `groups`."""
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        check_positive("clip", self.clip)
+        if self.max_participations is not None and self.epochs != 1:
+            raise InputError(
+                f"epochs = {self.epochs} and max_participations = {self.max_participations}: give only one of them"
+            )
+        if self.max_participations is None and self.min_separation != 1:
+            raise InputError(
+                f"min_separation = {self.min_separation} has a meaning only together with max_participations"
+            )
+        if self.sampling not in SAMPLINGS:
+            raise InputError(f"sampling = {self.sampling!r}: accepted are {', '.join(map(repr, SAMPLINGS))}")
+        if issubclass(SAMPLINGS[self.sampling], Separated):
+            raise InputError(f"sampling = {self.sampling!r}: give max_participations and min_separation instead")
+        if self.max_participations is not None and self.secret:
+            raise InputError(f"max_participations and sampling = {self.sampling!r}: give only one of them")
+        if self.rounds % self.epochs:
+            raise InputError(f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}")
+
+    @property
+    def secret(self) -> bool:
+        """Whether only silos know who takes part when."""
+        return SAMPLINGS[self.sampling].secret
+
+    @cached_property
+    def participation(self) -> Participation | Separated:
+        if self.max_participations is not None:
+            return Separated(self.rounds, self.max_participations, self.min_separation)
+        declared = Schedule(self.rounds, self.rounds // self.epochs)
+        return SAMPLINGS[self.sampling].instead_of(declared, Asked(self.groups))
+
+    def words(self, noun: str = "record") -> str:
+        """How a record, or another unit, takes part."""
+        order = self.participation
+        if isinstance(order, Separated):
+            return f"at most {order.max_participations} rounds, at least {order.min_separation} apart"
+        if self.secret:
+            return f"a {noun} {order.words}"
+        return f"{self.epochs} epochs in a fixed order" if self.epochs > 1 else "single pass"
+
+    @cached_property
+    def workload(self) -> Workload:
+        return Workload(self.participation, self.decay, np.full(self.rounds, self.clip))
+
+    @property
+    def protection(self) -> Trust:
+        return trust_named(self.trust)
+
+    def mechanism(self, name: str, options: MechanismOptions) -> Mechanism:
+        """The mechanism called `name` for these sums, fitted to their mean noise where it has no numbers yet."""
+        if not to_fit(name, options):
+            return chosen_mechanism(name, self.workload, options)
+        from fedpriv.noise.fitting.auto import fitted
+        from fedpriv.noise.fitting.cost import objective_of, rows_response
+
+        return fitted(objective_of(rows_response(self.rounds), self.workload), name, options).mechanism
+
+    def cost(self, mechanism: Mechanism, mu: float, delta: float = DEFAULT_DELTA) -> Cost:
+        """The cost of `mechanism` at μ > 0; for records that take part in secret, at the (ε, δ) that μ gives."""
+        check_positive("mu", mu)
+        order = self.participation
+        if not isinstance(order, Separated):
+            mu = order.charged(relation_named(self.relation), mu, delta)
+        noise = self._noise(self._distance(mechanism), mu)
+        return cost_of(mechanism, self.workload, self._certified(mechanism), noise)
+
+    def cost_for(self, mechanism: Mechanism, workload: Workload, mu: float) -> Cost:
+        """The cost at μ > 0 for other sums, such as those of an algorithm."""
+        check_positive("mu", mu)
+        certified = mechanism.certified(workload)
+        return cost_of(mechanism, workload, certified, self._noise(certified.value, mu))
+
+    def cost_of_std(self, mechanism: Mechanism, std: float) -> Cost:
+        """The cost of noise of standard deviation `std`."""
+        noise = self._noise(self._distance(mechanism), 1.0 / self._multiplier(mechanism, std))
+        return cost_of(mechanism, self.workload, self._certified(mechanism), noise)
+
+    def spent(self, mechanism: Mechanism, std: float) -> Guarantee:
+        """What noise of standard deviation `std` gives."""
+        order, multiplier = self.participation, self._multiplier(mechanism, std)
+        if isinstance(order, Separated):
+            return GaussianDP(1.0 / multiplier)
+        sums = self._sums(mechanism)
+        return order.guarantee(sums, multiplier * sums.moved(order.distance(sums)))
+
+    def compare(self, mu: float, delta: float = DEFAULT_DELTA) -> dict[str, Cost]:
+        """The cost of every mechanism at μ, by a name that says its parameters."""
+        if self.secret:
+            return {name: setting.cost(one, mu, delta) for name, setting, one in self._amplified()}
+        return {name: self.cost(mechanism, mu, delta) for name, mechanism in unfitted(self.workload).items()}
+
+    def _amplified(self) -> Iterator[tuple[str, "Setting", Mechanism]]:
+        """Banded noise with as many groups as bands, for numbers that divide an epoch; independent noise."""
+        if self.decay == 0.0:
+            yield IndependentGaussian.name, self, IndependentGaussian()
+            return
+        rounds = self.rounds // self.epochs
+        of_an_epoch = [self.groups] if self.groups > 1 else _up_to(rounds, _MOST_COMPARED)
+        for groups in of_an_epoch:
+            one = BandedSquareRoot(self.decay, groups)
+            yield f"{one.label}, {groups} groups", replace(self, groups=groups), one
+
+    def _multiplier(self, mechanism: Mechanism, std: float) -> float:
+        """How many distances, as they are released, `std` is: noise is proportional to their number."""
+        return check_positive("std", std) / float(self._noise(self._distance(mechanism), 1.0).sources[0].std)
+
+    def _sums(self, mechanism: Mechanism) -> RunningSums:
+        return RunningSums(mechanism, self.workload, relation_named(self.relation))
+
+    def _distance(self, mechanism: Mechanism) -> float:
+        order = self.participation
+        if isinstance(order, Separated):
+            return mechanism.sensitivity(self.workload)
+        return order.distance(self._sums(mechanism))
+
+    def _certified(self, mechanism: Mechanism) -> Sensitivity:
+        """Of everything released, or, where rounds are secret, of what is amplified."""
+        if not self.secret:
+            return mechanism.certified(self.workload)
+        clip = self._sums(mechanism).clip_apart(self.groups)
+        return Sensitivity(clip, True, "rounds of a record move disjoint blocks: of one block, where it is known")
+
+    def _noise(self, sensitivity: float, mu: float) -> Noise:
+        share = 1.0 / self.silos
+        return self.protection.noise(
+            sensitivity, (self.batch,) * self.silos, (share,) * self.silos, relation_named(self.relation), mu
+        )
+
+
+def _up_to(rounds: int, count: int) -> list[int]:
+    """The smallest `count` divisors of `rounds`."""
+    return [each for each in range(1, rounds + 1) if rounds % each == 0][:count]
+
+
+MOST_SLOW = 4096
+"""Rounds beyond which mechanisms of T vectors are left out: for a run nobody would take them."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One mechanism at the guarantee that is asked for."""
+
+    name: str
+    mechanism: Mechanism
+    cost: Cost
+    published: Published
+    """Standard deviations per coordinate, for the noise in the mean over silos and steps of 1."""
+    ratio: Published
+    """The same over what no mechanism falls below."""
+    chosen: bool
+    """Whether `mechanism = "auto"` takes it."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The lines, and the bound below all of them."""
+
+    lines: tuple[Line, ...]
+    least: Published
+    """In the units of `Line.published`."""
+
+
+def table_of(setting: Setting, mu: float, response: Response, workload: Workload, max_vectors: int = 4) -> Table:
+    """Every mechanism for the sums of `workload`, fitted ones too, at `mu`; `setting` says who adds the noise.
+
+    Clips of `workload` are multiples of the setting's clip.  InputError for what nothing can be fitted to.
+    """
+    found = _distinct(fitted_of_all_kinds(objective_of(response, workload), max_vectors))
+    best = choice([candidate for candidate in found if candidate.vectors <= max_vectors])
+    lines = tuple(
+        _line(name, mechanism, mechanism == best.mechanism, setting, mu, response, workload)
+        for name, mechanism in _by_name(workload, found).items()
+    )
+    bound, first = least(response, workload), lines[0]
+    unit = first.published.queries / (first.ratio.queries * bound.queries)
+    return Table(lines, _times(bound, unit))
+
+
+def _by_name(workload: Workload, found: list[Candidate]) -> dict[str, Mechanism]:
+    known = {
+        name: mechanism
+        for name, mechanism in unfitted(workload).items()
+        if workload.rounds <= MOST_SLOW or mechanism.memory_vectors(workload) < workload.rounds
+    }
+    for candidate in found:
+        if candidate.mechanism not in known.values():
+            name = candidate.name
+            known[name if name not in known else f"{name}, {candidate.vectors} vectors"] = candidate.mechanism
+    return known
+
+
+def _distinct(found: Iterable[Candidate]) -> list[Candidate]:
+    """Without those that came out as an earlier one."""
+    first: dict[tuple[str, int], Candidate] = {}
+    for candidate in found:
+        first.setdefault((candidate.name, candidate.vectors), candidate)
+    return list(first.values())
+
+
+def _line(
+    name: str,
+    mechanism: Mechanism,
+    chosen: bool,
+    setting: Setting,
+    mu: float,
+    response: Response,
+    workload: Workload,
+) -> Line:
+    cost, unit = setting.cost_for(mechanism, workload, mu), compared(mechanism, response, workload)
+    published = _times(unit.published, cost.error_in_mean / unit.rows_rms)
+    bound = least(response, workload)
+    ratio = Published(
+        unit.published.queries / bound.queries,
+        None if unit.published.output is None or bound.output is None else unit.published.output / bound.output,
+    )
+    return Line(name, mechanism, cost, published, ratio, chosen)
+
+
+def _times(published: Published, factor: float) -> Published:
+    output = None if published.output is None else published.output * factor
+    return Published(published.queries * factor, output)
+
+
+_TIMED = 16
+_MOST_VECTORS = 128
+
+
+def seconds_per_round(mechanism: Mechanism, workload: Workload, dimension: int) -> float | None:
+    """Seconds for a round in one thread once the state is full, fresh vector drawn before; float32.
+
+    None for a state of more than 128 vectors, and for a run of one round.
+    """
+    vectors, rounds = mechanism.memory_vectors(workload), workload.rounds
+    if vectors > _MOST_VECTORS or rounds < 2:
+        return None
+    first = max(1, min(vectors, rounds - _TIMED))
+    last = min(first + _TIMED, rounds)
+    import torch
+
+    fresh, state, threads = torch.randn(dimension), mechanism.start(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for t in range(1, first + 1):
+            _, state = mechanism.noise(state, t, fresh)
+        started = time.perf_counter()
+        for t in range(first + 1, last + 1):
+            _, state = mechanism.noise(state, t, fresh)
+        return (time.perf_counter() - started) / (last - first)
+    finally:
+        torch.set_num_threads(threads)

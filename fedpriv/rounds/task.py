@@ -1,0 +1,346 @@
+"""The records of a federation: loaded once, turned into features, spread over the silos.
+
+Records as units: persons or clients with several records each, and units that are not there.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.core.errors import InputError
+from fedpriv.core.extensions import revision
+from fedpriv.data.encode import Scaling
+from fedpriv.data.named import called, load, load_test, schema_of
+from fedpriv.data.own import Sites
+from fedpriv.data.partition import (
+    Shares,
+    Table,
+    by_site,
+    counted,
+    dirichlet,
+    iid,
+    in_a_row,
+    of_persons,
+    roster,
+    shards,
+)
+from fedpriv.data.schema import TableSchema
+from fedpriv.loss.goldstein import Measured
+from fedpriv.loss.objective import Objective, Records
+from fedpriv.loss.scores import Scored, check_scores
+from fedpriv.loss.views import absent, is_absent
+from fedpriv.noise.trust import RECORD, USER, Unit
+from fedpriv.scenario.data import DataSection
+from fedpriv.scenario.messages import enough_for
+from fedpriv.scenario.schema import Cell, ModelSection
+
+
+def rows_of(records: Records, units: Table) -> Records:
+    """`records` (n, ...) as units: (units, most, ...), or (units, ...) where a unit is one record.
+
+    Units in the order of the records are a view of them.
+    """
+    count, most = units.shape
+    if np.array_equal(units.ravel(), np.arange(units.size)):
+        shape = (count, most) if most > 1 else (count,)
+        return Records(*(column[: units.size].view(*shape, *column.shape[1:]) for column in records))
+    index = torch.from_numpy(units if most > 1 else units[:, 0])
+    there = index >= 0
+    features, labels = (column[index.clamp(min=0)] for column in records)
+    features = features.where(there.view(*there.shape, *[1] * (features.dim() - there.dim())), 0)
+    return Records(features, labels.where(there, absent(labels)))
+
+
+def counting(records: Records) -> tuple[Records, Tensor]:
+    """Rows of single records with labels for all of them, and which of them are there, both (..., B).
+
+    Guarantee: with weight 0 where it is not there, a row adds nothing to a sum, whatever the loss is.
+    """
+    missing = is_absent(records.labels)
+    return Records(records.features, records.labels.masked_fill(missing, 0)), ~missing
+
+
+def silo_by_silo(test: Records, sites: Sites | None) -> tuple[Records, tuple[tuple[str, int], ...]]:
+    """The test records in the order of their sites, and how many each has; as they are without sites."""
+    if sites is None:
+        return test, ()
+    order = torch.from_numpy(np.argsort(sites.test, kind="stable"))
+    counts = np.bincount(sites.test, minlength=len(sites.names)).tolist()
+    return Records(*(column[order] for column in test)), tuple(zip(sites.names, counts, strict=True))
+
+
+_SAME_CLIENTS = 0
+"""The seed that skews records over clients: seeds of a scenario draw cohorts and noise, not other clients."""
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class PublicTask:
+    """A data set seen through a model, as a server needs it: without a training record."""
+
+    objective: Objective
+    test: Records
+    """Silo by silo, where the data say whose records they are."""
+    silos: tuple[tuple[str, int], ...] = field(default=(), kw_only=True)
+    """The sites of the test records in that order: (name, records)."""
+    unit: float = field(default=1.0, kw_only=True)
+    """How much of a real target's own unit 1 of a label is."""
+
+
+@dataclass(frozen=True)
+class Task(PublicTask):
+    """With the training records, which only silos and simulations have."""
+
+    train: Records
+    sites: NDArray[np.int64] | None = field(default=None, kw_only=True)
+    """Which site each training record belongs to, if the data say so."""
+    persons: NDArray[np.str_] | None = field(default=None, kw_only=True)
+    """Whose each training record is, if the data say so."""
+    units: Table | None = field(default=None, kw_only=True)
+    """Which training records of the data make up each row of `train`; None where rows are records."""
+    tests: Records = field(kw_only=True)
+    """Every place of a test record, as the data have them, at `test_sites`; `test` are those that count."""
+    test_sites: NDArray[np.int64] | None = field(default=None, kw_only=True)
+    rows: NDArray[np.int64] | None = field(default=None, kw_only=True)
+    """Which of `tests` each training record is, where every row of a file has a place in both parts."""
+
+
+@lru_cache(maxsize=2)
+def public_task_of(
+    data: str,
+    model: ModelSection,
+    dtype: str,
+    table: TableSchema | None = None,
+    revision: int = 0,
+    scaling: Scaling | None = None,
+) -> PublicTask:
+    """The public part of a task, loaded on first use; again where a table got a row of somebody's own."""
+    model.row.check_data(model.name, data)
+    part, row, settings, torch_dtype = load_test(data, table=table), model.row, model.settings, DTYPES[dtype]
+    test = Records(seen(part.images, model, torch_dtype, scaling), labels_of(part.labels, torch_dtype))
+    objective = row.objective(tuple(test.features.shape[1:]), part.classes, torch_dtype, settings)
+    test, silos = silo_by_silo(test, part.sites)
+    return PublicTask(objective, test, silos=silos, unit=part.unit)
+
+
+def public_task_of_cell(cell: Cell) -> PublicTask:
+    """InputError if the scenario holds out training records, of which a deployment's server has none."""
+    if cell.data.validation is not None:
+        raise InputError("data.validation: the server of a deployment has no training records to hold out")
+    by_server = cell.evaluation is None and cell.model.row.evaluated
+    if not by_server and (schema := cell.data.table_schema) is not None:
+        return task_of_schema(cell, schema)
+    data = cell.data
+    task = public_task_of(data.name, cell.model, cell.run.dtype, data.table, revision(), data.scaling)
+    return dataclasses.replace(task, objective=_measured(task, cell))
+
+
+def task_of_schema(cell: Cell, schema: TableSchema) -> PublicTask:
+    """The task of a server that has no table: silos evaluate, the rest follows from what is public about it."""
+    row, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
+    features, labels = row.features(np.zeros((1, schema.width)), dtype, settings), np.zeros(0, np.int64)
+    objective = row.objective(tuple(features.shape[1:]), schema.class_count, dtype, settings)
+    return PublicTask(objective, Records(features[:0], labels_of(labels, dtype)), unit=schema.unit)
+
+
+@lru_cache(maxsize=2)
+def task_of(
+    data: str,
+    model: ModelSection,
+    dtype: str,
+    validation: int | None = None,
+    table: TableSchema | None = None,
+    revision: int = 0,
+    scaling: Scaling | None = None,
+) -> Task:
+    """The task, loaded on first use; the cache holds what is never written to."""
+    dataset, row, settings, torch_dtype = load(data, table=table), model.row, model.settings, DTYPES[dtype]
+    if model.regression != (dataset.classes == 0):
+        labels = "real numbers" if dataset.classes == 0 else "classes"
+        raise InputError(
+            f"model.name = {model.name!r} does not fit data.name = {data!r}, whose labels are {labels}"
+        )
+    row.check_data(model.name, data)
+    train, test = (
+        Records(seen(images, model, torch_dtype, scaling), labels_of(labels, torch_dtype))
+        for images, labels in (
+            (dataset.train_images, dataset.train_labels),
+            (dataset.test_images, dataset.test_labels),
+        )
+    )
+    sites = dataset.sites
+    if validation is not None:
+        if validation >= len(train.labels):
+            raise InputError(f"data.validation = {validation}: {data} has {len(train.labels)} training records")
+        train, test = (
+            Records(*(column[part] for column in train)) for part in (slice(-validation), slice(-validation, None))
+        )
+        if sites is not None:
+            sites = Sites(sites.names, sites.train[:-validation], sites.train[-validation:])
+    objective = row.objective(tuple(train.features.shape[1:]), dataset.classes, torch_dtype, settings)
+    counting = counted(test.labels.numpy())
+    scored, silos = silo_by_silo(
+        Records(*(column[torch.from_numpy(counting)] for column in test)) if not counting.all() else test,
+        None if sites is None else Sites(sites.names, sites.train, sites.test[counting]),
+    )
+    both = (schema := schema_of(data, table)) is not None and schema.by_content and validation is None
+    return Task(
+        objective,
+        scored,
+        train,
+        silos=silos,
+        unit=dataset.unit,
+        sites=None if sites is None else sites.train,
+        persons=None if dataset.persons is None else dataset.persons[: len(train.labels)],
+        tests=test,
+        test_sites=None if sites is None else sites.test,
+        rows=dataset.rows[0] if both and dataset.rows is not None else None,
+    )
+
+
+def seen(images: NDArray[Any], model: ModelSection, dtype: torch.dtype, scaling: Scaling | None) -> Tensor:
+    """Records as the model sees them, each by itself: what a first step gave comes before the model's own map."""
+    given = images if scaling is None else scaling.applied(images)
+    return model.row.features(given, dtype, model.settings)
+
+
+def labels_of(labels: NDArray[Any], dtype: torch.dtype) -> Tensor:
+    """Classes as they are, numbers of a regression as the features are."""
+    tensor = torch.from_numpy(labels)
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def task_of_cell(cell: Cell) -> Task:
+    data, model = cell.data, cell.model
+    unit = cell.privacy.protected
+    if unit.name == RECORD.name:
+        task = task_of(data.name, model, cell.run.dtype, data.validation, data.table, revision(), data.scaling)
+    else:
+        pool = _clients_of(cell)
+        task = _by_units(unit, data.name, model, cell.run.dtype, data.validation, data.table, revision(), pool)
+    return dataclasses.replace(task, objective=_measured(task, cell))
+
+
+def _clients_of(cell: Cell) -> tuple[int, DataSection] | None:
+    """How many clients a pool has and how their records are skewed; None for those in a row of the data."""
+    if cell.federation.clients is None or cell.data.partition == "iid":
+        return None
+    return cell.federation.clients, cell.data
+
+
+@lru_cache(maxsize=1)
+def _by_units(
+    unit: Unit,
+    data: str,
+    model: ModelSection,
+    dtype: str,
+    validation: int | None,
+    table: TableSchema | None,
+    revision: int,
+    clients: tuple[int, DataSection] | None = None,
+) -> Task:
+    """The task whose training rows are units: persons, or clients of so many records each."""
+    task = task_of(data, model, dtype, validation, table, revision)
+    count = len(task.train.labels)
+    if unit.name == USER.name:
+        assert task.persons is not None  # a cell is checked for it
+        units = of_persons(task.persons, unit.records, counted(task.train.labels.numpy()))
+    elif clients is not None and clients[0] * unit.records <= count:
+        number, section = clients
+        sizes = [unit.records] * number
+        units = np.stack(_shares(section, task.train.labels.numpy(), sizes, _SAME_CLIENTS))
+    else:  # too many clients for the records are refused by `check_records`
+        units = in_a_row(count, unit.records)
+    whose = units[:, 0] if task.persons is None or unit.name != USER.name else roster(task.persons)[0]
+    sites = None if task.sites is None else task.sites[whose]
+    return dataclasses.replace(task, train=rows_of(task.train, units), units=units, sites=sites)
+
+
+def _measured(task: PublicTask, cell: Cell) -> Objective:
+    """The task's objective with what the scenario wants measured; InputError for what its test records lack."""
+    objective, run = task.objective, cell.run
+    if cell.evaluation is not None:  # silos send sums
+        return objective
+    if run.metrics or run.per_silo:
+        silos = task.silos if run.per_silo else ()
+        if run.per_silo and (empty := [name for name, count in silos if not count]):
+            raise InputError(f"run.per_silo: {empty[0]!r} has no test records; leave it out, or give it some")
+        check_scores(run.metrics, task.test.labels, silos, regression=cell.model.regression)
+        objective = Scored(objective, run.metrics, silos, task.unit)
+    return objective if run.goldstein_radius is None else Measured(objective, run.goldstein_radius)
+
+
+def check_records(cell: Cell) -> None:
+    """InputError if the cell asks for more training records than its data set has."""
+    task = task_of_cell(cell)
+    if cell.data.partition == "site":
+        _check_sites(cell, task)
+        return
+    records, batches, batch = len(task.train.labels), cell.schedule.batches_held, sum(cell.batch_sizes)
+    if cell.federation.clients is not None and batches * batch > records:
+        raise InputError(
+            f"federation.clients = {cell.federation.clients}: the training records of {cell.data.name} make "
+            f"{records} clients of {cell.privacy.protected.records}"
+        )
+    if batches * batch > records:
+        raise InputError(
+            f"federation: one pass is {batches} batches of {batch} records of all silos, {batches} * {batch} = "
+            f"{batches * batch}, but {called(cell.data.name)} has {enough_for(records, batches, batch)}"
+        )
+
+
+def _check_sites(cell: Cell, task: Task) -> None:
+    """InputError, naming the site, unless each has the training records that its silo reads."""
+    schema, batches = cell.data.table_schema, cell.schedule.batches_held
+    assert schema is not None
+    assert task.sites is not None
+    counts = np.bincount(task.sites, minlength=len(schema.sites))
+    for name, has, batch in zip(schema.sites, counts.tolist(), cell.batch_sizes, strict=True):
+        if batches * batch > has:
+            raise InputError(
+                f"federation: one pass of {name!r} is {batches} batches of {batch} records, {batches * batch} in "
+                f"all, but it has {has} training records; give each silo its own number in federation.batches"
+            )
+
+
+def spread(cell: Cell) -> list[Tensor]:
+    """Which training records each silo holds, in the order it reads them: (batches * its batch,) for each silo.
+
+    Guarantee: no record is held twice, so one record of one silo is one record of the federation.  InputError
+    if the scenario asks for more records than there are.
+    """
+    check_records(cell)
+    task = task_of_cell(cell)
+    labels, batches = labels_of_rows(task), cell.schedule.batches_held
+    sizes = [batches * batch for batch in cell.batch_sizes]
+    if cell.federation.clients is not None:  # whose records are skewed, not they among silos
+        shares = iid(labels, sizes, cell.seed)
+    elif cell.data.partition == "site":
+        assert task.sites is not None
+        shares = by_site(task.sites, sizes, cell.seed)
+    else:
+        shares = _shares(cell.data, labels, sizes, cell.seed)
+    return [torch.from_numpy(share) for share in shares]
+
+
+def labels_of_rows(task: Task) -> NDArray[Any]:
+    """Of the rows of the training records; of several records, the first one's."""
+    return task.train.labels.flatten(1)[:, 0].numpy() if task.train.labels.dim() > 1 else task.train.labels.numpy()
+
+
+def _shares(data: DataSection, labels: NDArray[np.int64], sizes: list[int], seed: int) -> Shares:
+    """The partition that [data] names; by site it is none of labels."""
+    if data.partition == "dirichlet":
+        assert data.concentration is not None
+        return dirichlet(labels, sizes, seed, data.concentration)
+    if data.partition == "shards":
+        assert data.shards is not None
+        return shards(labels, sizes, seed, data.shards)
+    return iid(labels, sizes, seed)

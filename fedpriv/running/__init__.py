@@ -1,1 +1,0 @@
-"""From a cell of a scenario to a plan, and a round of it."""

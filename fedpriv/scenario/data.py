@@ -1,0 +1,156 @@
+"""[data] of a scenario: which records, what is public about them, and how they are spread over the silos.
+
+[data.scale] of a scenario: columns of numbers by noisy means and deviations, which a first step releases.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedpriv.core.errors import InputError
+from fedpriv.data.encode import SMALLEST, Scaling
+from fedpriv.data.named import schema_of
+from fedpriv.data.schema import TableSchema
+from fedpriv.noise.trust import RECORD, Unit
+from fedpriv.papers.base import Positive
+from fedpriv.participation.clients import CHOSEN
+from fedpriv.scenario.sections import Count, FederationSection, Section
+
+Numbers = Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(strict=False)]
+
+
+class ScaleSection(Section):
+    """[data.scale]: a first step releases noisy means and squares of a table's numbers; the rounds use them.
+
+    `means` and `deviations` are what it released: `fedpriv run` writes them, and guards take numbers only.  A run
+    whose scenario gives them is charged for a first step elsewhere.
+    """
+
+    share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        description="of the privacy budget, mu squared, that the first step takes; the rounds get the rest"
+    )
+    means: Numbers | None = Field(None, description="what the first step gave; left out, `fedpriv run` takes it")
+    deviations: Numbers | None = Field(None, description="what the first step gave, beside `means`")
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Self:
+        if (self.means is None) != (self.deviations is None):
+            raise ValueError("means and deviations are given together")
+        if self.means is None or self.deviations is None:
+            return self
+        if len(self.means) != len(self.deviations) or not self.means:
+            raise ValueError("means and deviations have a number for each column of numbers")
+        if any(abs(mean) > 1.0 for mean in self.means):
+            raise ValueError("means lie in -1 … 1, as columns do that public ranges scale")
+        if any(not SMALLEST <= deviation <= 1.0 for deviation in self.deviations):
+            raise ValueError(f"deviations lie in {SMALLEST:g} … 1, as those of columns in -1 … 1 do")
+        return self
+
+    def scaling(self, schema: TableSchema) -> Scaling | None:
+        """The map of the table's features; None before the first step, ValueError for numbers of other columns."""
+        if self.means is None or self.deviations is None:
+            return None
+        if len(self.means) != len(schema.numbers):
+            raise ValueError(
+                f"data.scale has {len(self.means)} means, and the table has {len(schema.numbers)} columns of "
+                "numbers"
+            )
+        return Scaling(schema.numbers, self.means, self.deviations)
+
+
+def check_first_step(federation: FederationSection, unit: Unit, without_silos: str | None) -> None:
+    """ValueError for runs whose first step cannot be taken, or not be composed with their rounds."""
+    if CHOSEN[federation.sampling].secret:
+        raise ValueError(
+            f"data.scale: a first step composes with rounds that have a mu, and federation.sampling = "
+            f'"{federation.sampling}" has none; leave one of them out'
+        )
+    if unit.name != RECORD.name:
+        raise ValueError(
+            f'data.scale: bounds what one record adds, and privacy.unit = "{unit.name}"; leave [data.scale] out'
+        )
+    if federation.clients is not None:
+        raise ValueError("data.scale: federation.clients takes part in cohorts; leave [data.scale] out")
+    if without_silos is not None:
+        raise ValueError(f"{without_silos}: the first step of data.scale needs all silos; leave [data.scale] out")
+
+
+PARTITION_KEYS = {"dirichlet": "concentration", "shards": "shards"}
+"""The key of [data] that a partition needs, and no other takes."""
+
+
+class DataSection(Section):
+    """[data]: which records, and how they are spread over the silos."""
+
+    name: str = Field(
+        description="a data set's name, as `fedpriv data fetch` takes it, or the path of a .csv, .parquet or .npz "
+        "file"
+    )
+    table: TableSchema | None = Field(
+        None, description="what is public about the columns of a .csv or .parquet file"
+    )
+    partition: Literal["iid", "dirichlet", "shards", "site"] = Field(
+        "iid", description='how records are spread over silos; "site": by a table\'s column `site`'
+    )
+    concentration: Positive | None = Field(
+        None, description='of the silos\' label mixtures, for partition = "dirichlet": small is more skewed'
+    )
+    shards: Count | None = Field(
+        None, description='pieces of the records sorted by label a silo gets, for "shards"'
+    )
+    validation: Count | None = Field(
+        None,
+        description="so many training records, the last ones, are held out and evaluated in place of the test set",
+    )
+    scale: ScaleSection | None = Field(
+        None, description="columns of numbers by noisy means and deviations; without it by public ranges alone"
+    )
+
+    @model_validator(mode="after")
+    def _settings_of_the_partition(self) -> Self:
+        for partition, key in PARTITION_KEYS.items():
+            if (self.partition == partition) != (getattr(self, key) is not None):
+                raise ValueError(f'{key} is needed for partition = "{partition}", and only there')
+        return self
+
+    @property
+    def table_schema(self) -> TableSchema | None:
+        """What is public about the table, given here or known for its name; None if the data are no table."""
+        return schema_of(self.name, self.table)
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """The map of a table's features that the first step gave; None where there is none, or none yet."""
+        schema = self.table_schema
+        return None if self.scale is None or schema is None else self.scale.scaling(schema)
+
+    @property
+    def unscaled(self) -> bool:
+        """Whether a first step is still to be taken."""
+        return self.scale is not None and self.scale.means is None
+
+    def check_table(self, silos: int, *, private: bool, per_silo: bool) -> None:
+        """ValueError unless the table is described as a run needs it: with noise in public, by site for `silos`.
+
+        Guarantee: ranges and vocabularies that are said to come from the records enter no run with noise.
+        """
+        try:
+            schema = self.table_schema
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        if schema is not None and not schema.public and private:
+            raise ValueError(
+                "data.table.public = false: ranges and vocabularies that were read from the records give them "
+                "away, whatever the noise; replace them by what is known without them, and write public = true"
+            )
+        if self.scale is not None:
+            if schema is None or not schema.numbers:
+                raise ValueError("data.scale: needs a table with a column of numbers, which has `range`")
+            self.scale.scaling(schema)
+        if self.partition != "site" and not per_silo:
+            return
+        key = 'data.partition = "site"' if self.partition == "site" else "run.per_silo"
+        if schema is None or schema.site is None:
+            raise ValueError(f"{key}: needs a table whose description says site and sites")
+        if self.partition == "site" and len(schema.sites) != silos:
+            raise ValueError(f"{key}: the table has {len(schema.sites)} sites; federation.silos = that number")

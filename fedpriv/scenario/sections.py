@@ -1,0 +1,408 @@
+"""What the sections of a scenario are made of.
+
+[federation] of a scenario: silos or clients, rounds, and who takes part in which.
+
+[privacy] of a scenario: the target, what it is a guarantee of, and what a cell's rounds may spend of it.
+
+[run] and [deployment] of a scenario: how to compute, and what a server does about silos that are not there.
+
+[evaluation] of a scenario: the silos evaluate the model, each on its own test records.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from fedpriv.accounting.gaussian import mu_of
+from fedpriv.accounting.renyi import mu_of_zcdp
+from fedpriv.data.partition import silo_sizes
+from fedpriv.loss.scores import Score
+from fedpriv.noise.trust import RECORD, USER, Trust, Unit, UnitName, unit_named
+from fedpriv.papers.base import Positive
+from fedpriv.participation.clients import CHOSEN, SamplingName
+from fedpriv.participation.orders import Asked
+
+Probability = Annotated[float, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A table of a scenario file: no key that is not listed, no value of another type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class FederationSection(Section):
+    """[federation]: how many silos, rounds and records.
+
+    `rounds` alone reads `batch` records of each silo a round; `samples` alone gives as many rounds as they last;
+    both together share the samples out over the rounds: the way to large batches.  All three give passes of as
+    many rounds as the samples last, and as many passes as the rounds do: the last one may be cut.  Every round of
+    a pass reads equally many records of a silo, which is a public number: what does not fill a round is left out.
+
+    With `clients` and `cohort` there is one pool of clients, kept by a trusted server, in place of silos: a round
+    reads a cohort of them, and `rounds` says how many there are.
+    """
+
+    silos: Count = Field(
+        description="number of silos M; all answer, unless they drop out; 1 pool where there are clients"
+    )
+    clients: Count | None = Field(
+        None, description="in place of silos: how many clients there are, of which a trusted server asks cohorts"
+    )
+    cohort: Count | None = Field(
+        None,
+        description="clients of one round, expected where they are drawn; means have this denominator",
+    )
+    rounds: Count | None = Field(None, description="number of rounds T")
+    samples: Count | None = Field(
+        None,
+        description="records of all silos that are read, each once an epoch; a rest that does not fill a round of "
+        "every silo is left out, and said",
+    )
+    batch: Count | None = Field(
+        None, description="records of one silo in one round; 1 if not both others are given"
+    )
+    batches: Annotated[tuple[Count, ...], Field(strict=False)] | None = Field(
+        None, description="in place of `batch`, one number a silo, where silos are not of one size; needs rounds"
+    )
+    epochs: Count = Field(1, description="passes over the records; expected ones with Poisson sampling")
+    sampling: SamplingName = Field(
+        "fixed",
+        description='"fixed": every record once an epoch, in the same order; "poisson": in every round each '
+        'record takes part by a coin of its own; "allocation": in every epoch each in one round of its own, drawn '
+        'in secret; "available": clients when they are there, `min_separation` rounds apart; with these three '
+        "`batch` or `cohort` is what is expected",
+    )
+    groups: Count = Field(
+        1,
+        description="public groups of records that share out the rounds of an epoch, for secret sampling with "
+        "correlated noise: at least as many as the noise has bands",
+    )
+    min_separation: Count | None = Field(
+        None, description='the rounds between two answers of one client, for sampling = "available"'
+    )
+    max_participations: Count | None = Field(
+        None, description='how often one client answers at most, for sampling = "available"; else what fits'
+    )
+    drop_out: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.0, description="in simulations: how often a silo does not answer in a round, by public coins"
+    )
+    away: dict[str, Annotated[tuple[Count, ...], Field(strict=False)]] = Field(
+        {}, description='in simulations: rounds in which a silo does not answer, {"2" = [3, 4]}'
+    )
+    size_skew: Positive | None = Field(
+        None, description="silos of unequal size: concentration of their shares of the samples, small is uneven"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_pool_is_one_silo(cls, given: Any) -> Any:
+        return {"silos": 1, **given} if isinstance(given, dict) and "clients" in given else given
+
+    @model_validator(mode="after")
+    def _clients_are_one_pool(self) -> Self:
+        if (self.clients is None) != (self.cohort is None):
+            raise ValueError(
+                "clients and cohort come together: how many there are, and how many answer in a round"
+            )
+        if self.clients is None or self.cohort is None:
+            if CHOSEN[self.sampling].of_clients:
+                raise ValueError(f'sampling = "{self.sampling}" is of clients: give clients and cohort, not silos')
+            return self
+        other = {key: getattr(self, key) for key in ("samples", "batch", "batches", "size_skew")}
+        other |= {
+            "silos": self.silos if self.silos > 1 else None,
+            "epochs": self.epochs if self.epochs > 1 else None,
+            "drop_out": self.drop_out or None,
+            "away": self.away or None,
+        }
+        if key := next((key for key, value in other.items() if value is not None), None):
+            raise ValueError(f"{key} says nothing of clients in cohorts: leave it out, or leave clients out")
+        if self.rounds is None:
+            raise ValueError("clients come in cohorts as often as rounds says: give rounds")
+        if self.clients % self.cohort:
+            raise ValueError(
+                f"cohort = {self.cohort} does not divide clients = {self.clients}: a client takes part in 1 of "
+                "clients / cohort rounds, a whole number"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.clients is not None:
+            return self
+        if self.rounds is None and self.samples is None:
+            raise ValueError("needs rounds, or samples, or both")
+        if self.rounds is not None and self.samples is not None and self.batch is not None and self.epochs != 1:
+            raise ValueError("rounds, samples and batch together say how many passes there are: leave epochs out")
+        if self.rounds is not None and self.rounds % self.epochs:
+            raise ValueError(
+                f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}; for a last pass that is "
+                "cut give samples and batch in place of epochs"
+            )
+        if self.size_skew is not None and (self.rounds is None or self.samples is None or self.batch is not None):
+            raise ValueError("size_skew shares samples out over rounds: give both, and no batch")
+        if self.batches is not None:
+            if self.rounds is None or self.samples is not None or self.batch is not None:
+                raise ValueError(
+                    "batches says how many records each silo reads: give rounds, no samples, no batch"
+                )
+            if len(self.batches) != self.silos:
+                raise ValueError(f"batches has {len(self.batches)} numbers, and there are {self.silos} silos")
+        least = self.silos * (self.batch or (1 if self.rounds is None else self.rounds_per_epoch))
+        if self.samples is not None and self.samples < least:
+            raise ValueError(f"samples = {self.samples} are too few for one pass: at least {least} are needed")
+        if self.rounds is not None and self.rounds < self.rounds_per_epoch:
+            raise ValueError(
+                f"rounds = {self.rounds} do not read the samples once: at batch = {self.batch} it takes "
+                f"{self.rounds_per_epoch}; leave batch out, or give fewer samples"
+            )
+        return self
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """Rounds of one pass."""
+        if self.clients is not None and self.cohort is not None:
+            return self.clients // self.cohort
+        if self.samples is None or (self.rounds is not None and self.batch is None):
+            return (self.rounds or 0) // self.epochs
+        return self.samples // (self.silos * (self.batch or 1))
+
+    @property
+    def total_rounds(self) -> int:
+        """T."""
+        return self.rounds_per_epoch * self.epochs if self.rounds is None else self.rounds
+
+    @property
+    def asked(self) -> Asked:
+        """What the participation is told beside the order."""
+        return Asked(self.groups, self.min_separation, self.max_participations)
+
+    def batch_sizes(self, seed: int) -> tuple[int, ...]:
+        """Records of each silo in one round, or the cohort; every place of the silo's order has as many."""
+        if self.cohort is not None:
+            return (self.cohort,)
+        if self.batches is not None:
+            return self.batches
+        if self.samples is None or self.rounds is None or self.batch is not None:
+            return (self.batch or 1,) * self.silos
+        return silo_sizes(self.samples // self.rounds_per_epoch, self.silos, self.size_skew, seed)
+
+
+_TOO_LARGE = 0.1  # δ from here on is refused
+_SAFE = 1.0 - 2.0**-48
+"""Less than what composing two steps rounds: together they stay within what was promised."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the rounds of a cell may spend of a promise, and what is spent beside them of the same records.
+
+    | field | meaning |
+    |---|---|
+    | `rounds` | μ that the noise of the cell's own rounds is calibrated to; None: they add none |
+    | `beside` | μ of the other step of the run, such as a first step; 0 where there is none |
+
+    A cell gets it where a run is composed, and keeps it however it is copied: nothing reads it off other keys.
+
+    Guarantee: rounds² + beside² is at most the square of the promise.
+    """
+
+    rounds: float | None
+    beside: float = 0.0
+
+
+def budget_of(promise: float | None, share: float = 0.0) -> Budget:
+    """The promise μ of a run whose other step takes the `share` of μ²; without one the rounds have all of it."""
+    if promise is None or share == 0.0:
+        return Budget(promise)
+    return Budget(promise * math.sqrt(1.0 - share) * _SAFE, promise * math.sqrt(share) * _SAFE)
+
+
+class PrivacySection(Section):
+    """[privacy]: the guarantee each silo's records get; exactly one of mu, rho, zcdp or epsilon with delta.
+
+    `mu` is the Gaussian-DP parameter μ; `rho` is the name Reshef & Levy give it; `zcdp` is μ²/2.
+    """
+
+    mode: Literal["gaussian", "none"] = Field("gaussian", description='"none" runs without noise or guarantee')
+    relation: Literal["replace-one", "zero-out"] = Field(description="which data sets are neighbours")
+    unit: UnitName = Field("record", description="whose privacy it is: what is clipped, counted and protected")
+    records: Count | None = Field(
+        None, description="the most records of one person or client in a round, for the units of several records"
+    )
+    shared: Count = Field(1, description="the most silos in which one person has records; a public bound")
+    mu: Positive | None = None
+    rho: Positive | None = Field(None, description="the paper's name for mu (DP-μ²-FL only)")
+    zcdp: Positive | None = None
+    epsilon: Positive | None = None
+    delta: Probability = Field(1e-5, description="δ of every (ε, δ) that is printed, and of `epsilon`")
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Self:
+        given = [name for name in ("mu", "rho", "zcdp", "epsilon") if getattr(self, name) is not None]
+        if self.mode == "none" and given:
+            raise ValueError(f'mode = "none" means no noise, so {given[0]} cannot be given with it')
+        if self.mode == "gaussian" and len(given) != 1:
+            raise ValueError(
+                f"needs exactly one of mu, rho, zcdp and epsilon; given: {', '.join(given) or 'none'}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _records_of_a_unit(self) -> Self:
+        if self.unit == RECORD.name and self.records is not None:
+            raise ValueError(
+                f'records = {self.records} is for unit = "user" or "client"; set that, or leave it out'
+            )
+        if self.unit != RECORD.name and self.records is None:
+            which = "of one person count at most" if self.unit == USER.name else "one client holds at most"
+            raise ValueError(
+                f'records is needed for unit = "{self.unit}": how many records {which}, e.g. privacy.records = 4'
+            )
+        if self.unit != USER.name and self.shared > 1:
+            raise ValueError(f"shared = {self.shared}: only persons have records in several silos")
+        return self
+
+    @field_validator("delta")
+    @classmethod
+    def _delta_is_small(cls, delta: float) -> float:
+        if delta >= _TOO_LARGE:
+            raise ValueError(
+                f"publishing all records with probability {delta:g} would be allowed; take one far below 1/n for "
+                "the n records of the smallest silo, such as 1e-5"
+            )
+        return delta
+
+    @property
+    def protected(self) -> Unit:
+        return unit_named(self.unit, self.records or 1, self.shared)
+
+    @property
+    def target(self) -> float | None:
+        """μ, or None when the run is not private."""
+        if self.epsilon is not None:
+            return mu_of(self.epsilon, self.delta)
+        if self.zcdp is not None:
+            return mu_of_zcdp(self.zcdp)
+        return self.mu if self.mu is not None else self.rho
+
+
+class RunSection(Section):
+    """[run]: how to compute, not what; nothing here changes the guarantee."""
+
+    dtype: Literal["float32", "float64"] = "float32"
+    arithmetic: Literal["float", "integers"] = Field(
+        "float",
+        description='"integers" releases as deployments do (engines inprocess, ray): exact sums, discrete noise',
+    )
+    word: Literal[40, 48] = Field(
+        48, description="bits of a number in a masked message, where integers are masked"
+    )
+    device: str = Field("cpu", description="where the vectorized engine computes, as torch names it")
+    evaluations: Count = Field(20, description="how many rounds, evenly spaced, are evaluated on the test set")
+    metrics: Annotated[tuple[Score, ...], Field(strict=False)] = Field(
+        (),
+        description='scores of the test records beside loss and accuracy: "auc", "balanced_accuracy", '
+        '"calibration_error" of classes, "r2", "mae" of real numbers',
+    )
+    per_silo: bool = Field(
+        False, description="every metric also on each site's own test records, with their mean and the worst"
+    )
+    goldstein_radius: Positive | None = Field(
+        None, description="evaluations measure Goldstein stationarity in this radius, as the metric `goldstein`"
+    )
+    noise: Literal["per-silo", "aggregate"] = Field(
+        "per-silo",
+        description='"aggregate" draws the mean of the silos\' noise at once (vectorized engine only): '
+        "the same distribution, another trajectory",
+    )
+
+
+class DeploymentSection(Section):
+    """[deployment]: what a server does about silos that do not answer; simulations have no such silos."""
+
+    patience: Positive = Field(600.0, description="seconds to wait for the silos of a round before giving up")
+    missing: Literal["stop", "continue"] = Field(
+        "stop",
+        description='"continue": the run continues without a silo that did not answer, with an increment of 0',
+    )
+
+
+_NO_SUM = {
+    "auc": "it ranks every record against all others",
+    "balanced_accuracy": "how many records each class has would be a release of its own",
+    "calibration_error": "it needs sums over the records of every bin of confidence",
+    "r2": "it divides by how much the labels spread, which is not public",
+    "mae": "an error has no bound",
+}
+"""Why a score of test records is no sum of bounded vectors, one a record."""
+
+
+class EvaluationSection(Section):
+    """[evaluation]: silos send sums over their own test records, which no training reads: no public ones.
+
+    Without this section the server evaluates, on a public test set.
+    """
+
+    records: Annotated[tuple[Count, ...], Field(strict=False)] | Count = Field(
+        description="how many test records each silo evaluates on, one number or one a silo; a public choice, and "
+        "the denominator of every mean"
+    )
+    mu: Positive | None = Field(
+        None,
+        description="what all evaluations of a run together cost each test record; left out, a trusted server "
+        "gets exact sums, and nothing is claimed for what it does with them",
+    )
+    loss_bound: Annotated[float, Field(ge=2.0**-40, le=2.0**40)] = Field(
+        10.0, description="a test record's loss counts as this where it is larger: no one record is a mean's"
+    )
+
+    def of_silos(self, silos: int) -> tuple[int, ...]:
+        """Test records of silo 0, 1, …"""
+        return (self.records,) * silos if isinstance(self.records, int) else self.records
+
+    def check(self, silos: int, trust: Trust, privacy: PrivacySection) -> None:
+        """ValueError for what silos cannot evaluate so, or not in private.
+
+        Guarantee: a run with noise evaluates with noise wherever the server is not trusted.
+        """
+        if len(self.of_silos(silos)) != silos:
+            raise ValueError(
+                f"evaluation.records has {len(self.of_silos(silos))} numbers, and there are {silos} silos"
+            )
+        if privacy.mode == "none" and self.mu is not None:
+            raise ValueError(
+                'evaluation.mu: privacy.mode = "none" means no noise, in evaluations too; leave it out'
+            )
+        if privacy.mode != "none" and self.mu is None and not trust.noise_at_server:
+            raise ValueError(
+                "evaluation.mu: this key is missing: under a server that is not trusted every evaluation is a "
+                "release of test records; say what all of them together may cost, such as mu = 1.0"
+            )
+        if privacy.unit != RECORD.name:
+            raise ValueError(
+                f'evaluation: test records are protected one by one, and privacy.unit = "{privacy.unit}"; leave '
+                "the section out"
+            )
+
+
+def check_measures(scores: tuple[str, ...], radius: float | None, *, per_silo: bool, summed: bool) -> None:
+    """ValueError for measures that silos' sums do not give; `summed`: only the sum over silos is published."""
+    if scores:
+        raise ValueError(
+            f"run.metrics: silos send sums of bounded vectors, one a test record, and {scores[0]} is none: "
+            f"{_NO_SUM[scores[0]]}; leave it out, or [evaluation]"
+        )
+    if radius is not None:
+        raise ValueError(
+            "run.goldstein_radius: gradients of test records are not sent; leave it out, or [evaluation]"
+        )
+    if per_silo and summed:
+        raise ValueError(
+            "run.per_silo: a trusted server adds the noise of evaluations to the sum over silos and publishes "
+            'that alone; leave it out, or take trust = "untrusted"'
+        )

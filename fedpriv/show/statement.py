@@ -1,0 +1,356 @@
+"""The privacy statement of a run in words that a data-protection officer can read.
+
+An audit's outcome, stored with the run that it is about.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedpriv.accounting.gaussian import compose, epsilon_of
+from fedpriv.accounting.guarantees import GaussianDP, Guarantee
+from fedpriv.core.errors import InputError
+from fedpriv.core.figures import (
+    best_guess,
+    counted,
+    delta_figure,
+    epsilon_figure,
+    epsilon_words,
+    lower_figure,
+    upper_figure,
+    upper_percent,
+    upper_range,
+)
+from fedpriv.core.files import write_json
+from fedpriv.noise.trust import RECORD, Trust, trust_named
+from fedpriv.rounds.claim import ELSEWHERE, STEP_ELSEWHERE, evaluation_words, words_of_several
+from fedpriv.rounds.ledger import EXACT, FIRST_STEP, ROUNDS, PrivacyClaim, ReleaseStream, claim_of, from_data
+from fedpriv.show.summary import caveats_of, choice_of_settings
+from fedpriv.study.results import Results, read_results
+
+_HIDDEN = {
+    "replace-one": "which {unit} was used: any one may be exchanged for any other, the rest staying the same",
+    "zero-out": "whether any one {unit} contributed at all, the rest staying the same",
+}
+_NOISE = {
+    "simulation": (
+        "This was a simulation. Its noise comes from a seed that is written in the results: anybody can "
+        "recompute and remove it. The figures say what a deployment with secret noise would guarantee; "
+        "nothing that this run wrote is protected."
+    ),
+}
+_BY_SILOS = "Every silo drew its noise with a key from its own operating system, which has not left that silo."
+_BY_THE_SERVER = (
+    "The server drew the noise, with a key from its operating system. It sees what silos send without noise: all "
+    "that is said here rests on the server keeping both to itself."
+)
+_ANY_LOSS = "Nothing about the loss or the model: what is released is clipped, {unit} by {unit}."
+
+
+Claimed = PrivacyClaim[Guarantee] | None
+"""The claim of one cell; None without noise."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of protection among the cells of a statement, as it is printed; "none" for what there is none."""
+
+    mu: str
+    zcdp: str
+    epsilon: str
+    epsilon_paper: str
+    delta: str
+    attacker: str
+    """How often the best guess about one record is right, where guessing blindly is right in 50 %."""
+    order: float = field(compare=False)
+    """ε as a number."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What holds for all cells with one trust setting, relation, kind of noise and kind of guarantee.
+
+    Guarantee: `levels` are recomputed from the recorded releases, not read from what was claimed.
+    """
+
+    private: bool
+    sampled: bool
+    """Whether it rests on who takes part when staying secret: no μ, and ε and the best guess are upper bounds."""
+    trust: str
+    protects: str
+    unit: str
+    hidden: str
+    relation: str
+    noise: str
+    mechanisms: Sequence[str]
+    attained: bool
+    """Whether every μ is exact, as its certificates are; else all figures are at most so large."""
+    levels: Sequence[Level]
+    caveats: Sequence[str]
+    """What weakens these figures, in a sentence each."""
+    evaluations: Sequence[str]
+    """Whose the metrics are, and what they cost test records, where silos evaluated."""
+    about_the_loss: Sequence[str]
+    """What the figures take for granted about loss and model."""
+    assumptions: Sequence[str]
+    """What they take for granted about units, noise, numbers and choices."""
+
+
+_INTEGERS = (
+    "Records enter as integers of bounded size and the noise is a discrete Gaussian, sampled exactly: the figures "
+    f"hold for the arithmetic of the program itself, {EXACT}."
+)
+_REAL = (
+    "The noise is Gaussian in real arithmetic. What was written comes from floating-point numbers, whose lowest "
+    "bits can tell more."
+)
+_FIRST = "first step, means and squares of the columns of numbers"
+_COMPOSED = (
+    "The columns of numbers were scaled by noisy means and deviations that a first step released: the figures are "
+    "of that step and of the rounds together."
+)
+_ASSUMPTIONS = (
+    "Every {unit} takes part only in the rounds that the schedule says, and its contribution is clipped there.",
+)
+_UNTOUCHED = (
+    "Settings were chosen without a look at the data, or that look was accounted for elsewhere: choosing the best "
+    "of several runs is not part of these figures."
+)
+NOT_PROTECTED = (
+    "That a silo takes part, how many records it contributes, and when it answers.",
+    "What the model says about the population: that is what it is for.",
+    "A silo's records from the silo itself or its administrator.",
+)
+
+
+def statements(results: Results) -> list[Statement]:
+    """A statement for each combination of trust, relation, unit, noise and δ among the finished cells."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for cell in results.cells:
+        unit = from_data(cell["releases"][0]).unit
+        kind = (cell["trust"], cell["relation"], cell["noise"], cell["delta"], unit, cell["mu"] is None)
+        groups.setdefault(kind, []).append(cell)
+    choice = choice_of_settings(results) or [_UNTOUCHED]
+    return [_statement(cells, _together(results.cells, cells[0]["relation"]), choice) for cells in groups.values()]
+
+
+def _together(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
+    """What all real releases under one relation cost a record that takes part in each; nothing for one or none."""
+    claims = [
+        claim_of(list(map(from_data, cell["releases"])))
+        for cell in cells
+        if cell["noise"] == "release" and cell["relation"] == relation
+    ]
+    mus = [claim.guarantee.mu for claim in claims if claim and isinstance(claim.guarantee, GaussianDP)]
+    if len(mus) < 2:
+        return ""
+    return (
+        f" Every figure is of one run. A record that takes part in these {len(mus)} runs is protected by all of "
+        f"them together only: μ = {upper_figure(compose(mus))}, and runs elsewhere come on top."
+    )
+
+
+def _statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequence[str]) -> Statement:
+    first = cells[0]
+    streams = [list(map(from_data, cell["releases"])) for cell in cells]
+    unit = streams[0][0].unit
+    claims = [claim_of(released) for released in streams]
+    levels = {None if claim is None else _level(claim, first["delta"]) for claim in claims}
+    known = [level for level in levels if level is not None]
+    return Statement(
+        private=bool(known) and None not in levels,
+        sampled=any(stream.schedule.secret for released in streams for stream in released),
+        trust=first["trust"],
+        protects=trust_named(first["trust"]).protection_of(unit),
+        unit=unit.words,
+        hidden=_HIDDEN[first["relation"]].format(unit=unit.noun),
+        relation=first["relation"],
+        noise=_noise(first["noise"], trust_named(first["trust"]))
+        + (together if first["noise"] == "release" else ""),
+        mechanisms=sorted(
+            {
+                _described_noise(stream, _units_of(cell))
+                for cell, released in zip(cells, streams, strict=True)
+                for stream in released
+            }
+        ),
+        attained=all(claim is not None and claim.attained for claim in claims),
+        levels=sorted(known, key=lambda level: level.order),
+        caveats=caveats_of(cells),
+        evaluations=sorted(
+            {evaluation_words(told, cell["delta"]) for cell in cells if (told := cell.get("evaluation"))}
+        ),
+        about_the_loss=sorted({about_the_loss(stream) for released in streams for stream in released}),
+        assumptions=[
+            unit.presumes,
+            *_of_several(claims, first["delta"]),
+            *_counted(claims, first["delta"]),
+            *(text.format(unit=unit.noun) for text in _ASSUMPTIONS),
+            *choice,
+            *_steps(streams),
+            *_arithmetic(claims),
+        ],
+    )
+
+
+def _steps(streams: Sequence[Sequence[ReleaseStream]]) -> list[str]:
+    """That figures are of several steps together, and of which."""
+    first = [stream for released in streams for stream in released if stream.step == FIRST_STEP]
+    here = any(stream.owner != ELSEWHERE for stream in first)
+    return [_COMPOSED] * here + [STEP_ELSEWHERE] * any(stream.owner == ELSEWHERE for stream in first)
+
+
+def _arithmetic(claims: Sequence[Claimed]) -> list[str]:
+    """What figures of these cells take for granted about numbers; nothing where nothing is private."""
+    if not (known := [claim for claim in claims if claim is not None]):
+        return []
+    return [_INTEGERS if all(claim.exact for claim in known) else _REAL]
+
+
+def _of_several(claims: Sequence[Claimed], delta: float) -> list[str]:
+    """What the run that protects least says of persons with several records, where it protects records."""
+    known = [claim for claim in claims if claim is not None]
+    if not known or known[0].unit.name != RECORD.name:
+        return []
+    worst = max((claim.guarantee for claim in known), key=lambda guarantee: guarantee.epsilon_of(delta))
+    return [words_of_several(worst, delta)]
+
+
+def _counted(claims: Sequence[Claimed], delta: float) -> list[str]:
+    """What exact counting gives where a paper's constants charge more; both are true."""
+    pairs = {
+        (claim.guarantee.mu, claim.counted)
+        for claim in claims
+        if claim is not None and claim.counted is not None and isinstance(claim.guarantee, GaussianDP)
+    }
+    return [
+        f"Charged is μ = {upper_figure(charged)}, by the paper's constants, which add more noise than that needs: "
+        f"by exact counting μ is at most {upper_figure(fewer)}, {epsilon_words(epsilon_of(fewer, delta), delta)}."
+        for charged, fewer in sorted(pairs)
+    ]
+
+
+def _noise(kind: str, trust: Trust) -> str:
+    """Who could recompute the noise; nothing where there is none."""
+    if kind == "release":
+        return _BY_THE_SERVER if trust.noise_at_server else _BY_SILOS
+    return _NOISE.get(kind, "")
+
+
+def about_the_loss(stream: ReleaseStream) -> str:
+    """On what the sensitivity rests beside the clips."""
+    return stream.mechanism.assumption or _ANY_LOSS.format(unit=stream.unit.noun)
+
+
+def _level(claim: PrivacyClaim[Guarantee], delta: float) -> Level:
+    guarantee, at = claim.guarantee, delta_figure(delta)
+    epsilon = guarantee.epsilon_of(delta)
+    if not isinstance(guarantee, GaussianDP):
+        attacker = upper_percent((1.0 + guarantee.delta_of(0.0)) / 2.0 * (1.0 + 1e-15))
+        return Level("none", "none", epsilon_figure(epsilon), "none", at, attacker, epsilon)
+    return Level(
+        mu=upper_figure(guarantee.mu),
+        zcdp=upper_figure(guarantee.zcdp),
+        epsilon=epsilon_figure(epsilon),
+        epsilon_paper=epsilon_figure(guarantee.epsilon_delta(delta).paper),
+        delta=at,
+        attacker=upper_percent(best_guess(guarantee.mu)),
+        order=epsilon,
+    )
+
+
+def _units_of(cell: Mapping[str, Any]) -> str:
+    """In which units standard deviation and clip are, where that is not the gradient's."""
+    quantile = cell.get("scenario", {}).get("algorithm", {}).get("clip_quantile")
+    if quantile is None:
+        return ""
+    return (
+        "; both in units of the clip of the moment, which follows a quantile of the clients' norms: the increment "
+        "is a client's move over that clip, of norm 1 at most, with the bit that says whether it fits beside it"
+    )
+
+
+def _described_noise(stream: ReleaseStream, units: str = "") -> str:
+    """Who releases what, how often, with which noise, in which `units`."""
+    owner = stream.owner if stream.step == ROUNDS else f"{stream.owner}, {_FIRST}"
+    if stream.owner == ELSEWHERE:
+        return f"{owner}: charged with μ = {upper_figure(stream.mu)}, not released here"
+    releases = counted(stream.schedule.rounds, "release")
+    if stream.std == 0.0:
+        return f"{owner}: {releases} without noise"
+    return (
+        f"{owner}: {stream.mechanism.words}, fresh vectors of standard deviation {lower_figure(stream.std, 5)} a "
+        f"coordinate; {releases}; each {stream.unit.noun} {stream.schedule.words}, its increment clipped to norm "
+        f"{upper_range(stream.clips, 5)}{units}"
+    )
+
+
+_FILE = "audit.json"
+_SAME = ("algorithm", "model")
+
+
+@dataclass(frozen=True)
+class StoredAudit:
+    """What a report shows of an audit; see `fedpriv.audit.audit.Audit`."""
+
+    claimed_mu: float
+    mu: float
+    epsilon: float
+    claimed_epsilon: float
+    delta: float
+    statistic: str
+    confidence: float
+    trials: int
+    rounds: int
+    silos: int
+    trust: str
+    stands: bool
+    date: str
+    sees: Mapping[str, float] = field(default_factory=dict)
+    """Which share of the noise would be refuted with probability 95 %, by family; earlier versions do not say."""
+
+    @property
+    def power(self) -> str:
+        """What it would see, in one sentence; nothing where it does not say."""
+        return power_words(self.sees, self.trials) if self.sees else ""
+
+
+def power_words(sees: Mapping[str, float], trials: int) -> str:
+    """How little noise an audit of so many trials would see, in one sentence; shares are rounded down."""
+    seen = {name: math.floor(100.0 * share + 1e-9) / 100.0 for name, share in sees.items()}
+    named = ", ".join(f"σ × {share:.2f} ({name})" for name, share in seen.items() if share > 0.0)
+    if not named:
+        return f"with {trials:,} trials no loss of noise would be seen at this mu: take more, or another mu"
+    return (
+        f"with {trials:,} trials this audit would see {named}: noise of that size, or less, is refuted in 95 of "
+        "100 audits, and a smaller loss can be missed"
+    )
+
+
+def check_audited(folder: Path, scenario: Mapping[str, Any]) -> None:
+    """InputError if the folder holds no run, or none of this scenario's algorithm, settings, trust and model."""
+    cells = read_results(folder).cells
+    if not any(all(cell["scenario"].get(key) == scenario.get(key) for key in _SAME) for cell in cells):
+        raise InputError(f"--store {folder}: no cell there has the algorithm, trust and model that are audited")
+
+
+def store_audit(folder: Path, outcome: Mapping[str, Any]) -> None:
+    """Write RUN_DIR/audit.json for the report."""
+    kept = {name: outcome[name] for name in StoredAudit.__dataclass_fields__ if name in outcome}
+    write_json(folder / _FILE, {**kept, "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")})
+
+
+def stored_audit(folder: Path) -> StoredAudit | None:
+    """The audit of a run; None if none was stored, InputError if its file is damaged."""
+    path = folder / _FILE
+    if not path.exists():
+        return None
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        return StoredAudit(**{name: tree[name] for name in StoredAudit.__dataclass_fields__ if name in tree})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: not an audit of fedpriv ({type(error).__name__}: {error})") from None

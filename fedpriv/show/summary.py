@@ -1,0 +1,374 @@
+"""A run's cells summed up: means and spreads over seeds at every sweep point, beside what was published.
+
+What stands under a table: what is missing, how it was measured, what is protected, how settings were chosen.
+"""
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedpriv.accounting.selection import Selection
+from fedpriv.core.figures import caveats, delta_figure, epsilon_range, upper_range
+from fedpriv.loss.scores import MEAN, WORST
+from fedpriv.noise.trust import CLIENT, RECORD, trust_named
+from fedpriv.rounds.claim import STEP_ELSEWHERE, charged_elsewhere, evaluation_words
+from fedpriv.rounds.entries import differing_words
+from fedpriv.rounds.ledger import EXACT, from_data
+from fedpriv.study.results import Results, engines_of
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a figure of results.json is shown: its name, the unit it is printed in, and its digits."""
+
+    key: str
+    title: str
+    factor: float
+    digits: int
+    published_digits: int
+    base: str | None = None
+    """The key of everybody's metric, where this one is of the silos' own test records."""
+
+
+METRICS = (
+    Metric("test_loss", "test loss", 1.0, 4, 3),
+    Metric("test_accuracy", "test accuracy (%)", 100.0, 1, 1),
+    Metric("test_auc", "AUC", 1.0, 4, 3),
+    Metric("test_balanced_accuracy", "balanced accuracy (%)", 100.0, 1, 1),
+    Metric("test_calibration_error", "calibration error (%)", 100.0, 1, 1),
+    Metric("test_r2", "R²", 1.0, 4, 3),
+    Metric("test_mae", "mean absolute error", 1.0, 4, 3),
+    Metric("excess_risk", "excess risk", 1.0, 6, 6),
+    Metric("gradient_norm", "gradient norm", 1.0, 4, 4),
+    Metric("goldstein", "Goldstein measure", 1.0, 4, 4),
+)
+"""Losses as they are; accuracies are stored as shares and printed, as papers do, in percent."""
+
+
+_OF_SILOS = {MEAN: "mean of silos", WORST: "worst silo"}
+
+
+def metric_named(key: str) -> Metric | None:
+    """How the figure `key` is shown, None if it is no metric; a silo's own figures are shown like everybody's."""
+    for metric in METRICS:
+        if key == metric.key:
+            return metric
+        rest = key.removeprefix(f"{metric.key}_")
+        if rest == key or f"{metric.key}_" not in key:
+            continue
+        whose = _OF_SILOS.get(rest) or (f"at {rest.removeprefix('at_')}" if rest.startswith("at_") else None)
+        if whose is not None:
+            return replace(metric, key=key, title=f"{metric.title}, {whose}", base=metric.key)
+    return None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One metric at a sweep point, in the unit it is printed in; `std` (ddof = 1) is None for a single seed."""
+
+    mean: float
+    std: float | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One metric at one sweep point: what was measured, and what the paper printed; None where there is none."""
+
+    measured: Summary | None
+    published: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """Measured minus published."""
+        if self.measured is None or self.published is None:
+            return None
+        return self.measured.mean - self.published
+
+
+def metrics_in(record: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a cell of results.json, or of a line of history.jsonl, by name."""
+    return {metric.key: record[metric.key] for metric in _metrics_among([record])}
+
+
+def _metrics_among(records: Iterable[Mapping[str, Any]]) -> list[Metric]:
+    """The metrics that any record has: those of everybody first, in the order of `METRICS`."""
+    keys = dict.fromkeys(key for record in records for key in record)
+    named = [metric for metric in map(metric_named, keys) if metric is not None]
+    order = {metric.key: place for place, metric in enumerate(METRICS)}
+    return sorted(named, key=lambda metric: order.get(metric.key, len(order)))
+
+
+def metrics_of(results: Results) -> list[Metric]:
+    """All metrics that a run's cells have; loss and accuracy as long as there is no cell."""
+    return _metrics_among(results.cells) or list(METRICS[:2])
+
+
+def shared_metrics(results: Results) -> list[Metric]:
+    """Those over all test records, and of the silos' own what the scenario lays out."""
+    shown = results.published.table.shown if results.published else []
+    return [metric for metric in metrics_of(results) if metric.base is None or metric.key in shown]
+
+
+def silo_metrics(results: Results) -> dict[str, list[Metric]]:
+    """The silos' own metrics by the name of what they are of: each silo's, the mean, the worst."""
+    found: dict[str, list[Metric]] = {}
+    for metric in metrics_of(results):
+        if metric.base is not None:
+            found.setdefault(metric.base, []).append(metric)
+    return found
+
+
+def points(results: Results) -> list[dict[str, Any]]:
+    """Every sweep point in the order of the scenario, finished or not."""
+    return product(results.axes)
+
+
+def cells_at(results: Results, point: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The finished cells of a sweep point, one a seed."""
+    return [cell for cell in results.cells if cell["point"] == point]
+
+
+def missing(results: Results) -> list[tuple[dict[str, Any], list[int]]]:
+    """The sweep points that are not complete, and their seeds without a result."""
+    found = []
+    for point in points(results):
+        finished = {cell["seed"] for cell in cells_at(results, point)}
+        if absent := [seed for seed in results.seeds if seed not in finished]:
+            found.append((point, absent))
+    return found
+
+
+def incomplete(results: Results) -> str:
+    """ "INCOMPLETE: k of n cells", or nothing when all are there."""
+    expected = len(points(results)) * len(results.seeds)
+    finished = expected - sum(len(seeds) for _, seeds in missing(results))
+    return "" if results.complete and finished == expected else f"INCOMPLETE: {finished} of {expected} cells"
+
+
+def state_of(results: Results) -> str:
+    """What a reader has to know before any figure, without a full stop; nothing of a whole, true run."""
+    return "; ".join(filter(None, [differing(results), incomplete(results)]))
+
+
+def differing(results: Results) -> str:
+    """ "DIFFERS: …" where results.json claims something else than was released, or nothing."""
+    return f"DIFFERS: {differing_words(results.differs)}" if results.differs else ""
+
+
+def summarize(cells: Sequence[Mapping[str, Any]], metric: Metric) -> Summary | None:
+    """Mean and sample standard deviation over the given cells; None without a cell."""
+    values = [metric.factor * cell[metric.key] for cell in cells if metric.key in cell]
+    if not values:
+        return None
+    return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+
+def compare(results: Results, metric: Metric, point: Mapping[str, Any]) -> Comparison:
+    """What was measured at a sweep point, beside what was published for it."""
+    published = results.published.value(metric.key, point) if results.published else None
+    return Comparison(summarize(cells_at(results, point), metric), published)
+
+
+SYMBOLS = {"privacy.mu": "μ", "privacy.rho": "ρ", "privacy.epsilon": "ε", "privacy.delta": "δ"}
+"""What papers call these keys."""
+_SAY_WHAT_THEY_ARE = ("algorithm.name", "algorithm.trust", "data.name", "model.name")  # their values do
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """Dotted keys -> the symbol, or the last part (the section of a name); a shared one stays whole."""
+    last = {key: SYMBOLS.get(key) or key.removesuffix(".name").rpartition(".")[2] for key in keys}
+    uses = Counter(last.values())
+    return {key: name if uses[name] == 1 else key for key, name in last.items()}
+
+
+def value_text(value: Any) -> str:
+    """A swept value as papers print it: 4, not 4.0."""
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def point_text(results: Results, point: Mapping[str, Any]) -> str:
+    """A sweep point in words: "untrusted, ρ = 4, silos 100"."""
+    names = short_names(results.axes)
+    return ", ".join(_setting(key, names[key], value_text(value)) for key, value in point.items())
+
+
+def _setting(key: str, name: str, value: str) -> str:
+    if key in _SAY_WHAT_THEY_ARE:
+        return value
+    return f"{name} = {value}" if name in SYMBOLS.values() else f"{name} {value}"
+
+
+def product(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+_LISTED = 10  # missing points that are named; the tables show the others
+
+
+def published_metrics(results: Results) -> list[Metric]:
+    if results.published is None:
+        return []
+    return [metric for metric in metrics_of(results) if metric.key in results.published.table.shown]
+
+
+def what_is_missing(results: Results) -> str:
+    """Which cells have no result, in bold Markdown; nothing if all have."""
+    if not (loud := incomplete(results)):
+        return ""
+    texts = []
+    for point, seeds in missing(results):
+        these = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        texts.append(", ".join(filter(None, [point_text(results, point), these])))
+    more = f"; and {len(texts) - _LISTED} more points" if len(texts) > _LISTED else ""
+    return f"**{loud}.** Missing: {'; '.join(texts[:_LISTED])}{more}."
+
+
+def what_differs(results: Results) -> str:
+    """Which cells claim what was not released, in bold Markdown; nothing if none does."""
+    loud = differing(results)
+    return f"**{loud}.** Figures of privacy are those of the ledger here." if loud else ""
+
+
+def how_measured(results: Results) -> str:
+    """Seeds, engine, and the largest difference to what was published, in one line."""
+    count = len(results.seeds)
+    seeds = "1 seed" if count == 1 else f"{count} seeds: mean ± sample standard deviation"
+    largest = []
+    for metric in published_metrics(results):
+        differences = [compare(results, metric, point).difference for point in points(results)]
+        if known := [abs(difference) for difference in differences if difference is not None]:
+            largest.append(f"{metric.title} {max(known):.{metric.digits}f}")
+    worst = f"; largest |difference|: {', '.join(largest)}" if largest else ""
+    notes = [each for each in (_withheld(results), _paired(results), _unread(results)) if each]
+    return " ".join([f"{seeds}; engine {engines_of(results)}{worst}.", *notes])
+
+
+def _withheld(results: Results) -> str:
+    """Why no published values are shown, where a scenario has some."""
+    if results.published is None or not results.published.withheld:
+        return ""
+    return f"Published values are for other settings and not shown: {', '.join(results.published.withheld)}."
+
+
+def _paired(results: Results) -> str:
+    """That rows share their random numbers: differences between them spread less than each of them does."""
+    simulated = all(cell["noise"] != "release" for cell in results.cells)
+    if len(points(results)) < 2 or not results.cells or not simulated:
+        return ""
+    return (
+        "Cells of one seed share the order of records and, scaled, their noise: take differences seed by "
+        "seed, and their spread from those pairs."
+    )
+
+
+def _unread(results: Results) -> str:
+    """That samples were asked for which no round reads."""
+    left = sorted({cell["unread"] for cell in results.cells if cell.get("unread")})
+    if not left:
+        return ""
+    numbers = str(left[0]) if len(left) == 1 else f"{left[0]} to {left[-1]}"
+    return f"Of the samples asked for {numbers} are never read: they do not fill a round of every silo."
+
+
+def privacy_lines(results: Results) -> list[str]:
+    """A line for each distinct statement; those that differ only in μ share one; then those of evaluations."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for cell in results.cells:
+        kind = (
+            *(cell[key] for key in ("unit", "relation", "trust", "noise", "delta")),
+            cell["mu"] is None,
+            cell.get("participation"),
+            cell.get("holds"),
+        )
+        groups.setdefault(kind, []).append(cell)
+    tests = {evaluation_words(told, cell["delta"]) for cell in results.cells if (told := cell.get("evaluation"))}
+    charged = any(charged_elsewhere(cell["releases"]) for cell in results.cells)
+    elsewhere = [STEP_ELSEWHERE] if charged else []
+    said = [line for cells in groups.values() for line in (_statement(cells), *caveats_of(cells))]
+    return [*said, *elsewhere, *sorted(tests), *choice_of_settings(results)]
+
+
+def caveats_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What weakens the figures of cells with one δ: their smallest silo, and the largest ε."""
+    private = [cell for cell in cells if cell["epsilon"] is not None]
+    if not private:
+        return []
+    sizes = [size for cell in private if (size := _units(cell)) is not None]
+    noun = from_data(private[0]["releases"][0]).unit.noun
+    released = any(cell.get("holds") not in (None, "in real arithmetic") for cell in private)
+    worst = max(cell["epsilon"] for cell in private)
+    return caveats(worst, private[0]["delta"], max(sizes, default=None), noun, slack=released)
+
+
+def _units(cell: Mapping[str, Any]) -> int | None:
+    """How many units the smallest silo has, or the pool of clients; None where that is not public."""
+    unit = from_data(cell["releases"][0]).unit
+    if unit.name == CLIENT.name:
+        return cell.get("clients")
+    return cell.get("smallest_silo") if unit.name == RECORD.name else None
+
+
+def choice_of_settings(results: Results) -> list[str]:
+    """What the choice of settings by `fedpriv tune` costs beside the runs; nothing where there was none.
+
+    Guarantee: the figures are recomputed from the law of the choice and the releases of every cell.
+    """
+    tuned = results.tuned
+    if tuned is None or not (private := [cell for cell in results.cells if cell["epsilon"] is not None]):
+        return []
+    law, how = tuned.number_of_runs, f"by {tuned.metric} on {tuned.held_out} training records"
+    if law is None:
+        return [
+            f"Settings were chosen by fedpriv tune: {tuned.settings} for every row, {how}. These figures do not "
+            "cover that choice: it read the records without noise."
+        ]
+    costs: list[tuple[float, float]] = []
+    for cell in private:
+        row = tuned.row_of(cell["scenario"])
+        if row is None or row.mu is None or cell["mu"] is None:
+            return ["Settings of some cells were not chosen by fedpriv tune, or their cost is not known."]
+        choice, both = (Selection(row.mu, law, then).epsilon_of(cell["delta"]) for then in (0.0, cell["mu"]))
+        costs.append((choice, both))
+    delta = f"delta = {delta_figure(private[0]['delta'])}"
+    alone, together = (upper_range([pair[place] for pair in costs]) for place in (0, 1))
+    return [
+        f"Settings were chosen privately by fedpriv tune: the best of {law.words}, {how}. The choice of one "
+        f"row costs ε = {alone} at {delta}, the choice and a run of the row together ε = {together} "
+        "(Papernot & Steinke 2022)."
+    ]
+
+
+def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
+    first = cells[0]
+    server = trust_named(first["trust"]).title
+    if first["epsilon"] is None:
+        return f"Privacy: none, {server}: the run adds no noise."
+    seeded = " (seeded, not for release)" if first["noise"] == "simulation" else ""
+    exact = first.get("holds") not in (None, "in real arithmetic")
+    noise = f"{first['noise']} noise{seeded}{f', {EXACT}' if exact else ''}"
+    epsilon, delta = _range(cells, "epsilon"), delta_figure(first["delta"])
+    whom = f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}"
+    if first["mu"] is None:
+        sampling = first.get("participation", "Poisson sampling")
+        return (
+            f"{whom}: {sampling}, which no μ describes; (ε, δ) = ({epsilon}, {delta}), an upper bound by its "
+            f"privacy loss distribution, rounded up, as long as who takes part when stays secret; {noise}."
+        )
+    mu, zcdp, paper = (_range(cells, key) for key in ("mu", "zcdp", "epsilon_paper"))
+    attained = not exact and all(cell.get("attained") for cell in cells)
+    pair = f"(ε, δ) = ({epsilon}, {delta}) exact" if attained else f"(ε, δ) at most ({epsilon}, {delta})"
+    gaussian = f"μ-GDP exactly with μ = {mu}" if attained else f"μ-GDP with μ at most {mu}"
+    counted = [cell["counted_mu"] for cell in cells if cell.get("counted_mu") is not None]
+    if counted:
+        gaussian += f", as the paper's constants charge it, and by exact counting {upper_range(counted)}"
+    by_formula = f"({paper}, {delta}) by the paper's formula, rounded up"
+    return f"{whom}: {gaussian} (zCDP {zcdp}); {pair}, {by_formula}; {noise}."
+
+
+def _range(cells: Sequence[Mapping[str, Any]], key: str) -> str:
+    values = [cell[key] for cell in cells]
+    return epsilon_range(values) if key == "epsilon" else upper_range(values)

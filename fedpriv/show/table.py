@@ -1,0 +1,356 @@
+"""Measured beside published: results as Markdown, CSV or LaTeX.
+
+How what an algorithm needs grows: the smallest number of rounds that reaches a target, and fitted exponents.
+
+For each algorithm and each number of records n the target is an excess risk of
+
+    factor · scale · (1/√n + √d / (ε n)),   scale = L R
+
+(Choquette-Choo, Ganesh & Thakurta 2025, Table 1).  A sweep point's value is the mean over seeds; of swept keys
+that are not named here the best value counts.  Exponents are least squares of log T on log n.
+"""
+
+import csv
+import io
+import math
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedpriv.core.errors import InputError
+from fedpriv.core.figures import delta_figure, epsilon_figure, upper_figure
+from fedpriv.core.files import write_text
+from fedpriv.scenario.published import Paper, Scaling
+from fedpriv.show.summary import (
+    Metric,
+    cells_at,
+    compare,
+    how_measured,
+    metrics_of,
+    point_text,
+    points,
+    privacy_lines,
+    product,
+    published_metrics,
+    shared_metrics,
+    short_names,
+    silo_metrics,
+    state_of,
+    value_text,
+    what_differs,
+    what_is_missing,
+)
+from fedpriv.study.results import Results, read_claims
+
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What one algorithm needed at one n; None where no number of rounds in the sweep reached the target."""
+
+    target: float
+    rounds: float | None
+    gradients: float | None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """y ~ n^exponent, from `count` sizes; `half_width` of its 95 % interval is infinite for two."""
+
+    exponent: float
+    half_width: float
+    count: int
+
+
+def needed(results: Results, scaling: Scaling) -> dict[str, dict[float, Needed]]:
+    """For each value of `scaling.by`, and each n: target, rounds and gradient evaluations."""
+    table: dict[str, dict[float, Needed]] = {}
+    for name in results.axes[scaling.by]:
+        table[name] = {
+            float(size): _needed_at(results, scaling, {scaling.by: name, scaling.along: size})
+            for size in results.axes[scaling.along]
+        }
+    return table
+
+
+def _needed_at(results: Results, scaling: Scaling, fixed: Mapping[str, Any]) -> Needed:
+    here = [point for point in points(results) if all(point[key] == value for key, value in fixed.items())]
+    reached: list[tuple[float, float]] = []
+    target = math.nan
+    for point in here:
+        cells = cells_at(results, point)
+        if not cells:
+            continue
+        first = cells[0]
+        size, epsilon = float(fixed[scaling.along]), first["epsilon"]
+        private = 0.0 if epsilon is None else math.sqrt(first["dimension"]) / (epsilon * size)
+        target = scaling.factor * scaling.scale * (1.0 / math.sqrt(size) + private)
+        if np.mean([cell[scaling.metric] for cell in cells]) <= target:
+            reached.append((float(point[scaling.smallest]), float(first["gradient_evaluations"])))
+    rounds, gradients = min(reached, default=(None, None))
+    return Needed(target, rounds, gradients)
+
+
+def fit(needs: Mapping[float, Needed], what: str) -> Fit | None:
+    """The exponent of `what` ("rounds" or "gradients") in n; None with fewer than two sizes that were reached."""
+    pairs = [(size, value) for size, need in needs.items() if (value := getattr(need, what)) is not None]
+    if len(pairs) < 2:
+        return None
+    from scipy import stats  # half a second, which only a scenario with a scaling table should wait
+
+    sizes, values = (np.log(column) for column in zip(*pairs, strict=True))
+    line = stats.linregress(sizes, values)
+    half_width = math.inf
+    if len(pairs) > 2:
+        half_width = float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(pairs) - 2) * line.stderr)
+    return Fit(float(line.slope), half_width, len(pairs))
+
+
+def scaling_lines(results: Results, scaling: Scaling) -> list[list[str]]:
+    """Rows of text, header first: an algorithm a row, a size a column, exponents beside the theory's."""
+    for key in (scaling.by, scaling.along, scaling.smallest):
+        if key not in results.axes:
+            raise InputError(f"scaling: {key!r} is not swept; swept are {', '.join(results.axes)}")
+    sizes = results.axes[scaling.along]
+    rows = [["", *(f"n = {value_text(size)}" for size in sizes), "rounds ~ n^", "theory", "gradients ~ n^"]]
+    for name, needs in needed(results, scaling).items():
+        entries = [_entry(need) for need in needs.values()]
+        exponents = [_exponent(fit(needs, what)) for what in ("rounds", "gradients")]
+        theory = scaling.theory.get(name)
+        rows.append([name, *entries, exponents[0], "" if theory is None else f"{theory:g}", exponents[1]])
+    return rows
+
+
+def _entry(need: Needed) -> str:
+    return "not reached" if need.rounds is None else f"{need.rounds:g}"
+
+
+def _exponent(found: Fit | None) -> str:
+    if found is None:
+        return "too few"
+    width = "" if math.isinf(found.half_width) else f" ± {found.half_width:.2f}"
+    return f"{found.exponent:.2f}{width} ({found.count} sizes)"
+
+
+Style = Literal["markdown", "csv", "latex"]
+
+
+_BEFORE = ("silos", "rounds", "μ", "ε at δ")
+_AFTER = ("gradients", "sent by a silo (MB)", "clipped (%)", "seconds, all seeds")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table before a style is given to it.  The first `labels` columns name the row, the others hold figures."""
+
+    caption: str
+    header: Sequence[str]
+    body: Sequence[Sequence[str]]
+    labels: int
+    across: str = ""
+    """What the headers of the figures are values of."""
+
+
+def render(results: Results, style: Style) -> str:
+    """All tables of a run, ending with a newline."""
+    return STYLES[style](results)
+
+
+def write_table(folder: Path) -> str:
+    """Write RUN_DIR/table.md, the Markdown of a run that is complete; what was written."""
+    text = render(read_claims(folder), "markdown")
+    write_text(folder / "table.md", text)
+    return text
+
+
+def tables_of(results: Results) -> list[Table]:
+    """A table of the paper's form for each metric it has and each value of other axes, or one of all points."""
+    if results.scaling is not None:
+        return [_scaling(results, results.scaling)]
+    shown = published_metrics(results)
+    if results.published is None or not shown:
+        return [_list(results), *_by_silo(results)]
+    paper = results.published.table
+    others = {key: values for key, values in results.axes.items() if key not in (paper.rows, paper.columns)}
+    grids = [_grid(results, paper, metric, fixed) for metric in shown for fixed in product(others)]
+    return [*grids, *_by_silo(results)]
+
+
+def _by_silo(results: Results) -> list[Table]:
+    """For each metric of the silos' own test records a row a sweep point and a column a silo."""
+    tables = []
+    for metrics in silo_metrics(results).values():
+        titles = [metric.title.rpartition(", ")[2].removeprefix("at ") for metric in metrics]
+        body = [
+            [*map(value_text, point.values()), *(_cell_text(results, metric, point) for metric in metrics)]
+            for point in points(results)
+        ]
+        names = list(short_names(results.axes).values())
+        caption = f"{metrics[0].title.rpartition(', ')[0]} by silo, on its own test records"
+        tables.append(Table(caption, [*names, *titles], body, labels=len(names)))
+    return tables
+
+
+def _scaling(results: Results, scaling: Scaling) -> Table:
+    header, *body = scaling_lines(results, scaling)
+    caption = (
+        f"smallest {scaling.smallest} whose mean {scaling.metric} is at most "
+        f"{scaling.factor:g} · {scaling.scale:g} · (1/√n + √d/(εn)); fitted exponents with 95 % intervals"
+    )
+    return Table(caption, header, body, labels=1)
+
+
+def _grid(results: Results, paper: Paper, metric: Metric, fixed: Mapping[str, Any]) -> Table:
+    names, columns = short_names(results.axes), results.axes[paper.columns]
+    body = []
+    for row in results.axes[paper.rows]:
+        along = [{**fixed, paper.rows: row, paper.columns: column} for column in columns]
+        body.append([value_text(row), *(_cell_text(results, metric, point) for point in along)])
+    where = f", {point_text(results, fixed)}" if fixed else ""
+    published = ": measured [published, measured - published]" if getattr(paper, metric.key, None) else ""
+    caption = f"{metric.title}{where}{published}"
+    header = [names[paper.rows], *map(value_text, columns)]
+    return Table(caption, header, body, labels=1, across=names[paper.columns])
+
+
+def _cell_text(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
+    """mean ± std [published, difference], as far as they are there."""
+    comparison = compare(results, metric, point)
+    measured, text, known = comparison.measured, "missing", []
+    if measured is not None:
+        text = f"{measured.mean:.{metric.digits}f}"
+        if measured.std is not None:
+            text += f" ± {measured.std:.{metric.digits}f}"
+        if measured.seeds < len(results.seeds):
+            text += f" ({measured.seeds} of {len(results.seeds)} seeds)"
+    if comparison.published is not None:
+        known.append(f"{comparison.published:.{metric.published_digits}f}")
+    if comparison.difference is not None:
+        known.append(f"{comparison.difference:+z.{metric.digits}f}")
+    return f"{text} [{', '.join(known)}]" if known else text
+
+
+def _list(results: Results) -> Table:
+    """A row a sweep point; what is swept is not shown twice."""
+    names = list(short_names(results.axes).values())
+    columns = [*_BEFORE, *(metric.title for metric in shared_metrics(results)), *_AFTER]
+    shown = [name for name in columns if name not in names]
+    body = []
+    for point in points(results):
+        row = _row(results, point)
+        body.append([*map(value_text, point.values()), *(row.get(name, "") for name in shown)])
+    return Table("", [*names, *shown], body, labels=len(names))
+
+
+def _row(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
+    """Figures of a sweep point by column; without a finished cell only that its metrics are missing."""
+    row = {metric.title: _cell_text(results, metric, point) for metric in metrics_of(results)}
+    if cells := cells_at(results, point):
+        first, private = cells[0], cells[0]["epsilon"] is not None
+        row["silos"], row["rounds"] = str(first["silos"]), str(first["rounds"])
+        row["μ"] = ("none" if first["mu"] is None else upper_figure(first["mu"])) if private else "no noise"
+        row["ε at δ"] = (
+            f"{epsilon_figure(first['epsilon'])} at {delta_figure(first['delta'])}" if private else "none"
+        )
+        row["gradients"] = _count(first.get("gradient_evaluations"))
+        row["sent by a silo (MB)"] = _megabytes(first.get("bytes_sent"))
+        told = [cell["fraction_clipped"] for cell in cells if cell["fraction_clipped"] is not None]
+        row["clipped (%)"] = f"{100.0 * statistics.fmean(told):.2f}" if told else "not told"
+        row["seconds, all seeds"] = f"{sum(cell['wall_seconds'] for cell in cells):.1f}"
+    return row
+
+
+def _count(value: int | None) -> str:
+    return "not kept" if value is None else f"{value:,}"
+
+
+def _megabytes(value: int | None) -> str:
+    return "not kept" if value is None else f"{value / 1e6:.3g}"
+
+
+def _markdown(results: Results) -> str:
+    blocks = [f"## {results.title or results.name}"]
+    for table in tables_of(results):
+        blocks += [f"**{table.caption}**", _aligned(table)] if table.caption else [_aligned(table)]
+    loud = (what_differs(results), what_is_missing(results))
+    blocks += [line for line in (*loud, how_measured(results)) if line]
+    return "\n\n".join([*blocks, *privacy_lines(results)]).replace("<", "&lt;") + "\n"
+
+
+def _aligned(table: Table) -> str:
+    """A Markdown table whose columns also line up as plain text: labels to the left, figures to the right."""
+    corner = [f"{table.header[0]} \\ {table.across}"] if table.across else table.header[:1]
+    columns = []
+    for place, (head, *body) in enumerate(zip([*corner, *table.header[1:]], *table.body, strict=True)):
+        width = max(3, len(head), *map(len, body))
+        rule, side = ("-" * width, "<") if place < table.labels else ("-" * (width - 1) + ":", ">")
+        columns.append([f"{text:{side}{width}}" for text in (head, rule, *body)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in zip(*columns, strict=True))
+
+
+def _csv(results: Results) -> str:
+    """One tidy row a sweep point and metric, at full precision; a point without a finished cell has 0 seeds."""
+    facts = ["mu", "epsilon", "delta", "relation", "trust"]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([*results.axes, "metric", "mean", "std", "seeds", "published", "difference", *facts, "ledger"])
+    for point in points(results):
+        cell: Mapping[str, Any] = next(iter(cells_at(results, point)), {})
+        for metric in metrics_of(results):
+            comparison = compare(results, metric, point)
+            measured = astuple(comparison.measured) if comparison.measured else (None, None, 0)
+            figures = [metric.title, *measured, comparison.published, comparison.difference]
+            writer.writerow([*point.values(), *figures, *map(cell.get, facts), _ledger(results, cell)])
+    return buffer.getvalue()
+
+
+def _ledger(results: Results, cell: Mapping[str, Any]) -> str | None:
+    """What `fedpriv privacy ledger` says of a cell; None where none is finished."""
+    return None if not cell else "DIFFERS" if cell["cell"] in results.differs else "ok"
+
+
+def _latex(results: Results) -> str:
+    """One booktabs table each."""
+    return "\n".join(_tabular(results, table) for table in tables_of(results))
+
+
+def _tabular(results: Results, table: Table) -> str:
+    sentences = [results.title or results.name, table.caption, state_of(results), how_measured(results)]
+    header, *body = [" & ".join(map(_escape, row)) + r" \\" for row in [table.header, *table.body]]
+    first, last = table.labels + 1, len(table.header)
+    figures = last - table.labels
+    if table.across:
+        spanner = rf"{'& ' * table.labels}\multicolumn{{{figures}}}{{c}}{{{_escape(table.across)}}} \\"
+        header = f"{spanner}\n\\cmidrule(lr){{{first}-{last}}}\n{header}"
+    lines = [
+        r"\begin{table}  % \usepackage{booktabs}",
+        r"\centering",
+        rf"\caption{{{_escape('. '.join(filter(None, sentences)))}}}",
+        rf"\begin{{tabular}}{{{'l' * table.labels}{'r' * figures}}}",
+        *(r"\toprule", header, r"\midrule", *body, r"\bottomrule"),
+        *(r"\end{tabular}", r"\end{table}"),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_LATEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "%&#_{}$"},
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": "$|$"},
+        **{"±": r"$\pm$", "²": "$^2$", "μ": r"$\mu$", "ρ": r"$\rho$", "ε": r"$\varepsilon$", "δ": r"$\delta$"},
+    }
+)
+
+
+def _escape(text: str) -> str:
+    """Plain text as LaTeX; signs of numbers become mathematical ones."""
+    return re.sub(r"(?<!\S)([+-])(?=\d|\s)", r"$\1$", text.translate(_LATEX))
+
+
+STYLES: dict[Style, Callable[[Results], str]] = {"markdown": _markdown, "csv": _csv, "latex": _latex}

@@ -1,0 +1,379 @@
+"""What a run says, in one paragraph; who holds what; what running again costs.
+
+Two runs side by side: where their settings differ, and by how much their figures do.
+
+A run's tables as a piece of HTML: what a notebook shows for results.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, StrictUndefined
+
+from fedpriv.accounting.gaussian import compose, epsilon_of
+from fedpriv.core.errors import InputError
+from fedpriv.core.figures import best_guess, epsilon_figure, epsilon_words, upper_figure, upper_percent
+from fedpriv.noise.trust import CLIENT, RECORD, USER, trust_named
+from fedpriv.papers.table import ALGORITHMS
+from fedpriv.rounds.ledger import from_data
+from fedpriv.show.summary import (
+    METRICS,
+    Metric,
+    caveats_of,
+    cells_at,
+    how_measured,
+    metrics_of,
+    point_text,
+    points,
+    short_names,
+    state_of,
+    summarize,
+    value_text,
+)
+from fedpriv.show.table import tables_of
+from fedpriv.study.results import Results, read_results
+
+WORDS = ((0.6, "strong"), (0.75, "moderate"), (0.95, "weak"), (1.0, "next to no"))
+"""Up to which probability of guessing a record rightly protection is called what."""
+RUNS = (1, 2, 5, 10, 50)
+_ATTACKER = (
+    "An attacker who knows everything else and decides between two equally likely cases of {unit} is right with "
+    "probability at most"
+)
+_UNITS = (CLIENT.name, USER.name, RECORD.name)
+_MOST = 6  # levels in the table of repeated runs
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One party: what it has, and what it gets to see."""
+
+    who: str
+    holds: str
+    sees: str
+
+
+def verdict(results: Results) -> str:
+    """What ran, how good it got, at what privacy, and how far to believe it."""
+    if not results.cells:
+        return "No cell is finished yet."
+    sentences = [_what(results), _how_good(results)]
+    if protection := _how_private(results):
+        sentences.append(protection)
+    kinds = {cell["noise"] for cell in results.cells}
+    if kinds == {"simulation"}:
+        sentences.append(
+            "This was a simulation with seeded noise: it protects nobody. A deployment with these settings has "
+            "these figures."
+        )
+    elif "release" in kinds:
+        sentences.append(
+            "The noise was drawn with secret keys of the operating systems, so these releases are protected."
+        )
+    return " ".join(sentences)
+
+
+def _what(results: Results) -> str:
+    rows = dict.fromkeys(cell["scenario"]["algorithm"]["name"] for cell in results.cells)
+    titles = [ALGORITHMS[name].title if name in ALGORITHMS else name for name in rows]
+    algorithms = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} algorithms"
+    first = results.cells[0]["scenario"]
+    rounds = _numbers(results.cells, "rounds")
+    trained = f"{first['model']['name']} on {first['data']['name']}"
+    return f"{algorithms} trained {trained}: {_whom(results)}, {rounds} rounds."
+
+
+def _whom(results: Results) -> str:
+    """How many silos, or clients, and of those how many in a round."""
+    if all("clients" in cell for cell in results.cells):
+        return f"{_numbers(results.cells, 'clients')} clients, cohorts of {_numbers(results.cells, 'batch')}"
+    silos = _numbers(results.cells, "silos")
+    return f"{silos} {'silo' if silos == '1' else 'silos'}"
+
+
+def _how_good(results: Results) -> str:
+    metric = next((each for each in metrics_of(results) if each.key == "test_accuracy"), metrics_of(results)[0])
+    private = [point for point in points(results) if _has_cells(results, point)]
+    best = _best(results, private, metric)
+    text = f"Best: {metric.title.removesuffix(' (%)')} {_shown(results, best, metric)}{_at(results, best)}."
+    strengths = {strength for point in private if (strength := _strength(results, point)) is not None}
+    if len(strengths) < 2:
+        return text
+    strictest = sorted(each for each in strengths if not any(other.beats(each) for other in strengths))
+    for number, strength in enumerate(strictest):
+        chosen = _best(results, [p for p in private if _strength(results, p) == strength], metric)
+        which = "Most private" if number == 0 else "A smaller ε against fewer, or between other neighbours"
+        text += f" {which}: {_shown(results, chosen, metric)}{_at(results, chosen)}."
+    return text
+
+
+class Strength(NamedTuple):
+    """How strong a guarantee is, each field the smaller the stronger; sorted so that trust comes before ε."""
+
+    trust: int
+    """How much a silo takes on trust."""
+    unit: int
+    """0 clients, 1 persons, 2 records."""
+    relation: int
+    """0 for replace-one: under zero-out the same figure protects half as well."""
+    leakage: float
+    """ε; μ where cells have several δ and all have one."""
+    delta: float
+
+    def beats(self, other: "Strength") -> bool:
+        """Whether it promises all that `other` does, and more."""
+        return self != other and all(mine <= its for mine, its in zip(self, other, strict=True))
+
+
+def _strength(results: Results, point: Mapping[str, Any]) -> Strength | None:
+    """Of the cells at a sweep point; None where there is no noise."""
+    cell = cells_at(results, point)[0]
+    if cell["epsilon"] is None:
+        return None
+    private = [each for each in results.cells if each["epsilon"] is not None]
+    by_mu = len({each["delta"] for each in private}) > 1 and all(each["mu"] is not None for each in private)
+    return Strength(
+        trust_named(cell["trust"]).trust_level,
+        _UNITS.index(from_data(cell["releases"][0]).unit.name),
+        ("replace-one", "zero-out").index(cell["relation"]),
+        float(upper_figure(cell["mu"] if by_mu else cell["epsilon"], 6)),
+        0.0 if by_mu else cell["delta"],
+    )
+
+
+def _how_private(results: Results) -> str:
+    mus = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
+    unit = " or ".join(dict.fromkeys(cell["unit"] for cell in results.cells))
+    if any(cell["epsilon"] is None for cell in results.cells):
+        unprotected = "A cell without noise protects nothing."
+        return unprotected if not mus else f"{_guess(unit, min(mus), max(mus))} {unprotected}"
+    if len(mus) < len(results.cells):
+        epsilons = [cell["epsilon"] for cell in results.cells]
+        worst = epsilon_words(max(epsilons), max(cell["delta"] for cell in results.cells))
+        return f"Privacy: at most {worst}, for {unit}."
+    return _guess(unit, min(mus), max(mus))
+
+
+def _guess(unit: str, low: float, high: float) -> str:
+    shown = list(dict.fromkeys(f"{_chance(mu)} (μ = {upper_figure(mu)}: {_word(mu)})" for mu in (low, high)))
+    return f"{_ATTACKER.format(unit=unit)} {' to '.join(shown)}."
+
+
+def _chance(mu: float) -> str:
+    return upper_percent(best_guess(mu))
+
+
+def _word(mu: float) -> str:
+    return f"{protection_word(mu)} protection"
+
+
+def protection_word(mu: float) -> str:
+    """A word for μ, by how often the best guess about one record is right."""
+    guess = best_guess(mu)
+    return next(word for most, word in WORDS if guess <= most)
+
+
+def holders(results: Results) -> list[Holder]:
+    """Who has what, for each trust setting of the run."""
+    found = []
+    for name in dict.fromkeys(cell["trust"] for cell in results.cells):
+        cells = [cell for cell in results.cells if cell["trust"] == name]
+        found += _holders(name, cells)
+    return list(dict.fromkeys(found))
+
+
+def _holders(name: str, cells: Sequence[Mapping[str, Any]]) -> list[Holder]:
+    trust, each = trust_named(name), _per_silo(cells)
+    released = all(cell["noise"] == "release" for cell in cells)
+    key = "the key of its noise" if released else "noise from the scenario's seed"
+    own = f"its own records{each}"
+    if all("clients" in cell for cell in cells):
+        return [
+            Holder(f"each client ({name})", "its own records", "the model of the rounds in which it takes part"),
+            Holder(f"the server ({name})", f"the test records, {key}", "what each client sends, without noise"),
+            Holder("everyone else", "nothing", "the models that are published"),
+        ]
+    if trust.masked:
+        silo = f"{own}, {key}, the keys of its masks"
+        seen = "masked messages, and their sum with the noise of all silos"
+    elif trust.noise_at_server:
+        silo, seen = own, "every silo's sum without noise"
+    else:
+        silo, seen = f"{own}, {key}", "every silo's releases, noise included"
+    server = f"the test records, {key}" if trust.noise_at_server else "the test records"
+    return [
+        Holder(f"each silo ({name})", silo, "the model of every round"),
+        Holder(f"the server ({name})", server, seen),
+        Holder("everyone else", "nothing", "the models that are published"),
+    ]
+
+
+def _per_silo(cells: Sequence[Mapping[str, Any]]) -> str:
+    shares = sorted({round(cell["records"] / cell["silos"]) for cell in cells if "records" in cell})
+    if not shares:
+        return ""
+    about = f"{shares[0]:,}" if len(shares) == 1 else f"{shares[0]:,} to {shares[-1]:,}"
+    return f" ({about} on average)"
+
+
+def repeated(results: Results) -> list[list[str]]:
+    """ε of so many runs with the same records, for every μ of the run: μ, then ε for each number in `RUNS`."""
+    private = [cell for cell in results.cells if cell["mu"] is not None]
+    known = sorted({(float(upper_figure(cell["mu"])), cell["delta"]) for cell in private})
+    shown = known if len(known) <= _MOST else [*known[: _MOST // 2], *known[-_MOST // 2 :]]
+    return [
+        [upper_figure(mu), *(epsilon_figure(epsilon_of(compose([mu] * runs), delta)) for runs in RUNS)]
+        for mu, delta in shown
+    ]
+
+
+def _has_cells(results: Results, point: Mapping[str, Any]) -> bool:
+    return bool(cells_at(results, point))
+
+
+def _best(results: Results, among: Sequence[Mapping[str, Any]], metric: Metric) -> Mapping[str, Any]:
+    choose = max if metric.key == "test_accuracy" else min
+    return choose(among, key=lambda point: _mean(results, point, metric))
+
+
+def _mean(results: Results, point: Mapping[str, Any], metric: Metric) -> float:
+    summary = summarize(cells_at(results, point), metric)
+    return float("nan") if summary is None else summary.mean
+
+
+def _shown(results: Results, point: Mapping[str, Any], metric: Metric) -> str:
+    unit = " %" if metric.key == "test_accuracy" else ""
+    return f"{_mean(results, point, metric):.{metric.digits}f}{unit}"
+
+
+def _at(results: Results, point: Mapping[str, Any]) -> str:
+    cell = cells_at(results, point)[0]
+    epsilon = "" if cell["epsilon"] is None else epsilon_words(cell["epsilon"], cell["delta"])
+    told = {key: value for key, value in point.items() if len(results.axes[key]) > 1}
+    varied = point_text(
+        results, {key: value for key, value in told.items() if key != "privacy.epsilon" or not epsilon}
+    )
+    where = "; ".join(filter(None, [varied, epsilon]))
+    return f" ({where})" if where else ""
+
+
+def _numbers(cells: Sequence[Mapping[str, Any]], key: str) -> str:
+    values = sorted({cell[key] for cell in cells})
+    return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,} to {values[-1]:,}"
+
+
+_NOT_COMPARED = ("name", "title", "seed", "label")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A row for each sweep point and metric that both runs have; the first `labels` columns name it."""
+
+    settings: Sequence[tuple[str, str, str]]
+    """Keys whose values differ between the first cells: key, value in the first run, value in the second."""
+    header: Sequence[str]
+    body: Sequence[Sequence[str]]
+    labels: int
+
+
+def compared(first: Path, second: Path) -> Comparison:
+    """Compare two folders; InputError if they have no sweep point and seed in common.
+
+    Cells of one seed share records and, scaled, noise: differences are taken seed by seed.
+    """
+    one, other = read_results(first), read_results(second)
+    common = [key for key in one.axes if key in other.axes]
+    rows = []
+    for point in points(one):
+        for metric in METRICS:
+            pairs = _pairs(one, other, point, common, metric)
+            if pairs:
+                labels = [value_text(point[key]) for key in one.axes]
+                rows.append([*labels, metric.title, *_figures(pairs, metric)])
+    if not rows:
+        raise InputError(f"{first} and {second} have no finished sweep point and seed in common")
+    names = list(short_names(one.axes).values())
+    header = [*names, "metric", "seeds", "first", "second", "second - first"]
+    return Comparison(_settings(one, other), header, rows, len(names) + 1)
+
+
+def _pairs(
+    one: Results, other: Results, point: Mapping[str, Any], common: Sequence[str], metric: Metric
+) -> list[tuple[float, float]]:
+    """The metric in both runs, a pair for each seed of the point; axes of one run only must be single."""
+    matching = [there for there in points(other) if all(there[key] == point[key] for key in common)]
+    if len(matching) != 1:
+        return []
+    there = {cell["seed"]: cell for cell in cells_at(other, matching[0])}
+    return [
+        (metric.factor * cell[metric.key], metric.factor * there[cell["seed"]][metric.key])
+        for cell in cells_at(one, point)
+        if cell["seed"] in there and metric.key in cell and metric.key in there[cell["seed"]]
+    ]
+
+
+def _figures(pairs: Sequence[tuple[float, float]], metric: Metric) -> list[str]:
+    differences = [second - first for first, second in pairs]
+    mean = f"{statistics.fmean(differences):+z.{metric.digits}f}"
+    if len(pairs) > 1:
+        mean += f" ± {statistics.stdev(differences) / math.sqrt(len(pairs)):.{metric.digits}f}"
+    means = (f"{statistics.fmean(values):.{metric.digits}f}" for values in zip(*pairs, strict=True))
+    return [str(len(pairs)), *means, mean]
+
+
+def _settings(one: Results, other: Results) -> list[tuple[str, str, str]]:
+    first, second = (dict(dotted(results.cells[0]["scenario"])) for results in (one, other))
+    keys = [key for key in {**first, **second} if key.partition(".")[0] not in _NOT_COMPARED]
+    swept = {*one.axes, *other.axes}
+    return [
+        (key, value_text(first.get(key, "not set")), value_text(second.get(key, "not set")))
+        for key in keys
+        if first.get(key) != second.get(key) and key not in swept
+    ]
+
+
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested keys as dotted ones, with their values."""
+    found: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        found += dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
+    return found
+
+
+_PIECE = """\
+<div>
+<p><strong>{{ title }}</strong>{% if state %} · {{ state }}{% endif %}</p>
+{% for table in tables %}
+{% if table.caption %}<p>{{ table.caption }}</p>{% endif %}
+<table>
+<thead><tr>{% for head in table.header %}<th>{{ head }}\
+{% if loop.first and table.across %} \\ {{ table.across }}{% endif %}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in table.body %}
+<tr>{% for value in row %}<td>{{ value }}</td>{% endfor %}</tr>
+{% endfor %}
+</tbody>
+</table>
+{% endfor %}
+{% for line in caveats %}
+<p>{{ line }}</p>
+{% endfor %}
+<p><small>{{ measured }}</small></p>
+</div>
+"""
+
+
+def fragment_of(results: Results) -> str:
+    """The tables and how they were measured; everything that comes from a scenario is escaped."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_PIECE).render(
+        title=results.title or results.name,
+        state=state_of(results),
+        tables=tables_of(results),
+        caveats=caveats_of(results.cells),
+        measured=how_measured(results),
+    )

@@ -1,0 +1,425 @@
+"""Whether a policy allows what a server's scenario asks, and at which price: decided without a look at a record.
+
+A scenario is text from a stranger.  It is bounded before it is parsed, its numbers before they are used, and
+building its plan in memory and, where the process can, in time.
+
+What runs cost a silo's lifetime budget: (μ, δ₀), by this installation's accounting.
+
+An exact μ has slack 0.  A run whose records take part in secret has a curve of (ε, δ), and is charged the μ that
+holds but for a probability of its slack, of which the policy says how much a run may use up.
+"""
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fedpriv.accounting.budget import ApproximateGDP, Budget, Price, charge_of, composed, price, slack_of
+from fedpriv.accounting.curves import LEAST_DELTA
+from fedpriv.accounting.gaussian import relation_named
+from fedpriv.accounting.guarantees import GaussianDP, Guarantee, Sampled
+from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, printable
+from fedpriv.core.figures import lower_figure, upper_figure
+from fedpriv.loss.imported import is_import_path
+from fedpriv.loss.models import SHIPPED as SHIPPED_MODELS
+from fedpriv.loss.objective import Objective
+from fedpriv.noise.trust import RECORD, Trust, trust_named, unit_named
+from fedpriv.papers.table import SHIPPED as SHIPPED_ALGORITHMS
+from fedpriv.participation.secret import SecretOrder
+from fedpriv.rounds.ledger import ReleaseStream
+from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.task import DTYPES
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.memory import LONGEST_STATE, mebibytes, state_of, taken_by
+from fedpriv.silo.policy import Policy, presuming, unaccountable
+from fedpriv.silo.shard import Shard
+
+
+class Charge(NamedTuple):
+    """What the ledger has of a run: its scenario as canonical JSON, and what it was charged."""
+
+    cell: str
+    mu: float
+    """inf for a run without noise."""
+    slack: float
+
+    @property
+    def words(self) -> str:
+        """As a refusal says it."""
+        return f"it was charged {upper_figure(self.mu)}"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run promises, of which follows what it costs at any slack."""
+
+    guarantee: Guarantee | None
+    """None without noise."""
+    overflow: float = 0.0
+    """Of the slack, for rounds that draw more records than a round is made to hold."""
+
+    def at(self, slack: float) -> Price:
+        """The price, at a `slack` for runs that need one; None, more than any budget, for a run without noise.
+
+        InputError for a slack that is too small.
+        """
+        match self.guarantee:
+            case None:
+                return None
+            case GaussianDP(mu):
+                return ApproximateGDP(mu)
+            case sampled:
+                if not (rest := (slack - self.overflow) * (1.0 - 1e-12)) >= LEAST_DELTA:
+                    raise InputError(
+                        f"allow.slack_per_run = {slack:g}: a run of this length needs "
+                        f"{upper_figure(self.overflow, 2)} of it for rounds that draw very many "
+                        f"records, and {LEAST_DELTA:g} on top"
+                    )
+                return ApproximateGDP(_mu_of(sampled, rest), slack)
+
+
+@lru_cache(maxsize=64)
+def _mu_of(guarantee: Sampled, slack: float) -> float:
+    return charge_of(guarantee, slack).mu
+
+
+def priced_stream(plan: Plan, silo: int, asked: Trust, allowed: Trust) -> ReleaseStream:
+    """What a silo is charged for: its own messages, or what is left of them where it trusts others so far."""
+    if asked.private_messages or asked.trust_level > allowed.trust_level:
+        return plan.stream_of(silo, plan.schedule.rounds)
+    (stream,) = plan.releases(plan.schedule.rounds)  # noisy means, or sums of masked messages
+    return stream
+
+
+def cost_of(plan: Plan, guarantee: Guarantee | None, silo: int) -> Cost:
+    """What one silo's part in a plan costs, whose releases promise `guarantee`."""
+    order = plan.schedule
+    if guarantee is None or not isinstance(order, SecretOrder):
+        return Cost(guarantee)
+    return Cost(guarantee, slack_of(order.capacity(plan.batch_sizes[silo]), order.rounds))
+
+
+def spent(charges: Sequence[Charge], relation: str, unit: str = RECORD.name) -> list[Price]:
+    """What runs of the past cost a budget with neighbours that differ in one `unit` under `relation`.
+
+    Guarantee: a run that was charged for other neighbours costs what is known of these.  Units of replace-one, and
+    a part of one, are two steps of zero-out apart, which doubles an exact μ; of a sampled run nothing is known
+    then, and nothing of a run whose unit is a part of `unit`.
+    """
+    return [_spent(each, relation, unit) for each in charges]
+
+
+def _spent(charge: Charge, relation: str, unit: str) -> Price:
+    if math.isinf(charge.mu):
+        return None
+    try:
+        asked = json.loads(charge.cell)["privacy"]
+        charged, of = relation_named(asked["relation"]), unit_named(asked.get("unit", RECORD.name))
+    except (ValueError, KeyError, TypeError, AttributeError, InputError):
+        return None  # of whom it was is not known any more
+    if not of.covers(unit_named(unit)):
+        return None
+    exchanged = relation_named(relation) == "replace-one" or of.name != unit
+    steps = 2 if exchanged and charged == "zero-out" else 1
+    return price(ApproximateGDP(charge.mu, charge.slack), steps)
+
+
+def refusal(budget: Budget, before: Sequence[Price], asked: Price) -> str | None:
+    """Why a run does not fit into a budget beside those before it; None if it does."""
+    if budget.refusal(before, asked) is None:
+        return None
+    total = together([*before, asked])
+    return f"the run costs {words(asked)}, with all before {_bare(total)}; the budget is {_limit(budget)}"
+
+
+def together(prices: Sequence[Price]) -> Price:
+    """All of them; None if one of them is more than any budget."""
+    known = [each for each in prices if each is not None]
+    if len(known) < len(prices):
+        return None
+    return composed(known) if sum(each.slack for each in known) < 1.0 else None
+
+
+def words(asked: Price) -> str:
+    """A price as a person reads it."""
+    return f"mu = {_bare(asked)}"
+
+
+def _limit(budget: Budget) -> str:
+    """A limit rounds down: it has `ROUNDING` on top of what a policy says."""
+    return lower_figure(budget.mu) + (f" with slack {lower_figure(budget.slack, 3)}" if budget.slack else "")
+
+
+def _bare(cost: Price) -> str:
+    if cost is None:
+        return "inf"
+    return upper_figure(cost.mu) + (f" with slack {upper_figure(cost.slack, 3)}" if cost.slack else "")
+
+
+InTime = Callable[[], AbstractContextManager[None]]
+_log = logging.getLogger("fedpriv.guard")
+ROUNDING = 1 + 1e-9
+_LONGEST_NAME = 128
+_MOST_MISSED = 2**25
+"""Values of noise of left-out rounds: some ten seconds of a processor."""
+LONGEST_SCENARIO = 2**16
+"""Bytes of a scenario as JSON."""
+_MOST_SILOS = 100_000  # a plan holds a weight for each, and a server may claim any number
+_LARGEST_NUMBER = 2.0**53
+_LARGEST_PRIVACY = 1e6
+"""Of mu, zcdp and epsilon: far beyond what protects anything, and within what their conversions can do."""
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A scenario that the policy allows, with its plan and what it costs."""
+
+    cell: Cell
+    plan: Plan
+    cost: Cost
+    """Of this silo's whole stream, by this installation's accounting."""
+    digest: bytes
+    """Of the canonical scenario: what silos of one run have in common."""
+    taken: int
+    """Bytes of memory while it is answered, with what is kept for it."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A policy, applied to scenarios for one shard; `in_time` bounds how long a plan may take."""
+
+    policy: Policy
+    shard: Shard
+    in_time: InTime = nullcontext
+
+    def admit(self, canonical: str) -> Admitted:
+        """RunError, in words that depend on scenario and policy alone, if the policy does not allow it."""
+        with self._refusing():
+            cell = resolve_cell(json.loads(canonical), "the server's scenario")
+            self._check_cell(cell)
+            features, objective = self._objective(cell)
+            planned, plan = self._planned(cell, objective)
+            memory = self._memory(cell, plan, features)
+            cost = self._cost(planned, plan)
+            return Admitted(cell, plan, cost, hashlib.sha256(canonical.encode()).digest(), memory)
+
+    def price(self, admitted: Admitted, slack: float) -> Price:
+        """What an admitted run costs at a `slack` for runs that need one; RunError if there is no price."""
+        with self._refusing():
+            return admitted.cost.at(slack)
+
+    def canonical(self, cell_json: str) -> str:
+        """The scenario in one spelling, whoever wrote it; RunError if it is none."""
+        if len(cell_json) > LONGEST_SCENARIO:
+            raise self.refusal(f"the scenario has {len(cell_json)} characters, allowed are {LONGEST_SCENARIO}")
+        try:
+            with self._refusing():
+                tree = json.loads(cell_json, parse_constant=_no_number, parse_int=_bounded_int)
+                for section, name, number in _numbers(tree):
+                    self._check_number(section, name, number)
+                if isinstance(tree, dict) and (reason := self._unknown(tree)) is not None:
+                    raise InputError(reason)
+                cell = resolve_cell(tree, "the server's scenario")
+                return json.dumps(cell.canonical(), sort_keys=True)
+        except RunError as error:
+            raise RunError(f"the scenario that was sent cannot be used: {error}") from None
+
+    def check_name(self, run_id: str) -> None:
+        """RunError for what cannot be the name of a run."""
+        if not 0 < len(run_id) <= _LONGEST_NAME:
+            raise self.refusal(f"the run's name has {len(run_id)} characters, allowed are 1 to {_LONGEST_NAME}")
+        if run_id.encode(errors="replace").decode() != run_id:  # half of a pair of surrogates
+            raise self.refusal("the run's name is no text")
+
+    def check_missed(self, plan: Plan, t: int, missed: int) -> None:
+        """RunError for a round before which more noise of left-out rounds is drawn than others are to wait for.
+
+        Values are counted, and no time is measured: a clock would refuse at one load of the machine what it takes
+        at another, and after the round is on record.  A run whose first question is refused is not charged.
+        """
+        values = missed * max(plan.kept_length(t), plan.objective.dimension)
+        if values > _MOST_MISSED and plan.noise.std_of(self.policy.silo):
+            raise self.refusal(
+                f"round {t}: {missed} rounds before it were left out, and their noise has {values} values; at "
+                f"most {_MOST_MISSED} are drawn for one answer, so this silo has no part in the run any more"
+            )
+
+    def _unknown(self, tree: Mapping[str, Any]) -> str | None:
+        """Why a scenario names code that the policy does not permit, from its text alone; None if it does not.
+
+        Guarantee: after None, resolving the scenario imports nothing: every row that it names is in its table.
+        """
+        allow = self.policy.allow
+        for section, shipped, allowed in (
+            ("model", SHIPPED_MODELS, allow.models),
+            ("algorithm", SHIPPED_ALGORITHMS, allow.algorithms),
+        ):
+            named = tree.get(section)
+            name = named.get("name") if isinstance(named, dict) else None
+            path = section == "model" and isinstance(name, str) and is_import_path(name)
+            if isinstance(name, str) and not path and name not in (*shipped, *allowed):
+                return (
+                    f"{section}.name = {name[:100]!r} is none of fedpriv's, and allow.{section}s does not name it"
+                )
+        return None
+
+    def refusal(self, reason: str) -> RunError:
+        return RunError(f"silo {self.policy.silo} refuses: {reason}")
+
+    def _refusing(self) -> "_Refusing":
+        return _Refusing(self.policy.silo, self.in_time())
+
+    def _check_number(self, section: str, name: str, number: float) -> None:
+        if not abs(number) <= _LARGEST_NUMBER:
+            raise InputError(f"{name} = {number:g}: no number of a scenario is that large")
+        if section == "privacy" and not number <= _LARGEST_PRIVACY:
+            raise InputError(f"{name} = {number:g}: protects nothing")
+        if section == "algorithm" and isinstance(number, int) and number > max(2**12, self.policy.allow.rounds):
+            raise InputError(f"{name} = {number}: more than any run that is allowed needs")
+
+    def _planned(self, cell: Cell, objective: Objective) -> tuple[Cell, Plan]:
+        """The run that is asked for, and its plan."""
+        return cell, plan_of(cell, objective, released=True)
+
+    def _check_cell(self, cell: Cell) -> None:
+        """What can be seen of a scenario before anything is built for it."""
+        allow, number, federation = self.policy.allow, self.policy.silo, cell.federation
+        if not number < federation.silos <= _MOST_SILOS:
+            raise self.refusal(f"the scenario has {federation.silos} silos, and this is number {number}")
+        if (reason := unaccountable(cell)) is not None:
+            raise self.refusal(reason)
+        if federation.total_rounds > allow.rounds:
+            raise self.refusal(f"the scenario has {federation.total_rounds} rounds, allowed are {allow.rounds}")
+        if cell.schedule.rounds > allow.rounds:  # an algorithm may add rounds of its own
+            raise self.refusal(f"the scenario has {cell.schedule.rounds} rounds, allowed are {allow.rounds}")
+        self._check_participation(cell)
+        if cell.algorithm.trust_setting.masked and allow.silos is not None and federation.silos != allow.silos:
+            raise self.refusal(
+                f"the scenario shares the noise among {federation.silos} silos, and by allow.silos they are "
+                f"{allow.silos}"
+            )
+        if cell.privacy.unit != allow.unit:
+            raise self.refusal(f"the scenario protects by the {cell.privacy.unit}, allowed is by the {allow.unit}")
+        self._check_enough(cell)
+        if unknown := [path for path in cell.model.code if path not in allow.models]:
+            raise self.refusal(f"the scenario's model runs {unknown[0]!r}, and allow.models does not name it")
+        if cell.model.regression != (self.policy.class_count == 0):
+            held = "real numbers" if self.policy.class_count == 0 else "classes"
+            raise self.refusal(f"model {cell.model.name!r} is not for labels that are {held}, as they are here")
+        if self.policy.table is not None and cell.data.table_schema != self.policy.table:
+            raise self.refusal("the scenario describes the columns of the table otherwise than this policy does")
+        if cell.privacy.relation != allow.relation:
+            raise self.refusal(f"the scenario's relation is {cell.privacy.relation}, allowed is {allow.relation}")
+
+    def _check_participation(self, cell: Cell) -> None:
+        if cell.schedule.secret and self.policy.allow.slack == 0.0:
+            raise self.refusal(
+                f"the budget is in mu, and a run with {cell.schedule.title} keeps to one but for a probability: "
+                "allow.slack = 0 leaves none"
+            )
+
+    def _check_enough(self, cell: Cell) -> None:
+        needed = cell.schedule.batches_held * cell.batch_sizes[self.policy.silo]
+        if needed > self.shard.count(cell.privacy.protected):
+            raise self.refusal(f"the scenario needs {needed} {cell.privacy.unit}s of this silo, here are fewer")
+
+    def _objective(self, cell: Cell) -> tuple[int, Objective]:
+        """How many features a record has, and the model's loss, built once without memory to see its size."""
+        model, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
+        shape = tuple(model.features(np.zeros_like(self.shard.images[:1]), dtype, settings).shape[1:])
+        with torch.device("meta"):
+            dimension = model.objective(shape, self.policy.class_count, dtype, settings).dimension
+        if dimension > self.policy.allow.dimension:
+            raise self.refusal(
+                f"the scenario's model has {dimension} parameters, allowed are {self.policy.allow.dimension}"
+            )
+        return math.prod(shape), model.objective(shape, self.policy.class_count, dtype, settings)
+
+    def _memory(self, cell: Cell, plan: Plan, features: int) -> int:
+        """Bytes that a round takes; RunError for more than the policy allows, or a row of the ledger holds."""
+        units, allowed = self.shard.units(cell.privacy.protected), self.policy.allow.memory
+        rows = len(self.shard.labels) if units is None else units.size
+        if (taken := taken_by(plan, self.policy.silo, rows, features)) > allowed:
+            raise self.refusal(
+                f"the run takes {mebibytes(taken)} of memory, allow.memory is {mebibytes(allowed)}: a smaller "
+                "model, smaller batches or fewer directions take less"
+            )
+        if (state := state_of(plan, self.policy.silo)) > LONGEST_STATE:
+            raise self.refusal(
+                f"the run keeps {mebibytes(state)} from round to round, and a ledger {mebibytes(LONGEST_STATE)}"
+            )
+        return taken
+
+    def _cost(self, cell: Cell, plan: Plan) -> Cost:
+        """What it costs; RunError if the policy is exceeded."""
+        allow, number = self.policy.allow, self.policy.silo
+        if (reason := presuming(plan)) is not None:
+            raise self.refusal(reason)
+        asked, allowed = cell.algorithm.trust_setting, trust_named(allow.trust)
+        stream = priced_stream(plan, number, asked, allowed)
+        if stream.std == 0.0 and not allow.noise_free:
+            nobody = allowed.noise_at_server
+            raise self.refusal(
+                f"the scenario has {'nobody add noise' if nobody else 'this silo release its sums without noise'}"
+            )
+        if (clip := plan.largest_clip) > allow.clip * ROUNDING:
+            raise self.refusal(f"the scenario clips at {clip:.4g}, allowed is {allow.clip:g}")
+        smallest = min(min(plan.estimator.round(t).clips) for t in range(1, plan.schedule.rounds + 1))
+        if smallest * ROUNDING < allow.least_clip:
+            raise self.refusal(f"the scenario clips at {smallest:.4g}, allowed is {allow.least_clip:g} or more")
+        return cost_of(plan, stream.guarantee, number)
+
+
+@dataclass(frozen=True)
+class _Refusing:
+    """Whatever goes wrong with a stranger's scenario is a refusal, in one line."""
+
+    silo: int
+    in_time: AbstractContextManager[None]
+
+    def __enter__(self) -> None:
+        self.in_time.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self.in_time.__exit__(kind, error, trace)
+        if isinstance(error, CodeError):
+            _log.warning("silo %d: %s", self.silo, error)
+            raise RunError(error.public) from None
+        if isinstance(error, InputError):
+            raise RunError(str(error)) from None
+        if isinstance(error, TimeoutError):
+            raise RunError(f"silo {self.silo} refuses: the scenario cannot be planned: {error}") from None
+        if isinstance(error, Exception) and not isinstance(error, FedprivError):
+            _log.warning("silo %d: a scenario cannot be planned: %s", self.silo, printable(repr(error)))
+            raise RunError(f"silo {self.silo} refuses: the scenario cannot be planned") from None
+
+
+def _numbers(tree: Any, section: str = "", name: str = "") -> Iterable[tuple[str, str, float]]:
+    """Every number of a scenario: its section, its dotted name, and itself."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _numbers(value, section or str(key)[:40], f"{name}.{str(key)[:40]}".lstrip("."))
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _numbers(value, section, name)
+    elif isinstance(tree, int | float) and not isinstance(tree, bool):
+        yield section, name, tree
+
+
+def _no_number(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")
+
+
+def _bounded_int(digits: str) -> int:
+    if len(digits) > 20:
+        raise ValueError("a whole number of more than 20 digits")
+    return int(digits)

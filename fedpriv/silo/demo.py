@@ -1,0 +1,219 @@
+"""Folders of silos for a demonstration: to each its own records and a policy, cut from a public data set.
+
+A silo of a real deployment has its records already, and writes its policy itself.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.accounting.budget import decimal
+from fedpriv.core.errors import InputError
+from fedpriv.data.encode import write_rows
+from fedpriv.data.named import Dataset, load, table_path
+from fedpriv.data.partition import counted
+from fedpriv.data.schema import TableSchema
+from fedpriv.data.tables import raw_table, schema_toml
+from fedpriv.noise.trust import RECORD
+from fedpriv.rounds.beside import (
+    evaluation_plan_of,
+    evaluations_of,
+    first_step_of,
+    held_out_of_silos,
+    presumed,
+    records_of_silos,
+)
+from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import Scenario
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.admission import cost_of, priced_stream
+from fedpriv.silo.memory import DEFAULT, MIB, taken_by
+from fedpriv.silo.policy import SLACK_PER_RUN, keep_to_owner, own_folder, presuming, private, unaccountable
+
+
+def prepare_silos(scenario: Scenario, folder: Path, runs: int) -> list[Path]:
+    """Write folder/silo-N/guard/shard.npz, or shard.csv, and policy.toml for every silo; the folders written.
+
+    A table that says itself which records are for testing stays one: each silo gets its own rows as a CSV file.
+
+    The shards are those of the simulation, in the order it reads them, so that a deployment without noise equals
+    it.  A policy allows `runs` runs of the whole scenario and nothing wider.  InputError if the scenario is not
+    one federation throughout, or if a shard is there already: its ledger belongs to those very records.
+    """
+    cells = [point.cell for point in scenario.points]
+    first = cells[0]
+    if any(_federation(cell) != _federation(first) for cell in cells):
+        raise InputError(
+            f"{scenario.name}: its cells differ in data, silos, rounds, batch, seed, trust or relation; a "
+            "deployment has one federation: narrow them with --set"
+        )
+    asked = [presumed(cell) for cell in cells]
+    asked += filter(None, map(first_step_of, cells))
+    allowances = [allowance_of(cell) for cell in asked]
+    allow = {
+        **allowances[0],
+        "clip": max(each["clip"] for each in allowances),
+        "dimension": max(each["dimension"] for each in allowances),
+        "budget": math.sqrt(runs) * math.hypot(*(each["budget"] for each in allowances)),
+    }
+    if memory := max(each.get("memory", 0) for each in allowances):
+        allow["memory"] = memory
+    if slack := runs * sum(decimal(each.get("slack", 0.0)) for each in allowances):
+        allow["slack"] = float(slack)
+    folders = [folder / f"silo-{silo}" / "guard" for silo in range(first.federation.silos)]
+    for guard in folders:
+        for name in ("shard.npz", "shard.csv"):
+            if (guard / name).exists():
+                raise InputError(f"{guard / name} exists, and a ledger may belong to it; give another --out")
+    dataset = load(first.data.name, table=first.data.table)
+    order, tests, schema = records_of_silos(first), held_out_of_silos(first), first.data.table_schema
+    evaluated = [evaluation_of(presumed(cell), runs) for cell in cells]
+    evaluation = (
+        {}
+        if not evaluated[0]
+        else {
+            "budget": math.hypot(*(each["budget"] for each in evaluated)),
+            "evaluations": max(each["evaluations"] for each in evaluated),
+        }
+    )
+    for silo, guard in enumerate(folders):
+        for name in ("ledger", "socket"):
+            own_folder(guard / name)
+            keep_to_owner(guard / name)
+        keep_to_owner(guard)
+        state = {"ledger": "ledger/ledger.sqlite", "socket": "socket/guard.sock"}
+        if schema is not None and schema.split is not None:
+            write_table_shard(guard / "shard.csv", first, dataset, silo, order[silo])
+            keys, table = {"silo": silo, "shard": "shard.csv"}, schema
+        else:
+            write_shard(guard / "shard.npz", dataset, order[silo], tests[silo])
+            keys, table = {"silo": silo, "classes": dataset.classes, "shard": "shard.npz"}, None
+        write_policy(guard / "policy.toml", policy_text({**keys, **state}, allow, table, evaluation))
+    return folders
+
+
+def allowance_of(cell: Cell) -> dict[str, Any]:
+    """The narrowest [allow] of a policy under which one run of `cell` is answered; InputError if none is."""
+    if (reason := unaccountable(cell)) is not None:
+        raise InputError(f"a deployment's silos refuse this scenario: {reason}")
+    plan = plan_of(cell, task_of_cell(cell).objective, released=True)
+    if (reason := presuming(plan)) is not None:
+        raise InputError(f"a deployment's silos refuse this scenario: {reason}")
+    if (target := cell.target) is None:
+        raise InputError('privacy.mode = "none": silos of a deployment release nothing without noise')
+    return {
+        "trust": cell.algorithm.trust,
+        "relation": cell.privacy.relation,
+        "clip": plan.largest_clip,
+        "rounds": cell.schedule.rounds,
+        **_budget(cell, plan, target),
+        "dimension": plan.objective.dimension,
+        **({} if (memory := _memory(cell, plan)) <= DEFAULT else {"memory": memory}),
+        **({"silos": cell.federation.silos} if plan.masked else {}),
+        **({} if cell.privacy.unit == RECORD.name else {"unit": cell.privacy.unit}),
+    }
+
+
+def _memory(cell: Cell, plan: Plan) -> int:
+    """Bytes that a round takes of the silo that needs most, training or evaluating; see `taken_by`."""
+    task, silos = task_of_cell(cell), range(cell.federation.silos)
+    features = task.train.features[0].numel() // cell.privacy.protected.records
+    held = [size * cell.schedule.batches_held * cell.privacy.protected.records for size in plan.batch_sizes]
+    needs = [taken_by(plan, silo, held[silo], features) for silo in silos]
+    if (
+        asked := evaluation_plan_of(cell, task.objective, released=True)
+    ) is not None and cell.evaluation is not None:
+        tests = cell.evaluation.of_silos(cell.federation.silos)
+        needs += [taken_by(asked.plan, silo, tests[silo], features) for silo in silos]
+    return -(-max(needs) // MIB) * MIB
+
+
+def _budget(cell: Cell, plan: Plan, target: float) -> dict[str, float]:
+    """The target; for records that take part in secret what the silo that pays most is charged."""
+    if not cell.schedule.secret:
+        return {"budget": target}
+    trust, prices = cell.algorithm.trust_setting, []
+    for silo in range(cell.federation.silos):
+        stream = priced_stream(plan, silo, trust, trust)
+        prices.append(cost_of(plan, stream.guarantee, silo).at(SLACK_PER_RUN))
+    return {"budget": max(each.mu for each in prices if each is not None), "slack": SLACK_PER_RUN}
+
+
+def evaluation_of(cell: Cell, runs: int = 1) -> dict[str, Any]:
+    """The narrowest [evaluation] of a policy under which `runs` runs of `cell` evaluate; empty if none does.
+
+    InputError if no policy allows it.
+    """
+    asked = evaluation_plan_of(cell, task_of_cell(cell).objective, released=True)
+    if asked is None:
+        return {}
+    assert cell.evaluation is not None
+    if cell.evaluation.mu is None:
+        raise InputError(
+            "evaluation.mu: this key is missing; silos of a deployment evaluate nothing without noise"
+        )
+    return {"budget": math.sqrt(runs) * cell.evaluation.mu, "evaluations": evaluations_of(cell)}
+
+
+def write_shard(
+    path: Path, dataset: Dataset, records: NDArray[np.int64], tests: NDArray[np.int64] | None = None
+) -> None:
+    """Training records of these numbers, in this order, and `tests`, as a shard that its owner alone may read."""
+    arrays = _arrays("", dataset.train_images[records], dataset.train_labels[records])
+    if dataset.persons is not None:
+        arrays["persons"] = dataset.persons[records]
+    if tests is not None and len(tests):
+        arrays |= _arrays("test_", dataset.test_images[tests], dataset.test_labels[tests])
+    with private():
+        np.savez(path, **arrays)
+
+
+def _arrays(part: str, images: NDArray[Any], labels: NDArray[Any]) -> dict[str, Any]:
+    """The arrays of a part of a shard; `counts` where some records only keep a place."""
+    kind, counts = "images" if images.dtype == np.uint8 else "features", counted(labels)
+    arrays: dict[str, Any] = {f"{part}{kind}": images, f"{part}labels": np.where(counts, labels, 0)}
+    return arrays if counts.all() else {**arrays, f"{part}counts": counts}
+
+
+def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:
+    """The training records of these numbers as rows of a CSV file, in this order, then the site's other rows."""
+    assert dataset.rows is not None
+    train, test = dataset.rows
+    by_site = dataset.sites is not None and cell.data.partition == "site"
+    own = test[dataset.sites.test == silo] if dataset.sites is not None and by_site else test[:0]
+    others = np.setdiff1d(own, train[records])
+    with private():
+        write_rows(raw_table(table_path(cell.data.name)), [*train[records].tolist(), *others.tolist()], path)
+
+
+def write_policy(path: Path, text: str) -> None:
+    """A policy file that its owner alone may write: a guard refuses any other."""
+    path.write_text(text, encoding="utf-8")
+    keep_to_owner(path)
+
+
+def policy_text(
+    keys: Mapping[str, object],
+    allow: Mapping[str, object],
+    table: TableSchema | None = None,
+    evaluation: Mapping[str, object] | None = None,
+) -> str:
+    """A policy file of these keys, this [allow], for a table what is public about it, and an [evaluation]."""
+    described = "" if table is None else f"{schema_toml(table, 'table')}\n"
+    evaluated = f"\n[evaluation]\n{_toml(evaluation)}" if evaluation else ""
+    return f"{_toml(keys)}\n{described}[allow]\n{_toml(allow)}{evaluated}"
+
+
+def _toml(keys: Mapping[str, object]) -> str:
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+
+
+def _federation(cell: Cell) -> tuple[object, ...]:
+    asked = cell.evaluation and cell.evaluation.records
+    return cell.data, cell.federation, cell.seed, cell.algorithm.trust, cell.privacy.relation, asked

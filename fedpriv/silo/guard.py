@@ -1,0 +1,375 @@
+"""The silo's guard: it answers what its own policy allows, whatever the server sends.
+
+It runs in the silo's own process and installation (fedpriv/silo/daemon.py), because the app that a server ships
+could replace any guard inside it.  Records, keys, ledger and policy never leave that process.
+"""
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedpriv.accounting.budget import Budget, Price
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.random import system_key
+from fedpriv.data.partition import secret_order
+from fedpriv.loss.imported import shapes_of
+from fedpriv.loss.objective import Records
+from fedpriv.noise.trust import USER
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.admission import ROUNDING, Admission, Admitted, Charge, InTime, refusal, spent, words
+from fedpriv.silo.ledger import Answer, LedgerError, Run, SiloLedger, create_ledger
+from fedpriv.silo.masks import identity_of
+from fedpriv.silo.policy import Policy
+from fedpriv.silo.shard import Shard
+from fedpriv.silo.silo import ReleasingSilo, Silo, SiloState, without_denormals
+from fedpriv.silo.state import pack, unpack
+
+_KEPT = 4
+Kept = TypeVar("Kept")
+
+
+def kept(things: dict[str, Kept], name: str, build: Callable[[], Kept]) -> Kept:
+    """`things[name]`, built if it is not there; the oldest of too many is let go."""
+    if name not in things:
+        things[name] = build()
+        while len(things) > _KEPT:
+            del things[next(iter(things))]
+    return things[name]
+
+
+class Room:
+    """The bytes that the runs of a silo share: what is kept for some makes way for what others take."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._taken: dict[str, tuple[int, Callable[[], object]]] = {}
+
+    def make_way(self, name: str, taken: int, forget: Callable[[], object]) -> None:
+        """Note that a run takes so many bytes, and let go what is kept for others if all do not fit.
+
+        `forget` lets go all that is kept for this one.
+        """
+        own = {name: (taken, forget)}
+        others = {other: noted for other, noted in self._taken.items() if other != name}
+        if taken + sum(size for size, _ in others.values()) > self.size or len(others) >= _KEPT:
+            for _, each in others.values():
+                each()
+            others = {}
+        self._taken = others | own
+
+
+class Views:
+    """One shard, for any scenario."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard, self._seen = shard, dict[str, Records]()
+
+    def blank(self, cell: Cell) -> Records:
+        """One record of zeros in place of all.
+
+        InputError for a model that does not take records of this shape, and for units that these do not tell.
+
+        Guarantee: features and labels of the records are not looked at, only how many persons they are of.
+        """
+        shard, persons = self._shard, self._shard.persons
+        shard.count(cell.privacy.protected)
+        image, label = np.zeros_like(shard.images[:1]), np.zeros_like(shard.labels[:1])
+        return Shard(image, label, persons=None if persons is None else persons[:1]).seen(cell)
+
+    def records(self, cell: Cell) -> Records:
+        """All records, each by itself and by public constants alone."""
+        model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected.as_data()
+        name = json.dumps([cell.run.dtype, model, unit, cell.data.model_dump(mode="json")], sort_keys=True)
+        return kept(self._seen, name, lambda: self._shard.seen(cell))
+
+    def order(self, cell: Cell, key: bytes) -> Tensor | None:
+        """Which person is read at each place in the run of this key, (persons,); None where rows have the places.
+
+        Guarantee: names place nobody, see `secret_order`.
+        """
+        unit = cell.privacy.protected
+        return torch.from_numpy(secret_order(key, self._shard.count(unit))) if unit.name == USER.name else None
+
+    def clear(self) -> None:
+        """Keep no rows for models: they are made again."""
+        self._seen.clear()
+
+
+_log = logging.getLogger("fedpriv.guard")
+
+
+class _Question(NamedTuple):
+    """A round whose query is on file, and what it takes to answer it."""
+
+    silo: Silo
+    """Without its records."""
+    cell: Cell
+    state: SiloState
+    query: Tensor
+    keys: bytes
+
+
+class Guard:
+    """Answers queries for one silo.
+
+    Guarantee: over the lifetime of the ledger, everything that leaves through `answer` is `allow.budget`-GDP, but
+    for a probability of `allow.slack`, for each record of the shard under `allow.relation`, against a server that
+    may send anything: increments are clipped here, every round is answered for one query (a repetition gets the
+    same bytes), the noise and, where they are secret, the rounds of every record are drawn here from a key of the
+    operating system, and a run whose price, composed with all runs before, exceeds budget or slack is never
+    opened.  Servers may choose runs after having seen the releases of others.  It holds for the bytes
+    that leave, up to 2^-60 a run in total variation, if AES-256 is a pseudorandom permutation (docs/privacy.md).
+    Neighbours are files of as many rows, or persons, that differ in one (`data/placing`).
+    Records are read for a query only after it is on file as the one that its round is answered for, and nothing is
+    refused after that: refusals depend on what was sent, on policy, ledger and that number, never on the records.
+    With `allow.trust = "trusted"` sums may leave without noise, and `budget` bounds what the server publishes if
+    it adds the noise that the scenario says: the silo trusts the server for that, and for nothing else.
+    With `allow.trust = "secure-aggregation"` sums may leave masked and with this silo's share of the noise, one of
+    `allow.silos`, and `budget` bounds what their sum over silos gives away, if all other silos add their shares
+    and the public keys that the server relays are theirs, which is checked where the policy has `peers`.  Without
+    that permission such a run is charged for this silo's share alone. With `allow.noise_free` nothing is
+    guaranteed; a run without noise is entered at its price, which is infinite, so that a policy which takes the
+    permission back answers no more.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: SiloLedger,
+        shard: Shard,
+        in_time: InTime = nullcontext,
+        admission: Admission | None = None,
+        room: Room | None = None,
+    ) -> None:
+        """InputError if the ledger is another shard's; `in_time` bounds how long a scenario's plan may take.
+
+        `admission` says what is allowed of these records, by default training; a silo's guards share their `room`.
+        """
+        if ledger.shard != shard.fingerprint:
+            raise InputError(
+                f"{policy.shard}: these are not the records, in the order, that {policy.ledger} was begun for; "
+                "what was released of those is no account of these"
+            )
+        self._policy, self._ledger, self._shard = policy, ledger, shard
+        self._admission = admission or Admission(policy, shard, in_time)
+        self._identity = identity_of(policy.silo, policy.identity, policy.peers)
+        if self.peers and policy.allow.silos not in (None, self.peers):
+            raise InputError(f"allow.silos = {policy.allow.silos}, and {policy.peers} has {self.peers} silos")
+        self._open, self._reading, self._admitted = dict[str, Silo](), dict[str, Silo](), dict[str, Admitted]()
+        self._views, self._room = Views(shard), room or Room(policy.allow.memory)
+
+    @property
+    def shard(self) -> Shard:
+        """The records that it answers for."""
+        return self._shard
+
+    @property
+    def peers(self) -> int:
+        """How many silos it knows by their keys."""
+        return len(self._identity.peers)
+
+    def shapes(self, cell_json: str) -> list[tuple[int, ...]]:
+        """The arrays that a query of this scenario consists of; RunError if the policy does not allow it.
+
+        Nothing is opened or charged: shapes follow from the scenario, the policy and the shape of a record.
+        """
+        return shapes_of(self._admitted_as(self._admission.canonical(cell_json)).plan.objective)
+
+    def public_key(self, run_id: str, cell_json: str) -> bytes:
+        """This silo's signed public key for the masks of a run, on record as its answer to round 0.
+
+        RunError as below.
+        """
+        with self._ledger.alone(), self._ledger.transaction():
+            run, admitted = self._opened(run_id, cell_json)
+            if (known := self._ledger.answer(run_id, 0)) is not None and known.reply is not None:
+                return known.reply
+            if run.key is None:
+                raise self._refusal("a public key: this run is over")
+            if not admitted.plan.masked:
+                raise self._refusal("a public key: this run has no masks")
+            silo = self._silo(run_id, run, admitted)
+            card = self._identity.card(run_id, admitted.digest, silo.masker.public)
+            self._ledger.intend(run_id, 0, b"")
+            self._ledger.record(run_id, 0, card, run.state or pack(silo.start()))
+        return card
+
+    def answer(self, run_id: str, cell_json: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
+        """What leaves in round t of a run; RunError, with the reason, for what is not allowed.
+
+        `keys` are the signed public keys of all silos, for a run whose messages are masked.  LedgerError where the
+        disk refuses: the same query may be asked again.
+        """
+        with self._ledger.alone():
+            with self._ledger.transaction():
+                asked = self._asked(run_id, cell_json, t, query, keys)
+            return asked if isinstance(asked, Tensor) else self._answered(run_id, t, asked)
+
+    def _asked(self, run_id: str, cell_json: str, t: int, query: Tensor, keys: bytes) -> Tensor | _Question:
+        """The reply on file, or the question once it is on file: what can be refused is refused here."""
+        (run, admitted), digest = self._opened(run_id, cell_json), _digest(query, keys)
+        plan = admitted.plan
+        known = self._ledger.answer(run_id, t) if 0 < t <= plan.schedule.rounds else None
+        if known is not None and known.reply is not None:
+            self._check_same(known, digest, t)
+            return torch.frombuffer(bytearray(known.reply), dtype=plan.message_dtype)
+        if run.key is None:
+            raise self._refusal(f"round {t}: this run is over")
+        silo = self._silo(run_id, run, admitted)
+        state = silo.start() if run.state is None else unpack(run.state, silo)
+        silo.check(state, t, query)
+        self._admission.check_missed(plan, t, t - state.answered - 1)
+        if not float(query.abs().max()) <= self._policy.allow.query:
+            raise self._refusal(
+                f"round {t}: the query has values beyond {self._policy.allow.query:g}, the largest allowed"
+            )
+        if known is not None:
+            self._check_same(known, digest, t)
+        public, silos = b"", len(plan.weights)
+        if plan.masked:
+            public = self._identity.keys(run_id, admitted.digest, keys, silos)
+            silo.masker.agree(public, silos)
+        if known is None:
+            self._ledger.intend(run_id, t, digest)
+        return _Question(silo, admitted.cell, state, query, public)
+
+    def _answered(self, run_id: str, t: int, asked: _Question) -> Tensor:
+        """Read the records, and commit the reply before it is returned; the last round's wipes key and state."""
+        last = t == asked.silo.plan.schedule.rounds
+        try:
+            with without_denormals():
+                silo = self._with_records(run_id, asked)
+                release, after = silo.answer(asked.state, t, asked.query)
+            leaving = silo.message(release.vector, t, asked.keys, after.chain)
+            with self._ledger.transaction():
+                self._ledger.record(run_id, t, leaving.numpy().tobytes(), None if last else pack(after))
+                if last:
+                    self._ledger.finish(run_id)
+        except LedgerError:
+            raise
+        except Exception:
+            _log.exception("silo %d, run %r, round %d", self._policy.silo, run_id, t)
+            if last:
+                self.finish(run_id)
+            raise RunError(
+                f"silo {self._policy.silo}, round {t}: its guard failed, and its own log says why"
+            ) from None
+        if last:
+            self._forget(run_id)
+        return leaving
+
+    def finish(self, run_id: str) -> None:
+        """End a run: its key and its state are forgotten, and nothing new is released in it."""
+        with self._ledger.transaction():
+            self._ledger.finish(run_id)
+        self._forget(run_id)
+
+    def _forget(self, run_id: str) -> None:
+        self._open.pop(run_id, None)
+        self._reading.pop(run_id, None)
+
+    def _opened(self, run_id: str, cell_json: str) -> tuple[Run, Admitted]:
+        """A run, opened if it is new, and its scenario by this policy: a narrowed one holds for open runs too."""
+        self._admission.check_name(run_id)
+        canonical = self._admission.canonical(cell_json)
+        run = self._ledger.run(run_id)
+        if run is not None and run.cell != canonical:
+            raise self._refusal("the scenario is not the one this run was opened with")
+        admitted = self._admitted_as(canonical)
+        if admitted.plan.masked and self.peers not in (0, len(admitted.plan.weights)):
+            raise self._refusal(f"it knows {self.peers} silos, and the scenario has {len(admitted.plan.weights)}")
+        if run is None:
+            return self._new_run(run_id, canonical, admitted), admitted
+        if run.key is not None:
+            charged = Charge(run.cell, run.mu, run.slack)
+            self._check_budget(self._ledger.charges(run_id), self._spent([charged])[0])
+            asked = self._admission.price(admitted, run.slack)
+            if (math.inf if asked is None else asked.mu) > run.mu * ROUNDING:
+                raise self._refusal(f"by its policy this run costs {words(asked)}, and {charged.words}")
+        return run, admitted
+
+    def _admitted_as(self, canonical: str) -> Admitted:
+        admitted = kept(self._admitted, canonical, lambda: self._admission.admit(canonical))
+        things = self._admitted, self._open, self._reading, self._views  # all can be built again
+        self._room.make_way(f"{id(self)} {canonical}", admitted.taken, lambda: [each.clear() for each in things])
+        return admitted
+
+    def _new_run(self, run_id: str, canonical: str, admitted: Admitted) -> Run:
+        """Open a run: its whole price is charged before its first release."""
+        allow, before = self._policy.allow, self._ledger.charges()
+        if len(before) >= allow.runs:
+            raise self._refusal(f"{len(before)} runs were opened, allowed are {allow.runs}")
+        if (underway := self._ledger.open_runs()) >= allow.open_runs:
+            raise self._refusal(f"{underway} runs are under way, allowed are {allow.open_runs}")
+        asked = self._admission.price(admitted, allow.slack_per_run)
+        self._check_budget(before, asked)
+        mu, slack = (math.inf, 0.0) if asked is None else (asked.mu, asked.slack)
+        key = system_key()
+        self._ledger.open_run(run_id, Charge(canonical, mu, slack), key)
+        return Run(canonical, mu, key, None, slack)
+
+    def _check_budget(self, before: Sequence[Charge], asked: Price) -> None:
+        allow = self._policy.allow
+        reason = refusal(Budget(allow.budget * ROUNDING, allow.slack), self._spent(before), asked)
+        if reason is not None and not allow.noise_free:
+            raise self._refusal(reason)
+
+    def _spent(self, charges: Sequence[Charge]) -> list[Price]:
+        return spent(charges, self._policy.allow.relation, self._policy.allow.unit)
+
+    def _check_same(self, known: Answer, digest: bytes, t: int) -> None:
+        if known.query != digest:
+            done = "answered" if known.reply is not None else "asked"
+            raise self._refusal(f"round {t} was {done} already, for another query")
+
+    def _silo(self, run_id: str, run: Run, admitted: Admitted) -> Silo:
+        """The silo of an open run, with the ledger's key and without its records."""
+        key, cell, own = run.key, admitted.cell, (self._policy.silo, admitted.plan)
+        assert key is not None
+        if run_id in self._open and self._open[run_id].key != key:
+            self._forget(run_id)
+        gaps = cell.deployment.missing == "continue"
+        return kept(
+            self._open,
+            run_id,
+            lambda: ReleasingSilo.of(*own, self._views.blank(cell), key, admitted.digest, gaps=gaps),
+        )
+
+    def _with_records(self, run_id: str, asked: _Question) -> Silo:
+        if run_id in self._reading and self._reading[run_id].key != asked.silo.key:
+            del self._reading[run_id]
+        views, key = self._views, asked.silo.key
+        return kept(
+            self._reading,
+            run_id,
+            lambda: replace(asked.silo, records=views.records(asked.cell), order=views.order(asked.cell, key)),
+        )
+
+    def _refusal(self, reason: str) -> RunError:
+        return self._admission.refusal(reason)
+
+
+def begin_ledger(policy: Policy) -> None:
+    """Begin the ledger of a policy's shard, once; InputError if there is one."""
+    create_ledger(policy.ledger, policy.marked, policy.load_shard().fingerprint)
+
+
+def open_guard(policy: Policy, in_time: InTime = nullcontext, room: Room | None = None) -> Guard:
+    """The guard of a policy; InputError if extensions, shard or ledger cannot be used."""
+    policy.import_extensions()
+    shard = policy.load_shard()
+    return Guard(policy, SiloLedger(policy.ledger, policy.marked), shard, in_time, room=room)
+
+
+def _digest(query: Tensor, keys: bytes) -> bytes:
+    described = f"{query.dtype} {tuple(query.shape)} ".encode()
+    return hashlib.sha256(described + query.contiguous().numpy().tobytes() + keys).digest()

@@ -1,0 +1,159 @@
+"""A silo's records as they lie on its disk."""
+
+import dataclasses
+import hashlib
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.core.errors import InputError
+from fedpriv.data.encode import Encoded
+from fedpriv.data.own import check_records
+from fedpriv.data.partition import Part, Table, counted, of_persons, roster
+from fedpriv.data.schema import TableSchema
+from fedpriv.data.tables import load_silo
+from fedpriv.loss.objective import Records
+from fedpriv.noise.trust import RECORD, USER, Unit
+from fedpriv.rounds.task import DTYPES, labels_of, rows_of, seen
+from fedpriv.scenario.schema import Cell
+
+_MOST_VALUES = 2**26
+_MOST_FILLED = 16
+"""Units are filled up to the most records that one can have: to so many values, or so many records a person."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Records in the order in which they are read."""
+
+    images: NDArray[Any]
+    """Images as bytes, or features as floats: (n, ...)."""
+    labels: NDArray[Any]
+    """(n,): classes, or floats of a regression; -1, or no number, of a record that does not count (`placing`)."""
+    persons: NDArray[Any] | None = field(default=None, kw_only=True)
+    """Whose each record is, (n,), if the silo says so."""
+    test: "Shard | None" = None
+    """The silo's own test records, which no training reads."""
+
+    @cached_property
+    def people(self) -> int:
+        """How many persons the records are of."""
+        return 0 if self.persons is None else len(roster(self.persons)[0])
+
+    def count(self, unit: Unit) -> int:
+        """How many units have a place, whether they count or not; InputError as for `units`."""
+        self._check(unit)
+        return len(self.labels) if unit.name == RECORD.name else self.people
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """SHA-256 of the arrays: which records, in which order."""
+        digest = hashlib.sha256()
+        for values in (self.images, self.labels, *(() if self.persons is None else (self.persons,))):
+            digest.update(f"{values.dtype.str} {values.shape} ".encode())
+            digest.update(np.ascontiguousarray(values).data)
+        return digest.digest()
+
+    def seen(self, cell: Cell) -> Records:
+        """Features and labels as the cell's model sees them, a row for each of its units."""
+        dtype, model = DTYPES[cell.run.dtype], cell.model
+        features = seen(self.images, model, dtype, cell.data.scaling)
+        records = Records(features, labels_of(self.labels, dtype))
+        units = self.units(cell.privacy.protected)
+        return records if units is None else rows_of(records, units)
+
+    def units(self, unit: Unit) -> Table | None:
+        """Which records make up each unit of a run; None where units are records.
+
+        InputError for units that these records do not tell, and for a bound on their records, which a server
+        chooses, that would take more memory than so many persons are worth.
+        """
+        self._check(unit)
+        if unit.name == RECORD.name:
+            return None
+        assert self.persons is not None
+        return of_persons(self.persons, unit.records, counted(self.labels))
+
+    def _check(self, unit: Unit) -> None:
+        """Guarantee: a refusal depends on the number of persons and on shapes, on nobody's number of records."""
+        if unit.name == RECORD.name:
+            return
+        if unit.name != USER.name:
+            raise InputError(f"unit = {unit.name!r}: a silo's guard answers for records, or for persons")
+        if self.persons is None:
+            raise InputError(
+                "unit = 'user': this silo's records do not say whose they are; give `persons` in the .npz file, "
+                "or table.person"
+            )
+        values = self.people * unit.records * int(np.prod(self.images.shape[1:]))
+        if unit.records > _MOST_FILLED and values > _MOST_VALUES:
+            raise InputError(
+                f"privacy.records = {unit.records}: {self.people} persons filled up to so many records each are "
+                "more than a silo computes with; take a smaller bound"
+            )
+
+
+def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
+    """Read and check a silo's records; InputError if they are not what `data.own` takes.
+
+    The arrays `images` (or `features`) and `labels`; `counts`, where some records only keep a place; if there are
+    test records, the same with `test_` before them.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path}: expected an .npz file of arrays, without objects ({error})") from None
+    held_out = _part(arrays, test, classes, path) if f"{test}labels" in arrays else None
+    return _part(arrays, "", classes, path, held_out)
+
+
+def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
+    """Read and check a silo's own table; InputError, in one line, if it does not keep to `schema`."""
+    encoded = load_silo(path, schema, silo)
+    train, test = encoded.places.train, encoded.places.test
+    if not train.counts.any():
+        raise InputError(f"{path}: has no training records; look at table.split and table.test_share")
+    held_out = _fixed(_placed(encoded, test)) if test.counts.any() else None
+    return _fixed(dataclasses.replace(_placed(encoded, train), test=held_out))
+
+
+def _placed(encoded: Encoded, part: Part) -> Shard:
+    """The places of one part, zeros where a row does not count."""
+    persons = None if encoded.persons is None else encoded.persons[part.rows]
+    return Shard(*part.taken(encoded.features, encoded.labels), persons=persons)
+
+
+def _part(
+    arrays: Mapping[str, NDArray[Any]], prefix: str, classes: int, path: Path, test: Shard | None = None
+) -> Shard:
+    found = [name for name in (f"{prefix}images", f"{prefix}features") if name in arrays]
+    if len(found) != 1 or f"{prefix}labels" not in arrays:
+        raise InputError(
+            f"{path}: expected `{prefix}labels`, and either `{prefix}images` or `{prefix}features`; "
+            f"found {', '.join(sorted(arrays)) or 'nothing'}"
+        )
+    values, labels = arrays[found[0]], arrays[f"{prefix}labels"]
+    check_records(values, labels, classes, str(path))
+    persons = arrays.get(f"{prefix}persons")
+    if persons is not None and (persons.shape != labels.shape or persons.dtype.kind not in "iuUS"):
+        raise InputError(f"{path}: `{prefix}persons` needs one number or text for each of {len(labels)} records")
+    labels = labels.astype(np.int64 if classes else np.float64)
+    counts = arrays.get(f"{prefix}counts", np.ones(len(labels), np.bool_))
+    if counts.shape != labels.shape or counts.dtype != np.bool_:
+        raise InputError(f"{path}: `{prefix}counts` needs true or false for each of {len(labels)} records")
+    features, labels = Part(np.arange(len(labels)), counts).taken(values, labels)
+    return _fixed(Shard(features, labels, test, persons=persons))
+
+
+def _fixed(shard: Shard) -> Shard:
+    """What was fingerprinted is what is read."""
+    for values in (shard.images, shard.labels, *(() if shard.persons is None else (shard.persons,))):
+        values.flags.writeable = False
+    return shard

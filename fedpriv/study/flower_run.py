@@ -1,0 +1,43 @@
+"""The ServerApp of `flwr run .`: no engine follows it, so that it writes the folder that a person reads itself.
+
+What engines submit is `fedpriv.server.app:app`, with the same rounds.
+"""
+
+import json
+import logging
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedpriv.protocol.cell_folder import scenario_of_run
+from fedpriv.rounds.fitted import fitted_scenario
+from fedpriv.rounds.outcome import RunObserver
+from fedpriv.server.app import server_app
+from fedpriv.study.results import RunFolder
+from fedpriv.study.sweep import free_folder
+
+_KEYS = ("scenario", "set", "cell")
+"""The keys of a run configuration that say what is computed."""
+
+
+def run_folder(run_config: Mapping[str, Any]) -> RunObserver:
+    """A RUN_DIR for the one cell that a person's run configuration names.
+
+    `out` is the folder; empty, it is runs/NAME or the next that is free.  InputError for a configuration that
+    names no cell, and for a folder that holds results.
+    """
+    scenario, fits = fitted_scenario(scenario_of_run(run_config), {})
+    path = Path(str(run_config["out"])) if run_config["out"] else free_folder(scenario.name)
+    engine = "deployment" if run_config["run-token"] else "flwr run"
+    folder = RunFolder(path, scenario, engine, resume=False, rerun=_command(run_config), fits=fits)
+    logging.getLogger("flwr").info("fedpriv: results in %s", path.resolve())
+    return folder
+
+
+def _command(run_config: Mapping[str, Any]) -> str:
+    keys = " ".join(f"{key}={json.dumps(run_config[key])}" for key in _KEYS)
+    return shlex.join(["flwr", "run", ".", "--run-config", keys])
+
+
+app = server_app(run_folder)

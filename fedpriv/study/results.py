@@ -1,0 +1,321 @@
+"""RUN_DIR: what a sweep writes as it goes, and reads back to go on or to report.
+
+results.json     every finished cell; rewritten whole, at most once a second; `complete` only when all are there
+cells.jsonl      cells that results.json does not have yet
+history.jsonl    a line an evaluated round
+checkpoints/     cells that a run is in the middle of
+.lock            held by the process that runs there
+models/NNNN.npy  the published model of cell NNNN
+table.md         measured beside published
+
+RUN_DIR as it is shown: claims of privacy are those that its releases give, whatever is written beside them.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.files import write_json, write_text, write_vector
+from fedpriv.engines.table import Groups
+from fedpriv.rounds.entries import differing_words, entry_of
+from fedpriv.rounds.fitted import Fitted
+from fedpriv.rounds.outcome import Finished, RunObserver
+from fedpriv.scenario.load import Scenario, resolve_cell
+from fedpriv.scenario.published import Published, Scaling, Tuned
+from fedpriv.study.stored import (
+    check_axes,
+    check_cell,
+    checkpoints_of,
+    in_starts,
+    places_of,
+    record_of,
+    refusal,
+    starts_of,
+    versions,
+)
+
+FORMAT = 1
+_JOURNAL = "cells.jsonl"
+_REWRITE_SECONDS = 1.0  # a sweep of thousands of cells would else spend its time on writing them again and again
+
+
+@dataclass(frozen=True)
+class Results:
+    """A results.json, read."""
+
+    name: str
+    title: str
+    engine: str
+    complete: bool
+    axes: Mapping[str, list[Any]]
+    seeds: list[int]
+    published: Published | None
+    cells: list[Mapping[str, Any]]
+    versions: Mapping[str, str]
+    rerun: str | None
+    """The command that runs the same again; None where it was not recorded."""
+    scaling: Scaling | None = None
+    tuned: Tuned | None = None
+    date: str | None = None
+    """When the run began, UTC; None in results that are older than this figure."""
+    added: tuple[list[int], ...] = ()
+    """Which of the seeds later starts added, start by start; none in a run that had all from the beginning."""
+    differs: tuple[int, ...] = ()
+    """Cells whose record claims another privacy than their releases give, where claims were recomputed."""
+
+    @property
+    def starts(self) -> list[list[int]]:
+        """The seeds of every start of the run."""
+        first = [seed for seed in self.seeds if not any(seed in start for start in self.added)]
+        return [first, *self.added]
+
+
+class RunFolder(RunObserver):
+    """The writing side of a RUN_DIR."""
+
+    def __init__(
+        self,
+        path: Path,
+        scenario: Scenario,
+        engine: str,
+        *,
+        resume: bool,
+        rerun: str | None = None,
+        fits: Mapping[str, Fitted] | None = None,
+        groups: Groups | None = None,
+    ) -> None:
+        """InputError if the folder holds results of another run, or of any run without `resume`.
+
+        `fits` are those of the scenario's noise: a run that is resumed takes them from here.  `groups` are the
+        cells that the engine computes together: where not all of them are written they are computed again, since
+        fewer at once may round otherwise.  Seeds that a resumed run did not have are a start of their own: what it
+        has stays as it is.
+
+        Guarantee: what is said of all cells of the folder together counts those of every start, since a run that
+        is resumed keeps its seeds and its [tuned]: a scenario without one of them is refused.
+        """
+        self.path = path
+        self._fits = fits or {}
+        self._scenario, self._engine, self._rerun = scenario, engine, rerun
+        self._starts = [scenario.seeds]
+        self._date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        self._cells: dict[int, dict[str, Any]] = {}
+        check_free(path, resume=resume)
+        if (path / "results.json").exists() and _has_begun(path):
+            self._cells = self._finished_before(groups)
+        path.mkdir(parents=True, exist_ok=True)
+        self._drop_unfinished_history()
+        self._write()
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario, with its points at the places that their cells have in this folder."""
+        return self._scenario
+
+    @property
+    def missing_together(self) -> list[list[int]]:
+        """`missing`, start by start: what an engine is given at once, so that it rounds as it did then."""
+        starts = places_of(self._scenario, self._starts)
+        return [these for places in starts if (these := [place for place in places if place not in self._cells])]
+
+    @property
+    def missing(self) -> list[int]:
+        """The places of the scenario's points that are not finished yet."""
+        return [place for place in range(len(self._scenario.points)) if place not in self._cells]
+
+    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
+        point = self._scenario.points[place]
+        line = {
+            "cell": place,
+            **point.swept,
+            "seed": point.cell.seed,
+            "round": t,
+            **metrics,
+        }
+        with (self.path / "history.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def finished(self, place: int, finished: Finished) -> None:
+        """Add a cell; a run that is killed right after this has lost nothing of it."""
+        model = f"models/{place:04d}.npy"
+        write_vector(self.path / model, finished.model)
+        record = {**record_of(place, self._scenario.points[place], finished, self._engine), "model": model}
+        with (self.path / _JOURNAL).open("a", encoding="utf-8") as journal:
+            journal.write(json.dumps(record, allow_nan=False) + "\n")
+        self._cells[place] = record
+        if not self.missing or time.monotonic() - self._written > _REWRITE_SECONDS:
+            self._write()
+
+    def ended(self) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        """Rewrite results.json, after which the journal has nothing of its own."""
+        scenario = self._scenario
+        write_json(
+            self.path / "results.json",
+            {
+                "format": FORMAT,
+                "scenario": {"name": scenario.name, "title": scenario.title},
+                "axes": dict(scenario.axes),
+                "seeds": scenario.seeds,
+                **({"added_seeds": self._starts[1:]} if self._starts[1:] else {}),
+                "published": scenario.published and scenario.published.as_data(),
+                "scaling": scenario.scaling and scenario.scaling.model_dump(),
+                **({} if scenario.tuned is None else {"tuned": scenario.tuned.model_dump(mode="json")}),
+                "engine": self._engine,
+                "versions": versions(),
+                "rerun": self._rerun,
+                "date": self._date,
+                "complete": not self.missing,
+                "fits": [fit.as_data() for fit in self._fits.values()],
+                "cells": [self._cells[place] for place in sorted(self._cells)],
+            },
+        )
+        (self.path / _JOURNAL).unlink(missing_ok=True)
+        self._written = time.monotonic()
+
+    def _finished_before(self, groups: Groups | None) -> dict[int, dict[str, Any]]:
+        before, path = read_results(self.path), self.path
+        self._take_place_of(before)
+        kept = [cell for cell in before.cells if (path / cell["model"]).exists()]  # else it is run again
+        found = {cell["cell"]: dict(cell) for cell in kept}
+        for place, record in found.items():
+            check_cell(path, place, resolve_cell(record["scenario"], str(path)), self._scenario)
+        if groups is None:
+            return found
+        again = set[int]()
+        for places in places_of(self._scenario, self._starts):
+            there = found.keys() & set(places)
+            if there and len(there) < len(places):
+                together = groups([self._scenario.points[place].cell for place in places])
+                members = ({places[index] for index in group} for group in together)
+                again.update(*(group for group in members if not there >= group))
+        return {place: record for place, record in found.items() if place not in again}
+
+    def _take_place_of(self, before: Results) -> None:
+        """Go on as the run that was here, with the seeds that are added to it; InputError if this is another."""
+        path, scenario = self.path, self._scenario
+        check_axes(path, before.axes, scenario.axes)
+        if before.tuned != scenario.tuned:
+            raise refusal(path, "its [tuned], what choosing its settings cost, differs from this scenario's")
+        self._starts = starts_of(path, before.starts, scenario.seeds)
+        self._scenario = in_starts(scenario, self._starts)
+        if self._scenario.seeds == before.seeds:  # else the command of before runs fewer
+            self._rerun = before.rerun or self._rerun
+        self._date = before.date or self._date
+
+    def _drop_unfinished_history(self) -> None:
+        """A cell that is run again must not appear twice in the history."""
+        path = self.path / "history.jsonl"
+        kept = [line for line in (read_history(self.path) if path.exists() else ()) if line["cell"] in self._cells]
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _with_journal(cells: list[Mapping[str, Any]], journal: Path) -> list[Mapping[str, Any]]:
+    """The cells with those that were finished after results.json was last written; no line cut short."""
+    found = {cell["cell"]: cell for cell in cells}
+    if journal.exists():
+        lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+        found |= {cell["cell"]: cell for cell in map(json.loads, (line for line in lines if line.endswith("\n")))}
+    return [found[place] for place in sorted(found)]
+
+
+def read_results(folder: Path) -> Results:
+    """Read RUN_DIR/results.json; InputError if it is not one."""
+    path = folder / "results.json"
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if tree["format"] != FORMAT:
+            raise InputError(f"{path}: format {tree['format']}, this version of fedpriv reads format {FORMAT}")
+        return Results(
+            name=tree["scenario"]["name"],
+            title=tree["scenario"]["title"],
+            engine=tree["engine"],
+            complete=tree["complete"],
+            axes=tree["axes"],
+            seeds=tree["seeds"],
+            published=Published.from_data(tree["published"]) if tree["published"] else None,
+            cells=_with_journal(tree["cells"], folder / _JOURNAL),
+            scaling=Scaling.model_validate(tree["scaling"]) if tree.get("scaling") else None,
+            tuned=Tuned.model_validate(tree["tuned"]) if tree.get("tuned") else None,
+            versions=tree.get("versions", {}),
+            rerun=tree.get("rerun"),
+            date=tree.get("date"),
+            added=tuple(tree.get("added_seeds", ())),
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
+
+
+def fits_of(folder: Path) -> dict[str, Fitted]:
+    """The fits of a run that is to be resumed, by what they were asked for; none if there is no run yet."""
+    path = folder / "results.json"
+    if not path.exists():
+        return {}
+    try:
+        fits = [Fitted(**fit) for fit in json.loads(path.read_text(encoding="utf-8")).get("fits", [])]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
+    return {fit.asked: fit for fit in fits}
+
+
+def engines_of(results: Results) -> str:
+    """Which engines computed the cells: a run can be resumed on another one."""
+    return ", ".join(dict.fromkeys(str(cell["engine"]) for cell in results.cells)) or results.engine
+
+
+def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """The lines of RUN_DIR/history.jsonl; a last line cut short by a kill is left out."""
+    path = folder / "history.jsonl"
+    if not path.exists():
+        raise InputError(f"{folder}: no history.jsonl there; give a folder that `fedpriv run` wrote")
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
+        if line.endswith("\n"):
+            try:
+                evaluation = json.loads(line)
+                _ = evaluation["cell"], evaluation["round"]
+            except (ValueError, KeyError, TypeError):
+                raise InputError(f"{path}, line {number}: not an evaluation; take the line out") from None
+            yield evaluation
+
+
+def check_free(path: Path, *, resume: bool) -> None:
+    """InputError for a folder that holds results, unless they are to be resumed."""
+    if not resume and (path / "results.json").exists() and _has_begun(path):
+        raise InputError(f"{path} holds results already; give another --out, or --resume to resume there")
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether a run there got as far as an evaluation or a checkpoint: one that could not start leaves nothing."""
+    history = folder / "history.jsonl"
+    heard = history.exists() and history.stat().st_size > 0
+    return bool(read_results(folder).cells) or heard or bool(checkpoints_of(folder))
+
+
+def read_claims(folder: Path) -> Results:
+    """`read_results` for whatever is shown: every figure of privacy is computed from what was released.
+
+    Guarantee: a figure that somebody wrote into results.json is not shown, and its cell is in `differs`.
+    InputError also for releases that cannot be accounted for.
+    """
+    stored = read_results(folder)
+    try:
+        entries = list(map(entry_of, stored.cells))
+        shown: list[Mapping[str, Any]] = [entry.recomputed for entry in entries]
+        return replace(stored, cells=shown, differs=tuple(each.cell for each in entries if not each.agrees))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{folder}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None
+
+
+def check_claims(folder: Path, results: Results) -> None:
+    """RunError, exit code 1, for a folder that claims something else than it released: after it was shown."""
+    if results.differs:
+        raise RunError(f"{folder}: {differing_words(results.differs)}")

@@ -1,0 +1,248 @@
+"""A cell of results.json: what was asked for, measured, spent and claimed, as data.
+
+RUN_DIR/checkpoints: the cells that a run is in the middle of, a file a group, gone when the group is finished.
+
+The files have sums without noise: their mode is 0600, the folder's 0700.
+
+What a run that is resumed must have in common with the one that its folder holds, and the seeds added to it.
+
+A cell keeps its number, and so the name of its model: cells of added seeds are numbered after all others.
+"""
+
+import dataclasses
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from fedpriv.accounting.gaussian import epsilon_of
+from fedpriv.core.errors import InputError, printable
+from fedpriv.core.figures import delta_figure, upper_figure
+from fedpriv.core.files import OWN, write_bytes
+from fedpriv.rounds.claim import evaluation_data, figures_of, with_other_step
+from fedpriv.rounds.ledger import ReleaseStream, as_data, claim_of
+from fedpriv.rounds.outcome import Checkpoints, Finished, RunObserver, digest_of, header_of
+from fedpriv.scenario.load import Point, Scenario
+from fedpriv.scenario.schema import Cell
+
+
+def versions() -> dict[str, str]:
+    """What computed the results."""
+    packages = {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "flwr", "cryptography")}
+    return {
+        "python": platform.python_version(),
+        **packages,
+        "platform": sys.platform,
+    }
+
+
+def privacy_of(
+    cell: Cell, releases: Sequence[ReleaseStream], noise: Literal["simulation", "release"] = "simulation"
+) -> dict[str, Any]:
+    """The privacy statement of a cell as data: computed from its ledger, not from what the scenario asked for.
+
+    A first step that the cell's budget has, and its ledger has not, is charged as one elsewhere.
+    """
+    releases = with_other_step(releases, cell.budget.beside)
+    claim, delta = claim_of(releases), cell.privacy.delta
+    figures = figures_of(claim, delta)
+    named_so = cell.algorithm.row.name_of_mu == "rho"
+    return {
+        "trust": cell.algorithm.trust,
+        "relation": cell.privacy.relation,
+        "unit": cell.privacy.protected.words,
+        "participation": cell.schedule.title,
+        "noise": "none" if claim is None else noise,
+        "delta": delta,
+        "releases": [as_data(stream) for stream in releases],
+        "target": _target(cell),
+        **figures,
+        "rho": figures["mu"] if named_so else None,
+    }
+
+
+def _target(cell: Cell) -> str:
+    """What the noise was calibrated to, and from which key of the scenario it follows."""
+    asked, target = cell.privacy, cell.privacy.target
+    if target is None:
+        return "none"
+    if not cell.schedule.secret:
+        return f"mu = {upper_figure(target, 6)}"
+    given = "" if asked.epsilon is not None else f", what mu = {upper_figure(target, 6)} gives"
+    epsilon = upper_figure(epsilon_of(target, asked.delta), 6)
+    return f"epsilon = {epsilon} at delta = {delta_figure(asked.delta)}{given}"
+
+
+def record_of(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:
+    """Everything that results.json says of one finished cell."""
+    federation, rounds = point.cell.federation, point.cell.schedule.rounds
+    stated = privacy_of(point.cell, finished.releases, finished.noise)
+    return {
+        "cell": place,
+        "point": dict(point.swept),
+        "seed": point.cell.seed,
+        **finished.metrics,
+        **stated,
+        "evaluation": evaluation_data(finished.evaluations, point.cell.algorithm.trust, stated["mu"]),
+        "silos": federation.silos,
+        **({} if federation.clients is None else {"clients": federation.clients}),
+        "rounds": rounds,
+        "records": sum(point.cell.batch_sizes) * point.cell.schedule.batches_held,
+        "unread": point.cell.unread,
+        "smallest_silo": min(point.cell.batch_sizes) * point.cell.schedule.batches_held,
+        "batch": sum(point.cell.batch_sizes),
+        "dimension": finished.model.size,
+        "gradient_evaluations": finished.gradient_evaluations,
+        "bytes_sent": finished.bytes_sent,
+        "fraction_clipped": finished.fraction_clipped,
+        "missed": {str(silo): list(rounds) for silo, rounds in finished.missed.items()},
+        "wall_seconds": finished.wall_seconds,
+        "engine": engine,
+        "scenario": point.cell.canonical(),
+    }
+
+
+_FOLDER = "checkpoints"
+_ENDING = ".npz"
+
+
+class CheckpointFolder(Checkpoints):
+    """Checkpoints as files.  One that cannot be written is said once, and fails nothing."""
+
+    def __init__(self, run: Path, observer: RunObserver) -> None:
+        self._folder, self._observer = run / _FOLDER, observer
+        self._refused = False
+
+    def check(self, scenario: Scenario) -> None:
+        """Set aside what cannot be used; InputError for checkpoints of another scenario, which stay."""
+        found = checkpoints_of(self._folder.parent)
+        ours = {digest_of(point.cell) for point in scenario.points} if found else set()
+        for path in found:
+            try:
+                header = header_of(path.read_bytes())
+                why = header.refusal()
+            except ValueError as error:
+                why = str(error)
+            else:
+                if why is None and not ours.issuperset(header.cells):
+                    raise InputError(
+                        f"{self._folder.parent} holds another run: {path.name} is a checkpoint of cells that this "
+                        "scenario does not have; give another --out, or the scenario and --set options it was "
+                        "started with"
+                    )
+            if why is not None:
+                path.unlink()
+                self._observer.noted(f"{path}: not used, and its rounds are run again: {why}")
+
+    def latest(self, name: str) -> bytes | None:
+        try:
+            return self._path(name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def keep(self, name: str, content: bytes) -> None:
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            write_bytes(self._path(name), content, OWN, durable=False)
+        except OSError as error:
+            if not self._refused:
+                self._observer.noted(f"{self._path(name)}: no checkpoints are kept: {error.strerror}")
+            self._refused = True
+
+    def drop(self, name: str) -> None:
+        self._path(name).unlink(missing_ok=True)
+        with suppress(OSError):  # there are others, or there was none
+            self._folder.rmdir()
+
+    def clear(self) -> None:
+        """Remove all, and drafts of killed processes with them."""
+        for path in self._folder.glob("*"):
+            path.unlink()
+        with suppress(FileNotFoundError):
+            self._folder.rmdir()
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}{_ENDING}"
+
+
+def checkpoints_of(run: Path) -> Sequence[Path]:
+    """The files of the checkpoints that a run folder has."""
+    return sorted((run / _FOLDER).glob(f"[!.]*{_ENDING}"))
+
+
+_REMEDY = "give another --out, or the scenario and --set options it was started with; only seeds can be added"
+
+
+def refusal(folder: Path, what: str) -> InputError:
+    """The line for a folder whose run is not the one that is asked for; `what` differs."""
+    return InputError(f"{folder} holds another run: {printable(what)}; {_REMEDY}")
+
+
+def starts_of(folder: Path, before: Sequence[Sequence[int]], asked: Sequence[int]) -> list[list[int]]:
+    """The seeds of every start of the run in `folder`: those of `before`, then those that are added now, if any.
+
+    InputError where a seed of the run is not among those `asked` for.
+    """
+    known = [seed for start in before for seed in start]
+    if gone := [seed for seed in known if seed not in asked]:
+        raise refusal(folder, f"its seeds are {_listed(known)}, and this scenario has no seed {_listed(gone)}")
+    added = [seed for seed in asked if seed not in known]
+    return [*map(list, before), *([added] if added else [])]
+
+
+def in_starts(scenario: Scenario, starts: Sequence[Sequence[int]]) -> Scenario:
+    """The scenario with its seeds and points in the order of the starts; every start has all sweep points."""
+    count = len(scenario.seeds)
+    blocks = [scenario.points[first : first + count] for first in range(0, len(scenario.points), count)]
+    by_seed = [{point.cell.seed: point for point in block} for block in blocks]
+    points = [found[seed] for start in starts for found in by_seed for seed in start]
+    return dataclasses.replace(scenario, seeds=[seed for start in starts for seed in start], points=points)
+
+
+def places_of(scenario: Scenario, starts: Sequence[Sequence[int]]) -> list[range]:
+    """Which places of a scenario, ordered by its starts, each start has."""
+    blocks, first, found = len(scenario.points) // len(scenario.seeds), 0, list[range]()
+    for start in starts:
+        found.append(range(first, first + blocks * len(start)))
+        first = found[-1].stop
+    return found
+
+
+def check_axes(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """InputError where the swept keys, their order or their values are not those of the run in `folder`."""
+    if list(then.items()) == list(now.items()):
+        return
+    raise refusal(folder, f"its sweep differs from this scenario's: {difference(then, now) or 'in its order'}")
+
+
+def check_cell(folder: Path, place: int, then: Cell, scenario: Scenario) -> None:
+    """InputError where the finished cell at `place` is not the scenario's."""
+    if place >= len(scenario.points):
+        what = f"this scenario has {len(scenario.points)} cells"
+    else:
+        what = difference(then.canonical(), scenario.points[place].cell.canonical())
+    if what:
+        raise refusal(folder, f"its cell {place} differs from this scenario's: {what}")
+
+
+def difference(then: Mapping[str, Any], now: Mapping[str, Any], section: str = "") -> str:
+    """The first key of two trees whose values differ, with both; nothing where there is none."""
+    for key in dict.fromkeys([*then, *now]):
+        one, other = then.get(key), now.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            if deeper := difference(one, other, f"{section}{key}."):
+                return deeper
+        elif one != other:
+            return f"{section}{key} is {_shown(one)} there, {_shown(other)} here"
+    return ""
+
+
+def _shown(value: Any) -> str:
+    return "not given" if value is None else repr(value)
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))

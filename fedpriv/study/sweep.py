@@ -1,0 +1,175 @@
+"""Running a scenario: its missing cells on an engine, everything written as it goes.
+
+One run in a folder at a time.
+"""
+
+import fcntl
+import os
+import shlex
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from fedpriv.core.errors import FedprivError, InputError, RunError, printable
+from fedpriv.engines.table import LOCAL, Connection, Engine, engine_named, engine_row
+from fedpriv.engines.workers import Workers, on_workers
+from fedpriv.rounds.beside import scaled_scenario
+from fedpriv.rounds.fitted import fitted_scenario
+from fedpriv.rounds.outcome import Finished, Observers, RunObserver
+from fedpriv.rounds.task import check_records
+from fedpriv.scenario.load import Scenario
+from fedpriv.scenario.schema import Cell
+from fedpriv.study.results import RunFolder, check_free, fits_of
+from fedpriv.study.stored import CheckpointFolder
+
+_NAME = ".lock"
+_LONGEST = 200  # bytes of a lock that are shown
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold `folder`, which is made, for this process; InputError, with who has it, while another run does.
+
+    The lock is the kernel's (`flock`), so that it ends with the process, however that ends; the file says whose it
+    is and means nothing without it.
+    """
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _NAME
+    file = _taken(path)
+    try:
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may have the descriptor too
+        os.close(file)
+        if new:
+            with suppress(OSError):  # there is something in it
+                folder.rmdir()
+
+
+def _taken(path: Path) -> int:
+    """A descriptor of the file that bears the name, locked."""
+    while True:
+        file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_named(file, path):
+                return file
+        except BlockingIOError:
+            holder = printable(os.pread(file, _LONGEST, 0).decode(errors="replace")) or "another process"
+            os.close(file)
+            raise InputError(
+                f"{path.parent}: {holder} is running there; give another --out, or wait until it ends"
+            ) from None
+        os.close(file)
+
+
+def _is_named(file: int, path: Path) -> bool:
+    """Whether nobody removed the name between our opening the file and locking it."""
+    try:
+        named, ours = path.stat(), os.fstat(file)
+    except FileNotFoundError:
+        return False
+    return (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+_RUNS = Path("runs")
+
+
+def run_sweep(
+    scenario: Scenario,
+    engine_name: str,
+    out: Path | None,
+    *,
+    resume: bool,
+    rerun: str | None = None,
+    observers: Sequence[RunObserver] = (),
+    connection: Connection = LOCAL,
+    workers: Workers | None = None,
+) -> Path:
+    """Run the cells of a scenario that have no result yet; returns the folder with the results.
+
+    A run that is resumed may have more seeds than before: theirs are run, and what is finished stays as it is.
+    `out` is the folder, runs/NAME by default; `rerun` is the command that would run the same again; `workers` run
+    the cells if there are any, and change no result.  Stopped at any moment, by an exception of an observer too,
+    the folder is valid and can be resumed: cells that were in the middle go on from their checkpoints, if the
+    engine keeps them.  InputError for what cannot be run, a folder that another run is using among it, RunError
+    for what could not be finished.
+    """
+    path = out or free_folder(scenario.name, resume=resume)
+    kept = CheckpointFolder(path, Observers((), observers))
+    engine = engine_named(engine_name, path, connection, kept)
+    if workers is not None:
+        engine = on_workers(engine_name, workers, kept)
+    if connection.superlink is None:  # silos elsewhere have records of their own
+        for point in scenario.points:
+            check_records(point.cell)
+    with locked(path), ExitStack() as stack:
+        told = Observers((), observers).fitted
+        scenario, fits = fitted_scenario(scenario, fits_of(path) if resume else {}, told)
+        check_free(path, resume=resume)  # before anything is released
+        alone = engine_named(engine_name, path, connection)
+        released = engine_row(engine_name).releases
+        scenario, first_steps = scaled_scenario(scenario, partial(_alone, alone), released=released)
+        groups = engine_row(engine_name).groups
+        folder = RunFolder(path, scenario, engine_name, resume=resume, rerun=rerun, fits=fits, groups=groups)
+        scenario, places, everybody = folder.scenario, folder.missing, [folder, *observers]
+        kept.check(scenario)
+        for observer in everybody:
+            stack.callback(observer.ended)
+            observer.started(scenario, places, path)
+        try:
+            for together in folder.missing_together:
+                heard = Observers(together, everybody)
+                for outcome in engine([scenario.points[place].cell for place in together], heard):
+                    cell = scenario.points[together[outcome.index]].cell
+                    heard.finished(outcome.index, first_steps.with_rounds(cell, outcome.finished))
+        except FedprivError as error:
+            Observers(places, everybody).failed(error)
+            raise
+        if folder.missing:
+            raise RunError(f"engine {engine_name} left {len(folder.missing)} cells without a result")
+        kept.clear()
+    return path
+
+
+def _alone(engine: Engine, cell: Cell) -> Finished:
+    """One cell's outcome, of which nobody hears; it rounds as it does wherever it is run."""
+    (outcome,) = engine([cell], RunObserver())
+    return outcome.finished
+
+
+def rerun_command(
+    path: str,
+    engine: str,
+    overrides: Sequence[str],
+    connection: Connection = LOCAL,
+    imports: Sequence[Path] = (),
+) -> str:
+    """The command line that runs a scenario file with these options."""
+    options = [word for override in overrides for word in ("--set", override)]
+    options += [word for file in imports for word in ("--import", str(file))]
+    if engine != "vectorized":
+        options = ["--engine", engine, *options]
+    if connection.superlink is not None:
+        options += ["--superlink", connection.superlink]
+    if connection.root_certificates is not None:
+        options += ["--root-certificates", str(connection.root_certificates)]
+    return shlex.join(["fedpriv", "run", path, *options])
+
+
+def free_folder(name: str, *, resume: bool = False) -> Path:
+    """runs/NAME, or the first of runs/NAME-2, … that is free; with `resume` the latest that is not."""
+    taken = [path for path in _numbered(name) if (path / "results.json").exists()]
+    if resume and taken:
+        return taken[-1]
+    return next(path for path in _numbered(name, len(taken) + 1) if path not in taken)
+
+
+def _numbered(name: str, count: int = 1000) -> list[Path]:
+    return [_RUNS / (name if number == 1 else f"{name}-{number}") for number in range(1, count + 1)]

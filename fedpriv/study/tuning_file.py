@@ -1,0 +1,323 @@
+"""Which keys a grid may vary: what trains, never what is protected, against whom, or what the records are.
+
+Which settings are tried: a grid for every row, or factors of the numbers that a scenario has.
+
+What is tuned: the points of a scenario, each with its grid, on training records without those held out.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedpriv.core.errors import InputError
+from fedpriv.core.extensions import revision
+from fedpriv.rounds.task import check_records, spread, task_of, task_of_cell
+from fedpriv.scenario.load import Scenario, resolve_cell
+from fedpriv.scenario.published import assign, look_up, parsed_assignment
+from fedpriv.scenario.schema import Cell
+
+_ROUNDS = ("rounds", "batch", "batches", "cohort", "epochs")
+"""Of [federation]: how the records are read.  Who has them, and what of the reading is secret, is not chosen."""
+_PROMISED = ("sampling", "groups", "min_separation", "max_participations")
+_ALLOWED = f"algorithm.KEY, model.KEY and federation.{', '.join(_ROUNDS[:-1])} or {_ROUNDS[-1]}"
+
+
+def check_grid(grid: Any, where: str) -> None:
+    """InputError, naming the key, for a grid over something else than what trains, or for what is no grid.
+
+    Guarantee: settings of such a grid differ in no key of [privacy], [data] or [evaluation], nor in
+    algorithm.trust, the silos or clients, or the sampling: a choice among them keeps the promise and the problem.
+    """
+    if not isinstance(grid, Mapping):
+        raise InputError(
+            f"{where.rstrip(':')}: expected keys with lists of values, such as algorithm.step = [0.1, 1, 10]"
+        )
+    for key, values in grid.items():
+        if (reason := _refused(key)) is not None:
+            raise InputError(f"{where} {key}: {reason}")
+        if not isinstance(values, list) or not values:
+            raise InputError(f"{where} {key}: expected a list of values, such as [0.1, 1, 10]")
+
+
+def _refused(key: str) -> str | None:
+    """Why a grid may not vary a key; None where it may."""
+    section, _, name = key.partition(".")
+    if key in ("seed", "seeds"):
+        return "no setting to choose; give --seeds for those of the trials"
+    if section not in Cell.model_fields:
+        meant = "." if name else f"; did you mean 'algorithm.{key}'?"
+        return f"no key of a scenario{meant} A grid is over {_ALLOWED}"
+    if key == "algorithm.name":
+        return "every algorithm is a row of its own; sweep it, and give every row its grid"
+    promise = section == "privacy" or key.split(".")[:2] == ["algorithm", "trust"]
+    if promise or (section == "federation" and name in _PROMISED):
+        return (
+            "says what is protected, against whom or at which price, which is given and not chosen: the weakest "
+            f"would always win. A grid is over {_ALLOWED}; sweep {key} for a row of each"
+        )
+    if name and (section in ("algorithm", "model") or (section == "federation" and name in _ROUNDS)):
+        return None
+    return f"another value is another problem, or another measure of it. A grid is over {_ALLOWED}"
+
+
+Setting = Mapping[str, Any]
+Grid = Mapping[str, Sequence[Any]]
+
+_WIDTH = 9.0  # the largest factor of a number of the scenario, and one over the smallest
+_FACTORS = 5  # of each number, where there are two or more
+_SETTINGS = 25  # of one number alone
+
+
+def settings_of(grid: Grid) -> list[Setting]:
+    """Every combination."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def given_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
+    """ "KEY=[VALUES]" of a command line; InputError for what is no list of values, or a key given twice."""
+    grid: dict[str, list[Any]] = {}
+    for assignment in assignments:
+        key, values = parsed_assignment(assignment) if assignment.strip().find("=") > 0 else (assignment, None)
+        if not isinstance(values, list) or not values:
+            raise InputError(f"--grid {assignment!r}: expected KEY=[VALUE, …], such as algorithm.step=[0.1,1,10]")
+        if key in grid:
+            raise InputError(f"--grid {assignment!r}: {key} has a grid already; give all its values in one list")
+        grid[key] = values
+    return grid
+
+
+def grid_around(cell: Cell) -> dict[str, list[Any]]:
+    """Factors from 1/9 to 9 of every positive number that the cell's [algorithm] has; InputError for none."""
+    settings = cell.algorithm.settings
+    numbers = {
+        name: value
+        for name, field in type(settings).model_fields.items()
+        if isinstance(value := getattr(settings, name), float)
+        and math.isfinite(value)
+        and name in settings.model_fields_set
+        and _is_a_scale(field.annotation, field.metadata)
+    }
+    if not numbers:
+        raise InputError(
+            f"algorithm.name = {cell.algorithm.name!r}: the scenario gives it no number to vary; give --grid "
+            "KEY=[VALUE, …]"
+        )
+    count = _SETTINGS if len(numbers) == 1 else _FACTORS
+    factors = np.geomspace(1.0 / _WIDTH, _WIDTH, count)
+    return {
+        f"algorithm.{name}": [float(f"{value * factor:.4g}") for factor in factors]
+        for name, value in numbers.items()
+    }
+
+
+def _is_a_scale(annotation: Any, metadata: Sequence[Any]) -> bool:
+    """Whether a field takes every number above 0: one that has an upper end is no scale."""
+    found = [*metadata, *(part for kind in _kinds(annotation) for part in getattr(kind, "__metadata__", ()))]
+    flat = [part for each in found for part in (getattr(each, "metadata", None) or [each])]
+    ends = {name for part in flat for name in ("gt", "lt", "le") if getattr(part, name, None) is not None}
+    return ends == {"gt"}
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    return (annotation, *getattr(annotation, "__args__", ()))
+
+
+def chosen_settings(
+    grids: Sequence[Grid], trials: int | None, generator: np.random.Generator
+) -> list[list[Setting]]:
+    """The settings to try for every grid: all, or `trials` of each at random, of each grid as many.
+
+    InputError where grids have other numbers of settings and nothing says how many are tried, and for less than 1.
+    """
+    if trials is not None and trials < 1:
+        raise InputError(f"--trials {trials}: at least 1 setting of every row is tried")
+    whole = [settings_of(grid) for grid in grids]
+    sizes = sorted(set(map(len, whole)))
+    if trials is None and len(sizes) > 1:
+        raise InputError(
+            f"grids of {sizes[0]} and {sizes[-1]} settings: every row gets as many, so give --trials {sizes[0]} "
+            "or grids of one size"
+        )
+    if trials is not None and trials > sizes[0]:
+        raise InputError(f"--trials {trials}: the smallest grid has {sizes[0]} settings; widen it, or give fewer")
+    if trials is None:
+        return whole
+    order = generator.permutation  # grids that are alike get the same settings
+    picks: dict[int, list[int]] = {size: sorted(order(size)[:trials].tolist()) for size in sizes}
+    return [[settings[place] for place in picks[len(settings)]] for settings in whole]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a chosen value stands among those of its key."""
+
+    key: str
+    value: Any
+    number: int
+    """From 1."""
+    of: int
+
+    @property
+    def edge(self) -> bool:
+        """Whether a wider grid might have a better one: numbers only, of which there are several."""
+        numeric = isinstance(self.value, int | float) and not isinstance(self.value, bool)
+        return numeric and self.of > 1 and self.number in (1, self.of)
+
+
+def places(grid: Grid, setting: Setting) -> list[Place]:
+    """A place for every key that has several values."""
+    found = []
+    for key, values in grid.items():
+        numeric = all(isinstance(value, int | float) for value in values)
+        ordered = sorted(values) if numeric else list(values)
+        if len(values) > 1:
+            found.append(Place(key, setting[key], ordered.index(setting[key]) + 1, len(ordered)))
+    return found
+
+
+_SHARE = 10  # one in so many training records is held out where nobody says how many
+LOWER_IS_BETTER = ("loss", "error")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One point of the scenario's sweep; seeds apart, one cell."""
+
+    when: Mapping[str, Any]
+    """The swept keys and their values; where nothing is swept, the algorithm."""
+    cell: Cell
+    grid: Grid
+
+
+def rows_of(
+    scenario: Scenario, grids: Mapping[Any, Grid] | None, axis: str
+) -> list[tuple[Mapping[str, Any], Cell, Grid]]:
+    """Every point with the grid of its value of `axis`, which it may lack; points without a grid are left out."""
+    found: list[tuple[Mapping[str, Any], Cell, Grid]] = []
+    for point in scenario.points[:: len(scenario.seeds)]:
+        tree = point.cell.canonical()
+        when = dict(point.swept) or {"algorithm.name": point.cell.algorithm.name}
+        grid = {} if grids is None else grids.get(point.swept.get(axis, look_up(tree, axis)))
+        if grid is not None:
+            found.append((when, point.cell, grid))
+    return found
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The training records that settings are compared on: the last ones of the training set."""
+
+    count: int
+    of: int
+    runs: tuple[tuple[int, ...], ...]
+    """How many of them each silo reads, for every run of the scenario that reads others."""
+
+    @property
+    def words(self) -> str:
+        """Whose they are."""
+        read, each = (_span(map(sum, self.runs)), _span(count for run in self.runs for count in run))
+        return (
+            f"the last {self.count:,} of {self.of:,} training records are held out while tuning; in a run of the "
+            f"tuned scenario {read} of them belong to its silos, {each} to each of {_span(map(len, self.runs))}"
+        )
+
+    def in_runs(self, cells: Sequence[Cell]) -> "HeldOut":
+        """The same records, as the runs of `cells` read them; InputError for a cell that asks for too many."""
+        distinct = {
+            repr((cell.seed, cell.data, cell.federation, cell.schedule, cell.privacy.protected)): cell
+            for cell in cells
+        }
+        return replace(self, runs=tuple(dict.fromkeys(_of_silos(cell, self) for cell in distinct.values())))
+
+
+def _span(counts: Iterable[int]) -> str:
+    """One number, or the smallest and the largest."""
+    found = sorted(set(counts))
+    return f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
+
+
+def _of_silos(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
+    """How many of the held-out records each silo of a run reads."""
+    units = task_of_cell(cell).units
+    of_rows = np.arange(held_out.of)[:, None] if units is None else np.asarray(units)  # persons may have several
+    first = held_out.of - held_out.count
+    return tuple(int((of_rows[order.numpy()] >= first).sum()) for order in spread(cell))
+
+
+def held_out_of(cell: Cell, count: int | None) -> HeldOut:
+    """InputError for more than there are."""
+    data = cell.data
+    records = len(task_of(data.name, cell.model, cell.run.dtype, None, data.table, revision()).train.labels)
+    chosen = max(1, records // _SHARE) if count is None else count
+    if chosen >= records:
+        raise InputError(f"--held-out {chosen}: {cell.data.name} has {records} training records")
+    return HeldOut(chosen, records, ()).in_runs([cell])
+
+
+def trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[str], seed: int) -> Cell:
+    """The cell with a setting, on what is left of the records; InputError, with the setting, if it cannot run."""
+    tree = cell.canonical()
+    for key, value in _fewer(_reading(cell, setting), held_out).items():
+        assign(tree, key, value)
+    assign(tree, "data.validation", held_out.count)
+    assign(tree, "run.evaluations", 1)
+    for key, value in (*map(parsed_assignment, fixed), *setting.items()):
+        assign(tree, key, value)
+    tree["seed"] = seed
+    return _resolved(tree, setting)
+
+
+def check_settings(row: Row, settings: Sequence[Setting]) -> None:
+    """InputError for a setting with which a run on all records asks for more of them than there are."""
+    for setting in settings if any(key.startswith("federation.") for key in row.grid) else ():
+        try:
+            check_records(_reading(row.cell, setting))
+        except InputError as error:
+            named = ", ".join(f"{key} = {value}" for key, value in setting.items())
+            raise InputError(f"a run with {named}: {error}") from None
+
+
+def _reading(cell: Cell, setting: Setting) -> Cell:
+    """The cell with what a setting says of how records are read."""
+    said = {key: value for key, value in setting.items() if key.startswith("federation.")}
+    if not said:
+        return cell
+    tree = cell.canonical()
+    for key, value in said.items():
+        assign(tree, key, value)
+    return _resolved(tree, said)
+
+
+def _resolved(tree: dict[str, Any], setting: Setting) -> Cell:
+    """InputError that says the setting, once."""
+    try:
+        return resolve_cell(tree, "while tuning")
+    except InputError as error:
+        said = str(error)
+        if not any(f" {key} = {value!r}: " in said for key, value in setting.items()):
+            named = "".join(f", {key} = {value}" for key, value in setting.items())
+            said = f"while tuning{named}{said.removeprefix('while tuning')}"
+        raise InputError(said) from None
+
+
+def _fewer(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
+    """What is asked for of fewer records, where those that are left do not last: rounds, samples or batches."""
+    federation, left = cell.federation, held_out.of - held_out.count
+    if sum(cell.batch_sizes) * cell.schedule.batches_held <= left:
+        return {}
+    if federation.samples is not None:
+        return {"federation.samples": min(federation.samples, left)}
+    if federation.batches is not None:
+        return {"federation.batches": [max(1, size * left // held_out.of) for size in federation.batches]}
+    passes = left // sum(cell.batch_sizes)
+    return {"federation.rounds": max(1, min(federation.rounds_per_epoch, passes)) * federation.epochs}
+
+
+def better(metric: str, one: float, other: float) -> bool:
+    """Whether `one` is the better value of a metric: the smaller loss or error, the larger of anything else."""
+    lower = any(word in metric for word in LOWER_IS_BETTER)
+    return one < other if lower else one > other

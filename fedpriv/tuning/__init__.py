@@ -1,1 +1,0 @@
-"""Choosing settings: the same number for every row, on training records that are held out."""

@@ -1,0 +1,268 @@
+"""A Grid for silos that come and go: it looks often, asks again, and follows a silo to its new node.
+
+Measured on Flower 1.41: its own `send_and_receive` sleeps 3 s between looks; a SuperNode that was killed keeps its
+messages until a heartbeat is missed (up to 60 s) and comes back under another node id, unless it has a key.
+Asking a silo twice is safe: its guard answers a repeated round with the same bytes.
+
+Which node is which silo, in a simulation, where all nodes are there from the start and stay.
+"""
+
+import itertools
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.app.message.message import make_message
+from flwr.app.metadata import Metadata
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from fedpriv.core.errors import RunError, printable
+from fedpriv.protocol.messages import ROSTER, Refusal, number_in, refusal_content, refusal_in
+
+_POLL_SECONDS = 0.1  # between looks for nodes, and after an answer that says at once that nothing has come
+
+
+def learn_roster(grid: Grid, silos: int, timeout: float) -> list[int]:
+    """The node id of silo 0, 1, …; RunError if a silo has no node, or two, or the wait is over."""
+    nodes = _wait_for_nodes(grid, silos, timeout)
+    found: dict[int, int] = {}
+    for reply in grid.send_and_receive([Message(RecordDict(), node, ROSTER) for node in nodes], timeout=timeout):
+        if reply.has_error():
+            raise RunError(f"a node failed to say which silo it is: {printable(str(reply.error.reason))}")
+        enter(found, silos, number_in(reply.content, "metrics", "silo"), reply.metadata.src_node_id)
+    missing = sorted(set(range(silos)) - set(found))
+    if missing:
+        raise RunError(f"no node says it is silo {', '.join(map(str, missing))}")
+    return [found[silo] for silo in range(silos)]
+
+
+def enter(found: dict[int, int], silos: int, silo: int, node: int) -> None:
+    """Note which node a silo is; RunError for a silo that does not exist or is there twice."""
+    if silo in found or not 0 <= silo < silos:
+        raise RunError(f"a node says it is silo {silo}: expected each of 0 … {silos - 1} once")
+    found[silo] = node
+
+
+def _wait_for_nodes(grid: Grid, silos: int, timeout: float) -> list[int]:
+    deadline = time.monotonic() + timeout
+    while len(nodes := list(grid.get_node_ids())) < silos:
+        if time.monotonic() > deadline:
+            raise RunError(f"{len(nodes)} of {silos} silos were connected after {timeout:.0f} s")
+        time.sleep(_POLL_SECONDS)
+    if len(nodes) > silos:
+        raise RunError(f"{len(nodes)} nodes are connected, the scenario has {silos} silos")
+    return nodes
+
+
+_HELD_SECONDS = 0.5  # after which such an answer was held back until something might have come: no need to wait
+_LOOK_SECONDS = 1.0  # between looks for nodes that are new
+_RETRY_SECONDS = 2.0  # after an error that may pass
+_SILENCE_SECONDS = 30.0  # before a message is sent again unasked; doubled each time
+_PASSING = frozenset(
+    {
+        ErrorCode.MESSAGE_UNAVAILABLE,
+        ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+        ErrorCode.NODE_UNAVAILABLE,
+        ErrorCode.CLIENT_APP_CRASHED,
+    }
+)
+
+
+@dataclass
+class _Question:
+    """A message that waits for its reply: the ids under which it was sent, and when it is sent again."""
+
+    message: Message
+    node: int
+    again: float
+    ids: set[str] = field(default_factory=set)
+    refused: Message | None = None
+    silence: float = field(default_factory=lambda: _SILENCE_SECONDS)
+
+
+class PatientGrid(Grid):
+    """Another Grid, on which a silo keeps the node id it had first, wherever it is now.
+
+    Guarantee: where nodes are `registered`, a silo is the node whose key the SuperLink's owner registered as
+    `silo-N`; what a node says of itself is not asked for, and nodes with other names are no silos.
+    """
+
+    def __init__(self, grid: Grid, *, registered: bool = False) -> None:
+        self._grid = grid
+        self._registered = registered
+        self._silo_of: dict[int, int] = {}  # what nodes said they are, or were registered as
+        self._now: dict[int, int] = {}  # where a silo that was at the first node is now
+        self._asked_who: dict[str, int] = {}  # roster messages under way, by id: the node
+        self._looked = 0.0
+        self._questions = itertools.count(1)
+
+    def roster(self, silos: int, timeout: float) -> list[int]:
+        """The node id of silo 0, 1, …, once all are there; RunError with the silos that are missing."""
+        deadline = time.monotonic() + timeout
+        while len(found := self._found(silos)) < silos:
+            if time.monotonic() > deadline:
+                missing = ", ".join(str(silo) for silo in range(silos) if silo not in found)
+                raise RunError(f"silo {missing} was not connected after {timeout:.0f} s")
+            self._look()
+            time.sleep(_POLL_SECONDS)
+        return [found[silo] for silo in range(silos)]
+
+    def _found(self, silos: int) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for node, silo in self._silo_of.items():
+            enter(found, silos, silo, node)
+        return found
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """The replies that came within `timeout` seconds, each as the reply to the message it was asked with.
+
+        Refusals that might have passed, and did not in that time, are among them.
+        """
+        started = time.monotonic()
+        waiting = [_Question(self._numbered(message), self._node_of(message), started) for message in messages]
+        replies: list[Message] = []
+        while waiting and (timeout is None or time.monotonic() - started < timeout):
+            self._send([question for question in waiting if time.monotonic() >= question.again])
+            by_id = {number: question for question in waiting for number in question.ids}
+            asked = time.monotonic()
+            come = list(self._grid.pull_messages(set(by_id))) if by_id else []
+            if not come and time.monotonic() - asked < _HELD_SECONDS:
+                time.sleep(_POLL_SECONDS)
+            for reply in come:
+                question = by_id[reply.metadata.reply_to_message_id]
+                if _passes(reply):
+                    question.ids.discard(reply.metadata.reply_to_message_id)
+                    question.refused = reply
+                    question.again = min(question.again, time.monotonic() + _RETRY_SECONDS)
+                elif question in waiting:  # a message that was sent twice has two replies, of the same bytes
+                    waiting.remove(question)
+                    replies.append(_as_reply_to(question.message, reply))
+            self._follow(waiting)
+        last_words = [_as_refusal_of(asked.message, asked.refused) for asked in waiting if asked.refused]
+        return replies + last_words
+
+    def _send(self, questions: list[_Question]) -> None:
+        if not questions:
+            return
+        sent = [
+            Message(asked.message.content, asked.node, asked.message.metadata.message_type) for asked in questions
+        ]
+        for question, number in zip(questions, self._grid.push_messages(sent), strict=True):
+            now = time.monotonic()
+            if number:
+                question.ids.add(number)
+                question.again, question.silence = now + question.silence, 2.0 * question.silence
+            else:  # the node is not known any more
+                question.again = now + _RETRY_SECONDS
+
+    def _follow(self, waiting: list[_Question]) -> None:
+        """Send what still waits to the new nodes of silos that have one."""
+        if waiting:
+            self._look()
+        for question in waiting:
+            if (node := self._node_of(question.message)) != question.node:
+                question.node, question.again = node, 0.0
+
+    def _look(self) -> None:
+        """Ask nodes that are new who they are, unless it is known; a silo is where it said so last."""
+        now = time.monotonic()
+        if now - self._looked > _LOOK_SECONDS:
+            self._looked = now
+            if self._registered:
+                self._silo_of.update(_registered_silos(self._grid.get_nodes()))
+                return
+            known = {*self._silo_of, *self._asked_who.values()}
+            new = [node for node in self._grid.get_node_ids() if node not in known]
+            numbers = (
+                self._grid.push_messages([Message(RecordDict(), node, ROSTER) for node in new]) if new else ()
+            )
+            self._asked_who.update({number: node for number, node in zip(numbers, new, strict=True) if number})
+        for reply in self._grid.pull_messages(list(self._asked_who)) if self._asked_who else ():
+            node = self._asked_who.pop(reply.metadata.reply_to_message_id)
+            if reply.has_error():
+                continue  # it is asked again while it is connected
+            try:
+                silo = number_in(reply.content, "metrics", "silo")
+            except ValueError as error:
+                raise RunError(f"a node does not say which silo it is: {error}") from None
+            self._now.update({first: node for first, number in self._silo_of.items() if number == silo})
+            self._silo_of[node] = silo
+
+    def _numbered(self, message: Message) -> Message:
+        """What is sent are copies with numbers of their own; this one names the question."""
+        message.metadata.__dict__["_message_id"] = f"question {next(self._questions)}"
+        return message
+
+    def _node_of(self, message: Message) -> int:
+        node = message.metadata.dst_node_id
+        return self._now.get(node, node)
+
+    def set_run(self, run: Run) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        return self._grid.run
+
+    def create_message(  # pragma: no cover - abstract in Flower, deprecated there, called by nobody
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[Any]:
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+
+def _registered_silos(nodes: Iterable[Any]) -> dict[int, int]:
+    """Node id -> silo, of the nodes with a name that says so."""
+    named = {node.node_id: re.fullmatch(r"silo-([0-9]+)", node.name) for node in nodes}
+    return {node: int(found[1]) for node, found in named.items() if found}
+
+
+def _passes(reply: Message) -> bool:
+    """Whether asking again may help."""
+    if reply.has_error():
+        return reply.error.code in _PASSING
+    refusal = refusal_in(reply.content)
+    return refusal is not None and not refusal.final
+
+
+def _as_refusal_of(message: Message, reply: Message) -> Message:
+    """The last words of a silo that never answered: its refusal, or why it could not even refuse."""
+    if not reply.has_error():
+        return _as_reply_to(message, reply)
+    reason = f"its app failed, again and again ({reply.error.reason}); a machine that is overloaded does that"
+    metadata = _as_reply_to(message, reply).metadata
+    return make_message(metadata=metadata, content=refusal_content(Refusal(reason, final=False)))
+
+
+def _as_reply_to(message: Message, reply: Message) -> Message:
+    told = reply.metadata
+    metadata = Metadata(
+        run_id=told.run_id,
+        message_id=told.message_id,
+        src_node_id=told.src_node_id,
+        dst_node_id=told.dst_node_id,
+        reply_to_message_id=message.metadata.message_id,
+        group_id=told.group_id,
+        created_at=told.created_at,
+        ttl=told.ttl,
+        message_type=told.message_type,
+    )
+    if reply.has_error():
+        return make_message(metadata=metadata, error=reply.error)
+    return make_message(metadata=metadata, content=reply.content)
