@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
@@ -22,7 +22,15 @@ from fedpriv.core.random import KeyedNormal, integers_key, simulation_noise
 from fedpriv.loss.objective import Records
 from fedpriv.protocol.arrays import release_content, shared_vector_in, vector_in
 from fedpriv.protocol.cell_folder import cell_of
-from fedpriv.protocol.messages import answer_to, key_content, keys_in, number_in, roster_content
+from fedpriv.protocol.messages import (
+    answer_to,
+    bytes_in,
+    key_content,
+    keys_in,
+    number_in,
+    roster_content,
+    values_in,
+)
 from fedpriv.rounds.beside import (
     EvaluationPlan,
     evaluation_integers_key,
@@ -33,8 +41,10 @@ from fedpriv.rounds.beside import (
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.silo import ReleasingSilo, Silo
-from fedpriv.silo.state import ContextStore
+from fedpriv.silo.silo import ReleasingSilo, Silo, SiloState
+from fedpriv.silo.state import pack, unpack
+
+_RECORD, _KEY = "fedpriv-silo", "state"
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,42 @@ class SimulatedFederation:
 def simulated_silo(cell: Cell, number: int) -> Silo:
     """Silo `number` of a simulation."""
     return SimulatedFederation.of(cell).silo(number)
+
+
+class _LiveState(ConfigRecord):
+    """A record that packs its state only when it leaves the process, as it does after every round under Ray."""
+
+    def __init__(self, state: SiloState) -> None:
+        super().__init__()
+        self.__dict__["live"] = state
+
+    def __reduce__(self) -> tuple[type[ConfigRecord], tuple[dict[str, bytes]]]:
+        return ConfigRecord, ({_KEY: pack(self.__dict__["live"])},)
+
+
+class ContextStore:
+    """Flower's Context: for simulations, where nothing has to survive the process."""
+
+    def __init__(self, records: RecordDict, name: str = _RECORD) -> None:
+        """`name` tells the states of several runs of one silo apart."""
+        self._records, self._name = records, name
+
+    def load(self, silo: Silo) -> SiloState:
+        kept = values_in(self._records).get(self._name)
+        if kept is None:
+            return silo.start()
+        if isinstance(kept, _LiveState):
+            state: SiloState = kept.__dict__["live"]
+            return state
+        return unpack(bytes_in(self._records, self._name, _KEY), silo)
+
+    def save(self, state: SiloState) -> None:
+        """Called last, so that a client that failed half-way has changed nothing."""
+        kept = values_in(self._records).get(self._name)
+        if isinstance(kept, _LiveState):
+            kept.__dict__["live"] = state
+        else:
+            self._records[self._name] = _LiveState(state)
 
 
 torch.set_num_threads(1)  # the order of sums, and with it the last bit, must not depend on the machine's cores

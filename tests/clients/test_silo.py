@@ -12,7 +12,7 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from scipy import stats
 
-from fedpriv.clients.simulated import simulated_silo
+from fedpriv.clients.simulated import ContextStore, simulated_silo
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedNormal
 from fedpriv.loss.objective import Records
@@ -20,7 +20,6 @@ from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo
-from fedpriv.silo.state import ContextStore
 from tests.disordered import at_address, disordered
 
 MakeCell = Callable[..., Cell]

@@ -19,6 +19,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedpriv.clients.simulated import ContextStore
 from fedpriv.engines.deployment import LocalSilo, write_silos
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.engines.processes import environment, script
@@ -34,7 +35,6 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.server.strategy import ReleaseStrategy
 from fedpriv.server.sums import sums_of
 from fedpriv.silo.silo import ReleasingSilo, Silo
-from fedpriv.silo.state import ContextStore
 
 SCENARIO = Path(__file__).with_name("federation.toml")
 Command = subprocess.Popen[str]
