@@ -39,9 +39,10 @@ from fedpriv.rounds.beside import (
     held_out_shares,
 )
 from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.round import State
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.silo import ReleasingSilo, Silo, SiloState
+from fedpriv.silo.silo import Silo
 from fedpriv.silo.state import pack, unpack
 
 _RECORD, _KEY = "fedpriv-silo", "state"
@@ -67,25 +68,31 @@ class SimulatedFederation:
     def silo(self, number: int) -> Silo:
         task, shard = task_of_cell(self.cell), self.order[number]
         records = Records(task.train.features[shard], task.train.labels[shard])
-        gaps = self.cell.without_silos is not None
-        if self.plan.exact is None:
-            return Silo(number, self.plan, self.plan.objective, records, self.noise, gaps)
-        return ReleasingSilo.of(number, self.plan, records, integers_key(self.cell.noise_seed), b"", gaps=gaps)
+        key, gaps = integers_key(self.cell.noise_seed), self.cell.without_silos is not None
+        return _seeded(number, self.plan, records, self.noise, key, gaps=gaps)
 
     def evaluated(self, number: int) -> Silo:
         """Silo `number` as it evaluates: its test records, which train nothing."""
         if self.tests is None:
             raise RunError(f"silo {number}: the scenario has no [evaluation]")
         asked, shares = self.tests
-        if asked.plan.exact is None:
-            return Silo(number, asked.plan, asked.scores, shares[number], evaluation_noise(self.cell))
-        return ReleasingSilo.of(number, asked.plan, shares[number], evaluation_integers_key(self.cell), b"")
+        noise, key = evaluation_noise(self.cell), evaluation_integers_key(self.cell)
+        return _seeded(number, asked.plan, shares[number], noise, key)
 
     @cached_property
     def tests(self) -> tuple[EvaluationPlan, list[Records]] | None:
         """The plan of the evaluations and every silo's test records; None where silos do not evaluate."""
         asked = evaluation_plan_of(self.cell, task_of_cell(self.cell).objective)
         return None if asked is None else (asked, held_out_shares(self.cell))
+
+
+def _seeded(
+    number: int, plan: Plan, records: Records, noise: KeyedNormal, key: bytes, *, gaps: bool = False
+) -> Silo:
+    """A silo whose floating-point noise is of `noise`, and all else of integers of `key`."""
+    if plan.exact is not None:
+        return Silo.of(number, plan, records, key, gaps=gaps)
+    return Silo(number, plan, records, noise, gaps=gaps)
 
 
 def simulated_silo(cell: Cell, number: int) -> Silo:
@@ -96,7 +103,7 @@ def simulated_silo(cell: Cell, number: int) -> Silo:
 class _LiveState(ConfigRecord):
     """A record that packs its state only when it leaves the process, as it does after every round under Ray."""
 
-    def __init__(self, state: SiloState) -> None:
+    def __init__(self, state: State) -> None:
         super().__init__()
         self.__dict__["live"] = state
 
@@ -111,16 +118,16 @@ class ContextStore:
         """`name` tells the states of several runs of one silo apart."""
         self._records, self._name = records, name
 
-    def load(self, silo: Silo) -> SiloState:
+    def load(self, silo: Silo) -> State:
         kept = values_in(self._records).get(self._name)
         if kept is None:
             return silo.start()
         if isinstance(kept, _LiveState):
-            state: SiloState = kept.__dict__["live"]
+            state: State = kept.__dict__["live"]
             return state
         return unpack(bytes_in(self._records, self._name, _KEY), silo)
 
-    def save(self, state: SiloState) -> None:
+    def save(self, state: State) -> None:
         """Called last, so that a client that failed half-way has changed nothing."""
         kept = values_in(self._records).get(self._name)
         if isinstance(kept, _LiveState):

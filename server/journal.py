@@ -53,7 +53,7 @@ class Entries(NamedTuple):
     @staticmethod
     def of(plan: Plan) -> "Entries":
         lengths = tuple(map(plan.kept_length, range(1, plan.schedule.rounds + 1)))
-        return Entries(plan.kept_dtype, lengths, plan.exact is not None and plan.trust.noise_at_server)
+        return Entries(plan.kept_dtype, lengths, plan.of_one_round)
 
 
 class ServerJournal(AbstractContextManager["ServerJournal"]):

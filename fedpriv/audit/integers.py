@@ -26,14 +26,13 @@ from fedpriv.audit.statistics import noise_factor
 from fedpriv.audit.transcripts import broadcasts, folder_of_silos, masked_sums, replies, zeros
 from fedpriv.core.random import SERVER, integers_key, public_generator
 from fedpriv.noise.integers.fixed_point import Ints
-from fedpriv.noise.integers.gaussian import START, linked
 from fedpriv.noise.integers.plan import ExactPlan
 from fedpriv.noise.trust import TRUSTED
 from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.round import IntegerStep
+from fedpriv.rounds.round import IntegerArithmetic
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.shard import Shard
-from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.silo import Silo
 
 WIDTHS = (31, 23, 15)
 """Bits of a radius that are tried."""
@@ -112,7 +111,7 @@ def _integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tensor]) ->
 def _sums(cell: Cell, plan: Plan, shard: Shard, number: int) -> list[Ints]:
     """A silo's integer sums of every round, by its own code: what it would send a trusted server."""
     records, sending = units_of(shard, cell), dataclasses.replace(plan, trust=TRUSTED)
-    silo = ReleasingSilo.of(number, sending, records, bytes(32), b"")
+    silo = Silo.of(number, sending, records, bytes(32), b"")
     state, sums = silo.start(), []
     for t, query in enumerate(zeros(plan), start=1):
         release, state = silo.answer(state, t, query)
@@ -131,21 +130,21 @@ def _fits(
         passed.append(out)
     fresh = noisy - np.array(passed)
     size = exact.claim.sigma * (exact.run.owners**0.5)
-    guess = _of_the_seed(cell, plan, exact, [own[0] for own in sums])
+    guess = _of_the_seed(cell, plan, [own[0] for own in sums])
     alike = float((np.abs(noisy[0] - guess) <= _ALIKE * size).mean())
     few = fresh[:, :_RESIDUES]
     residues = [float(np.cos(2.0 * np.pi * np.mod(few, 2.0**bits) / 2.0**bits).sum()) for bits in MODULI]
     return np.array([*_radii(fresh / size), *residues, alike])
 
 
-def _of_the_seed(cell: Cell, plan: Plan, exact: ExactPlan, sums: Sequence[Ints]) -> Scores:
+def _of_the_seed(cell: Cell, plan: Plan, sums: Sequence[Ints]) -> Scores:
     """y of round 1, (d,), with the noise that a simulation of the scenario draws, for everybody's sums."""
-    key, step = integers_key(cell.seed), IntegerStep(plan, exact)
-    start, chain = exact.run.factored.strategy.start(), linked(START, zeros(plan)[0].numpy().tobytes())
-    if plan.trust.noise_at_server:
-        drawn = [step.noisy(start, 1, _total(sums), key, SERVER, chain)[0]]
-    else:
-        drawn = [step.noisy(start, 1, own, key, number, chain)[0] for number, own in enumerate(sums)]
+    step, query = IntegerArithmetic(plan, integers_key(cell.seed)), zeros(plan)[0]
+    of_owners = {SERVER: _total(sums)} if plan.trust.draws(SERVER) else dict(enumerate(sums))
+    drawn = [
+        step.noisy(step.start(owner), 1, torch.from_numpy(own), owner, query)[0].numpy()
+        for owner, own in of_owners.items()
+    ]
     return _total(drawn).astype(np.float64)
 
 

@@ -39,7 +39,7 @@ from fedpriv.participation.secret import Allocation, Poisson, SecretOrder
 from fedpriv.rounds.ledger import ReleaseStream
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.silo import Silo
 
 Floats = NDArray[np.float64]
 _MOST_BINS, _MOST_EPOCHS, _MOST_SILOS = 8, 6, 3
@@ -126,7 +126,7 @@ def company(small: Cell, runs: int, seed: int, steps: Callable[[float], None] = 
         sides.append(units_of(others, small))
     query, along = torch.zeros_like(plan.objective.initial()), np.empty((runs, plan.schedule.rounds))
     for number, there in enumerate(coins):
-        silo = ReleasingSilo.of(0, plan, sides[int(there)], system_key(), b"")
+        silo = Silo.of(0, plan, sides[int(there)], system_key(), b"")
         state = silo.start()
         for t in range(1, plan.schedule.rounds + 1):
             release, state = silo.answer(state, t, query)

@@ -34,19 +34,19 @@ from fedpriv.audit.canaries import FAR, Layout, in_units, nothing, objective_for
 from fedpriv.audit.guards import Restartable, guarded
 from fedpriv.clients.simulated import client_app_of
 from fedpriv.core.errors import InputError
-from fedpriv.core.random import public_generator, system_key
+from fedpriv.core.random import SERVER, public_generator, system_key
 from fedpriv.engines.inprocess import InProcessGrid, flower_quiet
 from fedpriv.loss.estimators import Round
 from fedpriv.noise.integers.fixed_point import sum_of
 from fedpriv.participation.clients import Available
 from fedpriv.protocol.arrays import one_array
 from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.round import IntegerStep
+from fedpriv.rounds.round import IntegerArithmetic
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
 from fedpriv.server.journal import Entries, ServerJournal
 from fedpriv.silo.shard import Shard
-from fedpriv.silo.silo import ReleasingSilo, Silo
+from fedpriv.silo.silo import Silo
 
 MOST_PASSES = 3
 """Of cyclic cohorts, and evaluations of the same test records."""
@@ -127,7 +127,7 @@ class Pool:
         return self._silo.message(release.vector, t, keys, self._state.chain)
 
     def _begun(self) -> Silo:
-        return ReleasingSilo.of(0, self._plan, self._records, self._key, b"")
+        return Silo.of(0, self._plan, self._records, self._key, b"")
 
 
 _PUSH = 1e2 / FAR  # a weight that makes the model sure of a canary's class
@@ -308,10 +308,10 @@ def masked_sums(plan: Plan, silos: Sequence[Restartable], queries: Sequence[Tens
 
 def _means(plan: Plan, noisy: NDArray[np.int64]) -> list[Tensor]:
     """The noisy running sums that follow from noisy integers."""
-    assert plan.exact is not None
-    step, hidden, means = IntegerStep(plan, plan.exact), plan.mechanism.start(), []
+    step, means = IntegerArithmetic(plan, b""), list[Tensor]()
+    state = step.start(SERVER)
     for t, row in enumerate(noisy, start=1):
-        mean, hidden = step.leaving(hidden, t, row, sum(plan.batch_sizes))
+        mean, state = step.leaving(state, t, torch.from_numpy(row), SERVER)
         means.append(mean)
     return means
 

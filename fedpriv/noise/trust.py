@@ -187,6 +187,14 @@ class Trust:
         """Whether each silo's messages keep the claim by themselves, whatever all others do."""
         return not (self.noise_at_server or self.masked)
 
+    def draws(self, owner: int) -> bool:
+        """Whether noise is this owner's to add: a silo's number, or `SERVER`."""
+        return self.noise_at_server == (owner == SERVER)
+
+    def releases(self, owner: int) -> bool:
+        """Whether the noisy running sums leave this owner, and not what they are made of."""
+        return self.private_messages != (owner == SERVER)
+
     def noise(
         self,
         sensitivity: float,

@@ -24,13 +24,14 @@ from fedpriv.data.partition import secret_order
 from fedpriv.loss.imported import shapes_of
 from fedpriv.loss.objective import Records
 from fedpriv.noise.trust import USER
+from fedpriv.rounds.round import State
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import ROUNDING, Admission, Admitted, Charge, InTime, refusal, spent, words
 from fedpriv.silo.ledger import Answer, LedgerError, Run, SiloLedger, create_ledger
 from fedpriv.silo.masks import identity_of
 from fedpriv.silo.policy import Policy
 from fedpriv.silo.shard import Shard
-from fedpriv.silo.silo import ReleasingSilo, Silo, SiloState, without_denormals
+from fedpriv.silo.silo import Silo, without_denormals
 from fedpriv.silo.state import pack, unpack
 
 _KEPT = 4
@@ -113,7 +114,7 @@ class _Question(NamedTuple):
     silo: Silo
     """Without its records."""
     cell: Cell
-    state: SiloState
+    state: State
     query: Tensor
     keys: bytes
 
@@ -341,7 +342,7 @@ class Guard:
         return kept(
             self._open,
             run_id,
-            lambda: ReleasingSilo.of(*own, self._views.blank(cell), key, admitted.digest, gaps=gaps),
+            lambda: Silo.of(*own, self._views.blank(cell), key, admitted.digest, gaps=gaps),
         )
 
     def _with_records(self, run_id: str, asked: _Question) -> Silo:

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.silo.silo import Silo, SiloState
+from fedpriv.rounds.round import State
+from fedpriv.silo.silo import Silo
 
 _HEADER = struct.Struct(
     "<QIIIQ"
@@ -20,7 +21,7 @@ _TYPES: dict[torch.dtype, np.dtype[Any]] = {
 _ALIGNED = 8
 
 
-def pack(state: SiloState) -> bytes:
+def pack(state: State) -> bytes:
     """The header, the chain, every vector's type, then the vectors: the past, the sums, the mechanism's.
 
     Each vector keeps its own type: past queries are the run's, sums integers where releases are exact and float64
@@ -37,7 +38,7 @@ def pack(state: SiloState) -> bytes:
     return b"".join(piece for part in parts for piece in (part, bytes(_aligned(len(part)) - len(part))))
 
 
-def unpack(packed: bytes, silo: Silo) -> SiloState:
+def unpack(packed: bytes, silo: Silo) -> State:
     """The state over the packed bytes, without copies: nobody writes into a state's vectors."""
     answered, past, sums, hidden, chained = _HEADER.unpack_from(packed)
     start, size = _HEADER.size + chained, silo.objective.dimension
@@ -52,7 +53,7 @@ def unpack(packed: bytes, silo: Silo) -> SiloState:
     ends = past, past + sums
     chain = packed[_HEADER.size : start]
     before, between, after = vectors[: ends[0]], vectors[ends[0] : ends[1]], vectors[ends[1] :]
-    return SiloState(answered, tuple(before), tuple(between), tuple(after), chain)
+    return State(answered, tuple(before), tuple(between), tuple(after), chain)
 
 
 def _aligned(size: int) -> int:

@@ -27,7 +27,7 @@ from fedpriv.silo.guard import begin_ledger, open_guard
 from fedpriv.silo.guards import status_lines
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
-from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.silo import Silo
 from tests.clients.guarded import write_silo
 from tests.conftest import small_tree
 
@@ -132,7 +132,7 @@ def test_a_guard_that_restarts_in_the_middle_draws_the_same_bins(tmp_path: Path,
         guard._ledger.close()
     (key,) = keys - {None}
     assert isinstance(key, bytes)
-    silo = ReleasingSilo.of(0, admitted.plan, records, key, admitted.digest)
+    silo = Silo.of(0, admitted.plan, records, key, admitted.digest)
     state, drawn = silo.start(), []
     for t, answer in enumerate(answers, start=1):
         release, state = silo.answer(state, t, QUERY)

@@ -15,6 +15,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -48,7 +49,7 @@ from fedpriv.rounds.outcome import (
     unpacked,
 )
 from fedpriv.rounds.plan import Plan
-from fedpriv.rounds.round import Read, RoundStep, absences_of
+from fedpriv.rounds.round import FloatArithmetic, Fresh, Read, absences_of
 from fedpriv.rounds.task import Task, counting, spread, task_of_cell
 from fedpriv.scenario.schema import Cell
 
@@ -256,14 +257,16 @@ class _Group:
             drawn = drawn + of_weighed
             yield _States(state, total, hidden, clipped, drawn)
 
-    def _silos(self, first: int) -> Silos:
-        """All silos, from round `first` on."""
-        step = RoundStep(self._estimator, self._mechanism, self._objective)
+    def _silos(self, first_round: int) -> Silos:
+        """All silos, from that round on."""
+        first, mechanism, objective = self._plans[0], self._mechanism, self._objective
+        stacked = replace(first, estimator=self._estimator, mechanism=mechanism, objective=objective)
         if self._apart:
             seeds = [cell.noise_seed for cell in self._cells]
-            return Apart(step, self._plans, seeds, self._dtype, self._device, first)
-        amplitude = None if self._feed is None else self._feed.amplitude
-        return Together(step, self._fresh(first), amplitude, self._missing_noise(first))
+            return Apart(FloatArithmetic(stacked), self._plans, seeds, self._dtype, self._device, first_round)
+        fresh, amplitude = self._fresh(first_round), None if self._feed is None else self._feed.amplitude
+        step = FloatArithmetic(stacked, lambda owner, t: Fresh(next(fresh), amplitude))
+        return Together(step, self._missing_noise(first_round))
 
     def _resumed(self, keeper: Keeper) -> Checkpoint:
         """Where the group goes on, or before round 1; observers hear what they would have heard until there."""

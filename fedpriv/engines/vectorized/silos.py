@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.random import KeyedNormal, simulation_noise
+from fedpriv.core.random import SERVER, KeyedNormal, simulation_noise
 from fedpriv.core.replicates import signature
 from fedpriv.engines.vectorized.noise import NoiseFeed
 from fedpriv.loss.estimators import Estimator, Round
 from fedpriv.loss.objective import Records
-from fedpriv.loss.running_sums import RunningSum, empty_sum, point_of, remembered
+from fedpriv.loss.running_sums import RunningSum, point_of, remembered
 from fedpriv.noise.mechanism import Mechanism, MechanismState
 from fedpriv.noise.trust import Noise, NoiseSource
 from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.round import Absences, Read, RoundStep
+from fedpriv.rounds.round import Absences, FloatArithmetic, Read, State, check_moved
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell
 
@@ -51,24 +51,23 @@ class Silos(Protocol):
 class Together:
     """Silos whose sums and noise are added up as they come.
 
-    `fresh` gives the mean of the silos' vectors, but for an `amplitude`, and `missing` what absent silos change of
-    the mean of their noise.
+    `missing` gives what absent silos change of the mean of their noise.
     """
 
-    def __init__(
-        self, step: RoundStep, fresh: Iterator[Tensor], amplitude: Tensor | None, missing: Iterator[Tensor] | None
-    ) -> None:
-        self._step, self._fresh, self._amplitude, self._missing = step, fresh, amplitude, missing
+    def __init__(self, step: FloatArithmetic, missing: Iterator[Tensor] | None) -> None:
+        self._step, self._missing = step, missing
 
     def released(
         self, t: int, current: Round, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
     ) -> Mean:
-        self._step.check_moved(total.past, t, query, f"round {t}")
-        total, clipped = self._step.summed(total, current, query, read)
-        noisy, hidden = self._step.noisy(total.total, hidden, t, next(self._fresh), self._amplitude)
+        check_moved(self._step.plan.mechanism, total.past, t, query, f"round {t}")
+        state = State(t - 1, total.past, (total.total,), hidden)
+        summed = self._step.sums(state, current, query, read)
+        noisy, state = self._step.noisy(state, t, summed.values, SERVER, query)
         if self._missing is not None:
             noisy = noisy + next(self._missing)
-        return Mean(noisy, clipped, total, hidden)
+        assert summed.clipped is not None
+        return Mean(noisy, summed.clipped, RunningSum(summed.past, summed.values), state.hidden)
 
 
 class Apart:
@@ -79,7 +78,7 @@ class Apart:
 
     def __init__(
         self,
-        step: RoundStep,
+        step: FloatArithmetic,
         plans: Sequence[Plan],
         seeds: Sequence[int],
         dtype: torch.dtype,
@@ -100,10 +99,11 @@ class Apart:
         for silo, rows in read.rows:
             share, past = self._weights[silo], tuple(of_all[silo] for of_all in total.past)
             point, own = point_of(current, query, past), _of_one(read, silo, start, rows)
-            (_, summed), found = self._step.summed(empty_sum(query), current, point, own)
-            released = summed / share if fresh is None else summed / share + fresh[silo]
+            summed = self._step.sums(State(sums=(torch.zeros_like(query),)), current, point, own)
+            assert summed.clipped is not None
+            released = summed.values / share if fresh is None else summed.values / share + fresh[silo]
             walked += remembered(current, past, (), released)
-            mean, clipped, start = mean + share * released, clipped + found, start + rows
+            mean, clipped, start = mean + share * released, clipped + summed.clipped, start + rows
         return Mean(mean, clipped, RunningSum((torch.stack(walked),), total.total), hidden)
 
 
