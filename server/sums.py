@@ -102,7 +102,7 @@ class ServerSums:
 
 def _arithmetic_of(plan: Plan, dtype: torch.dtype, key: bytes, simulated: KeyedNormal | None) -> Arithmetic:
     """Of real vectors where silos release them, of integers where their sum is to be released."""
-    if plan.exact is not None and plan.trust.releases(SERVER):
+    if plan.summed is not None:
         return IntegerArithmetic(plan, key)
     if simulated is not None:
         return FloatArithmetic(plan, Seeded(plan, simulated, dtype))

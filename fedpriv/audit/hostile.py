@@ -24,7 +24,7 @@ from fedpriv.audit.canaries import FAR, auditable, nothing, objective_for
 from fedpriv.audit.guards import Restartable
 from fedpriv.audit.transcripts import folder_of_silos
 from fedpriv.core.errors import RunError
-from fedpriv.core.random import public_generator
+from fedpriv.core.random import SERVER, public_generator
 from fedpriv.loss.objective import Objective
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.scenario.schema import Cell
@@ -101,7 +101,7 @@ _TESTS = ("no finite reply to", "too long a reply to")
 
 def hostile_cell(cell: Cell, mu: float) -> Cell | None:
     """The cell as this attack needs it; None where silos answer to a server that they trust."""
-    if cell.algorithm.trust_setting.noise_at_server:
+    if cell.algorithm.trust_setting.draws(SERVER):
         return None
     return auditable(cell, mu, min(_ROUNDS, cell.schedule.rounds), min(2, cell.federation.silos), 1)
 

@@ -68,14 +68,14 @@ def attack(cell: Cell, seed: int) -> tuple[bool, Scores]:
     idle = [nothing(plan.schedule.batches_held, _FEATURES)] * (len(plan.weights) - 1)
     records = {world: _record(cell, plan, there=world) for world in (False, True)}
     with folder_of_silos(cell, plan, [records[present], *idle]) as (folder, silos):
-        if plan.trust.noise_at_server:
+        if plan.trust.draws(SERVER):
             noisy = _integers(plan, plan.exact, broadcasts(plan, folder, silos, zeros(plan)))
         elif plan.masked:
             noisy = masked_sums(plan, silos, zeros(plan)).astype(np.float64)
         else:
             noisy = _integers(plan, plan.exact, replies(silos[0], zeros(plan)))
     others = []
-    if plan.masked or plan.trust.noise_at_server:
+    if plan.trust.releases(SERVER):
         others = [_sums(cell, plan, shard, number) for number, shard in enumerate(idle, start=1)]
     without, there = (
         _fits(cell, plan, plan.exact, noisy, [_sums(cell, plan, records[world], 0), *others])
@@ -104,7 +104,7 @@ def _record(cell: Cell, plan: Plan, *, there: bool) -> Shard:
 def _integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tensor]) -> NDArray[np.float64]:
     """y, (T, d), as far as the type that it was sent in shows it."""
     rows = np.stack([vector.double().numpy() for vector in releases])
-    records = sum(plan.batch_sizes) if plan.trust.noise_at_server else plan.batch_sizes[0]
+    records = sum(plan.batch_sizes) if plan.trust.draws(SERVER) else plan.batch_sizes[0]
     return np.asarray(np.linalg.inv(noise_factor(plan)) @ rows * (records / exact.lattice.unit))
 
 

@@ -91,7 +91,7 @@ def guarantee_of(plan: Plan) -> Sampled:
 
 def _stream(plan: Plan) -> ReleaseStream:
     rounds = plan.schedule.rounds
-    return plan.stream_of(0, rounds) if plan.trust.private_messages else plan.releases(rounds)[0]
+    return plan.stream_of(0, rounds) if plan.trust.releases(0) else plan.releases(rounds)[0]
 
 
 def _in_weights(plan: Plan, along: Floats) -> Floats:

@@ -193,7 +193,7 @@ def run_trials(cell: Cell, layout: Layout, seed: int, queries: Sequence[Tensor] 
     present, shards = _shards(cell, plan, layout, seed)
     asked, none = queries or zeros(plan), np.empty((count, 0))
     with folder_of_silos(cell, plan, shards) as (folder, silos):
-        if queries is not None or plan.trust.noise_at_server or plan.masked:
+        if queries is not None or plan.trust.releases(SERVER):
             seen = _along(_seen(plan, folder, silos, asked))
             return Trials(seen, none, none, present, layout.round)
         first, again, other = _two_runs(plan, silos, asked)
@@ -245,7 +245,7 @@ def _shards(cell: Cell, plan: Plan, layout: Layout, seed: int) -> tuple[NDArray[
 
 def _seen(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> list[Tensor]:
     """What the adversary of this trust setting sees of the rounds that have `queries`; some may be over."""
-    if plan.trust.noise_at_server:
+    if plan.trust.draws(SERVER):
         return broadcasts(plan, folder, silos, queries)
     if plan.masked:
         return _means(plan, masked_sums(plan, silos, queries))

@@ -187,6 +187,14 @@ class Trust:
         """Whether each silo's messages keep the claim by themselves, whatever all others do."""
         return not (self.noise_at_server or self.masked)
 
+    def covers(self, other: "Trust") -> bool:
+        """Whether a silo that allows this setting allows `other`, which asks it to trust as little or less."""
+        return other.trust_level <= self.trust_level
+
+    def charged_alone(self, allowed: "Trust") -> bool:
+        """Whether a silo that allows `allowed` is charged for its own messages, not for what is made of them."""
+        return self.private_messages or self.trust_level > allowed.trust_level
+
     def draws(self, owner: int) -> bool:
         """Whether noise is this owner's to add: a silo's number, or `SERVER`."""
         return self.noise_at_server == (owner == SERVER)

@@ -284,7 +284,7 @@ def evaluation_cell(cell: Cell) -> Cell:
     asked, silos = cell.evaluation, cell.federation.silos
     assert asked is not None
     count = evaluations_of(cell)
-    trust = TRUSTED if cell.algorithm.trust_setting.noise_at_server else UNTRUSTED
+    trust = TRUSTED if cell.algorithm.trust_setting.draws(SERVER) else UNTRUSTED
     target = {"mode": "none"} if asked.mu is None else {"mu": asked.mu}
     run = cell.run if asked.mu is not None else cell.run.model_copy(update={"arithmetic": "float"})
     return cell.derived(

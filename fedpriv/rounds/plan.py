@@ -142,9 +142,14 @@ class Plan:
         return self.objective.initial().dtype
 
     @property
+    def summed(self) -> ExactPlan | None:
+        """Lattice, sums and noise of the integers that a server adds up; None where it gets real vectors."""
+        return self.exact if self.trust.releases(SERVER) else None
+
+    @property
     def of_one_round(self) -> bool:
         """Whether a silo's message has its sums of this round alone, which the server adds to those before."""
-        return self.exact is not None and self.trust.noise_at_server
+        return self.exact is not None and self.trust.draws(SERVER)
 
     def message_length(self, t: int) -> int:
         """How many numbers of `message_dtype` a silo's message of round t has."""
@@ -160,15 +165,12 @@ class Plan:
     @property
     def kept_dtype(self) -> torch.dtype:
         """Of what a server keeps of a round: noisy integers, or what it released."""
-        exact = self.exact is not None and not self.trust.private_messages
-        return torch.int64 if exact else self._dtype
+        return self._dtype if self.summed is None else torch.int64
 
     def kept_length(self, t: int) -> int:
         """How many numbers of `kept_dtype` that are in round t."""
         size = self.objective.dimension
-        if self.exact is None or self.trust.private_messages:
-            return size
-        return size * (self.exact.run.factored.strategy.draws(t) or 1)
+        return size if self.summed is None else size * (self.summed.run.factored.strategy.draws(t) or 1)
 
     @property
     def largest_clip(self) -> float:

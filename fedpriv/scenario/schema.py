@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.random import seed_key
+from fedpriv.core.random import SERVER, seed_key
 from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.models import model_named
 from fedpriv.loss.rows import Model, ModelSettings
@@ -65,7 +65,7 @@ def check_units(unit: Unit, data: DataSection, federation: FederationSection, se
     """ValueError for a unit that the data or the federation do not have, or that cannot be accounted for."""
     if federation.clients is not None:
         _check_pool(unit, data, trust)
-    elif unit.name == CLIENT.name and secret and not trust.noise_at_server:
+    elif unit.name == CLIENT.name and secret and not trust.draws(SERVER):
         raise ValueError(
             f'federation.sampling with privacy.unit = "client" and algorithm.trust = {trust.name!r}: '
             f'{_why_not(trust)}; use "trusted", or sampling = "fixed"'
@@ -95,7 +95,7 @@ def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
             f'federation.clients with privacy.unit = "{unit.name}": what is clipped and counted in a cohort is '
             'a client; set unit = "client" and records'
         )
-    if not trust.noise_at_server:
+    if not trust.draws(SERVER):
         raise ValueError(
             f'federation.clients with algorithm.trust = {trust.name!r}: {_why_not(trust)}; use "trusted", or make '
             "every client a silo, which answers in every round"
@@ -233,7 +233,7 @@ class Cell(Section):
             return self
         trust = trust_named(self.algorithm.trust)
         self.evaluation.check(self.federation.silos, trust, self.privacy)
-        summed = trust.noise_at_server and self.evaluation.mu is not None
+        summed = trust.draws(SERVER) and self.evaluation.mu is not None
         check_measures(self.run.metrics, self.run.goldstein_radius, per_silo=self.run.per_silo, summed=summed)
         if (key := self.without_silos) is not None:
             raise ValueError(f"{key}: an evaluation needs all silos; leave out [evaluation]")

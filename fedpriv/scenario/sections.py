@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.accounting.renyi import mu_of_zcdp
+from fedpriv.core.random import SERVER
 from fedpriv.data.partition import silo_sizes
 from fedpriv.loss.scores import Score
 from fedpriv.noise.trust import RECORD, USER, Trust, Unit, UnitName, unit_named
@@ -378,7 +379,7 @@ class EvaluationSection(Section):
             raise ValueError(
                 'evaluation.mu: privacy.mode = "none" means no noise, in evaluations too; leave it out'
             )
-        if privacy.mode != "none" and self.mu is None and not trust.noise_at_server:
+        if privacy.mode != "none" and self.mu is None and not trust.draws(SERVER):
             raise ValueError(
                 "evaluation.mu: this key is missing: under a server that is not trusted every evaluation is a "
                 "release of test records; say what all of them together may cost, such as mu = 1.0"

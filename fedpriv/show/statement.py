@@ -26,6 +26,7 @@ from fedpriv.core.figures import (
     upper_range,
 )
 from fedpriv.core.files import write_json
+from fedpriv.core.random import SERVER
 from fedpriv.noise.trust import RECORD, Trust, trust_named
 from fedpriv.rounds.claim import ELSEWHERE, STEP_ELSEWHERE, evaluation_words, words_of_several
 from fedpriv.rounds.ledger import EXACT, FIRST_STEP, ROUNDS, PrivacyClaim, ReleaseStream, claim_of, from_data
@@ -237,7 +238,7 @@ def _counted(claims: Sequence[Claimed], delta: float) -> list[str]:
 def _noise(kind: str, trust: Trust) -> str:
     """Who could recompute the noise; nothing where there is none."""
     if kind == "release":
-        return _BY_THE_SERVER if trust.noise_at_server else _BY_SILOS
+        return _BY_THE_SERVER if trust.draws(SERVER) else _BY_SILOS
     return _NOISE.get(kind, "")
 
 

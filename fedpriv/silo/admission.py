@@ -28,6 +28,7 @@ from fedpriv.accounting.gaussian import relation_named
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee, Sampled
 from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, printable
 from fedpriv.core.figures import lower_figure, upper_figure
+from fedpriv.core.random import SERVER
 from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.models import SHIPPED as SHIPPED_MODELS
 from fedpriv.loss.objective import Objective
@@ -94,7 +95,7 @@ def _mu_of(guarantee: Sampled, slack: float) -> float:
 
 def priced_stream(plan: Plan, silo: int, asked: Trust, allowed: Trust) -> ReleaseStream:
     """What a silo is charged for: its own messages, or what is left of them where it trusts others so far."""
-    if asked.private_messages or asked.trust_level > allowed.trust_level:
+    if asked.charged_alone(allowed):
         return plan.stream_of(silo, plan.schedule.rounds)
     (stream,) = plan.releases(plan.schedule.rounds)  # noisy means, or sums of masked messages
     return stream
@@ -367,7 +368,7 @@ class Admission:
         asked, allowed = cell.algorithm.trust_setting, trust_named(allow.trust)
         stream = priced_stream(plan, number, asked, allowed)
         if stream.std == 0.0 and not allow.noise_free:
-            nobody = allowed.noise_at_server
+            nobody = allowed.draws(SERVER)
             raise self.refusal(
                 f"the scenario has {'nobody add noise' if nobody else 'this silo release its sums without noise'}"
             )

@@ -358,7 +358,7 @@ def read_policy(path: Path) -> Policy:
 
 def unaccountable(cell: Cell) -> str | None:
     """Why no policy allows any run of `cell`, whatever its budget; None if some policy can."""
-    if cell.algorithm.trust_setting.trust_level > TRUSTED.trust_level:
+    if not TRUSTED.covers(cell.algorithm.trust_setting):
         return f"trust = {cell.algorithm.trust!r} broadcasts what is not private"
     if cell.federation.clients is not None:
         return "federation.clients are drawn from a pool that only a simulation has"

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.core.errors import RunError
+from fedpriv.core.random import SERVER
 from fedpriv.core.replicates import Part, stack
 from fedpriv.engines.table import Outcome, kept_pages
 from fedpriv.engines.vectorized.batches import OrderedBatches, SampledBatches
@@ -313,7 +314,7 @@ class _Group:
     def _missing_noise(self, first_round: int) -> Iterator[Tensor] | None:
         """What silos that are away do to the mean of the silos' noise; None where it is as it is."""
         first, seeds = self._plans[0], [cell.noise_seed for cell in self._cells]
-        if not self._away or not first.noise.sources or not first.trust.private_messages:
+        if not self._away or not first.noise.sources or first.trust.draws(SERVER):
             return None
         of_rounds = missing_noise(
             self._plans, seeds, self._away, self._estimator, self._mechanism, self._dtype, self._device

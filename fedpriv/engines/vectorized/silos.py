@@ -145,7 +145,7 @@ def check_away(cell: Cell, plan: Plan) -> None:
             f"{key}: {cell.algorithm.name} looks back at the query that each silo answered last, and engine "
             "vectorized keeps one for all silos; use --engine inprocess"
         )
-    if cell.run.noise == "aggregate" and plan.trust.private_messages:
+    if cell.run.noise == "aggregate" and not plan.trust.draws(SERVER):
         raise InputError(
             f'run.noise = "aggregate" draws the mean of all silos\' noise, and with {key} some have none; use '
             '"per-silo"'
