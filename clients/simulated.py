@@ -1,8 +1,7 @@
-"""The ClientApp's answer in a simulation, where silo, records and seeded noise live in its own process.
+"""The silos of a simulation: their records and the noise of the scenario's seed live in the ClientApp's process.
 
-The silos of a simulation, whose noise is the scenario's seed's.
-
-A ClientApp over silos of this very process that answer as guards do: no SuperNode, no socket.
+A silo's state is kept in Flower's Context.  `client_app_of` makes a ClientApp over silos of this very process that
+answer as guards do: no SuperNode, no socket.
 """
 
 import sys
@@ -50,7 +49,7 @@ _RECORD, _KEY = "fedpriv-silo", "state"
 
 @dataclass(frozen=True)
 class SimulatedFederation:
-    """What all silos of a simulation share, built once a process: records, plan, one source of noise.
+    """Records, plan and the one source of noise of all silos of a simulation, built once a process.
 
     The noise is keyed by the scenario's seed; each silo draws its own streams of it, one silo at a time.
     """
@@ -212,7 +211,7 @@ class Answering(Protocol):
     def public_key(self, run: str) -> bytes: ...
 
     def answer(self, run: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
-        """What leaves in round t of a run; RunError for a refusal."""
+        """Answer round t of a run; RunError for a refusal."""
         ...
 
 

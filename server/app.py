@@ -1,9 +1,9 @@
 """The Flower ServerApp: one cell of a scenario, from the run configuration to a published model.
 
-The server's side of evaluations that silos make: it sends a model, and gets sums over their test records.
+Silos may evaluate: the server sends a model, and gets sums over their test records.
 
 untrusted    every silo's means come with its own noise, and are kept and published silo by silo
-trusted      exact integer sums come; what is kept and published is their sum with the server's noise
+trusted      exact integer sums come; their sum with the server's noise is kept and published
 no noise     exact means come: nothing is claimed
 """
 
@@ -107,7 +107,7 @@ def evaluation_sums(
 
 
 def evaluation_entries(asked: EvaluationPlan) -> Entries:
-    """What evaluations leave in a journal of their own."""
+    """The journal entries of evaluations, which have a journal of their own."""
     entries = Entries.of(asked.plan)
     if not asked.apart:
         return entries
@@ -247,4 +247,4 @@ def _folder_reporter(run_config: Mapping[str, Any]) -> FolderReporter:
 
 
 app = server_app(_folder_reporter)
-"""What engines submit: it reports to the engine that follows it."""
+"""The app that engines submit: it reports to the engine that follows it."""

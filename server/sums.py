@@ -35,7 +35,7 @@ class Released(NamedTuple):
     vector: Tensor
     kept: Kept
     secret: bytes = b""
-    """What later rounds need and nobody else may see."""
+    """State that later rounds need and nobody else may see."""
 
 
 class ServerSums:

@@ -1,10 +1,8 @@
-"""Who adds the noise, and how much: the trust setting as data.
+"""Trust settings and units of protection, as data.
 
-A setting turns one number, the mechanism's sensitivity for records clipped as the estimator says, into the
-noise that each owner adds to what it releases.  Silos, server and engines only ever ask for `Noise.std_of`;
-none of them knows the name of the setting.
-
-Whose contribution is clipped and counted: its words, how records make one up, and what it weighs.
+A trust setting turns one number, the mechanism's sensitivity for records clipped as the estimator says, into the
+noise that each owner adds to what it releases.  Silos, server and engines ask who draws noise (`Trust.draws`,
+`Noise.std_of`) and whose running sums leave (`Trust.releases`); none of them knows the name of the setting.
 
 A unit is a row of a batch: it is clipped as a whole and takes part as a whole, and denominators count units.  The
 ledger, the claim, a silo's policy, the audit and the reports say which one they speak of by this value.

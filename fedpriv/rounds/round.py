@@ -64,7 +64,7 @@ class State(NamedTuple):
     answered: int = 0
     """The last round that was answered."""
     past: tuple[Tensor, ...] = ()
-    """What the estimator remembers."""
+    """Vectors that the estimator remembers."""
     sums: tuple[Tensor, ...] = ()
     """The running sum; of integers C's state."""
     hidden: MechanismState = ()
@@ -121,7 +121,7 @@ class Arithmetic(Protocol):
         ...
 
     def leaving(self, state: State, t: int, noisy: Tensor, owner: int) -> tuple[Tensor, State]:
-        """What y_t leaves its owner as, where that is the noisy running sum, and the next state."""
+        """q~_t where running sums leave this owner, else y_t as it is, and the next state."""
         ...
 
     def words(self, release: Tensor, t: int, owner: int, mask: NDArray[np.uint64]) -> Tensor:
@@ -129,7 +129,7 @@ class Arithmetic(Protocol):
         ...
 
     def added(self, messages: Sequence[Tensor], t: int) -> Tensor:
-        """What a server makes of the messages of silo 0, 1, …; RunError for one that cannot be used."""
+        """The sum, or the mean, of the messages of silo 0, 1, …; RunError for one that cannot be used."""
         ...
 
 
@@ -325,7 +325,7 @@ def tensors(vectors: tuple[Ints, ...]) -> tuple[Tensor, ...]:
 
 
 def record_weight(share: float, batch: int, batches: int) -> float:
-    """What one record weighs in a round that reads `batches` batches of `batch` records, expected if sampled.
+    """The weight of one record in a round that reads `batches` batches of `batch` records, expected if sampled.
 
     `share` is 1 in the silo's own mean, and the silo's weight p_i in the mean over silos.
 
@@ -405,7 +405,7 @@ NOBODY = Absences({})
 
 
 def absences_of(cell: Cell) -> Absences:
-    """What the scenario says, a function of its seed; the same for every engine."""
+    """Draw the absences of a scenario, a function of its seed; the same for every engine."""
     federation, rounds = cell.federation, cell.schedule.rounds
     away: dict[int, set[int]] = {int(silo): set(given) for silo, given in federation.away.items()}
     if federation.drop_out:
@@ -416,10 +416,9 @@ def absences_of(cell: Cell) -> Absences:
 
 
 def stand_in(plan: Plan, last: Tensor, t: int) -> Tensor:
-    """What a silo that is away in round t counts with, (d,) or as its message would be; `last` is what it counted
-    with in the round before, zeros before round 1.
+    """Substitute the message of a silo that is away in round t; `last` is that of the round before.
 
-    Its increment is 0: sums go on from what they were, its weight p_i and its batch B_i stay.
+    Its increment is 0: sums go on from what they were (zeros before round 1), its weight p_i and its batch B_i stay.
 
     Guarantee: nothing but earlier releases enters, so that all that is released keeps what `plan.releases` claims,
     for silos whose answering depends on themselves and public things only: a silo's own noisy stream has a part

@@ -93,7 +93,7 @@ class Views:
         return kept(self._seen, name, lambda: self._shard.seen(cell))
 
     def order(self, cell: Cell, key: bytes) -> Tensor | None:
-        """Which person is read at each place in the run of this key, (persons,); None where rows have the places.
+        """The person read at each place in the run of this key, (persons,); None where rows have the places.
 
         Guarantee: names place nobody, see `secret_order`.
         """
@@ -205,7 +205,7 @@ class Guard:
         return card
 
     def answer(self, run_id: str, cell_json: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
-        """What leaves in round t of a run; RunError, with the reason, for what is not allowed.
+        """Answer round t of a run; RunError, with the reason, for what is not allowed.
 
         `keys` are the signed public keys of all silos, for a run whose messages are masked.  LedgerError where the
         disk refuses: the same query may be asked again.

@@ -80,7 +80,7 @@ class Bounded(View):
 
 
 def _most(weights: Tensor, clip: Scalar) -> float:
-    """What increments of records of these weights can add up to."""
+    """A bound on the norm of a sum of increments of records of these weights."""
     return float(weights.double().abs().sum()) * float(clip) * _ROUNDING
 
 
@@ -124,7 +124,7 @@ class Silo:
     gaps: bool = False
     """Whether rounds may be missing between two that are asked for."""
     order: Tensor | None = field(default=None, repr=False, kw_only=True)
-    """Which unit is read at each place, (units,), where that is the silo's secret; None: as they are."""
+    """The unit read at each place, (units,), where that is the silo's secret; None: as they are."""
 
     @staticmethod
     def of(
@@ -163,7 +163,7 @@ class Silo:
         return Release(vector, counts), after._replace(past=past)
 
     def message(self, release: Tensor, t: int, keys: bytes, chain: bytes = b"") -> Tensor:
-        """What leaves the silo in round t, of `plan.message_dtype`: the release, or its masked words.
+        """The message of round t, of `plan.message_dtype`: the release, or its masked words.
 
         `keys` are the public keys of all silos that the query came with, `chain` the state's after this round.
 

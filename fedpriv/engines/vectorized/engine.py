@@ -27,7 +27,15 @@ from fedpriv.core.replicates import Part, stack
 from fedpriv.engines.table import Outcome, kept_pages
 from fedpriv.engines.vectorized.batches import OrderedBatches, SampledBatches
 from fedpriv.engines.vectorized.noise import NoiseFeed, aggregate
-from fedpriv.engines.vectorized.silos import Apart, Away, Silos, Together, grouped, missing_noise, plans_of
+from fedpriv.engines.vectorized.silos import (
+    AveragedSilos,
+    Away,
+    LocalSilos,
+    Silos,
+    grouped,
+    missing_noise,
+    plans_of,
+)
 from fedpriv.loss.estimators import Estimator
 from fedpriv.loss.objective import Objective, Records, Slots
 from fedpriv.loss.running_sums import RunningSum, empty_sum
@@ -264,10 +272,10 @@ class _Group:
         stacked = replace(first, estimator=self._estimator, mechanism=mechanism, objective=objective)
         if self._apart:
             seeds = [cell.noise_seed for cell in self._cells]
-            return Apart(FloatArithmetic(stacked), self._plans, seeds, self._dtype, self._device, first_round)
+            return LocalSilos(FloatArithmetic(stacked), self._plans, seeds, self._dtype, self._device, first_round)
         fresh, amplitude = self._fresh(first_round), None if self._feed is None else self._feed.amplitude
         step = FloatArithmetic(stacked, lambda owner, t: Fresh(next(fresh), amplitude))
-        return Together(step, self._missing_noise(first_round))
+        return AveragedSilos(step, self._missing_noise(first_round))
 
     def _resumed(self, keeper: Keeper) -> Checkpoint:
         """Where the group goes on, or before round 1; observers hear what they would have heard until there."""

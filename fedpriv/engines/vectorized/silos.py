@@ -1,11 +1,10 @@
-"""What all silos of a group release in a round, as their weighted mean (replicates, d).
+"""All silos of a group at once: the weighted mean of their releases of a round, (replicates, d).
 
 Where silos take their gradients at the query, sums and noise are linear, and only the means of both are kept
-(`Together`).  Where they step by themselves each one is kept, with the noise that it added (`Apart`).
+(`AveragedSilos`).  Where they step by themselves each one is kept, with the noise that it added (`LocalSilos`).
+Records and noise of silos that do not answer are left out.
 
-Silos that do not answer, in the engine that keeps the mean alone: their records and noise are left out.
-
-Which cells run together: those that differ in nothing but seeds and numbers.
+Cells that differ in nothing but seeds and numbers make a group (`groups_of`).
 """
 
 import itertools
@@ -48,7 +47,7 @@ class Silos(Protocol):
     ) -> Mean: ...
 
 
-class Together:
+class AveragedSilos:
     """Silos whose sums and noise are added up as they come.
 
     `missing` gives what absent silos change of the mean of their noise.
@@ -70,7 +69,7 @@ class Together:
         return Mean(noisy, summed.clipped, RunningSum(summed.past, summed.values), state.hidden)
 
 
-class Apart:
+class LocalSilos:
     """Silos that step by themselves, each from its own point; every round's noise is fresh.
 
     A round's rows are told silo by silo; what silos remember is kept as one vector, (silos, replicates, d).
@@ -153,7 +152,7 @@ def check_away(cell: Cell, plan: Plan) -> None:
 
 
 class Away:
-    """Which silos are away in rounds 1 … T of every replicate, and what that does to the mean."""
+    """Silos that are away in rounds 1 … T of every replicate."""
 
     def __init__(self, absences: Sequence[Absences], silos: int, device: torch.device) -> None:
         self._absences, self._silos, self._device = absences, silos, device
