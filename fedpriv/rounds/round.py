@@ -418,7 +418,7 @@ def absences_of(cell: Cell) -> Absences:
 def stand_in(plan: Plan, last: Tensor, t: int) -> Tensor:
     """Substitute the message of a silo that is away in round t; `last` is that of the round before.
 
-    Its increment is 0: sums go on from what they were (zeros before round 1), its weight p_i and its batch B_i stay.
+    Its increment is 0: sums go on from what they were, zeros at first, its weight p_i and its batch B_i stay.
 
     Guarantee: nothing but earlier releases enters, so that all that is released keeps what `plan.releases` claims,
     for silos whose answering depends on themselves and public things only: a silo's own noisy stream has a part
