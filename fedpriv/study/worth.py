@@ -46,7 +46,7 @@ Floats = NDArray[np.float64]
 
 MOST_SILOS = 16
 """Of a federation with more silos so many are drawn, by a public seed."""
-PENALTIES = tuple(10.0 ** (-half / 2) for half in range(9))
+PENALTIES = tuple(float(10.0 ** (-half / 2)) for half in range(9))
 """κ: four decades in half-decades, the largest first; ties go to it."""
 _FOLDS = 5
 _ENOUGH = 5
@@ -281,7 +281,7 @@ def recalibrated(objective: Objective, held: Held, released: Floats) -> Floats:
     direction = np.where(mask, 0.0, released) / size
 
     def model(own: Floats) -> Floats:
-        x = own[0] * direction
+        x: Floats = own[0] * direction
         x[mask] = own[1:]
         return x
 
