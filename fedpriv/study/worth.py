@@ -35,7 +35,7 @@ from fedpriv.core.files import write_text
 from fedpriv.core.random import public_generator
 from fedpriv.data.fetch import default_root
 from fedpriv.data.partition import alike, counted
-from fedpriv.loss.objective import Objective, Records, View
+from fedpriv.loss.objective import Batch, Objective, Records, View, fast_paths
 from fedpriv.noise.trust import CLIENT
 from fedpriv.rounds.task import Task, counting, labels_of_rows, spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
@@ -181,7 +181,7 @@ def linear_objective(cell: Cell) -> Objective:
     objective = task_of_cell(cell).objective
     while isinstance(objective, View):
         objective = objective.base
-    if objective.linear is None:
+    if fast_paths(objective).linear is None:
         raise InputError(
             f"model.name = {cell.model.name!r}: worth fits models of linear scores alone so far (softmax and "
             "logistic regression, least squares)"
@@ -199,7 +199,7 @@ def fit(objective: Objective, records: Records, penalty: Floats, start: Floats, 
     def value(x: Floats) -> tuple[float, Floats]:
         point = torch.from_numpy(x)
         loss = float(objective.losses(point, records).mean()) + 0.5 * float(penalty @ (x * x))
-        return loss, objective.gradient(point, records, weights).numpy() + penalty * x
+        return loss, objective.gradient(point, Batch(records, weights)).numpy() + penalty * x
 
     ends = tolerance * float(np.abs(value(np.zeros_like(start))[1]).max())
     limits = {"gtol": ends, "ftol": 0.0, "maxiter": 1000}
@@ -288,7 +288,7 @@ def recalibrated(objective: Objective, held: Held, released: Floats) -> Floats:
     def value(own: Floats) -> tuple[float, Floats]:
         point = torch.from_numpy(model(own))
         loss = float(objective.losses(point, held.train).mean()) + 0.5 * _OWN_INTERCEPT * float(own @ own)
-        gradient = objective.gradient(point, held.train, weights).numpy()
+        gradient = objective.gradient(point, Batch(held.train, weights)).numpy()
         return loss, np.concatenate([[gradient @ direction], gradient[mask]]) + _OWN_INTERCEPT * own
 
     start = np.concatenate([[size], released[mask]])
