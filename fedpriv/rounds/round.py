@@ -314,9 +314,7 @@ class IntegerArithmetic:
             return np.zeros(objective.dimension, np.int64)
         factor = self.exact.lattice.factor(batches) * stretch
         clip, least, counts = float(part.clip), self._least(silo), (read.weights != 0.0).numpy()
-        return integer_sum(
-            objective, part.points, part.coefficients, clip, read.records, norm, factor, least, counts
-        )
+        return integer_sum(objective, part.query, clip, read.records, norm, factor, least, counts)
 
 
 def tensors(vectors: tuple[Ints, ...]) -> tuple[Tensor, ...]:
