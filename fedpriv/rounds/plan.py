@@ -29,8 +29,7 @@ from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.registry import check_known
 from fedpriv.noise.trust import RECORD, Noise, NoiseSource, Trust, Unit
 from fedpriv.noise.workload import Workload
-from fedpriv.papers.base import Optimizer, Problem
-from fedpriv.papers.risk import Bound, Released
+from fedpriv.papers.base import Bound, Optimizer, Problem, Released
 from fedpriv.participation.orders import Participation
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.rounds.arithmetic import (

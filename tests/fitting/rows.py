@@ -5,10 +5,11 @@ import numpy as np
 from fedpriv.loss.estimators import Estimator, PlainGradient, PowerWeights, RecursiveGradient
 from fedpriv.noise.fitting.cost import Objective, Response, objective_of
 from fedpriv.noise.workload import Workload
-from fedpriv.papers.base import Optimizer, ProjectedSGD
+from fedpriv.papers.base import Optimizer
 from fedpriv.papers.choquette_choo import NesterovCoupling
+from fedpriv.papers.ftrl import FollowTheRegularizedLeader
 from fedpriv.papers.reshef_levy import AnytimeSGD
-from fedpriv.papers.sgd import FollowTheRegularizedLeader
+from fedpriv.papers.sgd import ProjectedSGD
 from fedpriv.participation.orders import Schedule
 from fedpriv.rounds.fitted import response_of
 
