@@ -5,13 +5,9 @@
     guard = guard_of(context, Path(__file__).with_name("guard.toml"))
     arrays = guard.train(msg.content["arrays"], msg.content["config"]["server-round"])
 
-The app never sees a record, and the server's strategy stays what it is: docs/existing-flower-app.md.
-
-An app's list of arrays and the guard's flat vector: the same numbers, in the order of a state_dict.
-
-The scenario that an app puts to guards: public, fixed before round 1, and the same at every silo.
-
-Noisy local steps in place of an app's own training: the app asks, the silo's guard answers.
+The app never sees a record, and the server's strategy stays what it is: docs/existing-flower-app.md.  The scenario
+that an app puts to guards is public, fixed before round 1, and the same at every silo.  An app's list of arrays
+and the guard's flat vector hold the same numbers, in the order of a state_dict.
 
     x_{k+1} = x_k - η · release_k        release_k: the mean of a batch's clipped gradients at x_k, with noise
 

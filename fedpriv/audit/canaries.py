@@ -1,4 +1,4 @@
-"""The worst case, built: a small run of the code that is audited, and records that its claim is hardest for.
+"""Worst-case canaries: a small run of the code under audit, and records that its claim is hardest for.
 
 Queries stay at 0, a canary's increment is far above the clip, and in the two worlds it points in opposite
 directions (replace-one), or is there or not (zero-out): as far apart as the neighbouring relation allows.

@@ -1,12 +1,9 @@
-"""How far an audit is, and the thread that it runs in.
-
-How much of the noise would have to be gone for an audit to see it, at the trials that it had.
-
-The families of tests of rounds in a public order, and the parts of a run that canaries are planted in.
+"""Families of tests of rounds in a public order, and the parts of a run that canaries are planted in.
 
 A run is audited as a whole: its first step, which is a round of DP-SGD, and its evaluations are cells of their
 own, each against its own claim, and releases of all parts together, about the same canaries, against the composed
-claim.
+claim.  `Steps` counts the progress of an audit, which runs in one thread; the power of an audit says how much of
+the noise would have to be gone for it to be seen at the trials that there were.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Do the noisy integers tell more than their law?  Attacks on their bits, with all that one record leaves open.
+"""Attacks on the bits of noisy integers: do they tell more than their law?
 
 Everything but one record is known, so that for each world (the record is there, or not) an attacker can compute
 what the noise would be: z = y - (C s).  For the right world it is noise, for the wrong one something else:

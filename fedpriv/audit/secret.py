@@ -1,16 +1,16 @@
 """Canaries whose rounds are secret: what is seen of them, and tests that know no more than an adversary does.
 
-Two families, against the curve that is claimed (`tradeoff`):
+Two families, against the curve that is claimed (`statistics.ClaimedCurve`):
 
 * canaries: many in one run of the deployed path, each in rounds that its guard drew.  The best test is the mean of
   the likelihood ratios of the rounds it may be in; others presume what a broken schedule would give away, such as
   coins of the public seed.
-* company: one canary, and all other records of the silo pull the other way as far as they can.  Whoever knows all
-  others must not learn the canary's round from them, nor from what the sum is divided by: equal batches, first
-  come first served and means over those drawn show here.
+* company: one canary, and all other records of the silo pull the other way as far as they can.  An adversary that
+  knows all others must not learn the canary's round from them, nor from what the sum is divided by: equal batches,
+  first come first served and means over those drawn show here.
 
-What a run releases is looked at in units of one record's clipped weight: z · N(0, 1), and 1 more where the canary
-takes part.
+Releases are looked at in units of one record's clipped weight: z · N(0, 1), and 1 more where the canary takes
+part.
 """
 
 from collections.abc import Callable, Mapping

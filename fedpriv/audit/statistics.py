@@ -1,10 +1,9 @@
-"""The fixed family of tests of canaries: which scores are looked at, and how much of the failure each may use.
+"""The fixed family of tests of canaries, and what a test shows against a claim that is a curve of (ε, δ), not a μ.
 
-A matched filter on the whole transcript is the best test of code that is right; repeated, forgotten or badly
-stored noise would lower its score, and shows in single releases, in differences of releases, of silos and of runs,
-and in the sum of all releases.
-
-From scores with known worlds to what a test shows against a claim that is a curve of (ε, δ), not a μ.
+The family says which scores are looked at, and how much of the failure each may use.  A matched filter on the
+whole transcript is the best test of code that is right; repeated, forgotten or badly stored noise would lower its
+score, and shows in single releases, in differences of releases, of silos and of runs, and in the sum of all
+releases.
 
 A test with false alarms α and misses β is impossible under a claim with δ(ε), for both directions, unless
 

@@ -1,4 +1,4 @@
-"""What an adversary sees of many canaries, by the path that a deployment takes.
+"""Transcripts: what an adversary sees of many canaries, by the path that a deployment takes.
 
 | trust | whose code runs | what is seen |
 |---|---|---|
@@ -11,10 +11,9 @@ Of a machine that is restored from its backup, `rolled_back` has what is seen be
 
 Nothing is recomputed in another type: replies are those of the scenario's own `run.dtype`.
 
-A pool of clients, asked as a silo is, and the size to which an audit cuts it.
-
 No guard has clients: the trusted server keeps their pool and draws their cohorts.  So the pool's own code answers,
-which draws with a key of the operating system, as everything does that is really released.
+cut to the size of an audit, and draws with a key of the operating system, as everything does that is really
+released.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The two ways in which fedpriv says no.
+"""The two errors of fedpriv: `InputError` for what was asked, `RunError` for what happened.
 
 Both carry one line a person can act on: what was wrong, where, and what would be right.  The command
 line prints that line and exits with `exit_code`; a traceback means a bug in fedpriv.

@@ -1,19 +1,17 @@
-"""Where every random number of fedpriv comes from.
+"""The source of every random number of fedpriv.
 
 Four kinds of stream, and nothing else in the project draws:
 
-* `KeyedNormal`: Gaussian noise as a pure function of (key, owner, round, node).  AES-256 in counter mode
-  (NIST SP 800-38A; OpenSSL through `cryptography`) yields the bits, the Box-Muller transform (Box & Muller
-  1958) the normals.  The same code serves the two noise regimes; only the key differs: derived from the
-  scenario's seed in a simulation, drawn from the operating system in a deployment.
+* `KeyedNormal`: Gaussian noise as a pure function of (key, owner, round, node).  AES-256 in counter mode (NIST SP
+  800-38A; OpenSSL through `cryptography`) yields the bits, the Box-Muller transform (Box & Muller 1958) the
+  normals, in memory that is kept (`Workspace`).  The same code serves the two noise regimes; only the key differs:
+  derived from the scenario's seed in a simulation, drawn from the operating system in a deployment.
 * `KeyedCoins`: coins that fall alike for nobody without the key, for sampling that has to stay secret.
 * `KeyedNormal.secret`: an owner's secret for agreeing on keys with others.
 * `public_generator`: a NumPy generator for choices that are no secret (which record goes to which silo).
 
 Why not a ready-made generator: keyed streams need a key of at least 128 bits (torch's CPU generator keeps
 32 bits of its seed), and this one is also the fastest measured in batches: see benchmarks/noise.py.
-
-From blocks of AES to normals: the transform of Box & Muller 1958, in memory that is kept.
 """
 
 import hashlib

@@ -1,11 +1,9 @@
-"""Shortcuts that need an answer from the data, where the answer is at hand.
-
-Numbers that many runs computed together share, or have one each.
-
-Many runs as one: parts that differ in numbers only become one part whose numbers are columns.
+"""Replicates: many runs computed together, as parts whose numbers are columns.
 
 Estimators, mechanisms and optimizers are frozen dataclasses whose formulas broadcast, so an optimizer whose step
-is a tensor of shape (R, 1) moves R replicates at once.
+is a tensor of shape (R, 1) moves R replicates at once.  `stack` makes one part of many that differ in numbers
+only; a number that all replicates share stays a number.  Data-dependent shortcuts (`certain`, `never_above`) are
+taken on the CPU only: a GPU would have to synchronise.
 """
 
 import dataclasses

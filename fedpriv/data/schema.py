@@ -1,4 +1,4 @@
-"""What is public about a table: which columns are read, their ranges and vocabularies, and what the target is.
+"""Schema of a table: which columns are read, their public ranges and vocabularies, and what the target is.
 
 Every record is mapped to its features by this and by nothing else, so the map looks at one record alone and
 releases nothing.  Means, deviations, quantiles or vocabularies that were taken from the records would be releases.

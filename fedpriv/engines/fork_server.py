@@ -1,4 +1,4 @@
-"""A process that has its imports done, and forks one of its own for each request: what a short program waits for.
+"""A zygote: fork per request from a process that has already imported torch (saves 1.5 s a task).
 
 the executor ── words, a file ──▶ the server, which does nothing else ── fork ──▶ the program, which ends
 """

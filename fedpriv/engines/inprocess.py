@@ -1,9 +1,8 @@
-"""The real ServerApp, strategy and ClientApp in one process: what is deployed, at speed.
+"""In-process engine: the real ServerApp, strategy and ClientApp in one process.
 
-A Flower Grid that calls a ClientApp in this process: the apps that are deployed, without the network.
-
-The identity of the running task is a private name of Flower (1.41), covered by tests; what is inside of containers
-is in fedpriv/protocol/messages.py.
+A Flower Grid calls the ClientApp in this process, so that the apps are those that are deployed, without the
+network.  The identity of the running task is a private name of Flower (1.41), covered by tests; what is inside of
+containers is in fedpriv/protocol/messages.py.
 """
 
 import gc

@@ -1,8 +1,8 @@
-"""Processes that an engine starts on this machine: their environment, their ports, and that none is left behind.
+"""Child processes of an engine on this machine: environment, ports, keys and certificates, and their end.
 
 python -P -m fedpriv.engines.processes HOME   ends what was started in HOME once its standard input is closed
 
-Keys and certificates: made for one run on one machine, or read and checked before anybody waits for them.
+Keys and certificates are made for one run on one machine, or read and checked before anything waits for them.
 """
 
 import datetime

@@ -1,12 +1,10 @@
-"""The engines by name; each is imported when it is asked for, because each is heavy in its own way.
+"""Engines by name, and what all of them do: run cells, tell an observer of their progress, return outcomes.
 
-What every engine does: run cells, tell an observer how it goes, hand back outcomes.
+Each engine is imported when it is asked for, because each is heavy in its own way.
 
-Memory that a run keeps: what a round frees, the next one takes again, and no fresh pages for it.
-
-glibc asks the system for every long piece of memory anew and gives it back when it is freed.  A round of a large
-model allocates the vectors of the round before, and to get and clear their pages takes longer than to compute with
-them.
+During a run glibc is made to keep freed memory (`mallopt`), so that rounds do not fault in new pages: it asks the
+system for every long piece of memory anew and gives it back when it is freed.  A round of a large model allocates
+the vectors of the round before, and to get and clear their pages takes longer than to compute with them.
 """
 
 import ctypes

@@ -1,11 +1,10 @@
-"""Groups of cells as Ray tasks, on the cores of this machine or on a cluster's: Ray schedules, fedpriv listens.
+"""Worker engine: groups of cells as Ray tasks, on the cores of this machine or on a cluster's; Ray schedules.
 
     cells ── groups that an engine runs together ── a task each ──▶ a worker, which runs the same engine
     observer ◀── progress, evaluations, outcomes, one stream a task ──
 
-A group is never cut: arithmetic on several replicates at once may round otherwise than on one.
-
-What a worker does: it runs an engine, and says as it goes what the engine says.
+A group is never cut: arithmetic on several replicates at once may round otherwise than on one.  A worker runs an
+engine and forwards the engine's events as they come.
 """
 
 import importlib

@@ -1,6 +1,6 @@
-"""Clients that come when they can: at least so many rounds apart, and at most so often.
+"""Clients that come when they can, at least so many rounds apart, at most so often; the table of participations.
 
-The table of participations: a line each.  JSON form, rates, accounting and words are in its own file.
+A participation is a line of the table.  JSON form, rates, accounting and words are in its own file.
 """
 
 from collections.abc import Callable, Mapping

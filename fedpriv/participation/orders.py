@@ -1,16 +1,13 @@
-"""What a participation is: which of a silo's records take part in which round, and who may know it.
+"""Participation: which of a silo's records take part in which round; the orders that are public.
 
-What a scenario, or a question on the command line, says of a participation beside its name.
+`Participation` is the protocol of all of them, `ParticipationKeys` the keys of [federation] that only some take.
+`KnownRounds` and `PublicOrder` are the base classes where rounds are no secret:
 
-What participations have in common of which everyone may know who takes part when.
-
-What participations have in common whose rounds everyone may know.
-
-Every record once an epoch, in the same order.
-
-Any rounds that keep a distance: what accounting knows of a record that comes when it likes.
-
-One pass in phases, each of which ends with a round that reads nothing.
+| class | order |
+|---|---|
+| `Schedule` | every record once an epoch, in the same order |
+| `Separated` | any rounds that keep a distance; for accounting |
+| `Phases` | one pass in phases, each of which ends with a round that reads nothing |
 """
 
 import itertools

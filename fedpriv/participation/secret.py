@@ -1,8 +1,7 @@
-"""What participations have in common whose rounds only the silo knows that holds a record.
+"""Secret samplings: only the silo knows the rounds of its records.
 
-Every record in one secret round of every epoch.
-
-Every record by a coin of its own in every round.
+`SecretOrder` is the base class.  `RandomAllocation` puts every record in one secret round of every epoch,
+`Poisson` draws every record by a coin of its own in every round.
 """
 
 from collections.abc import Callable, Mapping

@@ -6,10 +6,10 @@ instead of 37, and reading one 2 instead of 57 (d = 7,850).
 Flower sends a message as a tree of objects, with a request for each of them on each of its ways, and an array
 record is three.  A vector that is not long is a value of the config record instead, which is one.
 
-A SuperLink names an object by the SHA-256 of its bytes, and gives it to every SuperNode that asks for the name:
-who guesses what another silo sends could see whether it is there.  So what silos send is `sealed`.
+A SuperLink names an object by the SHA-256 of its bytes, and gives it to every SuperNode that asks for the name: a
+silo that guesses what another one sends could see whether it is there.  So what silos send is `sealed`.
 
-Who sends a vector may have announced anything: memory grows with what has come.
+A sender may announce any length: memory grows with what has come.
 """
 
 import hashlib

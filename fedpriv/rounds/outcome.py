@@ -1,12 +1,10 @@
-"""What a cell gives, whichever engine ran it.
+"""Outcome of a cell, whichever engine ran it; observers of a run; checkpoints of a simulation.
 
-Who hears how a run goes: one protocol for servers, engines, results, progress, trackers and your own.
+`RunObserver` is one protocol for servers, engines, results, progress, trackers and your own.
 
-What a simulation keeps of cells that it is in the middle of, so that a run that was killed goes on from there.
-
-A checkpoint is bytes: a header in JSON and the tensors as they are, without code.  It says which cells it is of
-and which versions computed it, because only the same ones would have computed the same numbers.  States are trees
-of tensors, numbers, tuples, named tuples and dataclasses.
+A checkpoint lets a simulation that was killed resume.  It is bytes: a header in JSON and the tensors as they are,
+without code.  It says which cells it is of and which versions computed it, because only the same ones would have
+computed the same numbers.  States are trees of tensors, numbers, tuples, named tuples and dataclasses.
 """
 
 import dataclasses

@@ -1,6 +1,7 @@
-"""[data] of a scenario: which records, what is public about them, and how they are spread over the silos.
+"""[data] and [data.scale] of a scenario: which records, and how they are spread over the silos.
 
-[data.scale] of a scenario: columns of numbers by noisy means and deviations, which a first step releases.
+[data] says what is public about the records; [data.scale] has columns of numbers scaled by noisy means and
+deviations, which a first step releases.
 """
 
 from typing import Annotated, Literal, Self

@@ -1,10 +1,9 @@
-"""From a TOML file to the cells it stands for: overrides, sweep, seeds, validation.
+"""Load a TOML file as the cells it stands for: overrides, sweep, seeds, validation.
 
-What `--set` does to a scenario: values, swept values, and keys that exclude each other.
+`--set` gives a key a value, narrows a swept one, and drops keys that the new one excludes.
 
-[[where]]: what a sweep sets where some of its keys have certain values.
-
-A sweep over algorithms needs settings of its own for each; a rule says at which points they hold:
+[[where]] sets keys where swept keys have certain values: a sweep over algorithms needs settings of its own for
+each, and a rule says at which points they hold:
 
     [[where]]
     when = { "algorithm.name" = "dp-sgd", "privacy.mu" = [0.3, 1.0] }

@@ -1,8 +1,8 @@
-"""What was published for a scenario, how its tables are laid out, and which growth it is about.
+"""Sections of a scenario about its results, which no run reads: [paper], [table], [scaling] and [tuned].
 
-Dotted keys in a parsed TOML tree.
-
-[tuned]: how the settings of a scenario were chosen, which `fedpriv tune` writes and reports read.
+They say what was published for a scenario, how its tables are laid out, which growth it is about, and how its
+settings were chosen, which `fedpriv tune` writes and reports read.  Dotted keys of a parsed TOML tree are looked
+up and assigned here, too.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
-"""The typed scenario: one cell of a scenario file, every key checked before anything runs.
+"""Schema of a scenario's cell: every key checked before anything runs.
 
-Whether a run can go on without a silo that does not answer.
-
-Which units a scenario's data and federation have.
+Checks across sections are here: whether the algorithm is known and takes its settings, whether a run can go on
+without a silo that does not answer, and which units the data and the federation have.
 """
 
 from typing import Annotated, Any, Self

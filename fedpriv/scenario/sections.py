@@ -1,12 +1,11 @@
-"""What the sections of a scenario are made of.
+"""Sections of a scenario: [federation], [privacy], [run], [deployment] and [evaluation], and their base class.
 
-[federation] of a scenario: silos or clients, rounds, and who takes part in which.
-
-[privacy] of a scenario: the target, what it is a guarantee of, and what a cell's rounds may spend of it.
-
-[run] and [deployment] of a scenario: how to compute, and what a server does about silos that are not there.
-
-[evaluation] of a scenario: the silos evaluate the model, each on its own test records.
+| section | says |
+|---|---|
+| [federation] | silos or clients, rounds, and who takes part in which |
+| [privacy] | the target, what it is a guarantee of, and what a cell's rounds may spend of it |
+| [run], [deployment] | how to compute, and what a server does about silos that are not there |
+| [evaluation] | the silos evaluate the model, each on its own test records |
 """
 
 import math

@@ -1,4 +1,4 @@
-"""RUN_DIR: what a sweep writes as it goes, and reads back to go on or to report.
+"""RUN_DIR: the results that a sweep writes cell by cell, and reads back to resume or to report.
 
 results.json     every finished cell; rewritten whole, at most once a second; `complete` only when all are there
 cells.jsonl      cells that results.json does not have yet
@@ -8,7 +8,7 @@ checkpoints/     cells that a run is in the middle of
 models/NNNN.npy  the published model of cell NNNN
 table.md         measured beside published
 
-RUN_DIR as it is shown: claims of privacy are those that its releases give, whatever is written beside them.
+Where results are shown, claims of privacy are those that the releases give, whatever is written beside them.
 """
 
 import json

@@ -1,12 +1,12 @@
-"""A cell of results.json: what was asked for, measured, spent and claimed, as data.
+"""Cells and checkpoints of RUN_DIR as data, and whether a run that is resumed is the one of its folder.
 
-RUN_DIR/checkpoints: the cells that a run is in the middle of, a file a group, gone when the group is finished.
+A cell of results.json says what was asked for, measured, spent and claimed.
 
-The files have sums without noise: their mode is 0600, the folder's 0700.
+RUN_DIR/checkpoints has a file for each group of cells that the run is in the middle of, gone when the group is
+finished.  The files have sums without noise: their mode is 0600, the folder's 0700.
 
-What a run that is resumed must have in common with the one that its folder holds, and the seeds added to it.
-
-A cell keeps its number, and so the name of its model: cells of added seeds are numbered after all others.
+A run that is resumed may have added seeds and must have all else in common with its folder.  A cell keeps its
+number, and so the name of its model: cells of added seeds are numbered after all others.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
-"""Which keys a grid may vary: what trains, never what is protected, against whom, or what the records are.
+"""The tuning problem: a scenario's points with a grid each, on training records without those held out.
 
-Which settings are tried: a grid for every row, or factors of the numbers that a scenario has.
-
-What is tuned: the points of a scenario, each with its grid, on training records without those held out.
+A grid may vary keys of the training, never what is protected, against whom, or what the records are.  It is given
+for a row, or consists of factors of the numbers that a scenario has.
 """
 
 import itertools

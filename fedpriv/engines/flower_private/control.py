@@ -1,4 +1,4 @@
-"""Starting and stopping runs, over the SuperLink's Control API."""
+"""Start and stop runs over the SuperLink's Control API."""
 
 import hashlib
 import ssl

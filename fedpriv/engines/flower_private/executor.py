@@ -1,4 +1,4 @@
-"""The executor: it starts a process for each task, of a ClientApp by a fork of one that has its imports done."""
+"""The executor: start a process for each task, that of a ClientApp by a fork of the zygote."""
 
 import os
 import select

@@ -1,6 +1,6 @@
-"""The SuperLink: it knows SuperNodes, believes a reply only who sends it, and answers when there is an answer.
+"""The SuperLink: it knows SuperNodes, takes a reply from its sender alone, and holds empty replies.
 
-Who asks again and again whether something has come is answered when it has: empty answers are held.
+Long polling: hold an empty reply until a message arrives or `seconds` pass.
 
 node ── anything for me? ──▶ the app ── nothing ──▶ held until a bell rings ──▶ the app is asked again
                                      ── a message ──▶ sent

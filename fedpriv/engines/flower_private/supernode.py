@@ -1,4 +1,4 @@
-"""The SuperNode's loop, which waits for what happens where Flower's waits for a time."""
+"""The SuperNode's loop, which waits for events where Flower's waits for a time."""
 
 import os
 import sys
