@@ -95,7 +95,7 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an app needs to have guards evaluate: their answer is the noisy mean of bounded scores."""
+    """Terms of an app whose guards evaluate: their answer is the noisy mean of bounded scores."""
 
     count: int
     """Evaluations of a whole run."""
@@ -108,7 +108,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Terms:
-    """What an app needs of its scenario: a release is the noisy mean of a batch's clipped gradients."""
+    """Terms of an app's scenario: a release is the noisy mean of a batch's clipped gradients."""
 
     cell_json: str
     """The scenario as guards get it."""
@@ -228,7 +228,7 @@ class SiloGuard:
         return layout.split(point)
 
     def evaluate(self, arrays: ArrayRecord, server_round: int) -> dict[str, float]:
-        """What the silo's own test records say of the parameters, with noise; {} in rounds that nobody evaluates.
+        """Evaluate parameters on the silo's own test records, with noise; {} in rounds without an evaluation.
 
         "eval_loss", and "eval_acc" of a classification, as the template calls them.  The scenario's
         `run.evaluations` are spread evenly over the server's rounds, the last one among them.  InputError and

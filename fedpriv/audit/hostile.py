@@ -34,7 +34,7 @@ LEARNING = 4  # one trial in so many chooses the threshold
 
 
 class Errors(NamedTuple):
-    """What a test did in both worlds, an entry a threshold: wrong guesses, and of how many trials."""
+    """Wrong guesses of a test in both worlds, an entry a threshold, and of how many trials."""
 
     alarms: NDArray[np.int64]
     misses: NDArray[np.int64]

@@ -123,7 +123,7 @@ def _sums(cell: Cell, plan: Plan, shard: Shard, number: int) -> list[Ints]:
 def _fits(
     cell: Cell, plan: Plan, exact: ExactPlan, noisy: NDArray[np.float64], sums: Sequence[Sequence[Ints]]
 ) -> Scores:
-    """How well what is left of y without the sums of a world, `sums[silo][t - 1]`, fits each test."""
+    """Score how well what is left of y without the sums of a world, `sums[silo][t - 1]`, fits each test."""
     strategy, passed = exact.run.factored.strategy, []
     state = strategy.start()
     for t, of_round in enumerate(zip(*sums, strict=True), start=1):

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.audit.canaries import FAR, Layout, auditable, nothing, objective_for, units_of
-from fedpriv.audit.statistics import Curve, Shown, shown
+from fedpriv.audit.statistics import ClaimedCurve, Shown, shown
 from fedpriv.audit.transcripts import passes_of, run_trials
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import (
@@ -83,7 +83,7 @@ class Seen(NamedTuple):
 
 
 def guarantee_of(plan: Plan) -> Sampled:
-    """What the plan's releases are claimed to promise."""
+    """Return the guarantee that is claimed of the plan's releases."""
     guarantee = _stream(plan).guarantee
     assert isinstance(guarantee, Sampled)  # a cell without noise, or without secret rounds, is not audited here
     return guarantee
@@ -145,7 +145,7 @@ class Evidence:
     multiplier: float
 
     def of(self, releases: Floats, row: NDArray[np.int64], shift: float = 1.0) -> Floats:
-        """ln of (row takes part with `shift` in its secret rounds) over (nobody does), (n,)."""
+        """ln of (row takes part with `shift` in its secret rounds) over (no row does), (n,)."""
         return self._scores(self._ratios(releases, shift), row)
 
     def secret(self, seen: Seen) -> Floats:
@@ -223,7 +223,7 @@ def evidence_of(plan: Plan) -> Evidence:
     return Evidence(schedule, plan.relation, guarantee_of(plan).noise_multiplier)
 
 
-def canaries_shown(small: Cell, plan: Plan, seen: Seen, curve: Curve, failure: float) -> Shown:
+def canaries_shown(small: Cell, plan: Plan, seen: Seen, curve: ClaimedCurve, failure: float) -> Shown:
     """The largest excess of the tests of many canaries."""
     evidence, batch = evidence_of(plan), plan.batch_sizes[0]
     others = {
@@ -236,7 +236,7 @@ def canaries_shown(small: Cell, plan: Plan, seen: Seen, curve: Curve, failure: f
     return _largest(curve, {"rounds kept secret": evidence.secret(seen)}, others, seen.present, failure)
 
 
-def company_shown(plan: Plan, seen: Seen, curve: Curve, failure: float) -> Shown:
+def company_shown(plan: Plan, seen: Seen, curve: ClaimedCurve, failure: float) -> Shown:
     """The largest excess of the tests of a canary whose company is known."""
     evidence = evidence_of(plan)
     best = {"a round that all others leave": evidence.beside_all_others(seen)}
@@ -244,7 +244,7 @@ def company_shown(plan: Plan, seen: Seen, curve: Curve, failure: float) -> Shown
 
 
 def _largest(
-    curve: Curve,
+    curve: ClaimedCurve,
     best: Mapping[str, Floats],
     others: Mapping[str, Floats],
     present: NDArray[np.bool_],

@@ -55,7 +55,7 @@ _FIRST_MOVE = FAR * 0.5**0.5
 
 
 def passes_of(cell: Cell) -> int:
-    """How often it is a client's turn; of records as often as the scenario says."""
+    """Number of turns of a client; of records as often as the scenario says."""
     if cell.federation.clients is None:
         return cell.federation.epochs
     return -(-cell.federation.total_rounds // cell.federation.rounds_per_epoch)
@@ -121,7 +121,7 @@ class Pool:
         return b""
 
     def answer(self, run: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
-        """What the server adds its noise to in round t."""
+        """Return the sum to which the server adds its noise in round t."""
         release, self._state = self._silo.answer(self._state, t, query)
         return self._silo.message(release.vector, t, keys, self._state.chain)
 
@@ -139,7 +139,7 @@ class Trials(NamedTuple):
     """Canaries as rows: what was seen along each one's direction (n, rounds), its coin (n,), its round (n,).
 
     `apart` is silo 0's releases minus silo 1's, `twice` its releases minus those of another run of the same
-    records under other queries: (n, rounds), and (n, 0) where nobody who is an adversary sees both.
+    records under other queries: (n, rounds), and (n, 0) where no adversary sees both.
     """
 
     seen: NDArray[np.float64]
@@ -230,7 +230,7 @@ def rolled_back(cell: Cell, layout: Layout, seed: int, t: int) -> Trials:
 
 
 def _journal(folder: Path) -> set[Path]:
-    """What the server keeps of the run."""
+    """Make the journal that the server keeps of the run."""
     return set((folder / "journal").glob("*"))
 
 
@@ -243,7 +243,7 @@ def _shards(cell: Cell, plan: Plan, layout: Layout, seed: int) -> tuple[NDArray[
 
 
 def _seen(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> list[Tensor]:
-    """What the adversary of this trust setting sees of the rounds that have `queries`; some may be over."""
+    """Collect what this trust setting's adversary sees of the rounds that have `queries`; some may be over."""
     if plan.trust.noise_at_server:
         return broadcasts(plan, folder, silos, queries)
     if plan.masked:
@@ -294,7 +294,7 @@ def _pushed(query: Tensor) -> Tensor:
 
 
 def masked_sums(plan: Plan, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> NDArray[np.int64]:
-    """The sums of the masked words (T, d), as whoever gets all of them decodes them."""
+    """The sums of the masked words (T, d), as the receiver of all of them decodes them."""
     assert plan.exact is not None
     keys, sums = b"".join(silo.public_key("run") for silo in silos), []
     for t, query in enumerate(queries, start=1):
@@ -316,12 +316,12 @@ def _means(plan: Plan, noisy: NDArray[np.int64]) -> list[Tensor]:
 
 
 def replies(silo: Restartable, queries: Sequence[Tensor]) -> list[Tensor]:
-    """What one silo sends in a run."""
+    """Collect the messages of one silo in a run."""
     return [silo.answer("run", t, query) for t, query in enumerate(queries, start=1)]
 
 
 def broadcasts(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> list[Tensor]:
-    """What a deployed server with noise of its own releases in the rounds that have `queries`.
+    """Collect what a deployed server with noise of its own releases in the rounds that have `queries`.
 
     It is killed half-way and goes on.
     """

@@ -53,7 +53,7 @@ class Scaling:
 
 
 def moments_of(values: NDArray[Any]) -> NDArray[np.float64]:
-    """What a record adds to the first step: (n, k) in -1 … 1 -> (n, 2k), of norm 1 at most.
+    """Moments that a record adds to the first step: (n, k) in -1 … 1 -> (n, 2k), of norm 1 at most.
 
     Column j gives x and 2x² - 1, both in -1 … 1, so that k columns have norm √(2k); they are divided by that.
     """
@@ -343,7 +343,7 @@ def _words(
 
 
 def _persons(table: RawTable, name: str) -> NDArray[np.str_]:
-    """Whose each row is; a row without a name would be one person more, or less."""
+    """Name of the person of each row; a row without a name would be one person more, or less."""
     for row, cell in enumerate(cells := table.column(name)):
         if cell.lower() in MISSING:
             raise InputError(f"{table.at(row, name)} does not say whose the row is; every row needs a person")

@@ -23,7 +23,7 @@ from fedpriv.core.errors import InputError
 
 @dataclass(frozen=True)
 class Sites:
-    """Which site each record belongs to: its place in `names`, silo 0 first."""
+    """Site of each record: its place in `names`, silo 0 first."""
 
     names: tuple[str, ...]
     train: NDArray[np.int64]

@@ -77,7 +77,7 @@ def places(
 
 
 def put_aside(persons: Sequence[str], share: float) -> NDArray[np.bool_]:
-    """Whose rows are for testing: a keyed public hash of the person is below the share.
+    """Find the persons whose rows are for testing: a keyed public hash of the person is below the share.
 
     Guarantee: all rows of a person are in one part, which depends on the name alone.
     """
@@ -96,7 +96,7 @@ def blanked(labels: NDArray[Any], counts: NDArray[np.bool_]) -> NDArray[Any]:
 
 
 def counted(labels: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows count, of labels as `blanked` leaves them."""
+    """Find the rows that count, of labels as `blanked` leaves them."""
     found = ~np.isnan(labels) if np.issubdtype(labels.dtype, np.floating) else labels != _ABSENT_CLASS
     return np.asarray(found, np.bool_)
 
@@ -145,7 +145,7 @@ _BALANCING_PASSES = 200
 
 
 def silo_sizes(records: int, silos: int, skew: float | None, seed: int, at_least: int = 1) -> tuple[int, ...]:
-    """How many of `records` each silo gets: equal (the remainder is left out), or skewed.
+    """Number of `records` for each silo: equal (the remainder is left out), or skewed.
 
     `skew` is the concentration of a symmetric Dirichlet distribution over silos: small is uneven; every silo gets
     `at_least` records, and a skewed federation uses all of them.  InputError if there are too few records.

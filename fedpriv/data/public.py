@@ -94,7 +94,7 @@ def read_hospitals(wheel: zipfile.ZipFile) -> Rows:
 
 
 def stratified_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
-    """Which records scikit-learn's `train_test_split(…, shuffle=True, stratify=labels)` puts aside for testing.
+    """Choose the records that scikit-learn's `train_test_split(…, shuffle=True, stratify=labels)` puts aside.
 
     Written after its StratifiedShuffleSplit; each class's share is rounded so that as many records are for
     training as asked for, ties broken by the seed.
@@ -305,7 +305,7 @@ def visits() -> str:
 
 
 def _times(generator: np.random.Generator) -> int:
-    """How often a patient comes: once more with the same probability each time, 16 times at most."""
+    """Number of visits of a patient: once more with the same probability each time, 16 times at most."""
     times = 1
     while times < _MOST and generator.random() < _AGAIN:
         times += 1

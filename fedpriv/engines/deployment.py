@@ -124,7 +124,7 @@ class LocalSilo:
         self.processes[name].wait()
 
     def ended(self) -> str | None:
-        """Which of its processes has ended, with the end of its log; None while both run."""
+        """Name the process that has ended, with the end of its log; None while both run."""
         for name, process in self.processes.items():
             if process.poll() is not None:
                 return (

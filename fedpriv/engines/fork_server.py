@@ -95,7 +95,7 @@ def _run(program: Program, request: _Request) -> NoReturn:
 
 
 def _serve(connection: socket.socket) -> _Request | None:
-    """Fork for every request; the request in a forked process, None in the server once nobody asks any more."""
+    """Fork for every request; the request in a forked process, None in the server once its clients are gone."""
     noticed, notice = socket.socketpair()
     notice.setblocking(False)
     noticed.setblocking(False)

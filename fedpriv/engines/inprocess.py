@@ -112,7 +112,7 @@ class InProcessGrid(Grid):
 
 
 class _OneCell(RunObserver):
-    """What a server says of its one cell, passed on as of cell `index`; the result is kept to be handed back."""
+    """Observer of a server with one cell: passes on its events as of cell `index`, and keeps the result."""
 
     def __init__(self, index: int, observer: RunObserver) -> None:
         self.result: Finished | None = None

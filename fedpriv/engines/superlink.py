@@ -108,7 +108,7 @@ def simulating_superlink(home: Path) -> Iterator[SuperLink]:
 
 @contextmanager
 def federation_superlink(home: Path, silos: int) -> Iterator[SuperLink]:
-    """A SuperLink for the SuperNodes of `silos` silos, whose keys are in home/node-N, and nobody else's.
+    """A SuperLink for the SuperNodes of `silos` silos, whose keys are in home/node-N, and for no others.
 
     Gone, with everything that was started with a home in `home`, when the block is left.
     """

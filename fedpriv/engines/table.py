@@ -154,10 +154,10 @@ _SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MA
 
 @contextmanager
 def kept_pages() -> Iterator[None]:
-    """While anybody is in here, memory that is freed stays with the process; afterwards it goes to the system.
+    """While a run is in here, memory that is freed stays with the process; afterwards it goes to the system.
 
     Afterwards the thresholds are those up to which glibc itself raises them in a process with long vectors.
-    Nothing happens where malloc is not glibc's, or whoever started the process has set its thresholds.
+    Nothing happens where malloc is not glibc's, or its thresholds were set by hand.
     """
     libc = _glibc()
     if libc is None:
@@ -181,7 +181,7 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 class _Users:
-    """How many runs of this process, in whatever thread, want pages to be kept."""
+    """Counter of the runs of this process, in all threads, that want pages to be kept."""
 
     def __init__(self) -> None:
         self._lock, self._count = threading.Lock(), 0

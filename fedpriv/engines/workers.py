@@ -294,7 +294,7 @@ def _again(
 
 
 def _of_the_engine(error: Any, group: _Group) -> FedprivError:
-    """What the engine said in the worker, as it would have been said here; a bug there is a bug here."""
+    """Pass on an event of the engine in the worker as if it were here; a bug there is a bug here."""
     if isinstance(error.cause, FedprivError):
         return error.cause
     return RunError(f"{group.worker}: {type(error.cause).__name__}: {printable(str(error.cause))}")

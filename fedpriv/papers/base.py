@@ -89,7 +89,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     def clip_factors(self, mechanism: Mechanism, workload: Workload) -> tuple[float, ...] | None:
-        """What clips are multiplied by, (T,), where the columns of C leave room; None for nothing."""
+        """Factors of the clips, (T,), where the columns of C leave room; None for 1 everywhere."""
         return None
 
 

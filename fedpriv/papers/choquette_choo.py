@@ -165,7 +165,7 @@ class AcceleratedParameters:
 
     @property
     def whole_rounds(self) -> int:
-        """How many whole batches the examples fill."""
+        """Number of whole batches that the examples fill."""
         return self.problem.records // self.whole_batch
 
     def excess_risk(self) -> float:

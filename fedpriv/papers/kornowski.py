@@ -318,7 +318,7 @@ def _erm_error(settings: GoldsteinSettings, problem: Problem, noise_std: float) 
 
 
 def _anchor_noise(settings: GoldsteinSettings, problem: Problem) -> float:
-    """How much larger an anchor's noise is than a difference's: the least noise at a given price."""
+    """Ratio of an anchor's noise to a difference's: the least noise at a given price."""
     return leaf_noise_ratio(settings.anchor_clip, settings.clip, problem.rounds, settings.period)
 
 

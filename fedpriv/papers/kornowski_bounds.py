@@ -85,7 +85,7 @@ class Nonsmooth:
         return 4.0 * (self.smoothness * radius) ** 2 + self.direction_energy_of_differences(radius)
 
     def direction_energy_of_differences(self, radius: float) -> float:
-        """What random directions add to `difference_energy`.
+        """Share of the random directions in `difference_energy`.
 
         Shared directions of first order have the sure bound (2L)²: both gradients may turn at every direction.
         """
@@ -196,7 +196,7 @@ class Parameters:
 
     @property
     def records(self) -> int:
-        """How many records a single pass reads."""
+        """Number of records that a single pass reads."""
         return self.anchor_batch * self.anchors + self.batch * (self.rounds - self.anchors)
 
 

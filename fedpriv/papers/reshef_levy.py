@@ -94,7 +94,7 @@ class AnytimeSGD:
 
 @dataclass(frozen=True)
 class Mu2Parameters:
-    """What a theorem asks for; `excess_risk` bounds E f(x_T) - f(x*) for the worst G* and σ~."""
+    """Numbers that a theorem asks for; `excess_risk` bounds E f(x_T) - f(x*) for the worst G* and σ~."""
 
     rounds: int
     clip: float

@@ -118,7 +118,7 @@ def _moved(iterate: Tensor, direction: Tensor, step: Scalar) -> Tensor:
 
 
 class TheoremParameters(NamedTuple):
-    """What a theorem prescribes: T, α, η and, for Algorithm 2, the mixing weight γ (else 0)."""
+    """Numbers that a theorem prescribes: T, α, η and, for Algorithm 2, the mixing weight γ (else 0)."""
 
     rounds: int
     alpha: float
@@ -343,7 +343,7 @@ class ReducedSettings(MomentumSettings):
         return order
 
     def differences_for(self, problem: Problem) -> tuple[float, float]:
-        """How far α g_t moves from anchor to anchor, and in one round: α L η N, and no more than 2αG; α L η."""
+        """Bounds on the change of α g_t from anchor to anchor (α L η N, at most 2αG), and in one round (α L η)."""
         alpha = self.alpha_for(problem)
         moved = movement_bound(self.step_for(problem)) * alpha * problem.smoothness
         if not math.isfinite(moved):

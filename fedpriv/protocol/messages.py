@@ -41,7 +41,7 @@ _EMPTY: dict[type, Any] = {kind: kind() for kind in (ArrayRecord, ConfigRecord, 
 
 
 def values_in(record: Record) -> Mapping[str, Any]:
-    """What a record, or a dictionary of records, holds, to be looked at."""
+    """Return the values of a record, or of a dictionary of records, to be looked at."""
     values: Mapping[str, Any] = record.__dict__["_data"]
     return values
 
@@ -93,7 +93,7 @@ def messages_to(nodes: Sequence[int], content: RecordDict, kind: str) -> list[Me
 
 
 def answer_to(message: Message, content: RecordDict) -> Message:
-    """What `Message(content, reply_to=message)` makes."""
+    """Make what `Message(content, reply_to=message)` makes."""
     asked, metadata = message.metadata.__dict__, Metadata.__new__(Metadata)
     now = time.time()
     metadata.__dict__.update(
@@ -198,7 +198,7 @@ def receive_frame(connection: socket.socket, longest: int, seconds: float | None
 
 
 def receive_length(connection: socket.socket, longest: int, seconds: float) -> int:
-    """How long the next frame is, whose content `receive_content` takes; errors as those of `receive_frame`."""
+    """Receive the length of the next frame, for `receive_content`; errors as those of `receive_frame`."""
     return _length(connection, longest, time.monotonic() + seconds)
 
 

@@ -40,7 +40,7 @@ _VECTOR = re.compile(
 
 
 class _Layout(NamedTuple):
-    """What a header says."""
+    """Layout that a header describes."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -79,7 +79,7 @@ def values_of(given: bytes | Array) -> NDArray[Any]:
 
 
 def sealed(name: str, values: NDArray[Any]) -> RecordDict:
-    """A message's content: one vector whose bytes nobody guesses, under a pad that goes with them: `opened_in`.
+    """A message's content: one vector whose bytes cannot be guessed, under a pad that goes with them: `opened_in`.
 
     Guarantee: the objects of the message look random to whoever does not have all of it, whatever the vector is.
     The server has, and reads it: this hides nothing from it.

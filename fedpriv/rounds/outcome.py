@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,8 +32,26 @@ from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import Cell
 
 
+class WithMetrics:
+    """The usual figures of `metrics`, by name."""
+
+    if TYPE_CHECKING:  # a field of dataclasses
+
+        @property
+        def metrics(self) -> Mapping[str, float]: ...
+
+    @property
+    def test_loss(self) -> float:
+        return self.metrics["test_loss"]
+
+    @property
+    def test_accuracy(self) -> float:
+        """A share, 0 … 1; KeyError for a regression, which has none."""
+        return self.metrics["test_accuracy"]
+
+
 @dataclass(frozen=True)
-class Finished:
+class Finished(WithMetrics):
     """What one finished cell gave.
 
     `metrics` are those of its published model on the test set, by name: "test_loss", for a classification
@@ -59,15 +77,6 @@ class Finished:
     evaluations: tuple[ReleaseStream, ...] = ()
     """What evaluations released of the silos' test records, which are other records than those of `releases`;
     empty where the server evaluated on a public test set."""
-
-    @property
-    def test_loss(self) -> float:
-        return self.metrics["test_loss"]
-
-    @property
-    def test_accuracy(self) -> float:
-        """A share; KeyError for a regression, which has none."""
-        return self.metrics["test_accuracy"]
 
 
 def finished_after(

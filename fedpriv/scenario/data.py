@@ -116,7 +116,7 @@ class DataSection(Section):
 
     @property
     def table_schema(self) -> TableSchema | None:
-        """What is public about the table, given here or known for its name; None if the data are no table."""
+        """Public schema of the table, given here or known for its name; None if the data are no table."""
         return schema_of(self.name, self.table)
 
     @property

@@ -116,7 +116,7 @@ class Run(NamedTuple):
     slack: float = 0.0
 
 
-class Answer(NamedTuple):
+class AnswerRow(NamedTuple):
     """A round that was asked: the digest of its query, and the bytes that were replied, None until they are."""
 
     query: bytes
@@ -258,11 +258,11 @@ class SiloLedger:
             "INSERT INTO runs (run_id, cell, mu, slack, key) VALUES (?, ?, ?, ?, ?)", (run_id, *charge, key)
         )
 
-    def answer(self, run_id: str, t: int) -> Answer | None:
+    def answer(self, run_id: str, t: int) -> AnswerRow | None:
         row = self._database.execute(
             "SELECT query, reply FROM answers WHERE run_id = ? AND t = ?", (run_id, t)
         ).fetchone()
-        return None if row is None else Answer(*row)
+        return None if row is None else AnswerRow(*row)
 
     def intend(self, run_id: str, t: int, query: bytes) -> None:
         """Note the query that round t is answered for: no other one from now on."""

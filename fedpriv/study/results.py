@@ -31,11 +31,11 @@ from fedpriv.study.stored import (
     check_axes,
     check_cell,
     checkpoints_of,
-    in_starts,
+    in_batches,
     places_of,
     record_of,
     refusal,
-    starts_of,
+    seed_batches,
     versions,
 )
 
@@ -204,8 +204,8 @@ class RunFolder(RunObserver):
         check_axes(path, before.axes, scenario.axes)
         if before.tuned != scenario.tuned:
             raise refusal(path, "its [tuned], what choosing its settings cost, differs from this scenario's")
-        self._starts = starts_of(path, before.starts, scenario.seeds)
-        self._scenario = in_starts(scenario, self._starts)
+        self._starts = seed_batches(path, before.starts, scenario.seeds)
+        self._scenario = in_batches(scenario, self._starts)
         if self._scenario.seeds == before.seeds:  # else the command of before runs fewer
             self._rerun = before.rerun or self._rerun
         self._date = before.date or self._date
@@ -268,7 +268,7 @@ def fits_of(folder: Path) -> dict[str, Fitted]:
 
 
 def engines_of(results: Results) -> str:
-    """Which engines computed the cells: a run can be resumed on another one."""
+    """Engines that computed the cells: a run can be resumed on another one."""
     return ", ".join(dict.fromkeys(str(cell["engine"]) for cell in results.cells)) or results.engine
 
 

@@ -178,7 +178,7 @@ def places(grid: Grid, setting: Setting) -> list[Place]:
     return found
 
 
-_SHARE = 10  # one in so many training records is held out where nobody says how many
+_SHARE = 10  # one in so many training records is held out by default
 LOWER_IS_BETTER = ("loss", "error")
 
 
@@ -217,7 +217,7 @@ class HeldOut:
 
     @property
     def words(self) -> str:
-        """Whose they are."""
+        """Words for the owner of the held-out records."""
         read, each = (_span(map(sum, self.runs)), _span(count for run in self.runs for count in run))
         return (
             f"the last {self.count:,} of {self.of:,} training records are held out while tuning; in a run of the "
@@ -240,7 +240,7 @@ def _span(counts: Iterable[int]) -> str:
 
 
 def _of_silos(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
-    """How many of the held-out records each silo of a run reads."""
+    """Number of held-out records that each silo of a run reads."""
     units = task_of_cell(cell).units
     of_rows = np.arange(held_out.of)[:, None] if units is None else np.asarray(units)  # persons may have several
     first = held_out.of - held_out.count
@@ -304,7 +304,7 @@ def _resolved(tree: dict[str, Any], setting: Setting) -> Cell:
 
 
 def _fewer(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
-    """What is asked for of fewer records, where those that are left do not last: rounds, samples or batches."""
+    """Key to lower where the records that are left do not last: rounds, samples or batches."""
     federation, left = cell.federation, held_out.of - held_out.count
     if sum(cell.batch_sizes) * cell.schedule.batches_held <= left:
         return {}

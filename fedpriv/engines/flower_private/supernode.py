@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 class Waits:
-    """What the loop has for the module `time`: a sleep that ends when there is something to do.
+    """A stand-in for the loop's module `time`: a sleep that ends when there is something to do.
 
     The loop sleeps after it asked the SuperLink in vain, and while it waits for the ClientApp's reply and objects.
     A SuperLink of ours holds its answers, so that asking again at once costs nothing; others are asked after
