@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedpriv.accounting.gaussian import compose
 from fedpriv.audit import hostile, integers, secret
-from fedpriv.audit.canaries import Layout, auditable, misread, objective_for, rows_read
+from fedpriv.audit.canaries import CanaryLayout, auditable, misread, objective_for, rows_read
 from fedpriv.audit.hostile import bound_at, mu_lower_bound, upper_rates
 from fedpriv.audit.secret import Evidence, Seen, evidence_of
 from fedpriv.audit.statistics import (
@@ -169,8 +169,8 @@ class AuditedPart(NamedTuple):
     def plan(self, features: int = CANARIES) -> Plan:
         return plan_of(self.small, objective_for(self.small, features), released=True)
 
-    def layout(self, plan: Plan) -> Layout:
-        return Layout.of(rows_read(self.small), heaviest_round(plan), CANARIES, IN_HEAVIEST)
+    def layout(self, plan: Plan) -> CanaryLayout:
+        return CanaryLayout.of(rows_read(self.small), heaviest_round(plan), CANARIES, IN_HEAVIEST)
 
     def gathered(self, plan: Plan, runs: int, queries: Sequence[Tensor] | None, steps: Steps) -> Trials:
         """Trials of so many runs, each with its own coins and noise; other parts' runs have the same coins."""
@@ -279,7 +279,7 @@ def _rollback(asked: AuditedPart, failure: float, steps: Steps) -> tuple[float, 
     Not to before the first one, if there are others: a run that is opened again draws another key.
     """
     t = max(heaviest_round(asked.plan()), min(2, asked.small.schedule.rounds))
-    layout = Layout.of(rows_read(asked.small), t, IN_HEAVIEST, IN_HEAVIEST)
+    layout = CanaryLayout.of(rows_read(asked.small), t, IN_HEAVIEST, IN_HEAVIEST)
     gathered = []
     for number in range(_rollbacks(asked.runs)):
         gathered.append(rolled_back(asked.small, layout, seed_of(asked.seed, number), t))

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedpriv.accounting.guarantees import Sampled
-from fedpriv.audit.canaries import FAR, Layout, auditable, nothing, objective_for, units_of
+from fedpriv.audit.canaries import FAR, CanaryLayout, auditable, nothing, objective_for, units_of
 from fedpriv.audit.statistics import ClaimedCurve, Shown, shown
 from fedpriv.audit.transcripts import passes_of, run_trials
 from fedpriv.core.errors import InputError
@@ -107,7 +107,7 @@ def canaries(small: Cell, seed: int) -> Seen:
     rows = plan.schedule.batches_held * plan.batch_sizes[0]
     count = min(CANARIES, rows)
     row = np.arange(count)
-    trials = run_trials(small, Layout(np.zeros(count, np.int64), row, rows), seed)
+    trials = run_trials(small, CanaryLayout(np.zeros(count, np.int64), row, rows), seed)
     return Seen(_in_weights(plan, trials.seen), trials.present, row)
 
 

@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.audit.canaries import FAR, Layout, in_units, nothing, objective_for, units_of
+from fedpriv.audit.canaries import FAR, CanaryLayout, in_units, nothing, objective_for, units_of
 from fedpriv.audit.guards import Restartable, guarded
 from fedpriv.clients.simulated import client_app_of
 from fedpriv.core.errors import InputError
@@ -180,7 +180,7 @@ def zeros(plan: Plan) -> list[Tensor]:
     return [torch.zeros_like(plan.objective.initial())] * plan.schedule.rounds
 
 
-def run_trials(cell: Cell, layout: Layout, seed: int, queries: Sequence[Tensor] | None = None) -> Trials:
+def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Tensor] | None = None) -> Trials:
     """One run with the layout's canaries in silo 0, each present or not by a fair coin.
 
     `queries` are asked in place of zeros; then there is this one run of this one silo.
@@ -201,7 +201,7 @@ def run_trials(cell: Cell, layout: Layout, seed: int, queries: Sequence[Tensor] 
     return Trials(seen, apart, seen - _along(again), present, layout.round)
 
 
-def rolled_back(cell: Cell, layout: Layout, seed: int, t: int) -> Trials:
+def rolled_back(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
     """A run that is put back to before round t, silos and server, and asked something else in this round.
 
     `twice` are its releases of rounds t, t + 1, … minus those of before, which were asked the same but for t.
@@ -234,7 +234,7 @@ def _journal(folder: Path) -> set[Path]:
     return set((folder / "journal").glob("*"))
 
 
-def _shards(cell: Cell, plan: Plan, layout: Layout, seed: int) -> tuple[NDArray[np.bool_], list[Shard]]:
+def _shards(cell: Cell, plan: Plan, layout: CanaryLayout, seed: int) -> tuple[NDArray[np.bool_], list[Shard]]:
     """Fair coins of a run, of which longer runs have more, and its silos' records: canaries are silo 0's."""
     count = len(layout.round)
     present = public_generator(seed, "audit coins").random(count) < 0.5

@@ -63,7 +63,7 @@ LOCAL = Connection()
 """Everything is started here."""
 
 
-Groups = Callable[[Sequence[Cell]], list[list[int]]]
+Grouping = Callable[[Sequence[Cell]], list[list[int]]]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class EngineRow:
     """Whether a cell that failed goes on from its last round: its silos and server keep what they released."""
     releases: bool = False
     """Whether its noise protects somebody: releases are integers, with keys of the operating system."""
-    groups: Groups | None = None
+    groups: Grouping | None = None
     """The cells that it computes together, as places in the list; None if it has processes of its own."""
 
 

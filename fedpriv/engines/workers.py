@@ -29,7 +29,7 @@ from unittest import mock
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
 from fedpriv.core.extensions import VARIABLE, import_files
 from fedpriv.engines.processes import left_by_nobody, refuse_root
-from fedpriv.engines.table import Engine, Groups, Outcome, engine_named, engine_row
+from fedpriv.engines.table import Engine, Grouping, Outcome, engine_named, engine_row
 from fedpriv.rounds.outcome import NO_CHECKPOINTS, Checkpoints, RunObserver, digest_of, installed, name_of
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
@@ -197,7 +197,7 @@ def on_workers(name: str, workers: Workers, kept: Checkpoints = NO_CHECKPOINTS) 
 
 def _run_groups(
     engine: str,
-    groups: Groups,
+    groups: Grouping,
     workers: Workers,
     kept: Checkpoints,
     cells: Sequence[Cell],

@@ -81,6 +81,7 @@ def project_to_ball(point: Tensor, radius: Scalar) -> Tensor:
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
 
 
 class Settings(BaseModel):
@@ -181,7 +182,7 @@ def refused_in_words(
 Floats = NDArray[np.float64]
 
 
-class Released(NamedTuple):
+class ReleaseNumbers(NamedTuple):
     """The public numbers of what a run releases."""
 
     batch: int
@@ -234,7 +235,9 @@ class Algorithm:
     """The trust settings under which the row's releases are all that anyone outside learns."""
     theorems: Callable[[Any, Problem], tuple[Prescription, ...]] = lambda _settings, _problem: ()
     """What theory asks for at these numbers; shown beside what a scenario uses, by `fedpriv privacy theorem`."""
-    excess_risk: Callable[[Any, Problem, Released], Bound | None] = lambda _settings, _problem, _released: None
+    excess_risk: Callable[[Any, Problem, ReleaseNumbers], Bound | None] = lambda _settings, _problem, _released: (
+        None
+    )
     """What the mean excess risk of a run cannot exceed, for convex losses of known smoothness whose records are
     read once in a public order; None where nothing is proved for these settings."""
     published: Literal["points", "rows"] | None = None

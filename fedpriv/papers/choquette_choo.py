@@ -66,7 +66,7 @@ from fedpriv.papers.base import (
     Positive,
     Prescription,
     Problem,
-    Released,
+    ReleaseNumbers,
     Settings,
     chosen,
     independent,
@@ -176,7 +176,7 @@ class AcceleratedParameters:
         rounds = self.whole_rounds
         nodes = np.array([t.bit_count() for t in range(1, rounds + 1)])
         stds = self.sigma * np.sqrt(nodes)
-        released = Released(self.whole_batch, self.problem.dimension, np.full(rounds, self.clip), stds)
+        released = ReleaseNumbers(self.whole_batch, self.problem.dimension, np.full(rounds, self.clip), stds)
         return accelerated(released.of_sums, self.radius, self.problem.smoothness, self.beta).value
 
 
@@ -339,11 +339,6 @@ class AcceleratedSettings(NoiseSettings):
 _THEOREMS = {"theorem-realizable": realizable, "theorem-non-realizable": non_realizable}
 
 
-def _prescribed(settings: AcceleratedSettings, problem: Problem) -> tuple[Prescription, ...]:
-    """Both theorems; where one cannot be evaluated at all, why."""
-    return tuple(_prescription(name, problem, settings.radius) for name in _THEOREMS)
-
-
 @refused_in_words
 def _prescription(name: str, problem: Problem, radius: float) -> Prescription:
     asked = _THEOREMS[name](problem, radius)
@@ -384,7 +379,7 @@ ACCELERATED_DP_SRGD = Algorithm(
     optimizer=lambda settings, problem, _noise_std: NesterovCoupling(
         settings.numbers(problem)[1], settings.radius
     ),
-    theorems=_prescribed,
+    theorems=lambda settings, problem: tuple(_prescription(name, problem, settings.radius) for name in _THEOREMS),
     excess_risk=lambda settings, problem, released: accelerated(
         released.of_sums, settings.radius, problem.smoothness, settings.numbers(problem)[1]
     ),
@@ -399,7 +394,9 @@ class UnacceleratedSettings(AcceleratedSettings):
     output: Literal["last", "average"] = Field("last", description="which iterate is published")
 
 
-def _unaccelerated_risk(settings: UnacceleratedSettings, problem: Problem, released: Released) -> Bound | None:
+def _unaccelerated_risk(
+    settings: UnacceleratedSettings, problem: Problem, released: ReleaseNumbers
+) -> Bound | None:
     """Of the average: sums are divided by their t, and so are their errors."""
     if settings.output != "average":
         return None

@@ -20,7 +20,7 @@ rounds:
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -30,29 +30,27 @@ from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import LocalGradient, PlainGradient, Round
 from fedpriv.loss.objective import UNCLIPPED, Objective
 from fedpriv.loss.views import LocalSteps, LocalTraining
-from fedpriv.papers.base import Algorithm, Positive, Problem, Settings, independent
+from fedpriv.papers.base import Algorithm, Count, Positive, Problem, Settings, independent
 from fedpriv.papers.sgd import ProjectedSGD
 from fedpriv.participation.orders import Schedule
-
-Whole = Annotated[int, Field(ge=1)]
 
 
 class LocalStepsSettings(Settings):
     """Steps that a client takes on its own records in every round in which it takes part."""
 
-    local_steps: Whole = Field(description="K: steps of a client on its own records; 1 step is its mean gradient")
+    local_steps: Count = Field(description="K: steps of a client on its own records; 1 step is its mean gradient")
     local_step: Positive = Field(description="η of the clients' own steps")
-    local_batch: Whole | None = Field(None, description="records in one local step; all of a client's if left out")
+    local_batch: Count | None = Field(None, description="records in one local step; all of a client's if left out")
 
 
 class OptionalLocalSteps(Settings):
     """The same for a row that also takes plain gradients."""
 
-    local_steps: Whole | None = Field(
+    local_steps: Count | None = Field(
         None, description="K: steps of a client on its own records; its gradient if left out"
     )
     local_step: Positive | None = Field(None, description="η of the clients' own steps; goes with local_steps")
-    local_batch: Whole | None = Field(None, description="records in one local step; all of a client's if left out")
+    local_batch: Count | None = Field(None, description="records in one local step; all of a client's if left out")
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:
@@ -115,7 +113,7 @@ class LocalAveraging:
 class LocalSettings(Settings):
     clip: Positive = Field(description="C: norm bound on one record's gradient")
     step: Positive = Field(description="η of the silos' own steps")
-    local_steps: Whole = Field(
+    local_steps: Count = Field(
         description="K: steps of every silo between two averages; federation.rounds counts steps, each a release"
     )
 
@@ -145,8 +143,8 @@ LOCAL_DP_SGD = Algorithm(
 
 class AveragingSettings(Settings):
     step: Positive = Field(description="η of the silos' own steps")
-    local_batch: Whole = Field(description="records in one local step")
-    local_epochs: Whole = Field(1, description="local passes over a silo's records of the round")
+    local_batch: Count = Field(description="records in one local step")
+    local_epochs: Count = Field(1, description="local passes over a silo's records of the round")
 
 
 def _displacement(problem: Problem) -> PlainGradient:

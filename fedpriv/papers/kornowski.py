@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ from fedpriv.noise.diagonal import LeafGaussian
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.papers.base import (
     Algorithm,
+    Count,
     Positive,
     Prescription,
     Problem,
@@ -160,7 +161,6 @@ def _column(values: NDArray[np.float64], like: Tensor) -> Scalar:
 
 
 _PAPER = "Kornowski, Liu & Talwar, Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization"
-Count = Annotated[int, Field(ge=1)]
 _TARGETS = 200
 
 

@@ -48,7 +48,7 @@ from fedpriv.papers.base import (
     Positive,
     Prescription,
     Problem,
-    Released,
+    ReleaseNumbers,
     Settings,
     project_to_ball,
     refused_in_words,
@@ -193,7 +193,7 @@ def _phased_numbers(name: str, settings: PhasedSettings, problem: Problem) -> Pr
     return Prescription(name, numbers, step_conditions(step, problem.smoothness))
 
 
-def _phased_risk(settings: PhasedSettings, problem: Problem, released: Released) -> Bound:
+def _phased_risk(settings: PhasedSettings, problem: Problem, released: ReleaseNumbers) -> Bound:
     """Noise is released in the empty round that ends a phase, in units of the phase's step."""
     lengths = _phases(problem).lengths
     steps = [settings.step * shrink_of_phase(phase) for phase in range(1, len(lengths) + 1)]

@@ -39,7 +39,7 @@ from fedpriv.papers.base import (
     Fraction,
     Positive,
     Problem,
-    Released,
+    ReleaseNumbers,
     Settings,
     independent,
     project_to_ball,
@@ -107,7 +107,7 @@ class SgdSettings(StepSettings):
     output: Literal["last", "average"] = Field("last", description="which iterate is published")
 
 
-def averaged_risk(settings: StepSettings, problem: Problem, released: Released) -> Bound:
+def averaged_risk(settings: StepSettings, problem: Problem, released: ReleaseNumbers) -> Bound:
     """Bound the excess risk of the average of the iterates."""
     return projected(released.of_gradients, settings.radius, problem.smoothness, settings.step, fresh=True)
 

@@ -13,9 +13,9 @@ from fedpriv.data.encode import SMALLEST, Scaling
 from fedpriv.data.named import schema_of
 from fedpriv.data.schema import TableSchema
 from fedpriv.noise.trust import RECORD, Unit
-from fedpriv.papers.base import Positive
+from fedpriv.papers.base import Count, Positive
 from fedpriv.participation.clients import CHOSEN
-from fedpriv.scenario.sections import Count, FederationSection, Section
+from fedpriv.scenario.sections import FederationSection, Section
 
 Numbers = Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(strict=False)]
 

@@ -28,8 +28,8 @@ from fedpriv.core.files import scenario_file
 from fedpriv.scenario.data import PARTITION_KEYS
 from fedpriv.scenario.messages import explain
 from fedpriv.scenario.published import (
+    Growth,
     Published,
-    Scaling,
     Tuned,
     assign,
     changed,
@@ -166,7 +166,7 @@ class Scenario:
     seeds: list[int]
     points: list[Point]
     published: Published | None
-    scaling: Scaling | None = None
+    scaling: Growth | None = None
     tuned: Tuned | None = None
     """How its settings were chosen, where `fedpriv tune` wrote the file."""
 

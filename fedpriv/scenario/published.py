@@ -80,7 +80,7 @@ class Paper(BaseModel):
         return [*self.metrics, *self.values]
 
 
-class Scaling(BaseModel):
+class Growth(BaseModel):
     """[scaling]: how what an algorithm needs grows with n; shown as fitted exponents beside the theory's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -138,10 +138,10 @@ class Published:
         return cells[self.row_values.index(row)][self.column_values.index(column)]
 
 
-Section = TypeVar("Section", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 
 
-def _validated(kind: type[Section], given: Any, name: str, source: str) -> Section:
+def _validated(kind: type[Model], given: Any, name: str, source: str) -> Model:
     """The section; InputError with one line if it is malformed."""
     try:
         return kind.model_validate(given)
@@ -154,11 +154,11 @@ def _check_swept(name: str, key: str, axes: Mapping[str, list[Any]], source: str
         raise InputError(f"{source}: {name} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}")
 
 
-def scaling_of(given: Any, axes: Mapping[str, list[Any]], source: str) -> Scaling | None:
+def scaling_of(given: Any, axes: Mapping[str, list[Any]], source: str) -> Growth | None:
     """[scaling] of a file; InputError if it is malformed."""
     if given is None:
         return None
-    scaling = _validated(Scaling, given, "scaling", source)
+    scaling = _validated(Growth, given, "scaling", source)
     for role in ("along", "smallest", "by"):
         _check_swept(f"scaling.{role}", getattr(scaling, role), axes, source)
     return scaling

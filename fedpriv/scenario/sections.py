@@ -19,12 +19,11 @@ from fedpriv.accounting.renyi import mu_of_zcdp
 from fedpriv.data.partition import silo_sizes
 from fedpriv.loss.scores import Score
 from fedpriv.noise.trust import RECORD, USER, Trust, Unit, UnitName, unit_named
-from fedpriv.papers.base import Positive
+from fedpriv.papers.base import Count, Positive
 from fedpriv.participation.clients import CHOSEN, SamplingName
 from fedpriv.participation.orders import ParticipationKeys
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
 
 
 class Section(BaseModel):

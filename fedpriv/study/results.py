@@ -21,12 +21,12 @@ from typing import Any
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.files import write_json, write_text, write_vector
-from fedpriv.engines.table import Groups
+from fedpriv.engines.table import Grouping
 from fedpriv.rounds.entries import differing_words, entry_of
 from fedpriv.rounds.fitted import Fitted
 from fedpriv.rounds.outcome import Finished, RunObserver
 from fedpriv.scenario.load import Scenario, resolve_cell
-from fedpriv.scenario.published import Published, Scaling, Tuned
+from fedpriv.scenario.published import Growth, Published, Tuned
 from fedpriv.study.stored import (
     check_axes,
     check_cell,
@@ -59,7 +59,7 @@ class Results:
     versions: Mapping[str, str]
     rerun: str | None
     """The command that runs the same again; None where it was not recorded."""
-    scaling: Scaling | None = None
+    scaling: Growth | None = None
     tuned: Tuned | None = None
     date: str | None = None
     """When the run began, UTC; None in results that are older than this figure."""
@@ -87,7 +87,7 @@ class RunFolder(RunObserver):
         resume: bool,
         rerun: str | None = None,
         fits: Mapping[str, Fitted] | None = None,
-        groups: Groups | None = None,
+        groups: Grouping | None = None,
     ) -> None:
         """InputError if the folder holds results of another run, or of any run without `resume`.
 
@@ -180,7 +180,7 @@ class RunFolder(RunObserver):
         (self.path / _JOURNAL).unlink(missing_ok=True)
         self._written = time.monotonic()
 
-    def _finished_before(self, groups: Groups | None) -> dict[int, dict[str, Any]]:
+    def _finished_before(self, groups: Grouping | None) -> dict[int, dict[str, Any]]:
         before, path = read_results(self.path), self.path
         self._take_place_of(before)
         kept = [cell for cell in before.cells if (path / cell["model"]).exists()]  # else it is run again
@@ -242,7 +242,7 @@ def read_results(folder: Path) -> Results:
             seeds=tree["seeds"],
             published=Published.from_data(tree["published"]) if tree["published"] else None,
             cells=_with_journal(tree["cells"], folder / _JOURNAL),
-            scaling=Scaling.model_validate(tree["scaling"]) if tree.get("scaling") else None,
+            scaling=Growth.model_validate(tree["scaling"]) if tree.get("scaling") else None,
             tuned=Tuned.model_validate(tree["tuned"]) if tree.get("tuned") else None,
             versions=tree.get("versions", {}),
             rerun=tree.get("rerun"),

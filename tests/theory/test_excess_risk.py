@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import fedpriv
 from fedpriv.cli.app import app
-from fedpriv.papers.base import Floats, Problem, Released
+from fedpriv.papers.base import Floats, Problem, ReleaseNumbers
 from fedpriv.papers.choquette_choo import accelerated, non_realizable, realizable
 from fedpriv.papers.phased import phased_bound
 from fedpriv.papers.sgd import projected
@@ -113,7 +113,7 @@ def test_numbers_by_hand() -> None:
 
 
 def test_what_is_released_errs_by_sampling_and_noise() -> None:
-    released = Released(10, 4, np.array([1.0, 2.0, 2.0]), np.array([0.5, 0.5, 1.0]))
+    released = ReleaseNumbers(10, 4, np.array([1.0, 2.0, 2.0]), np.array([0.5, 0.5, 1.0]))
     assert released.of_sums == pytest.approx(np.sqrt([0.1 + 1, 0.5 + 1, 0.9 + 4]))
     assert released.of_gradients == pytest.approx(np.sqrt([0.1 + 1, 0.4 + 1, 0.4 + 4]))
 
