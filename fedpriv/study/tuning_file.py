@@ -248,7 +248,7 @@ def _of_silos(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
 
 
 def held_out_of(cell: Cell, count: int | None) -> HeldOut:
-    """InputError for more than there are."""
+    """Hold out the last `count` training records (default a tenth); InputError if there are fewer."""
     data = cell.data
     records = len(task_of(data.name, cell.model, cell.run.dtype, None, data.table, revision()).train.labels)
     chosen = max(1, records // _SHARE) if count is None else count
