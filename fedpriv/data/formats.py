@@ -96,7 +96,7 @@ class _ArrayUnpickler(pickle.Unpickler):
         return _ADMITTED[module, name]
 
 
-_PIP_SECONDS = 300.0
+_SECONDS = 300.0
 # Only wheels, because pip runs the setup.py of a source archive; one retry, so that no network is a quick error.
 _PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--retries=1", "--quiet", "--no-input")
 
@@ -110,15 +110,22 @@ def check_wheel(wheel: bytes, requirement: str, sha256: str) -> None:
 def pip_download(folder: Path, requirement: str) -> Path:
     """The wheel of `requirement`, NAME==VERSION, in `folder`; InputError with pip's reason if it does not come."""
     command = [sys.executable, "-m", "pip", "download", *_PIP_OPTIONS, "--dest", str(folder), requirement]
+    return downloaded(command, f"pip download {requirement}", folder, "wheel", "*.whl", "ERROR: ")
+
+
+def downloaded(
+    command: Sequence[str], what: str, folder: Path, kind: str, files: str, error: str, cwd: Path | None = None
+) -> Path:
+    """Run a package manager; the one of `files` in `folder`, or InputError with its last line, less `error`."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_SECONDS, check=False)
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise InputError(f"pip download {requirement} took longer than {_PIP_SECONDS:.0f} s") from None
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        lines = done.stderr.strip().splitlines() or ["no wheel came"]
-        raise InputError(f"pip download {requirement}: {lines[-1].removeprefix('ERROR: ')}")
-    return wheels[0]
+        raise InputError(f"{what} took longer than {_SECONDS:.0f} s") from None
+    found = list(folder.glob(files))
+    if done.returncode or not found:
+        lines = done.stderr.strip().splitlines() or [f"no {kind} came"]
+        raise InputError(f"{what}: {lines[-1].removeprefix(error)}")
+    return found[0]
 
 
 _REGISTRATIONS = "torchvision._meta_registrations"
