@@ -19,7 +19,6 @@ from typing import Annotated, Any, Concatenate, Literal, NamedTuple, ParamSpec, 
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
@@ -32,7 +31,7 @@ from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.mechanism import Mechanism, raised
 from fedpriv.noise.registry import ChosenName, MechanismOptions, chosen_mechanism, unfitted
 from fedpriv.noise.trust import RECORD, Unit
-from fedpriv.noise.workload import Workload
+from fedpriv.noise.workload import Floats, Workload
 from fedpriv.participation.orders import Participation, Schedule
 
 
@@ -179,9 +178,6 @@ def refused_in_words(
     return evaluated
 
 
-Floats = NDArray[np.float64]
-
-
 class ReleaseNumbers(NamedTuple):
     """The public numbers of what a run releases."""
 
@@ -230,22 +226,20 @@ class Algorithm:
     objective: Callable[[Any, Problem, Objective], Objective] = lambda _settings, _problem, objective: objective
     """How the algorithm looks at the model's loss: as it is, unless the row says otherwise."""
     schedule: Callable[[Any, Schedule], Participation] = lambda _settings, declared: declared
-    """What the row makes of the scenario's rounds and places; the declared schedule itself if left out."""
+    """Participation of the row at the scenario's rounds and places; the declared schedule itself if left out."""
     trusts: tuple[str, ...] = ("untrusted", "trusted", "secure-aggregation")
     """The trust settings under which the row's releases are all that anyone outside learns."""
     theorems: Callable[[Any, Problem], tuple[Prescription, ...]] = lambda _settings, _problem: ()
-    """What theory asks for at these numbers; shown beside what a scenario uses, by `fedpriv privacy theorem`."""
-    excess_risk: Callable[[Any, Problem, ReleaseNumbers], Bound | None] = lambda _settings, _problem, _released: (
-        None
-    )
-    """What the mean excess risk of a run cannot exceed, for convex losses of known smoothness whose records are
-    read once in a public order; None where nothing is proved for these settings."""
+    """Numbers that theory asks for; shown beside what a scenario uses, by `fedpriv privacy theorem`."""
+    excess_risk: Callable[[Any, Problem, ReleaseNumbers], Bound | None] = lambda *_: None
+    """Bound on the mean excess risk of a run, for convex losses of known smoothness whose records are read once
+    in a public order; None where nothing is proved for these settings."""
     published: Literal["points", "rows"] | None = None
-    """What noise is fitted to: the points that the optimizer asks at and its output, which are linear in the
+    """Target of fitted noise: the points that the optimizer asks at and its output, which are linear in the
     released rows while no projection is active; the rows themselves, of which theorems ask the mean noise; None:
     nothing can be fitted, since the optimizer is neither linear nor has such a theorem, or its sums restart."""
     name_of_mu: str = "mu"
-    """What the paper calls the GDP parameter; accepted as a key of [privacy] beside `mu`."""
+    """Name of the GDP parameter in the paper; accepted as a key of [privacy] beside `mu`."""
 
 
 UNITS = ("clip", "step", "beta", "radius", "diameter")

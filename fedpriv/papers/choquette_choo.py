@@ -57,11 +57,11 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import LinearWeights, PlainGradient, RecursiveGradient, Round, Weights
 from fedpriv.noise.nodes import levels
+from fedpriv.noise.workload import Floats
 from fedpriv.papers.base import (
     Algorithm,
     Bound,
     Condition,
-    Floats,
     NoiseSettings,
     Positive,
     Prescription,

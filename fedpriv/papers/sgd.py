@@ -31,11 +31,11 @@ from torch import Tensor
 
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import PlainGradient, Round
+from fedpriv.noise.workload import Floats
 from fedpriv.papers.base import (
     Algorithm,
     Bound,
     Condition,
-    Floats,
     Fraction,
     Positive,
     Problem,

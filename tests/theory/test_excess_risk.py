@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 import fedpriv
 from fedpriv.cli.app import app
-from fedpriv.papers.base import Floats, Problem, ReleaseNumbers
+from fedpriv.noise.workload import Floats
+from fedpriv.papers.base import Problem, ReleaseNumbers
 from fedpriv.papers.choquette_choo import accelerated, non_realizable, realizable
 from fedpriv.papers.phased import phased_bound
 from fedpriv.papers.sgd import projected
