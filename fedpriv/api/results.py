@@ -14,6 +14,7 @@ from torch import nn
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import counted, delta_figure, upper_figure
 from fedpriv.loss.imported import Trained, trained, with_parameters
+from fedpriv.rounds.outcome import WithMetrics
 from fedpriv.rounds.task import DTYPES, public_task_of_cell, seen
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
@@ -26,20 +27,11 @@ from fedpriv.study.results import read_claims, read_history
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(WithMetrics):
     """The test set after one round; the accuracy is a share, 0 … 1."""
 
     round: int
     metrics: Mapping[str, float]
-
-    @property
-    def test_loss(self) -> float:
-        return self.metrics["test_loss"]
-
-    @property
-    def test_accuracy(self) -> float:
-        """KeyError for a regression, which has none."""
-        return self.metrics["test_accuracy"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +66,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, repr=False)
-class CellResults:
+class CellResults(WithMetrics):
     """One sweep point with one seed."""
 
     point: Mapping[str, Any]
@@ -111,15 +103,6 @@ class CellResults:
             return "no noise"
         where = f" (all in delta={delta_figure(delta)})" if epsilon == 0.0 else ""
         return f"epsilon={upper_figure(epsilon)}{where}"
-
-    @property
-    def test_loss(self) -> float:
-        return self.metrics["test_loss"]
-
-    @property
-    def test_accuracy(self) -> float:
-        """A share, 0 … 1; KeyError for a regression, which has none."""
-        return self.metrics["test_accuracy"]
 
     def model(self) -> NDArray[np.floating[Any]]:
         """The published model, flat: shape (d,)."""

@@ -1,4 +1,4 @@
-"""Do the noisy integers tell more than their law?  Attacks on their bits, with all that one record leaves open.
+"""Attacks on the bits of noisy integers: do they tell more than their law?
 
 Everything but one record is known, so that for each world (the record is there, or not) an attacker can compute
 what the noise would be: z = y - (C s).  For the right world it is noise, for the wrong one something else:
@@ -122,7 +122,7 @@ def _sums(cell: Cell, plan: Plan, shard: Shard, number: int) -> list[Ints]:
 def _fits(
     cell: Cell, plan: Plan, exact: ExactPlan, noisy: NDArray[np.float64], sums: Sequence[Sequence[Ints]]
 ) -> Scores:
-    """How well what is left of y without the sums of a world, `sums[silo][t - 1]`, fits each test."""
+    """Score how well what is left of y without the sums of a world, `sums[silo][t - 1]`, fits each test."""
     strategy, passed = exact.run.factored.strategy, []
     state = strategy.start()
     for t, of_round in enumerate(zip(*sums, strict=True), start=1):

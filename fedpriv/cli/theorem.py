@@ -15,8 +15,7 @@ from fedpriv.core.errors import InputError
 
 if TYPE_CHECKING:
     from fedpriv.loss.objective import Objective
-    from fedpriv.papers.base import Problem
-    from fedpriv.papers.risk import Condition, Prescription
+    from fedpriv.papers.base import Condition, Prescription, Problem
     from fedpriv.scenario.load import Point
     from fedpriv.scenario.schema import Cell
 

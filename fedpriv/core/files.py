@@ -1,10 +1,9 @@
-"""Files that are written whole or not at all.
+"""Write files whole or not at all, and find scenarios by name.
 
 A write that fails (OSError, as from a full disk) leaves the file as it was, and no draft beside it.
 
-Scenarios by name: those that fedpriv ships, and files of one's own.
-
-It imports no torch, so that a wrong name is told at once.
+Scenarios have the names of those that fedpriv ships, or paths of files.  The lookup imports no torch, so that a
+wrong name is reported at once.
 """
 
 import errno

@@ -1,9 +1,8 @@
-"""One cell's progress and result as files: how a server in another process talks to the engine that started it.
+"""Files and keys by which a server in another process talks to the engine that started it.
 
 `progress` holds the last finished round, `history.jsonl` a line an evaluated round; a run ends with `model.npy`
-and then `outcome.json`, or with `failure.json`.
-
-The run configuration of `flwr run`: which cell of which scenario, as Flower's flat keys.
+and then `outcome.json`, or with `failure.json`.  The run configuration of `flwr run` says which cell of which
+scenario it is, as Flower's flat keys.
 """
 
 import json

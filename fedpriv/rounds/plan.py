@@ -29,8 +29,7 @@ from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.registry import check_known
 from fedpriv.noise.trust import RECORD, Noise, NoiseSource, Trust, Unit
 from fedpriv.noise.workload import Workload
-from fedpriv.papers.base import Optimizer, Problem
-from fedpriv.papers.risk import Bound, Released
+from fedpriv.papers.base import Bound, Optimizer, Problem, ReleaseNumbers
 from fedpriv.participation.orders import Participation
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.rounds.arithmetic import (
@@ -373,5 +372,5 @@ def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     clips = np.array([float(plan.estimator.round(t).clip) / max(1, schedule.expected_batches(t)) for t in rounds])
     workload = Workload(schedule, plan.estimator.decay, clips, plan.estimator.period)
     stds = plan.noise.std_in_mean * np.sqrt(plan.mechanism.variance(workload))
-    released = Released(problem.batch, problem.dimension, clips, stds)
+    released = ReleaseNumbers(problem.batch, problem.dimension, clips, stds)
     return cell.algorithm.row.excess_risk(cell.algorithm.settings, problem, released)

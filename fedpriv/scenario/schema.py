@@ -1,8 +1,7 @@
-"""The typed scenario: one cell of a scenario file, every key checked before anything runs.
+"""Schema of a scenario's cell: every key checked before anything runs.
 
-Whether a run can go on without a silo that does not answer.
-
-Which units a scenario's data and federation have.
+Checks across sections are here: whether the algorithm is known and takes its settings, whether a run can go on
+without a silo that does not answer, and which units the data and the federation have.
 """
 
 from typing import Annotated, Any, Self
@@ -108,7 +107,7 @@ def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
 
 
 def _why_not(trust: Trust) -> str:
-    """Why cohorts protect nobody under a server that is not trusted."""
+    """Reason that cohorts protect no client under a server that is not trusted."""
     return "masks need the answers of all clients" if trust.masked else "a server sees which clients answer"
 
 
@@ -255,7 +254,7 @@ class Cell(Section):
 
     @property
     def budget(self) -> Budget:
-        """What the rounds may spend, and what is spent beside them."""
+        """Budget of the rounds, and what is spent beside them."""
         return self._budget
 
     @property
@@ -310,7 +309,7 @@ class Cell(Section):
 
     @property
     def schedule(self) -> Participation:
-        """Which records are read in which round, as the algorithm arranges them; InputError if it cannot."""
+        """Participation of the records, as the algorithm arranges it; InputError if it cannot."""
         federation = self.federation
         declared = Schedule(federation.total_rounds, federation.rounds_per_epoch)
         arranged = self.algorithm.row.schedule(self.algorithm.settings, declared)
@@ -325,7 +324,7 @@ class Cell(Section):
                 f'federation.sampling = "{federation.sampling}": {self.algorithm.name} reads records in an order '
                 'of its own; use "fixed"'
             )
-        return CHOSEN[federation.sampling].instead_of(arranged, federation.asked)
+        return CHOSEN[federation.sampling].from_schedule(arranged, federation.participation_keys)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -334,7 +333,7 @@ class Cell(Section):
 
     @property
     def unread(self) -> int:
-        """How many of `federation.samples` no silo holds, since every round reads equally many of each silo.
+        """Number of `federation.samples` that no silo holds, since every round reads equally many of each silo.
 
         With `size_skew` fewer than one pass has rounds; silos of equal size leave fewer than rounds · silos.
         """

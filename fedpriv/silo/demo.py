@@ -1,6 +1,6 @@
-"""Folders of silos for a demonstration: to each its own records and a policy, cut from a public data set.
+"""Silo folders for a demonstration: to each its own records and a policy, cut from a public data set.
 
-A silo of a real deployment has its records already, and writes its policy itself.
+A silo of a real deployment has its records already, and its administrator writes the policy.
 """
 
 import json

@@ -27,7 +27,7 @@ from fedpriv.noise.trust import USER
 from fedpriv.rounds.round import State
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import ROUNDING, Admission, Admitted, Charge, InTime, refusal, spent, words
-from fedpriv.silo.ledger import Answer, LedgerError, Run, SiloLedger, create_ledger
+from fedpriv.silo.ledger import AnswerRow, LedgerError, Run, SiloLedger, create_ledger
 from fedpriv.silo.masks import identity_of
 from fedpriv.silo.policy import Policy
 from fedpriv.silo.shard import Shard
@@ -327,7 +327,7 @@ class Guard:
     def _spent(self, charges: Sequence[Charge]) -> list[Price]:
         return spent(charges, self._policy.allow.relation, self._policy.allow.unit)
 
-    def _check_same(self, known: Answer, digest: bytes, t: int) -> None:
+    def _check_same(self, known: AnswerRow, digest: bytes, t: int) -> None:
         if known.query != digest:
             done = "answered" if known.reply is not None else "asked"
             raise self._refusal(f"round {t} was {done} already, for another query")

@@ -2,7 +2,7 @@
 
 Evaluations are runs of their own, with a ledger and a budget of their own, and the same guard answers both.
 
-What a silo's administrator asks its ledger: what was spent, and to be done with a run.
+A silo's administrator asks the ledgers here: what was spent, and to end a run.
 """
 
 import json

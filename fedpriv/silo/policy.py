@@ -1,8 +1,7 @@
-"""What a silo allows, in a file of its own: no server and no scenario can widen it.
+"""Policy of a silo, in a file of its own: no server and no scenario can widen it.
 
-Who may write what a guard relies on: its policy, records, keys and ledger.
-
-A policy file to start from: every key with what it means, made from the keys themselves.
+The file to start from has every key with what it means, made from the keys themselves.  Files that a guard relies
+on (policy, records, keys and ledger) are refused where users other than the guard's own may write them.
 """
 
 import json

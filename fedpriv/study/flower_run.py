@@ -1,6 +1,6 @@
-"""The ServerApp of `flwr run .`: no engine follows it, so that it writes the folder that a person reads itself.
+"""The ServerApp of `flwr run .`: no engine follows it, so that it writes the run's folder itself.
 
-What engines submit is `fedpriv.server.app:app`, with the same rounds.
+Engines submit `fedpriv.server.app:app`, with the same rounds.
 """
 
 import json

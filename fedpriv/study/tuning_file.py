@@ -1,8 +1,7 @@
-"""Which keys a grid may vary: what trains, never what is protected, against whom, or what the records are.
+"""The tuning problem: a scenario's points with a grid each, on training records without those held out.
 
-Which settings are tried: a grid for every row, or factors of the numbers that a scenario has.
-
-What is tuned: the points of a scenario, each with its grid, on training records without those held out.
+A grid may vary keys of the training, never what is protected, against whom, or what the records are.  It is given
+for a row, or consists of factors of the numbers that a scenario has.
 """
 
 import itertools
@@ -179,7 +178,7 @@ def places(grid: Grid, setting: Setting) -> list[Place]:
     return found
 
 
-_SHARE = 10  # one in so many training records is held out where nobody says how many
+_SHARE = 10  # one in so many training records is held out by default
 LOWER_IS_BETTER = ("loss", "error")
 
 
@@ -218,7 +217,7 @@ class HeldOut:
 
     @property
     def words(self) -> str:
-        """Whose they are."""
+        """Words for the owner of the held-out records."""
         read, each = (_span(map(sum, self.runs)), _span(count for run in self.runs for count in run))
         return (
             f"the last {self.count:,} of {self.of:,} training records are held out while tuning; in a run of the "
@@ -241,7 +240,7 @@ def _span(counts: Iterable[int]) -> str:
 
 
 def _of_silos(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
-    """How many of the held-out records each silo of a run reads."""
+    """Number of held-out records that each silo of a run reads."""
     units = task_of_cell(cell).units
     of_rows = np.arange(held_out.of)[:, None] if units is None else np.asarray(units)  # persons may have several
     first = held_out.of - held_out.count
@@ -249,7 +248,7 @@ def _of_silos(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
 
 
 def held_out_of(cell: Cell, count: int | None) -> HeldOut:
-    """InputError for more than there are."""
+    """Hold out the last `count` training records (default a tenth); InputError if there are fewer."""
     data = cell.data
     records = len(task_of(data.name, cell.model, cell.run.dtype, None, data.table, revision()).train.labels)
     chosen = max(1, records // _SHARE) if count is None else count
@@ -305,7 +304,7 @@ def _resolved(tree: dict[str, Any], setting: Setting) -> Cell:
 
 
 def _fewer(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
-    """What is asked for of fewer records, where those that are left do not last: rounds, samples or batches."""
+    """Key to lower where the records that are left do not last: rounds, samples or batches."""
     federation, left = cell.federation, held_out.of - held_out.count
     if sum(cell.batch_sizes) * cell.schedule.batches_held <= left:
         return {}

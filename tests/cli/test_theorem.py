@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 
 import fedpriv
 from fedpriv.cli.app import app
-from fedpriv.papers.choquette_choo import TheoremProblem, non_realizable, realizable
+from fedpriv.papers.choquette_choo import non_realizable, realizable
 from fedpriv.papers.kornowski_bounds import Nonsmooth, plan_multi, plan_single
-from fedpriv.papers.risk import by_moments
-from fedpriv.papers.tran_cutkosky_bounds import tree_gradient_bound
-from fedpriv.rounds.plan import plan_of
+from fedpriv.papers.noisy_minibatch import by_moments
+from fedpriv.papers.tran_cutkosky import tree_gradient_bound
+from fedpriv.rounds.plan import plan_of, problem_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import load_scenario
 
@@ -58,16 +58,10 @@ def test_both_theorems_stand_beside_the_numbers_of_the_run(scenario: Path) -> No
     used = point["scenario"]
     assert (used["rounds"], used["batch"], used["clip"], used["beta"]) == (10, 600, 4.0, 20.0)
     assert used["noise std"] == plan.noise.std_in_mean
-    problem = TheoremProblem(
-        6000,
-        objective.dimension,
-        point["problem"]["epsilon"],
-        1e-5,
-        objective.lipschitz,
-        objective.smoothness,
-        3.0,
-    )
-    for theorem, formula in zip(point["theorems"], (realizable(problem), non_realizable(problem)), strict=True):
+    problem = problem_of(cell, objective)
+    assert (problem.records, problem.epsilon) == (6000, point["problem"]["epsilon"])
+    formulas = realizable(problem, 3.0), non_realizable(problem, 3.0)
+    for theorem, formula in zip(point["theorems"], formulas, strict=True):
         assert theorem["numbers"]["beta"] == formula.beta
         assert theorem["numbers"]["noise std"] == formula.sigma
         assert [condition["holds"] for condition in theorem["conditions"]] == [

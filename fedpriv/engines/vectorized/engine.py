@@ -14,7 +14,6 @@ Where the vectorized engine computes.
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import SERVER
-from fedpriv.core.replicates import Part, stack
+from fedpriv.core.replicates import Part, one_thread, stack
 from fedpriv.engines.table import Outcome, kept_pages
 from fedpriv.engines.vectorized.batches import OrderedBatches, SampledBatches
 from fedpriv.engines.vectorized.noise import NoiseFeed, aggregate
@@ -118,17 +117,6 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """The cores draw noise meanwhile; torch's threads, waiting for each other in a busy loop, would stop both."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 _PROGRESS_EVERY = 0.1  # seconds
 
 
@@ -140,7 +128,7 @@ def run_vectorized(
     A group goes on from its checkpoint in `kept`, which is dropped when the last of its outcomes was taken.
     """
     plans = plans_of(cells)
-    with one_torch_thread(), kept_pages():
+    with one_thread(), kept_pages():  # the cores draw noise meanwhile
         for members in grouped(cells, plans):
             of_group = [cells[i] for i in members]
             keeper = Keeper(kept, of_group, observer)
