@@ -20,9 +20,6 @@ from numpy.typing import NDArray
 
 from fedpriv.noise.workload import Floats, geometric_sums, powers
 
-Energies = Callable[[int, float], Floats]
-"""Squared norms for a period of so many rounds under a decay."""
-
 
 def levels(rounds: int) -> int:
     """Levels of the tree, ⌊log2 T⌋ + 1: also the number of nodes that hold round 1."""

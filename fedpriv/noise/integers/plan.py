@@ -27,8 +27,16 @@ from fedpriv.noise.integers.claim import (
 )
 from fedpriv.noise.integers.fixed_point import LIMIT, Ints
 from fedpriv.noise.integers.gaussian import KeyedIntegers
-from fedpriv.noise.integers.lattice import MOST_KAPPA, Factored, Lattice, lattice_for
-from fedpriv.noise.integers.strategies import Group, IntegerStrategy, IntState, Load
+from fedpriv.noise.integers.strategies import (
+    MOST_KAPPA,
+    Factored,
+    Group,
+    IntegerStrategy,
+    IntState,
+    Lattice,
+    Load,
+    lattice_for,
+)
 from fedpriv.noise.mechanism import Mechanism, MechanismState
 
 if TYPE_CHECKING:
