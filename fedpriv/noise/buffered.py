@@ -14,7 +14,7 @@ Sources: McMahan, Xiao, Pillutla 2024 and Dvijotham et al. 2024; Choquette-Choo 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -109,13 +109,6 @@ class BufferedToeplitz(Toeplitz):
     def comparisons(cls, workload: Workload, options: BufferedOptions) -> dict[str, Self]:
         """None: whoever compares fits them first."""
         return {}
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Self:
-        numbers: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
-        }
-        return cls(**numbers)
 
     def options(self) -> dict[str, Any]:
         given = {"theta": list(self.theta), "phi": list(self.phi)}

@@ -13,7 +13,7 @@ increment is what is added to the running sum, so the noise accumulates over a p
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
@@ -34,6 +34,7 @@ from fedpriv.noise.integers.strategies import (
     Load,
     Reach,
     accumulated,
+    check_decay,
 )
 from fedpriv.noise.mechanism import (
     Blocks,
@@ -152,6 +153,9 @@ class IntegerPrefix(IntegerStrategy):
     decay: int
     period: int | None = None
 
+    def __post_init__(self) -> None:
+        check_decay(self.decay)
+
     def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
         return (Group(rounds, 1.0, accumulated(self.decay, rounds)),)
 
@@ -235,10 +239,6 @@ class ScheduledGaussian(Mechanism):
     def comparisons(cls, workload: Workload, options: Any) -> dict[str, Self]:
         """None: whoever compares fits the sizes first."""
         return {}
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Self:
-        return cls(tuple(data["sizes"]), data["decay"])
 
     def options(self) -> dict[str, Any]:
         return {"noise_sizes": list(self.sizes)}

@@ -217,8 +217,8 @@ class Mechanism(Protocol):
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `as_data`, whose name is left out."""
-        return cls(**data)
+        """The inverse of `as_data`, whose name is left out: fields are numbers, text, and tuples of them."""
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
 
     def certified(self, workload: Workload) -> Sensitivity:
         """`sensitivity` together with its certificate."""

@@ -115,6 +115,24 @@ def heaviest_patterns(weights: Floats, pattern: Separated) -> Floats:
     return best[:, -1]
 
 
+def of_columns(columns: Columns, workload: Workload) -> Sensitivity:
+    """The worst record of any C ≥ 0 whose columns are known; T²/N products of them in an order of N places.
+
+    Guarantee: exact in a single pass and in a fixed order, whatever the clips are; a bound for separated
+    participations.
+    """
+    clips, order = workload.clips, workload.order
+    if order.single_pass:
+        worst = float(np.max(clips**2 * columns.squared_norms))
+        return Sensitivity(math.sqrt(worst), True, "one participation: largest column norm")
+    if isinstance(order, Separated):
+        bound = row_bound(columns.inner, workload, order)
+        return Sensitivity(bound, False, "the heaviest pattern of every row, over the heaviest pattern")
+    own = (np.arange(place, workload.rounds, order.rounds_per_epoch) for place in range(order.rounds_per_epoch))
+    worst = max(float(clips[held] @ columns.inner(held) @ clips[held]) for held in own if len(held))
+    return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
+
+
 def of_series(workload: Workload, coefficients: Floats) -> Sensitivity:
     """`certified` for c_0 … up to the last that matters, at most `workload.block` of them."""
 

@@ -27,6 +27,7 @@ from fedpriv.noise.integers.strategies import (
     IntState,
     Load,
     Reach,
+    check_decay,
     participations_of,
 )
 from fedpriv.noise.mechanism import Columns, Mechanism, MechanismState, Sensitivity, check_matches
@@ -149,6 +150,9 @@ class IntegerTree(IntegerStrategy):
 
     decay: int
     period: int | None = None
+
+    def __post_init__(self) -> None:
+        check_decay(self.decay)
 
     def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
         block = rounds if self.period is None else min(self.period, rounds)

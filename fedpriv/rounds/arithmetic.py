@@ -24,6 +24,7 @@ from fedpriv.loss.estimators import Estimator, Round, rounds_of
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.integers.plan import ExactPlan, ExactRun, fitted
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.registry import integer_form
 from fedpriv.noise.trust import Noise, NoiseSource, Trust
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Participation
@@ -117,7 +118,7 @@ def exact_plan_of(
     sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
     together = max(sizes) if trust.private_messages else sum(sizes)
     try:
-        form = mechanism.integer(known.workload)
+        form = integer_form(mechanism, known.workload)
         if (estimator.round(1).split is not None) != form.in_parts:
             raise InputError(f"{mechanism.name} noise on increments that are clipped in parts")
         exact = fitted(

@@ -139,6 +139,12 @@ def skipped(
     return outputs, state
 
 
+def check_decay(decay: int) -> None:
+    """InputError for a decay, counted in 2^-31, that is none."""
+    if not 0 <= decay <= ONE:
+        raise InputError(f"decay = {decay} / 2^31: sums decay by a factor from 0 to 1")
+
+
 def accumulated(decay: int, rounds: int) -> Fraction:
     """min(rounds, 1 / (1 - decay)): what roundings of at most 1 a round add up to; 0 where nothing is rounded."""
     if decay in (0, ONE):
