@@ -96,7 +96,7 @@ class BufferedToeplitz(Toeplitz):
 
     @classmethod
     def of(cls, workload: Workload, options: BufferedOptions) -> Self:
-        """The mechanism of given roots; InputError for none: whoever builds a plan never fits."""
+        """The mechanism of given roots; InputError for none: a plan never fits."""
         if not options.theta:
             raise InputError(
                 f"mechanism = {cls.name!r}: its roots are fitted before a run starts and sent as numbers, and "
@@ -107,7 +107,7 @@ class BufferedToeplitz(Toeplitz):
 
     @classmethod
     def comparisons(cls, workload: Workload, options: BufferedOptions) -> dict[str, Self]:
-        """None: whoever compares fits them first."""
+        """None: a comparison fits them first."""
         return {}
 
     def options(self) -> dict[str, Any]:

@@ -222,7 +222,7 @@ class ScheduledGaussian(Mechanism):
 
     @classmethod
     def of(cls, workload: Workload, options: ScheduledOptions) -> Self:
-        """The mechanism of given sizes; InputError for none: whoever builds a plan never fits."""
+        """The mechanism of given sizes; InputError for none: a plan never fits."""
         if not options.noise_sizes:
             raise InputError(
                 f"mechanism = {cls.name!r}: its sizes are fitted before a run starts and sent as numbers, and "
@@ -237,7 +237,7 @@ class ScheduledGaussian(Mechanism):
 
     @classmethod
     def comparisons(cls, workload: Workload, options: Any) -> dict[str, Self]:
-        """None: whoever compares fits the sizes first."""
+        """None: a comparison fits the sizes first."""
         return {}
 
     def options(self) -> dict[str, Any]:

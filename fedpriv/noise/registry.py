@@ -52,7 +52,7 @@ _OF_ONE_ALGORITHM: tuple[type[Mechanism], ...] = (
 MECHANISMS: Mapping[str, type[Mechanism]] = MappingProxyType(
     {kind.name: kind for kind in (*CHOSEN, *_OF_ONE_ALGORITHM)}
 )
-"""fedpriv's own, which nobody replaces."""
+"""fedpriv's own: read-only, so that an extension cannot replace one."""
 _OURS = frozenset({*MECHANISMS.values(), RoundedBanded})
 ADDED: dict[str, type[Mechanism]] = {}
 """Those of others."""

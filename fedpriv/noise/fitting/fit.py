@@ -1,13 +1,10 @@
 """Fitting the roots of a buffered Toeplitz mechanism to what a run publishes; deterministic.
 
-The roots come from unbounded numbers v: with s = sigmoid(v) and ρ_j = Π_{l≤j} (1 - s_l) the roots
-θ = decay (ρ_1, ρ_3, …) and φ = decay (ρ_2, ρ_4, …) interlace for every v (decay = 0 is fitted as 1).
+The roots come from unbounded numbers v: with s = sigmoid(v) and ρ_j = Π_{l≤j} (1 - s_l) the roots θ = decay (ρ_1,
+ρ_3, …) and φ = decay (ρ_2, ρ_4, …) interlace for every v (decay = 0 is fitted as 1).  What is made small is a
+function of the roots, with its exact gradient:
 
-Which record a nonincreasing Toeplitz C charges most: its clips in its own rounds, 0 elsewhere.
-
-log J of a buffered Toeplitz mechanism as a function of its roots, with its exact gradient.
-
-    log J = log ‖C u‖² + log ‖R B‖²    R the objective's rows, u the worst record
+    log J = log ‖C u‖² + log ‖R B‖²    R the objective's rows, u the worst record: its clips in its own rounds
 
 With x the delay, ∂c/∂θ = x/(1 - θx) c, ∂b/∂θ = -x/(1 - θx) b, and for φ the signs change.  Both norms are those of
 filtered signals, so every derivative is one more filter.

@@ -211,7 +211,7 @@ def pack(state: IntState) -> bytes:
 
 
 def unpack(packed: bytes) -> IntState:
-    """The state over the packed bytes, without copies: nobody writes into it.  RunError for other bytes."""
+    """Read the state over the packed bytes, without copies: do not write into it.  RunError for other bytes."""
     if len(packed) < _HEADER.size:
         raise RunError("the strategy's state is cut off")
     mark, count, size = _HEADER.unpack_from(packed)
