@@ -117,27 +117,6 @@ def lower_bounds(rows: Floats, workload: Workload) -> Floats:
     return np.asarray(np.max(by_place, axis=1), np.float64)
 
 
-def sharper_mean_bound(rows: Floats, workload: Workload, steps: int = 300) -> float:
-    """A bound of the root mean square over the rows, sharper than that of their `lower_bounds`; one pass.
-
-    For v > 0 with sum 1 every mechanism has mean variance ≥ [tr (V^½ M V^½)^½]², M the mean of a^T a with clips;
-    v <- diag (V^½ M V^½)^½ climbs.  O(T³) a step: for tests and small T.
-    """
-    if not workload.schedule.single_pass:
-        raise InputError("the sharper bound is for one participation of every record")
-    moved = on_increments(rows, workload.decay) * workload.clips
-    second = moved.T @ moved / len(rows)
-    weights = np.full(workload.rounds, 1.0 / workload.rounds)
-    best = 0.0
-    for _ in range(steps):
-        root = np.sqrt(weights)
-        values, vectors = np.linalg.eigh(second * np.outer(root, root))
-        singular = np.sqrt(np.maximum(values, 0.0))
-        best = max(best, float(np.sum(singular) / np.sqrt(np.sum(weights))))
-        weights = np.maximum((vectors**2) @ singular, 0.0)
-    return best
-
-
 @dataclass(frozen=True)
 class Objective:
     """J of one row's response under one workload, all of it public before round 1."""
