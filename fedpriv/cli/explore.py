@@ -145,12 +145,14 @@ def _algorithms() -> Lines:
 
 
 def _mechanisms() -> Lines:
-    from fedpriv.noise.registry import CHOSEN, MECHANISMS
+    from fedpriv.core.extensions import load_extensions
+    from fedpriv.noise.registry import ADDED, CHOSEN, MECHANISMS
 
-    ones = {name: (getdoc(kind) or "").splitlines()[0] for name, kind in MECHANISMS.items()}
+    load_extensions()
+    ones = {kind: (getdoc(kind) or "").splitlines()[0] for kind in (*MECHANISMS.values(), *ADDED.values())}
     return [
-        (name, words if MECHANISMS[name] in CHOSEN else f"{words} (of one algorithm)")
-        for name, words in ones.items()
+        (kind.name, words if kind in (*CHOSEN, *ADDED.values()) else f"{words} (of one algorithm)")
+        for kind, words in ones.items()
     ]
 
 

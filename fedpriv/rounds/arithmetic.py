@@ -22,9 +22,9 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import SERVER
 from fedpriv.loss.estimators import Estimator, Round, rounds_of
 from fedpriv.loss.objective import Objective
-from fedpriv.noise.integers.lattice import FactoredDifferences, factored
 from fedpriv.noise.integers.plan import ExactPlan, ExactRun, fitted
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.registry import integer_form
 from fedpriv.noise.trust import Noise, NoiseSource, Trust
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Participation
@@ -118,8 +118,8 @@ def exact_plan_of(
     sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
     together = sum(sizes) if trust.releases(SERVER) else max(sizes)
     try:
-        form = factored(mechanism, known.workload)
-        if (estimator.round(1).split is not None) != isinstance(form, FactoredDifferences):
+        form = integer_form(mechanism, known.workload)
+        if (estimator.round(1).split is not None) != form.in_parts:
             raise InputError(f"{mechanism.name} noise on increments that are clipped in parts")
         exact = fitted(
             ExactRun(

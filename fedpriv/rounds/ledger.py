@@ -24,10 +24,10 @@ from fedpriv.accounting.gaussian import Relation, compose, moved_by, relation_na
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee, Promise, weakest
 from fedpriv.core.errors import InputError
 from fedpriv.noise.integers.claim import Claim
-from fedpriv.noise.integers.lattice import Lattice, factored
 from fedpriv.noise.integers.plan import claimed
+from fedpriv.noise.integers.strategies import Lattice
 from fedpriv.noise.mechanism import Mechanism, Sensitivity
-from fedpriv.noise.registry import mechanism_from
+from fedpriv.noise.registry import integer_form, mechanism_from
 from fedpriv.noise.trust import RECORD, Unit, unit_from
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.clients import participation_from
@@ -153,7 +153,7 @@ class ReleaseStream:
     def _claimed(self, integers: Integers) -> Claim:
         """For the records of a unit in one silo."""
         exponent, sigma, dimension, owners = integers
-        form = factored(self.mechanism, replace(self.workload, schedule=self.schedule.known))
+        form = integer_form(self.mechanism, replace(self.workload, schedule=self.schedule.known))
         return claimed(form, Lattice(exponent), self.relation, dimension, sigma, owners)
 
     @property

@@ -285,10 +285,10 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     estimator = row.estimator(settings, problem)
     workload = workload_of(estimator, schedule)
     mechanism = row.mechanism(settings, problem, workload)
-    check_known(mechanism, row.name)
     if (factors := settings.clip_factors(mechanism, workload)) is not None:
         estimator = RaisedClips(estimator, factors)
         workload = workload_of(estimator, schedule)
+    check_known(mechanism, workload, row.name)
     check_gaps(cell, estimator, mechanism)
     private = cell.target is not None
     check_clips(rounds_of(estimator, schedule.rounds), max(batch_sizes), private)

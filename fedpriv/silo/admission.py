@@ -32,6 +32,8 @@ from fedpriv.core.random import SERVER
 from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.models import SHIPPED as SHIPPED_MODELS
 from fedpriv.loss.objective import Objective
+from fedpriv.noise.registry import AUTO
+from fedpriv.noise.registry import MECHANISMS as SHIPPED_MECHANISMS
 from fedpriv.noise.trust import RECORD, Trust, trust_named, unit_named
 from fedpriv.papers.table import SHIPPED as SHIPPED_ALGORITHMS
 from fedpriv.participation.secret import SecretOrder
@@ -172,6 +174,7 @@ ROUNDING = 1 + 1e-9
 _LONGEST_NAME = 128
 _MOST_MISSED = 2**25
 """Values of noise of left-out rounds: some ten seconds of a processor."""
+_NO_MECHANISM = "is none of fedpriv's, and allow.mechanisms does not name it"
 LONGEST_SCENARIO = 2**16
 """Bytes of a scenario as JSON."""
 _MOST_SILOS = 100_000  # a plan holds a weight for each, and a server may claim any number
@@ -271,6 +274,10 @@ class Admission:
                 return (
                     f"{section}.name = {name[:100]!r} is none of fedpriv's, and allow.{section}s does not name it"
                 )
+        noise = tree.get("algorithm")
+        asked = noise.get("mechanism") if isinstance(noise, dict) else None
+        if isinstance(asked, str) and asked not in (*SHIPPED_MECHANISMS, AUTO, *allow.mechanisms):
+            return f"algorithm.mechanism = {asked[:100]!r} {_NO_MECHANISM}"
         return None
 
     def refusal(self, reason: str) -> RunError:
@@ -363,6 +370,8 @@ class Admission:
     def _cost(self, cell: Cell, plan: Plan) -> Cost:
         """What it costs; RunError if the policy is exceeded."""
         allow, number = self.policy.allow, self.policy.silo
+        if plan.mechanism.name not in (*SHIPPED_MECHANISMS, *allow.mechanisms):
+            raise self.refusal(f"the noise of {cell.algorithm.name!r}, {plan.mechanism.name!r}, {_NO_MECHANISM}")
         if (reason := presuming(plan)) is not None:
             raise self.refusal(reason)
         asked, allowed = cell.algorithm.trust_setting, trust_named(allow.trust)
