@@ -10,7 +10,7 @@ from fedpriv.core.errors import InputError
 if TYPE_CHECKING:
     from fedpriv.accounting.guarantees import Guarantee
     from fedpriv.noise.registry import MechanismOptions
-    from fedpriv.rounds.ledger import PrivacyClaim
+    from fedpriv.rounds.claim import PrivacyClaim
 
 
 Imports = Annotated[
@@ -90,6 +90,6 @@ def claim_of(mu: float, relation: str, unit: str, records: int) -> "PrivacyClaim
 def claim_on(guarantee: "Guarantee", relation: str, unit: str, records: int) -> "PrivacyClaim[Guarantee]":
     from fedpriv.accounting.gaussian import relation_named
     from fedpriv.noise.trust import unit_named
-    from fedpriv.rounds.ledger import PrivacyClaim
+    from fedpriv.rounds.claim import PrivacyClaim
 
     return PrivacyClaim(guarantee, relation_named(relation), unit_named(unit, records))

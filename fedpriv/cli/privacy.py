@@ -165,12 +165,8 @@ def _released_by(stream: "ReleaseStream") -> str:
 
 
 def _stream_price(stream: "ReleaseStream", delta: float) -> str:
-    from fedpriv.accounting.guarantees import GaussianDP
-
     guarantee = stream.guarantee
-    if guarantee is None:
-        return "∞"
-    return _price(guarantee.mu if isinstance(guarantee, GaussianDP) else None, guarantee.epsilon_of(delta))
+    return "∞" if guarantee is None else _price(guarantee.mu, guarantee.epsilon_of(delta))
 
 
 def _price(mu: float | None, epsilon: float | None) -> str:

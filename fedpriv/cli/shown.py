@@ -1,9 +1,4 @@
-"""What the accounting commands print: facts and a guarantee, as text or as one JSON object.  Imports no torch.
-
-Tables as plain text.
-
-What the accounting commands say of records that take part in secret.  Imports no torch.
-"""
+"""Print facts and a guarantee for the accounting commands, as a table or as JSON.  Imports no torch."""
 
 import json
 from collections.abc import Sequence
@@ -15,10 +10,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.figures import caveats, epsilon_figure, lower_figure, upper_figure
 
 if TYPE_CHECKING:
-    from fedpriv.accounting.guarantees import Guarantee, Sampled
-if TYPE_CHECKING:
     from fedpriv.accounting.guarantees import Guarantee
-    from fedpriv.rounds.ledger import PrivacyClaim
+    from fedpriv.rounds.claim import PrivacyClaim
     from fedpriv.rounds.setting import Cost, Setting
 
 
@@ -28,22 +21,6 @@ def print_table(lines: Sequence[Sequence[str]]) -> None:
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         typer.echo("  ".join(cells).rstrip())
-
-
-_SLACKS = (1e-6, 1e-7, 1e-8)
-
-
-def sampled_facts(guarantee: "Sampled", delta: float) -> dict[str, Any]:
-    """ε at δ, and what a lifetime budget is charged: a μ for each of some slacks."""
-    from fedpriv.accounting.budget import charge_of
-
-    charges = {f"mu_with_slack_{slack:g}": charge_of(guarantee, slack).mu for slack in _SLACKS}
-    return {
-        "noise_multiplier": guarantee.noise_multiplier,
-        "delta": delta,
-        "epsilon_at_most": guarantee.epsilon_of(delta),
-        **charges,
-    }
 
 
 def aim(mu: float, delta: float, relation: str, unit: str, records: int) -> dict[str, Any]:
@@ -101,22 +78,11 @@ def cost_facts(cost: "Cost") -> dict[str, Any]:
 
 
 def guarantee_facts(claim: "PrivacyClaim[Guarantee]", delta: float | None) -> dict[str, Any]:
-    from fedpriv.accounting.guarantees import DEFAULT_DELTA, GaussianDP
+    """What is promised, by every conversion, and to whom."""
+    from fedpriv.accounting.guarantees import DEFAULT_DELTA
 
     at = DEFAULT_DELTA if delta is None else delta
-    guarantee, about = claim.guarantee, {"relation": claim.relation, "unit": claim.unit.words}
-    if not isinstance(guarantee, GaussianDP):
-        return {**sampled_facts(guarantee, at), **about}
-    pair = guarantee.epsilon_delta(at)
-    return {
-        "mu": guarantee.mu,
-        "zcdp": guarantee.zcdp,
-        "delta": pair.delta,
-        "epsilon": pair.exact,
-        "epsilon_rdp": pair.rdp,
-        "epsilon_paper": pair.paper,
-        **about,
-    }
+    return {**claim.guarantee.conversions(at), "relation": claim.relation, "unit": claim.unit.words}
 
 
 _LABELS = {

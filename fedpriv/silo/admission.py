@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedpriv.accounting.budget import ApproximateGDP, Budget, Price, charge_of, composed, price, slack_of
+from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget, Price, composed, price, slack_of
 from fedpriv.accounting.curves import LEAST_DELTA
 from fedpriv.accounting.gaussian import relation_named
-from fedpriv.accounting.guarantees import GaussianDP, Guarantee, Sampled
+from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, printable
 from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.core.random import SERVER
@@ -75,24 +75,21 @@ class Cost:
 
         InputError for a slack that is too small.
         """
-        match self.guarantee:
-            case None:
-                return None
-            case GaussianDP(mu):
-                return ApproximateGDP(mu)
-            case sampled:
-                if not (rest := (slack - self.overflow) * (1.0 - 1e-12)) >= LEAST_DELTA:
-                    raise InputError(
-                        f"allow.slack_per_run = {slack:g}: a run of this length needs "
-                        f"{upper_figure(self.overflow, 2)} of it for rounds that draw very many "
-                        f"records, and {LEAST_DELTA:g} on top"
-                    )
-                return ApproximateGDP(_mu_of(sampled, rest), slack)
+        if self.guarantee is None:
+            return None
+        if self.guarantee.mu is not None:
+            return self.guarantee.charge(0.0)
+        if not (rest := (slack - self.overflow) * (1.0 - 1e-12)) >= LEAST_DELTA:
+            raise InputError(
+                f"allow.slack_per_run = {slack:g}: a run of this length needs {upper_figure(self.overflow, 2)} of "
+                f"it for rounds that draw very many records, and {LEAST_DELTA:g} on top"
+            )
+        return ApproximateGDP(_mu_of(self.guarantee, rest), slack)
 
 
 @lru_cache(maxsize=64)
-def _mu_of(guarantee: Sampled, slack: float) -> float:
-    return charge_of(guarantee, slack).mu
+def _mu_of(guarantee: Guarantee, slack: float) -> float:
+    return guarantee.charge(slack).mu
 
 
 def priced_stream(plan: Plan, silo: int, asked: Trust, allowed: Trust) -> ReleaseStream:
@@ -136,7 +133,7 @@ def _spent(charge: Charge, relation: str, unit: str) -> Price:
     return price(ApproximateGDP(charge.mu, charge.slack), steps)
 
 
-def refusal(budget: Budget, before: Sequence[Price], asked: Price) -> str | None:
+def refusal(budget: LifetimeBudget, before: Sequence[Price], asked: Price) -> str | None:
     """Why a run does not fit into a budget beside those before it; None if it does."""
     if budget.refusal(before, asked) is None:
         return None
@@ -157,15 +154,13 @@ def words(asked: Price) -> str:
     return f"mu = {_bare(asked)}"
 
 
-def _limit(budget: Budget) -> str:
+def _limit(budget: LifetimeBudget) -> str:
     """A limit rounds down: it has `ROUNDING` on top of what a policy says."""
     return lower_figure(budget.mu) + (f" with slack {lower_figure(budget.slack, 3)}" if budget.slack else "")
 
 
 def _bare(cost: Price) -> str:
-    if cost is None:
-        return "inf"
-    return upper_figure(cost.mu) + (f" with slack {upper_figure(cost.slack, 3)}" if cost.slack else "")
+    return "inf" if cost is None else cost.words
 
 
 InTime = Callable[[], AbstractContextManager[None]]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.accounting.budget import Budget, Price
+from fedpriv.accounting.budget import LifetimeBudget, Price
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import system_key
 from fedpriv.data.partition import secret_order
@@ -320,7 +320,7 @@ class Guard:
 
     def _check_budget(self, before: Sequence[Charge], asked: Price) -> None:
         allow = self._policy.allow
-        reason = refusal(Budget(allow.budget * ROUNDING, allow.slack), self._spent(before), asked)
+        reason = refusal(LifetimeBudget(allow.budget * ROUNDING, allow.slack), self._spent(before), asked)
         if reason is not None and not allow.noise_free:
             raise self._refusal(reason)
 

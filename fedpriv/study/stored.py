@@ -22,8 +22,8 @@ from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.figures import delta_figure, upper_figure
 from fedpriv.core.files import OWN, write_bytes
-from fedpriv.rounds.claim import evaluation_data, figures_of, with_other_step
-from fedpriv.rounds.ledger import ReleaseStream, as_data, claim_of
+from fedpriv.rounds.claim import claim_of, evaluation_data, figures_of, with_other_step
+from fedpriv.rounds.ledger import ReleaseStream, as_data
 from fedpriv.rounds.outcome import Checkpoints, Finished, RunObserver, digest_of, header_of
 from fedpriv.scenario.load import Point, Scenario
 from fedpriv.scenario.schema import Cell

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.selection import Law, Selection
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.figures import caveats, delta_figure, upper_figure
@@ -22,8 +21,8 @@ from fedpriv.core.files import write_json, write_text
 from fedpriv.engines.table import engine_named
 from fedpriv.engines.workers import Workers
 from fedpriv.noise.trust import RECORD
+from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.fitted import fitted_scenario
-from fedpriv.rounds.ledger import claim_of
 from fedpriv.rounds.outcome import Finished, RunObserver
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.data import PARTITION_KEYS
@@ -202,7 +201,7 @@ def _check_kept(given: Cell, tried: Cell, held_out: HeldOut) -> None:
 def check_promise(finished: Finished, mu: float) -> None:
     """InputError unless what a run released is `mu`-GDP."""
     claim = claim_of(finished.releases)
-    if claim is None or not isinstance(claim.guarantee, GaussianDP) or claim.guarantee.mu > mu:
+    if claim is None or claim.guarantee.mu is None or claim.guarantee.mu > mu:
         raise InputError(
             "--private: the guarantee of this scenario's runs is a curve of (ε, δ), no mu; use a public order of "
             'records, federation.sampling = "fixed"'

@@ -17,9 +17,10 @@ from fedpriv.clients.simulated import simulated_silo
 from fedpriv.core.errors import InputError
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.objective import Batch, Query, Records
+from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.entries import read_ledger
 from fedpriv.rounds.fitted import fitted
-from fedpriv.rounds.ledger import as_data, claim_of, from_data
+from fedpriv.rounds.ledger import as_data, from_data
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell

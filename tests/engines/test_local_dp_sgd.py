@@ -14,7 +14,7 @@ from fedpriv.clients.simulated import simulated_silo
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import simulation_noise
 from fedpriv.loss.objective import Batch, Query
-from fedpriv.rounds.ledger import claim_of
+from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell

@@ -10,7 +10,7 @@ import pytest
 from fedpriv.core.errors import InputError
 from fedpriv.noise.trust import TRUSTS
 from fedpriv.participation.clients import CHOSEN
-from fedpriv.rounds.ledger import claim_of
+from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell

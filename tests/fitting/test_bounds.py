@@ -9,7 +9,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.fitting.auto import least
-from fedpriv.noise.fitting.cost import Response, lower_bounds, objective_of, on_increments, rows_response
+from fedpriv.noise.fitting.cost import Response, lower_bounds, objective_of, rows_response
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
@@ -42,25 +42,6 @@ def test_the_outputs_bound_at_60_rounds(row: str, bound: float) -> None:
 def test_the_outputs_bound_in_ten_epochs() -> None:
     found = least(response("dp-mu2-fl", 600), workload("dp-mu2-fl", 600, 60)).output
     assert found == pytest.approx(1700.509706, rel=1e-9)
-
-
-def sharper_mean_bound(rows: np.ndarray, workload: Workload, steps: int = 300) -> float:
-    """A bound of the root mean square over the rows, sharper than that of their `lower_bounds`; one pass.
-
-    For v > 0 with sum 1 every mechanism has mean variance ≥ [tr (V^½ M V^½)^½]², M the mean of a^T a with clips;
-    v <- diag (V^½ M V^½)^½ climbs.  O(T³) a step.
-    """
-    moved = on_increments(rows, workload.decay) * workload.clips
-    second = moved.T @ moved / len(rows)
-    weights = np.full(workload.rounds, 1.0 / workload.rounds)
-    best = 0.0
-    for _ in range(steps):
-        root = np.sqrt(weights)
-        values, vectors = np.linalg.eigh(second * np.outer(root, root))
-        singular = np.sqrt(np.maximum(values, 0.0))
-        best = max(best, float(np.sum(singular) / np.sqrt(np.sum(weights))))
-        weights = np.maximum((vectors**2) @ singular, 0.0)
-    return best
 
 
 @pytest.mark.parametrize(("row", "bound"), [("dp-mu2-fl", 23.489131), ("accelerated", 24.327859)])

@@ -11,9 +11,10 @@ import pytest
 
 import fedpriv
 from fedpriv.core.errors import InputError
+from fedpriv.core.figures import best_guess
 from fedpriv.noise.trust import TRUSTED, UNTRUSTED
 from fedpriv.show.page import _unbroken, write_report
-from fedpriv.show.statement import best_guess, statements
+from fedpriv.show.statement import statements
 from fedpriv.study.results import read_results
 from tests.conftest import small_tree
 
@@ -174,7 +175,7 @@ def test_poisson_sampling_is_said_in_words_and_has_no_mu(tmp_path: Path) -> None
     folder = fedpriv.run({**small_tree(), **changes}, out=tmp_path / "run").folder
     (statement,) = statements(read_results(folder))
     assert statement.private
-    assert statement.sampled
+    assert "drawn by secret coins" in statement.note
     (level,) = statement.levels
     assert (level.mu, level.zcdp, level.epsilon, level.epsilon_paper) == ("none", "none", "0.5", "none")
     assert 50.0 < float(level.attacker.removesuffix(" %")) < 100.0 * math.exp(0.5) / (1.0 + math.exp(0.5)) + 0.1
