@@ -1,7 +1,14 @@
-"""Options that commands share, and what the accounting commands read from theirs.  Imports no torch."""
+"""Options that commands share.  Imports no torch.
 
+A dataclass whose fields are options is a group of them: `grouped` makes a command of a function that takes one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,31 +18,58 @@ if TYPE_CHECKING:
     from fedpriv.accounting.guarantees import Guarantee
     from fedpriv.noise.registry import MechanismOptions
     from fedpriv.rounds.ledger import PrivacyClaim
+    from fedpriv.rounds.setting import Setting
 
 
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Give typer every field of a group as an option of its own, in the group's place among the parameters."""
+    given = signature(command).parameters.values()
+    flat = [
+        Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+        for each in given
+        for name, kind, default in _options_of(each)
+    ]
+
+    @wraps(command)
+    def called(**values: Any) -> None:
+        command(
+            **{
+                each.name: each.annotation(**{name: values[name] for name, *_ in _options_of(each)})
+                if is_dataclass(each.annotation)
+                else values[each.name]
+                for each in given
+            }
+        )
+
+    called.__dict__["__signature__"] = Signature(flat)
+    called.__annotations__ = {each.name: each.annotation for each in flat}
+    return called
+
+
+def _options_of(parameter: Parameter) -> list[tuple[str, Any, Any]]:
+    """Name, annotation and default of a parameter, or of every field of a group."""
+    if is_dataclass(parameter.annotation):
+        return [(field.name, field.type, field.default) for field in fields(parameter.annotation)]
+    return [(parameter.name, parameter.annotation, parameter.default)]
+
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")]
 Imports = Annotated[
     list[Path] | None,
     typer.Option("--import", metavar="FILE.py", help="Your own algorithms, models and data. Repeatable."),
 ]
-Mu = Annotated[float | None, typer.Option(help="Gaussian DP, the ρ of the DP-μ²-FL paper.")]
-Zcdp = Annotated[float | None, typer.Option(help="Zero-concentrated DP, μ²/2.")]
-Epsilon = Annotated[float | None, typer.Option(help="ε of (ε, δ)-DP, converted exactly; needs --delta.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
+]
+SweepOverrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key; a swept key is narrowed. Repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 Delta = Annotated[float | None, typer.Option(help="δ, at which ε is given and printed.  [default: 1e-5]")]
+Rounds = Annotated[int, typer.Option(min=1, help="T, how many noisy running sums are released.")]
 Relation = Annotated[
     str, typer.Option(help="Neighbouring data sets: replace-one (a record is exchanged) or zero-out.")
-]
-Rounds = Annotated[int, typer.Option(min=1, help="T, how many noisy running sums are released.")]
-Decay = Annotated[
-    float, typer.Option(help="What a running sum keeps per round: 1 prefix sums, 0 none, 1 - α momentum.")
-]
-Clip = Annotated[float, typer.Option(help="Norm to which every record's increment is clipped.")]
-Batch = Annotated[int, typer.Option(min=1, help="Records of one silo in one round; releases are their mean.")]
-Silos = Annotated[int, typer.Option(min=1, help="M; the server takes the mean of equally many records each.")]
-TrustName = Annotated[
-    str,
-    typer.Option(
-        help="untrusted: each silo adds noise; trusted: the server does; secure-aggregation: each silo a share."
-    ),
 ]
 Epochs = Annotated[int, typer.Option(min=1, help="Passes over the records.")]
 Sampling = Annotated[
@@ -51,24 +85,95 @@ UnitKind = Annotated[
 UnitRecords = Annotated[
     int, typer.Option("--records", min=1, help="The most records of one user or client in a round.")
 ]
-Times = Annotated[
-    int | None,
-    typer.Option(
-        "--max-participations", "--times", min=1, help="Instead of --epochs: a record takes part at most so often…"
-    ),
-]
-Separation = Annotated[
-    int, typer.Option("--min-separation", "--separation", min=1, help="… in any rounds at least so far apart.")
-]
 MechanismName = Annotated[str, typer.Option("--mechanism", help="Such as independent, tree or banded.")]
 Options = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="An option of the mechanism, such as bands=32. Repeatable."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 
 
-def mechanism_options(assignments: list[str]) -> "MechanismOptions":
+@dataclass(frozen=True)
+class Target:
+    """The guarantee that is asked for, in one of its three forms."""
+
+    mu: Annotated[float | None, typer.Option(help="Gaussian DP, the ρ of the DP-μ²-FL paper.")] = None
+    zcdp: Annotated[float | None, typer.Option(help="Zero-concentrated DP, μ²/2.")] = None
+    epsilon: Annotated[
+        float | None, typer.Option(help="ε of (ε, δ)-DP, converted exactly; needs --delta.")
+    ] = None
+    delta: Delta = None
+
+    @property
+    def in_mu(self) -> float:
+        """μ; InputError unless exactly one form is given."""
+        from fedpriv.accounting.guarantees import target_mu
+
+        return target_mu(self.mu, self.zcdp, self.epsilon, self.delta)
+
+    @property
+    def at(self) -> float:
+        """The δ at which ε is printed."""
+        from fedpriv.accounting.guarantees import DEFAULT_DELTA
+
+        return DEFAULT_DELTA if self.delta is None else self.delta
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Equal silos, the sums that they release, and the unit that is protected: a `Setting` without its rounds."""
+
+    decay: Annotated[
+        float, typer.Option(help="What a running sum keeps per round: 1 prefix sums, 0 none, 1 - α momentum.")
+    ] = 1.0
+    clip: Annotated[float, typer.Option(help="Norm to which every record's increment is clipped.")] = 1.0
+    batch: Annotated[
+        int, typer.Option(min=1, help="Records of one silo in one round; releases are their mean.")
+    ] = 1
+    silos: Annotated[
+        int, typer.Option(min=1, help="M; the server takes the mean of equally many records each.")
+    ] = 1
+    trust: Annotated[
+        str,
+        typer.Option(
+            help="untrusted: each silo adds noise; trusted: the server does; "
+            "secure-aggregation: each silo a share."
+        ),
+    ] = "untrusted"
+    relation: Relation = "replace-one"
+    epochs: Epochs = 1
+    max_participations: Annotated[
+        int | None,
+        typer.Option(
+            "--max-participations",
+            "--times",
+            min=1,
+            help="Instead of --epochs: a record takes part at most so often…",
+        ),
+    ] = None
+    min_separation: Annotated[
+        int, typer.Option("--min-separation", "--separation", min=1, help="… in any rounds at least so far apart.")
+    ] = 1
+    sampling: Sampling = "fixed"
+    groups: Groups = 1
+    unit: UnitKind = "record"
+    records: UnitRecords = 1
+
+    def setting(self, rounds: int) -> "Setting":
+        from fedpriv.rounds.setting import Setting
+
+        of_sums = {name: value for name, value in vars(self).items() if name not in ("unit", "records")}
+        return Setting(rounds, **of_sums)
+
+    def claim(self, guarantee: "Guarantee") -> "PrivacyClaim[Guarantee]":
+        """`guarantee` of the unit, under the relation."""
+        from fedpriv.accounting.gaussian import relation_named
+        from fedpriv.noise.trust import unit_named
+        from fedpriv.rounds.ledger import PrivacyClaim
+
+        return PrivacyClaim(guarantee, relation_named(self.relation), unit_named(self.unit, self.records))
+
+
+def mechanism_options(assignments: list[str] | None) -> "MechanismOptions":
     from pydantic import ValidationError
 
     from fedpriv.noise.registry import MechanismOptions
@@ -76,20 +181,6 @@ def mechanism_options(assignments: list[str]) -> "MechanismOptions":
     from fedpriv.scenario.published import parsed_assignment
 
     try:
-        return MechanismOptions.model_validate(dict(map(parsed_assignment, assignments)))
+        return MechanismOptions.model_validate(dict(map(parsed_assignment, assignments or [])))
     except ValidationError as error:
         raise InputError(f"--set {explain(error, MechanismOptions)}") from None
-
-
-def claim_of(mu: float, relation: str, unit: str, records: int) -> "PrivacyClaim[Guarantee]":
-    from fedpriv.accounting.guarantees import GaussianDP
-
-    return claim_on(GaussianDP(mu), relation, unit, records)
-
-
-def claim_on(guarantee: "Guarantee", relation: str, unit: str, records: int) -> "PrivacyClaim[Guarantee]":
-    from fedpriv.accounting.gaussian import relation_named
-    from fedpriv.noise.trust import unit_named
-    from fedpriv.rounds.ledger import PrivacyClaim
-
-    return PrivacyClaim(guarantee, relation_named(relation), unit_named(unit, records))

@@ -1,8 +1,6 @@
-"""What the accounting commands print: facts and a guarantee, as text or as one JSON object.  Imports no torch.
+"""Print facts and a guarantee, as text or as one JSON object.  Imports no torch.
 
-Tables as plain text.
-
-What the accounting commands say of records that take part in secret.  Imports no torch.
+Figures are rounded to the safe side: leakage and what it is computed from up, noise that is there down.
 """
 
 import json
@@ -16,8 +14,7 @@ from fedpriv.core.figures import caveats, epsilon_figure, lower_figure, upper_fi
 
 if TYPE_CHECKING:
     from fedpriv.accounting.guarantees import Guarantee, Sampled
-if TYPE_CHECKING:
-    from fedpriv.accounting.guarantees import Guarantee
+    from fedpriv.cli.options import Federation
     from fedpriv.rounds.ledger import PrivacyClaim
     from fedpriv.rounds.setting import Cost, Setting
 
@@ -46,36 +43,32 @@ def sampled_facts(guarantee: "Sampled", delta: float) -> dict[str, Any]:
     }
 
 
-def aim(mu: float, delta: float, relation: str, unit: str, records: int) -> dict[str, Any]:
-    """What several calibrations met: the ε that μ gives at δ."""
-    from fedpriv.accounting.gaussian import epsilon_of, relation_named
-    from fedpriv.noise.trust import unit_named
+def aim(mu: float, delta: float, federation: "Federation") -> dict[str, Any]:
+    """The aim of calibrations whose guarantees are curves: the ε that μ gives at δ."""
+    from fedpriv.accounting.guarantees import GaussianDP
 
-    about = {"relation": relation_named(relation), "unit": unit_named(unit, records).words}
-    return {"delta": delta, "epsilon_at_most": epsilon_of(mu, delta), **about}
+    claim = federation.claim(GaussianDP(mu))
+    return {"delta": delta, "epsilon_at_most": claim.guarantee.epsilon_of(delta), **_about(claim)}
 
 
-def guarantee_of(
-    sampling: str, multiplier: float, rounds: int | None, epochs: int, groups: int, relation: str
-) -> "Guarantee":
-    """What `multiplier` clips of noise give records that `sampling` draws among `rounds` rounds."""
+def guarantee_of(federation: "Federation", multiplier: float, rounds: int | None) -> "Guarantee":
+    """The guarantee of `multiplier` clips of noise for records that take part in secret among `rounds` rounds."""
     from fedpriv.accounting.gaussian import relation_named
     from fedpriv.participation.secret import SecretOrder
-    from fedpriv.rounds.setting import Setting
 
     if rounds is None:
         raise InputError(f"multiplier = {multiplier}: say in how many --rounds records take part")
-    order = Setting(rounds, epochs=epochs, sampling=sampling, groups=groups).participation
-    if not isinstance(order, SecretOrder):
+    setting = federation.setting(rounds)
+    if not isinstance(setting.participation, SecretOrder):
         raise InputError(
-            f"sampling = {sampling!r}: a multiplier says something of records that take part in secret, by "
+            f"sampling = {setting.sampling!r}: a multiplier says something of records that take part in secret, by "
             '"allocation" or "poisson"; for a public order ask `fedpriv privacy spent`'
         )
-    return order.promise(multiplier, relation_named(relation))
+    return setting.participation.promise(multiplier, relation_named(setting.relation))
 
 
 def setting_facts(setting: "Setting", unit: str = "record") -> dict[str, Any]:
-    """What the numbers are about: who is protected, and how a record, or another unit, takes part."""
+    """Say whom the numbers protect, and how a record, or another unit, takes part."""
     from fedpriv.noise.trust import unit_named
 
     whose = unit_named(unit)
@@ -88,7 +81,7 @@ def setting_facts(setting: "Setting", unit: str = "record") -> dict[str, Any]:
 
 
 def cost_facts(cost: "Cost") -> dict[str, Any]:
-    """Noise as it is needed, and what it does; `show` rounds both up: less noise would not do."""
+    """Noise as it is needed, and its errors; `show` rounds both up: less noise would not do."""
     return {
         "noise_std": cost.std,
         "error_rms": cost.error,
@@ -100,14 +93,14 @@ def cost_facts(cost: "Cost") -> dict[str, Any]:
     }
 
 
-def guarantee_facts(claim: "PrivacyClaim[Guarantee]", delta: float | None) -> dict[str, Any]:
-    from fedpriv.accounting.guarantees import DEFAULT_DELTA, GaussianDP
+def guarantee_facts(claim: "PrivacyClaim[Guarantee]", delta: float) -> dict[str, Any]:
+    """The guarantee in every form that it has, ε at `delta`, and what it is about."""
+    from fedpriv.accounting.guarantees import GaussianDP
 
-    at = DEFAULT_DELTA if delta is None else delta
-    guarantee, about = claim.guarantee, {"relation": claim.relation, "unit": claim.unit.words}
+    guarantee = claim.guarantee
     if not isinstance(guarantee, GaussianDP):
-        return {**sampled_facts(guarantee, at), **about}
-    pair = guarantee.epsilon_delta(at)
+        return {**sampled_facts(guarantee, delta), **_about(claim)}
+    pair = guarantee.epsilon_delta(delta)
     return {
         "mu": guarantee.mu,
         "zcdp": guarantee.zcdp,
@@ -115,8 +108,12 @@ def guarantee_facts(claim: "PrivacyClaim[Guarantee]", delta: float | None) -> di
         "epsilon": pair.exact,
         "epsilon_rdp": pair.rdp,
         "epsilon_paper": pair.paper,
-        **about,
+        **_about(claim),
     }
+
+
+def _about(claim: "PrivacyClaim[Guarantee]") -> dict[str, Any]:
+    return {"relation": claim.relation, "unit": claim.unit.words}
 
 
 _LABELS = {
