@@ -79,7 +79,9 @@ def compare(
     if algorithm is None and settings:
         raise InputError("--set: its keys are an algorithm's: give --algorithm, too")
     if algorithm is not None and setting.decay != 1.0:
-        raise InputError(f"--decay {setting.decay}: an algorithm has a decay of its own, with its own settings (--set)")
+        raise InputError(
+            f"--decay {setting.decay}: an algorithm has a decay of its own, with its own settings (--set)"
+        )
     response, workload = _asked(algorithm, settings or [], setting)
     table = table_of(setting, mu, response, workload, max_vectors)
     size = (_DIMENSION if algorithm else 0) if dimension is None else dimension

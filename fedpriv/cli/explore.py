@@ -1,7 +1,4 @@
-"""`fedpriv list`, `show` and `compare`: what there is, and what a run gave.
-
-Tables and sentences on a terminal: as wide as it is, never cut inside a number.
-"""
+"""`fedpriv list`, `show` and `compare`: tables and sentences as wide as the terminal, with no number cut."""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence

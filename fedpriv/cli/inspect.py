@@ -18,7 +18,7 @@ from fedpriv.data.partition import roster
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import check_persons, schema_toml
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.demo import allowance_of, policy_text
+from fedpriv.silo.demo import allowance_of, policy_text, toml_lines
 from fedpriv.silo.policy import keep_to_owner
 
 _ROUNDS_PER_EPOCH, _EPOCHS = 10, 5
@@ -150,7 +150,9 @@ def _files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str
     head = "".join(f"# {line}\n" for line in WARNING.splitlines())
     notes = {"privacy": _PERSONS.format(**unit), "federation": _BATCHES} if unit else {}
     sections = [
-        f"[{name}]\n{notes.get(name, '')}{_toml(keys)}" for name, keys in tree.items() if isinstance(keys, dict)
+        f"[{name}]\n{notes.get(name, '')}{toml_lines(keys)}"
+        for name, keys in tree.items()
+        if isinstance(keys, dict)
     ]
     table = schema_toml(schema, "data.table")
     files = {"scenario.toml": f"{head}name = {json.dumps(tree['name'])}\n\n{table}\n" + "\n".join(sections)}
@@ -184,7 +186,3 @@ def _scenario(path: Path, schema: TableSchema, sizes: Sequence[int]) -> dict[str
         "privacy": {"relation": "zero-out", "epsilon": 3.0, "delta": 1e-5},
         "run": {"metrics": scores},
     }
-
-
-def _toml(keys: dict[str, Any]) -> str:
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())

@@ -4,7 +4,7 @@ A dataclass whose fields are options is a group of them: `grouped` makes a comma
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -49,7 +49,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 def _options_of(parameter: Parameter) -> list[tuple[str, Any, Any]]:
     """Name, annotation and default of a parameter, or of every field of a group."""
     if is_dataclass(parameter.annotation):
-        return [(field.name, field.type, field.default) for field in fields(parameter.annotation)]
+        return [
+            (each.name, each.type, Parameter.empty if each.default is MISSING else each.default)
+            for each in fields(parameter.annotation)
+        ]
     return [(parameter.name, parameter.annotation, parameter.default)]
 
 
@@ -98,9 +101,7 @@ class Target:
 
     mu: Annotated[float | None, typer.Option(help="Gaussian DP, the ρ of the DP-μ²-FL paper.")] = None
     zcdp: Annotated[float | None, typer.Option(help="Zero-concentrated DP, μ²/2.")] = None
-    epsilon: Annotated[
-        float | None, typer.Option(help="ε of (ε, δ)-DP, converted exactly; needs --delta.")
-    ] = None
+    epsilon: Annotated[float | None, typer.Option(help="ε of (ε, δ)-DP, converted exactly; needs --delta.")] = None
     delta: Delta = None
 
     @property
@@ -171,6 +172,81 @@ class Federation:
         from fedpriv.rounds.ledger import PrivacyClaim
 
         return PrivacyClaim(guarantee, relation_named(self.relation), unit_named(self.unit, self.records))
+
+
+@dataclass(frozen=True)
+class Display:
+    """Where a run is shown while it goes."""
+
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table; errors only.")] = False
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Progress as JSON lines on stdout instead of the table.")
+    ] = False
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve the report's page on this machine while the run goes.")
+    ] = False
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write curves for TensorBoard too (extra: tensorboard).")
+    ] = None
+    mlflow: Annotated[
+        str | None, typer.Option(metavar="URI", help="Log to this MLflow tracking URI too (extra: mlflow).")
+    ] = None
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """All that `fedpriv tune` is asked for; a tuning file may say some of it."""
+
+    scenario: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SCENARIO", help="A scenario by name or file, or a file that names one with grids."
+        ),
+    ]
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=[VALUE, …]",
+            help="Values to try; by default factors from 1/9 to 9 of the numbers in [algorithm]. Repeatable.",
+        ),
+    ] = None
+    trials: Annotated[
+        float | None,
+        typer.Option(
+            help="So many settings of every row at random; with --private how many runs on average.  [default: "
+            "the whole grid; 25 without --grid; 20 with --private]"
+        ),
+    ] = None
+    held_out: Annotated[
+        int | None, typer.Option(min=1, help="Training records to compare on, the last ones; a tenth by default.")
+    ] = None
+    seeds: Annotated[
+        list[int] | None, typer.Option(min=0, help="Seed of the trials. Repeatable.  [default: 100]")
+    ] = None
+    metric: Annotated[str, typer.Option(help="What settings are compared by.")] = "test_accuracy"
+    fixed: Annotated[
+        list[str] | None,
+        typer.Option("--while-tuning", metavar="KEY=VALUE", help="A key that holds while tuning. Repeatable."),
+    ] = None
+    overrides: Overrides = None
+    out: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME-tuned by default.")] = None
+    private: Annotated[
+        bool,
+        typer.Option("--private", help="Publish the best of a random number of runs only, and charge for it."),
+    ] = False
+    eta: Annotated[
+        float, typer.Option(help="Of the number of private runs: 0 logarithmic, 1 geometric, between and beyond.")
+    ] = 0.0
+    poisson: Annotated[bool, typer.Option("--poisson", help="A Poisson number of private runs instead.")] = False
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Of which settings are tried. With --private only for tests: it is then no secret."
+        ),
+    ] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a tuning that was stopped.")] = False
+    workers: Annotated[int | None, typer.Option(min=1, help="Run groups of trials in so many processes.")] = None
+    imports: Imports = None
 
 
 def mechanism_options(assignments: list[str] | None) -> "MechanismOptions":

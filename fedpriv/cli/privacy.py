@@ -4,7 +4,6 @@ Imports no torch; a command imports the modules that it needs when it is called.
 """
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,8 +33,8 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.figures import lower_figure, upper_figure
 
 if TYPE_CHECKING:
-    from fedpriv.rounds.entries import LedgerEntry
     from fedpriv.accounting.guarantees import Guarantee
+    from fedpriv.rounds.entries import LedgerEntry
     from fedpriv.rounds.ledger import PrivacyClaim, ReleaseStream
     from fedpriv.rounds.setting import Cost, Setting
 
@@ -269,8 +268,8 @@ def spent(
     """
     setting = federation.setting(rounds)
     chosen = setting.mechanism(mechanism, mechanism_options(options))
-    cost = setting.cost_of_std(chosen, std)
-    _show_cost(mechanism, setting, cost, federation.claim(setting.spent(chosen, std)), Target(delta=delta).at, as_json)
+    cost, claim = setting.cost_of_std(chosen, std), federation.claim(setting.spent(chosen, std))
+    _show_cost(mechanism, setting, cost, claim, Target(delta=delta).at, as_json)
 
 
 def _show_cost(

@@ -1,6 +1,6 @@
-"""How a run shows itself while it goes: a live line for people, plain lines for logs, JSON lines for programs.
+"""Show a run while it goes: a live line for people, plain lines for logs, JSON lines for programs.
 
-The cell that runs now, as a line on the terminal: where it is, its ε, its loss, how its accuracy went.
+The live line is of the cell that runs now: its place in the sweep, its ε, its loss, and its accuracy so far.
 """
 
 import json
@@ -30,7 +30,7 @@ _WIDEST = 30
 
 @dataclass
 class Current:
-    """What was heard of the cell at `place`."""
+    """The latest news of the cell at `place`."""
 
     place: int
     words: str

@@ -61,8 +61,8 @@ def guarantee_of(federation: "Federation", multiplier: float, rounds: int | None
     setting = federation.setting(rounds)
     if not isinstance(setting.participation, SecretOrder):
         raise InputError(
-            f"sampling = {setting.sampling!r}: a multiplier says something of records that take part in secret, by "
-            '"allocation" or "poisson"; for a public order ask `fedpriv privacy spent`'
+            f"sampling = {setting.sampling!r}: a multiplier says something of records that take part in secret, "
+            'by "allocation" or "poisson"; for a public order ask `fedpriv privacy spent`'
         )
     return setting.participation.promise(multiplier, relation_named(setting.relation))
 

@@ -1,6 +1,6 @@
-"""Settings compared on held-out records: all of them, openly, or the best of a random number, privately.
+"""Compare settings on held-out records: all of them, openly, or the best of a random number, privately.
 
-What a tuning leaves: the scenario with the chosen settings, and a table of where they stand in the grid.
+A tuning leaves the scenario with the chosen settings, and a table of where they stand in the grid.
 """
 
 import json
@@ -20,7 +20,6 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.figures import caveats, delta_figure, upper_figure
 from fedpriv.core.files import write_json, write_text
 from fedpriv.engines.table import engine_named
-from fedpriv.engines.workers import Workers
 from fedpriv.noise.trust import RECORD
 from fedpriv.rounds.fitted import fitted_scenario
 from fedpriv.rounds.ledger import claim_of
@@ -31,7 +30,7 @@ from fedpriv.scenario.load import Point, Scenario, scenario_of
 from fedpriv.scenario.published import Tuned, parsed_assignment
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import read_results
-from fedpriv.study.sweep import run_sweep
+from fedpriv.study.sweep import RunOptions, run_sweep
 from fedpriv.study.tuning_file import HeldOut, Place, Row, Setting, better, places, trial
 
 SETTING = "tune.setting"
@@ -61,13 +60,10 @@ def tuned_openly(
     fixed: Sequence[str],
     seeds: Sequence[int],
     metric: str,
-    out: Path,
-    *,
-    resume: bool,
-    workers: Workers | None,
+    options: RunOptions,
     observers: Sequence[RunObserver],
 ) -> list[Choice]:
-    """Every setting of every row on every seed, as a run in `out` with all its results; the best mean is chosen.
+    """Run every setting of every row on every seed, as one run with all its results; choose the best mean.
 
     InputError, before they start, for a metric that the runs do not have.  The results are functions of the
     records without noise.
@@ -83,8 +79,7 @@ def tuned_openly(
     trials = replace(
         scenario, axes=axes, seeds=list(seeds), points=points, published=None, scaling=None, tuned=None
     )
-    run_sweep(trials, "vectorized", out, resume=resume, observers=observers, workers=workers)
-    cells = iter(read_results(out).cells)
+    cells = iter(read_results(run_sweep(trials, options, observers)).cells)
     choices = []
     for row, settings in rows:
         scores = [statistics.fmean(_score(next(cells), metric) for _ in seeds) for _ in settings]

@@ -1,8 +1,7 @@
-"""Which keys a grid may vary: what trains, never what is protected, against whom, or what the records are.
+"""Grids, rows and trials of a tuning: the points of a scenario, each with settings to try on fewer records.
 
-Which settings are tried: a grid for every row, or factors of the numbers that a scenario has.
-
-What is tuned: the points of a scenario, each with its grid, on training records without those held out.
+A grid varies keys that train, never the promise, the adversary or the records; where none is given it has factors
+of the numbers in the scenario.  Trials train without the records that are held out.
 """
 
 import itertools
