@@ -41,7 +41,7 @@ def with_own(
     classes: int | None,
     loss: str,
 ) -> dict[str, Any]:
-    """The scenario with these records and this module in place of its [data] and [model].
+    """Put these records and this module in place of the scenario's [data] and [model].
 
     Both get names made from their content, so that a run is resumed with the same ones only.  Where the scenario
     gives neither `federation.samples` nor `batch`, all training records are read, once an epoch.
@@ -76,7 +76,7 @@ def with_own(
 
 
 def _part(given: Given) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Two arrays, copied: what the program does to its own later changes no run."""
+    """Copy two arrays, so that later changes of the program's own change no run."""
     if isinstance(given, TensorDataset):
         return _pair(given.tensors)
     if isinstance(given, Dataset):
@@ -191,7 +191,7 @@ def _interactive() -> bool:
 
 
 def _assignment(key: str, value: Any) -> str:
-    """KEY=VALUE as `--set` takes it: JSON of numbers, texts, truth values and lists is TOML."""
+    """Write KEY=VALUE as `--set` takes it: JSON of numbers, texts, truth values and lists is TOML."""
     try:
         if isinstance(value, Mapping):
             raise TypeError("a table of keys is no single value")

@@ -124,7 +124,7 @@ def _amplified(setting: "Setting", mu: float, delta: float, claim: dict[str, Any
 
 
 def _asked(algorithm: str | None, settings: list[str], setting: "Setting") -> tuple["Response", "Workload"]:
-    """What noise is compared in, and the sums that are released."""
+    """Find the response in which noise is compared, and the sums that are released."""
     from fedpriv.noise.fitting.cost import rows_response
 
     if algorithm is None:
@@ -141,7 +141,7 @@ def _asked(algorithm: str | None, settings: list[str], setting: "Setting") -> tu
 
 
 def _settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
-    """The row's own keys, those of its scale 1 where they are not given; InputError if it takes no noise."""
+    """Read the row's own keys, those of its scale 1 where they are not given; InputError if it takes no noise."""
     from pydantic import ValidationError
 
     from fedpriv.papers.base import UNITS, NoiseSettings
@@ -158,7 +158,7 @@ def _settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
 
 
 def _times(table: "Table", workload: "Workload", dimension: int) -> list[float | None]:
-    """Seconds per round of every line's noise; None where that is not measured."""
+    """Measure the seconds per round of every line's noise; None where that is not measured."""
     if not dimension:
         return [None] * len(table.lines)
     from fedpriv.rounds.setting import seconds_per_round
@@ -181,7 +181,7 @@ def _facts(line: "Line", seconds: float | None) -> dict[str, Any]:
 
 
 def _text(table: "Table", seconds: list[float | None], dimension: int) -> list[tuple[str, ...]]:
-    """The table's lines, every one with the same columns: those of an algorithm's output only where it has one."""
+    """Write the table's lines with the same columns: those of an algorithm's output only where it has one."""
     output = table.least.output is not None
     header = ["mechanism", "noise std", "rms error", "last round", "in the mean", *_published_header(output)]
     lines = [(*header, *(["ms"] if dimension else []), "memory", "sensitivity")]

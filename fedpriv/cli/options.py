@@ -3,7 +3,7 @@
 A dataclass whose fields are options is a group of them: `grouped` makes a command of a function that takes one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -32,14 +32,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def called(**values: Any) -> None:
-        command(
-            **{
-                each.name: each.annotation(**{name: values[name] for name, *_ in _options_of(each)})
-                if is_dataclass(each.annotation)
-                else values[each.name]
-                for each in given
-            }
-        )
+        command(**{each.name: _value(each, values) for each in given})
 
     called.__dict__["__signature__"] = Signature(flat)
     called.__annotations__ = {each.name: each.annotation for each in flat}
@@ -54,6 +47,14 @@ def _options_of(parameter: Parameter) -> list[tuple[str, Any, Any]]:
             for each in fields(parameter.annotation)
         ]
     return [(parameter.name, parameter.annotation, parameter.default)]
+
+
+def _value(parameter: Parameter, values: Mapping[str, Any]) -> Any:
+    """Take a parameter from the values of all options, or make its group of them."""
+    group: Any = parameter.annotation
+    if is_dataclass(group):
+        return group(**{name: values[name] for name, *_ in _options_of(parameter)})
+    return values[parameter.name]
 
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")]

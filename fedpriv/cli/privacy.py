@@ -92,7 +92,7 @@ def _as_data(entry: "LedgerEntry") -> dict[str, Any]:
 
 
 def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
-    """One line a stream; the claim is that of the worst stream, since records are in one stream of a step only.
+    """Write a line for each stream; the claim is that of the worst, as records are in one stream of a step only.
 
     A first step is composed with the rounds, in the claim of both.  Streams of evaluations come last: their claim
     is one of test records, which are other records.
@@ -138,7 +138,7 @@ def _stream_price(stream: "ReleaseStream", delta: float) -> str:
 
 
 def _price(mu: float | None, epsilon: float | None) -> str:
-    """μ, or ε (at the cell's δ) where there is no μ."""
+    """Write μ, or ε (at the cell's δ) where there is no μ."""
     if mu is not None:
         return upper_figure(mu, 6)
     return "none" if epsilon is None else f"ε = {upper_figure(epsilon, 6)}"

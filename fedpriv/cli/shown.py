@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def print_table(lines: Sequence[Sequence[str]]) -> None:
-    """Left-aligned columns, two spaces apart; every line has a text for every column."""
+    """Print left-aligned columns, two spaces apart; every line has a text for every column."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
@@ -31,7 +31,7 @@ _SLACKS = (1e-6, 1e-7, 1e-8)
 
 
 def sampled_facts(guarantee: "Sampled", delta: float) -> dict[str, Any]:
-    """ε at δ, and what a lifetime budget is charged: a μ for each of some slacks."""
+    """ε at δ, and the charge to a lifetime budget: a μ for each of some slacks."""
     from fedpriv.accounting.budget import charge_of
 
     charges = {f"mu_with_slack_{slack:g}": charge_of(guarantee, slack).mu for slack in _SLACKS}
@@ -149,7 +149,7 @@ def show(facts: dict[str, Any], as_json: bool) -> None:
 
 
 def _text(name: str, value: Any) -> str:
-    """A figure on the safe side: leakage and what it is computed from up, noise that is there down."""
+    """Write a figure on the safe side: leakage and its terms up, noise that is there down."""
     if isinstance(value, bool):
         return "yes" if value else "no, an upper bound"
     if not isinstance(value, float):

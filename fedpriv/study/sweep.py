@@ -51,7 +51,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _taken(path: Path) -> int:
-    """A descriptor of the file that bears the name, locked."""
+    """Open and lock the file that bears the name; return its descriptor."""
     while True:
         file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
         try:
@@ -68,7 +68,7 @@ def _taken(path: Path) -> int:
 
 
 def _is_named(file: int, path: Path) -> bool:
-    """Whether nobody removed the name between our opening the file and locking it."""
+    """Tell whether the name still is of our file, and nobody removed it between opening and locking."""
     try:
         named, ours = path.stat(), os.fstat(file)
     except FileNotFoundError:
@@ -164,7 +164,7 @@ def _alone(engine: Engine, cell: Cell) -> Finished:
 
 
 def free_folder(name: str, *, resume: bool = False) -> Path:
-    """runs/NAME, or the first of runs/NAME-2, … that is free; with `resume` the latest that is not."""
+    """Find runs/NAME, or the first of runs/NAME-2, … that is free; with `resume` the latest that is not."""
     taken = [path for path in _numbered(name) if (path / "results.json").exists()]
     if resume and taken:
         return taken[-1]
