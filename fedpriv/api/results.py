@@ -1,4 +1,4 @@
-"""What `fedpriv.run` and `fedpriv.load` return: frozen, and shown as tables and figures in a notebook."""
+"""Results of `fedpriv.run` and `fedpriv.load`: frozen, and shown as tables and figures in a notebook."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -220,7 +220,7 @@ class RunResults:
 
 
 def results_of(path: Path, module: nn.Module | None = None) -> RunResults:
-    """What a run left in its folder; `module` is the one that it trained.  InputError if there is none."""
+    """Read the results in a run's folder; `module` is the one that it trained.  InputError if there are none."""
     results = read_claims(path)
     history: dict[int, list[Evaluation]] = {}
     for line in read_history(path):

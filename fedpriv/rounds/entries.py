@@ -22,6 +22,7 @@ import numpy as np
 from fedpriv.accounting.gaussian import moved_by
 from fedpriv.accounting.guarantees import Event, Guarantee, gaussian_event, repeated_event
 from fedpriv.core.errors import InputError
+from fedpriv.core.files import whole_lines
 from fedpriv.rounds.claim import (
     ELSEWHERE,
     PrivacyClaim,
@@ -213,9 +214,7 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
     path, newer = folder / "results.json", folder / "cells.jsonl"
     try:
         cells: dict[int, Mapping[str, Any]] = {}
-        text = newer.read_text(encoding="utf-8") if newer.exists() else ""
-        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        for cell in (*json.loads(path.read_text(encoding="utf-8"))["cells"], *map(json.loads, lines)):
+        for cell in (*json.loads(path.read_text(encoding="utf-8"))["cells"], *map(json.loads, whole_lines(newer))):
             cells[cell["cell"]] = cell
         return [entry_of(cell) for _, cell in sorted(cells.items())]
     except FileNotFoundError:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.core.files import write_json, write_text, write_vector
+from fedpriv.core.files import append_line, whole_lines, write_json, write_text, write_vector
 from fedpriv.engines.table import Grouping
 from fedpriv.rounds.entries import differing_words, entry_of
 from fedpriv.rounds.fitted import Fitted
@@ -137,16 +137,14 @@ class RunFolder(RunObserver):
             "round": t,
             **metrics,
         }
-        with (self.path / "history.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(self.path / "history.jsonl", line)
 
     def finished(self, place: int, finished: Finished) -> None:
         """Add a cell; a run that is killed right after this has lost nothing of it."""
         model = f"models/{place:04d}.npy"
         write_vector(self.path / model, finished.model)
         record = {**record_of(place, self._scenario.points[place], finished, self._engine), "model": model}
-        with (self.path / _JOURNAL).open("a", encoding="utf-8") as journal:
-            journal.write(json.dumps(record, allow_nan=False) + "\n")
+        append_line(self.path / _JOURNAL, record, allow_nan=False)
         self._cells[place] = record
         if not self.missing or time.monotonic() - self._written > _REWRITE_SECONDS:
             self._write()
@@ -219,10 +217,7 @@ class RunFolder(RunObserver):
 
 def _with_journal(cells: list[Mapping[str, Any]], journal: Path) -> list[Mapping[str, Any]]:
     """The cells with those that were finished after results.json was last written; no line cut short."""
-    found = {cell["cell"]: cell for cell in cells}
-    if journal.exists():
-        lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
-        found |= {cell["cell"]: cell for cell in map(json.loads, (line for line in lines if line.endswith("\n")))}
+    found = {cell["cell"]: cell for cell in (*cells, *map(json.loads, whole_lines(journal)))}
     return [found[place] for place in sorted(found)]
 
 
@@ -277,14 +272,13 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
     path = folder / "history.jsonl"
     if not path.exists():
         raise InputError(f"{folder}: no history.jsonl there; give a folder that `fedpriv run` wrote")
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
-        if line.endswith("\n"):
-            try:
-                evaluation = json.loads(line)
-                _ = evaluation["cell"], evaluation["round"]
-            except (ValueError, KeyError, TypeError):
-                raise InputError(f"{path}, line {number}: not an evaluation; take the line out") from None
-            yield evaluation
+    for number, line in enumerate(whole_lines(path), start=1):
+        try:
+            evaluation = json.loads(line)
+            _ = evaluation["cell"], evaluation["round"]
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{path}, line {number}: not an evaluation; take the line out") from None
+        yield evaluation
 
 
 def check_free(path: Path, *, resume: bool) -> None:

@@ -1,7 +1,7 @@
-"""The tuning problem: a scenario's points with a grid each, on training records without those held out.
+"""Grids, rows and trials of a tuning: the points of a scenario, each with settings to try on fewer records.
 
-A grid may vary keys of the training, never what is protected, against whom, or what the records are.  It is given
-for a row, or consists of factors of the numbers that a scenario has.
+A grid varies keys that train, never the promise, the adversary or the records; where none is given it has factors
+of the numbers in the scenario.  Trials train without the records that are held out.
 """
 
 import itertools
@@ -26,7 +26,7 @@ _ALLOWED = f"algorithm.KEY, model.KEY and federation.{', '.join(_ROUNDS[:-1])} o
 
 
 def check_grid(grid: Any, where: str) -> None:
-    """InputError, naming the key, for a grid over something else than what trains, or for what is no grid.
+    """Refuse a grid over keys that do not train, and a value that is no grid; InputError names the key.
 
     Guarantee: settings of such a grid differ in no key of [privacy], [data] or [evaluation], nor in
     algorithm.trust, the silos or clients, or the sampling: a choice among them keeps the promise and the problem.
@@ -43,7 +43,7 @@ def check_grid(grid: Any, where: str) -> None:
 
 
 def _refused(key: str) -> str | None:
-    """Why a grid may not vary a key; None where it may."""
+    """Say why a grid may not vary a key; None where it may."""
     section, _, name = key.partition(".")
     if key in ("seed", "seeds"):
         return "no setting to choose; give --seeds for those of the trials"
@@ -72,12 +72,12 @@ _SETTINGS = 25  # of one number alone
 
 
 def settings_of(grid: Grid) -> list[Setting]:
-    """Every combination."""
+    """Combine the values of all keys, in every way."""
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def given_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
-    """ "KEY=[VALUES]" of a command line; InputError for what is no list of values, or a key given twice."""
+    """Read "KEY=[VALUES]" of a command line; InputError for a value that is no list, or a key given twice."""
     grid: dict[str, list[Any]] = {}
     for assignment in assignments:
         key, values = parsed_assignment(assignment) if assignment.strip().find("=") > 0 else (assignment, None)
@@ -90,7 +90,7 @@ def given_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def grid_around(cell: Cell) -> dict[str, list[Any]]:
-    """Factors from 1/9 to 9 of every positive number that the cell's [algorithm] has; InputError for none."""
+    """Take factors from 1/9 to 9 of every positive number in the cell's [algorithm]; InputError if it has none."""
     settings = cell.algorithm.settings
     numbers = {
         name: value
@@ -114,7 +114,7 @@ def grid_around(cell: Cell) -> dict[str, list[Any]]:
 
 
 def _is_a_scale(annotation: Any, metadata: Sequence[Any]) -> bool:
-    """Whether a field takes every number above 0: one that has an upper end is no scale."""
+    """Tell whether a field takes every number above 0: one that has an upper end is no scale."""
     found = [*metadata, *(part for kind in _kinds(annotation) for part in getattr(kind, "__metadata__", ()))]
     flat = [part for each in found for part in (getattr(each, "metadata", None) or [each])]
     ends = {name for part in flat for name in ("gt", "lt", "le") if getattr(part, name, None) is not None}
@@ -128,7 +128,7 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
 def chosen_settings(
     grids: Sequence[Grid], trials: int | None, generator: np.random.Generator
 ) -> list[list[Setting]]:
-    """The settings to try for every grid: all, or `trials` of each at random, of each grid as many.
+    """Choose the settings to try for every grid: all, or `trials` of each at random, of each grid as many.
 
     InputError where grids have other numbers of settings and nothing says how many are tried, and for less than 1.
     """
@@ -152,7 +152,7 @@ def chosen_settings(
 
 @dataclass(frozen=True)
 class Place:
-    """Where a chosen value stands among those of its key."""
+    """Place of a chosen value among those of its key."""
 
     key: str
     value: Any
@@ -168,7 +168,7 @@ class Place:
 
 
 def places(grid: Grid, setting: Setting) -> list[Place]:
-    """A place for every key that has several values."""
+    """Find the place of the setting's value for every key that has several."""
     found = []
     for key, values in grid.items():
         numeric = all(isinstance(value, int | float) for value in values)
@@ -184,7 +184,7 @@ LOWER_IS_BETTER = ("loss", "error")
 
 @dataclass(frozen=True)
 class Row:
-    """One point of the scenario's sweep; seeds apart, one cell."""
+    """Row of a tuning: one point of the scenario's sweep; seeds apart, one cell."""
 
     when: Mapping[str, Any]
     """The swept keys and their values; where nothing is swept, the algorithm."""
@@ -195,7 +195,7 @@ class Row:
 def rows_of(
     scenario: Scenario, grids: Mapping[Any, Grid] | None, axis: str
 ) -> list[tuple[Mapping[str, Any], Cell, Grid]]:
-    """Every point with the grid of its value of `axis`, which it may lack; points without a grid are left out."""
+    """Pair points with the grid of their value of `axis`, which they may lack; leave out those without a grid."""
     found: list[tuple[Mapping[str, Any], Cell, Grid]] = []
     for point in scenario.points[:: len(scenario.seeds)]:
         tree = point.cell.canonical()
@@ -208,7 +208,7 @@ def rows_of(
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The training records that settings are compared on: the last ones of the training set."""
+    """Held-out training records, on which settings are compared: the last ones of the training set."""
 
     count: int
     of: int
@@ -225,7 +225,7 @@ class HeldOut:
         )
 
     def in_runs(self, cells: Sequence[Cell]) -> "HeldOut":
-        """The same records, as the runs of `cells` read them; InputError for a cell that asks for too many."""
+        """Count the same records in the runs of `cells`; InputError for a cell that asks for too many."""
         distinct = {
             repr((cell.seed, cell.data, cell.federation, cell.schedule, cell.privacy.protected)): cell
             for cell in cells
@@ -234,13 +234,13 @@ class HeldOut:
 
 
 def _span(counts: Iterable[int]) -> str:
-    """One number, or the smallest and the largest."""
+    """Write one number, or the smallest and the largest."""
     found = sorted(set(counts))
     return f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
 
 
 def _of_silos(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
-    """Number of held-out records that each silo of a run reads."""
+    """Count the held-out records that each silo of a run reads."""
     units = task_of_cell(cell).units
     of_rows = np.arange(held_out.of)[:, None] if units is None else np.asarray(units)  # persons may have several
     first = held_out.of - held_out.count
@@ -258,7 +258,7 @@ def held_out_of(cell: Cell, count: int | None) -> HeldOut:
 
 
 def trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[str], seed: int) -> Cell:
-    """The cell with a setting, on what is left of the records; InputError, with the setting, if it cannot run."""
+    """Give the cell a setting and the records that are left; InputError, with the setting, if it cannot run."""
     tree = cell.canonical()
     for key, value in _fewer(_reading(cell, setting), held_out).items():
         assign(tree, key, value)
@@ -271,7 +271,7 @@ def trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[str],
 
 
 def check_settings(row: Row, settings: Sequence[Setting]) -> None:
-    """InputError for a setting with which a run on all records asks for more of them than there are."""
+    """Refuse a setting with which a run on all records asks for more of them than there are."""
     for setting in settings if any(key.startswith("federation.") for key in row.grid) else ():
         try:
             check_records(_reading(row.cell, setting))
@@ -281,7 +281,7 @@ def check_settings(row: Row, settings: Sequence[Setting]) -> None:
 
 
 def _reading(cell: Cell, setting: Setting) -> Cell:
-    """The cell with what a setting says of how records are read."""
+    """Give the cell the keys of a setting that say how records are read."""
     said = {key: value for key, value in setting.items() if key.startswith("federation.")}
     if not said:
         return cell
@@ -292,7 +292,7 @@ def _reading(cell: Cell, setting: Setting) -> Cell:
 
 
 def _resolved(tree: dict[str, Any], setting: Setting) -> Cell:
-    """InputError that says the setting, once."""
+    """Resolve a trial's cell; an InputError names the setting, once."""
     try:
         return resolve_cell(tree, "while tuning")
     except InputError as error:
@@ -304,7 +304,7 @@ def _resolved(tree: dict[str, Any], setting: Setting) -> Cell:
 
 
 def _fewer(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
-    """Key to lower where the records that are left do not last: rounds, samples or batches."""
+    """Ask for fewer rounds, samples or batches where the records that are left do not last."""
     federation, left = cell.federation, held_out.of - held_out.count
     if sum(cell.batch_sizes) * cell.schedule.batches_held <= left:
         return {}
@@ -317,6 +317,6 @@ def _fewer(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
 
 
 def better(metric: str, one: float, other: float) -> bool:
-    """Whether `one` is the better value of a metric: the smaller loss or error, the larger of anything else."""
+    """Tell whether `one` is the better value of a metric: smaller for a loss or error, larger for others."""
     lower = any(word in metric for word in LOWER_IS_BETTER)
     return one < other if lower else one > other

@@ -71,6 +71,21 @@ def test_both_theorems_stand_beside_the_numbers_of_the_run(scenario: Path) -> No
     assert point["theorems"][1]["refusal"] is None
 
 
+def test_text_rounds_to_the_safe_side(scenario: Path) -> None:
+    """Guarantee: ε and noise that is asked for are printed no smaller than they are, noise of a run no larger."""
+    (point,) = asked(scenario)
+    printed = CliRunner().invoke(app, ["privacy", "theorem", str(scenario)]).output
+    rows = {line.split("  ")[0]: line.split()[-4:] for line in printed.splitlines() if line}
+    (*_, epsilon), noise = rows["epsilon"], rows["noise std"]
+    assert point["problem"]["epsilon"] <= float(epsilon) <= point["problem"]["epsilon"] * (1 + 1e-5)
+    own, *theirs = (float(figure) for figure in noise if figure != "-")
+    exact = point["scenario"]["noise std"]
+    assert exact * (1 - 1e-5) <= own <= exact
+    for figure, theorem in zip(theirs, point["theorems"], strict=True):
+        exact = theorem["numbers"]["noise std"]
+        assert exact <= figure <= exact * (1 + 1e-5)
+
+
 def test_text_names_what_does_not_hold(scenario: Path) -> None:
     result = CliRunner().invoke(app, ["privacy", "theorem", str(scenario)])
     assert result.exit_code == 0

@@ -26,7 +26,7 @@ from fedpriv.show.summary import privacy_lines, state_of
 from fedpriv.show.verdict import verdict
 from fedpriv.study.results import Results, read_claims
 from fedpriv.study.stored import privacy_of
-from fedpriv.study.sweep import run_sweep
+from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.conftest import small_tree
 from tests.reports.conftest import results_with
 
@@ -130,7 +130,8 @@ def doctored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A run, and the same after somebody wrote smaller figures into results.json."""
     tree = small_tree(federation__rounds=2, run__evaluations=2)
     del tree["seed"]
-    run = run_sweep(scenario_of(tree, "test"), "vectorized", tmp_path_factory.mktemp("runs") / "run", resume=False)
+    options = RunOptions(out=tmp_path_factory.mktemp("runs") / "run")
+    run = run_sweep(scenario_of(tree, "test"), options)
     other = run.parent / "doctored"
     shutil.copytree(run, other)
     written = json.loads((other / "results.json").read_text())
