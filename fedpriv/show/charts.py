@@ -16,7 +16,7 @@ from fedpriv.core.figures import epsilon_words, lower_figure, upper_figure
 from fedpriv.noise.registry import CHOSEN
 from fedpriv.rounds.ledger import from_data
 from fedpriv.rounds.setting import Setting, Table
-from fedpriv.show.looks import MOST_SERIES, Layout, Look, key_names, layout_of, nth_look, shade
+from fedpriv.show.looks import MOST_SERIES, Look, key_names, layout_of, level_look, nth_look, shade
 from fedpriv.show.scale import Scale, scale_of, wide
 from fedpriv.show.statement import StoredAudit
 from fedpriv.show.summary import (
@@ -81,6 +81,8 @@ class Chart:
     """On the x axis; round numbers if left out."""
     rows: Sequence[str] = ()
     """Names on the y axis, whose values are then 0, 1, … from the top."""
+    shown: Sequence[float] = ()
+    """Values that the x axis shows in any case."""
 
     @property
     def series(self) -> list[Series]:
@@ -101,7 +103,7 @@ class Chart:
     def across(self, panel: Panel, start: float, end: float) -> Scale:
         """The x axis of a panel."""
         sides = (-1.0, 1.0) if self.rows else (0.0,)
-        return scale_of(_reach(panel.series, "x", sides), start, end, logarithmic=self.log_x)
+        return scale_of([*_reach(panel.series, "x", sides), *self.shown], start, end, logarithmic=self.log_x)
 
     def up(self, start: float, end: float) -> Scale:
         """The y axis of all panels, from the bottom to the top."""
@@ -125,7 +127,7 @@ _ON_THE_AXES = 0.01
 
 
 def charts_of(results: Results, history: Sequence[Mapping[str, Any]], audit: StoredAudit | None) -> list[Chart]:
-    """Every chart that the finished cells allow; series without a mark and panels without a series are left out."""
+    """Every chart that the finished cells allow, without series that have no mark."""
     made = [
         _privacy(results),
         *(_curves(results, history, metric) for metric in shared_metrics(results)),
@@ -152,7 +154,7 @@ def _panels(
     left: dict[str, None] = {}
     for point in product(axes):
         title = key_names(results, point, layout.panels)
-        if title not in found and len(found) == _MOST_PANELS or len(found.get(title, [])) == MOST_SERIES:
+        if (title not in found and len(found) == _MOST_PANELS) or len(found.get(title, [])) == MOST_SERIES:
             left[str(point)] = None
             continue
         name = key_names(results, point, (*layout.kinds, *layout.levels)) or "this run"
@@ -246,12 +248,12 @@ def _curves(results: Results, history: Sequence[Mapping[str, Any]], metric: Metr
 
 
 def _clipping(results: Results) -> Chart | None:
-    """The share of increments that were clipped, a row a setting; None where it is none or all of them.
+    """The share of increments that were clipped, a row a setting; None for one setting, or where none or all were.
 
     Clipping biases the increments, noise is proportional to the clip: a chart to choose the clip by.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
-    if not any(shares) or shares == {1}:
+    if not any(shares) or shares == {1} or len(points(results)) == 1:
         return None
     layout = layout_of(results.axes)
     swept = {key: values for key, values in results.axes.items() if len(values) > 1}
@@ -271,7 +273,8 @@ def _clipping(results: Results) -> Chart | None:
         for place, (kind, each) in enumerate(zip(kinds, marks, strict=True))
     ]
     caption = "How much of what records contribute was clipped"
-    return Chart("clipped", caption, _CLIPPED.title, "", [Panel("", series)], rows=rows)
+    at_least = (0.0, 1.0)  # percent: nearly nothing clipped must not look like much
+    return Chart("clipped", caption, _CLIPPED.title, "", [Panel("", series)], rows=rows, shown=at_least)
 
 
 @dataclass(frozen=True)
@@ -301,7 +304,7 @@ def noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
         f"From accounting, not from this run: {sums}, {upper_figure(question.mu, 3)}-GDP, {setting.relation} "
         f"neighbours{passes}; 1 is the clip norm over the batch size."
     )
-    return [_noise_by_rounds(question, note), _noise_in_the_mean(question, note)]
+    return [_noise_by_rounds(question, note), *([_noise_in_the_mean(question)] if setting.silos > 1 else [])]
 
 
 def _question(cell: Mapping[str, Any]) -> _Question | None:
@@ -338,8 +341,8 @@ def _noise_by_rounds(question: _Question, note: str) -> Chart:
     return Chart("noise", caption, "rounds", y, [Panel("", series)], note, log_x=True, log_y=True)
 
 
-def _noise_in_the_mean(question: _Question, note: str) -> Chart:
-    """The noise at the run's number of rounds: in a silo's release, and in the mean over silos with either trust."""
+def _noise_in_the_mean(question: _Question) -> Chart:
+    """The noise after all rounds: in a silo's release, and in the mean over silos with either trust."""
     setting = question.setting
     costs = {trust: replace(setting, trust=trust).compare(question.mu) for trust in ("untrusted", "trusted")}
     views = {
@@ -357,7 +360,7 @@ def _noise_in_the_mean(question: _Question, note: str) -> Chart:
             marks.append(Mark(value, row + aside, f"{view}: {value:.4g}"))
         series.append(Series(_told(name, question), nth_look(place), marks, line=False))
     caption, x = "The same noise in the mean over silos", f"noise, {setting.rounds} rounds"
-    return Chart("noise-in-mean", caption, x, "", [Panel("", series)], note, log_x=True, rows=list(views))
+    return Chart("noise-in-mean", caption, x, "", [Panel("", series)], log_x=True, rows=list(views))
 
 
 def _told(name: str, question: _Question) -> str:
@@ -365,7 +368,7 @@ def _told(name: str, question: _Question) -> str:
 
 
 def comparison_chart(table: Table, title: str) -> Chart:
-    """Mechanisms side by side, the smallest ratio on top: in the output, if there is one, and in the queries."""
+    """Mechanisms side by side, the smallest ratio on top."""
     output = table.least.output is not None
     lines = sorted(table.lines, key=lambda line: line.ratio.output or line.ratio.queries)
     queries = "in queries, root mean square" if output else "in running sums, root mean square"
@@ -400,7 +403,7 @@ def _tradeoff(results: Results, audit: StoredAudit | None) -> Chart | None:
     alphas = [0.0005, 0.002, 0.005, 0.01, 0.02, *(n / 20 for n in range(1, 20)), 0.98, 0.995]
     for place, mu in enumerate(shown):
         curve = [Mark(a, b, f"false alarms {a:.3g}, missed {b:.3g}") for a, b in _errors(mu, alphas)]
-        series.append(Series(f"μ = {upper_figure(mu)}", Layout.level_look(place, len(shown)), curve))
+        series.append(Series(f"μ = {upper_figure(mu)}", level_look(place, len(shown)), curve))
     if audit is not None:
         at = _NORMAL.cdf(-audit.mu / 2)
         found, claimed = lower_figure(audit.mu, 3), upper_figure(audit.claimed_mu, 6)
@@ -418,8 +421,9 @@ def _tradeoff(results: Results, audit: StoredAudit | None) -> Chart | None:
 
 
 def _errors(mu: float, alphas: Iterable[float]) -> list[tuple[float, float]]:
-    """The trade-off curve of μ-Gaussian differential privacy: β = Φ(Φ⁻¹(1 - α) - μ)."""
-    return [(alpha, _NORMAL.cdf(_NORMAL.inv_cdf(1.0 - alpha) - mu)) for alpha in alphas]
+    """The trade-off curve of μ-Gaussian differential privacy, with its ends: β = Φ(Φ⁻¹(1 - α) - μ)."""
+    inner = [(alpha, _NORMAL.cdf(_NORMAL.inv_cdf(1.0 - alpha) - mu)) for alpha in alphas]
+    return [(0.0, 1.0), *inner, (1.0, 0.0)]
 
 
 def _level(cell: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ tell them apart.  Hues are those of Okabe & Ito; what has an order takes shades 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpriv.show.summary import point_text, product
@@ -20,12 +20,12 @@ _LENGTH = "federation.rounds"  # runs of unequal length are best not drawn over 
 
 # The darkest and the lightest shade of each hue: on white, and on the dark page's background.
 _HUES = (
-    (("#00395e", "#2f93d3"), ("#3b93cf", "#c2e6fc")),
-    (("#7a2c00", "#e5650a"), ("#d9662a", "#ffcaa8")),
-    (("#004a37", "#00976e"), ("#1fa87c", "#a6f0d4")),
-    (("#5c1f45", "#c765a0"), ("#c06fa3", "#f6cfe6")),
-    (("#5a3a00", "#b17a00"), ("#b98413", "#ffe0a0")),
-    (("#1a1a1a", "#7d7d7d"), ("#8a8a8a", "#f0f0f0")),
+    (("#00395e", "#2f93d3"), ("#2f7fb8", "#8fd0f8")),
+    (("#7a2c00", "#e5650a"), ("#c4551a", "#ffae78")),
+    (("#004a37", "#00976e"), ("#168563", "#6fe3ba")),
+    (("#5c1f45", "#c765a0"), ("#ad5c90", "#f2aed8")),
+    (("#5a3a00", "#b17a00"), ("#9c6d0c", "#ffd166")),
+    (("#1a1a1a", "#7d7d7d"), ("#7d858f", "#eeeeee")),
 )
 DASHES = ((), (7, 4), (2, 3), (9, 3, 2, 3), (9, 3, 2, 3, 2, 3))
 """Lengths of strokes and gaps."""
@@ -54,15 +54,19 @@ def _between(low: str, high: str, share: float) -> str:
 
 
 def nth_look(place: int) -> Look:
-    """The look of the n-th of several things without an order: no two of the first 30 share more than one part."""
+    """The look of the n-th thing without an order: no two of the first 30 share more than one part."""
     hue, dash, marker = (place % count for count in _COUNTS)
-    colour = shade(hue)
-    return Look(colour.light, colour.dark, dash, marker)
+    return replace(shade(hue), dash=dash, marker=marker)
+
+
+def level_look(level: int, levels: int) -> Look:
+    """The look of one of at most six levels of a single kind: shades of blue."""
+    return replace(shade(0, level / max(levels - 1, 1)), dash=level % len(DASHES), marker=level)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the series of a chart differ: kinds in hue and dashes, levels in shade and marker, the rest in panels."""
+    """How the series of a chart differ: kinds in hue and dashes, levels in shade and marker, others by panel."""
 
     kinds: tuple[str, ...]
     levels: tuple[str, ...]
@@ -78,15 +82,8 @@ class Layout:
         if levels == 1:
             return nth_look(kind)
         if kinds == 1:
-            return self.level_look(level, levels)
-        colour = shade(kind, level / (levels - 1))
-        return Look(colour.light, colour.dark, kind, level)
-
-    @staticmethod
-    def level_look(level: int, levels: int) -> Look:
-        """The look of one of at most six levels of a single kind: shades of blue."""
-        colour = shade(0, level / max(levels - 1, 1))
-        return Look(colour.light, colour.dark, level % len(DASHES), level)
+            return level_look(level, levels)
+        return replace(shade(kind, level / (levels - 1)), dash=kind, marker=level)
 
     def _place(self, keys: Iterable[str], point: Mapping[str, Any]) -> tuple[int, int]:
         """The number of the point's values among all that `keys` can have, and how many there are."""
@@ -105,7 +102,9 @@ def layout_of(axes: Mapping[str, list[Any]]) -> Layout:
     if len(kinds) == 2 and _count(swept, kinds) > len(DASHES):
         kinds = [_ALGORITHM]
     if not kinds and swept:
-        words = [key for key, values in swept.items() if not all(isinstance(value, int | float) for value in values)]
+        words = [
+            key for key, values in swept.items() if not all(isinstance(value, int | float) for value in values)
+        ]
         kinds = words[:1] or ([min(swept, key=lambda key: len(swept[key]))] if len(swept) > 1 else [])
     rest = [key for key in swept if key not in kinds]
     panels: list[str] = []

@@ -15,7 +15,7 @@ from fedpriv.papers.table import ALGORITHMS
 from fedpriv.show.charts import charts_of
 from fedpriv.show.statement import NOT_PROTECTED, statements, stored_audit
 from fedpriv.show.summary import how_measured, state_of, value_text, what_differs, what_is_missing
-from fedpriv.show.svg import key, svg, wide_first
+from fedpriv.show.svg import legend_key, svg, wide_first
 from fedpriv.show.table import tables_of
 from fedpriv.show.verdict import RUNS, WORDS, dotted, holders, repeated, verdict
 from fedpriv.study.results import Results, engines_of, read_claims, read_history
@@ -101,7 +101,7 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
         not_protected=NOT_PROTECTED,
         tables=tables_of(results),
         charts=[(chart, svg(chart), whole) for chart, whole in wide_first(charts)],
-        key=key,
+        legend_key=legend_key,
         clipped_everywhere={0: "No", 1: "Every"}.get(shares.pop()) if len(shares) == 1 else None,
         settings=_settings(results),
     )

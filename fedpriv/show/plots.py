@@ -50,7 +50,7 @@ def plot_run(folder: Path) -> list[Path]:
     |---|---|
     | curves, or one for each metric | always |
     | privacy | μ, or ε where a cell has no μ, varies |
-    | clipped | silos tell how much they clip, and clip something but not everything |
+    | clipped | several settings clip something, and not everything |
     | noise | there is a guarantee |
     | tradeoff | there is a μ, and its curve can be told from the axes |
 
@@ -109,7 +109,9 @@ def _files(folder: Path, results: Results) -> dict[str, list[Chart]]:
     found: dict[str, list[Chart]] = {}
     for chart in charts_of(results, list(read_history(folder)), stored_audit(folder)):
         curves = "curves" if len(chart.panels) == 1 else chart.key.removeprefix("test_")
-        name = {"noise-in-mean": "noise"}.get(chart.key, curves if chart.caption.endswith("round by round") else chart.key)
+        name = {"noise-in-mean": "noise"}.get(
+            chart.key, curves if chart.caption.endswith("round by round") else chart.key
+        )
         found.setdefault(name, []).append(chart)
     return found
 
@@ -120,16 +122,18 @@ def mpl(charts: Sequence[Chart], title: str = "") -> "Figure":
     from matplotlib.figure import Figure
 
     places = [(chart, panel) for chart in charts for panel in chart.panels]
-    columns = min(len(places), 3 if len(charts) == 1 else 2)
+    columns = 2 if len(places) in (2, 4) else min(len(places), 3)
     rows = math.ceil(len(places) / columns)
-    tall = max(1.9 + 0.4 * len(chart.rows) if chart.rows and len(places) == 1 else 3.6 for chart in charts)
-    figure = Figure(figsize=(2.4 + (5.0 if columns == 1 else 4.2) * columns, 0.7 + tall * rows), layout="constrained")
+    tall = max(1.4 + 0.3 * len(chart.rows) if chart.rows and len(places) == 1 else 3.6 for chart in charts)
+    figure = Figure(
+        figsize=(2.4 + (5.0 if columns == 1 else 4.2) * columns, 0.7 + tall * rows), layout="constrained"
+    )
     FigureCanvasAgg(figure)
     grid = [axes for along in figure.subplots(rows, columns, squeeze=False) for axes in along]
     for axes, (chart, panel) in zip(grid, places, strict=False):
         _fill(axes, chart, panel)
         if len(charts) > 1 or panel.name:
-            axes.set_title("\n".join(textwrap.wrap(panel.name or chart.caption, 50)))
+            axes.set_title("\n".join(textwrap.wrap(panel.name or chart.caption, 42)))
     for axes in grid[len(places) :]:
         axes.remove()
     line = int(_LINE * figure.get_size_inches()[0])
@@ -177,8 +181,8 @@ def _draw(axes: "Axes", chart: Chart, series: Series, rank: int) -> None:
         low, high = ([y + side * d for y, d in zip(ys, spreads, strict=True)] for side in (-1, 1))
         axes.fill_between(xs, low, high, color=series.look.light, alpha=0.13, linewidth=0)
     elif any(spreads):
-        along = {"xerr" if chart.rows else "yerr": spreads}
-        axes.errorbar(xs, ys, linestyle="none", color=series.look.light, capsize=2, **along)
+        xerr, yerr = (spreads, None) if chart.rows else (None, spreads)
+        axes.errorbar(xs, ys, yerr, xerr, linestyle="none", color=series.look.light, capsize=2)
     if series.published:
         places = [mark.x for mark in series.published], [mark.y for mark in series.published]
         axes.plot(*places, **{**look, **hollow, "linestyle": "none"})
@@ -201,17 +205,21 @@ def _explain(figure: "Figure", charts: Sequence[Chart]) -> None:
     """A legend to the right of what differs, and of hollow marks."""
     from matplotlib.lines import Line2D
 
-    named = {series.name: series for chart in charts for series in chart.legend}
-    handles = {name: _look(series) for name, series in named.items()}
+    handles: dict[str, dict[str, Any]] = {}
+    for series in (series for chart in charts for series in chart.legend):
+        handles.setdefault(series.name, _look(series))
     if any(chart.has_published for chart in charts):
         circle = Look("#404040", "#404040")
         handles["published"] = _look(Series("", circle, [], line=False, hollow=True))
     if not handles:
         return
     lines = [Line2D([], [], **look) for look in handles.values()]
-    legend = figure.legend(lines, [" "] * len(lines), loc="outside right center")
+    # Names are set afterwards: a legend would leave out those that begin with "_".
+    below = len(charts) == 1 and bool(charts[0].rows)  # the names of rows are to the left already
+    place = {"loc": "outside lower center", "ncols": 3} if below else {"loc": "outside right center"}
+    legend = figure.legend(lines, [" "] * len(lines), **place)
     for text, name in zip(legend.get_texts(), handles, strict=True):
-        text.set_text("\n".join(textwrap.wrap(name, 34)))  # set afterwards: a legend leaves out names with "_" first
+        text.set_text("\n".join(textwrap.wrap(name, 34)))
 
 
 def _rendered(figure: "Figure", kind: str, name: str) -> bytes:

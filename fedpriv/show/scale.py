@@ -69,5 +69,5 @@ def _logarithmic(low: float, high: float, most: int) -> list[float]:
 def tick_text(value: float) -> str:
     """A tick's label in plain characters."""
     if value and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
-    return f"{value:.4g}"
+        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+    return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""The pen of the report's page: a chart as SVG, readable without a script, in light and dark, on screen and paper."""
+"""The pen of the report's page: a chart as SVG, readable without a script, in light, in dark and on paper."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,6 @@ from fedpriv.show.scale import Scale, tick_text
 WIDTH, HEIGHT = 560, 350
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 16, 14, 52
 _CHARACTER = 8.5  # the width of one, at most: labels of ticks keep so far apart
-_ROW = 44
 _MARKED = 6  # so many markers on a line, about
 
 # Markers of a circle's area around the origin.
@@ -35,16 +34,16 @@ def svg(chart: Chart) -> Markup:
     return Markup("").join(_panel(chart, panel) for panel in chart.panels)
 
 
-def key(series: Series) -> Markup:
+def legend_key(series: Series) -> Markup:
     """A series' line and marker for the legend."""
     parts = [_line([(1.0, 6.0), (33.0, 6.0)], series.look)] if series.line else []
     if series.dots:
         parts.append(_marker(17.0, 6.0, series.look, hollow=series.hollow))
-    inner = "".join(parts)
-    return Markup(f'<svg class="key series" viewBox="0 0 34 12" {own(series.look)} aria-hidden="true">{inner}</svg>')
+    frame = f'<svg class="key series" viewBox="0 0 34 12" {_own(series.look)} aria-hidden="true">'
+    return Markup("".join([frame, *parts, "</svg>"]))
 
 
-def own(look: Look) -> str:
+def _own(look: Look) -> str:
     """The colours of a look as an attribute; the style sheet takes the one for light or dark."""
     return f'style="--light:{look.light};--dark:{look.dark}"'
 
@@ -64,7 +63,8 @@ def _panel(chart: Chart, panel: Panel) -> Markup:
     left = _LEFT
     if chart.rows:
         left = min(240, 24 + round(max(map(len, chart.rows)) * _CHARACTER))
-    height = max(170, _TOP + _BOTTOM + _ROW * len(chart.rows)) if chart.rows else HEIGHT
+    high = 20 + 8 * len(panel.series)
+    height = max(190, _TOP + _BOTTOM + high * len(chart.rows)) if chart.rows else HEIGHT
     top = _TOP + 20 if panel.name else _TOP
     across = chart.across(panel, left, WIDTH - _RIGHT)
     up = chart.up(height - _BOTTOM, top)
@@ -111,7 +111,7 @@ def _short(name: str) -> str:
 def _series(chart: Chart, place: int, rank: int, series: Series, across: Scale, up: Scale) -> str:
     marks = [mark for mark in series.marks if math.isfinite(mark.y)]
     at = [(across.place(mark.x), up.place(mark.y)) for mark in marks]
-    parts = [f'<g class="series" {own(series.look)} data-series="{place}">']
+    parts = [f'<g class="series" {_own(series.look)} data-series="{place}">']
     if series.line and len(at) > 1:
         if any(mark.spread for mark in marks):
             above = [f"{across.place(m.x):.1f} {up.place(m.y + m.spread):.1f}" for m in marks]

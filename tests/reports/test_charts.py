@@ -1,4 +1,4 @@
-"""Charts: scales with round ticks, looks that differ, marks where they belong, texts escaped, the right guarantee."""
+"""Charts: round ticks, looks that differ, marks where they belong, texts escaped, the right guarantee."""
 
 import itertools
 import math
@@ -9,10 +9,10 @@ import pytest
 
 from fedpriv.show.charts import Chart, Mark, Panel, Series, charts_of
 from fedpriv.show.looks import _HUES, layout_of, nth_look, shade
-from fedpriv.show.scale import scale_of
+from fedpriv.show.scale import scale_of, tick_text
 from fedpriv.show.statement import StoredAudit
-from fedpriv.show.svg import svg, wide_first
 from fedpriv.show.summary import product
+from fedpriv.show.svg import svg, wide_first
 from fedpriv.study.results import Results
 from tests.reports.conftest import results_of
 
@@ -51,6 +51,11 @@ def test_every_value_lies_on_the_axis_and_ticks_are_few(values: tuple[float, flo
     assert sorted(ticks) == ticks
 
 
+def test_ticks_are_short() -> None:
+    texts = {0.0: "0", 0.25: "0.25", 600.0: "600", 20_000.0: "20000", 1e6: "1e6", 2e-5: "2e-5", 1e10: "1e10"}
+    assert {value: tick_text(value) for value in texts} == texts
+
+
 def test_a_logarithmic_axis_has_equal_ratios_at_equal_distances() -> None:
     scale = scale_of((1.0, 100.0), 0.0, 1.0, logarithmic=True)
     assert scale.place(10.0) - scale.place(1.0) == pytest.approx(scale.place(100.0) - scale.place(10.0))
@@ -64,7 +69,11 @@ def test_two_series_of_a_panel_differ_in_two_of_colour_dashes_and_marker(name: s
     for panel in (panel for chart in charts for panel in chart.panels):
         for one, other in itertools.combinations([each for each in panel.series if each.line], 2):
             a, b = one.look, other.look
-            parts = (a.light != b.light and a.dark != b.dark, a.dash != b.dash, a.marker != b.marker or not one.dots)
+            parts = (
+                a.light != b.light and a.dark != b.dark,
+                a.dash != b.dash,
+                a.marker != b.marker or not one.dots,
+            )
             assert sum(parts) >= 2, (one.name, other.name)
 
 
@@ -119,7 +128,9 @@ def test_no_chart_stands_alone_in_a_row_of_the_page(name: str) -> None:
 
 
 def test_names_and_numbers_are_text() -> None:
-    series = Series("<b>", nth_look(0), [Mark(1, 1, "1 & 2"), Mark(2, math.nan, "none")], published=[Mark(1, 2, "<u>")])
+    series = Series(
+        "<b>", nth_look(0), [Mark(1, 1, "1 & 2"), Mark(2, math.nan, "none")], published=[Mark(1, 2, "<u>")]
+    )
     drawing = svg(Chart("k", "<i>", "<x>", "<y>", [Panel("<p>", [series])]))
     rows = svg(Chart("k", "<i>", "<x>", "", [Panel("", [series])], rows=["<row>", "</svg>"]))
     assert not re.search("<[biuxyp]>", drawing)
@@ -173,7 +184,9 @@ def test_the_trade_off_is_that_of_the_cells_mu() -> None:
     assert chart is not None
     curve = next(series for series in chart.series if series.name == "μ = 1")
     normal = NormalDist()
-    for mark in curve.marks:
+    first, *inner, last = curve.marks
+    assert ((first.x, first.y), (last.x, last.y)) == ((0.0, 1.0), (1.0, 0.0))
+    for mark in inner:
         assert normal.inv_cdf(1 - mark.x) - normal.inv_cdf(mark.y) == pytest.approx(1.0)
 
 

@@ -21,7 +21,7 @@ from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.show.plots import titled
 from fedpriv.show.statement import Statement, statements
-from fedpriv.show.summary import privacy_lines, state_of
+from fedpriv.show.summary import privacy_lines
 from fedpriv.show.verdict import verdict
 from fedpriv.study.results import Results, read_claims
 from fedpriv.study.stored import privacy_of

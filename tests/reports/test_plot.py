@@ -110,7 +110,7 @@ def test_drawing_leaves_settings_alone(tmp_path: Path, make_table: Make) -> None
 def test_a_single_cell(tmp_path: Path, make_results: Make) -> None:
     results = make_results({}, [0], lambda point, seed: (2.25, 0.7))
     files = plot_run(write(tmp_path / "run", results))
-    assert {file.stem for file in files} == {"curves", "clipped", "noise", "tradeoff"}  # one μ
+    assert {file.stem for file in files} == {"curves", "noise", "tradeoff"}  # one μ
     figure = curves(results)
     assert figure.legends == []
     assert "one seed" in figure.get_suptitle()
