@@ -235,7 +235,7 @@ def table(
 
 @app.command()
 def plot(run_dir: RunDir) -> None:
-    """Draw curves, privacy against accuracy, what is clipped, and noise by mechanism, into RUN_DIR/plots.
+    """Draw the report's charts into RUN_DIR/plots: curves, privacy, clipping, noise by mechanism, trade-offs.
 
     Example: fedpriv plot runs/quickstart
     """

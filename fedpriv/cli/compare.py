@@ -87,7 +87,7 @@ def compare(
     size = (_DIMENSION if algorithm else 0) if dimension is None else dimension
     seconds = _times(table, workload, size)
     if plot is not None:
-        from fedpriv.show.privacy_plots import save_comparison
+        from fedpriv.show.plots import save_comparison
 
         save_comparison(table, plot, f"{algorithm or 'running sums'}, {rounds} rounds")
     facts = setting_facts(setting) | ({} if algorithm is None else {"algorithm": algorithm})
