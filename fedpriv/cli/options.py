@@ -51,8 +51,8 @@ def _options_of(parameter: Parameter) -> list[tuple[str, Any, Any]]:
 
 def _value(parameter: Parameter, values: Mapping[str, Any]) -> Any:
     """Take a parameter from the values of all options, or make its group of them."""
-    group: Callable[..., Any] = parameter.annotation
     if is_dataclass(parameter.annotation):
+        group: Any = parameter.annotation
         return group(**{name: values[name] for name, *_ in _options_of(parameter)})
     return values[parameter.name]
 
