@@ -21,7 +21,7 @@ from fedpriv.loss.features import pixels
 from fedpriv.loss.imported import build, check_outputs, check_shape, reshaped, with_group_norm
 from fedpriv.loss.layered import objective_of
 from fedpriv.loss.linear import LinearScore
-from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
+from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, Reward, SquaredError
 from fedpriv.loss.objective import Evaluation, Objective, Records
 
 
@@ -124,6 +124,8 @@ class ColumnMoments(LinearScore):
     Guarantee: an increment is -z at every point, so that nothing a server asks changes what a record adds.
     """
 
+    loss = Reward()
+
     @property
     def lipschitz(self) -> float:
         return self.feature_norm
@@ -136,15 +138,6 @@ class ColumnMoments(LinearScore):
         """The mean loss, 0 without records: a server that has no test records has nothing to evaluate."""
         mean = records.features.sum(-2) / max(1, records.features.shape[-2])
         return Evaluation(-(mean * point).sum(-1), None)
-
-    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return -scores
-
-    def _slope(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return -torch.ones_like(scores)
-
-    def _accuracy(self, scores: Tensor, labels: Tensor) -> None:
-        """None: nothing is predicted."""
 
 
 def column_moments(
