@@ -1,8 +1,8 @@
-"""A row of the table of models: how raw records become features, and which loss they get.
+"""Rows of the table of models: how raw records become features, and which loss they get.
 
-The first step of a run with [data.scale]: its model is the mean and the mean square of columns of numbers.
-
-Rows for torch modules by their import path.
+`Model` is a row and `ModelSettings` its keys.  Two kinds of rows are here: that of column moments, the first step
+of a run with [data.scale], whose model is the mean and the mean square of columns of numbers; and rows for torch
+modules by their import path.
 """
 
 import math

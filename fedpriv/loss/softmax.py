@@ -1,13 +1,8 @@
-"""Softmax regression in closed form.
+"""Softmax regression: a linear objective with classes, and blocks of records that replicates share.
 
-A gradient is the outer product (softmax(x z) - onehot(y)) ⊗ z, so an increment, a linear combination of
-gradients of one record at several points, is rank one too: its norm is a product of two norms, and a clipped
-sum over a batch is one matrix product.
-
-Records of several rounds that are gathered together, for replicates that read the same.
-
-What depends on records alone is computed once for all rounds.  An objective asks for it with `of_records`, and
-gets the same numbers for records that are no part of a block.
+A `Block` gathers the records of several rounds, for replicates that read the same ones.  What depends on records
+alone is computed once for all rounds of a block: an objective asks for it with `of_records`, and gets the same
+numbers for records that are no part of a block.
 """
 
 import math
