@@ -1,4 +1,4 @@
-"""What a record contributes in round t, and how contributions are summed: a pure function of t.
+"""What a record contributes in round t, and how contributions are summed and weighed: public, pure in t.
 
 | here | paper | shape |
 |---|---|---|
@@ -6,9 +6,8 @@
 | increment | s_t = α_t ∇f(x_t; z) - α_{t-1} ∇f(x_{t-1}; z) | (d,) |
 | running sum | q_t = q_{t-1} + s_t | (d,) |
 
-What everyone knows about a round before the first one: its coefficients, its decay and its clip.
-
-Importance weights α_t of rounds, shared by the estimator that scales increments and the averaging server.
+A `Round` is known before the first one: its coefficients, its decay and its clip.  The weights α_t are shared by
+the estimator that scales increments and the averaging server.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from fedpriv.core.replicates import SHARED, Scalar
 
 
 class Split(NamedTuple):
-    """How increments are taken apart at the queries that epochs start with; see `split_sum`."""
+    """How increments are taken apart at the queries that epochs start with; see running_sums.py."""
 
     rounds_per_epoch: int
     mixing: Scalar
@@ -31,7 +30,7 @@ class Split(NamedTuple):
 
 
 class Local(NamedTuple):
-    """A round in which silos go on from where their own releases brought them; see `local_steps`."""
+    """A round in which silos go on from where their own releases brought them; see running_sums.py."""
 
     step: Scalar
     first: bool
@@ -283,7 +282,7 @@ class VarianceReducedGradient:
 @dataclass(frozen=True)
 class SplitGradient:
     """Momentum of gradients that are taken apart at the start of every epoch of `rounds_per_epoch` rounds; see
-    `split_sum`.
+    running_sums.py.
 
     `mixing` is γ, `coefficient` α with decay = 1 - α.
 

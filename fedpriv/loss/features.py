@@ -3,10 +3,9 @@
 A map of one record by itself, with public constants, releases nothing: the record's increment is clipped, whatever
 its features are.  Statistics of the training set, such as its mean image, would have to be paid for.
 
-Frozen features of a pre-trained module: a public map of one record, by weights on this disk.
-
-Weights are named by their SHA-256 and looked for in $FEDPRIV_WEIGHTS (or fedpriv/weights in the user's cache
-folder) as HEX.pt, so a scenario names no path, and silo and server have the same map or none.
+Frozen features of a pre-trained module are such a map too.  Its weights are named by their SHA-256 and looked for
+in $FEDPRIV_WEIGHTS (or fedpriv/weights in the user's cache folder) as HEX.pt, so a scenario names no path, and
+silo and server have the same map or none.
 """
 
 import copy

@@ -6,9 +6,7 @@ points, so it is an upper bound on that least norm.  It never grows when points 
 their number, and is comparable between models only for one number of points and one seed.
 
 The least-norm point of the convex hull is found by Wolfe's algorithm (Wolfe 1976), with a certificate: no convex
-combination has a norm below min_i ⟨g_i, x⟩/‖x‖.
-
-An objective whose evaluation also tells how Goldstein-stationary a model is.
+combination has a norm below min_i ⟨g_i, x⟩/‖x‖.  `Measured` is an objective whose evaluation has the measure.
 """
 
 import math

@@ -1,10 +1,8 @@
 """Models by import path, "package.module:Name": any torch module that this installation has.
 
-Nothing is imported when a scenario is read, only when its model is built: a guard checks the name first.
-
-What a module of somebody's own has to be, found out by running it: one record in, as many outputs as needed.
-
-A trained model as a torch module, and what it says of records.
+Nothing is imported when a scenario is read, only when its model is built: a guard checks the name first.  What a
+module has to be is found out by running it: one record in, as many outputs as needed, and no look at other
+records. `trained` gives a trained model back as a torch module.
 """
 
 import copy

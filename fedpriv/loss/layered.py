@@ -8,7 +8,7 @@ part in that layer is Σ_k c_k δ_k ⊗ a_k.  It is kept as
 whose terms are as small as the increment itself: with c = (t, -(t-1)) a norm from the products of c_k δ_k ⊗ a_k
 would lose all digits to cancellation in float32, and a norm that is too small breaks the clip.
 
-Which route computes a module's increments: closed form where every layer has one, torch.func otherwise.
+`objective_of` chooses a module's route: this one where every layer has a closed form, torch.func otherwise.
 """
 
 import math

@@ -5,7 +5,7 @@ have the leading axes alone.  A gradient of one record is Σ_k slopes[k] ⊗ see
 
 Layers without parameters: they pass values on, and slopes back.
 
-Values have shape (..., B, *shape) with any leading axes, as in `objectives.layers`.
+Values have shape (..., B, *shape) with any leading axes, as in layered.py.
 """
 
 from collections.abc import Sequence

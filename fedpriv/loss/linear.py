@@ -1,30 +1,34 @@
-"""Losses of one linear score ⟨x, z⟩, in closed form: a gradient is a number times the feature vector.
+"""Losses of linear scores, in closed form.
 
-An increment is that too, with the combination of the numbers at its points, so its norm is |number| · ‖z‖.  With
-a penalty every record's loss has penalty · ‖x‖²/2 beside it, in the clip; increments are then formed as vectors.
+A gradient is slopes ⊗ features: the derivatives of the loss by the scores, times the feature vector.  An increment
+is that too, with the combination of the slopes at its points: its norm is a product of two norms, and a clipped
+sum over a batch one matrix product.  With a penalty every record's loss has penalty · ‖x‖²/2 beside it, in the
+clip; increments are then formed as vectors.  Softmax regression is such a loss too (softmax.py).
 
-Populations whose risk is known, for checks against theory: what `evaluate` reports beside the mean loss.
+| class | f(x; z, y) of the score ⟨x, z⟩ | lipschitz |
+|---|---|---|
+| `LeastSquares` | (⟨x, z⟩ - y)² / 2 | in a ball |
+| `LogisticRegression` | log(1 + exp ⟨x, z⟩) - y ⟨x, z⟩ | max‖z‖ |
+| `PhaseRetrieval`, power 1 | ||⟨x, z⟩| - y| | max‖z‖ |
+| `PhaseRetrieval`, power 2 | |⟨x, z⟩² - y²|, weakly convex | none: clipping bounds it |
 
-Robust phase retrieval: find x from the sizes of ⟨x, z⟩, some of them wrong.  Neither smooth nor convex.
+Sources of robust phase retrieval: Duchi & Ruan 2019 (power 2); the amplitude form is its Lipschitz sibling.
 
-    power 1:  f(x; z, b) = | |⟨x, z⟩| - b |          ‖z‖-Lipschitz
-    power 2:  f(x; z, b) = | ⟨x, z⟩² - b² |          weakly convex, not Lipschitz: clipping bounds it
-
-Sources: Duchi & Ruan 2019 (power 2); the amplitude form is its Lipschitz sibling.  A gradient is a number times z,
-so an increment is rank one: its norm is a product, and a clipped sum over a batch one matrix product.
+A `Population` is a distribution of records whose risk is known: evaluations report it, for checks against theory.
 """
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fedpriv.core.replicates import Scalar
-from fedpriv.loss.clipping import clipping, formed, rank_one, upper_norm
+from fedpriv.loss.clipping import Clipping, clipping, formed, rank_one, upper_norm
+from fedpriv.loss.losses import Logistic, Loss, SizeError, SquaredError
 from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Linear, Query, Records
 
 
@@ -73,97 +77,131 @@ def quadratic_in_ball(curvature: Tensor, minimizer: Tensor, radius: float) -> Qu
     return QuadraticPopulation(curvature, minimizer, float(free.excess_risk(best)))
 
 
-@dataclass(frozen=True)
-class LinearScore(Deterministic, ABC):
-    """What the losses of a linear score share; `feature_norm` bounds ‖z‖ over all records that can occur.
+class LinearObjective(Deterministic, ABC):
+    """A loss of the scores X z of a record with features z; parameters are the rows of X, flattened.
 
-    With a `population`, `evaluate` also reports the metrics excess_risk = F(x) - F(x*) and
-    gradient_norm = ‖∇F(x)‖ of the population risk F.
+    `_scores` says how scores are laid out: records last, (..., outputs, B).
     """
 
-    dimension: int
-    feature_norm: float
-    population: Population | None = None
-    dtype: torch.dtype = torch.float64
+    features: int
+    dtype: torch.dtype
     penalty: float = 0.0
 
+    @property
     @abstractmethod
-    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """(..., B)."""
+    def loss(self) -> Loss: ...
 
-    @abstractmethod
-    def _slope(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """The derivative of the loss by the score, (..., B)."""
-
-    @abstractmethod
-    def _accuracy(self, scores: Tensor, labels: Tensor) -> Tensor | None: ...
+    @property
+    def dimension(self) -> int:
+        return self.features
 
     def initial(self) -> Tensor:
         return torch.zeros(self.dimension, dtype=self.dtype)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        slope = self._slopes(query, batch.records)
-        if not self.penalty:
-            return slope_sum(slope, batch, clip)
-        vectors, clipped = _formed_clipped(self._formed(query, batch.records, slope), batch.weights, clip)
-        return Increment(vectors.sum(-2), clipped)
+        if self.penalty:
+            vectors, clipped = self._formed(query, batch, clip)
+            return Increment(vectors.sum(-2), clipped)
+        slopes, features, clipped = self._clipped(query, batch, clip)
+        return Increment((slopes @ features).flatten(-2), clipped)
 
     def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
-        slope = self._slopes(query, batch.records)
-        if not self.penalty:
-            return slope_rows(slope, batch, clip)
-        return _formed_clipped(self._formed(query, batch.records, slope), batch.weights, clip)[0]
+        if self.penalty:
+            return self._formed(query, batch, clip)[0]
+        slopes, features, _ = self._clipped(query, batch, clip)
+        return (slopes.mT.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
 
     @property
     def linear(self) -> Linear | None:
-        if self.penalty:
-            return None
-        return Linear(self._column_of_scores, self._column_of_slopes)
-
-    def _column_of_scores(self, point: Tensor, features: Tensor) -> Tensor:
-        return _scores(point, features).unsqueeze(-1)
-
-    def _column_of_slopes(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return self._slope(scores.squeeze(-1), labels).unsqueeze(-1)
+        return None if self.penalty else Linear(self._by_record, self.loss.slope)
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         records, weights = batch
-        slope = self._slope(_scores(point, records.features), records.labels) * weights
-        pull = self.penalty * weights.sum(-1, keepdim=True) * point
-        return (slope.unsqueeze(-2) @ records.features).squeeze(-2) + pull
-
-    def _slopes(self, query: Query, records: Records) -> Tensor:
-        """Σ_k coefficients[k] · the derivative by the score at points[k], (..., B)."""
-        slope = sum(
-            coefficient * self._slope(_scores(point, records.features), records.labels)
-            for point, coefficient in zip(*query, strict=True)
-        )
-        assert isinstance(slope, Tensor)
-        return slope
-
-    def _formed(self, query: Query, records: Records, slope: Tensor) -> Tensor:
-        """The increments (..., B, d) themselves, the penalty's share with them."""
-        pull = sum(coefficient * point for point, coefficient in zip(*query, strict=True))
-        assert isinstance(pull, Tensor)
-        return slope.unsqueeze(-1) * records.features + self.penalty * pull.unsqueeze(-2)
+        slope = self.loss.slope(self._by_record(point, records.features), records.labels)
+        total = ((slope * weights.unsqueeze(-1)).mT @ records.features).flatten(-2)
+        return total + self.penalty * weights.sum(-1, keepdim=True) * point if self.penalty else total
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
-        return self._loss(_scores(point, records.features), records.labels) + self._penalty(point).unsqueeze(-1)
-
-    def _penalty(self, point: Tensor) -> Tensor:
-        return self.penalty * point.square().sum(-1) / 2.0
+        values = self.loss.value(self._by_record(point, records.features), records.labels)
+        return values + self.penalty * point.square().sum(-1, keepdim=True) / 2.0 if self.penalty else values
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
-        return _scores(point, records.features).unsqueeze(-1)
+        return self._by_record(point, records.features)
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
-        scores = _scores(point, records.features)
-        metrics = {}
-        if self.population is not None:
-            metrics["excess_risk"] = self.population.excess_risk(point)
-            metrics["gradient_norm"] = torch.linalg.vector_norm(self.population.gradient(point), dim=-1)
-        loss = self._loss(scores, records.labels).mean(-1)
-        return Evaluation(loss, self._accuracy(scores, records.labels), metrics)
+        """The loss is reported without the penalty."""
+        scores, labels = self._by_record(point, records.features), records.labels
+        mean, accuracy = self.loss.value(scores, labels).mean(-1), self.loss.accuracy(scores, labels)
+        return Evaluation(mean, accuracy, self._metrics(point, scores, labels))
+
+    def _metrics(self, point: Tensor, scores: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
+        """Other metrics of an evaluation, by name."""
+        return {}
+
+    def _by_record(self, point: Tensor, features: Tensor) -> Tensor:
+        """The scores, (..., B, outputs)."""
+        return self._scores(point, features).mT
+
+    def _scores(self, point: Tensor, features: Tensor) -> Tensor:
+        """(..., outputs, B), of one output unless a class says otherwise."""
+        return (features @ point.unsqueeze(-1)).mT
+
+    def _slope(self, point: Tensor, records: Records) -> Tensor:
+        """The derivative of the loss by the scores at `point`, (..., outputs, B)."""
+        return self.loss.slope(self._by_record(point, records.features), records.labels).mT
+
+    def _slopes(self, query: Query, records: Records) -> Tensor:
+        """Their combination, Σ_k coefficients[k] · the derivative at points[k], in memory of its own."""
+        slopes = sum(coefficient * self._slope(point, records) for point, coefficient in zip(*query, strict=True))
+        assert isinstance(slopes, Tensor)
+        return slopes
+
+    def _clipped(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor, Tensor]:
+        """Slopes (..., outputs, B) and features that multiply to increments, and how many were clipped."""
+        records, weights = batch
+        slopes = self._slopes(query, records).to(weights.dtype)
+        features, clipped = self._clipping(slopes, records, weights, clip)
+        features, slopes = clipped.only(features), clipped.only(slopes, -2)
+        return slopes.mul_(clipped.factor.unsqueeze(-2)), features, clipped.clipped
+
+    def _clipping(
+        self, slopes: Tensor, records: Records, weights: Tensor, clip: Scalar
+    ) -> tuple[Tensor, Clipping]:
+        """The features in the slopes' type, and what clips their products; of one output."""
+        features = records.features.to(slopes.dtype)
+        size = rank_one(slopes.squeeze(-2).abs().double(), upper_norm(features))
+        return features, clipping(size, weights, clip)
+
+    def _formed(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
+        """Weights times the clipped increments of one output with a penalty, (..., B, d), and how many were."""
+        records, weights = batch
+        slope = self._slopes(query, records).squeeze(-2)
+        pull = sum(coefficient * point for point, coefficient in zip(*query, strict=True))
+        assert isinstance(pull, Tensor)
+        vectors = (slope.unsqueeze(-1) * records.features + self.penalty * pull.unsqueeze(-2)).to(weights.dtype)
+        clipped = clipping(formed(upper_norm(vectors)), weights, clip)
+        return clipped.only(vectors) * clipped.factor.unsqueeze(-1), clipped.clipped
+
+
+@dataclass(frozen=True)
+class LinearScore(LinearObjective, ABC):
+    """A loss of one linear score; `feature_norm` bounds ‖z‖ over all records that can occur.
+
+    With a `population`, `evaluate` also reports the metrics excess_risk = F(x) - F(x*) and
+    gradient_norm = ‖∇F(x)‖ of the population risk F.
+    """
+
+    features: int
+    feature_norm: float
+    population: Population | None = None
+    dtype: torch.dtype = torch.float64
+    penalty: float = 0.0
+
+    def _metrics(self, point: Tensor, scores: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
+        if self.population is None:
+            return {}
+        norm = torch.linalg.vector_norm(self.population.gradient(point), dim=-1)
+        return {"excess_risk": self.population.excess_risk(point), "gradient_norm": norm}
 
 
 @dataclass(frozen=True)
@@ -172,6 +210,8 @@ class LeastSquares(LinearScore):
 
     label_bound: float = 1.0
     radius: float = 1.0
+
+    loss = SquaredError()
 
     @property
     def lipschitz(self) -> float:
@@ -189,15 +229,6 @@ class LeastSquares(LinearScore):
         """max‖z‖², and the penalty."""
         return self.feature_norm**2 + self.penalty
 
-    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return (scores - labels).square() / 2.0
-
-    def _slope(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return scores - labels
-
-    def _accuracy(self, scores: Tensor, labels: Tensor) -> None:
-        """None: a prediction is near, not right."""
-
 
 @dataclass(frozen=True)
 class LogisticRegression(LinearScore):
@@ -205,6 +236,8 @@ class LogisticRegression(LinearScore):
 
     convex: bool = True
     """To be False with a penalty: no bound on the gradients holds at every point then."""
+
+    loss = Logistic()
 
     @property
     def lipschitz(self) -> float:
@@ -216,54 +249,12 @@ class LogisticRegression(LinearScore):
         """max‖z‖²/4, and the penalty."""
         return self.feature_norm**2 / 4.0 + self.penalty
 
-    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return functional.softplus(scores) - labels * scores
 
-    def _slope(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return scores.sigmoid() - labels
-
-    def _accuracy(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return ((scores > 0) == (labels > 0.5)).to(scores.dtype).mean(-1)
-
-
-def slope_sum(slope: Tensor, batch: Batch, clip: Scalar) -> Increment:
-    """The clipped sum of slope[b] · features[b] over the batch, `slope` (..., B)."""
-    column, features, clipped = _clipped(slope, batch, clip)
-    return Increment((column.mT @ features).squeeze(-2), clipped)
-
-
-def slope_rows(slope: Tensor, batch: Batch, clip: float) -> Tensor:
-    """slope[b] · features[b], clipped, of every record: (B, f)."""
-    column, features, _ = _clipped(slope, batch, clip)
-    return column * features
-
-
-def _clipped(slope: Tensor, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor, Tensor]:
-    """Factors of the clipped increments, (..., B, 1) and (..., B, f), and how many were clipped."""
-    weights = batch.weights
-    column, features = slope.unsqueeze(-1).to(weights.dtype), batch.records.features.to(weights.dtype)
-    clipped = clipping(rank_one(column.squeeze(-1).abs().double(), upper_norm(features)), weights, clip)
-    column, features = clipped.only(column), clipped.only(features)
-    return column * clipped.factor.unsqueeze(-1), features, clipped.clipped
-
-
-def _formed_clipped(increments: Tensor, weights: Tensor, clip: Scalar) -> tuple[Tensor, Tensor]:
-    """Weights times the clipped increments (..., B, d) that are there as such, and how many were clipped."""
-    vectors = increments.to(weights.dtype)
-    clipped = clipping(formed(upper_norm(vectors)), weights, clip)
-    vectors = clipped.only(vectors)
-    return vectors * clipped.factor.unsqueeze(-1), clipped.clipped
-
-
-def _scores(point: Tensor, features: Tensor) -> Tensor:
-    return (features @ point.unsqueeze(-1)).squeeze(-1)
-
-
-_EXPLAINED = 0.1
+_MET = 0.1
 
 
 @dataclass(frozen=True)
-class PhaseRetrieval(Deterministic):
+class PhaseRetrieval(LinearObjective):
     """Labels are sizes b ≥ 0; `feature_norm` bounds ‖z‖.  At x and -x the loss is the same.
 
     Parameters start at the vector of equal coordinates with norm `start`: 0 is a stationary point.
@@ -275,9 +266,12 @@ class PhaseRetrieval(Deterministic):
     start: float = 1.0
     dtype: torch.dtype = torch.float32
 
+    outputs = Deterministic.outputs  # a score predicts no label, its size does
+    linear = None  # a client's own steps go through `gradient`
+
     @property
-    def dimension(self) -> int:
-        return self.features
+    def loss(self) -> Loss:
+        return SizeError(self.power)
 
     @property
     def lipschitz(self) -> float:
@@ -291,39 +285,7 @@ class PhaseRetrieval(Deterministic):
     def initial(self) -> Tensor:
         return torch.full((self.features,), self.start / math.sqrt(self.features), dtype=self.dtype)
 
-    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        return slope_sum(self._slopes(query, batch.records), batch, clip)
-
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
-        return slope_rows(self._slopes(query, batch.records), batch, clip)
-
-    def _slopes(self, query: Query, records: Records) -> Tensor:
-        """Σ_k coefficients[k] · the derivative by ⟨x, z⟩ at points[k], (..., B)."""
-        slope = torch.zeros((), dtype=query.points[0].dtype, device=query.points[0].device)
-        for point, coefficient in zip(*query, strict=True):
-            slope = slope + coefficient * self._slope(point, records)
-        return slope
-
-    def losses(self, point: Tensor, records: Records) -> Tensor:
-        return self._residual(_inner(point, records), records).abs()
-
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
-        """The mean loss, and as metric `sizes_met` the share of records whose size is met to within 0.1."""
-        inner = _inner(point, records)
-        met = (inner.abs() - records.labels).abs() <= _EXPLAINED
-        loss = self._residual(inner, records).abs().mean(-1)
-        return Evaluation(loss, None, {"sizes_met": met.to(inner.dtype).mean(-1)})
-
-    def _residual(self, inner: Tensor, records: Records) -> Tensor:
-        return inner.abs() ** self.power - records.labels.to(inner.dtype) ** self.power
-
-    def _slope(self, point: Tensor, records: Records) -> Tensor:
-        """The derivative of the loss by ⟨x, z⟩; 0 at a kink."""
-        inner = _inner(point, records)
-        by_size = inner.sign() if self.power == 1 else 2.0 * inner
-        return self._residual(inner, records).sign() * by_size
-
-
-def _inner(point: Tensor, records: Records) -> Tensor:
-    """⟨x, z⟩ of every record, (..., B)."""
-    return (records.features @ point.unsqueeze(-1)).squeeze(-1)
+    def _metrics(self, point: Tensor, scores: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
+        """The share of records whose size is met to within 0.1."""
+        met = (scores.squeeze(-1).abs() - labels).abs() <= _MET
+        return {"sizes_met": met.to(scores.dtype).mean(-1)}

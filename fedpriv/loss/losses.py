@@ -1,9 +1,11 @@
-"""Losses of a module's outputs, with their derivatives by the outputs."""
+"""Losses of a model's outputs, with their derivatives by the outputs."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 class Loss(Protocol):
@@ -68,6 +70,55 @@ class AbsoluteError:
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
         """None: a prediction is near, not right."""
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """log(1 + exp(output)) - label · output of one output; labels are 0.0 or 1.0."""
+
+    def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        score = outputs.squeeze(-1)
+        return functional.softplus(score) - labels * score
+
+    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs.sigmoid() - labels.unsqueeze(-1)
+
+    def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return ((outputs.squeeze(-1) > 0) == (labels > 0.5)).to(outputs.dtype).mean(-1)
+
+
+@dataclass(frozen=True)
+class SizeError:
+    """| |output|^power - label^power | of one output; labels are sizes.  Its slope is 0 at a kink."""
+
+    power: Literal[1, 2]
+
+    def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self._residual(outputs, labels).squeeze(-1).abs()
+
+    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        by_size = outputs.sign() if self.power == 1 else 2.0 * outputs
+        return self._residual(outputs, labels).sign() * by_size
+
+    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
+        """None: a size is near, not right."""
+
+    def _residual(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs.abs() ** self.power - labels.to(outputs.dtype).unsqueeze(-1) ** self.power
+
+
+@dataclass(frozen=True)
+class Reward:
+    """-output of one output, whatever the label is."""
+
+    def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return -outputs.squeeze(-1)
+
+    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return -torch.ones_like(outputs)
+
+    def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
+        """None: nothing is predicted."""
 
 
 def _residual(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The table of models: how raw images become features, and which loss they get.
 
-Linear models: of features that the settings name, scaled, and a constant 1.
+Linear models take the features that the settings name, scaled, and a constant 1.
 """
 
 import math

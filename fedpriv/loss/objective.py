@@ -1,6 +1,12 @@
-"""What an objective is: clipped sums of per-record increments, and an evaluation.
+"""What an objective is: clipped sums of what records answer to a query, and an evaluation.
 
-Another look at a loss, as an algorithm or a measurement takes it.
+| | |
+|---|---|
+| `Query`, `Batch` | which gradients are combined; which records are asked, and what each weighs |
+| `Objective` | the protocol: a loss over flat parameters |
+| `Deterministic` | base class of losses without public coins |
+| `View` | base class of wrappers that delegate to another objective |
+| `fast_paths` | the shortcuts that a loss may have as attributes |
 """
 
 import math

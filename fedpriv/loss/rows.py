@@ -1,8 +1,8 @@
-"""A row of the table of models: how raw records become features, and which loss they get.
+"""Rows of the table of models: how raw records become features, and which loss they get.
 
-The first step of a run with [data.scale]: its model is the mean and the mean square of columns of numbers.
-
-Rows for torch modules by their import path.
+`Model` is a row and `ModelSettings` its keys.  Two kinds of rows are here: that of column moments, the first step
+of a run with [data.scale], whose model is the mean and the mean square of columns of numbers; and rows for torch
+modules by their import path.
 """
 
 import math
@@ -21,7 +21,7 @@ from fedpriv.loss.features import pixels
 from fedpriv.loss.imported import build, check_outputs, check_shape, reshaped, with_group_norm
 from fedpriv.loss.layered import objective_of
 from fedpriv.loss.linear import LinearScore
-from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
+from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, Reward, SquaredError
 from fedpriv.loss.objective import Evaluation, Objective, Records
 
 
@@ -124,6 +124,8 @@ class ColumnMoments(LinearScore):
     Guarantee: an increment is -z at every point, so that nothing a server asks changes what a record adds.
     """
 
+    loss = Reward()
+
     @property
     def lipschitz(self) -> float:
         return self.feature_norm
@@ -136,15 +138,6 @@ class ColumnMoments(LinearScore):
         """The mean loss, 0 without records: a server that has no test records has nothing to evaluate."""
         mean = records.features.sum(-2) / max(1, records.features.shape[-2])
         return Evaluation(-(mean * point).sum(-1), None)
-
-    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return -scores
-
-    def _slope(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return -torch.ones_like(scores)
-
-    def _accuracy(self, scores: Tensor, labels: Tensor) -> None:
-        """None: nothing is predicted."""
 
 
 def column_moments(

@@ -6,12 +6,9 @@
 The map from increments to sums is linear, so the weighted mean over silos of their sums is the sum of the
 weighted mean increments: one silo's records, or all silos' records with weights p_i / B_i, go through here alike.
 
-Which increments a round takes of every record, and the queries that later rounds need for theirs.
-
-Running sums of increments that are clipped in parts: the gradient, and how it changed.
-
-Tran & Cutkosky 2022, Algorithm 2, with each part clipped for itself and epochs of N rounds.  With v_q the query of
-the first round of epoch q and p the place in it,
+Increments may be clipped in parts: the gradient, and how it changed (Tran & Cutkosky 2022, Algorithm 2, with each
+part clipped for itself and epochs of N rounds).  With v_q the query of the first round of epoch q and p the place
+in it,
 
     G_t = clip(α g_t(v_q)),   Δ_t = clip(α g_t(v_q) - α g_t(v_{q-1})),   r_t = clip(α g_t(w_t) - α g_t(v_q))
     u_t = (1 - γ) (u_{t-N} + Δ_t) + γ G_t,   in the first epoch u_t = G_t
@@ -19,7 +16,7 @@ the first round of epoch q and p the place in it,
 
 Where no clip bites this is plain momentum.  Parts need no bound on the loss's smoothness.
 
-Steps that silos take by themselves between two averages: where a round takes its gradients then.
+Silos may take steps by themselves between two averages, and take gradients at a point of their own:
 
     w_{i,t} = x_s - step · Σ_{r = s}^{t-1} release_{i,r}     s: the round in which the silos started from x_s
 
@@ -45,7 +42,7 @@ class Part(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """One part, or the gradient at the epoch's first query with two changes of it; see `split_sum`."""
+    """One part, or the gradient at the epoch's first query with two changes of it; see above."""
 
     gradient: Part
     change: Part | None = None
@@ -121,9 +118,6 @@ def absorb_split(
         added, clipped = own + since.total, torch.maximum(clipped, since.clipped)
     kept = (*ring, own)[-split.rounds_per_epoch :]
     return RunningSum((*anchors, *kept), torch.add(added, state.total, alpha=current.decay)), clipped
-
-
-__all__ = ["RunningSum", "absorb", "empty_sum"]
 
 
 def empty_sum(like: Tensor) -> RunningSum:

@@ -1,16 +1,15 @@
-"""An objective whose evaluation has the scores that a scenario asks for, of all test records and silo by silo.
+"""Evaluate a model beyond loss and accuracy.
 
-What a field expects beside loss and accuracy, from a model's outputs: pure functions, many models at once.
+* `SCORES`: pure functions of outputs and labels, many models at once.  Outputs are (..., n, classes) for a
+  classification, (..., n, 1) for two classes by one logit or for a regression; labels are (n,), a score is (...).
+* `Scored`: an objective whose evaluation has the scores that a scenario asks for, of all test records and silo by
+  silo.
+* `SummedScores`: scores as sums over test records, which silos send of records that nobody else sees:
 
-Outputs are (..., n, classes) for a classification, (..., n, 1) for two classes by one logit or for a regression;
-labels are (n,).  Every score is (...).
+      record b gives   (right_b - 1/2,  loss_b / bound - 1/2)     of a classification, loss_b held to [0, bound]
+                       (loss_b / bound - 1/2)                     of a regression
 
-A model's scores as sums over test records: what silos send of records that nobody else sees.
-
-    record b gives   (right_b - 1/2,  loss_b / bound - 1/2)     of a classification, loss_b held to [0, bound]
-                     (loss_b / bound - 1/2)                     of a regression
-
-Every coordinate lies in ±1/2, so that one record has norm √2/2, or 1/2, whatever the model is.
+  Every coordinate lies in ±1/2, so that one record has norm √2/2, or 1/2, whatever the model is.
 """
 
 import math

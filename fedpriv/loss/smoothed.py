@@ -127,7 +127,7 @@ class Smoothed(View):
 
     @property
     def smoothness(self) -> float:
-        """Of the smoothed loss: at most √d L/α, see parameters.goldstein.smoothness_constant."""
+        """Of the smoothed loss: at most √d L/α, see docs/goldstein.md."""
         return min(self.base.smoothness, math.sqrt(self.dimension) * self.base.lipschitz / self.radius)
 
     def at(self, slots: Slots) -> "Smoothed":

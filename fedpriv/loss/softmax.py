@@ -1,13 +1,8 @@
-"""Softmax regression in closed form.
+"""Softmax regression: a linear objective with classes, and blocks of records that replicates share.
 
-A gradient is the outer product (softmax(x z) - onehot(y)) ⊗ z, so an increment, a linear combination of
-gradients of one record at several points, is rank one too: its norm is a product of two norms, and a clipped
-sum over a batch is one matrix product.
-
-Records of several rounds that are gathered together, for replicates that read the same.
-
-What depends on records alone is computed once for all rounds.  An objective asks for it with `of_records`, and
-gets the same numbers for records that are no part of a block.
+A `Block` gathers the records of several rounds, for replicates that read the same ones.  What depends on records
+alone is computed once for all rounds of a block: an objective asks for it with `of_records`, and gets the same
+numbers for records that are no part of a block.
 """
 
 import math
@@ -19,9 +14,10 @@ from torch import Tensor
 
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.alone import softmax_slopes
-from fedpriv.loss.clipping import certainly_unclipped, clipping, rank_one, upper_norm
+from fedpriv.loss.clipping import Clipping, certainly_unclipped, clipping, rank_one, upper_norm
+from fedpriv.loss.linear import LinearObjective
 from fedpriv.loss.losses import CrossEntropy
-from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Linear, Outer, Query, Records
+from fedpriv.loss.objective import Outer, Query, Records
 
 
 class OfBlock(Records):
@@ -76,7 +72,7 @@ def of_records(records: Records, name: Hashable, compute: Callable[[Records], Te
 
 
 @dataclass(frozen=True)
-class SoftmaxRegression(Deterministic):
+class SoftmaxRegression(LinearObjective):
     """Cross-entropy of a linear classifier; parameters are `classes` rows of `features` weights, flattened.
 
     `feature_norm` bounds ‖z‖ over all records that can occur; a constant feature 1 serves as the bias.
@@ -93,6 +89,8 @@ class SoftmaxRegression(Deterministic):
     None if increments are to be formed one by one instead.
     """
 
+    loss = CrossEntropy()
+
     @property
     def dimension(self) -> int:
         return self.features * self.classes
@@ -107,17 +105,6 @@ class SoftmaxRegression(Deterministic):
         """max‖z‖²/2: the Hessian of log-sum-exp has norm at most 1/2."""
         return self.feature_norm**2 / 2.0
 
-    def initial(self) -> Tensor:
-        return torch.zeros(self.dimension, dtype=self.dtype)
-
-    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        residual, features, clipped = self._clipped(query, batch, clip)
-        return Increment((residual @ features).flatten(-2), clipped)
-
-    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
-        residual, features, _ = self._clipped(query, batch, clip)
-        return (residual.mT.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
-
     @property
     def outer(self) -> Outer | None:
         if self.levels is None:
@@ -129,53 +116,24 @@ class SoftmaxRegression(Deterministic):
             math.ceil(self.levels * self.feature_norm) + math.isqrt(self.features) + 1,
         )
 
-    @property
-    def linear(self) -> Linear:
-        return Linear(self._logits, CrossEntropy().slope)
+    def _scores(self, point: Tensor, features: Tensor) -> Tensor:
+        # Weights on the left: half the time, and records that all replicates share become one product.
+        return point.view(*point.shape[:-1], self.classes, self.features) @ features.mT
 
-    def gradient(self, point: Tensor, batch: Batch) -> Tensor:
-        records, weights = batch
-        slope = CrossEntropy().slope(self._logits(point, records.features), records.labels)
-        return ((slope * weights.unsqueeze(-1)).mT @ records.features).flatten(-2)
-
-    def _clipped(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor, Tensor]:
-        """Residuals (..., classes, B) and features that multiply to increments, and how many were clipped."""
-        records, weights = batch
-        kind = weights.dtype
-        residual, features = self._residuals(query, records).to(kind), once(records).features.to(kind)
-        seen = of_records(records, ("norm", kind), lambda several: upper_norm(several.features.to(kind)))
-        clipped = certainly_unclipped(residual, seen, weights, clip) or clipping(
-            rank_one(upper_norm(residual, -2), seen), weights, clip
-        )
-        features, residual = clipped.only(features), clipped.only(residual, -2)
-        return residual.mul_(clipped.factor.unsqueeze(-2)), features, clipped.clipped
-
-    def _residuals(self, query: Query, records: Records) -> Tensor:
-        """Σ_k coefficients[k] (softmax(logits at points[k]) - onehot), (..., classes, B)."""
+    def _slopes(self, query: Query, records: Records) -> Tensor:
+        """Σ_k coefficients[k] (softmax(scores at points[k]) - onehot), (..., classes, B)."""
         features = once(records).features
         return _combined((self._scores(point, features) for point in query.points), query.coefficients, records)
 
-    def losses(self, point: Tensor, records: Records) -> Tensor:
-        return CrossEntropy().value(self._logits(point, records.features), records.labels)
-
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
-        logits, loss = self._logits(point, records.features), CrossEntropy()
-        return Evaluation(loss.value(logits, records.labels).mean(-1), loss.accuracy(logits, records.labels))
-
-    def outputs(self, point: Tensor, records: Records) -> Tensor:
-        return self._logits(point, records.features)
-
-    def _logits(self, point: Tensor, features: Tensor) -> Tensor:
-        """(..., B, classes)."""
-        return self._scores(point, features).mT
-
-    def _scores(self, point: Tensor, features: Tensor) -> Tensor:
-        """The logits with records last, (..., classes, B)."""
-        # Weights on the left: half the time, and records that all replicates share become one product.
-        return self._matrix(point) @ features.mT
-
-    def _matrix(self, point: Tensor) -> Tensor:
-        return point.view(*point.shape[:-1], self.classes, self.features)
+    def _clipping(
+        self, slopes: Tensor, records: Records, weights: Tensor, clip: Scalar
+    ) -> tuple[Tensor, Clipping]:
+        kind = slopes.dtype
+        seen = of_records(records, ("norm", kind), lambda several: upper_norm(several.features.to(kind)))
+        clipped = certainly_unclipped(slopes, seen, weights, clip) or clipping(
+            rank_one(upper_norm(slopes, -2), seen), weights, clip
+        )
+        return once(records).features.to(kind), clipped
 
 
 def _combined(scores: Iterable[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:

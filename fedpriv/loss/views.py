@@ -1,31 +1,21 @@
-"""A batch whose rows are persons or clients, each with several records: clipped as a whole.
+"""Losses of units: persons or clients with several records, each clipped as a whole.
 
-    v_u = Σ_r w_r Σ_k c_k ∇f(x_{t-k}; r),   w_r = 1/(number of u's records)
+| class | what a unit, or a silo, contributes | source |
+|---|---|---|
+| `PerUnit` | v_u = Σ_r w_r Σ_k c_k ∇f(x_{t-k}; r),   w_r = 1/(number of u's records) | McMahan et al. 2018 |
+| `QuantileClip` | (v_u · min(1/C_t, 1/‖v_u‖), ρ (b_u - ½)), b_u = 1 if ‖v_u‖ ≤ C_t, else 0 | Andrew et al. 2021 |
+| `LocalSteps` | x_t - w_K, w_0 = x_t, w_k = w_{k-1} - η_l · gradient of its k-th batch | McMahan et al. 2018 |
+| `LocalTraining` | x_t less the model after a silo's own epochs, unclipped | McMahan et al. 2017 |
 
-Source: McMahan, Ramage, Talwar & Zhang 2018, "Learning differentially private recurrent language models", for the
-mean of a user's records that is clipped.
+In `QuantileClip` C_t is the query's last coordinate: both releases of the paper are one.  `LocalSteps` has K steps
+in place of epochs.  A model with linear scores moves in the span of a client's records, w_k = x_t - η_l A_kᵀ Z
+with A_k (records, outputs); its scores are scores(x_t) - η_l (Z Zᵀ) A_k, so steps are taken on these small
+matrices and the model's move is formed once.
 
-Whether each unit's vector fits into the clip of the moment, as one more coordinate of what it contributes.
-
-    (v_u · min(1/C_t, 1/‖v_u‖),  ρ (b_u - ½)),   b_u = 1 if ‖v_u‖ ≤ C_t, else 0
-
-Source: Andrew, Thakkar, McMahan & Ramaswamy 2021, "Differentially private learning with adaptive clipping": both
-of its releases as one.  C_t is the query's last coordinate.
-
-What a client of a cohort contributes: how far a few steps on its own records moved the model it was sent.
-
-    w_0 = x_t,   w_k = w_{k-1} - η_l · mean gradient at w_{k-1} of its k-th batch,   increment x_t - w_K
-
-Source: McMahan, Ramage, Talwar & Zhang 2018, "Learning differentially private recurrent language models",
-Algorithm 1 (UserUpdateFedAvg), with K steps in place of epochs.
-
-A model with linear scores moves in the span of a client's records, w_k = x_t - η_l A_kᵀ Z with A_k (records,
-outputs).  Its scores are scores(x_t) - η_l (Z Zᵀ) A_k: steps are taken on these small matrices, and the model's
-move is formed once.
-
-What a silo of federated averaging contributes: how far its own training moved the model it was sent.
-
-Source: McMahan, Moore, Ramage, Hampson & Agüera y Arcas 2017, Algorithm 1 (ClientUpdate).
+Sources: McMahan, Ramage, Talwar & Zhang 2018, "Learning differentially private recurrent language models",
+Algorithm 1 (UserUpdateFedAvg) and the mean of a user's records that is clipped.  Andrew, Thakkar, McMahan &
+Ramaswamy 2021, "Differentially private learning with adaptive clipping".  McMahan, Moore, Ramage, Hampson & Agüera
+y Arcas 2017, Algorithm 1 (ClientUpdate).
 """
 
 import math

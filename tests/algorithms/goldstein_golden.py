@@ -77,7 +77,7 @@ class ExactlySmoothed(PhaseRetrieval):
         reach = self.alpha * torch.linalg.vector_norm(records.features, dim=-1)
         slope = -1.0 + 2.0 * self._above(inner, -records.labels, reach)
         slope = slope - 2.0 * self._above(inner, torch.zeros_like(inner), reach)
-        return slope + 2.0 * self._above(inner, records.labels, reach)
+        return (slope + 2.0 * self._above(inner, records.labels, reach)).unsqueeze(-2)
 
     def _above(self, inner: Tensor, kink: Tensor, reach: Tensor) -> Tensor:
         """P(u + reach · coordinate > kink)."""

@@ -58,9 +58,9 @@ def no_check_in_integers(patch: pytest.MonkeyPatch) -> None:
 
     def careless(self: SoftmaxRegression, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
         features = batch.records.features.double()
-        first = self._residuals(Query(query.points[:1], query.coefficients[:1]), batch.records).mT.double()
+        first = self._slopes(Query(query.points[:1], query.coefficients[:1]), batch.records).mT.double()
         size = first.norm(dim=-1, keepdim=True) * features.norm(dim=-1, keepdim=True)
-        residual = self._residuals(query, batch.records).mT.double() * clip / size.clamp(min=clip)
+        residual = self._slopes(query, batch.records).mT.double() * clip / size.clamp(min=clip)
         return (residual.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
 
     patch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)  # increments are formed
