@@ -4,6 +4,7 @@ import contextlib
 import io
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -29,3 +30,13 @@ def fedpriv(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
             code = ended.code
     assert code is None or isinstance(code, int), code
     return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())
+
+
+def refusal(arguments: Sequence[str], code: int = 2) -> str:
+    """The one line on standard error that `fedpriv ARGUMENTS` ends with, in the present folder."""
+    done = fedpriv(*arguments, cwd=Path())
+    assert (done.returncode, done.stdout) == (code, ""), done
+    assert done.stderr.startswith("fedpriv: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.endswith("\n")
+    return done.stderr
