@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
@@ -28,7 +28,7 @@ def gradient_norm(cell: Cell, model: torch.Tensor) -> float:
     for start in range(0, len(labels), _ROWS):
         part = Records(features[start : start + _ROWS], labels[start : start + _ROWS])
         weights = torch.full((len(part.labels),), 1.0 / len(labels), dtype=model.dtype)
-        total += task.objective.increment((model,), (1.0,), part, weights, _NO_CLIP).total
+        total += task.objective.increment(Query((model,)), Batch(part, weights), _NO_CLIP).total
     return float(torch.linalg.vector_norm(total))
 
 

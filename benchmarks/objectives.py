@@ -18,7 +18,7 @@ from fedpriv.loss.layered import LayeredObjective, objective_of
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.models import convolutional_net
 from fedpriv.loss.module import ModuleObjective
-from fedpriv.loss.objective import Objective, Records
+from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.loss.softmax import SoftmaxRegression
 
 PIXELS, CLASSES, BATCHES = 784, 10, (250, 3750)
@@ -58,7 +58,7 @@ def _both(objective: Objective, features: int, batch: int) -> str:
 
     def sums(points: int) -> Any:
         with torch.inference_mode():
-            return objective.increment([point] * points, [2.0, -1.0][:points], records, weights, 1.0)
+            return objective.increment(Query([point] * points, [2.0, -1.0][:points]), Batch(records, weights), 1.0)
 
     one, two = (nanoseconds(lambda points=points: sums(points), batch, 1) / 1e3 for points in (1, 2))
     return f"{one:.1f} ({two:.1f})"

@@ -1,13 +1,28 @@
-"""docs/figures/one-round.svg: the way of the data from a scenario to results.json, by the functions themselves.
+"""One round as a reader meets it: the figure of docs/architecture.md, and the files that a round goes through.
 
-python -m benchmarks.one_round
+    python -m benchmarks.one_round           writes docs/figures/one-round.svg, then lists both rounds below
+    python -m benchmarks.one_round --list    lists alone
+
+A round of a simulation is all that is called from one `Silo.answer` of a run of one silo to the next; a round of a
+guard is one `Guard.answer` after the first.  Both are listed by file, with the functions that were entered, their
+lines and the lines of the file.
 """
 
+import argparse
 import io
+import json
+import sys
+import tempfile
+import threading
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
+import fedpriv
 from fedpriv.core.files import write_text
 from fedpriv.engines.inprocess import run_inprocess
 from fedpriv.engines.table import engine_named
@@ -109,6 +124,91 @@ def _draw(axes: "Axes") -> None:
         axes.text(text, y + 11, step.name, fontsize=9, color=_FAINT, family="monospace")
 
 
+ROOT = OUT.parents[2]
+_SCENARIO: dict[str, Any] = {
+    "name": "one-round",
+    "seed": 1,
+    "data": {"name": "synthetic"},
+    "federation": {"silos": 1, "rounds": 4},
+    "algorithm": {"name": "dp-mu2-fl", "trust": "untrusted", "diameter": 0.1},
+    "privacy": {"relation": "replace-one", "rho": 4.0},
+    "run": {"evaluations": 1, "dtype": "float64"},
+}
+
+
+def entered(run: Callable[[], Any], first: CodeType) -> dict[CodeType, None]:
+    """Functions of fedpriv entered from the second call of `first` to the third, or to the end of `run`."""
+    calls, found = 0, dict[CodeType, None]()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls
+        if event != "call":
+            return
+        calls += frame.f_code is first
+        path = Path(frame.f_code.co_filename)
+        if calls == 2 and path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in _SHIPPED:
+            found.setdefault(frame.f_code)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return found
+
+
+_SHIPPED = ("fedpriv", "server", "clients")
+
+
+def simulated_round(folder: Path) -> dict[CodeType, None]:
+    """Functions that a round of a simulation in process enters."""
+    return entered(lambda: fedpriv.run(_SCENARIO, engine="inprocess", out=folder / "run"), Silo.answer.__code__)
+
+
+def guarded_round(folder: Path) -> dict[CodeType, None]:
+    """Functions that a guard's answer to round 2 enters, from the query to the ledger and the release."""
+    from benchmarks.record_guards import query_of
+    from fedpriv.silo.guard import Guard
+    from tests.attacks.guards import guard_for, random_records
+
+    cell = json.dumps(
+        resolve_cell({**_SCENARIO, "federation": {"silos": 3, "rounds": 4}}, "one round").canonical()
+    )
+    guard = guard_for(folder, *random_records(), budget=100.0)
+
+    def ask() -> None:
+        for t in (1, 2, 3):
+            guard.answer("run", cell, t, query_of(7850, t).to(torch.float64))
+
+    return entered(ask, Guard.answer.__code__)
+
+
+def listing(title: str, codes: dict[CodeType, None]) -> str:
+    """A line a file, in the order in which it is first entered, and their number."""
+    by_file: dict[str, list[CodeType]] = defaultdict(list)
+    for code in codes:
+        by_file[str(Path(code.co_filename).relative_to(ROOT))].append(code)
+    lines = [f"{title}: {len(by_file)} files"]
+    for name, there in by_file.items():
+        inside = {line for code in there for *_, line in code.co_lines() if line}
+        whole = len((ROOT / name).read_text(encoding="utf-8").splitlines())
+        functions = ", ".join(dict.fromkeys(code.co_qualname.split(".<")[0] for code in there))
+        lines.append(f"  {name}: {len(inside)} of {whole} lines: {functions}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="leave the figure as it is")
+    if not parser.parse_args().list:
+        write_text(OUT, svg())
+        print(OUT)
+    with tempfile.TemporaryDirectory() as folder:
+        print(listing("a round of a simulation", simulated_round(Path(folder))))
+        print(listing("a round of a guard", guarded_round(Path(folder))))
+
+
 if __name__ == "__main__":
-    write_text(OUT, svg())
-    print(OUT)
+    main()

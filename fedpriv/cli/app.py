@@ -160,6 +160,35 @@ def run(
 app.command()(tune)
 
 
+@app.command()
+def worth(
+    given: Annotated[
+        Path,
+        typer.Argument(metavar="RUN_DIR|SCENARIO", help="A run's folder, or a scenario by name or file."),
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
+    ] = None,
+    pooled: Annotated[
+        bool, typer.Option("--pooled", help="Also the records of all silos in one place, without noise.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, silo by silo.")] = False,
+) -> None:
+    """Is it worth joining? Each silo alone, nothing released, beside what a run's models gain.
+
+    It reads records of all silos: for simulations and public data.
+
+    Examples:
+
+        fedpriv worth heart-hospitals --pooled
+
+        fedpriv worth runs/heart-hospitals
+    """
+    from fedpriv.cli.worth import worth as compare
+
+    compare(given, overrides or [], with_pooled=pooled, as_json=as_json)
+
+
 @app.command("list")
 def list_(
     what: Annotated[

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.core.random import public_generator
-from fedpriv.loss.objective import Evaluation, Objective, Records, View
+from fedpriv.loss.objective import Batch, Evaluation, Objective, Query, Records, View
 
 Floats = NDArray[np.float64]
 
@@ -105,7 +105,7 @@ def mean_gradient(objective: Objective, points: Tensor, records: Records) -> Ten
     """The gradient of the mean loss at each of `points` (n, d): an increment whose clip is never reached."""
     count = len(records.labels)
     weights = torch.full((count,), 1.0 / count, dtype=points.dtype, device=points.device)
-    return objective.increment([points], [1.0], records, weights, _unreached(points.dtype)).total
+    return objective.increment(Query([points]), Batch(records, weights), _unreached(points.dtype)).total
 
 
 def _unreached(dtype: torch.dtype) -> float:

@@ -26,7 +26,7 @@ from fedpriv.loss.clipping import Clipping, clipping, together
 from fedpriv.loss.layers import Linked, Stateless, Terms, linked_of, stateless_of, sum_of
 from fedpriv.loss.losses import Loss
 from fedpriv.loss.module import ModuleObjective, check_module, initial_point, parameters_of
-from fedpriv.loss.objective import Deterministic, Evaluation, Increment, Records
+from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
 
 _CHUNK_VALUES = 2**20
 _VALUES_PER_PARAMETER = 8  # of a chunk: adding its sum to the others' goes through all parameters once
@@ -102,17 +102,10 @@ class LayeredObjective(Deterministic):
     def initial(self) -> Tensor:
         return initial_point(self.module, self.seed, self.dtype)
 
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """See `Objective`; about `_CHUNK_VALUES` values, 8 d, or one record's exist at a time, if that is more."""
-        named = [parameters_of(self.module, point) for point in points]
-        models = points[0].shape[:-1].numel() * len(points)
+        records, weights = batch
+        models = query.points[0].shape[:-1].numel() * len(query.points)
         rows = max(self._rows(models), _VALUES_PER_PARAMETER * self.dimension // self.record_values)
         axis = records.labels.dim() - 1
         total: Tensor | None = None
@@ -123,7 +116,7 @@ class LayeredObjective(Deterministic):
             torch.split(weights, rows, -1),
             strict=True,
         ):
-            terms, chunk = self._clipped(named, coefficients, Records(features, labels), weight, clip)
+            terms, chunk = self._clipped(query, Batch(Records(features, labels), weight), clip)
             parts = [piece for term in terms for piece in term.weighted_sum(chunk.factor)]
             total = torch.cat(parts, dim=-1) if total is None else _added(total, parts)
             clipped = chunk.clipped if clipped is None else clipped + chunk.clipped
@@ -131,23 +124,15 @@ class LayeredObjective(Deterministic):
         assert clipped is not None
         return Increment(total, clipped)
 
-    def per_record(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        places: Tensor,
-        clip: float,
-    ) -> Tensor:
-        named = [parameters_of(self.module, point) for point in points]
-        one = torch.ones(len(records.labels), dtype=torch.float64)
-        terms, clipped = self._clipped(named, coefficients, records, one, clip)
+    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+        terms, clipped = self._clipped(query, batch, clip)
         return torch.cat([part for term in terms for part in term.rows(clipped.factor)], dim=-1)
 
-    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+    def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         """See `Objective`; models side by side are taken a few at a time, each with all of its records."""
         if point.dim() == 1:
-            return self._gradient(point, records, weights)
+            return self._gradient(point, batch)
+        records, weights = batch
         axis = point.dim() - 2  # the last of the leading axes
         values = self.record_values * records.labels.shape[-1] * point.shape[:axis].numel()
         several = max(1, _CHUNK_VALUES // values)
@@ -155,23 +140,21 @@ class LayeredObjective(Deterministic):
             torch.split(part, several, axis) for part in (point, *records, weights.expand(records.labels.shape))
         )
         return torch.cat(
-            [self._gradient(own, Records(*some), weight) for own, *some, weight in zip(*parts, strict=True)], axis
+            [
+                self._gradient(own, Batch(Records(*some), weight))
+                for own, *some, weight in zip(*parts, strict=True)
+            ],
+            axis,
         )
 
-    def _gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
-        terms = self._terms([parameters_of(self.module, point)], (1.0,), records)
-        return torch.cat([piece for term in terms for piece in term.weighted_sum(weights)], dim=-1)
+    def _gradient(self, point: Tensor, batch: Batch) -> Tensor:
+        terms = self._terms(Query((point,)), batch.records)
+        return torch.cat([piece for term in terms for piece in term.weighted_sum(batch.weights)], dim=-1)
 
-    def _clipped(
-        self,
-        points: Sequence[dict[str, Tensor]],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> tuple[list[Terms], Clipping]:
+    def _clipped(self, query: Query, batch: Batch, clip: Scalar) -> tuple[list[Terms], Clipping]:
         """The increments of a batch by layers, zeros for records that are not held, and what clips them."""
-        terms = [term.to(weights.dtype) for term in self._terms(points, coefficients, records)]
+        records, weights = batch
+        terms = [term.to(weights.dtype) for term in self._terms(query, records)]
         clipped = clipping(together([term.size() for term in terms]), weights, clip)
         held = clipped.held
         return terms if held is None else [term.only(held) for term in terms], clipped
@@ -179,14 +162,13 @@ class LayeredObjective(Deterministic):
     def _rows(self, models: int) -> int:
         return max(1, _CHUNK_VALUES // (self.record_values * models))
 
-    def _terms(
-        self, points: Sequence[dict[str, Tensor]], coefficients: Sequence[float], records: Records
-    ) -> list[Terms]:
+    def _terms(self, query: Query, records: Records) -> list[Terms]:
+        points = [parameters_of(self.module, point) for point in query.points]
         first = self._first_seen(records.features)
         passes = [self._forward(point, first) for point in points]
         slopes = [
             self._backward(point, one, coefficient * self.loss.slope(one.outputs, records.labels))
-            for point, one, coefficient in zip(points, passes, coefficients, strict=True)
+            for point, one, coefficient in zip(points, passes, query.coefficients, strict=True)
         ]
         terms = []
         for place, block in enumerate(self.blocks):

@@ -16,7 +16,6 @@ so an increment is rank one: its norm is a product, and a clipped sum over a bat
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -26,7 +25,7 @@ from torch.nn import functional
 
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.clipping import clipping, formed, rank_one, upper_norm
-from fedpriv.loss.objective import Deterministic, Evaluation, Increment, Linear, Records
+from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Linear, Query, Records
 
 
 class Population(Protocol):
@@ -102,33 +101,18 @@ class LinearScore(Deterministic, ABC):
     def initial(self) -> Tensor:
         return torch.zeros(self.dimension, dtype=self.dtype)
 
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
-        slope = self._slopes(points, coefficients, records)
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        slope = self._slopes(query, batch.records)
         if not self.penalty:
-            return slope_sum(slope, records.features, weights, clip)
-        vectors, clipped = _formed_clipped(self._formed(points, coefficients, records, slope), weights, clip)
+            return slope_sum(slope, batch, clip)
+        vectors, clipped = _formed_clipped(self._formed(query, batch.records, slope), batch.weights, clip)
         return Increment(vectors.sum(-2), clipped)
 
-    def per_record(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        places: Tensor,
-        clip: float,
-    ) -> Tensor:
-        slope = self._slopes(points, coefficients, records)
+    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+        slope = self._slopes(query, batch.records)
         if not self.penalty:
-            return slope_rows(slope, records.features, clip)
-        ones = torch.ones(len(slope), dtype=torch.float64)
-        return _formed_clipped(self._formed(points, coefficients, records, slope), ones, clip)[0]
+            return slope_rows(slope, batch, clip)
+        return _formed_clipped(self._formed(query, batch.records, slope), batch.weights, clip)[0]
 
     @property
     def linear(self) -> Linear | None:
@@ -142,25 +126,24 @@ class LinearScore(Deterministic, ABC):
     def _column_of_slopes(self, scores: Tensor, labels: Tensor) -> Tensor:
         return self._slope(scores.squeeze(-1), labels).unsqueeze(-1)
 
-    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+    def gradient(self, point: Tensor, batch: Batch) -> Tensor:
+        records, weights = batch
         slope = self._slope(_scores(point, records.features), records.labels) * weights
         pull = self.penalty * weights.sum(-1, keepdim=True) * point
         return (slope.unsqueeze(-2) @ records.features).squeeze(-2) + pull
 
-    def _slopes(self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
+    def _slopes(self, query: Query, records: Records) -> Tensor:
         """Σ_k coefficients[k] · the derivative by the score at points[k], (..., B)."""
         slope = sum(
             coefficient * self._slope(_scores(point, records.features), records.labels)
-            for point, coefficient in zip(points, coefficients, strict=True)
+            for point, coefficient in zip(*query, strict=True)
         )
         assert isinstance(slope, Tensor)
         return slope
 
-    def _formed(
-        self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records, slope: Tensor
-    ) -> Tensor:
+    def _formed(self, query: Query, records: Records, slope: Tensor) -> Tensor:
         """The increments (..., B, d) themselves, the penalty's share with them."""
-        pull = sum(coefficient * point for point, coefficient in zip(points, coefficients, strict=True))
+        pull = sum(coefficient * point for point, coefficient in zip(*query, strict=True))
         assert isinstance(pull, Tensor)
         return slope.unsqueeze(-1) * records.features + self.penalty * pull.unsqueeze(-2)
 
@@ -243,21 +226,22 @@ class LogisticRegression(LinearScore):
         return ((scores > 0) == (labels > 0.5)).to(scores.dtype).mean(-1)
 
 
-def slope_sum(slope: Tensor, features: Tensor, weights: Tensor, clip: Scalar) -> Increment:
-    """The clipped sum of slope[b] · features[b] over the batch, `slope` (..., B) and `features` (..., B, f)."""
-    column, features, clipped = _clipped(slope, features, weights, clip)
+def slope_sum(slope: Tensor, batch: Batch, clip: Scalar) -> Increment:
+    """The clipped sum of slope[b] · features[b] over the batch, `slope` (..., B)."""
+    column, features, clipped = _clipped(slope, batch, clip)
     return Increment((column.mT @ features).squeeze(-2), clipped)
 
 
-def slope_rows(slope: Tensor, features: Tensor, clip: float) -> Tensor:
-    """slope[b] · features[b], clipped, of every record: (B, f) in float64."""
-    column, features, _ = _clipped(slope, features, torch.ones(len(slope), dtype=torch.float64), clip)
+def slope_rows(slope: Tensor, batch: Batch, clip: float) -> Tensor:
+    """slope[b] · features[b], clipped, of every record: (B, f)."""
+    column, features, _ = _clipped(slope, batch, clip)
     return column * features
 
 
-def _clipped(slope: Tensor, features: Tensor, weights: Tensor, clip: Scalar) -> tuple[Tensor, Tensor, Tensor]:
+def _clipped(slope: Tensor, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor, Tensor]:
     """Factors of the clipped increments, (..., B, 1) and (..., B, f), and how many were clipped."""
-    column, features = slope.unsqueeze(-1).to(weights.dtype), features.to(weights.dtype)
+    weights = batch.weights
+    column, features = slope.unsqueeze(-1).to(weights.dtype), batch.records.features.to(weights.dtype)
     clipped = clipping(rank_one(column.squeeze(-1).abs().double(), upper_norm(features)), weights, clip)
     column, features = clipped.only(column), clipped.only(features)
     return column * clipped.factor.unsqueeze(-1), features, clipped.clipped
@@ -307,30 +291,16 @@ class PhaseRetrieval(Deterministic):
     def initial(self) -> Tensor:
         return torch.full((self.features,), self.start / math.sqrt(self.features), dtype=self.dtype)
 
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
-        return slope_sum(self._slopes(points, coefficients, records), records.features, weights, clip)
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        return slope_sum(self._slopes(query, batch.records), batch, clip)
 
-    def per_record(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        places: Tensor,
-        clip: float,
-    ) -> Tensor:
-        return slope_rows(self._slopes(points, coefficients, records), records.features, clip)
+    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+        return slope_rows(self._slopes(query, batch.records), batch, clip)
 
-    def _slopes(self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
+    def _slopes(self, query: Query, records: Records) -> Tensor:
         """Σ_k coefficients[k] · the derivative by ⟨x, z⟩ at points[k], (..., B)."""
-        slope = torch.zeros((), dtype=points[0].dtype, device=points[0].device)
-        for point, coefficient in zip(points, coefficients, strict=True):
+        slope = torch.zeros((), dtype=query.points[0].dtype, device=query.points[0].device)
+        for point, coefficient in zip(*query, strict=True):
             slope = slope + coefficient * self._slope(point, records)
         return slope
 

@@ -20,7 +20,7 @@ from fedpriv.core.replicates import Scalar
 from fedpriv.loss.alone import own, rows_apart
 from fedpriv.loss.clipping import Clipping, clipping, formed, upper_norm
 from fedpriv.loss.losses import Loss
-from fedpriv.loss.objective import Deterministic, Evaluation, Increment, Records
+from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
 
 _CHUNK_VALUES = 2**20
 """Gradient values held at a time: what lies in a cache is summed faster than what does not."""
@@ -57,27 +57,19 @@ class ModuleObjective(Deterministic):
     def initial(self) -> Tensor:
         return initial_point(self.module, self.seed, self.dtype)
 
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """See `Objective`; at most `_CHUNK_VALUES` values (or one record's) of gradients exist at a time."""
-        leading = points[0].shape[:-1]
-        rows = [point.reshape(-1, self.dimension) for point in points]
+        records, weights = batch
+        leading = query.points[0].shape[:-1]
+        rows = [point.reshape(-1, self.dimension) for point in query.points]
         features = records.features.reshape(-1, *records.features.shape[len(leading) :])
         labels = records.labels.reshape(-1, records.labels.shape[-1])
         shares = weights.expand(records.labels.shape).reshape(labels.shape)
         clips = clip.reshape(-1) if isinstance(clip, Tensor) else [clip] * len(rows[0])
         alone = [
             self._increment(
-                [row[replicate] for row in rows],
-                coefficients,
-                Records(features[replicate], labels[replicate]),
-                shares[replicate],
+                Query([row[replicate] for row in rows], query.coefficients),
+                Batch(Records(features[replicate], labels[replicate]), shares[replicate]),
                 clips[replicate],
             )
             for replicate in range(len(rows[0]))
@@ -85,51 +77,29 @@ class ModuleObjective(Deterministic):
         total, clipped = (torch.stack(parts) for parts in zip(*alone, strict=True))
         return Increment(total.view(*leading, -1), clipped.view(leading))
 
-    def _increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
-        named = [parameters_of(self.module, point) for point in points]
-        rows = max(1, _CHUNK_VALUES // (self.dimension * len(points)))
-        total = torch.zeros_like(points[0], dtype=weights.dtype)
+    def _increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        records, weights = batch
+        rows = max(1, _CHUNK_VALUES // (self.dimension * len(query.points)))
+        total = torch.zeros_like(query.points[0], dtype=weights.dtype)
         clipped = torch.zeros((), dtype=torch.int64, device=weights.device)
         for features, labels, weight in zip(
             *(torch.split(part, rows) for part in (*records, weights)), strict=True
         ):
-            combined, chunk = self._clipped(named, coefficients, Records(features, labels), weight, clip)
+            combined, chunk = self._clipped(query, Batch(Records(features, labels), weight), clip)
             total += torch.cat([chunk.factor @ part for part in combined])
             clipped += chunk.clipped
         return Increment(total, clipped)
 
-    def per_record(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        places: Tensor,
-        clip: float,
-    ) -> Tensor:
-        named = [parameters_of(self.module, point) for point in points]
-        one = torch.ones(len(records.labels), dtype=torch.float64)
-        combined, clipped = self._clipped(named, coefficients, records, one, clip)
+    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+        combined, clipped = self._clipped(query, batch, clip)
         return torch.cat(combined, dim=-1) * clipped.factor.unsqueeze(-1)
 
-    def _clipped(
-        self,
-        points: Sequence[dict[str, Tensor]],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> tuple[list[Tensor], Clipping]:
+    def _clipped(self, query: Query, batch: Batch, clip: Scalar) -> tuple[list[Tensor], Clipping]:
         """The increments of a batch by parameters, (B, size) each, zeros if not held, and what clips them."""
-        parts = self._gradients(points, records)
+        weights, points = batch.weights, [parameters_of(self.module, point) for point in query.points]
+        parts = list(zip(query.coefficients, self._gradients(points, batch.records), strict=True))
         combined = [
-            torch.stack([coefficient * part[name] for coefficient, part in zip(coefficients, parts, strict=True)])
+            torch.stack([coefficient * part[name] for coefficient, part in parts])
             .sum(0)
             .flatten(1)
             .to(weights.dtype)

@@ -38,6 +38,27 @@ class Records(NamedTuple):
     labels: Tensor
 
 
+class Query(NamedTuple):
+    """A combination of gradients that every record is asked for: Σ_k coefficients[k] ∇f(points[k]; record)."""
+
+    points: Sequence[Tensor]
+    """Each (..., d); the leading axes are replicates, or units, side by side."""
+    coefficients: Sequence[float] = (1.0,)
+    """One a point; left out, the query is for the gradient at one point."""
+
+
+class Batch(NamedTuple):
+    """The records that an increment is summed over, and what each of them weighs in the sum."""
+
+    records: Records
+    """With an axis B of records behind the leading axes of the query's points."""
+    weights: Tensor
+    """(B,) or (..., B), in the type that norms, factors and sums are to have: it may be wider than the points'.
+
+    A record of weight 0 is not there: it does not count as clipped either.
+    """
+
+
 class Increment(NamedTuple):
     """A weighted sum of clipped increments (..., d) and how many of the records were clipped (...)."""
 
@@ -123,21 +144,11 @@ class Objective(Protocol):
         """The objective of the batch in these slots: another one only where it has public coins of its own."""
         ...
 
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
-        """Σ_b weights[b] · clip(Σ_k coefficients[k] ∇f(points[k]; record b), norm `clip`).
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        """Σ_b weights[b] · clip(the query of record b, norm `clip`), `clip` a number or (..., 1).
 
-        `points[k]` has shape (..., d), `records` a batch axis B behind the same leading axes, `weights` (B,) or
-        (..., B).  A record of weight 0 is not there: it does not count as clipped either.
-
-        Gradients are taken in the type of the points; norms, factors and the sum have the type of `weights`, which
-        may be the wider one, and so has the total: in what is really released it is float64.
+        Gradients are taken in the type of the points; the total has that of the weights: in what is really
+        released it is float64.
 
         Guarantee: one record moves the sum by at most weights[b] · clip under zero-out and twice that under
         replace-one, for any points, records and loss, rounding included but for that of the other records' sum.
@@ -145,38 +156,21 @@ class Objective(Protocol):
         """
         ...
 
-    def per_record(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        places: Tensor,
-        clip: float,
-    ) -> Tensor:
-        """clip(Σ_k coefficients[k] ∇f(points[k]; record b), norm `clip`) of every record: (B, d), float64.
+    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+        """weights[b] · clip(the query of record b, norm `clip`) of every record: (B, d), of the weights' type.
 
-        `points[k]` has shape (d,), `records` a batch axis B alone; `places[b]` is which row of the slots of `at`
-        record b is.  A record whose increment is not finite is a row of zeros.
+        There are no leading axes here; `places[b]` is which row of the slots of `at` record b is.  A record whose
+        increment is not finite is a row of zeros.
 
         Guarantee: row b depends on record b, its place and public values alone, but for rounding.  Exact releases
         ask for one record at a time (`objectives.alone`), where there is nothing else that it could depend on.
         """
         ...
 
-    @property
-    def outer(self) -> Outer | None:
-        """How its increments factor; None where they do not, or their features are no integers."""
-        ...
-
-    @property
-    def linear(self) -> Linear | None:
-        """The linear scores that the loss is a function of; None where it is of more."""
-        ...
-
-    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+    def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         """Σ_b weights[b] · ∇f(point; record b), (..., d), clipped nowhere: for training inside of a unit.
 
-        Shapes are those of `increment`.  A record may spoil the sum, of its own leading axes only.
+        A record may spoil the sum, of its own leading axes only.
         """
         ...
 
@@ -210,30 +204,15 @@ class Deterministic(ABC):
     convex: bool = False
 
     @abstractmethod
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment: ...
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment: ...
 
-    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+    def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         """By increments that nothing clips."""
-        return self.increment((point,), (1.0,), records, weights, UNCLIPPED).total
+        return self.increment(Query((point,)), batch, UNCLIPPED).total
 
     @property
     def convex_within(self) -> float:
         return math.inf if self.convex else 0.0
-
-    @property
-    def outer(self) -> Outer | None:
-        return None
-
-    @property
-    def linear(self) -> Linear | None:
-        return None
 
     def at(self, slots: Slots) -> Self:
         return self
@@ -251,6 +230,23 @@ class Deterministic(ABC):
             f"model: {type(self).__name__} gives no values record by record, which a zeroth-order oracle needs; "
             "use gradients"
         )
+
+
+class FastPaths(NamedTuple):
+    """Faster ways to a loss's increments; None where it has none."""
+
+    outer: Outer | None
+    """Increments that factor, with features that are whole numbers."""
+    linear: Linear | None
+    """Linear scores that the loss is a function of, and of nothing else."""
+
+
+def fast_paths(objective: Objective) -> FastPaths:
+    """Find the attributes `outer` and `linear` that a loss may have.
+
+    A view has none, even of a loss that does: its increments may be others.
+    """
+    return FastPaths(getattr(objective, "outer", None), getattr(objective, "linear", None))
 
 
 @dataclass(frozen=True)
@@ -285,37 +281,14 @@ class View:
     def at(self, slots: Slots) -> Objective:
         return self.base.at(slots)
 
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
-        return self.base.increment(points, coefficients, records, weights, clip)
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        return self.base.increment(query, batch, clip)
 
-    def per_record(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        places: Tensor,
-        clip: float,
-    ) -> Tensor:
-        return self.base.per_record(points, coefficients, records, places, clip)
+    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+        return self.base.per_record(query, batch, places, clip)
 
-    @property
-    def outer(self) -> Outer | None:
-        return self.base.outer
-
-    @property
-    def linear(self) -> Linear | None:
-        """None: another look may be at something else than the scores."""
-        return None
-
-    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
-        return self.base.gradient(point, records, weights)
+    def gradient(self, point: Tensor, batch: Batch) -> Tensor:
+        return self.base.gradient(point, batch)
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return self.base.losses(point, records)

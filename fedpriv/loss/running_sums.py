@@ -34,14 +34,13 @@ from torch import Tensor
 
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import Round, Split
-from fedpriv.loss.objective import Objective, Records
+from fedpriv.loss.objective import Batch, Objective, Query, Records
 
 
 class Part(NamedTuple):
-    """clip(Σ_k coefficients[k] ∇f(points[k])), each record's, of norm at most `clip`."""
+    """A query whose answers are clipped to norm `clip`, each record's."""
 
-    points: tuple[Tensor, ...]
-    coefficients: tuple[float, ...]
+    query: Query
     clip: Scalar
 
 
@@ -65,7 +64,7 @@ def parts_of(
     """
     if current.split is None:
         queries = (query, *past)
-        part = Part(queries[: len(current.coefficients)], current.coefficients, current.clip)
+        part = Part(Query(queries[: len(current.coefficients)], current.coefficients), current.clip)
         return Parts(part), queries[: memory - 1]
     epoch, place = divmod(current.t - 1, current.split.rounds_per_epoch)
     anchors = past if place else (query, *past)[:2]
@@ -73,9 +72,9 @@ def parts_of(
     apart = (weight, -weight)
     return (
         Parts(
-            Part(anchors[:1], (weight,), current.clip),
-            Part(anchors, apart, current.split.difference_clip) if epoch else None,
-            Part((query, anchors[0]), apart, current.split.residual_clip) if place else None,
+            Part(Query(anchors[:1], (weight,)), current.clip),
+            Part(Query(anchors, apart), current.split.difference_clip) if epoch else None,
+            Part(Query((query, anchors[0]), apart), current.split.residual_clip) if place else None,
         ),
         anchors,
     )
@@ -109,15 +108,16 @@ def absorb_split(
     started = min(2, epoch + (place > 0))
     remembered, ring = state.past[:started], state.past[started:]
     (gradient, change, residual), anchors = parts_of(current, query, remembered, 1)
-    part = objective.increment(gradient.points, gradient.coefficients, records, weights, gradient.clip)
+    batch = Batch(records, weights)
+    part = objective.increment(gradient.query, batch, gradient.clip)
     own, clipped = part.total, part.clipped
     if change is not None:
-        changed = objective.increment(change.points, change.coefficients, records, weights, change.clip)
+        changed = objective.increment(change.query, batch, change.clip)
         own = (1.0 - split.mixing) * (ring[0] + changed.total) + split.mixing * own
         clipped = torch.maximum(clipped, changed.clipped)
     added = own
     if residual is not None:
-        since = objective.increment(residual.points, residual.coefficients, records, weights, residual.clip)
+        since = objective.increment(residual.query, batch, residual.clip)
         added, clipped = own + since.total, torch.maximum(clipped, since.clipped)
     kept = (*ring, own)[-split.rounds_per_epoch :]
     return RunningSum((*anchors, *kept), torch.add(added, state.total, alpha=current.decay)), clipped
@@ -160,7 +160,7 @@ def absorb(
     if current.split is not None:
         return absorb_split(state, current, current.split, query, objective, records, weights)
     (part, *_), past = parts_of(current, query, state.past, memory)
-    increment = objective.increment(part.points, part.coefficients, records, weights, part.clip)
+    increment = objective.increment(part.query, Batch(records, weights), part.clip)
     total = increment.total  # made for this round alone
     if current.decay:
         total.add_(state.total, alpha=current.decay)

@@ -24,7 +24,17 @@ from torch import Tensor
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.losses import CrossEntropy
-from fedpriv.loss.objective import Deterministic, Evaluation, Increment, Objective, Records, Slots, View
+from fedpriv.loss.objective import (
+    Batch,
+    Deterministic,
+    Evaluation,
+    Increment,
+    Objective,
+    Query,
+    Records,
+    Slots,
+    View,
+)
 
 Score = Literal["auc", "balanced_accuracy", "calibration_error", "r2", "mae"]
 BINS = 15
@@ -213,10 +223,6 @@ class SummedScores(View):
     def convex(self) -> bool:
         return False
 
-    @property
-    def outer(self) -> None:
-        """None: an increment is no product with features."""
-
     def initial(self) -> Tensor:
         return torch.zeros(self.dimension, dtype=self.base.initial().dtype)
 
@@ -227,26 +233,13 @@ class SummedScores(View):
         """As a gradient has: a forward pass of a model holds about as many values as it has parameters."""
         return points * self.base.dimension
 
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
-        total = (self.contributions(points[0], records) * weights.double().unsqueeze(-1)).sum(-2)
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        each = self.contributions(query.points[0], batch.records)
+        total = (each * batch.weights.double().unsqueeze(-1)).sum(-2)
         return Increment(total, total.new_zeros(total.shape[:-1]))
 
-    def per_record(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        places: Tensor,
-        clip: float,
-    ) -> Tensor:
-        return self.contributions(points[0], records)
+    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+        return self.contributions(query.points[0], batch.records) * batch.weights.double().unsqueeze(-1)
 
     def contributions(self, model: Tensor, records: Records) -> Tensor:
         """(..., B, `dimension`), float64, of `model` (..., d)."""

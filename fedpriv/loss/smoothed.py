@@ -24,7 +24,7 @@ from torch import Tensor
 from fedpriv.core.random import KeyedNormal, seed_key
 from fedpriv.core.replicates import PER_REPLICATE, Scalar
 from fedpriv.loss.clipping import clipping, formed, upper_norm
-from fedpriv.loss.objective import Increment, Records, Slots, View
+from fedpriv.loss.objective import Batch, Increment, Query, Records, Slots, View
 
 _HELD = 2**20
 """Values of directions that a silo holds at a time, where they can be taken one after the other."""
@@ -133,55 +133,23 @@ class Smoothed(View):
     def at(self, slots: Slots) -> "Smoothed":
         return dataclasses.replace(self, base=self.base.at(slots), slots=slots)
 
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
-        estimated = self._estimated(points, coefficients, records, [self._directions(points)], weights.dtype, clip)
-        clipped = (estimated.clipped * (weights != 0.0)).sum(-1)
-        return Increment((weights.unsqueeze(-1) * estimated.total).sum(-2), clipped)
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        each = self._contributions(query, batch, [self._directions(query.points)], clip)
+        weights = batch.weights
+        clipped = (each.clipped * (weights != 0.0)).sum(-1)
+        return Increment((weights.unsqueeze(-1) * each.total).sum(-2), clipped)
 
-    def per_record(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        places: Tensor,
-        clip: float,
-    ) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
         """As for `Objective`; values are taken along few directions at a time, gradients at all."""
-        rows, count = places.tolist(), self._count(len(points))
+        rows, count = places.tolist(), self._count(len(query.points))
         if not rows:
-            return torch.zeros((0, self.dimension), dtype=torch.float64)
+            return batch.weights.new_zeros((0, self.dimension))
         most = count if self.order == "first" else max(1, _HELD // (len(rows) * self.dimension))
         around = (
-            self._directions(points, Window(rows, first, min(first + most, count)))
+            self._directions(query.points, Window(rows, first, min(first + most, count)))
             for first in range(0, count, most)
         )
-        return self._estimated(points, coefficients, records, around, torch.float64, clip).total
-
-    @property
-    def outer(self) -> None:
-        """None: what is estimated from directions is no outer product."""
-
-    def _estimated(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        around: Iterable[list[Tensor]],
-        dtype: torch.dtype,
-        clip: Scalar,
-    ) -> Increment:
-        """Each record's clipped contribution, (..., B, d), and whether it was clipped, (..., B)."""
-        if self.order == "first":
-            (offsets,) = around
-            return self._of_gradients(points, coefficients, records, offsets, dtype, clip)
-        return self._of_values(points, coefficients, records, around, dtype, clip)
+        return batch.weights.unsqueeze(-1) * self._contributions(query, batch, around, clip).total
 
     def evaluations(self, points: int) -> int:
         return self.base.evaluations(points) * self._count(points) * (1 if self.order == "first" else 2)
@@ -212,51 +180,54 @@ class Smoothed(View):
         )
         return [draw(self.slots, count * len(points), points[0], each) for each in of_points]
 
-    def _of_gradients(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        around: Sequence[Tensor],
-        dtype: torch.dtype,
-        clip: Scalar,
+    def _contributions(
+        self, query: Query, batch: Batch, around: Iterable[list[Tensor]], clip: Scalar
     ) -> Increment:
-        """Each record's clipped contribution, (..., B, d): an increment of `base` over more points."""
+        """Each record's clipped contribution, (..., B, d), of weight 1, and whether it was clipped, (..., B).
+
+        `around` are the directions at each point, some of them at a time; of gradients all at once.
+        """
+        one = batch.weights.new_ones(1)
+        of_record = clip.unsqueeze(-1) if isinstance(clip, Tensor) else clip  # (replicates, 1, 1)
+        if self.order == "first":
+            (offsets,) = around
+            return self.base.increment(
+                self._moved(query, offsets), Batch(_apart(batch.records, 1), one), of_record
+            )
+        each = self._slopes(query, _apart(batch.records, 2), around).to(one.dtype).unsqueeze(-2)
+        clipped = clipping(formed(upper_norm(each)), one, of_record)
+        each = clipped.only(each)
+        return Increment((each * clipped.factor.unsqueeze(-1)).squeeze(-2), clipped.clipped)
+
+    def _moved(self, query: Query, around: Sequence[Tensor]) -> Query:
+        """The mean of gradients at points around those of the query, (..., B, d) each."""
         moved: list[Tensor] = []
         scaled: list[float] = []
-        for point, coefficient, offsets in zip(points, coefficients, around, strict=True):
+        for point, coefficient, offsets in zip(*query, around, strict=True):
             each = (point.unsqueeze(-2).unsqueeze(-2) + self.radius * offsets).unbind(-2)
             moved.extend(each)
             scaled.extend([coefficient / len(each)] * len(each))
-        single = Records(records.features.unsqueeze(records.labels.dim()), records.labels.unsqueeze(-1))
-        one = torch.ones(1, dtype=dtype, device=points[0].device)
-        return self.base.increment(moved, scaled, single, one, _per_record(clip))
+        return Query(moved, scaled)
 
-    def _of_values(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        around: Iterable[list[Tensor]],
-        dtype: torch.dtype,
-        clip: Scalar,
-    ) -> Increment:
-        """Each record's clipped contribution, (..., B, d), from differences of its values; 0 if not finite."""
-        axis = records.labels.dim()
-        features = records.features.unsqueeze(axis).unsqueeze(axis)
-        single = Records(features, records.labels.unsqueeze(-1).unsqueeze(-1))
-        total = torch.zeros((), dtype=points[0].dtype, device=points[0].device)
+    def _slopes(self, query: Query, records: Records, around: Iterable[list[Tensor]]) -> Tensor:
+        """Each record's estimate from differences of its values, (..., B, d)."""
+        total = torch.zeros((), dtype=query.points[0].dtype, device=query.points[0].device)
         for some in around:
-            for point, coefficient, units in zip(points, coefficients, some, strict=True):
+            for point, coefficient, units in zip(*query, some, strict=True):
                 centre, offsets = point.unsqueeze(-2).unsqueeze(-2), self.radius * units
-                rise = self.base.losses(centre + offsets, single) - self.base.losses(centre - offsets, single)
-                slope = coefficient * self.dimension / (2.0 * self.radius * self._count(len(points)))
+                rise = self.base.losses(centre + offsets, records) - self.base.losses(centre - offsets, records)
+                slope = coefficient * self.dimension / (2.0 * self.radius * self._count(len(query.points)))
                 total = total + slope * (rise * units).sum(-2)
-        each = total.to(dtype).unsqueeze(-2)
-        one = torch.ones(1, dtype=dtype, device=each.device)
-        clipped = clipping(formed(upper_norm(each)), one, _per_record(clip))
-        each = clipped.only(each)
-        return Increment((each * clipped.factor.unsqueeze(-1)).squeeze(-2), clipped.clipped)
+        return total
+
+
+def _apart(records: Records, axes: int) -> Records:
+    """Each record a batch of one, with so many further axes behind those of the batch."""
+    features, labels = records
+    axis = labels.dim()
+    for _ in range(axes):
+        features, labels = features.unsqueeze(axis), labels.unsqueeze(-1)
+    return Records(features, labels)
 
 
 def _owners_of(slots: Slots, places: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -267,8 +238,3 @@ def _owners_of(slots: Slots, places: Sequence[int]) -> Iterator[tuple[int, int, 
                 yield silo, rows, place
                 break
             place -= rows
-
-
-def _per_record(clip: Scalar) -> Scalar:
-    """A clip (replicates, 1) as a column for contributions (replicates, B, d)."""
-    return clip.unsqueeze(-1) if isinstance(clip, Tensor) else clip

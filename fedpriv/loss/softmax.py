@@ -21,7 +21,7 @@ from fedpriv.core.replicates import Scalar
 from fedpriv.loss.alone import softmax_slopes
 from fedpriv.loss.clipping import certainly_unclipped, clipping, rank_one, upper_norm
 from fedpriv.loss.losses import CrossEntropy
-from fedpriv.loss.objective import Deterministic, Evaluation, Increment, Linear, Outer, Records
+from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Linear, Outer, Query, Records
 
 
 class OfBlock(Records):
@@ -110,29 +110,12 @@ class SoftmaxRegression(Deterministic):
     def initial(self) -> Tensor:
         return torch.zeros(self.dimension, dtype=self.dtype)
 
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
-        residual = self._residuals(points, coefficients, records)
-        residual, features, clipped = _clipped(residual, records, weights, clip)
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        residual, features, clipped = self._clipped(query, batch, clip)
         return Increment((residual @ features).flatten(-2), clipped)
 
-    def per_record(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        places: Tensor,
-        clip: float,
-    ) -> Tensor:
-        one = torch.ones(len(records.labels), dtype=torch.float64)
-        residual = self._residuals(points, coefficients, records)
-        residual, features, _ = _clipped(residual, records, one, clip)
+    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+        residual, features, _ = self._clipped(query, batch, clip)
         return (residual.mT.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
 
     @property
@@ -150,14 +133,27 @@ class SoftmaxRegression(Deterministic):
     def linear(self) -> Linear:
         return Linear(self._logits, CrossEntropy().slope)
 
-    def gradient(self, point: Tensor, records: Records, weights: Tensor) -> Tensor:
+    def gradient(self, point: Tensor, batch: Batch) -> Tensor:
+        records, weights = batch
         slope = CrossEntropy().slope(self._logits(point, records.features), records.labels)
         return ((slope * weights.unsqueeze(-1)).mT @ records.features).flatten(-2)
 
-    def _residuals(self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
+    def _clipped(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor, Tensor]:
+        """Residuals (..., classes, B) and features that multiply to increments, and how many were clipped."""
+        records, weights = batch
+        kind = weights.dtype
+        residual, features = self._residuals(query, records).to(kind), once(records).features.to(kind)
+        seen = of_records(records, ("norm", kind), lambda several: upper_norm(several.features.to(kind)))
+        clipped = certainly_unclipped(residual, seen, weights, clip) or clipping(
+            rank_one(upper_norm(residual, -2), seen), weights, clip
+        )
+        features, residual = clipped.only(features), clipped.only(residual, -2)
+        return residual.mul_(clipped.factor.unsqueeze(-2)), features, clipped.clipped
+
+    def _residuals(self, query: Query, records: Records) -> Tensor:
         """Σ_k coefficients[k] (softmax(logits at points[k]) - onehot), (..., classes, B)."""
         features = once(records).features
-        return _combined((self._scores(point, features) for point in points), coefficients, records)
+        return _combined((self._scores(point, features) for point in query.points), query.coefficients, records)
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return CrossEntropy().value(self._logits(point, records.features), records.labels)
@@ -201,15 +197,3 @@ def _right(records: Records, classes: int) -> Tensor:
     labels = records.labels.unsqueeze(-2)
     zeros = records.features.new_zeros(*labels.shape[:-2], classes, labels.shape[-1])
     return zeros.scatter_(-2, labels, 1.0)
-
-
-def _clipped(residual: Tensor, records: Records, weights: Tensor, clip: Scalar) -> tuple[Tensor, Tensor, Tensor]:
-    """Residuals (..., classes, B) and features that multiply to increments, and how many were clipped."""
-    kind = weights.dtype
-    residual, features = residual.to(kind), once(records).features.to(kind)
-    seen = of_records(records, ("norm", kind), lambda several: upper_norm(several.features.to(kind)))
-    clipped = certainly_unclipped(residual, seen, weights, clip) or clipping(
-        rank_one(upper_norm(residual, -2), seen), weights, clip
-    )
-    features, residual = clipped.only(features), clipped.only(residual, -2)
-    return residual.mul_(clipped.factor.unsqueeze(-2)), features, clipped.clipped

@@ -29,7 +29,7 @@ Source: McMahan, Moore, Ramage, Hampson & Agüera y Arcas 2017, Algorithm 1 (Cli
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -38,8 +38,8 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import SHARED, Scalar
-from fedpriv.loss.clipping import clipping, formed, upper_norm
-from fedpriv.loss.objective import UNCLIPPED, Increment, Linear, Records, Slots, View
+from fedpriv.loss.clipping import Clipping, clipping, formed, upper_norm
+from fedpriv.loss.objective import UNCLIPPED, Batch, Increment, Linear, Query, Records, Slots, View, fast_paths
 
 _VALUES = 2**21  # that the units of one chunk make: what lies in a cache is clipped faster
 
@@ -61,16 +61,10 @@ class PerUnit(View):
         """The same: a loss with public coins is keyed by rows, and has no units of several records."""
         return self
 
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        records, weights = batch
         axis, count = records.labels.dim() - 2, records.labels.shape[-2]
-        size = points[0].shape[-1] + records.features[..., 0, :, :].numel() // max(1, self._lead(records))
+        size = query.points[0].shape[-1] + records.features[..., 0, :, :].numel() // max(1, self._lead(records))
         rows = max(1, _VALUES // (size * max(1, self._lead(records))))
         total: Tensor | float = 0.0
         clipped: Tensor | int = 0
@@ -78,9 +72,7 @@ class PerUnit(View):
             span = min(rows, count - start)
             some = Records(*(column.narrow(axis, start, span) for column in records))
             weight = weights.narrow(-1, start, span)
-            means, inside = self._means(points, coefficients, some, weights.dtype)
-            found = clipping(formed(upper_norm(means)), weight, clip)
-            held = found.only(means)
+            held, inside, found = self._clipped(query, Batch(some, weight), clip)
             total = total + (found.factor.unsqueeze(-2) @ held).squeeze(-2)
             touched = (inside > 0) & (weight != 0.0)
             clipped = clipped + (touched if found.beyond is None else found.beyond | touched).sum(-1)
@@ -88,40 +80,31 @@ class PerUnit(View):
         assert isinstance(clipped, Tensor)
         return Increment(total, clipped)
 
-    def per_record(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        places: Tensor,
-        clip: float,
-    ) -> Tensor:
-        """Of every unit, (B, d) float64."""
-        means, _ = self._means(points, coefficients, records, torch.float64)
-        found = clipping(formed(upper_norm(means)), torch.ones(len(means), dtype=torch.float64), clip)
-        held = found.only(means)
+    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+        """Of every unit, (B, d)."""
+        held, _, found = self._clipped(query, batch, clip)
         return held * found.factor.unsqueeze(-1)
-
-    @property
-    def outer(self) -> None:
-        """None: a mean over records is no outer product."""
 
     def evaluations(self, points: int) -> int:
         return self.records * self.base.evaluations(points)
 
-    def _means(
-        self, points: Sequence[Tensor], coefficients: Sequence[float], records: Records, dtype: torch.dtype
-    ) -> Increment:
-        """v_u of every unit, (..., B, d): the units are one more leading axis of the records.
+    def _clipped(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor, Clipping]:
+        """v_u of every unit, (..., B, d), zeros if it is not held, and what clips it as a whole.
 
-        With it how many of its records were clipped, or it itself, before it is clipped as a whole; (..., B).
+        Between them how many of its records were clipped, or it itself, before that; (..., B).
         """
+        means, inside = self._means(query, batch.records, batch.weights.dtype)
+        found = clipping(formed(upper_norm(means)), batch.weights, clip)
+        return found.only(means), inside, found
+
+    def _means(self, query: Query, records: Records, dtype: torch.dtype) -> Increment:
+        """v_u of every unit, (..., B, d): the units are one more leading axis of the records."""
         there = ~is_absent(records.labels)
         inner = there.to(dtype) / there.sum(-1, keepdim=True).clamp(min=1).to(dtype)
         count = records.labels.shape[-2]
-        apart = [point.unsqueeze(-2).expand(*point.shape[:-1], count, point.shape[-1]) for point in points]
+        apart = [point.unsqueeze(-2).expand(*point.shape[:-1], count, point.shape[-1]) for point in query.points]
         own = Records(records.features, records.labels.where(there, 0))
-        return self.base.increment(apart, coefficients, own, inner, UNCLIPPED)
+        return self.base.increment(Query(apart, query.coefficients), Batch(own, inner), UNCLIPPED)
 
     def _lead(self, records: Records) -> int:
         return records.labels[..., 0, 0].numel()
@@ -170,37 +153,19 @@ class QuantileClip(View):
     def at(self, slots: Slots) -> Self:
         return self
 
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
-        (point,) = points
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        ((point,), coefficients), weights = query, batch.weights
         limit = point[..., -1:].clamp(SMALLEST, LARGEST).to(weights.dtype)
-        moved = self.base.increment((point[..., :-1],), coefficients, records, weights, clip).total
+        moved = self.base.increment(Query((point[..., :-1],), coefficients), batch, clip).total
         norm = torch.linalg.vector_norm(moved, dim=-1, keepdim=True)
         fits, there = norm <= limit, (weights > 0.0).any(-1, keepdim=True)
         told = torch.where(fits, self.weight / 2.0, -self.weight / 2.0).to(moved.dtype) * there
         vector = moved / torch.maximum(norm, limit)
         return Increment(torch.cat([vector, told], dim=-1), ~fits.squeeze(-1))
 
-    def per_record(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        places: Tensor,
-        clip: float,
-    ) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
         """InputError: the bit is a unit's; ask `PerUnit`."""
         raise InputError("algorithm: whether a client's vector fits its clip is no sum over records; ask by unit")
-
-    @property
-    def outer(self) -> None:
-        """None, as for `per_record`."""
 
 
 @dataclass(frozen=True)
@@ -237,51 +202,33 @@ class LocalSteps(View):
     def evaluations(self, points: int) -> int:
         return self.steps * points
 
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
-        (query,) = points
-        present = (weights > 0.0).to(query.dtype)
-        scores = self.base.linear
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        (start,), (records, weights) = query.points, batch
+        present = (weights > 0.0).to(start.dtype)
+        scores = fast_paths(self.base).linear
         if scores is None:
-            moved = query - self._trained(query, records, present)
+            moved = start - self._trained(start, records, present)
         else:
-            moved = self._in_the_span(scores, query, records, present)
-        return Increment(moved.to(weights.dtype), query.new_zeros(query.shape[:-1]))
+            moved = self._in_the_span(scores, start, records, present)
+        return Increment(moved.to(weights.dtype), start.new_zeros(start.shape[:-1]))
 
-    def per_record(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        places: Tensor,
-        clip: float,
-    ) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
         """InputError: it is no sum over records; of units ask `PerUnit`."""
         raise InputError("algorithm: a client's own steps are no sum over its records; ask by unit")
 
-    @property
-    def outer(self) -> None:
-        """None, as for `per_record`."""
-
-    def _trained(self, query: Tensor, records: Records, present: Tensor) -> Tensor:
+    def _trained(self, start: Tensor, records: Records, present: Tensor) -> Tensor:
         """The model after the steps, (..., d)."""
-        model, axis = query, records.labels.dim() - 1
+        model, axis = start, records.labels.dim() - 1
         for taken in self._batches(records.labels):
             own = Records(*(column.index_select(axis, taken) for column in records))
-            gradient = self.base.gradient(model, own, _mean(present.index_select(-1, taken)))
+            gradient = self.base.gradient(model, Batch(own, _mean(present.index_select(-1, taken))))
             model = torch.sub(model, gradient, alpha=self.step)
         return model
 
-    def _in_the_span(self, scores: Linear, query: Tensor, records: Records, present: Tensor) -> Tensor:
+    def _in_the_span(self, scores: Linear, start: Tensor, records: Records, present: Tensor) -> Tensor:
         """How far the model moved, (..., d), by steps in the span of each client's records."""
         features, labels = records
-        products, first = features @ features.mT, _scores_at(scores, query, features)
+        products, first = features @ features.mT, _scores_at(scores, start, features)
         combined = torch.zeros_like(first)
         for taken in self._batches(labels):
             reached = first - self.step * (products @ combined)
@@ -301,12 +248,12 @@ def _mean(present: Tensor) -> Tensor:
     return present / present.sum(-1, keepdim=True).clamp(min=1.0)
 
 
-def _scores_at(scores: Linear, query: Tensor, features: Tensor) -> Tensor:
-    """The scores of every client's records, (..., clients, records, outputs); one product for a shared query."""
-    if query.dim() > 1 and query.stride(-2) == 0:
-        together = scores.of(query.select(-2, 0), features.flatten(-3, -2))
+def _scores_at(scores: Linear, model: Tensor, features: Tensor) -> Tensor:
+    """The scores of every client's records, (..., clients, records, outputs); one product for a shared model."""
+    if model.dim() > 1 and model.stride(-2) == 0:
+        together = scores.of(model.select(-2, 0), features.flatten(-3, -2))
         return together.reshape(*features.shape[:-1], together.shape[-1])
-    return scores.of(query, features)
+    return scores.of(model, features)
 
 
 @dataclass(frozen=True)
@@ -338,49 +285,31 @@ class LocalTraining(View):
     def evaluations(self, points: int) -> int:
         return self.epochs * points
 
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
-        (query,) = points
-        total, start = torch.zeros_like(query), 0
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        (sent,), (records, weights) = query.points, batch
+        total, start = torch.zeros_like(sent), 0
         for _, rows in self.silos:
             own = weights.narrow(-1, start, rows)
-            moved = query - self._trained(query, _part(records, start, rows), (own > 0.0).to(query.dtype))
+            moved = sent - self._trained(sent, _part(records, start, rows), (own > 0.0).to(sent.dtype))
             total = total + own.sum(-1, keepdim=True) * moved
             start += rows
-        return Increment(total, query.new_zeros(query.shape[:-1], dtype=torch.int64))
+        return Increment(total, sent.new_zeros(sent.shape[:-1], dtype=torch.int64))
 
-    def per_record(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        places: Tensor,
-        clip: float,
-    ) -> Tensor:
+    def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
         """InputError: a silo's trajectory is no sum over its records."""
         raise InputError(
             "algorithm: local training moves a silo's model by no sum over records; release no integers of it"
         )
 
-    @property
-    def outer(self) -> None:
-        """None, as for `per_record`."""
-
-    def _trained(self, query: Tensor, own: Records, present: Tensor) -> Tensor:
+    def _trained(self, sent: Tensor, own: Records, present: Tensor) -> Tensor:
         """`present` is 1 for each of its records, and 0 for what only fills up a batch of several replicates."""
-        model = query
+        model = sent
         for _ in range(self.epochs):
             for start, count in _spans(own.labels.shape[-1], self.batch):
                 here = present.narrow(-1, start, count)
                 mean = here / here.sum(-1, keepdim=True).clamp(min=1.0)
-                batch = _part(own, start, count)
-                model = model - self.step * self.base.increment((model,), (1.0,), batch, mean, UNCLIPPED).total
+                batch = Batch(_part(own, start, count), mean)
+                model = model - self.step * self.base.increment(Query((model,)), batch, UNCLIPPED).total
         return model
 
 

@@ -198,9 +198,7 @@ class IntegerStep:
             return np.zeros(objective.dimension, np.int64)
         factor = self.exact.lattice.factor(batches) * stretch
         clip, least, counts = float(part.clip), self._least(silo), (read.weights != 0.0).numpy()
-        return integer_sum(
-            objective, part.points, part.coefficients, clip, read.records, norm, factor, least, counts
-        )
+        return integer_sum(objective, part.query, clip, read.records, norm, factor, least, counts)
 
 
 class DrawAhead:

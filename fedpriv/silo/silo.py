@@ -24,7 +24,7 @@ things gets a sum of masks.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,7 +39,7 @@ from fedpriv.core.random import KeyedCoins, KeyedNormal
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.alone import aligned
 from fedpriv.loss.estimators import Round
-from fedpriv.loss.objective import Increment, Objective, Records, Slots, View
+from fedpriv.loss.objective import Batch, Increment, Objective, Query, Records, Slots, View
 from fedpriv.loss.running_sums import RunningSum, point_of, remembered
 from fedpriv.noise.integers.fixed_point import Ints, packed
 from fedpriv.noise.integers.gaussian import START, linked, linked_missed
@@ -67,17 +67,10 @@ class Bounded(View):
         base = self.base.at(slots)
         return self if base is self.base else dataclasses.replace(self, base=base)
 
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
-        found = self.base.increment(points, coefficients, records, weights, clip)
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        found = self.base.increment(query, batch, clip)
         total = found.total if found.total.dtype == torch.float64 else found.total.double()
-        most, length = _most(weights, clip), float(torch.linalg.vector_norm(total))
+        most, length = _most(batch.weights, clip), float(torch.linalg.vector_norm(total))
         if not length <= most:
             total = total * (most / length) if length < torch.inf else torch.zeros_like(total)
         return Increment(total, found.clipped)

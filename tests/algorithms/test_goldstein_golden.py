@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedpriv.loss.estimators import VarianceReducedGradient
-from fedpriv.loss.objective import Objective
+from fedpriv.loss.objective import Batch, Objective, Query
 from fedpriv.loss.smoothed import Smoothed
 from fedpriv.noise.diagonal import LeafGaussian
 from fedpriv.noise.nodes import column_squared_norms
@@ -147,7 +147,7 @@ def test_the_full_batch_without_noise_telescopes_to_the_gradient(period: int) ->
     )
     weights = torch.full((7,), 1 / 7, dtype=torch.float64)
     for query, total in zip(trace.queries, trace.sums, strict=True):
-        expected = EXACT.increment([query], [1.0], batch, weights, NEVER).total
+        expected = EXACT.increment(Query([query]), Batch(batch, weights), NEVER).total
         torch.testing.assert_close(total, expected, rtol=0, atol=1e-14)
 
 

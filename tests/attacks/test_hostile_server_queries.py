@@ -113,11 +113,11 @@ def test_an_evaluation_that_fails_for_one_record_is_answered_like_any_other(
     honest = SoftmaxRegression.per_record
     failed = []
 
-    def fragile(self: SoftmaxRegression, points: Any, coefficients: Any, records: Any, *rest: Any) -> Any:
-        if int(records.labels[0]) == labels[1]:
+    def fragile(self: SoftmaxRegression, query: Any, batch: Any, *rest: Any) -> Any:
+        if int(batch.records.labels[0]) == labels[1]:
             failed.append(int(labels[1]))
             raise ZeroDivisionError("a record that no arithmetic can bear")
-        return honest(self, points, coefficients, records, *rest)
+        return honest(self, query, batch, *rest)
 
     monkeypatch.setattr(SoftmaxRegression, "per_record", fragile)
     monkeypatch.setattr(SoftmaxRegression, "outer", None)

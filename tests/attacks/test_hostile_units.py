@@ -113,9 +113,9 @@ def test_a_round_takes_the_same_work_whoever_was_drawn(
     seen: list[int] = []
     honest = SoftmaxRegression.per_record
 
-    def watched(self: SoftmaxRegression, points: Any, coefficients: Any, records: Any, *given: Any) -> Any:
-        seen.append(len(records.labels))
-        return honest(self, points, coefficients, records, *given)
+    def watched(self: SoftmaxRegression, query: Any, batch: Any, *given: Any) -> Any:
+        seen.append(len(batch.weights))
+        return honest(self, query, batch, *given)
 
     monkeypatch.setattr(SoftmaxRegression, "per_record", watched)
     monkeypatch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Query, Records
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.noise.integers.increments import integer_sum
 from tests.disordered import at_address, disordered
@@ -64,7 +64,7 @@ def chosen(records: Records, rows: list[int], offset: int = 0) -> Records:
 def sum_of(
     records: Records, query: list[Tensor], coefficients: tuple[float, ...] = (1.0,), least: int = 0
 ) -> Tensor:
-    return torch.from_numpy(integer_sum(loss(), query, coefficients, 1.0, records, NORM, FACTOR, least))
+    return torch.from_numpy(integer_sum(loss(), Query(query, coefficients), 1.0, records, NORM, FACTOR, least))
 
 
 @pytest.mark.parametrize("processor", ["here", "disordered"])

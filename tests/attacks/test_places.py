@@ -30,7 +30,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal
 from fedpriv.data.partition import counted, secret_order
 from fedpriv.data.schema import TableSchema
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.noise.trust import USER
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
@@ -368,6 +368,6 @@ def test_a_row_that_does_not_count_adds_nothing(
             own = Records(*(column[there] for column in task.train))
             start = task.objective.initial()
             weights = torch.full((7,), 1 / 12, dtype=torch.float64)
-            wanted = start - task.objective.increment([start], [1.0], own, weights, 1.0).total
+            wanted = start - task.objective.increment(Query([start]), Batch(own, weights), 1.0).total
             (outcome,), _ = run(engine, cell)
             np.testing.assert_allclose(outcome.finished.model, wanted.numpy(), atol=1e-5)

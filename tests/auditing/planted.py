@@ -10,6 +10,7 @@ from torch import Tensor
 from fedpriv.audit.guards import GuardedSilo
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedNormal, derive_key, integers_key
+from fedpriv.loss.objective import Batch, Query
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.noise.integers.gaussian import KeyedIntegers
 from fedpriv.noise.integers.plan import ExactPlan
@@ -55,13 +56,12 @@ def no_check_in_integers(patch: pytest.MonkeyPatch) -> None:
     def unchecked(increments: Any, norm: int, factor: float) -> Any:
         return np.nan_to_num(np.clip(increments * factor, -(2.0**50), 2.0**50)).astype(np.int64)
 
-    def careless(
-        self: SoftmaxRegression, points: Any, coefficients: Any, records: Any, places: Any, clip: float
-    ) -> Tensor:
-        first = self._residuals(points[:1], coefficients[:1], records).mT.double()
-        size = first.norm(dim=-1, keepdim=True) * records.features.double().norm(dim=-1, keepdim=True)
-        residual = self._residuals(points, coefficients, records).mT.double() * clip / size.clamp(min=clip)
-        return (residual.unsqueeze(-1) * records.features.double().unsqueeze(-2)).flatten(-2)
+    def careless(self: SoftmaxRegression, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+        features = batch.records.features.double()
+        first = self._residuals(Query(query.points[:1], query.coefficients[:1]), batch.records).mT.double()
+        size = first.norm(dim=-1, keepdim=True) * features.norm(dim=-1, keepdim=True)
+        residual = self._residuals(query, batch.records).mT.double() * clip / size.clamp(min=clip)
+        return (residual.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
 
     patch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)  # increments are formed
     patch.setattr("fedpriv.noise.integers.increments.integers", unchecked)

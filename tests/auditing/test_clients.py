@@ -18,7 +18,7 @@ from fedpriv.audit.statistics import heaviest_round, matched_filter, noise_facto
 from fedpriv.audit.transcripts import known_rounds
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import derive_key
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.rounds.plan import plan_of
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
@@ -165,7 +165,9 @@ def test_a_client_canary_holds_as_many_records_as_count_and_all_of_them_point_on
     assert (units.features[1, :, 0] == FAR).all()
     one = Records(*(column[:2] for column in units))
     query = torch.zeros_like(plan.objective.initial())
-    _, moved = plan.objective.per_record([query], [1.0], one, torch.arange(2), 0.5)
+    _, moved = plan.objective.per_record(
+        Query([query]), Batch(one, torch.ones(2, dtype=torch.float64)), torch.arange(2), 0.5
+    )
     assert float(moved.norm()) == pytest.approx(0.5, rel=1e-6)
     assert float(moved[3].abs() + moved[0].abs()) == pytest.approx(0.5 * 2**0.5, rel=1e-6)
 

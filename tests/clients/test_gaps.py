@@ -7,7 +7,7 @@ import torch
 
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.noise.integers.gaussian import linked, linked_missed
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.rounds.plan import plan_of
@@ -59,7 +59,8 @@ def test_the_next_increment_is_taken_from_the_query_that_was_answered_last() -> 
     assert batch is not None
     weights_of_records = torch.full((len(batch.labels),), 1.0 / len(batch.labels), dtype=torch.float64)
     now, before = (
-        silo.objective.increment((asked[t - 1],), (1.0,), batch, weights_of_records, 1e9).total for t in (5, 2)
+        silo.objective.increment(Query((asked[t - 1],)), Batch(batch, weights_of_records), 1e9).total
+        for t in (5, 2)
     )
     assert torch.allclose(released[5] - released[2], weights[5] * now - weights[2] * before, rtol=1e-9, atol=1e-12)
 

@@ -16,7 +16,7 @@ from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.clients.simulated import simulated_silo
 from fedpriv.core.errors import InputError
 from fedpriv.engines.table import engine_named
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.rounds.entries import read_ledger
 from fedpriv.rounds.fitted import fitted
 from fedpriv.rounds.ledger import claim_of
@@ -152,7 +152,12 @@ def test_the_denominator_is_the_cohort_whoever_is_drawn() -> None:
     assert len({len(read.weights) for read in drawn.values()}) > 3
     for t, read in drawn.items():
         assert read.weights.tolist() == [1.0 / 20] * len(read.weights)
-        rows = silo.objective.per_record([query], [1.0], read.records, torch.arange(len(read.weights)), 1e-3)
+        rows = silo.objective.per_record(
+            Query([query]),
+            Batch(read.records, torch.ones(len(read.weights), dtype=torch.float64)),
+            torch.arange(len(read.weights)),
+            1e-3,
+        )
         released, _ = dataclasses.replace(silo, gaps=True).answer(silo.start(), t, query)
         torch.testing.assert_close(released.vector, rows.sum(0) / 20, rtol=1e-6, atol=1e-12)
 

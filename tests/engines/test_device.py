@@ -21,7 +21,7 @@ from fedpriv.engines.vectorized import noise as device_noise_module
 from fedpriv.engines.vectorized.engine import device_named
 from fedpriv.engines.vectorized.noise import device_noise
 from fedpriv.loss.models import MODELS
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.noise.registry import CHOSEN
 from fedpriv.rounds.fitted import fitted
 from fedpriv.rounds.outcome import RunObserver
@@ -173,8 +173,8 @@ def test_no_increment_of_an_objective_copies_anything(name: str) -> None:
     records = Records(torch.zeros(2, 5, features, dtype=dtype, device=META), labels)
     weights, clips = (torch.ones(shape, dtype=dtype, device=META) for shape in ((5,), (2, 1)))
     with torch.inference_mode(), NothingCopied():
-        moved = objective.increment(points, (3.0, -2.0), records, weights, clips)
-        plain = objective.increment(points[:1], (1.0,), records, weights, 1.0)
+        moved = objective.increment(Query(points, (3.0, -2.0)), Batch(records, weights), clips)
+        plain = objective.increment(Query(points[:1]), Batch(records, weights), 1.0)
     assert moved.total.shape == plain.total.shape == points[0].shape
     assert moved.clipped.shape == (2,)
 

@@ -13,6 +13,7 @@ from fedpriv.accounting.gaussian import mu_of
 from fedpriv.clients.simulated import simulated_silo
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import simulation_noise
+from fedpriv.loss.objective import Batch, Query
 from fedpriv.rounds.ledger import claim_of
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import spread, task_of_cell
@@ -206,7 +207,7 @@ def gradient_at(cell: Cell, point: torch.Tensor, t: int) -> torch.Tensor:
     silo = simulated_silo(plain, 1)
     records, weights = silo._read(t).records, silo._read(t).weights
     assert records is not None
-    return silo.objective.increment([point], [1.0], records, weights, 2.0).total
+    return silo.objective.increment(Query([point]), Batch(records, weights), 2.0).total
 
 
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])

@@ -1,6 +1,6 @@
 """The momentum rows as they run: golden runs, clipped parts, refusals, and the silo's own check."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from fedpriv.clients.simulated import simulated_silo
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import Estimator, PlainGradient, SplitGradient
-from fedpriv.loss.objective import Evaluation, Increment, Records
+from fedpriv.loss.objective import Batch, Evaluation, Increment, Query, Records
 from fedpriv.loss.running_sums import absorb, empty_sum
 from fedpriv.noise.differences import AlignedDifferences
 from fedpriv.noise.mechanism import Mechanism
@@ -66,19 +66,12 @@ class Tanh:
     def initial(self) -> Tensor:
         return torch.from_numpy(GOLDEN_START)
 
-    def increment(
-        self,
-        points: Sequence[Tensor],
-        coefficients: Sequence[float],
-        records: Records,
-        weights: Tensor,
-        clip: Scalar,
-    ) -> Increment:
-        (x,), total = records.features, torch.zeros(2, dtype=torch.float64)
-        for point, coefficient in zip(points, coefficients, strict=True):
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        (x,), total = batch.records.features, torch.zeros(2, dtype=torch.float64)
+        for point, coefficient in zip(*query, strict=True):
             total = total + coefficient * torch.tanh(point @ x) * x
         factor = torch.clamp(clip / total.norm(), max=1.0)
-        return Increment(weights[0] * factor * total, (factor < 1.0).double())
+        return Increment(batch.weights[0] * factor * total, (factor < 1.0).double())
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         raise NotImplementedError

@@ -15,6 +15,7 @@ from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.clients.simulated import SimulatedFederation, simulated_silo
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, simulation_noise
+from fedpriv.loss.objective import Batch, Query
 from fedpriv.participation.secret import Poisson
 from fedpriv.rounds.ledger import as_data, claim_of, from_data
 from fedpriv.rounds.plan import plan_of
@@ -122,7 +123,7 @@ def test_records_are_drawn_at_the_rate_that_is_charged(small_cell: MakeCell) -> 
     alike = alike._replace(labels=silo.records.labels[:1].expand_as(silo.records.labels))
     silo = dataclasses.replace(silo, records=alike)
     query, state = torch.zeros(silo.objective.dimension, dtype=torch.float64), silo.start()
-    full = silo.objective.increment([query], [1.0], alike, torch.ones(1, dtype=torch.float64), CLIP).total
+    full = silo.objective.increment(Query([query]), Batch(alike, torch.ones(1, dtype=torch.float64)), CLIP).total
     one = full / len(alike.labels)
     counts = []
     for t in range(1, 201):

@@ -14,7 +14,7 @@ from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.clients.simulated import simulated_silo
 from fedpriv.core.errors import InputError
 from fedpriv.data.partition import counted, in_a_row, of_persons, roster
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.rounds.beside import records_of_silos
 from fedpriv.rounds.ledger import as_data, claim_of, from_data
 from fedpriv.rounds.plan import plan_of
@@ -112,7 +112,7 @@ def test_without_noise_it_is_the_mean_of_clipped_means(tmp_path: Path) -> None:
         assert own.tolist() == [row for row in task.units[unit].tolist() if row >= 0]
         gradients = [
             task.objective.increment(
-                [query], [1.0], Records(plain.train.features[[row]], plain.train.labels[[row]]), one, 1e9
+                Query([query]), Batch(Records(plain.train.features[[row]], plain.train.labels[[row]]), one), 1e9
             ).total
             for row in own
         ]

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedpriv.loss.layered import objective_of
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.models import MODELS, convolutional_net
-from fedpriv.loss.objective import Objective, Records, Slots, View
+from fedpriv.loss.objective import Batch, Objective, Query, Records, Slots, View, fast_paths
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.loss.views import LocalTraining
 from fedpriv.noise.integers.increments import dummy_of, integer_sum
@@ -54,7 +54,7 @@ def sum_of(
     clip: float = 1.0,
 ) -> np.ndarray:
     lattice = lattice_for([clip], 36)
-    return integer_sum(objective, points, coefficients, clip, records, lattice.norm(clip), lattice.factor())
+    return integer_sum(objective, Query(points, coefficients), clip, records, lattice.norm(clip), lattice.factor())
 
 
 def with_row(records: Records, place: int, other: Records) -> Records:
@@ -84,7 +84,7 @@ def test_integers_are_the_clipped_increments(name: str, dtype: torch.dtype) -> N
     for coefficients in ((1.0,), (3.0, -2.0)):
         weights = torch.ones(HELD, dtype=F64)
         asked = points[: len(coefficients)]
-        expected = objective.increment(asked, coefficients, records, weights, 1.0).total.numpy()
+        expected = objective.increment(Query(asked, coefficients), Batch(records, weights), 1.0).total.numpy()
         found = sum_of(objective, asked, coefficients, records) / 2.0**36
         error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
         assert error < (2e-4 if dtype == F32 else 1e-8)
@@ -128,20 +128,11 @@ def test_increments_are_computed_one_record_at_a_time_and_a_failing_one_is_zeros
     seen = []
 
     class Watched(View):
-        outer = None
-
-        def per_record(
-            self,
-            points: Sequence[Tensor],
-            coefficients: Sequence[float],
-            records: Records,
-            places: Tensor,
-            clip: float,
-        ) -> Tensor:
-            seen.append((len(records.labels), places.tolist()))
+        def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+            seen.append((len(batch.weights), places.tolist()))
             if 5 in places and failing:
                 raise FloatingPointError("record 5")
-            return self.base.per_record(points, coefficients, records, places, clip)
+            return self.base.per_record(query, batch, places, clip)
 
     failing = False
     whole = sum_of(Watched(objective), points, (1.0, -1.0), records)
@@ -164,11 +155,11 @@ def test_bytes_take_the_way_of_outer_products(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(SoftmaxRegression, "per_record", never)
     assert sum_of(objective, points[:1], (1.0,), records).any()
-    assert objective.outer.largest >= 255 * math.sqrt(5)
-    small = 2**16 * objective.outer.largest - 1
-    assert not integer_sum(objective, points[:1], (1.0,), 1.0, records, small, float(small)).any()  # all failed
+    assert fast_paths(objective).outer.largest >= 255 * math.sqrt(5)
+    small = 2**16 * fast_paths(objective).outer.largest - 1
+    assert not integer_sum(objective, Query(points[:1]), 1.0, records, small, float(small)).any()  # all failed
     monkeypatch.undo()
-    general = integer_sum(objective, points[:1], (1.0,), 1.0, records, small, float(small)) / small
+    general = integer_sum(objective, Query(points[:1]), 1.0, records, small, float(small)) / small
     outer = sum_of(objective, points[:1], (1.0,), records) / 2**36
     assert np.linalg.norm(general - outer) < 1e-4 * np.linalg.norm(outer)
 
@@ -189,7 +180,7 @@ def test_features_are_integers_within_their_bound(
     for dtype in (F32, F64):
         features = row.features(images, dtype, given_settings)
         objective = row.objective(tuple(features.shape[1:]), 10, dtype, given_settings)
-        outer = objective.outer
+        outer = fast_paths(objective).outer
         assert outer is not None
         scaled = features.double() * outer.levels
         integers = scaled.round()
@@ -212,7 +203,7 @@ def test_dummies_count_for_nothing_and_no_record_is_dropped(name: str) -> None:
     points = points_of(objective, F32)[:1]
 
     def sum_in(count: int, of: Records) -> list[int]:
-        total = integer_sum(objective, points, (1.0,), 1.0, of, 2**36, 2.0**36, least=count)
+        total = integer_sum(objective, Query(points), 1.0, of, 2**36, 2.0**36, least=count)
         return [int(value) for value in total]
 
     whole = sum_in(HELD, records)
@@ -225,7 +216,7 @@ def test_dummies_count_for_nothing_and_no_record_is_dropped(name: str) -> None:
 
 def test_no_records_are_zeros_and_dummies_are_public() -> None:
     objective = objective_of_case("softmax regression", F32)
-    assert not integer_sum(objective, points_of(objective, F32)[:1], (1.0,), 1.0, None, 2**36, 2.0**36).any()
+    assert not integer_sum(objective, Query(points_of(objective, F32)[:1]), 1.0, None, 2**36, 2.0**36).any()
     for name in ("softmax regression", "least squares"):
         records = some_records(name, F32)
         assert all(not column.any() and len(column) == 1 for column in dummy_of(records))
@@ -235,10 +226,13 @@ def test_no_records_are_zeros_and_dummies_are_public() -> None:
 def test_local_training_has_no_increments() -> None:
     base = objective_of_case("softmax regression", F32)
     training = LocalTraining(base, 0.1, 1, 1)
-    assert training.outer is None
+    assert fast_paths(training) == (None, None)
     with pytest.raises(Exception, match="no sum over records"):
         training.per_record(
-            [base.initial()], [1.0], some_records("softmax regression", F32), torch.arange(HELD), 1.0
+            Query([base.initial()]),
+            Batch(some_records("softmax regression", F32), torch.ones(HELD, dtype=torch.float64)),
+            torch.arange(HELD),
+            1.0,
         )
 
 
@@ -293,10 +287,10 @@ def test_any_query_leaves_every_records_integers_within_their_norm(
     try:
         for row in range(3):
             alone = Records(*(column[row : row + 1] for column in records))
-            found = integer_sum(objective, points, coefficients, clip, alone, norm, factor)
+            found = integer_sum(objective, Query(points, coefficients), clip, alone, norm, factor)
             assert found.dtype == np.int64
             assert integer_square(found) <= norm**2
-        together = integer_sum(objective, points, coefficients, clip, records, norm, factor)
+        together = integer_sum(objective, Query(points, coefficients), clip, records, norm, factor)
         assert integer_square(together) <= (3 * norm) ** 2
     finally:
         torch.set_flush_denormal(False)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.loss.objective import Objective, Records
+from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.loss.views import LocalSteps, PerUnit, QuantileClip
 from fedpriv.noise.integers.increments import integer_sum
@@ -40,7 +40,7 @@ def integers(records: Records, point: Tensor, look: str = "gradient") -> np.ndar
     loss = SoftmaxRegression(FEATURES, CLASSES, 9.0, point.dtype)
     objective = PerUnit(LOOKS[look](loss), MOST)
     norm = LATTICE.norm(CLIP)
-    return integer_sum(objective, [point], (1.0,), CLIP, records, norm, LATTICE.factor())
+    return integer_sum(objective, Query([point]), CLIP, records, norm, LATTICE.factor())
 
 
 def with_unit(records: Records, place: int, other: Records) -> Records:
@@ -72,5 +72,7 @@ def test_a_person_moves_the_sum_by_twice_k_at_most_and_the_others_not_at_all(
 def test_the_sum_is_that_of_clipped_means() -> None:
     records, point = persons(4, torch.float64), torch.zeros(FEATURES * CLASSES, dtype=torch.float64)
     objective = PerUnit(SoftmaxRegression(FEATURES, CLASSES, 9.0, torch.float64), MOST)
-    expected = objective.increment([point], (1.0,), records, torch.ones(UNITS, dtype=torch.float64), CLIP).total
+    expected = objective.increment(
+        Query([point]), Batch(records, torch.ones(UNITS, dtype=torch.float64)), CLIP
+    ).total
     np.testing.assert_allclose(integers(records, point) * LATTICE.unit, expected.numpy(), atol=1e-8)

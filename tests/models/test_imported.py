@@ -18,7 +18,7 @@ from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.models import model_named
 from fedpriv.loss.module import ModuleObjective
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.demo import policy_text
 from fedpriv.silo.guard import Guard, begin_ledger, open_guard
@@ -103,13 +103,13 @@ def test_a_record_alone_decides_its_increment(name: str) -> None:
     def alone(values: torch.Tensor) -> torch.Tensor:
         """What record 0 adds among these others."""
         only = torch.tensor([1.0, 0, 0, 0, 0], dtype=torch.float64)
-        return objective.increment((point,), (1.0,), Records(values, batch.labels), only, 1.0).total
+        return objective.increment(Query((point,)), Batch(Records(values, batch.labels), only), 1.0).total
 
     first, second = batch.features, batch.features.clone()
     second[1:] = 100.0
     before, after = alone(first), alone(second)
     torch.testing.assert_close(before, after, rtol=0.0, atol=1e-12)
-    total = objective.increment((point,), (1.0,), batch, weights, 1.0).total
+    total = objective.increment(Query((point,)), Batch(batch, weights), 1.0).total
     assert float(total.norm()) <= 5.0
 
 
@@ -119,9 +119,9 @@ def test_a_record_on_which_a_module_raises_is_left_out_and_no_other() -> None:
     values, labels = torch.tensor([[0.0], [1.0], [9.0], [3.0]], dtype=torch.float64), torch.tensor([0, 1, 2, 0])
     weights = torch.ones(4, dtype=torch.float64)
     keep = [0, 1, 3]
-    with_it = objective.increment((objective.initial(),), (1.0,), Records(values, labels), weights, 0.1)
+    with_it = objective.increment(Query((objective.initial(),)), Batch(Records(values, labels), weights), 0.1)
     without = objective.increment(
-        (objective.initial(),), (1.0,), Records(values[keep], labels[keep]), weights[keep], 0.1
+        Query((objective.initial(),)), Batch(Records(values[keep], labels[keep]), weights[keep]), 0.1
     )
     torch.testing.assert_close(with_it.total, without.total)
     assert int(with_it.clipped) == int(without.clipped) + 1

@@ -12,7 +12,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.data.named import load
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.models import MODELS, PerceptronSettings, SoftmaxSettings, model_named
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.rows import ModuleSettings
 from fedpriv.loss.softmax import SoftmaxRegression
 
@@ -109,7 +109,7 @@ def test_networks_take_the_fast_route_and_learn_with_clipped_gradients(
     point, weights = objective.initial(), torch.full((50,), 1 / 50)
     before = objective.evaluate(point, records).loss
     for _ in range(10):
-        point = point - 0.2 * objective.increment([point], [1.0], records, weights, 1.0).total
+        point = point - 0.2 * objective.increment(Query([point]), Batch(records, weights), 1.0).total
     assert objective.evaluate(point, records).loss < before
 
 
@@ -122,7 +122,7 @@ def test_a_network_of_rectifiers_learns_to_retrieve_phases() -> None:
     objective = row.objective((8,), 0, torch.float64, settings)
     point, weights = objective.initial(), torch.full((1000,), 1e-3, dtype=torch.float64)
     for _ in range(800):
-        point = point - 0.1 * objective.increment([point], [1.0], records, weights, 5.0).total
+        point = point - 0.1 * objective.increment(Query([point]), Batch(records, weights), 5.0).total
     assert float(objective.evaluate(point, records).loss) < 0.6 * float((sizes - sizes.median()).abs().mean())
 
 

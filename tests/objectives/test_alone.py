@@ -16,7 +16,7 @@ from fedpriv.loss.linear import LogisticRegression
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.models import LinearSettings, features_and_bias
 from fedpriv.loss.module import ModuleObjective
-from fedpriv.loss.objective import Objective, Records, View
+from fedpriv.loss.objective import Objective, Query, Records, View
 from fedpriv.loss.rows import ColumnMoments, MomentSettings, moments
 from fedpriv.loss.scores import summed_scores
 from fedpriv.loss.views import PerUnit
@@ -53,9 +53,7 @@ def sums(objective: Objective, large: float) -> Callable[[Tensor, Tensor], Tenso
     point[-LAST:] += large * torch.linspace(-1.0, 1.0, len(point))[-LAST:]
 
     def of(features: Tensor, own: Tensor) -> Tensor:
-        return torch.from_numpy(
-            integer_sum(objective, [point], (1.0,), 1.0, Records(features, own), NORM, 2.0**36)
-        )
+        return torch.from_numpy(integer_sum(objective, Query([point]), 1.0, Records(features, own), NORM, 2.0**36))
 
     return of
 

@@ -5,7 +5,7 @@ import torch
 
 from fedpriv.core.replicates import never_above
 from fedpriv.loss.clipping import clipping, formed, upper_norm
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.softmax import Block, OfBlock, SoftmaxRegression, of_records, once
 
 ROUNDS, REPLICATES, BATCH, FEATURES, CLASSES = 3, 2, 5, 7, 4
@@ -33,8 +33,8 @@ def test_increments_are_those_of_plain_records(clip: float) -> None:
     points = torch.randn(2, REPLICATES, OBJECTIVE.dimension, generator=generator, dtype=torch.float64).unbind()
     weights = torch.rand(BATCH, generator=generator, dtype=torch.float64)
     for records in Block(gathered(), REPLICATES).rounds():
-        ours = OBJECTIVE.increment(points, (3.0, -2.0), records, weights, clip)
-        plain = OBJECTIVE.increment(points, (3.0, -2.0), Records(*records), weights, clip)
+        ours = OBJECTIVE.increment(Query(points, (3.0, -2.0)), Batch(records, weights), clip)
+        plain = OBJECTIVE.increment(Query(points, (3.0, -2.0)), Batch(Records(*records), weights), clip)
         torch.testing.assert_close(ours.total, plain.total, rtol=1e-12, atol=1e-14)
         assert torch.equal(ours.clipped, plain.clipped)
 

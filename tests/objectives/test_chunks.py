@@ -10,7 +10,7 @@ from torch import nn
 from fedpriv.loss import layered
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.losses import CrossEntropy
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 
 COUNT = 300
 
@@ -27,14 +27,14 @@ def test_chunks_of_many_parameters_have_many_records(monkeypatch: pytest.MonkeyP
     sizes: list[int] = []
     terms = LayeredObjective._terms
 
-    def noted(self: LayeredObjective, named: Any, coefficients: Any, chunk: Records) -> Any:
+    def noted(self: LayeredObjective, query: Query, chunk: Records) -> Any:
         sizes.append(len(chunk.labels))
-        return terms(self, named, coefficients, chunk)
+        return terms(self, query, chunk)
 
     monkeypatch.setattr(LayeredObjective, "_terms", noted)
-    whole = objective.increment([point], [1.0], records, weights, 1.0)
+    whole = objective.increment(Query([point]), Batch(records, weights), 1.0)
     monkeypatch.setattr(layered, "_CHUNK_VALUES", 1)
-    in_chunks = objective.increment([point], [1.0], records, weights, 1.0)
+    in_chunks = objective.increment(Query([point]), Batch(records, weights), 1.0)
     least = layered._VALUES_PER_PARAMETER * objective.dimension // objective.record_values
     assert COUNT / 2 > least > 10
     assert sizes == [COUNT, least, least, COUNT - 2 * least]
@@ -56,15 +56,15 @@ def test_models_side_by_side_have_the_gradients_of_each_by_itself(
     counts: list[int] = []
     one_part = LayeredObjective._gradient
 
-    def noted(self: LayeredObjective, point: torch.Tensor, records: Records, weight: torch.Tensor) -> torch.Tensor:
+    def noted(self: LayeredObjective, point: torch.Tensor, batch: Batch) -> torch.Tensor:
         counts.append(point.shape[:-1].numel())
-        return one_part(self, point, records, weight)
+        return one_part(self, point, batch)
 
     rows = 4 * int(np.prod(leading[:-1]))
     monkeypatch.setattr(layered, "_CHUNK_VALUES", 2 * rows * objective.record_values)
     monkeypatch.setattr(LayeredObjective, "_gradient", noted)
-    together = objective.gradient(points, Records(features, labels), weights)
+    together = objective.gradient(points, Batch(Records(features, labels), weights))
     assert counts == [2 * rows // 4, rows // 4]
     for place in np.ndindex(leading):
-        alone = objective.gradient(points[place], Records(features[place], labels[place]), weights[place])
+        alone = objective.gradient(points[place], Batch(Records(features[place], labels[place]), weights[place]))
         torch.testing.assert_close(together[place], alone, rtol=1e-12, atol=1e-15)

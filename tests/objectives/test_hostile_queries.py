@@ -21,7 +21,7 @@ from fedpriv.loss.layers import DenseTerms
 from fedpriv.loss.linear import LeastSquares, LogisticRegression, PhaseRetrieval
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss
 from fedpriv.loss.module import ModuleObjective
-from fedpriv.loss.objective import Objective, Records, Slots, View
+from fedpriv.loss.objective import Batch, Objective, Query, Records, Slots, View
 from fedpriv.loss.smoothed import SeededDirections, Smoothed
 from fedpriv.loss.softmax import SoftmaxRegression
 
@@ -226,13 +226,15 @@ def test_no_contribution_is_beyond_its_clip(
     weights = torch.from_numpy(np.random.default_rng(seed + 2).uniform(0.1, 1.0, BATCH)).to(
         F64 if wider else dtype
     )
-    together = objective.increment(points, coefficients, records, weights, clip)
+    together = objective.increment(Query(points, coefficients), Batch(records, weights), clip)
     assert together.total.dtype == weights.dtype
     assert bool(together.total.isfinite().all())
     for place in range(BATCH):
         limit = float(weights[place]) * clip * SLACK
         single = Records(records.features[place : place + 1], records.labels[place : place + 1])
-        alone = only(objective, place).increment(points, coefficients, single, weights[place : place + 1], clip)
+        alone = only(objective, place).increment(
+            Query(points, coefficients), Batch(single, weights[place : place + 1]), clip
+        )
         norm = float(alone.total.double().norm())
         assert norm <= limit, f"{norm / limit} times its clip, alone"
         if kinds[place] == "not finite":
@@ -242,7 +244,7 @@ def test_no_contribution_is_beyond_its_clip(
             continue
         left_out = weights.clone()
         left_out[place] = 0.0
-        without = objective.increment(points, coefficients, records, left_out, clip)
+        without = objective.increment(Query(points, coefficients), Batch(records, left_out), clip)
         moved = float((together.total.double() - without.total.double()).norm())
         assert moved <= limit, f"{moved / limit} times its clip, in the batch"
 
@@ -258,9 +260,9 @@ def test_a_record_whose_logits_overflow_adds_nothing(dtype: torch.dtype, wider: 
     bright, dark = torch.tensor([[1.0, 1.0, 0, 0, 0], [0, 0, 0, 0, 1.0]], dtype=dtype).split(1)
     weights = torch.ones(2, dtype=F64 if wider else dtype)
     found = objective.increment(
-        [point], [1.0], Records(torch.cat([bright, dark]), torch.tensor([0, 1])), weights, 1.0
+        Query([point]), Batch(Records(torch.cat([bright, dark]), torch.tensor([0, 1])), weights), 1.0
     )
-    alone = objective.increment([point], [1.0], Records(dark, torch.tensor([1])), weights[:1], 1.0)
+    alone = objective.increment(Query([point]), Batch(Records(dark, torch.tensor([1])), weights[:1]), 1.0)
     assert torch.equal(found.total, alone.total)
     assert (int(found.clipped), int(alone.clipped)) == (1, 0)
 
@@ -274,7 +276,7 @@ def test_points_whose_weights_cancel_keep_the_biases_norm() -> None:
     other[-2:] = torch.tensor([-1.0, 1.0])
     records = Records(torch.ones(1, 2), torch.tensor([0]))
     for weights in (torch.ones(1), torch.ones(1, dtype=F64)):
-        found = objective.increment([point, other], [1.0, -1.0], records, weights, 0.01)
+        found = objective.increment(Query([point, other], [1.0, -1.0]), Batch(records, weights), 0.01)
         assert 0.0 < float(found.total.double().norm()) <= 0.01 * SLACK
         assert int(found.clipped) == 1
 

@@ -16,7 +16,7 @@ from fedpriv.data.synthetic import (
     power_law_regression,
 )
 from fedpriv.loss.linear import LeastSquares, LogisticRegression, QuadraticPopulation, quadratic_in_ball
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.papers.base import project_to_ball
 
 F64 = torch.float64
@@ -68,7 +68,7 @@ def test_increment_equals_autograd(binary: bool, batch: int, points: int, clip: 
         norm = float(increment.norm())
         clipped += norm > clip
         expected += weight * increment * min(1.0, clip / norm)
-    measured = objective.increment(at, coefficients, records, weights, clip)
+    measured = objective.increment(Query(at, coefficients), Batch(records, weights), clip)
     torch.testing.assert_close(measured.total, expected, rtol=1e-9, atol=1e-11)
     assert int(measured.clipped) == clipped
 
@@ -83,10 +83,10 @@ def test_leading_axes_are_independent_replicates(binary: bool) -> None:
         torch.from_numpy(generator.integers(0, 2, (4, 5)).astype(float)),
     )
     weights, clip = torch.full((5,), 0.2, dtype=F64), torch.linspace(0.1, 1.0, 4, dtype=F64).unsqueeze(1)
-    together = objective.increment([points], [1.0], records, weights, clip)
+    together = objective.increment(Query([points]), Batch(records, weights), clip)
     for place in range(4):
         own = Records(records.features[place], records.labels[place])
-        alone = objective.increment([points[place]], [1.0], own, weights, float(clip[place]))
+        alone = objective.increment(Query([points[place]]), Batch(own, weights), float(clip[place]))
         torch.testing.assert_close(together.total[place], alone.total)
         assert together.clipped[place] == alone.clipped
         losses = objective.evaluate(points, own).loss
@@ -106,7 +106,7 @@ def test_constants_bound_gradients_and_their_changes(binary: bool) -> None:
         record = Records(records.features[place : place + 1], records.labels[place : place + 1])
         x, y = (torch.from_numpy(generator.standard_normal(4)) for _ in range(2))
         x, y = 2.0 * x / x.norm(), 2.0 * y / y.norm()
-        at_x, at_y = (objective.increment([point], [1.0], record, one, 1e9).total for point in (x, y))
+        at_x, at_y = (objective.increment(Query([point]), Batch(record, one), 1e9).total for point in (x, y))
         assert float(at_x.norm()) <= objective.lipschitz
         assert float((at_x - at_y).norm()) <= objective.smoothness * float((x - y).norm()) * (1 + 1e-12)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.loss.models import model_named
-from fedpriv.loss.objective import Objective, Records
+from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.loss.views import LocalSteps, PerUnit, QuantileClip, joint_clip
 from tests.objectives.test_per_unit import CLASSES, FEATURES, MOST, UNITS, WORST, batch
@@ -36,7 +36,7 @@ def moved_by_hand(objective: Objective, query: Tensor, unit: Records, size: int 
         total = torch.zeros_like(model)
         for place in own:
             alone = Records(unit.features[place : place + 1], unit.labels[place : place + 1])
-            total += objective.increment([model], [1.0], alone, one, 1e9).total
+            total += objective.increment(Query([model]), Batch(alone, one), 1e9).total
         model = model - STEP * total / max(1, len(own))
     return query - model
 
@@ -56,10 +56,15 @@ def test_a_client_moves_as_its_own_steps_do_and_is_clipped_whole(
         weight * move * min(1.0, CLIP / float(move.norm())) for weight, move in zip(weights, moves, strict=True)
     )
     unit = PerUnit(LocalSteps(objective, STEP, STEPS, size), MOST)
-    found = unit.increment([query], [1.0], records, weights, CLIP)
+    found = unit.increment(Query([query]), Batch(records, weights), CLIP)
     torch.testing.assert_close(found.total, expected, rtol=1e-9, atol=1e-12)
     assert int(found.clipped) == sum(float(move.norm()) > CLIP for move in moves) > 0
-    rows = unit.per_record([query], [1.0], records, torch.arange(UNITS), CLIP)
+    rows = unit.per_record(
+        Query([query]),
+        Batch(records, torch.ones(UNITS, dtype=torch.float64)),
+        torch.arange(UNITS),
+        CLIP,
+    )
     torch.testing.assert_close((rows * weights.unsqueeze(-1)).sum(0), expected, rtol=1e-9, atol=1e-12)
 
 
@@ -77,16 +82,21 @@ def test_no_records_move_the_sum_by_more_than_the_clip(kind: str, told: bool) ->
     unit = PerUnit(moved, MOST)
     without = weights.clone()
     without[3] = 0.0
-    others = unit.increment([query], [1.0], records, without, bound).total
+    others = unit.increment(Query([query]), Batch(records, without), bound).total
     features, labels = records.features.clone(), records.labels.clone()
     features[3] = WORST[kind](torch.randn(MOST, FEATURES, dtype=torch.float64))
     labels[3] = torch.arange(MOST) % CLASSES
-    there = unit.increment([query], [1.0], Records(features, labels), weights, bound).total
+    there = unit.increment(Query([query]), Batch(Records(features, labels), weights), bound).total
     assert torch.isfinite(there).all()
     assert float((there - others).norm()) <= bound * (1.0 + 1e-9)
-    other = unit.increment([query], [1.0], records, weights, bound).total
+    other = unit.increment(Query([query]), Batch(records, weights), bound).total
     assert float((there - other).norm()) <= 2.0 * bound * (1.0 + 1e-9)
-    row = unit.per_record([query], [1.0], Records(features, labels), torch.arange(UNITS), bound)
+    row = unit.per_record(
+        Query([query]),
+        Batch(Records(features, labels), torch.ones(UNITS, dtype=torch.float64)),
+        torch.arange(UNITS),
+        bound,
+    )
     assert float(row[3].norm()) <= bound
 
 
@@ -99,13 +109,18 @@ def test_the_bit_says_whether_a_client_fits() -> None:
     limit, weight = sorted(moves)[UNITS // 2] * (1 + 1e-9), 0.4
     unit = PerUnit(QuantileClip(LocalSteps(softmax(), STEP, STEPS), weight, 1.0), MOST)
     point = torch.cat([query, torch.tensor([limit], dtype=torch.float64)])
-    rows = unit.per_record([point], [1.0], records, torch.arange(UNITS), joint_clip(weight))
+    rows = unit.per_record(
+        Query([point]),
+        Batch(records, torch.ones(UNITS, dtype=torch.float64)),
+        torch.arange(UNITS),
+        joint_clip(weight),
+    )
     fits = torch.tensor([move <= limit for move in moves])
     torch.testing.assert_close(rows[:, -1], torch.where(fits, weight / 2, -weight / 2).double(), rtol=1e-9, atol=0)
     lengths = torch.tensor([min(1.0, move / limit) for move in moves], dtype=torch.float64)
     torch.testing.assert_close(rows[:, :-1].norm(dim=-1), lengths, rtol=1e-9, atol=1e-12)
     weights = torch.ones(UNITS, dtype=torch.float64)
-    assert int(unit.increment([point], [1.0], records, weights, joint_clip(weight)).clipped) == UNITS // 2
+    assert int(unit.increment(Query([point]), Batch(records, weights), joint_clip(weight)).clipped) == UNITS // 2
 
 
 def test_who_does_not_take_part_or_has_no_records_adds_nothing_to_the_bits() -> None:
@@ -115,7 +130,7 @@ def test_who_does_not_take_part_or_has_no_records_adds_nothing_to_the_bits() -> 
     unit = PerUnit(QuantileClip(LocalSteps(softmax(), STEP, STEPS), 0.4, 1.0), MOST)
     weights = torch.zeros(UNITS, dtype=torch.float64)
     weights[2] = 1.0
-    assert float(unit.increment([point], [1.0], records, weights, joint_clip(0.4)).total.norm()) == 0.0
+    assert float(unit.increment(Query([point]), Batch(records, weights), joint_clip(0.4)).total.norm()) == 0.0
 
 
 def test_nothing_is_claimed_of_how_far_a_client_moves() -> None:
@@ -123,4 +138,9 @@ def test_nothing_is_claimed_of_how_far_a_client_moves() -> None:
     assert moved.lipschitz == moved.smoothness == math.inf
     assert not moved.convex
     with pytest.raises(InputError, match="no sum over its records"):
-        moved.per_record([], [], batch(), torch.arange(UNITS), 1.0)
+        moved.per_record(
+            Query([], []),
+            Batch(batch(), torch.ones(UNITS, dtype=torch.float64)),
+            torch.arange(UNITS),
+            1.0,
+        )

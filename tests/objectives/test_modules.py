@@ -17,7 +17,7 @@ from fedpriv.loss.imported import check_outputs
 from fedpriv.loss.layered import LayeredObjective, objective_of
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
 from fedpriv.loss.module import ModuleObjective, parameters_of
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 
 F64 = torch.float64
 
@@ -88,7 +88,7 @@ def test_increments_equal_autograd(name: str, batch: int, points: int, clip: flo
         for weight, increment in zip(weights, increments, strict=True)
     )
     for objective in (fast, general):
-        measured = objective.increment(at, coefficients, records, weights, clip)
+        measured = objective.increment(Query(at, coefficients), Batch(records, weights), clip)
         torch.testing.assert_close(measured.total, expected, rtol=1e-10, atol=1e-10)
         assert int(measured.clipped) == sum(float(increment.norm()) > clip for increment in increments)
 
@@ -102,7 +102,9 @@ def test_one_record_moves_the_sum_by_at_most_the_clip(name: str) -> None:
 
         def total(chosen: list[int], objective: Any = objective, at: Any = at, records: Any = records) -> Tensor:
             part = Records(records.features[chosen], records.labels[chosen])
-            result: Tensor = objective.increment(at, [7.0, -6.0], part, weights[: len(chosen)], clip).total
+            result: Tensor = objective.increment(
+                Query(at, [7.0, -6.0]), Batch(part, weights[: len(chosen)]), clip
+            ).total
             return result
 
         together = total([0, 1, 2, 3])
@@ -122,7 +124,7 @@ def test_clip_holds_in_float32_late_in_a_run(seed: int) -> None:
     (at, shift), records = sample(6, 1, objective.dimension, 2, seed)
     points = [(0.3 * at).float(), (0.3 * at + shift / t).float()]
     records = Records(records.features.float(), records.labels)
-    increment = objective.increment(points, [float(t), -float(t - 1)], records, torch.ones(1), clip)
+    increment = objective.increment(Query(points, [float(t), -float(t - 1)]), Batch(records, torch.ones(1)), clip)
     assert int(increment.clipped) == 1
     assert float(increment.total.norm()) == pytest.approx(clip, rel=1e-3)
 
@@ -139,15 +141,13 @@ def test_leading_axes_are_independent_replicates(name: str) -> None:
         )
         weights = torch.full((4,), 0.25, dtype=F64)
         clip = torch.linspace(0.1, 2.0, 6, dtype=F64).view(2, 3, 1)
-        together = objective.increment(points, [2.0, -1.0], records, weights, clip)
+        together = objective.increment(Query(points, [2.0, -1.0]), Batch(records, weights), clip)
         whole = Records(records.features[0, 0], records.labels[0, 0])
         evaluated = objective.evaluate(points[0], whole)
         for place in np.ndindex(2, 3):
             alone = objective.increment(
-                [point[place] for point in points],
-                [2.0, -1.0],
-                Records(records.features[place], records.labels[place]),
-                weights,
+                Query([point[place] for point in points], [2.0, -1.0]),
+                Batch(Records(records.features[place], records.labels[place]), weights),
                 float(clip[place]),
             )
             torch.testing.assert_close(together.total[place], alone.total)
@@ -167,7 +167,10 @@ def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 
     def results() -> list[tuple[Tensor, ...]]:
         return [
-            (*one.increment(at, [3.0, -2.0], records, weights, 0.7), one.evaluate(at[0], records).loss)
+            (
+                *one.increment(Query(at, [3.0, -2.0]), Batch(records, weights), 0.7),
+                one.evaluate(at[0], records).loss,
+            )
             for one in objectives
         ]
 
@@ -185,9 +188,9 @@ def test_a_record_that_is_not_finite_adds_nothing(name: str) -> None:
         at, records = sample(MODULES[name][1], 3, objective.dimension, 2, 1)
         weights = torch.ones(3, dtype=F64)
         rest = Records(records.features[1:], records.labels[1:])
-        expected = objective.increment(at, [2.0, -1.0], rest, weights[1:], 1.0)
+        expected = objective.increment(Query(at, [2.0, -1.0]), Batch(rest, weights[1:]), 1.0)
         records.features[0, 0] = torch.nan
-        measured = objective.increment(at, [2.0, -1.0], records, weights, 1.0)
+        measured = objective.increment(Query(at, [2.0, -1.0]), Batch(records, weights), 1.0)
         torch.testing.assert_close(measured.total, expected.total)
         assert measured.clipped == expected.clipped + 1
 
@@ -197,11 +200,11 @@ def test_inference_mode_changes_nothing(several: int) -> None:
     for objective in both_routes("dense"):
         at, records = sample(6, several, objective.dimension, 2, 1)
         weights = torch.ones(several, dtype=F64)
-        expected = objective.increment(at, [2.0, -1.0], records, weights, 1.0).total
+        expected = objective.increment(Query(at, [2.0, -1.0]), Batch(records, weights), 1.0).total
         with torch.inference_mode():
             points = [point.clone() for point in at]
             measured = objective.increment(
-                points, [2.0, -1.0], Records(*(p.clone() for p in records)), weights, 1.0
+                Query(points, [2.0, -1.0]), Batch(Records(*(p.clone() for p in records)), weights), 1.0
             )
         torch.testing.assert_close(measured.total, expected)
 
@@ -223,7 +226,7 @@ def test_regression_loss(regression: Loss, value: Callable[[Tensor], Tensor]) ->
     (expected,) = torch.autograd.grad(loss, point)
     for objective in (objective_of(net, 3, regression, 0, F64), ModuleObjective(net, regression, 0, F64)):
         weights = torch.full((5,), 0.2, dtype=F64)
-        measured = objective.increment([point.detach()], [1.0], records, weights, 1e9)
+        measured = objective.increment(Query([point.detach()]), Batch(records, weights), 1e9)
         torch.testing.assert_close(measured.total, expected, rtol=1e-10, atol=1e-12)
         evaluation = objective.evaluate(point.detach(), records)
         torch.testing.assert_close(evaluation.loss, loss.detach())
@@ -289,7 +292,7 @@ def test_dropout_that_drops_nothing_is_trained(net: nn.Module) -> None:
     expected = sum(by_autograd(net, at, [2.0, -1.0], records))
     for batch in (records, Records(records.features[:1], records.labels[:1])):
         weights = torch.ones(len(batch.labels), dtype=F64)
-        measured = objective.increment(at, [2.0, -1.0], batch, weights, 1e9).total
+        measured = objective.increment(Query(at, [2.0, -1.0]), Batch(batch, weights), 1e9).total
         if batch is not records:
             expected = by_autograd(net, at, [2.0, -1.0], batch)[0]
         torch.testing.assert_close(measured, expected, rtol=1e-9, atol=1e-9)
@@ -301,7 +304,7 @@ def test_hidden_randomness_is_refused(several: int) -> None:
     objective = objective_of(Noisy(), 6, CrossEntropy(), 0, F64)
     at, records = sample(6, several, objective.dimension, 1, 0)
     with pytest.raises(InputError, match="Noisy"):
-        objective.increment(at, [1.0], records, torch.ones(several, dtype=F64), 1.0)
+        objective.increment(Query(at), Batch(records, torch.ones(several, dtype=F64)), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -318,5 +321,5 @@ def test_other_modules_take_the_general_route(net: nn.Module) -> None:
     assert isinstance(objective, ModuleObjective)
     at, records = sample(6, 3, objective.dimension, 2, 2)
     expected = sum(by_autograd(net, at, [2.0, -1.0], records))
-    measured = objective.increment(at, [2.0, -1.0], records, torch.ones(3, dtype=F64), 1e9)
+    measured = objective.increment(Query(at, [2.0, -1.0]), Batch(records, torch.ones(3, dtype=F64)), 1e9)
     torch.testing.assert_close(measured.total, expected, rtol=1e-10, atol=1e-10)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fedpriv.loss.views
 from fedpriv.loss.models import model_named
-from fedpriv.loss.objective import Objective, Records
+from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.loss.views import PerUnit, absent, is_absent
 
@@ -37,7 +37,7 @@ def mean_of(objective: Objective, points: list[Tensor], coefficients: list[float
     total = torch.zeros(objective.dimension, dtype=torch.float64)
     for row in rows:
         alone = Records(unit.features[row : row + 1], unit.labels[row : row + 1])
-        total += objective.increment(points, coefficients, alone, one, 1e9).total
+        total += objective.increment(Query(points, coefficients), Batch(alone, one), 1e9).total
     return total / len(rows)
 
 
@@ -53,11 +53,16 @@ def test_a_unit_is_the_clipped_mean_of_its_own_records(coefficients: list[float]
     weights = torch.linspace(0.1, 1.0, UNITS, dtype=torch.float64)
     means = [mean_of(objective, points, coefficients, Records(*(c[u] for c in records))) for u in range(UNITS)]
     expected = sum(weight * clipped(mean) for weight, mean in zip(weights, means, strict=True))
-    found = PerUnit(objective, MOST).increment(points, coefficients, records, weights, CLIP)
+    found = PerUnit(objective, MOST).increment(Query(points, coefficients), Batch(records, weights), CLIP)
     torch.testing.assert_close(found.total, expected, rtol=1e-9, atol=1e-12)
     assert int(found.clipped) == sum(float(mean.norm()) > CLIP for mean in means)
     assert 0 < int(found.clipped) < UNITS  # some are held, some are not
-    rows = PerUnit(objective, MOST).per_record(points, coefficients, records, torch.arange(UNITS), CLIP)
+    rows = PerUnit(objective, MOST).per_record(
+        Query(points, coefficients),
+        Batch(records, torch.ones(UNITS, dtype=torch.float64)),
+        torch.arange(UNITS),
+        CLIP,
+    )
     torch.testing.assert_close(rows, torch.stack([clipped(mean) for mean in means]), rtol=1e-9, atol=1e-12)
 
 
@@ -67,12 +72,12 @@ def test_replicates_lead_units_as_they_lead_records(monkeypatch: pytest.MonkeyPa
     points = torch.randn(2, objective.dimension, dtype=torch.float64)
     weights = torch.rand(2, UNITS, dtype=torch.float64)
     unit = PerUnit(objective, MOST)
-    together = unit.increment([points], [1.0], records, weights, CLIP)
+    together = unit.increment(Query([points]), Batch(records, weights), CLIP)
     monkeypatch.setattr(fedpriv.loss.views, "_VALUES", 1)
-    chunked = unit.increment([points], [1.0], records, weights, CLIP)
+    chunked = unit.increment(Query([points]), Batch(records, weights), CLIP)
     for place in range(2):
         own = Records(*(column[place] for column in records))
-        alone = unit.increment([points[place]], [1.0], own, weights[place], CLIP)
+        alone = unit.increment(Query([points[place]]), Batch(own, weights[place]), CLIP)
         for found in (together, chunked):
             torch.testing.assert_close(found.total[place], alone.total, rtol=1e-9, atol=1e-12)
             assert int(found.clipped[place]) == int(alone.clipped)
@@ -82,8 +87,8 @@ def test_units_of_one_record_are_records() -> None:
     objective, records = softmax(), batch()
     single = Records(records.features[:, :1], records.labels[:, :1])
     point, weights = torch.randn(objective.dimension, dtype=torch.float64), torch.ones(UNITS, dtype=torch.float64)
-    found = PerUnit(objective, 1).increment([point], [1.0], single, weights, CLIP)
-    plain = objective.increment([point], [1.0], Records(*(c[:, 0] for c in single)), weights, CLIP)
+    found = PerUnit(objective, 1).increment(Query([point]), Batch(single, weights), CLIP)
+    plain = objective.increment(Query([point]), Batch(Records(*(c[:, 0] for c in single)), weights), CLIP)
     torch.testing.assert_close(found.total, plain.total, rtol=1e-6, atol=1e-9)
 
 
@@ -104,14 +109,19 @@ def test_whatever_its_records_are_a_unit_moves_the_sum_by_its_clip(kind: str) ->
     unit = PerUnit(objective, MOST)
     without = weights.clone()
     without[3] = 0.0
-    others = unit.increment([point], [1.0], records, without, CLIP).total
+    others = unit.increment(Query([point]), Batch(records, without), CLIP).total
     features, labels = records.features.clone(), records.labels.clone()
     features[3] = WORST[kind](torch.randn(MOST, FEATURES, dtype=torch.float64))
     labels[3] = torch.arange(MOST) % CLASSES
-    total = unit.increment([point], [1.0], Records(features, labels), weights, CLIP).total
+    total = unit.increment(Query([point]), Batch(Records(features, labels), weights), CLIP).total
     assert torch.isfinite(total).all()
     assert float((total - others).norm()) <= CLIP * (1.0 + 1e-9)
-    row = unit.per_record([point], [1.0], Records(features, labels), torch.arange(UNITS), CLIP)
+    row = unit.per_record(
+        Query([point]),
+        Batch(Records(features, labels), torch.ones(UNITS, dtype=torch.float64)),
+        torch.arange(UNITS),
+        CLIP,
+    )
     assert float(row[3].norm()) <= CLIP
 
 
@@ -121,7 +131,7 @@ def test_a_unit_without_records_adds_nothing() -> None:
     empty.labels[2] = -1
     point, one = torch.randn(objective.dimension, dtype=torch.float64), torch.zeros(UNITS, dtype=torch.float64)
     one[2] = 1.0
-    assert float(PerUnit(objective, MOST).increment([point], [1.0], empty, one, CLIP).total.norm()) == 0.0
+    assert float(PerUnit(objective, MOST).increment(Query([point]), Batch(empty, one), CLIP).total.norm()) == 0.0
 
 
 def test_a_network_takes_units_too() -> None:
@@ -130,7 +140,7 @@ def test_a_network_takes_units_too() -> None:
     records, point = batch(), objective.initial()
     weights = torch.full((UNITS,), 0.5, dtype=torch.float64)
     means = [mean_of(objective, [point], [1.0], Records(*(c[u] for c in records))) for u in range(UNITS)]
-    found = PerUnit(objective, MOST).increment([point], [1.0], records, weights, CLIP)
+    found = PerUnit(objective, MOST).increment(Query([point]), Batch(records, weights), CLIP)
     expected = sum(0.5 * clipped(mean) for mean in means)
     torch.testing.assert_close(found.total, expected, rtol=1e-9, atol=1e-12)
 

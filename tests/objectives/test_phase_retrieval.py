@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedpriv.data.synthetic import phase_retrieval
 from fedpriv.loss.linear import PhaseRetrieval
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 
 
 def drawn(generator: np.random.Generator, batch: int, features: int) -> Records:
@@ -44,7 +44,7 @@ def test_increment_equals_autograd(
         norm = float(increment.norm())
         clipped += norm > clip
         expected += weight * increment * (min(1.0, clip / norm) if norm else 1.0)
-    found = objective.increment(at, coefficients, records, weights, clip)
+    found = objective.increment(Query(at, coefficients), Batch(records, weights), clip)
     torch.testing.assert_close(found.total, expected, rtol=1e-9, atol=1e-11)
     assert int(found.clipped) == clipped
 
@@ -53,7 +53,9 @@ def test_an_increment_that_is_not_finite_adds_nothing_and_counts_as_clipped() ->
     objective = PhaseRetrieval(2, 2, feature_norm=1.0, dtype=torch.float64)
     records = Records(torch.eye(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
     far = torch.tensor([1e200, 1.5], dtype=torch.float64)
-    found = objective.increment([far, far], [1e200, -1e200], records, torch.ones(2, dtype=torch.float64), 1.0)
+    found = objective.increment(
+        Query([far, far], [1e200, -1e200]), Batch(records, torch.ones(2, dtype=torch.float64)), 1.0
+    )
     assert torch.isfinite(found.total).all()
     assert float(found.total.norm()) <= 2.0
     assert int(found.clipped) >= 1
@@ -67,10 +69,10 @@ def test_leading_axes_are_independent_replicates() -> None:
         torch.from_numpy(generator.standard_normal((4, 5, 3))), torch.from_numpy(generator.uniform(0, 2, (4, 5)))
     )
     weights = torch.full((5,), 0.2, dtype=torch.float64)
-    together = objective.increment([point], [1.0], records, weights, 0.7)
+    together = objective.increment(Query([point]), Batch(records, weights), 0.7)
     for place in range(4):
         single = Records(records.features[place], records.labels[place])
-        alone = objective.increment([point[place]], [1.0], single, weights, 0.7)
+        alone = objective.increment(Query([point[place]]), Batch(single, weights), 0.7)
         torch.testing.assert_close(together.total[place], alone.total)
         assert together.clipped[place] == alone.clipped
         torch.testing.assert_close(objective.losses(point, records)[place], objective.losses(point[place], single))

@@ -12,7 +12,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.loss.estimators import VarianceReducedGradient
 from fedpriv.loss.linear import PhaseRetrieval
 from fedpriv.loss.module import ModuleObjective
-from fedpriv.loss.objective import Objective, Records, Slots
+from fedpriv.loss.objective import Batch, Objective, Query, Records, Slots
 from fedpriv.loss.running_sums import absorb, empty_sum
 from fedpriv.loss.smoothed import SeededDirections, Smoothed, Window
 from fedpriv.loss.softmax import SoftmaxRegression
@@ -41,10 +41,10 @@ def test_estimates_are_unbiased(order: str, shared: bool) -> None:
     points = [torch.full((DIMENSION,), value, dtype=DTYPE) for value in (0.3, 0.1)]
     exact = ExactlySmoothed(DIMENSION, 1, feature_norm=1.0, dtype=DTYPE, alpha=ALPHA)
     for used, coefficients in ((points[:1], [1.0]), (points, [1.0, -1.0])):
-        expected = exact.increment(used, coefficients, one, torch.ones(1, dtype=DTYPE), 1e9).total
+        expected = exact.increment(Query(used, coefficients), Batch(one, torch.ones(1, dtype=DTYPE)), 1e9).total
         objective = smoothed(order, 1, shared).at(Slots(3, ((0, rows),)))
         many = Records(one.features.expand(rows, -1), one.labels.expand(rows))
-        estimate = objective.increment(used, coefficients, many, weights, 1e9)
+        estimate = objective.increment(Query(used, coefficients), Batch(many, weights), 1e9)
         spread = DIMENSION * len(used) / math.sqrt(rows)  # no estimate is longer than d for each point
         assert float((estimate.total - expected).norm()) < 5 * spread / 2
         assert float((estimate.total - expected).abs().max()) < 0.02
@@ -115,7 +115,7 @@ def test_the_bound_of_an_anchor_is_attained() -> None:
     """b = 0 and b = 100 at the same measurement: opposite gradients, both clipped: 2 C/B."""
     objective = smoothed("first", 1).at(Slots(1, ((0, 1),)))
     point, one = torch.ones(DIMENSION, dtype=DTYPE), torch.ones(1, dtype=DTYPE)
-    pulls = [objective.increment([point], [1.0], record(size), one, 0.4) for size in (0.0, 100.0)]
+    pulls = [objective.increment(Query([point]), Batch(record(size), one), 0.4) for size in (0.0, 100.0)]
     assert float((pulls[0].total - pulls[1].total).norm()) == pytest.approx(0.8)
     assert [int(pull.clipped) for pull in pulls] == [1, 1]
 
@@ -128,14 +128,16 @@ def test_nobody_drawn_is_a_sum_of_nothing(order: str, shared: bool) -> None:
     for used, coefficients in ((points[:1], [1.0]), (points, [1.0, -1.0])):
         objective, none = smoothed(order, 2, shared).at(Slots(3, ((0, 0), (1, 0)))), torch.ones(0, dtype=DTYPE)
         nobody = Records(*(column[:0] for column in record(0.2)))
-        assert not objective.increment(used, coefficients, nobody, none, 1.0).total.any()
+        assert not objective.increment(Query(used, coefficients), Batch(nobody, none), 1.0).total.any()
         places = torch.zeros(0, dtype=torch.int64)
-        assert objective.per_record(used, coefficients, nobody, places, 1.0).shape == (0, DIMENSION)
+        assert objective.per_record(
+            Query(used, coefficients), Batch(nobody, torch.ones(len(places), dtype=torch.float64)), places, 1.0
+        ).shape == (0, DIMENSION)
         one = torch.ones(1, dtype=DTYPE)
         totals = [
             smoothed(order, 2, shared)
             .at(Slots(3, silos))
-            .increment(used, coefficients, record(0.2), one, 9.0)
+            .increment(Query(used, coefficients), Batch(record(0.2), one), 9.0)
             .total
             for silos in (((0, 0), (1, 1)), ((1, 1),))
         ]
@@ -150,7 +152,9 @@ def test_shared_directions_make_a_difference_small() -> None:
     for shared, seen in norms.items():
         for t in range(1, 50):
             objective = smoothed("zeroth", 1, shared).at(Slots(t, ((0, 1),)))
-            seen.append(float(objective.increment(near, [1.0, -1.0], record(0.3), one, 1e9).total.norm()))
+            seen.append(
+                float(objective.increment(Query(near, [1.0, -1.0]), Batch(record(0.3), one), 1e9).total.norm())
+            )
     assert max(norms[True]) <= DIMENSION * distance / ALPHA * (1 + 1e-9)
     assert np.median(norms[False]) > 100 * max(norms[True])
 
@@ -165,14 +169,12 @@ def test_any_model_can_be_smoothed_and_replicates_are_alone(order: str) -> None:
     weights, clip = torch.full((4,), 0.25, dtype=DTYPE), torch.tensor([[0.2], [0.5]], dtype=DTYPE)
     slots = Slots(1, ((0, 1), (1, 3)))
     together = Smoothed(base, ALPHA, order, 2, 2, True, SeededDirections((1, 2))).at(slots)  # type: ignore[arg-type]
-    found = together.increment(points, [1.0, -1.0], Records(features, labels), weights, clip)
+    found = together.increment(Query(points, [1.0, -1.0]), Batch(Records(features, labels), weights), clip)
     for place, seed in enumerate((1, 2)):
         single = smoothed(order, 2, base=base, seed=seed).at(slots)
         alone = single.increment(
-            [point[place] for point in points],
-            [1.0, -1.0],
-            Records(features[place], labels[place]),
-            weights,
+            Query([point[place] for point in points], [1.0, -1.0]),
+            Batch(Records(features[place], labels[place]), weights),
             float(clip[place]),
         )
         torch.testing.assert_close(found.total[place], alone.total, rtol=1e-10, atol=1e-12)
@@ -182,7 +184,7 @@ def test_any_model_can_be_smoothed_and_replicates_are_alone(order: str) -> None:
 def test_without_slots_and_without_values_it_refuses() -> None:
     one = torch.ones(1, dtype=DTYPE)
     with pytest.raises(ValueError, match="slots"):
-        smoothed("first", 2).increment([BASE.initial()], [1.0], record(1.0), one, 1.0)
+        smoothed("first", 2).increment(Query([BASE.initial()]), Batch(record(1.0), one), 1.0)
     gradients_only: Any = object.__new__(ModuleObjective)
     with pytest.raises(InputError, match="no values record by record"):
         gradients_only.losses(BASE.initial(), record(1.0))
@@ -213,10 +215,10 @@ def test_directions_taken_a_few_at_a_time_give_the_contribution_of_all(
     query = [torch.randn(DIMENSION, generator=generator, dtype=DTYPE) for _ in range(points)]
     records = Records(torch.randn((4, DIMENSION), generator=generator, dtype=DTYPE), torch.rand(4, dtype=DTYPE))
     places = torch.tensor([3, 1, 0, 2])
-    asked = query, [1.0, -0.5][:points], Records(*(column[places] for column in records)), places, 0.7
-    at_once = objective.per_record(*asked)
+    asked = Query(query, [1.0, -0.5][:points])
+    own = Batch(Records(*(column[places] for column in records)), torch.ones(4, dtype=torch.float64))
+    at_once = objective.per_record(asked, own, places, 0.7)
     monkeypatch.setattr("fedpriv.loss.smoothed._HELD", 2 * DIMENSION)
-    torch.testing.assert_close(objective.per_record(*asked), at_once)
-    weights = torch.ones(4, dtype=DTYPE)
-    whole = objective.increment(query, asked[1], records, weights, 0.7).total
+    torch.testing.assert_close(objective.per_record(asked, own, places, 0.7), at_once)
+    whole = objective.increment(asked, Batch(records, own.weights), 0.7).total
     torch.testing.assert_close(at_once.sum(0), whole)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.softmax import SoftmaxRegression
 
 
@@ -52,7 +52,7 @@ def test_increment_equals_autograd(
     )
     weights = torch.from_numpy(generator.uniform(0.1, 1.0, batch))
     expected, clipped = reference(at, coefficients, records, weights, clip, classes)
-    measured = objective.increment(at, coefficients, records, weights, clip)
+    measured = objective.increment(Query(at, coefficients), Batch(records, weights), clip)
     torch.testing.assert_close(measured.total, expected, rtol=1e-9, atol=1e-11)
     assert int(measured.clipped) == clipped
 
@@ -65,13 +65,11 @@ def test_leading_axes_are_independent_replicates() -> None:
         torch.from_numpy(generator.standard_normal((5, 7, 4))), torch.from_numpy(generator.integers(0, 3, (5, 7)))
     )
     weights, clip = torch.full((7,), 1 / 7, dtype=torch.float64), torch.linspace(0.1, 2.0, 5, dtype=torch.float64)
-    together = objective.increment([point], [1.0], records, weights, clip.unsqueeze(-1))
+    together = objective.increment(Query([point]), Batch(records, weights), clip.unsqueeze(-1))
     for replicate in range(5):
         alone = objective.increment(
-            [point[replicate]],
-            [1.0],
-            Records(records.features[replicate], records.labels[replicate]),
-            weights,
+            Query([point[replicate]]),
+            Batch(Records(records.features[replicate], records.labels[replicate]), weights),
             float(clip[replicate]),
         )
         torch.testing.assert_close(together.total[replicate], alone.total)
@@ -99,6 +97,6 @@ def test_constants_bound_gradients_and_their_changes() -> None:
         feature *= 2.0 / feature.norm()
         records = Records(feature, torch.from_numpy(generator.integers(0, 3, 1)))
         x, y = (torch.from_numpy(generator.standard_normal(12) * scale) for scale in (3.0, 0.1))
-        at_x, at_y = (objective.increment([p], [1.0], records, one, 1e9).total for p in (x, y))
+        at_x, at_y = (objective.increment(Query([p]), Batch(records, one), 1e9).total for p in (x, y))
         assert float(at_x.norm()) <= objective.lipschitz
         assert float((at_x - at_y).norm()) <= objective.smoothness * float((x - y).norm())

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpriv.loss.alone import exp_of_negative, scores_of, softmax_slopes, sum_in_order, weight_bits
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Records
 from fedpriv.loss.softmax import SoftmaxRegression
 from tests.disordered import disordered
 
@@ -134,6 +134,7 @@ def test_rounded_weights_move_a_record_by_less_than_a_millionth() -> None:
     labels = torch.arange(40) % CLASSES
     slopes = softmax_slopes(scores_of(point, CLASSES, x, LEVELS, BITS), labels.numpy())
     records = Records(torch.from_numpy(x / LEVELS), labels)
-    gradient = objective.gradient(torch.from_numpy(point), records, torch.ones(40, dtype=torch.float64)).numpy()
+    batch = Batch(records, torch.ones(40, dtype=torch.float64))
+    gradient = objective.gradient(torch.from_numpy(point), batch).numpy()
     found = (slopes.T @ (x / LEVELS)).ravel()
     assert np.linalg.norm(found - gradient) < 1e-6 * np.linalg.norm(gradient)

@@ -76,11 +76,11 @@ def test_every_round_evaluates_as_much_however_many_it_draws(
         monkeypatch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)
     linear_sum, per_record = exact_records.linear_sum, SoftmaxRegression.per_record
 
-    def formed(self: SoftmaxRegression, points: Any, coefficients: Any, records: Records, *rest: Any) -> Any:
-        seen[-1].append(len(records.labels))
+    def formed(self: SoftmaxRegression, query: Any, batch: Any, *rest: Any) -> Any:
+        seen[-1].append(len(batch.weights))
         if path == "failing":
             raise FloatingPointError
-        return per_record(self, points, coefficients, records, *rest)
+        return per_record(self, query, batch, *rest)
 
     def watched(outer: Any, points: Any, coefficients: Any, features: Any, *rest: Any) -> Any:
         seen[-1].append(len(features))

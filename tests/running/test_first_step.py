@@ -17,7 +17,7 @@ from fedpriv.cli.privacy import ledger
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.encode import SMALLEST, Scaling, moments_of, scaling_from
 from fedpriv.data.partition import counted
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.noise.integers.increments import integer_sum
 from fedpriv.rounds.beside import (
     evaluation_cell,
@@ -110,7 +110,7 @@ def test_first_step_is_share_of_mu_gdp_for_each_record_by_brute_force(
     for point in (objective.initial(), hostile):
         added = [
             objective.increment(
-                (point,), (1.0,), Records(row[None], labels), torch.ones(1, dtype=torch.float64), 1.0
+                Query((point,)), Batch(Records(row[None], labels), torch.ones(1, dtype=torch.float64)), 1.0
             )
             for row in features
         ]
@@ -128,13 +128,7 @@ def test_first_step_is_share_of_mu_gdp_for_each_record_by_brute_force(
         lattice = plan.exact.lattice
         of_one = [
             integer_sum(
-                objective,
-                (hostile,),
-                (1.0,),
-                1.0,
-                Records(row[None], labels),
-                lattice.norm(1.0),
-                lattice.factor(1),
+                objective, Query((hostile,)), 1.0, Records(row[None], labels), lattice.norm(1.0), lattice.factor(1)
             )
             for row in features
         ]
@@ -147,7 +141,9 @@ def test_a_record_beyond_its_public_ranges_adds_no_more_than_any_other(tmp_path:
     objective = task_of_cell(first_of(cell_of(tmp_path))).objective
     moments = torch.from_numpy(moments_of(np.array([[outside, 0.5]])))
     records = Records(moments, torch.zeros(1, dtype=torch.int64))
-    found = objective.increment((objective.initial(),), (1.0,), records, torch.ones(1, dtype=torch.float64), 1.0)
+    found = objective.increment(
+        Query((objective.initial(),)), Batch(records, torch.ones(1, dtype=torch.float64)), 1.0
+    )
     assert float(found.total.norm()) <= 1.0 + 1e-12
 
 

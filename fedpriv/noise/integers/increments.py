@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.loss.alone import LEAST_BITS, each_alone, own, scores_of, sum_in_order, weight_bits
-from fedpriv.loss.objective import Objective, Outer, Records
+from fedpriv.loss.objective import Batch, Objective, Outer, Query, Records, fast_paths
 from fedpriv.noise.integers import increments
 from fedpriv.noise.integers.fixed_point import Ints
 
@@ -223,8 +223,7 @@ def _feature_squares(features: NDArray[np.integer]) -> Floats:
 
 def integer_sum(
     objective: Objective,
-    points: Sequence[Tensor],
-    coefficients: Sequence[float],
+    query: Query,
     clip: float,
     records: Records | None,
     norm: int,
@@ -234,8 +233,8 @@ def integer_sum(
 ) -> Ints:
     """Σ_b k_b, (d,) int64: the clipped increments of a round's records on the run's lattice, added exactly.
 
-    `objective` is that of the round's slots (`at`), `points` (d,) and `coefficients` are the increment's, `clip`
-    its norm bound in real units; `norm` is K, the bound in units of the lattice, and `factor` units per unit of an
+    `objective` is that of the round's slots (`at`), the points of `query` are (d,), `clip` is the increment's norm
+    bound in real units; `norm` is K, the bound in units of the lattice, and `factor` units per unit of an
     increment (`Lattice.norm`, `Lattice.factor`; both divided by the batches that a round reads).  None for records
     are zeros.  A round of fewer than `least` records takes as much work as one of so many.  `counts`, (B,), says
     which records are more than a place: others add zeros, and take as much work; None: all.
@@ -247,17 +246,22 @@ def integer_sum(
     """
     if records is None:
         return np.zeros(objective.dimension, np.int64)
-    asked = [own(point) for point in points]  # torch's own memory is aligned, and products may round by that
+    # torch's own memory is aligned, and products may round by that
+    asked = query._replace(points=[own(point) for point in query.points])
     there = np.ones(len(records.labels), np.bool_) if counts is None else counts
-    outer = objective.outer
+    outer = fast_paths(objective).outer
 
     def of_one(features: Tensor, label: Tensor, place: Tensor) -> Tensor:
-        return objective.per_record(asked, coefficients, Records(features, label), place, clip)
+        alone = Batch(Records(features, label), torch.ones(1, dtype=torch.float64))
+        return objective.per_record(asked, alone, place, clip)
 
     if outer is not None and rank_one_suits(norm, outer, records.features.shape[-1]):
-        at, seen = [point.numpy() for point in asked], np.where(there[:, None], records.features.numpy(), 0.0)
+        at, seen = (
+            [point.numpy() for point in asked.points],
+            np.where(there[:, None], records.features.numpy(), 0.0),
+        )
         features, labels = _filled(seen, least), _filled(records.labels.numpy(), least)
-        return linear_sum(outer, at, coefficients, features, labels, norm, factor)
+        return linear_sum(outer, at, query.coefficients, features, labels, norm, factor)
     total, nothing = np.zeros(objective.dimension, np.int64), torch.zeros(1, objective.dimension).double()
     places, nowhere = torch.arange(len(records.labels)), torch.zeros(1, dtype=torch.int64)
     alone = each_alone(of_one, (*records, places), nothing, (*dummy_of(records), nowhere), least)

@@ -1,0 +1,236 @@
+"""Each silo alone: its fit, its folds, what a released model gains; federations that gain and that lose."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedpriv
+from fedpriv.cli.app import app
+from fedpriv.core.errors import InputError
+from fedpriv.loss.objective import Records
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.study import worth
+from fedpriv.study.worth import (
+    PENALTIES,
+    Held,
+    References,
+    folds_of,
+    gains_of,
+    held_of,
+    linear_objective,
+    references,
+)
+
+DIMENSION = 20
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDPRIV_DATA", str(tmp_path / "cache" / "data"))
+    return tmp_path / "cache" / "alone"
+
+
+def two_classes(silos: int, each: int, distance: float, tests: int, seed: int = 0) -> tuple[Any, Any]:
+    """Records of N(±m, I) with |m| = `distance`, as many of both classes, and tests."""
+    draw = np.random.default_rng(seed)
+
+    def part(count: int) -> tuple[Any, Any]:
+        labels = np.arange(count) % 2
+        records = draw.standard_normal((count, DIMENSION))
+        records[:, 0] += distance * (2.0 * labels - 1.0)
+        return records, labels.astype(np.int64)
+
+    return part(silos * each), part(tests)
+
+
+def cell_on(name: str, silos: int, each: int, **sections: Any) -> Cell:
+    tree: dict[str, Any] = {
+        "name": "worth",
+        "seed": 3,
+        "data": {"name": name},
+        "federation": {"silos": silos, "rounds": 5, "batch": each // 5 or 1},
+        "model": {"name": "softmax-regression", "feature_norm": 8.0},
+        "algorithm": {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.5},
+        "privacy": {"relation": "zero-out", "mu": 1.0},
+        "run": {"dtype": "float64", "evaluations": 1},
+    }
+    for section, keys in sections.items():
+        tree[section] = {**tree[section], **keys} if isinstance(keys, dict) else keys
+    return resolve_cell(tree, "test")
+
+
+def added(name: str, silos: int, each: int, distance: float, tests: int = 2_000) -> str:
+    train, test = two_classes(silos, each, distance, tests)
+    fedpriv.add_data(name, lambda: (train, test), classes=2)
+    return name
+
+
+def test_a_federation_of_small_silos_gains_what_pooling_gives() -> None:
+    """|m| = .75, 15 records a silo: ten such federations gain 14 to 18 points by pooling."""
+    cell = cell_on(added("worth-gains", 40, 15, 0.75), 40, 15)
+    known = references(cell)
+    pooled = gains_of(cell, known, worth.pooled(cell))
+    assert known.of == 40
+    assert len(known.silos) == worth.MOST_SILOS
+    assert 0.55 < known.mean < 0.70
+    assert 0.12 < pooled.gain < 0.20
+
+
+def test_alone_is_the_minimum_of_the_penalised_mean_loss() -> None:
+    cell = cell_on(added("worth-minimum", 2, 40, 1.0), 2, 40)
+    objective = linear_objective(cell)
+    held = held_of(cell)[1][0]
+    penalty = worth.penalties(objective, held.train, 0.1)
+    found = torch.tensor(worth.fit(objective, held.train, penalty, np.zeros(objective.dimension), 1e-6))
+    point = found.requires_grad_()
+    loss = objective.losses(point, held.train).mean() + (torch.from_numpy(penalty) * point.square()).sum() / 2.0
+    (gradient,) = torch.autograd.grad(loss, point)
+    assert float(gradient.abs().max()) < 1e-6
+    assert (penalty.reshape(2, -1)[:, -1] == 0.0).all()
+    assert (penalty.reshape(2, -1)[:, :-1] == 0.1).all()
+
+
+def test_labels_flipped_in_half_of_the_silos_make_joining_lose_and_own_intercepts_do_not_help() -> None:
+    """Golden 4: a pooled model is a coin there, each silo alone is not."""
+    train, test = two_classes(8, 40, 1.5, 1_000)
+    sites = np.repeat(np.arange(8), 40)
+    labels = np.where(sites % 2 == 1, 1 - train[1], train[1])
+    objective = linear_objective(cell_on(added("worth-flipped", 8, 40, 1.5), 8, 40))
+    model = held_of(cell_on("worth-flipped", 8, 40))[1][0]
+    scores, united = [], []
+    features = np.concatenate([train[0] / 8.0, np.ones((320, 1))], axis=1)
+    tests = np.concatenate([test[0] / 8.0, np.ones((1_000, 1))], axis=1)
+    pooled = Records(torch.from_numpy(features), torch.from_numpy(labels))
+    x, _ = worth.alone(objective, Held(-1, "pooled", pooled, model.test, np.arange(320)), 0)
+    for silo in range(8):
+        own = sites == silo
+        right = 1 - test[1] if silo % 2 else test[1]
+        held = Held(
+            silo,
+            f"silo {silo}",
+            Records(torch.from_numpy(features[own]), torch.from_numpy(labels[own])),
+            Records(torch.from_numpy(tests), torch.from_numpy(right)),
+            np.arange(40),
+        )
+        scores.append(worth.score_of(objective, worth.alone(objective, held, 0)[0], held.test))
+        united.append(worth.score_of(objective, worth.recalibrated(objective, held, x), held.test))
+    assert np.mean(scores) > 0.8
+    assert np.mean(united) < np.mean(scores) - 0.2
+
+
+def test_skewed_labels_are_judged_on_the_silos_own_shares() -> None:
+    """On the common test set a silo of one class alone would be at one half."""
+    cell = cell_on(
+        added("worth-skewed", 4, 50, 1.0), 4, 50, data={"partition": "shards", "shards": 1, "name": "worth-skewed"}
+    )
+    known = references(cell)
+    assert known.mean > 0.95
+    assert all(silo.penalty == PENALTIES[0] for silo in known.silos if silo.majority == 1.0)
+    assert [silo.constant for silo in known.silos if silo.majority == 1.0] == [1.0] * sum(
+        silo.majority == 1.0 for silo in known.silos
+    )
+
+
+def test_recalibration_fits_intercepts_and_one_scale_and_nothing_else() -> None:
+    cell = cell_on(added("worth-intercepts", 2, 40, 1.0), 2, 40)
+    objective, held = linear_objective(cell), held_of(cell)[1][0]
+    released = 1e-4 * worth.alone(objective, held, 0)[0]
+    own, weights = worth.recalibrated(objective, held, released).reshape(2, -1), released.reshape(2, -1)
+    scale = own[0, 0] / weights[0, 0]
+    assert scale > 100.0
+    assert np.allclose(own[:, :-1], scale * weights[:, :-1], rtol=1e-9)
+    assert worth.score_of(objective, own.ravel(), held.train) > 0.8
+
+
+def test_folds_keep_units_whole_and_share_classes_out() -> None:
+    units = np.repeat(np.arange(30), 3)
+    labels = torch.from_numpy(np.repeat(np.arange(30) % 2, 3))
+    held = Held(0, "silo 0", Records(torch.zeros(90, 2), labels), Records(torch.zeros(1, 2), labels[:1]), units)
+    folds = folds_of(held, seed=5)
+    assert all(len(set(folds[units == unit])) == 1 for unit in range(30))
+    for fold in range(5):
+        assert int((folds == fold).sum()) == 18
+        assert 6 <= int(labels[torch.from_numpy(folds == fold)].sum()) <= 12
+    assert not (folds == folds_of(held, seed=6)).all()
+
+
+def test_a_model_gains_nothing_over_itself_and_references_come_from_the_cache(own_cache: Path) -> None:
+    cell = cell_on(added("worth-cached", 1, 40, 1.0), 1, 40)
+    known = references(cell)
+    (file,) = own_cache.iterdir()
+    x, _ = worth.alone(linear_objective(cell), held_of(cell)[1][0], cell.seed)
+    assert gains_of(cell, known, x).gain == 0.0
+    tree = json.loads(file.read_text())
+    tree["silos"][0]["score"] = 0.25
+    file.write_text(json.dumps(tree))
+    assert references(cell).mean == 0.25
+    file.write_text("{")
+    assert references(cell) == known
+
+
+def test_other_records_or_another_model_are_another_reference(own_cache: Path) -> None:
+    references(cell_on(added("worth-first", 2, 40, 1.0), 2, 40))
+    references(cell_on("worth-first", 2, 40, model={"feature_norm": 4.0}))
+    references(cell_on("worth-first", 2, 40, seed=4))
+    assert len(list(own_cache.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"model": {"name": "cnn"}, "data": {"name": "synthetic"}}, "worth fits models of linear scores alone"),
+        (
+            {
+                "privacy": {"unit": "client", "records": 2},
+                "algorithm": {"trust": "trusted"},
+                "federation": {"silos": 1, "clients": 20, "cohort": 4, "rounds": 5, "batch": None},
+            },
+            "a client alone has too few records",
+        ),
+    ],
+)
+def test_what_has_no_reference_is_refused_in_one_line(sections: dict[str, Any], said: str) -> None:
+    sections = {name: {k: v for k, v in keys.items() if v is not None} for name, keys in sections.items()}
+    tree = cell_on(added("worth-refused", 4, 40, 1.0), 4, 40).canonical()
+    for name, keys in sections.items():
+        kept = {} if name in ("federation", "model") else tree[name]
+        tree[name] = {**kept, **keys}
+    with pytest.raises(InputError, match=said):
+        references(resolve_cell(tree, "test"))
+
+
+def test_the_command_compares_a_run_with_each_silo_alone(tmp_path: Path) -> None:
+    added("worth-run", 3, 40, 1.0)
+    tree = cell_on("worth-run", 3, 40).canonical()
+    results = fedpriv.run({**tree, "sweep": {"privacy.mu": [0.05, 8.0], "seeds": 2}}, out=tmp_path / "run")
+    assert len(results) == 4
+    done = CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--json"])
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["point"]["privacy.mu"] for row in rows] == [0.05, 8.0]
+    assert rows[0]["gain"] < rows[1]["gain"]
+    assert rows[0]["standard_error"] > 0.0
+    text = CliRunner().invoke(app, ["worth", str(tmp_path / "run")]).stdout
+    assert "each silo alone, nothing released" in text
+    assert "On these records joining" in text
+
+
+def test_a_reference_is_no_part_of_the_run_folder(tmp_path: Path) -> None:
+    """Nothing that was computed from a silo's records lands where a run is published."""
+    added("worth-folder", 3, 40, 1.0)
+    fedpriv.run(cell_on("worth-folder", 3, 40).canonical(), out=tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    CliRunner().invoke(app, ["worth", str(tmp_path / "run")])
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
+def test_spread_is_over_silos() -> None:
+    silo = worth.Alone(0, "a", 10, 10, 0.5, 0.5, 0.1, 0.5)
+    known = References("accuracy", 2, (silo, worth.Alone(1, "b", 10, 10, 0.7, 0.5, 0.1, 0.5)))
+    assert known.mean == pytest.approx(0.6)
+    assert known.spread == pytest.approx(0.1 * 2**0.5)
