@@ -13,6 +13,23 @@ from fedpriv.cli import main
 FEDPRIV = Path(sys.executable).with_name("fedpriv")
 """The installed script, for what only a process of its own shows."""
 
+SMALL = """\
+name = "small"
+[data]
+name = "synthetic"
+[federation]
+silos = 3
+rounds = 8
+[algorithm]
+name = "dp-mu2-fl"
+trust = "untrusted"
+diameter = 0.1
+[privacy]
+relation = "replace-one"
+rho = 4.0
+"""
+"""A scenario that runs in a moment; sections may follow it, and top-level keys stand before it."""
+
 
 def fedpriv(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run `fedpriv ARGUMENTS` in a working folder: its exit code, and what it writes."""

@@ -7,30 +7,14 @@ import pytest
 
 from fedpriv.core.errors import RunError
 from fedpriv.engines import deployment
-from tests.cli.command import FEDPRIV, fedpriv, refusal
-
-SCENARIO = """
-name = "small"
-[data]
-name = "synthetic"
-[federation]
-silos = 3
-rounds = 8
-[algorithm]
-name = "dp-mu2-fl"
-trust = "untrusted"
-diameter = 0.1
-[privacy]
-relation = "replace-one"
-rho = 4.0
-"""
+from tests.cli.command import FEDPRIV, SMALL, fedpriv, refusal
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with a scenario that is right."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "small.toml").write_text(SCENARIO, encoding="utf-8")
+    (tmp_path / "small.toml").write_text(SMALL, encoding="utf-8")
     return tmp_path
 
 
@@ -80,7 +64,7 @@ def test_a_bad_setting_is_one_line_and_nothing_is_written(folder: Path, setting:
     ],
 )
 def test_a_bad_file_is_one_line_and_nothing_is_written(folder: Path, addition: str, parts: list[str]) -> None:
-    (folder / "small.toml").write_text(SCENARIO + addition)
+    (folder / "small.toml").write_text(SMALL + addition)
     line = refusal(["run", "small.toml", "--out", "out"])
     for part in parts:
         assert part in line

@@ -20,6 +20,7 @@ from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.rounds.entries import read_ledger
 from fedpriv.rounds.fitted import fitted
 from fedpriv.rounds.ledger import claim_of
+from fedpriv.rounds.outcome import RunObserver
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
@@ -292,14 +293,8 @@ def test_available_is_of_clients() -> None:
 
 def test_a_deployment_has_no_cohorts(tmp_path: Any) -> None:
     with pytest.raises(InputError, match="engine deployment has silos with guards, and no clients"):
-        list(engine_named("deployment", tmp_path)([client_cell()], _Silent()))
+        list(engine_named("deployment", tmp_path)([client_cell()], RunObserver()))
     assert not list(tmp_path.iterdir())
-
-
-class _Silent:
-    def advanced(self, rounds: int) -> None: ...
-
-    def evaluated(self, place: int, t: int, metrics: Any) -> None: ...
 
 
 def test_a_run_of_clients_says_so_in_its_folder(tmp_path: Path) -> None:

@@ -16,23 +16,12 @@ from fedpriv.rounds.outcome import Finished
 from fedpriv.scenario.load import Scenario, scenario_of
 from fedpriv.show.statement import statements
 from fedpriv.study.results import RunFolder, read_history, read_results
+from tests.cli.command import SMALL
 from tests.cli.command import fedpriv as command
 from tests.conftest import small_tree
 
-SCENARIO = """
-name = "small"
-[data]
-name = "synthetic"
-[federation]
-silos = 3
-rounds = 8
-[algorithm]
-name = "dp-mu2-fl"
-trust = "untrusted"
-diameter = 0.1
-[privacy]
-relation = "replace-one"
-[run]
+SCENARIO = f"""
+{SMALL}[run]
 dtype = "float64"
 evaluations = 4
 [sweep]
