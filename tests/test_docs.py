@@ -10,7 +10,7 @@ import re
 import runpy
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +25,7 @@ from fedpriv.engines.table import engine_named
 from fedpriv.loss.models import MODELS
 from fedpriv.noise.registry import ADDED
 from fedpriv.papers.table import ALGORITHMS
+from fedpriv.rounds.outcome import RunObserver
 from fedpriv.rounds.task import check_records
 from fedpriv.scenario.load import load_scenario, scenario_of
 from fedpriv.scenario.schema import Cell
@@ -44,12 +45,6 @@ SMALLER = (
 
 def named(page: Path | Command) -> str:
     return page.name if isinstance(page, Path) else f"{page.page}: {page.line}"
-
-
-class Silent:
-    def advanced(self, client_rounds: int) -> None: ...
-
-    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
 
 
 @pytest.fixture
@@ -186,7 +181,7 @@ def test_the_algorithm_of_the_guide_runs_on_every_engine(
     )
     results = {}
     for engine in ("vectorized", "inprocess"):
-        (outcome,) = engine_named(engine)([cell], Silent())
+        (outcome,) = engine_named(engine)([cell], RunObserver())
         results[engine] = outcome.finished
     assert results["vectorized"].test_loss == pytest.approx(results["inprocess"].test_loss, rel=1e-9)
     assert results["vectorized"].test_accuracy > 0.5

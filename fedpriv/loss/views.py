@@ -129,7 +129,7 @@ class QuantileClip(View):
 
     weight: float = field(metadata=SHARED)
     """ρ."""
-    first: float
+    first: float = field(metadata=SHARED)
     """C_1."""
 
     @property

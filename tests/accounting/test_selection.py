@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import dp_accounting
 import numpy as np
@@ -17,7 +18,7 @@ from scipy.special import ndtr
 from fedpriv.accounting import renyi as rdp
 from fedpriv.accounting.selection import Law, NegativeBinomial, Poisson, Selection, mean_of
 from fedpriv.core.errors import InputError
-from tests.cli.test_errors import refusal
+from tests.cli.command import fedpriv, refusal
 
 Floats = NDArray[np.float64]
 LAWS: list[Law] = [
@@ -145,17 +146,10 @@ def test_what_is_no_law_is_refused() -> None:
         Selection(0.0, Poisson(5.0))
 
 
-def test_the_command_prints_the_cost(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    import sys
-
-    from fedpriv.cli import main
-
-    monkeypatch.setattr(sys, "argv", ["fedpriv", "privacy", "selection", "--mu", "1", "--trials", "20", "--json"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code in (None, 0)
-    told = json.loads(capsys.readouterr().out)
+def test_the_command_prints_the_cost() -> None:
+    done = fedpriv("privacy", "selection", "--mu", "1", "--trials", "20", "--json", cwd=Path())
+    told = json.loads(done.stdout)
     assert told["epsilon_of_the_choice"] == Selection(1.0, NegativeBinomial(20.0)).epsilon_of(1e-5)
     assert told["epsilon_of_choice_and_run"] == Selection(1.0, NegativeBinomial(20.0), 1.0).epsilon_of(1e-5)
-    line = refusal(["privacy", "selection", "--mu", "1", "--eta", "1000"], monkeypatch, capsys)
+    line = refusal(["privacy", "selection", "--mu", "1", "--eta", "1000"])
     assert line == "fedpriv: eta = 1000.0: of the truncated negative binomial law a number from 0 to 100\n"

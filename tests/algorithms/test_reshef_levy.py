@@ -1,7 +1,7 @@
 """What DP-μ²-FL takes beyond its paper: late clips raised at the same noise, and other mechanisms."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,18 +18,13 @@ from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.workload import Workload
 from fedpriv.papers.reshef_levy import AnytimeSGD
 from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.outcome import RunObserver
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import run
 
 ROUNDS, CLIP, MU = 8, 5.0, 4.0
-
-
-class Silent:
-    def advanced(self, client_rounds: int) -> None: ...
-
-    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
 
 
 def plan(cell: Cell) -> Plan:
@@ -87,7 +82,7 @@ def test_with_a_mechanism_it_is_online_to_batch_with_linear_weights(
         algorithm={"name": "online-to-batch", "radius": 1.5, **shared},
         privacy={"relation": "replace-one", "mu": MU},
     )
-    ours, theirs = (next(run_vectorized([cell], Silent())).finished for cell in (mu2, other))
+    ours, theirs = (next(run_vectorized([cell], RunObserver())).finished for cell in (mu2, other))
     np.testing.assert_array_equal(ours.model, theirs.model)
     assert ours.releases[0].std == theirs.releases[0].std > 0.0
 

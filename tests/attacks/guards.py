@@ -15,6 +15,7 @@ from fedpriv.protocol.messages import Refusal
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.masks import Masker
+from tests.clients import guarded
 from tests.clients.guarded import guard_of, start_daemon
 from tests.conftest import small_tree
 
@@ -83,18 +84,7 @@ def scenario(trust: str = "untrusted", **overrides: Any) -> str:
 
 def write_policy(folder: Path, images: NDArray[Any], labels: NDArray[Any], number: int = 0, **allow: Any) -> Path:
     """A silo's policy, as wide as an attacker could wish but for its budget, over these records."""
-    folder.mkdir(exist_ok=True)
-    np.savez(folder / f"shard-{number}.npz", images=images, labels=labels)
-    allowed = {key: value for key, value in {**POLICY, **allow}.items() if value is not None}
-    path = folder / f"silo-{number}.toml"
-    path.write_text(
-        f'silo = {number}\nclasses = 10\nshard = "shard-{number}.npz"\nledger = "ledger-{number}.sqlite"\n'
-        f'socket = "{number}.sock"\n[allow]\n'
-        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in allowed.items())
-    )
-    for each in (path, folder / f"shard-{number}.npz"):
-        each.chmod(0o600)  # whatever the umask: a guard refuses what others may read or write
-    return path
+    return guarded.write_policy(folder, images, labels, number, **{**POLICY, **allow})
 
 
 def random_records(count: int = 40, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

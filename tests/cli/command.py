@@ -4,6 +4,7 @@ import contextlib
 import io
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -11,6 +12,23 @@ from fedpriv.cli import main
 
 FEDPRIV = Path(sys.executable).with_name("fedpriv")
 """The installed script, for what only a process of its own shows."""
+
+SMALL = """\
+name = "small"
+[data]
+name = "synthetic"
+[federation]
+silos = 3
+rounds = 8
+[algorithm]
+name = "dp-mu2-fl"
+trust = "untrusted"
+diameter = 0.1
+[privacy]
+relation = "replace-one"
+rho = 4.0
+"""
+"""A scenario that runs in a moment; sections may follow it, and top-level keys stand before it."""
 
 
 def fedpriv(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -29,3 +47,13 @@ def fedpriv(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
             code = ended.code
     assert code is None or isinstance(code, int), code
     return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())
+
+
+def refusal(arguments: Sequence[str], code: int = 2) -> str:
+    """The one line on standard error that `fedpriv ARGUMENTS` ends with, in the present folder."""
+    done = fedpriv(*arguments, cwd=Path())
+    assert (done.returncode, done.stdout) == (code, ""), done
+    assert done.stderr.startswith("fedpriv: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.endswith("\n")
+    return done.stderr

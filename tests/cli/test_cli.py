@@ -17,25 +17,12 @@ import pytest
 
 from fedpriv.show.table import render
 from fedpriv.study.results import read_results
-from tests.cli.command import FEDPRIV, fedpriv
+from tests.cli.command import FEDPRIV, SMALL, fedpriv
 from tests.parts import in_parts
 
-SCENARIO = """
-name = "small"
+SCENARIO = f"""
 title = "A small run"
-[data]
-name = "synthetic"
-[federation]
-silos = 3
-rounds = 8
-[algorithm]
-name = "dp-mu2-fl"
-trust = "untrusted"
-diameter = 0.1
-[privacy]
-relation = "replace-one"
-rho = 4.0
-delta = 1e-5
+{SMALL}delta = 1e-5
 [run]
 evaluations = 4
 [sweep]

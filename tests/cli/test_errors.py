@@ -1,55 +1,21 @@
 """Bad input at the command line: one line on stderr, exit code 2, no traceback, nothing left behind."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from fedpriv.cli import main
 from fedpriv.core.errors import RunError
 from fedpriv.engines import deployment
-from tests.cli.command import FEDPRIV, fedpriv
-
-SCENARIO = """
-name = "small"
-[data]
-name = "synthetic"
-[federation]
-silos = 3
-rounds = 8
-[algorithm]
-name = "dp-mu2-fl"
-trust = "untrusted"
-diameter = 0.1
-[privacy]
-relation = "replace-one"
-rho = 4.0
-"""
+from tests.cli.command import FEDPRIV, SMALL, fedpriv, refusal
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with a scenario that is right."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "small.toml").write_text(SCENARIO, encoding="utf-8")
+    (tmp_path / "small.toml").write_text(SMALL, encoding="utf-8")
     return tmp_path
-
-
-def refusal(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int = 2
-) -> str:
-    """The one line that `fedpriv ARGUMENTS` ends with."""
-    monkeypatch.setattr(sys, "argv", ["fedpriv", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    said = capsys.readouterr()
-    assert caught.value.code == code
-    assert said.out == ""
-    assert said.err.startswith("fedpriv: ")
-    assert said.err.count("\n") == 1
-    assert said.err.endswith("\n")
-    return said.err
 
 
 @pytest.mark.parametrize(
@@ -81,14 +47,8 @@ def refusal(
         ("federation.silos", ["--set 'federation.silos'", "expected KEY=VALUE"]),
     ],
 )
-def test_a_bad_setting_is_one_line_and_nothing_is_written(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    setting: str,
-    parts: list[str],
-) -> None:
-    line = refusal(["run", "small.toml", "--set", setting, "--out", "out"], monkeypatch, capsys)
+def test_a_bad_setting_is_one_line_and_nothing_is_written(folder: Path, setting: str, parts: list[str]) -> None:
+    line = refusal(["run", "small.toml", "--set", setting, "--out", "out"])
     for part in parts:
         assert part in line
     assert [path.name for path in folder.iterdir()] == ["small.toml"]
@@ -103,15 +63,9 @@ def test_a_bad_setting_is_one_line_and_nothing_is_written(
         ("[unfinished", ["small.toml: not valid TOML", "(at end of document)"]),
     ],
 )
-def test_a_bad_file_is_one_line_and_nothing_is_written(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    addition: str,
-    parts: list[str],
-) -> None:
-    (folder / "small.toml").write_text(SCENARIO + addition)
-    line = refusal(["run", "small.toml", "--out", "out"], monkeypatch, capsys)
+def test_a_bad_file_is_one_line_and_nothing_is_written(folder: Path, addition: str, parts: list[str]) -> None:
+    (folder / "small.toml").write_text(SMALL + addition)
+    line = refusal(["run", "small.toml", "--out", "out"])
     for part in parts:
         assert part in line
     assert not (folder / "out").exists()
@@ -133,64 +87,50 @@ def test_a_bad_file_is_one_line_and_nothing_is_written(
     ],
 )
 def test_a_bad_argument_is_one_line_and_nothing_is_written(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    parts: list[str],
+    folder: Path, arguments: list[str], parts: list[str]
 ) -> None:
-    line = refusal(arguments, monkeypatch, capsys)
+    line = refusal(arguments)
     for part in parts:
         assert part in line
     assert [path.name for path in folder.iterdir()] == ["small.toml"]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 99}', "null"])
-def test_a_results_file_that_is_not_one_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: str
-) -> None:
+def test_a_results_file_that_is_not_one_is_refused(folder: Path, content: str) -> None:
     (folder / "results.json").write_text(content)
-    line = refusal(["table", "."], monkeypatch, capsys)
+    line = refusal(["table", "."])
     assert "results.json: " in line
     (folder / "out").mkdir()
     (folder / "out" / "results.json").write_text(content)
-    refusal(["run", "small.toml", "--out", "out", "--resume"], monkeypatch, capsys)
+    refusal(["run", "small.toml", "--out", "out", "--resume"])
     assert (folder / "out" / "results.json").read_text() == content
 
 
-def test_an_unreachable_data_set_is_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreachable_data_set_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A data folder that cannot be made: nobody is asked for a download, and no results are begun."""
     (folder / "file").write_text("")
     monkeypatch.setenv("FEDPRIV_DATA", str(folder / "file"))
-    line = refusal(["run", "small.toml", "--set", "data.name=mnist", "--out", "out"], monkeypatch, capsys)
+    line = refusal(["run", "small.toml", "--set", "data.name=mnist", "--out", "out"])
     assert "set FEDPRIV_DATA to a usable folder" in line
     assert not (folder / "out").exists()
 
 
-def test_a_run_that_fails_has_exit_code_1(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_fails_has_exit_code_1(folder: Path) -> None:
     arguments = ["run", "small.toml", "--set", "run.device=nonsense", "--out", "out"]
-    line = refusal(arguments, monkeypatch, capsys, code=1)
+    line = refusal(arguments, code=1)
     assert "run.device = 'nonsense'" in line
     assert '"complete": false' in (folder / "out" / "results.json").read_text()
     assert not (folder / "out" / "table.md").exists()
 
 
-def test_a_deployment_that_fails_says_how_to_go_on(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_deployment_that_fails_says_how_to_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
         raise RunError("round 4: no reply from silo 2")
 
     monkeypatch.setattr(deployment, "run_deployment", fails)
-    monkeypatch.setattr(sys, "argv", ["fedpriv", "run", "small.toml", "--engine", "deployment"])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    said = capsys.readouterr().err.splitlines()
-    assert caught.value.code == 1
+    done = fedpriv("run", "small.toml", "--engine", "deployment", cwd=folder)
+    said = done.stderr.splitlines()
+    assert done.returncode == 1
     assert said[-1] == "fedpriv: round 4: no reply from silo 2"
     assert said[-2].strip() == "fedpriv run small.toml --engine deployment --resume --out runs/small"
 
@@ -237,12 +177,6 @@ def test_the_installed_script_says_the_same(folder: Path) -> None:
         (["--engine", "deployment", "--set", "run.noise=aggregate"], 'run.noise = "aggregate"'),
     ],
 )
-def test_options_of_a_deployment(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    said: str,
-) -> None:
-    assert said in refusal(["run", "small.toml", "--out", "out", *options], monkeypatch, capsys)
+def test_options_of_a_deployment(folder: Path, options: list[str], said: str) -> None:
+    assert said in refusal(["run", "small.toml", "--out", "out", *options])
     assert not list(folder.glob("out/deployment/*/journal"))

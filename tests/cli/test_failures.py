@@ -6,26 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.cli import main
+from tests.cli.command import fedpriv
 
 SMALL = ["--set", "data.name=synthetic", "--set", "federation.rounds=4", "--set", "federation.silos=3",
          "--set", "seeds=1", "--quiet"]  # fmt: skip
 
 
-def said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> tuple[int | str | None, str]:
+def said(*arguments: str) -> tuple[int, str]:
     """Exit code and standard error of a command."""
-    monkeypatch.setattr(sys, "argv", ["fedpriv", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return caught.value.code, capsys.readouterr().err
+    done = fedpriv(*arguments, cwd=Path())
+    return done.returncode, done.stderr
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    assert said(monkeypatch, capsys, "run", "quickstart", *SMALL, "--out", "done")[0] == 0
+    assert said("run", "quickstart", *SMALL, "--out", "done")[0] == 0
     (tmp_path / "file").write_text("", encoding="utf-8")
     return tmp_path / "done"
 
@@ -39,10 +35,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (["report", "done", "--out", "."], "fedpriv: .: Is a directory"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_one_line(
-    run: Path, arguments: list[str], part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, text = said(monkeypatch, capsys, *arguments)
+def test_a_place_that_cannot_be_written_is_one_line(run: Path, arguments: list[str], part: str) -> None:
+    code, text = said(*arguments)
     assert code in (1, 2)
     assert text.count("\n") == 1
     assert text.startswith(part)
@@ -51,31 +45,25 @@ def test_a_place_that_cannot_be_written_is_one_line(
 
 @pytest.mark.parametrize("arguments", [["report", "done"], ["plot", "done"], ["run", "quickstart", *SMALL,
                                        "--out", "done", "--resume"]])  # fmt: skip
-def test_a_garbage_line_of_the_history_is_named(
-    run: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_garbage_line_of_the_history_is_named(run: Path, arguments: list[str]) -> None:
     lines = (run / "history.jsonl").read_text(encoding="utf-8").count("\n")
     with (run / "history.jsonl").open("a", encoding="utf-8") as file:
         file.write("garbage\n")
-    code, text = said(monkeypatch, capsys, *arguments)
+    code, text = said(*arguments)
     assert code == 2
     assert f"history.jsonl, line {lines + 1}: not an evaluation" in text
     assert text.count("\n") == 1
 
 
-def test_a_run_that_could_not_start_does_not_block_the_corrected_one(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_could_not_start_does_not_block_the_corrected_one(run: Path) -> None:
     wrong = ["run", "quickstart", *SMALL, "--set", "run.device=nowhere", "--out", "next"]
-    assert said(monkeypatch, capsys, *wrong)[0] == 1
-    assert said(monkeypatch, capsys, "run", "quickstart", *SMALL, "--out", "next") == (0, "")
-    assert said(monkeypatch, capsys, "run", "quickstart", *SMALL, "--out", "next")[0] == 2
+    assert said(*wrong)[0] == 1
+    assert said("run", "quickstart", *SMALL, "--out", "next") == (0, "")
+    assert said("run", "quickstart", *SMALL, "--out", "next")[0] == 2
 
 
-def test_a_number_beyond_floating_point_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, text = said(monkeypatch, capsys, "privacy", "convert", "--mu", "1e308")
+def test_a_number_beyond_floating_point_is_refused() -> None:
+    code, text = said("privacy", "convert", "--mu", "1e308")
     assert code == 2
     assert text.count("\n") == 1
     assert "too large" in text
@@ -85,10 +73,8 @@ def test_a_number_beyond_floating_point_is_refused(
     ("arguments", "meant"),
     [(["rum", "quickstart"], "run"), (["privacy", "cnvert"], "convert"), (["data", "fetsh", "mnist"], "fetch")]
 )  # fmt: skip
-def test_a_misspelt_command_is_corrected_once(
-    arguments: list[str], meant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, text = said(monkeypatch, capsys, *arguments)
+def test_a_misspelt_command_is_corrected_once(arguments: list[str], meant: str) -> None:
+    code, text = said(*arguments)
     assert code == 2
     assert text.count("Did you mean") == 1
     assert f"'{meant}'" in text
@@ -109,10 +95,6 @@ def test_a_scenario_that_is_not_there_is_told_before_anything_heavy_is_imported(
     assert done.stderr.startswith("fedpriv: nofile.toml: no such file")
 
 
-def test_a_misspelt_engine_or_format_gets_the_closest(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (
-        "did you mean 'vectorized'?" in said(monkeypatch, capsys, "run", "quickstart", "--engine", "vectorised")[1]
-    )
-    assert "did you mean 'csv'?" in said(monkeypatch, capsys, "table", "done", "--format", "cvs")[1]
+def test_a_misspelt_engine_or_format_gets_the_closest(run: Path) -> None:
+    assert "did you mean 'vectorized'?" in said("run", "quickstart", "--engine", "vectorised")[1]
+    assert "did you mean 'csv'?" in said("table", "done", "--format", "cvs")[1]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.guard import Guard, begin_ledger, open_guard
@@ -38,20 +39,22 @@ UNACCOUNTABLE: dict[str, tuple[dict[str, Any], str]] = {
 def write_silo(folder: Path, number: int = 0, **allow: Any) -> Path:
     """A policy file with its shard of 20 random records; the path of the policy."""
     generator = np.random.default_rng(number)
-    np.savez(
-        folder / f"shard-{number}.npz",
-        images=generator.integers(0, 256, (20, 28, 28), dtype=np.uint8),
-        labels=generator.integers(0, 10, 20),
-    )
+    images = generator.integers(0, 256, (20, 28, 28), dtype=np.uint8)
     allowed = {"relation": "replace-one", "clip": CLIP, "rounds": 10, "budget": 4.0, **allow}
     if allowed.get("trust") == "secure-aggregation":
         allowed.setdefault("silos", 3)
-    allowed = {key: value for key, value in allowed.items() if value is not None}
+    return write_policy(folder, images, generator.integers(0, 10, 20), number, **allowed)
+
+
+def write_policy(folder: Path, images: NDArray[Any], labels: NDArray[Any], number: int = 0, **allow: Any) -> Path:
+    """A policy file with a shard of these records; what it allows is all given, None leaves a key out."""
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / f"shard-{number}.npz", images=images, labels=labels)
     path = folder / f"silo-{number}.toml"
     path.write_text(
         f'silo = {number}\nclasses = 10\nshard = "shard-{number}.npz"\nledger = "ledger-{number}.sqlite"\n'
         f'socket = "{number}.sock"\n[allow]\n'
-        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in allowed.items())
+        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in allow.items() if value is not None)
     )
     for each in (path, folder / f"shard-{number}.npz"):
         each.chmod(0o600)  # whatever the umask: a guard refuses what others may read or write

@@ -1,6 +1,6 @@
 """Accelerated-DP-SRGD and its comparisons on the engines against their literal transcriptions, noise on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.table import engine_named
 from fedpriv.papers.table import ALGORITHMS
+from fedpriv.rounds.outcome import RunObserver
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell
 from tests import oracle_single_epoch as oracle
@@ -57,12 +58,6 @@ def sensitivity(name: str) -> float:
     return max(CLIP * t**growth * oracle.nodes_holding(t, ROUNDS) ** 0.5 for t in range(1, ROUNDS + 1))
 
 
-class Silent:
-    def advanced(self, client_rounds: int) -> None: ...
-
-    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
-
-
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 @pytest.mark.parametrize(("name", "trust"), [(name, trust) for name in ROWS for trust in ALGORITHMS[name].trusts])
 def test_engine_is_the_algorithm_as_written(
@@ -99,7 +94,7 @@ def test_engine_is_the_algorithm_as_written(
             normal=normal,
         )
     )
-    (outcome,) = engine_named(engine)([cell], Silent())
+    (outcome,) = engine_named(engine)([cell], RunObserver())
     rounding = 1e-7 * np.linalg.norm(expected) if cell.algorithm.trust_setting.masked else 0.0
     np.testing.assert_allclose(outcome.finished.model, expected, rtol=1e-9, atol=1e-12 + rounding)
     assert np.linalg.norm(expected) > 1e-3

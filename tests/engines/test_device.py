@@ -92,14 +92,6 @@ class NothingCopied(TorchDispatchMode):
         return result
 
 
-class Silent(RunObserver):
-    """Nobody listens."""
-
-    def advanced(self, rounds: int) -> None: ...
-
-    def evaluated(self, place: int, t: int, metrics: Any) -> None: ...
-
-
 @pytest.fixture
 def a_short_cipher(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds of AES in place of all, which ask a device for the same: numbers do not matter there."""
@@ -110,7 +102,7 @@ def rounds_on_meta(cells: Sequence[Cell], monkeypatch: pytest.MonkeyPatch) -> in
     """How many rounds of a group went without a copy."""
     monkeypatch.setattr(engine, "device_named", lambda name: META)
     plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
-    group = engine._Group(range(len(cells)), cells, plans, Silent())
+    group = engine._Group(range(len(cells)), cells, plans, RunObserver())
     with torch.inference_mode():
         going = group.rounds_from(group.start(), 1)
         next(going)  # the first one brings records and tables to the device

@@ -7,6 +7,7 @@ are those of their registries, so that a new one is tried here before anybody wr
 
 import functools
 import itertools
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedpriv.noise.trust import TRUSTS
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.clients import CHOSEN, PARTICIPATIONS
 from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.ledger import as_data, claim_of, from_data
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
@@ -212,6 +214,23 @@ def test_every_participation_and_trust_setting_trains_something_private() -> Non
     assert found == participations | {("trust", name) for name in TRUSTS}
 
 
+def trained_alike(cell: Cell) -> list[float]:
+    """The losses of a cell on the vectorized engine; the other engine tells and releases the same."""
+    (vectorized,), heard = run("vectorized", cell)
+    (inprocess,), also_heard = run("inprocess", cell)
+    ours, theirs = vectorized.finished, inprocess.finished
+    assert np.linalg.norm(ours.model) > 1e-3, f"{cell.algorithm.trust}: the model does not move"
+    rounding = 1e-6 if cell.algorithm.trust_setting.masked else 1e-9
+    np.testing.assert_allclose(ours.model, theirs.model, rtol=1e-9, atol=rounding * np.linalg.norm(ours.model))
+    losses, also = ([line[2] for line in each.evaluations] for each in (heard, also_heard))
+    np.testing.assert_allclose(losses, also, rtol=rounding)
+    assert ours.releases == theirs.releases
+    assert tuple(from_data(json.loads(json.dumps(as_data(each)))) for each in ours.releases) == ours.releases
+    assert ours.gradient_evaluations == theirs.gradient_evaluations > 0
+    assert ours.fraction_clipped == pytest.approx(theirs.fraction_clipped)
+    return losses
+
+
 @pytest.mark.parametrize(("name", "schedule"), GRID)
 @pytest.mark.parametrize("private", [False, True], ids=["quiet", "private"])
 def test_a_row_trains_alike_on_both_engines_or_is_refused(name: str, schedule: str, private: bool) -> None:
@@ -221,27 +240,67 @@ def test_a_row_trains_alike_on_both_engines_or_is_refused(name: str, schedule: s
             assert (cell is not None) == runs(name, schedule, trust, private), trust
         if cell is None:
             continue
-        (vectorized,), heard = run("vectorized", cell)
-        (inprocess,), also_heard = run("inprocess", cell)
-        model = vectorized.finished.model
-        assert np.linalg.norm(model) > 1e-3, f"{trust}: the model does not move"
-        rounding = 1e-3 if trust == "secure-aggregation" else 1e-9
-        np.testing.assert_allclose(
-            model, inprocess.finished.model, rtol=1e-9, atol=rounding * np.linalg.norm(model)
-        )
-        losses, also = ([line[2] for line in each.evaluations] for each in (heard, also_heard))
-        np.testing.assert_allclose(losses, also, rtol=rounding)
+        losses = trained_alike(cell)
         if not private:
             assert losses[-1] < losses[0] < 1.0001 * np.log(3.0), f"{trust}: the loss does not fall"
 
 
+UNEQUAL = {"samples": 200, "size_skew": 1.0, "batch": None}
+GROUPS = {"groups": 4, **UNEQUAL}
+BESIDE: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+    ("dp-sgd", "several epochs", {"momentum": 0.5, "radius": 2.0, "output": "average"}, UNEQUAL),
+    ("dp-sgd", "poisson", {"momentum": 0.5}, UNEQUAL),
+    ("dp-ftrl", "several epochs", {"momentum": 0.5, "radius": 10.0}, UNEQUAL),
+    ("dp-ftrl", "allocation", {"mechanism": "banded", "bands": 2}, GROUPS),
+    ("dp-ftrl", "poisson", {"mechanism": "banded", "bands": 2}, GROUPS),
+    ("accelerated-dp-srgd", "allocation", {"mechanism": "banded", "bands": 3}, GROUPS),
+    ("accelerated-dp-srgd", "poisson", {"mechanism": "banded", "bands": 3}, GROUPS),
+    ("online-to-batch", "several epochs", {"power": 2}, UNEQUAL),
+    ("online-to-batch", "allocation", {"mechanism": "banded", "bands": 4}, GROUPS),
+    ("momentum-tree-aligned", "several epochs", {"difference_clip": 0.5, "residual_clip": 0.2}, UNEQUAL),
+    ("momentum-tree-reduced", "several epochs", {"alpha": 0.2, "step": 0.005}, UNEQUAL),
+    ("goldstein-single-pass", "one epoch", {"noise": "anchored", "anchor_batches": 3}, {}),
+    ("goldstein-single-pass", "one epoch", {"oracle": "zeroth-order", "anchor_batches": 3}, {}),
+    ("goldstein-erm", "all records", {"oracle": "zeroth-order"}, {}),
+    ("dp-fedavg", "clients, poisson", {"momentum": 0.9, "step": 0.5, "local_batch": 1}, {}),
+    ("dp-fedavg", "clients, available", {"clip_quantile": 0.4, "clip_rate": 0.5}, {}),
+]  # fmt: skip
+"""Settings beyond the grid's: the row, its schedule, keys of its algorithm and of its federation."""
+
+
+@pytest.mark.parametrize(("name", "schedule", "algorithm", "federation"), BESIDE)
+def test_settings_beside_the_grid_train_alike_and_meet_their_target(
+    name: str, schedule: str, algorithm: dict[str, Any], federation: dict[str, Any]
+) -> None:
+    trusts = [each for each in ALGORITHMS[name].trusts if TRUSTS[each].noise_at_server or not pooled(schedule)]
+    for trust in trusts:
+        tree = tree_of(name, schedule, trust, private=True)
+        tree["algorithm"] |= algorithm
+        tree["privacy"]["relation"] = "zero-out" if pooled(schedule) else "replace-one"
+        tree["federation"] = {key: v for key, v in (tree["federation"] | federation).items() if v is not None}
+        cell = resolve_cell(tree, "test")
+        trained_alike(cell)
+        claim = claim_of(plan_of(cell, task_of_cell(cell).objective).releases(cell.schedule.rounds))
+        assert claim is not None
+        if secret(schedule):
+            assert 49.5 < claim.guarantee.epsilon_of(1e-5) <= 50.0
+        else:
+            assert claim.guarantee.mu == pytest.approx(1000.0, rel=1e-9)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_replicates_of_other_seeds_do_not_change_a_run(schedule: str) -> None:
-    """Seeds that draw other records, and other numbers of them, run in one program as they do alone."""
+def test_replicates_of_other_settings_do_not_change_a_run(schedule: str) -> None:
+    """Other seeds draw other records, and other numbers of them; steps, clips and noise differ, too."""
     for name in sorted(RUNS.get(schedule, _ALWAYS)):
         trust = next(each for each in ("trusted", "untrusted", "curator") if each in ALGORITHMS[name].trusts)
-        cells = [cell_of(name, schedule, trust, False, seed) for seed in (1, 2, 3)]
+        cells = []
+        for seed in (1, 2, 3):
+            tree = tree_of(name, schedule, trust, runs(name, schedule, trust, private=True), seed)
+            for section, keys in (("algorithm", ("step", "local_step", "clip")), ("privacy", ("mu", "epsilon"))):
+                tree[section] |= {key: seed**0.5 * tree[section][key] for key in keys if key in tree[section]}
+            cells.append(resolve_cell(tree, "test"))
         together, _ = run("vectorized", *cells)
         for cell, outcome in zip(cells, together, strict=True):
             (alone,), _ = run("inprocess", cell)
             np.testing.assert_allclose(outcome.finished.model, alone.finished.model, rtol=1e-9, atol=1e-12)
+            assert outcome.finished.fraction_clipped == pytest.approx(alone.finished.fraction_clipped)

@@ -217,13 +217,3 @@ def test_integers_and_floats_differ_by_their_noise_alone(arithmetic: str) -> Non
     assert (stream.integers is not None) == (arithmetic == "integers")
     assert stream.mu == pytest.approx(2.0)
     assert np.isfinite(outcome.finished.model).all()
-
-
-def test_replicates_run_together_as_they_do_alone() -> None:
-    cells = [
-        cell_of(seed=seed, privacy={"relation": "replace-one", "mu": mu}) for seed in (1, 2) for mu in (1.0, 3.0)
-    ]
-    together, _ = run("vectorized", *cells)
-    for cell, outcome in zip(cells, together, strict=True):
-        (alone,), _ = run("inprocess", cell)
-        np.testing.assert_allclose(outcome.finished.model, alone.finished.model, rtol=1e-9, atol=1e-12)

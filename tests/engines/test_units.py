@@ -152,18 +152,6 @@ def test_clients_are_rows_of_a_pool(small_cell: MakeCell) -> None:
     assert vectorized.finished.gradient_evaluations == 6 * 12 * 10
 
 
-def test_correlated_noise_and_recursive_gradients_take_persons(tmp_path: Path) -> None:
-    tree = persons_tree(tmp_path, federation__sampling="allocation", federation__groups=2)
-    tree["algorithm"] = {
-        "name": "accelerated-dp-srgd", "trust": "untrusted", "clip": 2.0, "beta": 5.0, "radius": 3.0,
-        "mechanism": "banded", "bands": 2,
-    }  # fmt: skip
-    cell = resolve_cell(tree, "test")
-    (vectorized,), _ = run("vectorized", cell)
-    (inprocess,), _ = run("inprocess", cell)
-    np.testing.assert_allclose(vectorized.finished.model, inprocess.finished.model, rtol=1e-9, atol=1e-12)
-
-
 def test_persons_are_grouped_by_their_own_records_alone() -> None:
     owners = ["b", "a", "b", "c", "b", "a"]
     assert of_persons(owners, 2).tolist() == [[1, 5], [0, 2], [3, -1]]

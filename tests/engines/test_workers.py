@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,24 +31,11 @@ from fedpriv.rounds.outcome import (
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.sweep import RunOptions, run_sweep
+from tests.cli.command import FEDPRIV, SMALL
 
-FEDPRIV = Path(sys.executable).with_name("fedpriv")
-SCENARIO = """
-name = "small"
+SCENARIO = f"""
 title = "Three groups of two cells"
-[data]
-name = "synthetic"
-[federation]
-silos = 3
-rounds = 8
-[algorithm]
-name = "dp-mu2-fl"
-trust = "untrusted"
-diameter = 0.1
-[privacy]
-relation = "replace-one"
-rho = 4.0
-[run]
+{SMALL}[run]
 evaluations = 4
 [sweep]
 "federation.silos" = [1, 2, 3]

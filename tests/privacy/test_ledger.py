@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from fedpriv.participation.orders import Schedule
 from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.entries import read_ledger
 from fedpriv.rounds.ledger import FIRST_STEP, ReleaseStream, as_data, from_data
-from fedpriv.rounds.outcome import Finished
+from fedpriv.rounds.outcome import Finished, RunObserver
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import scenario_of
@@ -39,14 +39,8 @@ STREAM = ReleaseStream(
 )
 
 
-class Silent:
-    def advanced(self, client_rounds: int) -> None: ...
-
-    def evaluated(self, index: int, t: int, metrics: Mapping[str, float]) -> None: ...
-
-
 def finish(cell: Cell, engine: str) -> Finished:
-    (outcome,) = engine_named(engine)([cell], Silent())
+    (outcome,) = engine_named(engine)([cell], RunObserver())
     return outcome.finished
 
 
@@ -192,7 +186,7 @@ def _edited(tmp_path: Path, edit: Callable[[dict[str, Any]], None], *, consisten
     """The exit code of the command for a real run's results after `edit`; with a claim of what is left."""
     scenario = scenario_of(small_tree(), "test")
     folder = RunFolder(tmp_path / "run", scenario, "inprocess", resume=False)
-    (outcome,) = engine_named("inprocess")([scenario.points[0].cell], Silent())
+    (outcome,) = engine_named("inprocess")([scenario.points[0].cell], RunObserver())
     folder.finished(0, outcome.finished)
     path = tmp_path / "run" / "results.json"
     tree = json.loads(path.read_text())

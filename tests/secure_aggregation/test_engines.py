@@ -1,11 +1,9 @@
-"""Engines agree on masked runs, up to the grid; what a round has that is new; the command line."""
+"""Masked runs: their loss in float32, the fresh noise that a round has, the command line."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -23,41 +21,6 @@ from tests.engines.test_engines import run
 
 MASKED = "secure-aggregation"
 MakeCell = Callable[..., Cell]
-SPLIT = {"difference_clip": 0.5, "residual_clip": 0.2}
-MU = {"relation": "zero-out", "mu": 2.0}
-
-CELLS: dict[str, dict[str, Any]] = {
-    "independent": {},
-    "tree, unequal silos, two epochs": {
-        "algorithm": {"name": "dp-ftrl", "trust": MASKED, "clip": 5.0, "step": 0.02, "radius": 10.0},
-        "privacy": MU,
-        "federation": {"silos": 3, "rounds": 12, "epochs": 2, "samples": 150, "size_skew": 1.0},
-    },
-    "Poisson": {
-        "algorithm": {"name": "dp-sgd", "trust": MASKED, "clip": 1.0, "step": 0.1},
-        "privacy": MU,
-        "federation": {"silos": 3, "rounds": 8, "epochs": 2, "batch": 5, "sampling": "poisson"},
-    },
-    "momentum, parts clipped": {
-        "algorithm": {"name": "momentum-tree-aligned", "trust": MASKED, "alpha": 0.2, "step": 0.05, **SPLIT},
-        "privacy": MU,
-        "federation": {"silos": 3, "rounds": 20, "epochs": 4, "batch": 4},
-    },
-}
-
-
-@pytest.mark.parametrize("change", CELLS.values(), ids=CELLS)
-def test_vectorized_equals_inprocess_up_to_the_grid(small_cell: MakeCell, change: dict[str, Any]) -> None:
-    """float64: real keys, masks and words modulo 2^64 against plain arithmetic; the grid is 2^-26 of a share."""
-    cell = small_cell(algorithm__trust=MASKED, run__evaluations=8, **change)
-    (vectorized,), heard = run("vectorized", cell)
-    (inprocess,), also_heard = run("inprocess", cell)
-    scale = float(np.linalg.norm(vectorized.finished.model))
-    assert scale > 1e-4
-    assert np.linalg.norm(vectorized.finished.model - inprocess.finished.model) < 1e-7 * scale
-    losses = [[line[2:] for line in each.evaluations] for each in (heard, also_heard)]
-    np.testing.assert_allclose(*losses, rtol=1e-7)
-    assert vectorized.finished.releases == inprocess.finished.releases
 
 
 def test_float32_engines_agree_in_the_loss(small_cell: MakeCell) -> None:

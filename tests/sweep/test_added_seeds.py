@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,28 +11,17 @@ import numpy as np
 import pytest
 
 import fedpriv
-from fedpriv.cli import main
 from fedpriv.core.figures import upper_figure
 from fedpriv.rounds.outcome import Finished
 from fedpriv.scenario.load import Scenario, scenario_of
 from fedpriv.show.statement import statements
 from fedpriv.study.results import RunFolder, read_history, read_results
+from tests.cli.command import SMALL
+from tests.cli.command import fedpriv as command
 from tests.conftest import small_tree
 
-SCENARIO = """
-name = "small"
-[data]
-name = "synthetic"
-[federation]
-silos = 3
-rounds = 8
-[algorithm]
-name = "dp-mu2-fl"
-trust = "untrusted"
-diameter = 0.1
-[privacy]
-relation = "replace-one"
-[run]
+SCENARIO = f"""
+{SMALL}[run]
 dtype = "float64"
 evaluations = 4
 [sweep]
@@ -43,23 +31,19 @@ seeds = 2
 FOUR = ("--set", "seeds=4")
 
 
-def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+def said(*options: str) -> str:
     """What `fedpriv run small.toml` says on standard error; its exit code has to fit that."""
-    monkeypatch.setattr(sys, "argv", ["fedpriv", "run", "small.toml", "--quiet", *options])
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as caught:
-        main()
-    line = capsys.readouterr().err
-    assert caught.value.code == (2 if line.startswith("fedpriv: ") else 0), line
-    return line
+    done = command("run", "small.toml", "--quiet", *options, cwd=Path())
+    assert done.returncode == (2 if done.stderr.startswith("fedpriv: ") else 0), done.stderr
+    return done.stderr
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A finished run of two sweep points and two seeds, in `out` below the working folder."""
     monkeypatch.chdir(tmp_path)
     Path("small.toml").write_text(SCENARIO, encoding="utf-8")
-    assert said(monkeypatch, capsys, "--out", "out") == ""
+    assert said("--out", "out") == ""
     return tmp_path / "out"
 
 
@@ -90,11 +74,9 @@ def assert_same_figures(cell: Any, other: Any) -> None:
         assert cell == (pytest.approx(other, rel=0, abs=1e-9) if isinstance(cell, float) else other)
 
 
-def test_added_seeds_are_run_and_what_is_there_stays(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_added_seeds_are_run_and_what_is_there_stays(run: Path) -> None:
     before, files = tree_of(run), bytes_below(run)
-    assert said(monkeypatch, capsys, "--out", "out", "--resume", *FOUR) == ""
+    assert said("--out", "out", "--resume", *FOUR) == ""
     after = tree_of(run)
     assert [json.dumps(cell) for cell in after["cells"][:4]] == [json.dumps(cell) for cell in before["cells"]]
     for name, content in files.items():
@@ -108,7 +90,7 @@ def test_added_seeds_are_run_and_what_is_there_stays(
     assert len(told) == len(set(told)) == 8 * 4
     assert not (run / "checkpoints").exists()
 
-    assert said(monkeypatch, capsys, "--out", "fresh", *FOUR) == ""
+    assert said("--out", "fresh", *FOUR) == ""
     fresh, added = by_what_was_run(run.parent / "fresh"), by_what_was_run(run)
     assert added.keys() == fresh.keys()
     for key, cell in added.items():
@@ -123,16 +105,14 @@ def test_added_seeds_are_run_and_what_is_there_stays(
     assert all("4 seeds: mean ± sample standard deviation" in table for table in tables)
 
     written = tree_of(run)
-    assert said(monkeypatch, capsys, "--out", "out", "--resume", *FOUR) == ""
+    assert said("--out", "out", "--resume", *FOUR) == ""
     assert tree_of(run) == written  # a start without anything to do
 
 
-def test_seeds_are_added_by_the_file_too(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_seeds_are_added_by_the_file_too(run: Path) -> None:
     before = tree_of(run)["cells"]
     Path("small.toml").write_text(SCENARIO.replace("seeds = 2", "seeds = [7, 1, 0]"), encoding="utf-8")
-    assert said(monkeypatch, capsys, "--out", "out", "--resume", "--engine", "inprocess") == ""
+    assert said("--out", "out", "--resume", "--engine", "inprocess") == ""
     after = tree_of(run)
     assert after["cells"][:4] == before
     assert (after["seeds"], after["added_seeds"]) == ([0, 1, 7], [[7]])
@@ -150,11 +130,9 @@ def test_seeds_are_added_by_the_file_too(
         ([*FOUR, "--set", "run.dtype=float32"], "run.dtype is 'float64' there, 'float32' here;"),
     ],
 )  # fmt: skip
-def test_anything_but_more_seeds_is_refused(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], what: str
-) -> None:
+def test_anything_but_more_seeds_is_refused(run: Path, options: list[str], what: str) -> None:
     files = bytes_below(run)
-    line = said(monkeypatch, capsys, "--out", "out", "--resume", *options)
+    line = said("--out", "out", "--resume", *options)
     assert line.startswith("fedpriv: out holds another run: ")
     assert what in line
     assert line.endswith(

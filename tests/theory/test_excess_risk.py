@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import fedpriv
@@ -50,7 +52,8 @@ class Quadratic:
         return np.asarray(self._rng.normal(size=len(self.best)) * self._size)
 
 
-@pytest.mark.parametrize("seed", range(150))
+@given(seed=st.sampled_from(range(150)))
+@settings(max_examples=150, deadline=None, derandomize=True)
 def test_three_sequences_never_leave_their_bound(seed: int) -> None:
     """Whatever the errors are: the exact inequality, of which the bound is the mean."""
     rng = np.random.default_rng(seed)
@@ -74,7 +77,8 @@ def test_three_sequences_never_leave_their_bound(seed: int) -> None:
     assert problem.value(output) <= accelerated(np.array(sizes), radius, smoothness, beta).value * (1 + _ROUNDING)
 
 
-@pytest.mark.parametrize("seed", range(150))
+@given(seed=st.sampled_from(range(150)))
+@settings(max_examples=150, deadline=None, derandomize=True)
 def test_projected_steps_never_leave_their_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     problem = Quadratic(rng)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from fedpriv.accounting.selection import NegativeBinomial
-from fedpriv.cli import main
 from fedpriv.core.errors import InputError
 from fedpriv.rounds.outcome import finished_after
 from fedpriv.rounds.plan import plan_of
@@ -21,7 +19,7 @@ from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.study import tune as search
 from fedpriv.study.tune import check_promise, tuned_privately
 from fedpriv.study.tuning_file import HeldOut, Row, check_grid, held_out_of, settings_of, trial
-from tests.cli.test_errors import refusal
+from tests.cli.command import fedpriv, refusal
 from tests.conftest import small_tree
 from tests.data.tables import rows, table_tree, write_csv
 
@@ -70,7 +68,7 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture
-def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
     """The one line that `fedpriv tune plain.toml WORDS` ends with; nothing was run and nothing written."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain.toml").write_text(SCENARIO)
@@ -82,7 +80,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr(search, "engine_named", runs)
 
     def command(*words: str) -> str:
-        line = refusal(["tune", "plain.toml", *words], monkeypatch, capsys)
+        line = refusal(["tune", "plain.toml", *words])
         assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".toml") == []
         return line
 
@@ -244,7 +242,7 @@ def test_a_setting_that_cannot_run_is_named_once(refused: Refused) -> None:
 
 @pytest.mark.parametrize("key", ["federation.batch", "federation.epochs"])
 def test_held_out_records_are_counted_as_runs_with_the_choice_read_them(
-    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sentence is of the tuned scenario, on all its seeds, and not of the scenario as it was."""
     monkeypatch.chdir(tmp_path)
@@ -253,11 +251,9 @@ def test_held_out_records_are_counted_as_runs_with_the_choice_read_them(
     )
     value = 50 if key == "federation.batch" else 4
     words = ["--grid", f"{key}=[{value}]", "--grid", "algorithm.step=[0.5]", "--out", "out"]
-    monkeypatch.setattr(sys, "argv", ["fedpriv", "tune", "plain.toml", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = " ".join(capsys.readouterr().out.split())
-    assert ended.value.code in (None, 0)
+    done = fedpriv("tune", "plain.toml", *words, cwd=tmp_path)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 0
     points = load_scenario(Path("out/scenario.toml")).points
     runs = [[int((order >= 5400).sum()) for order in spread(point.cell)] for point in points]
     assert len(runs) == 2

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from fedpriv.accounting.selection import NegativeBinomial, Poisson, Selection
-from fedpriv.cli import main
 from fedpriv.core.errors import InputError
 from fedpriv.rounds.outcome import Finished
 from fedpriv.rounds.task import spread, task_of_cell
@@ -22,7 +20,8 @@ from fedpriv.show.summary import choice_of_settings
 from fedpriv.study.results import read_results
 from fedpriv.study.tune import noisy_score
 from fedpriv.study.tuning_file import chosen_settings, grid_around, held_out_of, places, trial
-from tests.cli.test_errors import refusal
+from tests.cli import command
+from tests.cli.command import refusal
 from tests.conftest import small_tree
 
 SCENARIO = """
@@ -55,22 +54,17 @@ Command = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def fedpriv(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[str, str]]:
+def fedpriv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, str]]:
     """Runs a command in a folder with `mine.toml`; what it printed to stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(SCENARIO)
 
-    def command(*words: str) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedpriv", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        assert ended.value.code in (None, 0), said.err
-        return said.out, said.err
+    def run(*words: str) -> tuple[str, str]:
+        done = command.fedpriv(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
 
-    return command
+    return run
 
 
 def tree_of(path: str) -> dict[str, Any]:
@@ -305,18 +299,17 @@ def test_scores_of_held_out_records_are_as_private_as_the_run() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_tuned_is_refused_in_one_line(
-    words: list[str], parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(SCENARIO)
     monkeypatch.setattr("fedpriv.cli.tune.Progress", _Quiet)
-    line = refusal(["tune", "mine.toml", *words], monkeypatch, capsys)
+    line = refusal(["tune", "mine.toml", *words])
     assert all(part in line for part in parts), line
     assert not (tmp_path / "runs" / "mine-tuned" / "scenario.toml").exists()
 
 
-def test_a_tuned_scenario_is_not_tuned_again(fedpriv: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tuned_scenario_is_not_tuned_again(fedpriv: Command) -> None:
     Path("tuned.toml").write_text(SCENARIO + "\n[tuned]\nsettings = 3\nheld_out = 100\nmetric = 'test_accuracy'\n")
     with pytest.raises(AssertionError, match=r"has \[tuned\] already; tune the scenario that it was made from"):
         fedpriv("tune", "tuned.toml", *GRID)
