@@ -20,10 +20,11 @@ from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
-from fedpriv.papers.base import Optimizer, ProjectedSGD
+from fedpriv.papers.base import Optimizer
 from fedpriv.papers.choquette_choo import NesterovCoupling
+from fedpriv.papers.ftrl import FollowTheRegularizedLeader
 from fedpriv.papers.reshef_levy import AnytimeSGD
-from fedpriv.papers.sgd import FollowTheRegularizedLeader
+from fedpriv.papers.sgd import ProjectedSGD
 from fedpriv.participation.orders import Schedule
 from fedpriv.rounds.fitted import response_of
 

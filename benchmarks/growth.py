@@ -6,6 +6,7 @@ step of one client should not depend on M, and grow linearly with d.  On a machi
 the processor say more than those of the clock.
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -13,15 +14,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpriv.show.plot_style import colour, panels
+from fedpriv.show.charts import Chart, Mark, Panel, Series
+from fedpriv.show.looks import nth_look
 from fedpriv.show.plots import draw
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _ROOT = Path(__file__).resolve().parents[1]
 _OUT = _ROOT / "runs"
@@ -90,7 +88,7 @@ def run() -> None:
         step = f"{last.processor / before.processor:.1f} x time, {last.memory / before.memory:.1f} x memory"
         print(f"| {engine} | {' | '.join(f'{one:.2f}' for one in slopes)} | {step} |")
     print("\ntarget: 1 for time, at most 1 for memory; at most 10 x from d = 10^6 to 10^7 (once 17 and 31 x time)")
-    for path in draw(lambda: _figure(grown), _OUT, "growth"):
+    for path in draw(_charts(grown), _OUT, "growth"):
         print(f"\n{path.relative_to(_ROOT)}", end="")
     print()
 
@@ -105,20 +103,18 @@ def _shown(engine: str, point: Point) -> Point:
     return point
 
 
-def _figure(grown: Mapping[str, tuple[list[Point], list[Point]]]) -> "Figure":
-    figure, ((silos_time, d_time), (silos_memory, d_memory)) = panels(8.4, 6.2, 2, 2)
-    for place, (engine, (by_silos, by_dimension)) in enumerate(grown.items()):
-        look = {**colour(place), "label": engine}
-        silos, dimensions = [p.silos for p in by_silos], [p.dimension for p in by_dimension]
-        silos_time.plot(silos, [1e6 * p.seconds for p in by_silos], **look)
-        silos_memory.plot(silos, [p.memory / 1e6 for p in by_silos], **look)
-        d_time.plot(dimensions, [1e6 * p.seconds for p in by_dimension], **look)
-        d_memory.plot(dimensions, [p.memory / 1e6 for p in by_dimension], **look)
-    for axes in (silos_time, d_time, silos_memory, d_memory):
-        axes.set(xscale="log", yscale="log")
-    silos_time.set(title="d = 7,850", ylabel="µs for one step of one client")
-    d_time.set(title="M = 10")
-    silos_memory.set(xlabel="silos M", ylabel="peak memory beyond the data (MB)")
-    d_memory.set(xlabel="parameters d")
-    silos_time.legend()
-    return figure
+def _charts(grown: Mapping[str, tuple[list[Point], list[Point]]]) -> list[Chart]:
+    """Time and, below it, memory: on the left against M, on the right against d."""
+    sizes = (("silos M", "d = 7,850", lambda p: p.silos), ("parameters d", "M = 10", lambda p: p.dimension))
+    costs = (
+        ("µs for one step of one client", lambda p: 1e6 * p.seconds),
+        ("peak memory beyond the data (MB)", lambda p: p.memory / 1e6),
+    )
+    charts = []
+    for (y, cost), (number, (x, fixed, size)) in itertools.product(costs, enumerate(sizes)):
+        series = [
+            Series(engine, nth_look(place), [Mark(size(point), cost(point)) for point in points[number]])
+            for place, (engine, points) in enumerate(grown.items())
+        ]
+        charts.append(Chart("growth", fixed, x, y, [Panel("", series)], log_x=True, log_y=True))
+    return charts

@@ -28,7 +28,7 @@ from fedpriv.engines.inprocess import run_inprocess
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.noise.trust import Trust
-from fedpriv.rounds.ledger import claim_of
+from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.server.app import run_cell

@@ -5,16 +5,15 @@ python -m benchmarks.picture    # fetches MNIST; some minutes; writes docs/figur
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fedpriv
 from fedpriv.scenario.load import load_scenario
-from fedpriv.show.plot_style import HOLLOW, colour, panels
+from fedpriv.show.charts import Chart, Mark, Panel, Series
+from fedpriv.show.looks import nth_look, shade
 from fedpriv.show.plots import draw
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _OUT = Path(__file__).resolve().parents[1] / "docs" / "figures"
 _SEEDS = 3
@@ -29,7 +28,7 @@ def main() -> None:
         out = Path(folder)
         paper = _accuracies(_PAPER, {"federation.silos": 100}, out / "paper")
         ours = {features: _ours(features, out) for features in _FEATURES}
-    for path in draw(lambda: _figure(paper, ours), _OUT, "privacy"):
+    for path in draw([_chart(paper, ours)], _OUT, "privacy"):
         print(path)
 
 
@@ -55,27 +54,29 @@ def _accuracies(scenario: str, changes: Mapping[str, Any], out: Path) -> dict[fl
     return {mu: sum(values) / len(values) for mu, values in found.items()}
 
 
-def _figure(paper: Mapping[float, float], ours: Mapping[str, tuple[Mapping[float, float], float]]) -> "Figure":
-    figure, ((axes,),) = panels(7.4, 3.9)
+def _chart(paper: Mapping[float, float], ours: Mapping[str, tuple[Mapping[float, float], float]]) -> Chart:
     published = load_scenario(Path(_PAPER)).published
     assert published is not None
     known = {mu: published.value("test_accuracy", {"privacy.rho": mu, "federation.silos": 100}) for mu in paper}
-    hollow = {"color": "0.2", "linestyle": "none", "marker": "o", **HOLLOW}
-    axes.plot(list(known), list(known.values()), label="published", **hollow)
-    axes.plot(list(paper), list(paper.values()), **colour(6), label="the paper's settings, measured")
+    printed = [Mark(mu, value) for mu, value in known.items() if value is not None]
+    measured = [Mark(mu, value) for mu, value in paper.items()]
+    series = [Series("the paper's settings, measured", shade(5), measured, published=printed)]
     for place, (features, (private, limit)) in enumerate(ours.items()):
-        look = colour(place)
-        axes.plot(list(private), list(private.values()), **look, label=_FEATURES[features])
-        label = f"the same without noise: {limit:.1f} %"
-        axes.axhline(limit, color=look["color"], linestyle=":", linewidth=1.4, label=label)
-    axes.set_xscale("log")
-    axes.set_xticks([1, 4, 8, 16], ["1", "4", "8", "16"])
-    axes.minorticks_off()
-    axes.set_xlabel("μ of Gaussian DP for one record (smaller is more private)")
-    axes.set_ylabel("test accuracy (%)")
-    axes.set_title("MNIST, 100 silos that trust nobody, 600 rounds, every record used once")
-    figure.legend(loc="outside right center")
-    return figure
+        look = nth_look(place)
+        ends = [Mark(mu, limit) for mu in (min(private), max(private))]
+        series += [
+            Series(_FEATURES[features], look, [Mark(mu, value) for mu, value in private.items()]),
+            Series(f"the same without noise: {limit:.1f} %", replace(look, dash=2), ends, dots=False),
+        ]
+    return Chart(
+        "privacy",
+        "MNIST, 100 silos that trust nobody, 600 rounds, every record used once",
+        "μ of Gaussian DP for one record (smaller is more private)",
+        "test accuracy (%)",
+        [Panel("", series)],
+        log_x=True,
+        ticks=(1.0, 4.0, 8.0, 16.0),
+    )
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def _viewed(tree: Mapping[str, Any]) -> str:
     shown["plots"] = "".join(f"{path.name}\n" for path in sorted(Path("run/plots").iterdir()))
     page = Path("run/report.html").read_text(encoding="utf-8")
     shown["page"] = re.sub(r"(?=<)", "\n", page)
-    for number, chart in enumerate(re.findall(r"<svg.*?</svg>", page, re.DOTALL)):
+    for number, chart in enumerate(re.findall(r'<svg (?=[^>]*class="chart").*?</svg>', page, re.DOTALL)):
         shown[f"chart-{number}"] = re.sub(r"(?=<)", "\n", chart)
     return as_text(shown)
 

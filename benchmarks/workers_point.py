@@ -13,7 +13,7 @@ from typing import Any
 from fedpriv.engines.workers import Workers
 from fedpriv.rounds.outcome import Finished, RunObserver
 from fedpriv.scenario.load import Scenario, scenario_of
-from fedpriv.study.sweep import run_sweep
+from fedpriv.study.sweep import RunOptions, run_sweep
 
 GROUPS = 4
 
@@ -72,7 +72,7 @@ def main(words: Sequence[str]) -> None:
     clock, started = _Clock(), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, _workers(how) as workers:
         target, cells = Path(folder) / "run", scenario(silos, rounds)
-        out = run_sweep(cells, "vectorized", target, resume=False, observers=[clock], workers=workers)
+        out = run_sweep(cells, RunOptions(out=target, workers=workers), [clock])
         whole = time.perf_counter() - started
         digest = hashlib.sha256(_without_times(out).encode()).hexdigest()
     print(json.dumps({"computing": clock.last - clock.first, "whole": whole, "results": digest}))

@@ -1,1 +1,1 @@
-"""What runs at a silo: the Flower ClientApp and the silo's own protocol."""
+"""The client's side, shipped in a coordinator's bundle: a thin proxy to a silo's guard, or a simulated silo."""

@@ -4,7 +4,7 @@ In a deployment it is a thin proxy: the silo's guard (fedpriv/silo/daemon.py), a
 installation, has the records and decides.  In a simulation it is the silo.  A SuperNode starts a process for each
 message, so that torch, which only a simulation needs here, is imported when it is needed.
 
-The ClientApp's side of a silo's Unix socket: bytes to the guard and back, without torch.
+The proxy passes bytes to the guard's Unix socket and back.
 
 A request is two frames, a JSON header {run, cell, t, dtype, keys} and the query's bytes; a reply is a frame
 {"dtype": the release's} and the release's bytes, or one frame {"refused": reason, "final": whether asking again

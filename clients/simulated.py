@@ -1,8 +1,7 @@
-"""The ClientApp's answer in a simulation, where silo, records and seeded noise live in its own process.
+"""The silos of a simulation: their records and the noise of the scenario's seed live in the ClientApp's process.
 
-The silos of a simulation, whose noise is the scenario's seed's.
-
-A ClientApp over silos of this very process that answer as guards do: no SuperNode, no socket.
+A silo's state is kept in Flower's Context.  `client_app_of` makes a ClientApp over silos of this very process that
+answer as guards do: no SuperNode, no socket.
 """
 
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
@@ -22,7 +21,15 @@ from fedpriv.core.random import KeyedNormal, integers_key, simulation_noise
 from fedpriv.loss.objective import Records
 from fedpriv.protocol.arrays import release_content, shared_vector_in, vector_in
 from fedpriv.protocol.cell_folder import cell_of
-from fedpriv.protocol.messages import answer_to, key_content, keys_in, number_in, roster_content
+from fedpriv.protocol.messages import (
+    answer_to,
+    bytes_in,
+    key_content,
+    keys_in,
+    number_in,
+    roster_content,
+    values_in,
+)
 from fedpriv.rounds.beside import (
     EvaluationPlan,
     evaluation_integers_key,
@@ -31,15 +38,18 @@ from fedpriv.rounds.beside import (
     held_out_shares,
 )
 from fedpriv.rounds.plan import Plan, plan_of
+from fedpriv.rounds.round import State
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.silo import ReleasingSilo, Silo
-from fedpriv.silo.state import ContextStore
+from fedpriv.silo.silo import Silo
+from fedpriv.silo.state import pack, unpack
+
+_RECORD, _KEY = "fedpriv-silo", "state"
 
 
 @dataclass(frozen=True)
 class SimulatedFederation:
-    """What all silos of a simulation share, built once a process: records, plan, one source of noise.
+    """Records, plan and the one source of noise of all silos of a simulation, built once a process.
 
     The noise is keyed by the scenario's seed; each silo draws its own streams of it, one silo at a time.
     """
@@ -57,19 +67,16 @@ class SimulatedFederation:
     def silo(self, number: int) -> Silo:
         task, shard = task_of_cell(self.cell), self.order[number]
         records = Records(task.train.features[shard], task.train.labels[shard])
-        gaps = self.cell.without_silos is not None
-        if self.plan.exact is None:
-            return Silo(number, self.plan, self.plan.objective, records, self.noise, gaps)
-        return ReleasingSilo.of(number, self.plan, records, integers_key(self.cell.noise_seed), b"", gaps=gaps)
+        key, gaps = integers_key(self.cell.noise_seed), self.cell.without_silos is not None
+        return _seeded(number, self.plan, records, self.noise, key, gaps=gaps)
 
     def evaluated(self, number: int) -> Silo:
         """Silo `number` as it evaluates: its test records, which train nothing."""
         if self.tests is None:
             raise RunError(f"silo {number}: the scenario has no [evaluation]")
         asked, shares = self.tests
-        if asked.plan.exact is None:
-            return Silo(number, asked.plan, asked.scores, shares[number], evaluation_noise(self.cell))
-        return ReleasingSilo.of(number, asked.plan, shares[number], evaluation_integers_key(self.cell), b"")
+        noise, key = evaluation_noise(self.cell), evaluation_integers_key(self.cell)
+        return _seeded(number, asked.plan, shares[number], noise, key)
 
     @cached_property
     def tests(self) -> tuple[EvaluationPlan, list[Records]] | None:
@@ -78,9 +85,54 @@ class SimulatedFederation:
         return None if asked is None else (asked, held_out_shares(self.cell))
 
 
+def _seeded(
+    number: int, plan: Plan, records: Records, noise: KeyedNormal, key: bytes, *, gaps: bool = False
+) -> Silo:
+    """A silo whose floating-point noise is of `noise`, and all else of integers of `key`."""
+    if plan.exact is not None:
+        return Silo.of(number, plan, records, key, gaps=gaps)
+    return Silo(number, plan, records, noise, gaps=gaps)
+
+
 def simulated_silo(cell: Cell, number: int) -> Silo:
     """Silo `number` of a simulation."""
     return SimulatedFederation.of(cell).silo(number)
+
+
+class _LiveState(ConfigRecord):
+    """A record that packs its state only when it leaves the process, as it does after every round under Ray."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self.__dict__["live"] = state
+
+    def __reduce__(self) -> tuple[type[ConfigRecord], tuple[dict[str, bytes]]]:
+        return ConfigRecord, ({_KEY: pack(self.__dict__["live"])},)
+
+
+class ContextStore:
+    """Flower's Context: for simulations, where nothing has to survive the process."""
+
+    def __init__(self, records: RecordDict, name: str = _RECORD) -> None:
+        """`name` tells the states of several runs of one silo apart."""
+        self._records, self._name = records, name
+
+    def load(self, silo: Silo) -> State:
+        kept = values_in(self._records).get(self._name)
+        if kept is None:
+            return silo.start()
+        if isinstance(kept, _LiveState):
+            state: State = kept.__dict__["live"]
+            return state
+        return unpack(bytes_in(self._records, self._name, _KEY), silo)
+
+    def save(self, state: State) -> None:
+        """Called last, so that a client that failed half-way has changed nothing."""
+        kept = values_in(self._records).get(self._name)
+        if isinstance(kept, _LiveState):
+            kept.__dict__["live"] = state
+        else:
+            self._records[self._name] = _LiveState(state)
 
 
 torch.set_num_threads(1)  # the order of sums, and with it the last bit, must not depend on the machine's cores
@@ -159,7 +211,7 @@ class Answering(Protocol):
     def public_key(self, run: str) -> bytes: ...
 
     def answer(self, run: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
-        """What leaves in round t of a run; RunError for a refusal."""
+        """Answer round t of a run; RunError for a refusal."""
         ...
 
 

@@ -5,13 +5,9 @@
     guard = guard_of(context, Path(__file__).with_name("guard.toml"))
     arrays = guard.train(msg.content["arrays"], msg.content["config"]["server-round"])
 
-The app never sees a record, and the server's strategy stays what it is: docs/existing-flower-app.md.
-
-An app's list of arrays and the guard's flat vector: the same numbers, in the order of a state_dict.
-
-The scenario that an app puts to guards: public, fixed before round 1, and the same at every silo.
-
-Noisy local steps in place of an app's own training: the app asks, the silo's guard answers.
+The app never sees a record, and the server's strategy stays what it is: docs/existing-flower-app.md.  The scenario
+that an app puts to guards is public, fixed before round 1, and the same at every silo.  An app's list of arrays
+and the guard's flat vector hold the same numbers, in the order of a state_dict.
 
     x_{k+1} = x_k - η · release_k        release_k: the mean of a batch's clipped gradients at x_k, with noise
 
@@ -46,14 +42,16 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Layout:
+class ModelLayout:
     """Shapes of the arrays of a model, in the order of its state_dict, and the type of the guard's vector."""
 
     shapes: tuple[Shape, ...]
     dtype: str
 
     @staticmethod
-    def of(arrays: Sequence[NDArray[Any]], names: Sequence[str], dtype: str, asked: Sequence[Shape]) -> "Layout":
+    def of(
+        arrays: Sequence[NDArray[Any]], names: Sequence[str], dtype: str, asked: Sequence[Shape]
+    ) -> "ModelLayout":
         """The layout of `arrays`; InputError in one line unless they are floats of the guard's shapes, `asked`.
 
         Names are for messages only: the guard's model may call its arrays otherwise.
@@ -73,7 +71,7 @@ class Layout:
                 raise InputError(
                     f"array {number}, {name!r}, is {array.dtype}: parameters are floating-point numbers"
                 )
-        return Layout(tuple(asked), dtype)
+        return ModelLayout(tuple(asked), dtype)
 
     def flat(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """The arrays one behind the other: (d,), of the guard's type.
@@ -98,8 +96,8 @@ _ELSEWHERE = {
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """What an app needs to have guards evaluate: their answer is the noisy mean of bounded scores."""
+class EvaluationTerms:
+    """Terms of an app whose guards evaluate: their answer is the noisy mean of bounded scores."""
 
     count: int
     """Evaluations of a whole run."""
@@ -111,8 +109,8 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What an app needs of its scenario: a release is the noisy mean of a batch's clipped gradients."""
+class AppTerms:
+    """Terms of an app's scenario: a release is the noisy mean of a batch's clipped gradients."""
 
     cell_json: str
     """The scenario as guards get it."""
@@ -124,11 +122,11 @@ class Terms:
     """Releases of a whole run."""
     batches: tuple[int, ...]
     """Records of each silo in one release, by the silo's number: public."""
-    evaluation: Evaluated | None = None
+    evaluation: EvaluationTerms | None = None
     """None where the scenario has no [evaluation]."""
 
 
-def read_terms(path: Path) -> Terms:
+def read_terms(path: Path) -> AppTerms:
     """Read an app's scenario; InputError in one line for one whose releases are not steps of an app's own.
 
     Guards do not rely on any of this: what they allow is their policy's.
@@ -139,7 +137,7 @@ def read_terms(path: Path) -> Terms:
     return terms_of(points[0].cell, str(path))
 
 
-def terms_of(cell: Cell, source: str) -> Terms:
+def terms_of(cell: Cell, source: str) -> AppTerms:
     """The terms of a cell; `source` names it in messages."""
     settings = cell.algorithm.settings
     if not isinstance(settings, SgdSettings):
@@ -155,7 +153,7 @@ def terms_of(cell: Cell, source: str) -> Terms:
             f"{source}: algorithm.trust = {cell.algorithm.trust!r}: a server that is not fedpriv's adds no noise; "
             f"use {UNTRUSTED.name!r}"
         )
-    return Terms(
+    return AppTerms(
         json.dumps(cell.canonical()),
         settings.step,
         cell.run.dtype,
@@ -165,11 +163,11 @@ def terms_of(cell: Cell, source: str) -> Terms:
     )
 
 
-def _evaluated(cell: Cell) -> Evaluated | None:
+def _evaluated(cell: Cell) -> EvaluationTerms | None:
     if (asked := cell.evaluation) is None:
         return None
     records = asked.of_silos(cell.federation.silos)
-    return Evaluated(evaluations_of(cell), records, asked.loss_bound, not cell.model.regression)
+    return EvaluationTerms(evaluations_of(cell), records, asked.loss_bound, not cell.model.regression)
 
 
 Answer = TypeVar("Answer")
@@ -189,7 +187,7 @@ class SiloGuard:
     run: str
     """The run's name in the silo's ledger."""
     silo: int
-    terms: Terms
+    terms: AppTerms
     local_steps: int = 1
     """K: noisy steps between two averages, each of them a release."""
 
@@ -232,7 +230,7 @@ class SiloGuard:
         return layout.split(point)
 
     def evaluate(self, arrays: ArrayRecord, server_round: int) -> dict[str, float]:
-        """What the silo's own test records say of the parameters, with noise; {} in rounds that nobody evaluates.
+        """Evaluate parameters on the silo's own test records, with noise; {} in rounds without an evaluation.
 
         "eval_loss", and "eval_acc" of a classification, as the template calls them.  The scenario's
         `run.evaluations` are spread evenly over the server's rounds, the last one among them.  InputError and
@@ -267,7 +265,7 @@ class SiloGuard:
         return {_NAMES[name]: float(value) for name, value in found.items()}
 
     @property
-    def _evaluated(self) -> Evaluated:
+    def _evaluated(self) -> EvaluationTerms:
         if self.terms.evaluation is None:
             raise InputError(
                 "evaluation: the guard's scenario has no such section, which says what evaluations may cost; add "
@@ -275,10 +273,10 @@ class SiloGuard:
             )
         return self.terms.evaluation
 
-    def _asked(self, arrays: Sequence[NDArray[Any]], names: Sequence[str]) -> tuple[Layout, NDArray[Any]]:
+    def _asked(self, arrays: Sequence[NDArray[Any]], names: Sequence[str]) -> tuple[ModelLayout, NDArray[Any]]:
         """The arrays as the guard's model has them, one behind the other; InputError where they are not."""
         shapes = _given(ask_shapes(self.socket, self.terms.cell_json))
-        layout = Layout.of(arrays, names or [str(n) for n in range(len(arrays))], self.terms.dtype, shapes)
+        layout = ModelLayout.of(arrays, names or [str(n) for n in range(len(arrays))], self.terms.dtype, shapes)
         return layout, layout.flat(arrays)
 
 

@@ -1,1 +1,1 @@
-"""What runs at the server: the Flower ServerApp and its strategy."""
+"""The server's side, shipped in a coordinator's bundle: the Flower ServerApp, its strategy and its journal."""

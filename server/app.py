@@ -1,9 +1,9 @@
 """The Flower ServerApp: one cell of a scenario, from the run configuration to a published model.
 
-The server's side of evaluations that silos make: it sends a model, and gets sums over their test records.
+Silos may evaluate: the server sends a model, and gets sums over their test records.
 
 untrusted    every silo's means come with its own noise, and are kept and published silo by silo
-trusted      exact integer sums come; what is kept and published is their sum with the server's noise
+trusted      exact integer sums come; their sum with the server's noise is kept and published
 no noise     exact means come: nothing is claimed
 """
 
@@ -40,28 +40,7 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.server.grid import PatientGrid, learn_roster
 from fedpriv.server.journal import Entries, ServerJournal
 from fedpriv.server.strategy import Journal, ReleaseStrategy, Roster, all_answers
-from fedpriv.server.sums import Kept, Released, ServerSums, sums_of
-
-
-class SiloBySilo:
-    """What silos send, each by itself, in a row: nothing is added up, and nothing added.
-
-    Guarantee: it is what the silos released, and no noise is drawn here.
-    """
-
-    simulated = False
-
-    def __init__(self, plan: Plan) -> None:
-        self._length = plan.objective.dimension
-
-    def released(self, messages: list[Tensor], t: int, query: Tensor) -> Released:
-        if wrong := [str(silo) for silo, message in enumerate(messages) if not is_finite(message)]:
-            raise RunError(f"silo {', '.join(wrong)}, evaluation {t}: it sent values that are not finite")
-        row = torch.cat(messages)
-        return Released(row, Kept(row))
-
-    def repeat(self, known: Kept, t: int) -> Tensor:
-        return known.values
+from fedpriv.server.sums import ServerSums
 
 
 class SiloEvaluation:
@@ -106,6 +85,8 @@ class SiloEvaluation:
                 f"silo {silo}, evaluation {place}: sums of shape {tuple(release.shape)} and type {release.dtype}, "
                 f"expected {shape} and {dtype}"
             )
+        if not is_finite(release):
+            raise RunError(f"silo {silo}, evaluation {place}: it sent values that are not finite")
         if self._sums.simulated and "metrics" not in content:
             raise RunError(
                 f"silo {silo}, evaluation {place}: it answers as silos with guards do, and this server's noise is "
@@ -121,14 +102,12 @@ def evaluation_sums(
     *,
     simulated: KeyedNormal | None = None,
 ) -> ServerSums:
-    """The server's part in evaluations; arguments as for `sums_of`."""
-    if asked.apart:
-        return SiloBySilo(asked.plan)
-    return sums_of(asked.plan, asked.scores.initial(), key, secret, simulated=simulated)
+    """The server's part in evaluations; arguments as for `ServerSums`."""
+    return ServerSums(asked.plan, asked.scores.initial(), key, secret, simulated=simulated, apart=asked.apart)
 
 
 def evaluation_entries(asked: EvaluationPlan) -> Entries:
-    """What evaluations leave in a journal of their own."""
+    """The journal entries of evaluations, which have a journal of their own."""
     entries = Entries.of(asked.plan)
     if not asked.apart:
         return entries
@@ -208,14 +187,14 @@ def deployed_strategy(
     without_missing: bool = False,
 ) -> ReleaseStrategy:
     """The strategy of a server whose releases are real: its noise is keyed by the journal, and by nothing else."""
-    sums = sums_of(plan, initial, journal.key(), journal.secret)
+    sums = ServerSums(plan, initial, journal.key(), journal.secret)
     return ReleaseStrategy(plan, initial, sums, journal, roster, without_missing=without_missing)
 
 
 def simulated_strategy(plan: Plan, initial: Tensor, cell: Cell) -> ReleaseStrategy:
     """The strategy of a simulation's server, whose noise is the seed's."""
     noise = simulation_noise(cell.noise_seed, cell.run.dtype)
-    sums = sums_of(plan, initial, integers_key(cell.noise_seed), simulated=noise)
+    sums = ServerSums(plan, initial, integers_key(cell.noise_seed), simulated=noise)
     return ReleaseStrategy(plan, initial, sums, absences=absences_of(cell))
 
 
@@ -268,4 +247,4 @@ def _folder_reporter(run_config: Mapping[str, Any]) -> FolderReporter:
 
 
 app = server_app(_folder_reporter)
-"""What engines submit: it reports to the engine that follows it."""
+"""The app that engines submit: it reports to the engine that follows it."""

@@ -4,7 +4,7 @@ Measured on Flower 1.41: its own `send_and_receive` sleeps 3 s between looks; a 
 messages until a heartbeat is missed (up to 60 s) and comes back under another node id, unless it has a key.
 Asking a silo twice is safe: its guard answers a repeated round with the same bytes.
 
-Which node is which silo, in a simulation, where all nodes are there from the start and stay.
+In a simulation all nodes are there from the start and stay: `learn_roster` asks them once which silo they are.
 """
 
 import itertools
@@ -194,7 +194,7 @@ class PatientGrid(Grid):
             self._silo_of[node] = silo
 
     def _numbered(self, message: Message) -> Message:
-        """What is sent are copies with numbers of their own; this one names the question."""
+        """The number of the question: copies of it are sent, with numbers of their own."""
         message.metadata.__dict__["_message_id"] = f"question {next(self._questions)}"
         return message
 

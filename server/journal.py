@@ -42,7 +42,7 @@ _CHECK_BYTES = 16
 
 
 class Entries(NamedTuple):
-    """What a run's rounds leave in its journal."""
+    """The sizes of a run's entries in its journal."""
 
     dtype: torch.dtype
     lengths: tuple[int, ...]
@@ -53,7 +53,7 @@ class Entries(NamedTuple):
     @staticmethod
     def of(plan: Plan) -> "Entries":
         lengths = tuple(map(plan.kept_length, range(1, plan.schedule.rounds + 1)))
-        return Entries(plan.kept_dtype, lengths, plan.exact is not None and plan.trust.noise_at_server)
+        return Entries(plan.kept_dtype, lengths, plan.of_one_round)
 
 
 class ServerJournal(AbstractContextManager["ServerJournal"]):
@@ -131,7 +131,7 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         return Kept(values, body[-CHAIN_BYTES:])
 
     def secret(self) -> bytes:
-        """What the last round kept of the silos' sums, b"" before the first; RunError if it is lost."""
+        """Read what the last round kept of the silos' sums, b"" before the first; RunError if it is lost."""
         if not self._rounds or not self._secret:
             return b""
         path = self._sums(self._rounds)

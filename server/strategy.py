@@ -7,8 +7,6 @@ One strategy serves every trust setting and algorithm: `ServerSums` says what th
 The mean has fixed weights; a missing, failed, malformed or non-finite reply ends the run with the silo's number
 and the round, never with a mean over fewer.  A silo that does not answer may, where the scenario says so, count
 with an increment of 0: its weight stays, and the round is on record.
-
-What silos answered to messages that all of them got: each in its place, or why not.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +33,7 @@ from fedpriv.silo.masks import CARD_BYTES, KEY_BYTES
 def answers_of(
     asked: Mapping[int, Message], replies: Iterable[Message], what: str
 ) -> tuple[dict[int, RecordDict], str]:
-    """What every silo answered to its message in `asked`, and why others did not; RunError for a failure."""
+    """Sort replies to `asked` by silo, with the reasons of those that refused; RunError for a failure."""
     # A grid numbers messages when it sends them; an error reply names the message, not always the node.
     numbered = {message.metadata.message_id: silo for silo, message in asked.items()}
     answers: dict[int, RecordDict] = {}
@@ -80,10 +78,10 @@ Missed = dict[int, list[int]]
 
 
 class Journal(Protocol):
-    """What was released round by round, for a run that goes on after a crash."""
+    """The releases of a run round by round, from which it goes on after a crash."""
 
     def released(self, t: int) -> Kept | None:
-        """What round t released, if it is over."""
+        """The entry of round t, if it is over."""
         ...
 
     def record(self, t: int, kept: Kept, missed: Missed, last: Tensor | None, secret: bytes = b"") -> None:

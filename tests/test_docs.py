@@ -23,6 +23,7 @@ from fedpriv.cli.app import app
 from fedpriv.cli.tune import TUNING_KEYS
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.models import MODELS
+from fedpriv.noise.registry import ADDED
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.rounds.outcome import RunObserver
 from fedpriv.rounds.task import check_records
@@ -56,9 +57,9 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             text = re.sub(pattern, small, text, flags=re.MULTILINE)
         (tmp_path / "scenarios" / path.name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    models, algorithms = dict(MODELS), dict(ALGORITHMS)
+    models, algorithms, mechanisms = dict(MODELS), dict(ALGORITHMS), dict(ADDED)
     yield tmp_path
-    for table, rows in ((MODELS, models), (ALGORITHMS, algorithms)):
+    for table, rows in ((MODELS, models), (ALGORITHMS, algorithms), (ADDED, mechanisms)):
         table.clear()
         table.update(rows)  # type: ignore[arg-type]
 

@@ -1,5 +1,5 @@
 """Exact privacy accounting of Gaussian compositions: GDP, zCDP, RDP and (ε, δ).  Imports no torch."""
 
-from fedpriv.accounting.guarantees import EpsilonDelta, GaussianDP
+from fedpriv.accounting.guarantees import GaussianDP
 
-__all__ = ["EpsilonDelta", "GaussianDP"]
+__all__ = ["GaussianDP"]

@@ -45,17 +45,15 @@ from fedpriv.accounting.curves import (
     as_floats,
     chained,
     check_resolved,
-    check_size,
-    delta_at,
     epsilon_at,
     gaussian,
     highest,
     lowest,
 )
-from fedpriv.accounting.gaussian import RELATION_FACTOR, Relation, check_epsilon, check_positive, relation_named
+from fedpriv.accounting.gaussian import Relation, check_epsilon, check_positive, relation_named
+from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.losses import Losses, smallest_noise
 from fedpriv.core.errors import InputError
-from fedpriv.core.figures import epsilon_words, lower_figure
 
 _MOST_LOG = 600.0  # of a grid's end: e^600 is still a float when it is squared with what it is multiplied by
 
@@ -167,7 +165,7 @@ _COARSE = _Fineness(2**12, 2**13, 4e-3, 10.0)
 
 
 @dataclass(frozen=True)
-class AllocatedGaussian:
+class AllocatedGaussian(Sampled):
     """What a run with random allocation promises.
 
     Guarantee: under zero-out neighbours differ by one unit whose increments are 0 in one of them; under
@@ -175,8 +173,6 @@ class AllocatedGaussian:
     releases. Everybody may see every release; who draws which round stays secret from them.
     """
 
-    noise_multiplier: float
-    """σ/C; for correlated noise σ / max_t (clip_t ‖C_t‖)."""
     bins: int
     """The rounds of one epoch among which a unit draws one."""
     epochs: int = 1
@@ -184,6 +180,7 @@ class AllocatedGaussian:
     relation: Relation = "zero-out"
 
     kind: ClassVar[str] = "allocated-gaussian"
+    title: ClassVar[str] = "random allocation"
 
     def __post_init__(self) -> None:
         check_positive("noise_multiplier", self.noise_multiplier)
@@ -202,28 +199,10 @@ class AllocatedGaussian:
         """An upper bound of the smallest ε for which (ε, `delta`)-DP holds; `delta` is 1e-10 or more."""
         return epsilon_at(_cached_curve(self, _tails_for(check_resolved(delta), self.epochs)), delta)
 
-    def delta_of(self, epsilon: float) -> float:
-        """An upper bound of the smallest δ for which (`epsilon`, δ)-DP holds."""
-        return delta_at(self.curve, epsilon)
-
     @property
-    def known_mu(self) -> float:
-        """μ of the same noise where everybody knows which round of each epoch a unit draws."""
-        return RELATION_FACTOR[self.relation] * (math.sqrt(self.epochs) / self.noise_multiplier * (1.0 + 1e-15))
-
-    def group_curve(self, size: int) -> Curve | None:
-        """None: of several units that draw there is no law here, only the chain and `known_mu`."""
-        check_size(size)
-        return None
-
-    def statement(self, delta: float) -> str:
-        """The guarantee as a person reads it."""
-        epochs = "one epoch" if self.epochs == 1 else f"each of {self.epochs} epochs"
-        return (
-            f"{epsilon_words(self.epsilon_of(delta), delta, 6)}, an upper bound for random allocation "
-            f"to one of {self.bins} rounds in {epochs} with noise multiplier "
-            f"{lower_figure(self.noise_multiplier, 6)}"
-        )
+    def times(self) -> int:
+        """In how many rounds a unit takes part: one an epoch."""
+        return self.epochs
 
 
 def _tails_for(delta: float, epochs: int) -> tuple[float, ...]:

@@ -42,7 +42,7 @@ from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.curves import Curve, check_resolved, delta_at, epsilon_at, gaussian_from_below, mu_together
 from fedpriv.accounting.gaussian import check_delta, check_epsilon, check_mu, check_positive, smallest_safe
 from fedpriv.core.errors import InputError
-from fedpriv.core.figures import epsilon_words, upper_figure
+from fedpriv.core.figures import upper_figure
 
 _POINTS = 8192  # of ε at which the inequality is certified
 _ACCURACY = 1e-6  # relative, of μ
@@ -81,13 +81,10 @@ class ApproximateGDP:
             return math.inf
         return gdp.epsilon_of(self.mu, left)
 
-    def statement(self, delta: float) -> str:
-        """The guarantee as a person reads it."""
-        mu, slack = upper_figure(self.mu, 6), upper_figure(self.slack, 3)
-        epsilon = epsilon_words(self.epsilon_of(delta), delta, 6)
-        if self.slack == 0.0:
-            return f"{mu}-GDP, hence {epsilon}"
-        return f"({mu}, {slack})-GDP: {mu}-GDP but for a probability of {slack}, hence {epsilon}"
+    @property
+    def words(self) -> str:
+        """As a price: "0.3742 with slack 1e-07"."""
+        return upper_figure(self.mu) + (f" with slack {upper_figure(self.slack, 3)}" if self.slack else "")
 
 
 class HasCurve(Protocol):
@@ -189,7 +186,7 @@ Price = ApproximateGDP | None
 
 
 @dataclass(frozen=True)
-class Budget:
+class LifetimeBudget:
     """What all runs on the same data may cost together.
 
     Guarantee: as long as every run is admitted before its first release, everything released is (`mu`,

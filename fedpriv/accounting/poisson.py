@@ -38,16 +38,14 @@ from fedpriv.accounting.curves import (
     chained,
     check_resolved,
     check_size,
-    delta_at,
-    epsilon_at,
     gaussian,
     highest,
     lowest,
 )
-from fedpriv.accounting.gaussian import RELATION_FACTOR, Relation, check_epsilon, check_positive, relation_named
+from fedpriv.accounting.gaussian import Relation, check_epsilon, check_positive, relation_named
+from fedpriv.accounting.guarantees import ADD_OR_REMOVE, REPLACE, Event, Sampled, gaussian_event, repeated_event
 from fedpriv.accounting.losses import LatticeLosses, Losses, smallest_noise
 from fedpriv.core.errors import InputError
-from fedpriv.core.figures import counted, epsilon_words, lower_figure, upper_figure
 
 _MOST_ROUNDS = 100_000
 _WIDEST, _NARROWEST = 4e-4, 1e-5  # steps of the lattice of losses
@@ -61,7 +59,7 @@ _NEWTON, _CLOSE = 60, 1e-9  # steps at most, and how short the last one is in st
 
 
 @dataclass(frozen=True)
-class PoissonGaussian:
+class PoissonGaussian(Sampled):
     """What `rounds` releases of the Poisson-sampled Gaussian mechanism promise together.
 
     Guarantee: under zero-out neighbours differ by one unit whose increments are 0 in one of them; under
@@ -69,8 +67,6 @@ class PoissonGaussian:
     releases. Everybody may see every release; who was drawn stays secret from them.
     """
 
-    noise_multiplier: float
-    """σ/C; for correlated noise in classes σ / max_t (clip_t ‖C_t‖)."""
     sampling_rate: float
     """The probability, above 0 and at most 1, with which a unit takes part in a round (of its class)."""
     rounds: int
@@ -78,6 +74,7 @@ class PoissonGaussian:
     relation: Relation = "zero-out"
 
     kind: ClassVar[str] = "poisson-gaussian"
+    title: ClassVar[str] = "Poisson sampling"
 
     def __post_init__(self) -> None:
         check_positive("noise_multiplier", self.noise_multiplier)
@@ -92,18 +89,10 @@ class PoissonGaussian:
         """An upper bound of δ for every ε ≥ 0."""
         return _cached_curve(self)
 
-    def epsilon_of(self, delta: float) -> float:
-        """An upper bound of the smallest ε for which (ε, `delta`)-DP holds; `delta` is 1e-10 or more."""
-        return epsilon_at(self.curve, delta)
-
-    def delta_of(self, epsilon: float) -> float:
-        """An upper bound of the smallest δ for which (`epsilon`, δ)-DP holds."""
-        return delta_at(self.curve, epsilon)
-
     @property
-    def known_mu(self) -> float:
-        """μ of the same noise where everybody knows that a unit takes part in every round: whatever coins show."""
-        return RELATION_FACTOR[self.relation] * (math.sqrt(self.rounds) / self.noise_multiplier * (1.0 + 1e-15))
+    def times(self) -> int:
+        """In how many rounds a unit takes part whose coins all come up heads."""
+        return self.rounds
 
     def group_curve(self, size: int) -> Curve | None:
         """The curve of `size` units together, from the law of how many of them join; None where it is too long.
@@ -112,13 +101,14 @@ class PoissonGaussian:
         """
         return _cached_group_curve(self, check_size(size))
 
-    def statement(self, delta: float) -> str:
-        """The guarantee as a person reads it."""
-        return (
-            f"{epsilon_words(self.epsilon_of(delta), delta, 6)}, an upper bound for "
-            f"{counted(self.rounds, 'round')} of Poisson sampling at rate {upper_figure(self.sampling_rate, 6)} "
-            f"with noise multiplier {lower_figure(self.noise_multiplier, 6)}"
-        )
+    def event(self) -> tuple[str, Event]:
+        sampled = {
+            "class": "PoissonSampledDpEvent",
+            "sampling_probability": self.sampling_rate,
+            "event": gaussian_event(self.noise_multiplier),
+        }
+        replaced = self.relation == "replace-one"
+        return REPLACE if replaced else ADD_OR_REMOVE, repeated_event(sampled, self.rounds)
 
 
 def _step(rounds: int) -> float:

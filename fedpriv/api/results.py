@@ -1,4 +1,4 @@
-"""What `fedpriv.run` and `fedpriv.load` return: frozen, and shown as tables and figures in a notebook."""
+"""Results of `fedpriv.run` and `fedpriv.load`: frozen, and shown as tables and figures in a notebook."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +14,7 @@ from torch import nn
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import counted, delta_figure, upper_figure
 from fedpriv.loss.imported import Trained, trained, with_parameters
+from fedpriv.rounds.outcome import WithMetrics
 from fedpriv.rounds.task import DTYPES, public_task_of_cell, seen
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
@@ -26,20 +27,11 @@ from fedpriv.study.results import read_claims, read_history
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(WithMetrics):
     """The test set after one round; the accuracy is a share, 0 … 1."""
 
     round: int
     metrics: Mapping[str, float]
-
-    @property
-    def test_loss(self) -> float:
-        return self.metrics["test_loss"]
-
-    @property
-    def test_accuracy(self) -> float:
-        """KeyError for a regression, which has none."""
-        return self.metrics["test_accuracy"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +66,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, repr=False)
-class CellResults:
+class CellResults(WithMetrics):
     """One sweep point with one seed."""
 
     point: Mapping[str, Any]
@@ -111,15 +103,6 @@ class CellResults:
             return "no noise"
         where = f" (all in delta={delta_figure(delta)})" if epsilon == 0.0 else ""
         return f"epsilon={upper_figure(epsilon)}{where}"
-
-    @property
-    def test_loss(self) -> float:
-        return self.metrics["test_loss"]
-
-    @property
-    def test_accuracy(self) -> float:
-        """A share, 0 … 1; KeyError for a regression, which has none."""
-        return self.metrics["test_accuracy"]
 
     def model(self) -> NDArray[np.floating[Any]]:
         """The published model, flat: shape (d,)."""
@@ -237,7 +220,7 @@ class RunResults:
 
 
 def results_of(path: Path, module: nn.Module | None = None) -> RunResults:
-    """What a run left in its folder; `module` is the one that it trained.  InputError if there is none."""
+    """Read the results in a run's folder; `module` is the one that it trained.  InputError if there are none."""
     results = read_claims(path)
     history: dict[int, list[Evaluation]] = {}
     for line in read_history(path):

@@ -1,7 +1,4 @@
-"""`fedpriv.run` and `fedpriv.load`.
-
-Records and modules of the calling program: what `fedpriv.run(train=…, test=…, model=…)` makes of them.
-"""
+"""`fedpriv.run` and `fedpriv.load`: run a scenario from Python, with records and a module of its own if given."""
 
 import copy
 import json
@@ -27,7 +24,7 @@ from fedpriv.loss.own import REGRESSION_LOSSES, add_given
 from fedpriv.rounds.outcome import RunObserver
 from fedpriv.scenario.load import load_scenario, read_toml, scenario_of
 from fedpriv.show.table import write_table
-from fedpriv.study.sweep import rerun_command, run_sweep
+from fedpriv.study.sweep import RunOptions, run_sweep
 
 Given = Part | Dataset[Any]
 """(records, labels), or a torch Dataset of such pairs."""
@@ -44,7 +41,7 @@ def with_own(
     classes: int | None,
     loss: str,
 ) -> dict[str, Any]:
-    """The scenario with these records and this module in place of its [data] and [model].
+    """Put these records and this module in place of the scenario's [data] and [model].
 
     Both get names made from their content, so that a run is resumed with the same ones only.  Where the scenario
     gives neither `federation.samples` nor `batch`, all training records are read, once an epoch.
@@ -79,7 +76,7 @@ def with_own(
 
 
 def _part(given: Given) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Two arrays, copied: what the program does to its own later changes no run."""
+    """Copy two arrays, so that later changes of the program's own change no run."""
     if isinstance(given, TensorDataset):
         return _pair(given.tensors)
     if isinstance(given, Dataset):
@@ -151,15 +148,20 @@ def run(
         RunError: says why a run could not be finished.
     """
     overrides = [_assignment(key, value) for key, value in (set or {}).items()]
-    rerun = None
     own = train is not None or test is not None or model is not None
     if own and engine not in ENGINES:
         raise InputError(
             f"engine = {engine!r}: its processes have no arrays and modules of this program; use "
             f"{' or '.join(map(repr, ENGINES))}, or fedpriv.add_data and add_model in a file that is imported"
         )
-    chosen = None if workers is None and ray is None else Workers(workers, ray)
-    if own and chosen is not None:
+    options = RunOptions(
+        engine=engine,
+        out=None if out is None else Path(out),
+        resume=resume,
+        workers=None if workers is None and ray is None else Workers(workers, ray),
+        overrides=overrides,
+    )
+    if own and options.workers is not None:
         raise InputError(
             "workers, ray: other processes have no arrays and modules of this program; use fedpriv.add_data and "
             "add_model in a file that is imported"
@@ -168,14 +170,13 @@ def run(
         given = scenario if isinstance(scenario, Mapping) else read_toml(scenario_file(Path(scenario)))
         source = "scenario" if isinstance(scenario, Mapping) else str(scenario)
         loaded = scenario_of(with_own(given, train, test, model, classes, loss), source, overrides)
+        rerun = None
     else:
-        loaded = load_scenario(Path(scenario), overrides)
-        rerun = rerun_command(str(scenario), engine, overrides)
+        loaded, rerun = load_scenario(Path(scenario), overrides), options.command(str(scenario))
     heard = list(observers)
     if _interactive() if progress is None else progress:
         heard.append(Progress(quiet=False))
-    target = None if out is None else Path(out)
-    folder = run_sweep(loaded, engine, target, resume=resume, rerun=rerun, observers=heard, workers=chosen)
+    folder = run_sweep(loaded, options, heard, rerun)
     write_table(folder)
     return results_of(folder, None if model is None else copy.deepcopy(model))
 
@@ -190,7 +191,7 @@ def _interactive() -> bool:
 
 
 def _assignment(key: str, value: Any) -> str:
-    """KEY=VALUE as `--set` takes it: JSON of numbers, texts, truth values and lists is TOML."""
+    """Write KEY=VALUE as `--set` takes it: JSON of numbers, texts, truth values and lists is TOML."""
     try:
         if isinstance(value, Mapping):
             raise TypeError("a table of keys is no single value")

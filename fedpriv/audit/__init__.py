@@ -1,1 +1,1 @@
-"""Audit."""
+"""Audits: does the code leak more than it claims?"""

@@ -32,15 +32,15 @@ from fedpriv.audit.families import (
     Steps,
     canaries,
     evaluations_of,
-    one_thread,
     parts_of,
     seed_of,
     sees_in_secret,
     tried,
 )
-from fedpriv.audit.statistics import Curve
+from fedpriv.audit.statistics import ClaimedCurve
 from fedpriv.audit.transcripts import check_clients
 from fedpriv.core.errors import InputError
+from fedpriv.core.replicates import one_thread
 from fedpriv.noise.trust import CLIENT
 from fedpriv.rounds.plan import plan_of
 from fedpriv.scenario.schema import Cell
@@ -177,10 +177,10 @@ def _secret(
     beside = secret.company(few, companies, seed, steps)
     tests, failure = evaluations_of(cell, mu, -(-trials // CANARIES), seed), 1.0 - confidence
     of_tests = canaries(tests, failure / 5.0, steps) if tests else {}
-    failure, curve = failure * (0.4 if tests else 0.5), Curve(secret.guarantee_of(plan))
+    failure, curve = failure * (0.4 if tests else 0.5), ClaimedCurve(secret.guarantee_of(plan))
     found = {
         "canaries": secret.canaries_shown(small, plan, seen, curve, failure),
-        "company": secret.company_shown(alone, beside, Curve(secret.guarantee_of(alone)), failure),
+        "company": secret.company_shown(alone, beside, ClaimedCurve(secret.guarantee_of(alone)), failure),
     }
     best, delta = max(found.values(), key=lambda each: each.excess), cell.privacy.delta
     outcome = Audit(

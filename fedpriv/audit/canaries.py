@@ -1,4 +1,4 @@
-"""The worst case, built: a small run of the code that is audited, and records that its claim is hardest for.
+"""Worst-case canaries: a small run of the code under audit, and records that its claim is hardest for.
 
 Queries stay at 0, a canary's increment is far above the clip, and in the two worlds it points in opposite
 directions (replace-one), or is there or not (zero-out): as far apart as the neighbouring relation allows.
@@ -100,7 +100,7 @@ def misread(cell: Cell, rows: Sequence[range]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Layout:
+class CanaryLayout:
     """In which round each canary takes part, and in which row of the silo's order: (n,) each."""
 
     round: NDArray[np.int64]
@@ -108,7 +108,7 @@ class Layout:
     rows: int
 
     @staticmethod
-    def of(passes: Sequence[range], heaviest: int, canaries: int, batch: int) -> "Layout":
+    def of(passes: Sequence[range], heaviest: int, canaries: int, batch: int) -> "CanaryLayout":
         """As many as fit in round `heaviest`, where one weighs most; the others spread over the other rounds.
 
         Of rounds that read the same rows, the first one stands for all.
@@ -119,7 +119,7 @@ class Layout:
         rounds = np.array([heaviest] * min(batch, canaries) + spread)
         places = [int(np.sum(rounds[:canary] == t)) for canary, t in enumerate(rounds.tolist())]
         row = [passes[t - 1].start + place for t, place in zip(rounds.tolist(), places, strict=True)]
-        return Layout(rounds, np.array(row), max(read.stop for read in passes))
+        return CanaryLayout(rounds, np.array(row), max(read.stop for read in passes))
 
     def shard(self, present: NDArray[np.bool_], relation: str) -> Shard:
         """Zeros, and each canary in its row: its own feature, far longer than the clip.

@@ -1,31 +1,26 @@
-"""How far an audit is, and the thread that it runs in.
-
-How much of the noise would have to be gone for an audit to see it, at the trials that it had.
-
-The families of tests of rounds in a public order, and the parts of a run that canaries are planted in.
+"""Families of tests of rounds in a public order, and the parts of a run that canaries are planted in.
 
 A run is audited as a whole: its first step, which is a round of DP-SGD, and its evaluations are cells of their
 own, each against its own claim, and releases of all parts together, about the same canaries, against the composed
-claim.
+claim.  `Steps` counts the progress of an audit, which runs in one thread; the power of an audit says how much of
+the noise would have to be gone for it to be seen at the trials that there were.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from scipy import special
 from torch import Tensor
 
 from fedpriv.accounting.gaussian import compose
 from fedpriv.audit import hostile, integers, secret
-from fedpriv.audit.canaries import Layout, auditable, misread, objective_for, rows_read
+from fedpriv.audit.canaries import CanaryLayout, auditable, misread, objective_for, rows_read
 from fedpriv.audit.hostile import bound_at, mu_lower_bound, upper_rates
 from fedpriv.audit.secret import Evidence, Seen, evidence_of
 from fedpriv.audit.statistics import (
     ON_THE_BEST,
-    Curve,
+    ClaimedCurve,
     best_bound,
     heaviest_round,
     likelihoods,
@@ -57,17 +52,6 @@ class Steps:
         self._progress(min(1.0, self._done / self._total))
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch's threads would wait for each other in a busy loop, and on a busy machine for ever."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 POWER = 0.95
 """The probability with which an audit refutes noise of the size that it says it would see."""
 _SIMULATED, _LOOKED, _GRID = 60, 4, 20
@@ -95,7 +79,7 @@ def _most_wrong(claimed: float, trials: int, failure: float) -> int:
     return int(np.sum(refuting)) - 1
 
 
-def sees_in_secret(plan: Plan, curve: Curve, trials: int, failure: float, seed: int) -> float:
+def sees_in_secret(plan: Plan, curve: ClaimedCurve, trials: int, failure: float, seed: int) -> float:
     """The largest share of the noise that was found, in twentieths, refuted in all of its 60 simulated audits.
 
     0 if none was.  Canaries, their secret rounds and their noise are simulated, as many as there were, and the
@@ -122,7 +106,7 @@ def sees_in_secret(plan: Plan, curve: Curve, trials: int, failure: float, seed: 
 
 
 def _refuted(
-    evidence: Evidence, curve: Curve, trials: int, failure: float, share: float, drawn: np.random.Generator
+    evidence: Evidence, curve: ClaimedCurve, trials: int, failure: float, share: float, drawn: np.random.Generator
 ) -> bool:
     """Whether noise of so much of its size is refuted in one simulated audit of rows of the first group."""
     schedule = evidence.schedule
@@ -147,13 +131,13 @@ CANARIES, IN_HEAVIEST = 1024, 256
 
 
 class AuditRefutedError(FedprivError):
-    """The claim does not stand: somebody can tell more than it says.  Exit code 3."""
+    """The claim does not stand: a test can tell more than it says.  Exit code 3."""
 
     exit_code = 3
 
 
 class Found(NamedTuple):
-    """What a family found: a lower bound on μ, by which test, the claim that it is about, and its power."""
+    """Result of a family: a lower bound on μ, by which test, the claim that it is about, and its power."""
 
     mu: float
     test: str
@@ -162,7 +146,7 @@ class Found(NamedTuple):
     """Which share of the noise, see `power.sees`; None for a family that looks for something else."""
 
 
-class Asked(NamedTuple):
+class AuditedPart(NamedTuple):
     """A part of a run that is audited: the cell, cut to the canaries' size, so many runs, the claim, the seed."""
 
     cell: Cell
@@ -174,19 +158,19 @@ class Asked(NamedTuple):
     """To the records that it reads, by all parts that read them."""
 
     @staticmethod
-    def of(cell: Cell, mu: float, runs: int, seed: int, promised: float) -> "Asked":
+    def of(cell: Cell, mu: float, runs: int, seed: int, promised: float) -> "AuditedPart":
         """AuditRefutedError if records are not read as the claim presumes."""
         (rounds, passes), silos = known_rounds(cell, MOST_ROUNDS), min(cell.federation.silos, MOST_SILOS)
         small = auditable(cell, mu, rounds, silos, IN_HEAVIEST, passes)
         if wrong := misread(small, rows_read(small)):
             raise AuditRefutedError(f"the schedule is not the one that is claimed: {wrong}")
-        return Asked(cell, small, runs, mu, seed, promised)
+        return AuditedPart(cell, small, runs, mu, seed, promised)
 
     def plan(self, features: int = CANARIES) -> Plan:
         return plan_of(self.small, objective_for(self.small, features), released=True)
 
-    def layout(self, plan: Plan) -> Layout:
-        return Layout.of(rows_read(self.small), heaviest_round(plan), CANARIES, IN_HEAVIEST)
+    def layout(self, plan: Plan) -> CanaryLayout:
+        return CanaryLayout.of(rows_read(self.small), heaviest_round(plan), CANARIES, IN_HEAVIEST)
 
     def gathered(self, plan: Plan, runs: int, queries: Sequence[Tensor] | None, steps: Steps) -> Trials:
         """Trials of so many runs, each with its own coins and noise; other parts' runs have the same coins."""
@@ -202,7 +186,7 @@ def seed_of(seed: int, number: int) -> int:
     return 1_000_000 * seed + number
 
 
-def parts_of(cell: Cell, mu: float, runs: int, seed: int) -> dict[str, Asked]:
+def parts_of(cell: Cell, mu: float, runs: int, seed: int) -> dict[str, AuditedPart]:
     """The rounds, the first step and the evaluations of a run whose records have the claim `mu`.
 
     Rounds and first step have their shares of it.  Test records are other records: their claim is `mu`, too.  A
@@ -211,23 +195,23 @@ def parts_of(cell: Cell, mu: float, runs: int, seed: int) -> dict[str, Asked]:
     promise, budget = cell.privacy.target, cell.budget
     assert promise is not None
     assert budget.rounds is not None
-    parts = {"rounds": Asked.of(cell, mu * budget.rounds / promise, runs, seed, mu)}
+    parts = {"rounds": AuditedPart.of(cell, mu * budget.rounds / promise, runs, seed, mu)}
     if (first := first_step_of(cell)) is not None:
-        parts[FIRST_STEP] = Asked.of(first, mu * budget.beside / promise, runs, seed, mu)
+        parts[FIRST_STEP] = AuditedPart.of(first, mu * budget.beside / promise, runs, seed, mu)
     return parts | evaluations_of(cell, mu, runs, seed)
 
 
-def evaluations_of(cell: Cell, mu: float, runs: int, seed: int) -> dict[str, Asked]:
+def evaluations_of(cell: Cell, mu: float, runs: int, seed: int) -> dict[str, AuditedPart]:
     """The evaluations as a part of a run; nothing where they have no claim."""
     if cell.evaluation is None or cell.evaluation.mu is None:
         return {}
-    return {"evaluations": Asked.of(evaluation_cell(cell), mu, runs, seed, mu)}
+    return {"evaluations": AuditedPart.of(evaluation_cell(cell), mu, runs, seed, mu)}
 
 
 def tried(
-    parts: Mapping[str, Asked], failure: float, families: Collection[str], progress: Progress
+    parts: Mapping[str, AuditedPart], failure: float, families: Collection[str], progress: Progress
 ) -> dict[str, Found]:
-    """What each of the families found that are named in `families`.
+    """Run the families that are named in `families`, and return their results by name.
 
     Guarantee: where all claims hold, a bound exceeds its claim with probability at most `failure`: the shares of
     the families add up to 1 (Bonferroni).
@@ -240,7 +224,7 @@ def tried(
     return found
 
 
-def canaries(parts: Mapping[str, Asked], failure: float, steps: Steps) -> dict[str, Found]:
+def canaries(parts: Mapping[str, AuditedPart], failure: float, steps: Steps) -> dict[str, Found]:
     """The best bounds of canaries in the worst case, part by part, and of all parts of a run together."""
     plans = {name: part.plan() for name, part in parts.items()}
     trials = {name: part.gathered(plans[name], part.runs, None, steps) for name, part in parts.items()}
@@ -260,9 +244,9 @@ def canaries(parts: Mapping[str, Asked], failure: float, steps: Steps) -> dict[s
 
 
 def _together(
-    parts: Mapping[str, Asked], plans: Mapping[str, Plan], trials: Mapping[str, Trials], failure: float
+    parts: Mapping[str, AuditedPart], plans: Mapping[str, Plan], trials: Mapping[str, Trials], failure: float
 ) -> Found:
-    """The same canaries in every part, of which somebody sees all, against what is promised for all of them."""
+    """Test the same canaries in all parts, which an adversary sees together, against what is promised for all."""
     coins = [trials[name].of_round(heaviest_round(plans[name])).present for name in parts]
     assert all(np.array_equal(coins[0], each) for each in coins)
     evidence = np.sum([likelihoods(plans[name], trials[name]) for name in parts], axis=0)
@@ -275,7 +259,7 @@ def _together(
     return Found(bound, f"{' and '.join(parts)} together", claimed, would_see)
 
 
-def _driven(asked: Asked, failure: float, steps: Steps) -> tuple[float, str]:
+def _driven(asked: AuditedPart, failure: float, steps: Steps) -> tuple[float, str]:
     """The same where queries overflow, are denormal or cancel: what canaries add there may have either sign."""
     plan = asked.plan()
     fitting = asked.plan(len(asked.layout(plan).round))  # few rounds hold fewer canaries
@@ -289,13 +273,13 @@ def _fewer(runs: int) -> int:
     return -(-runs // 4)
 
 
-def _rollback(asked: Asked, failure: float, steps: Steps) -> tuple[float, str]:
+def _rollback(asked: AuditedPart, failure: float, steps: Steps) -> tuple[float, str]:
     """A machine that is put back to before the round in which canaries weigh most, and asked another query.
 
     Not to before the first one, if there are others: a run that is opened again draws another key.
     """
     t = max(heaviest_round(asked.plan()), min(2, asked.small.schedule.rounds))
-    layout = Layout.of(rows_read(asked.small), t, IN_HEAVIEST, IN_HEAVIEST)
+    layout = CanaryLayout.of(rows_read(asked.small), t, IN_HEAVIEST, IN_HEAVIEST)
     gathered = []
     for number in range(_rollbacks(asked.runs)):
         gathered.append(rolled_back(asked.small, layout, seed_of(asked.seed, number), t))
@@ -311,7 +295,7 @@ def _joined(runs: Sequence[Trials]) -> Trials:
     return Trials(*(np.concatenate(columns) for columns in zip(*runs, strict=True)))
 
 
-def _integers(asked: Asked, failure: float, steps: Steps) -> tuple[float, str]:
+def _integers(asked: AuditedPart, failure: float, steps: Steps) -> tuple[float, str]:
     small = integers.integers_cell(asked.cell, asked.mu)
     present, scores = [], []
     for number in range(integers.TRIALS):
@@ -322,7 +306,7 @@ def _integers(asked: Asked, failure: float, steps: Steps) -> tuple[float, str]:
     return integers.integers_bound(present, scores, failure)
 
 
-def _hostile(asked: Asked, failure: float, steps: Steps) -> tuple[float, str]:
+def _hostile(asked: AuditedPart, failure: float, steps: Steps) -> tuple[float, str]:
     small = hostile.hostile_cell(asked.cell, asked.mu)
     if small is None:
         return 0.0, "none"
@@ -339,19 +323,19 @@ class _Family(NamedTuple):
     """A family of tests: which share of the failure it may use, its steps, and what it finds, by name."""
 
     share: float
-    steps: Callable[[Mapping[str, Asked]], float]
-    found: Callable[[Mapping[str, Asked], float, Steps], dict[str, Found]]
+    steps: Callable[[Mapping[str, AuditedPart]], float]
+    found: Callable[[Mapping[str, AuditedPart], float, Steps], dict[str, Found]]
 
 
 def _of_rounds(
     name: str,
     share: float,
     steps: Callable[[int], float],
-    bound: Callable[[Asked, float, Steps], tuple[float, str]],
+    bound: Callable[[AuditedPart, float, Steps], tuple[float, str]],
 ) -> _Family:
     """A family that looks at the rounds alone: what it tries is code that all parts have in common."""
 
-    def found(parts: Mapping[str, Asked], failure: float, done: Steps) -> dict[str, Found]:
+    def found(parts: Mapping[str, AuditedPart], failure: float, done: Steps) -> dict[str, Found]:
         rounds = parts["rounds"]
         return {name: Found(*bound(rounds, failure, done), rounds.mu)}
 

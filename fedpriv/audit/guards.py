@@ -33,7 +33,7 @@ class Restartable(Answering, Protocol):
 
 
 class InFileOrder(Views):
-    """A shard whose persons are read in the order of their names, which everybody knows.
+    """A shard whose persons are read in the order of their names, which is public.
 
     A guard's own order follows from the key of the run and is told to nobody.  What it releases is a mixture over
     orders, each as likely for a file as for its neighbour, and who knows which one was drawn sees all that others
@@ -76,7 +76,7 @@ class GuardedSilo:
         self._ledger, self._guard = self._opened()
 
     def keep(self) -> Callable[[], None]:
-        """Ledger, mark and key: whoever restores a machine from its backup restores all of them."""
+        """Ledger, mark and key: a machine that is restored from its backup has all of them restored."""
         self._ledger.close()
         kept = {path: path.read_bytes() for path in self._files()}
         self._ledger, self._guard = self._opened()
@@ -99,7 +99,7 @@ class GuardedSilo:
         self._ledger.close()
 
     def answer(self, run: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
-        """What leaves in round t of a run; RunError for a refusal."""
+        """Return what leaves in round t of a run; RunError for a refusal."""
         return self._guard.answer(run, self._cell, t, query, keys)
 
     def public_key(self, run: str) -> bytes:
@@ -136,7 +136,7 @@ def _allowed(cell: Cell, plan: Plan) -> Allowed:
 
 
 def _slack(cell: Cell, target: float) -> dict[str, float]:
-    """What pays for a few runs; those with secret rounds are paid for as if their rounds were known, and more."""
+    """Slack that pays for a few runs; secret rounds are paid for as if they were known, and more."""
     if not cell.schedule.secret:
         return {"budget": target * _RUNS}
     return {"budget": 1e6, "slack": 0.1, "slack_per_run": 1e-5}

@@ -1,14 +1,12 @@
-"""Queries that no optimizer would ask: does what comes back, or whether anything does, tell of a record?
+"""Hostile queries, and lower bounds on μ from scores with known worlds.
 
 A server may send any finite vector.  Where a query drives the arithmetic out of its range for some records and not
 for others, the reply is not finite, or none, or far too long for those: one look is enough, whatever the noise is.
 
-From scores with known worlds to a lower bound on the Gaussian-DP parameter, with confidence.
-
 A μ-GDP release lets no test have errors with Φ⁻¹(1 - FPR) - Φ⁻¹(FNR) > μ (Dong, Roth & Su 2022).  So upper bounds
-on both error rates of any test give a lower bound on μ (Nasr et al. 2023, "Tight auditing of differentially
-private machine learning", section on Gaussian DP); and since worlds are chosen by fair coins, no test is right
-with a probability above Φ(μ/2), so that a lower bound on that probability gives another.
+on both error rates of any test give a lower bound on μ, with confidence (Nasr et al. 2023, "Tight auditing of
+differentially private machine learning", section on Gaussian DP); and since worlds are chosen by fair coins, no
+test is right with a probability above Φ(μ/2), so that a lower bound on that probability gives another.
 """
 
 from collections.abc import Mapping
@@ -24,7 +22,7 @@ from fedpriv.audit.canaries import FAR, auditable, nothing, objective_for
 from fedpriv.audit.guards import Restartable
 from fedpriv.audit.transcripts import folder_of_silos
 from fedpriv.core.errors import RunError
-from fedpriv.core.random import public_generator
+from fedpriv.core.random import SERVER, public_generator
 from fedpriv.loss.objective import Objective
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.scenario.schema import Cell
@@ -36,7 +34,7 @@ LEARNING = 4  # one trial in so many chooses the threshold
 
 
 class Errors(NamedTuple):
-    """What a test did in both worlds, an entry a threshold: wrong guesses, and of how many trials."""
+    """Wrong guesses of a test in both worlds, an entry a threshold, and of how many trials."""
 
     alarms: NDArray[np.int64]
     misses: NDArray[np.int64]
@@ -101,7 +99,7 @@ _TESTS = ("no finite reply to", "too long a reply to")
 
 def hostile_cell(cell: Cell, mu: float) -> Cell | None:
     """The cell as this attack needs it; None where silos answer to a server that they trust."""
-    if cell.algorithm.trust_setting.noise_at_server:
+    if cell.algorithm.trust_setting.draws(SERVER):
         return None
     return auditable(cell, mu, min(_ROUNDS, cell.schedule.rounds), min(2, cell.federation.silos), 1)
 

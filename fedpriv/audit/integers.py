@@ -1,4 +1,4 @@
-"""Do the noisy integers tell more than their law?  Attacks on their bits, with all that one record leaves open.
+"""Attacks on the bits of noisy integers: do they tell more than their law?
 
 Everything but one record is known, so that for each world (the record is there, or not) an attacker can compute
 what the noise would be: z = y - (C s).  For the right world it is noise, for the wrong one something else:
@@ -26,14 +26,13 @@ from fedpriv.audit.statistics import noise_factor
 from fedpriv.audit.transcripts import broadcasts, folder_of_silos, masked_sums, replies, zeros
 from fedpriv.core.random import SERVER, integers_key, public_generator
 from fedpriv.noise.integers.fixed_point import Ints
-from fedpriv.noise.integers.gaussian import START, linked
 from fedpriv.noise.integers.plan import ExactPlan
 from fedpriv.noise.trust import TRUSTED
 from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.round import IntegerStep
+from fedpriv.rounds.round import IntegerArithmetic
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.shard import Shard
-from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.silo import Silo
 
 WIDTHS = (31, 23, 15)
 """Bits of a radius that are tried."""
@@ -69,14 +68,14 @@ def attack(cell: Cell, seed: int) -> tuple[bool, Scores]:
     idle = [nothing(plan.schedule.batches_held, _FEATURES)] * (len(plan.weights) - 1)
     records = {world: _record(cell, plan, there=world) for world in (False, True)}
     with folder_of_silos(cell, plan, [records[present], *idle]) as (folder, silos):
-        if plan.trust.noise_at_server:
+        if plan.trust.draws(SERVER):
             noisy = _integers(plan, plan.exact, broadcasts(plan, folder, silos, zeros(plan)))
         elif plan.masked:
             noisy = masked_sums(plan, silos, zeros(plan)).astype(np.float64)
         else:
             noisy = _integers(plan, plan.exact, replies(silos[0], zeros(plan)))
     others = []
-    if plan.masked or plan.trust.noise_at_server:
+    if plan.trust.releases(SERVER):
         others = [_sums(cell, plan, shard, number) for number, shard in enumerate(idle, start=1)]
     without, there = (
         _fits(cell, plan, plan.exact, noisy, [_sums(cell, plan, records[world], 0), *others])
@@ -105,14 +104,14 @@ def _record(cell: Cell, plan: Plan, *, there: bool) -> Shard:
 def _integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tensor]) -> NDArray[np.float64]:
     """y, (T, d), as far as the type that it was sent in shows it."""
     rows = np.stack([vector.double().numpy() for vector in releases])
-    records = sum(plan.batch_sizes) if plan.trust.noise_at_server else plan.batch_sizes[0]
+    records = sum(plan.batch_sizes) if plan.trust.draws(SERVER) else plan.batch_sizes[0]
     return np.asarray(np.linalg.inv(noise_factor(plan)) @ rows * (records / exact.lattice.unit))
 
 
 def _sums(cell: Cell, plan: Plan, shard: Shard, number: int) -> list[Ints]:
     """A silo's integer sums of every round, by its own code: what it would send a trusted server."""
     records, sending = units_of(shard, cell), dataclasses.replace(plan, trust=TRUSTED)
-    silo = ReleasingSilo.of(number, sending, records, bytes(32), b"")
+    silo = Silo.of(number, sending, records, bytes(32), b"")
     state, sums = silo.start(), []
     for t, query in enumerate(zeros(plan), start=1):
         release, state = silo.answer(state, t, query)
@@ -123,7 +122,7 @@ def _sums(cell: Cell, plan: Plan, shard: Shard, number: int) -> list[Ints]:
 def _fits(
     cell: Cell, plan: Plan, exact: ExactPlan, noisy: NDArray[np.float64], sums: Sequence[Sequence[Ints]]
 ) -> Scores:
-    """How well what is left of y without the sums of a world, `sums[silo][t - 1]`, fits each test."""
+    """Score how well what is left of y without the sums of a world, `sums[silo][t - 1]`, fits each test."""
     strategy, passed = exact.run.factored.strategy, []
     state = strategy.start()
     for t, of_round in enumerate(zip(*sums, strict=True), start=1):
@@ -131,21 +130,21 @@ def _fits(
         passed.append(out)
     fresh = noisy - np.array(passed)
     size = exact.claim.sigma * (exact.run.owners**0.5)
-    guess = _of_the_seed(cell, plan, exact, [own[0] for own in sums])
+    guess = _of_the_seed(cell, plan, [own[0] for own in sums])
     alike = float((np.abs(noisy[0] - guess) <= _ALIKE * size).mean())
     few = fresh[:, :_RESIDUES]
     residues = [float(np.cos(2.0 * np.pi * np.mod(few, 2.0**bits) / 2.0**bits).sum()) for bits in MODULI]
     return np.array([*_radii(fresh / size), *residues, alike])
 
 
-def _of_the_seed(cell: Cell, plan: Plan, exact: ExactPlan, sums: Sequence[Ints]) -> Scores:
+def _of_the_seed(cell: Cell, plan: Plan, sums: Sequence[Ints]) -> Scores:
     """y of round 1, (d,), with the noise that a simulation of the scenario draws, for everybody's sums."""
-    key, step = integers_key(cell.seed), IntegerStep(plan, exact)
-    start, chain = exact.run.factored.strategy.start(), linked(START, zeros(plan)[0].numpy().tobytes())
-    if plan.trust.noise_at_server:
-        drawn = [step.noisy(start, 1, _total(sums), key, SERVER, chain)[0]]
-    else:
-        drawn = [step.noisy(start, 1, own, key, number, chain)[0] for number, own in enumerate(sums)]
+    step, query = IntegerArithmetic(plan, integers_key(cell.seed)), zeros(plan)[0]
+    of_owners = {SERVER: _total(sums)} if plan.trust.draws(SERVER) else dict(enumerate(sums))
+    drawn = [
+        step.noisy(step.start(owner), 1, torch.from_numpy(own), owner, query)[0].numpy()
+        for owner, own in of_owners.items()
+    ]
     return _total(drawn).astype(np.float64)
 
 

@@ -1,16 +1,16 @@
 """Canaries whose rounds are secret: what is seen of them, and tests that know no more than an adversary does.
 
-Two families, against the curve that is claimed (`tradeoff`):
+Two families, against the curve that is claimed (`statistics.ClaimedCurve`):
 
 * canaries: many in one run of the deployed path, each in rounds that its guard drew.  The best test is the mean of
   the likelihood ratios of the rounds it may be in; others presume what a broken schedule would give away, such as
   coins of the public seed.
-* company: one canary, and all other records of the silo pull the other way as far as they can.  Whoever knows all
-  others must not learn the canary's round from them, nor from what the sum is divided by: equal batches, first
-  come first served and means over those drawn show here.
+* company: one canary, and all other records of the silo pull the other way as far as they can.  An adversary that
+  knows all others must not learn the canary's round from them, nor from what the sum is divided by: equal batches,
+  first come first served and means over those drawn show here.
 
-What a run releases is looked at in units of one record's clipped weight: z · N(0, 1), and 1 more where the canary
-takes part.
+Releases are looked at in units of one record's clipped weight: z · N(0, 1), and 1 more where the canary takes
+part.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedpriv.accounting.guarantees import Sampled
-from fedpriv.audit.canaries import FAR, Layout, auditable, nothing, objective_for, units_of
-from fedpriv.audit.statistics import Curve, Shown, shown
+from fedpriv.audit.canaries import FAR, CanaryLayout, auditable, nothing, objective_for, units_of
+from fedpriv.audit.statistics import ClaimedCurve, Shown, shown
 from fedpriv.audit.transcripts import passes_of, run_trials
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import (
@@ -39,7 +39,7 @@ from fedpriv.participation.secret import Allocation, Poisson, SecretOrder
 from fedpriv.rounds.ledger import ReleaseStream
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.silo import Silo
 
 Floats = NDArray[np.float64]
 _MOST_BINS, _MOST_EPOCHS, _MOST_SILOS = 8, 6, 3
@@ -83,7 +83,7 @@ class Seen(NamedTuple):
 
 
 def guarantee_of(plan: Plan) -> Sampled:
-    """What the plan's releases are claimed to promise."""
+    """Return the guarantee that is claimed of the plan's releases."""
     guarantee = _stream(plan).guarantee
     assert isinstance(guarantee, Sampled)  # a cell without noise, or without secret rounds, is not audited here
     return guarantee
@@ -91,7 +91,7 @@ def guarantee_of(plan: Plan) -> Sampled:
 
 def _stream(plan: Plan) -> ReleaseStream:
     rounds = plan.schedule.rounds
-    return plan.stream_of(0, rounds) if plan.trust.private_messages else plan.releases(rounds)[0]
+    return plan.stream_of(0, rounds) if plan.trust.releases(0) else plan.releases(rounds)[0]
 
 
 def _in_weights(plan: Plan, along: Floats) -> Floats:
@@ -107,7 +107,7 @@ def canaries(small: Cell, seed: int) -> Seen:
     rows = plan.schedule.batches_held * plan.batch_sizes[0]
     count = min(CANARIES, rows)
     row = np.arange(count)
-    trials = run_trials(small, Layout(np.zeros(count, np.int64), row, rows), seed)
+    trials = run_trials(small, CanaryLayout(np.zeros(count, np.int64), row, rows), seed)
     return Seen(_in_weights(plan, trials.seen), trials.present, row)
 
 
@@ -126,7 +126,7 @@ def company(small: Cell, runs: int, seed: int, steps: Callable[[float], None] = 
         sides.append(units_of(others, small))
     query, along = torch.zeros_like(plan.objective.initial()), np.empty((runs, plan.schedule.rounds))
     for number, there in enumerate(coins):
-        silo = ReleasingSilo.of(0, plan, sides[int(there)], system_key(), b"")
+        silo = Silo.of(0, plan, sides[int(there)], system_key(), b"")
         state = silo.start()
         for t in range(1, plan.schedule.rounds + 1):
             release, state = silo.answer(state, t, query)
@@ -145,7 +145,7 @@ class Evidence:
     multiplier: float
 
     def of(self, releases: Floats, row: NDArray[np.int64], shift: float = 1.0) -> Floats:
-        """ln of (row takes part with `shift` in its secret rounds) over (nobody does), (n,)."""
+        """ln of (row takes part with `shift` in its secret rounds) over (no row does), (n,)."""
         return self._scores(self._ratios(releases, shift), row)
 
     def secret(self, seen: Seen) -> Floats:
@@ -223,7 +223,7 @@ def evidence_of(plan: Plan) -> Evidence:
     return Evidence(schedule, plan.relation, guarantee_of(plan).noise_multiplier)
 
 
-def canaries_shown(small: Cell, plan: Plan, seen: Seen, curve: Curve, failure: float) -> Shown:
+def canaries_shown(small: Cell, plan: Plan, seen: Seen, curve: ClaimedCurve, failure: float) -> Shown:
     """The largest excess of the tests of many canaries."""
     evidence, batch = evidence_of(plan), plan.batch_sizes[0]
     others = {
@@ -236,7 +236,7 @@ def canaries_shown(small: Cell, plan: Plan, seen: Seen, curve: Curve, failure: f
     return _largest(curve, {"rounds kept secret": evidence.secret(seen)}, others, seen.present, failure)
 
 
-def company_shown(plan: Plan, seen: Seen, curve: Curve, failure: float) -> Shown:
+def company_shown(plan: Plan, seen: Seen, curve: ClaimedCurve, failure: float) -> Shown:
     """The largest excess of the tests of a canary whose company is known."""
     evidence = evidence_of(plan)
     best = {"a round that all others leave": evidence.beside_all_others(seen)}
@@ -244,7 +244,7 @@ def company_shown(plan: Plan, seen: Seen, curve: Curve, failure: float) -> Shown
 
 
 def _largest(
-    curve: Curve,
+    curve: ClaimedCurve,
     best: Mapping[str, Floats],
     others: Mapping[str, Floats],
     present: NDArray[np.bool_],

@@ -1,10 +1,9 @@
-"""The fixed family of tests of canaries: which scores are looked at, and how much of the failure each may use.
+"""The fixed family of tests of canaries, and what a test shows against a claim that is a curve of (ε, δ), not a μ.
 
-A matched filter on the whole transcript is the best test of code that is right; repeated, forgotten or badly
-stored noise would lower its score, and shows in single releases, in differences of releases, of silos and of runs,
-and in the sum of all releases.
-
-From scores with known worlds to what a test shows against a claim that is a curve of (ε, δ), not a μ.
+The family says which scores are looked at, and how much of the failure each may use.  A matched filter on the
+whole transcript is the best test of code that is right; repeated, forgotten or badly stored noise would lower its
+score, and shows in single releases, in differences of releases, of silos and of runs, and in the sum of all
+releases.
 
 A test with false alarms α and misses β is impossible under a claim with δ(ε), for both directions, unless
 
@@ -90,7 +89,7 @@ def likelihoods(plan: Plan, trials: Trials) -> Scores:
 
 
 def separation(plan: Plan) -> float:
-    """How many standard deviations of the noise lie between both worlds in the best test: μ, if it is exact."""
+    """Standard deviations of the noise between both worlds in the best test: μ, if it is exact."""
     heaviest = heaviest_round(plan)
     weight, std = _weight(plan, heaviest)
     squared = float(_signal(plan, heaviest) @ matched_filter(plan, heaviest))
@@ -98,7 +97,7 @@ def separation(plan: Plan) -> float:
 
 
 def _weight(plan: Plan, canary_round: int) -> tuple[float, float]:
-    """What a canary weighs in what is seen, and the standard deviation of the noise there."""
+    """Weight of a canary in what is seen, and the standard deviation of the noise there."""
     in_mean = plan.masked or float(plan.noise.std_of(SERVER)) > 0.0
     weight = (plan.weights[0] if in_mean else 1.0) / plan.batch_sizes[0]
     std = plan.noise.std_in_mean if in_mean else float(plan.noise.std_of(0))
@@ -106,7 +105,7 @@ def _weight(plan: Plan, canary_round: int) -> tuple[float, float]:
 
 
 def _sides(plan: Plan) -> int:
-    """How many of its weights lie between a canary's two worlds."""
+    """Number of its weights that lie between a canary's two worlds."""
     return 2 if plan.relation == "replace-one" else 1
 
 
@@ -185,7 +184,7 @@ _EPSILONS = np.concatenate([np.linspace(0.0, 3.0, 301), np.linspace(3.0, 12.0, 1
 
 
 class Shown(NamedTuple):
-    """What a test showed at its rate of false alarms, and what the claim allows there; `test` says which."""
+    """Result of a test at its rate of false alarms, and what the claim allows there; `test` names it."""
 
     mu: float
     allowed: float
@@ -204,7 +203,7 @@ class Shown(NamedTuple):
         return float(max(0.0, np.log(power / self.alarms))) if power > 0.0 else 0.0
 
 
-class Curve:
+class ClaimedCurve:
     """A claimed trade-off: the least rate of misses for every rate of false alarms."""
 
     def __init__(self, guarantee: Sampled) -> None:
@@ -220,8 +219,10 @@ class Curve:
         return least
 
 
-def shown(curve: Curve, scores: Scores, present: NDArray[np.bool_], failure: float, test: str = "") -> Shown:
-    """What a test shows whose `scores` (n,) are large where the canary is `present` (n,).
+def shown(
+    curve: ClaimedCurve, scores: Scores, present: NDArray[np.bool_], failure: float, test: str = ""
+) -> Shown:
+    """Evaluate a test whose `scores` (n,) are large where the canary is `present` (n,).
 
     The threshold that exceeds the claim most is chosen on the first quarter of the trials, and what is shown is
     that of the others at this one threshold.
@@ -239,7 +240,7 @@ def shown(curve: Curve, scores: Scores, present: NDArray[np.bool_], failure: flo
 
 
 def _shown_at(
-    curve: Curve, thresholds: Scores, scores: Scores, present: NDArray[np.bool_], failure: float
+    curve: ClaimedCurve, thresholds: Scores, scores: Scores, present: NDArray[np.bool_], failure: float
 ) -> tuple[Scores, Scores, Scores, Scores]:
     """Shown μ, allowed μ, and upper bounds of both error rates, at each threshold."""
     errors = errors_at(thresholds, scores, present)

@@ -1,4 +1,4 @@
-"""What an adversary sees of many canaries, by the path that a deployment takes.
+"""Transcripts: what an adversary sees of many canaries, by the path that a deployment takes.
 
 | trust | whose code runs | what is seen |
 |---|---|---|
@@ -11,10 +11,9 @@ Of a machine that is restored from its backup, `rolled_back` has what is seen be
 
 Nothing is recomputed in another type: replies are those of the scenario's own `run.dtype`.
 
-A pool of clients, asked as a silo is, and the size to which an audit cuts it.
-
 No guard has clients: the trusted server keeps their pool and draws their cohorts.  So the pool's own code answers,
-which draws with a key of the operating system, as everything does that is really released.
+cut to the size of an audit, and draws with a key of the operating system, as everything does that is really
+released.
 """
 
 import dataclasses
@@ -30,23 +29,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.audit.canaries import FAR, Layout, in_units, nothing, objective_for, units_of
+from fedpriv.audit.canaries import FAR, CanaryLayout, in_units, nothing, objective_for, units_of
 from fedpriv.audit.guards import Restartable, guarded
 from fedpriv.clients.simulated import client_app_of
 from fedpriv.core.errors import InputError
-from fedpriv.core.random import public_generator, system_key
+from fedpriv.core.random import SERVER, public_generator, system_key
 from fedpriv.engines.inprocess import InProcessGrid, flower_quiet
 from fedpriv.loss.estimators import Round
 from fedpriv.noise.integers.fixed_point import sum_of
 from fedpriv.participation.clients import Available
 from fedpriv.protocol.arrays import one_array
 from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.round import IntegerStep
+from fedpriv.rounds.round import IntegerArithmetic
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
 from fedpriv.server.journal import Entries, ServerJournal
 from fedpriv.silo.shard import Shard
-from fedpriv.silo.silo import ReleasingSilo, Silo
+from fedpriv.silo.silo import Silo
 
 MOST_PASSES = 3
 """Of cyclic cohorts, and evaluations of the same test records."""
@@ -56,7 +55,7 @@ _FIRST_MOVE = FAR * 0.5**0.5
 
 
 def passes_of(cell: Cell) -> int:
-    """How often it is a client's turn; of records as often as the scenario says."""
+    """Number of turns of a client; of records as often as the scenario says."""
     if cell.federation.clients is None:
         return cell.federation.epochs
     return -(-cell.federation.total_rounds // cell.federation.rounds_per_epoch)
@@ -122,12 +121,12 @@ class Pool:
         return b""
 
     def answer(self, run: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
-        """What the server adds its noise to in round t."""
+        """Return the sum to which the server adds its noise in round t."""
         release, self._state = self._silo.answer(self._state, t, query)
         return self._silo.message(release.vector, t, keys, self._state.chain)
 
     def _begun(self) -> Silo:
-        return ReleasingSilo.of(0, self._plan, self._records, self._key, b"")
+        return Silo.of(0, self._plan, self._records, self._key, b"")
 
 
 _PUSH = 1e2 / FAR  # a weight that makes the model sure of a canary's class
@@ -140,7 +139,7 @@ class Trials(NamedTuple):
     """Canaries as rows: what was seen along each one's direction (n, rounds), its coin (n,), its round (n,).
 
     `apart` is silo 0's releases minus silo 1's, `twice` its releases minus those of another run of the same
-    records under other queries: (n, rounds), and (n, 0) where nobody who is an adversary sees both.
+    records under other queries: (n, rounds), and (n, 0) where no adversary sees both.
     """
 
     seen: NDArray[np.float64]
@@ -181,7 +180,7 @@ def zeros(plan: Plan) -> list[Tensor]:
     return [torch.zeros_like(plan.objective.initial())] * plan.schedule.rounds
 
 
-def run_trials(cell: Cell, layout: Layout, seed: int, queries: Sequence[Tensor] | None = None) -> Trials:
+def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Tensor] | None = None) -> Trials:
     """One run with the layout's canaries in silo 0, each present or not by a fair coin.
 
     `queries` are asked in place of zeros; then there is this one run of this one silo.
@@ -193,7 +192,7 @@ def run_trials(cell: Cell, layout: Layout, seed: int, queries: Sequence[Tensor] 
     present, shards = _shards(cell, plan, layout, seed)
     asked, none = queries or zeros(plan), np.empty((count, 0))
     with folder_of_silos(cell, plan, shards) as (folder, silos):
-        if queries is not None or plan.trust.noise_at_server or plan.masked:
+        if queries is not None or plan.trust.releases(SERVER):
             seen = _along(_seen(plan, folder, silos, asked))
             return Trials(seen, none, none, present, layout.round)
         first, again, other = _two_runs(plan, silos, asked)
@@ -202,7 +201,7 @@ def run_trials(cell: Cell, layout: Layout, seed: int, queries: Sequence[Tensor] 
     return Trials(seen, apart, seen - _along(again), present, layout.round)
 
 
-def rolled_back(cell: Cell, layout: Layout, seed: int, t: int) -> Trials:
+def rolled_back(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
     """A run that is put back to before round t, silos and server, and asked something else in this round.
 
     `twice` are its releases of rounds t, t + 1, … minus those of before, which were asked the same but for t.
@@ -231,11 +230,11 @@ def rolled_back(cell: Cell, layout: Layout, seed: int, t: int) -> Trials:
 
 
 def _journal(folder: Path) -> set[Path]:
-    """What the server keeps of the run."""
+    """Make the journal that the server keeps of the run."""
     return set((folder / "journal").glob("*"))
 
 
-def _shards(cell: Cell, plan: Plan, layout: Layout, seed: int) -> tuple[NDArray[np.bool_], list[Shard]]:
+def _shards(cell: Cell, plan: Plan, layout: CanaryLayout, seed: int) -> tuple[NDArray[np.bool_], list[Shard]]:
     """Fair coins of a run, of which longer runs have more, and its silos' records: canaries are silo 0's."""
     count = len(layout.round)
     present = public_generator(seed, "audit coins").random(count) < 0.5
@@ -244,8 +243,8 @@ def _shards(cell: Cell, plan: Plan, layout: Layout, seed: int) -> tuple[NDArray[
 
 
 def _seen(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> list[Tensor]:
-    """What the adversary of this trust setting sees of the rounds that have `queries`; some may be over."""
-    if plan.trust.noise_at_server:
+    """Collect what this trust setting's adversary sees of the rounds that have `queries`; some may be over."""
+    if plan.trust.draws(SERVER):
         return broadcasts(plan, folder, silos, queries)
     if plan.masked:
         return _means(plan, masked_sums(plan, silos, queries))
@@ -295,7 +294,7 @@ def _pushed(query: Tensor) -> Tensor:
 
 
 def masked_sums(plan: Plan, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> NDArray[np.int64]:
-    """The sums of the masked words (T, d), as whoever gets all of them decodes them."""
+    """The sums of the masked words (T, d), as the receiver of all of them decodes them."""
     assert plan.exact is not None
     keys, sums = b"".join(silo.public_key("run") for silo in silos), []
     for t, query in enumerate(queries, start=1):
@@ -308,21 +307,21 @@ def masked_sums(plan: Plan, silos: Sequence[Restartable], queries: Sequence[Tens
 
 def _means(plan: Plan, noisy: NDArray[np.int64]) -> list[Tensor]:
     """The noisy running sums that follow from noisy integers."""
-    assert plan.exact is not None
-    step, hidden, means = IntegerStep(plan, plan.exact), plan.mechanism.start(), []
+    step, means = IntegerArithmetic(plan, b""), list[Tensor]()
+    state = step.start(SERVER)
     for t, row in enumerate(noisy, start=1):
-        mean, hidden = step.leaving(hidden, t, row, sum(plan.batch_sizes))
+        mean, state = step.leaving(state, t, torch.from_numpy(row), SERVER)
         means.append(mean)
     return means
 
 
 def replies(silo: Restartable, queries: Sequence[Tensor]) -> list[Tensor]:
-    """What one silo sends in a run."""
+    """Collect the messages of one silo in a run."""
     return [silo.answer("run", t, query) for t, query in enumerate(queries, start=1)]
 
 
 def broadcasts(plan: Plan, folder: Path, silos: Sequence[Restartable], queries: Sequence[Tensor]) -> list[Tensor]:
-    """What a deployed server with noise of its own releases in the rounds that have `queries`.
+    """Collect what a deployed server with noise of its own releases in the rounds that have `queries`.
 
     It is killed half-way and goes on.
     """

@@ -9,7 +9,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Entry point of the `fedpriv` script."""
+    """Run the `fedpriv` script."""
     try:
         app()
     except FedprivError as error:
@@ -30,6 +30,6 @@ def main() -> None:
 
 
 def _where(error: OSError) -> str:
-    """The file that could not be used: the one that was meant, not the draft of it."""
+    """Name the file that could not be used: the one that was meant, not the draft of it."""
     name = error.filename2 or error.filename
     return "" if name is None else f"{name}: "

@@ -1,7 +1,4 @@
-"""The commands and their help; what they do is imported when they are called, so that help is quick.
-
-`fedpriv export`: a run in a form that other programs read.
-"""
+"""Commands and their help; a command imports its modules when it is called, so that help is quick."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,34 +6,11 @@ from typing import Annotated
 import typer
 
 from fedpriv.cli.data import app as data_app
-from fedpriv.cli.options import Imports
+from fedpriv.cli.options import Display, Imports, Overrides, RunDir, SweepOverrides, TuneRequest, grouped
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
 from fedpriv.cli.silo import superlink, supernode
-from fedpriv.cli.tune_command import tune
 from fedpriv.core.errors import InputError, suggestion
-
-
-def export(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")],
-    form: Annotated[
-        str,
-        typer.Option(
-            "--as", metavar="FORM", help="dp-accounting (dp-events.json) or ro-crate (ro-crate-metadata.json)."
-        ),
-    ],
-) -> None:
-    """Write a run in a form that other programs read, into its folder.
-
-    dp-accounting gets the releases of each cell as its events; ro-crate describes the folder for repositories
-    of research data.
-
-    Example: fedpriv export runs/quickstart --as dp-accounting
-    """
-    from fedpriv.show.exports import export as write
-
-    typer.echo(write(run_dir, form))
-
 
 app = typer.Typer(
     name="fedpriv",
@@ -50,8 +24,6 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(silo_app, name="silo")
-
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")]
 
 
 def _version(wanted: bool) -> None:
@@ -70,7 +42,9 @@ def _root(
 
 
 @app.command()
+@grouped
 def run(
+    *,
     scenario: Annotated[
         Path, typer.Argument(metavar="SCENARIO", help="A shipped scenario by name, or a file (TOML).")
     ],
@@ -79,25 +53,10 @@ def run(
         typer.Option(help="vectorized (fastest), inprocess (the Flower apps in one process), ray or deployment."),
     ] = "vectorized",
     imports: Imports = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key; a swept key is narrowed. Repeatable."),
-    ] = None,
+    overrides: SweepOverrides = None,
     out: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a run that was stopped, or add seeds.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table; errors only.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Progress as JSON lines on stdout instead of the table.")
-    ] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Serve the report's page on this machine while the run goes.")
-    ] = False,
-    tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write curves for TensorBoard too (extra: tensorboard).")
-    ] = None,
-    mlflow: Annotated[
-        str | None, typer.Option(metavar="URI", help="Log to this MLflow tracking URI too (extra: mlflow).")
-    ] = None,
+    display: Display,
     superlink: Annotated[
         str | None,
         typer.Option(
@@ -139,25 +98,38 @@ def run(
     from fedpriv.cli.run import run_scenario
     from fedpriv.engines.table import Connection
     from fedpriv.engines.workers import Workers
+    from fedpriv.study.sweep import RunOptions
 
-    run_scenario(
-        scenario,
-        engine,
-        overrides or [],
-        out,
-        Connection(superlink, root_certificates),
-        None if workers is None and ray is None else Workers(workers, ray),
+    options = RunOptions(
+        engine=engine,
+        out=out,
         resume=resume,
-        quiet=quiet,
-        as_json=as_json,
-        tensorboard=tensorboard,
-        mlflow=mlflow,
+        connection=Connection(superlink, root_certificates),
+        workers=None if workers is None and ray is None else Workers(workers, ray),
+        overrides=overrides or [],
         imports=imports or [],
-        watch=watch,
     )
+    run_scenario(scenario, options, display)
 
 
-app.command()(tune)
+@app.command()
+@grouped
+def tune(request: TuneRequest) -> None:
+    """Choose settings on held-out training records, as many for every row; write the scenario with them.
+
+    The test set is not looked at. Without --private the choice reads records without noise, and no ε covers it.
+
+    Examples:
+
+        fedpriv tune quickstart
+
+        fedpriv tune my.toml --grid algorithm.step=[0.1,1,10] --grid algorithm.clip=[0.5,1,2] --held-out 1000
+
+        fedpriv tune my.toml --private --trials 10
+    """
+    from fedpriv.cli.tune import tune_scenario
+
+    tune_scenario(request)
 
 
 @app.command()
@@ -263,7 +235,7 @@ def table(
 
 @app.command()
 def plot(run_dir: RunDir) -> None:
-    """Draw curves, privacy against accuracy, what is clipped, and noise by mechanism, into RUN_DIR/plots.
+    """Draw the report's charts into RUN_DIR/plots: curves, privacy, clipping, noise by mechanism, trade-offs.
 
     Example: fedpriv plot runs/quickstart
     """
@@ -295,9 +267,7 @@ def report(
 def audit(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario; its first cell is audited.")],
     imports: Imports = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
-    ] = None,
+    overrides: Overrides = None,
     mu: Annotated[float, typer.Option(help="The claim: the scenario is recalibrated to it.")] = 1.0,
     trials: Annotated[
         int, typer.Option(help="Canaries, a quarter of them in the round where they weigh most.")
@@ -323,6 +293,27 @@ def audit(
     audit_scenario(scenario, overrides or [], mu, trials, confidence, seed, as_json=as_json, store=store)
 
 
-app.command()(export)
+@app.command()
+def export(
+    run_dir: RunDir,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--as", metavar="FORM", help="dp-accounting (dp-events.json) or ro-crate (ro-crate-metadata.json)."
+        ),
+    ],
+) -> None:
+    """Write a run in a form that other programs read, into its folder.
+
+    dp-accounting gets the releases of each cell as its events; ro-crate describes the folder for repositories
+    of research data.
+
+    Example: fedpriv export runs/quickstart --as dp-accounting
+    """
+    from fedpriv.show.exports import export as write
+
+    typer.echo(write(run_dir, form))
+
+
 app.command()(superlink)
 app.command()(supernode)

@@ -57,14 +57,14 @@ def audit_scenario(
 
 
 def _tested(outcome: Audit, name: str, bound: float) -> str:
-    """A family's bound, and the claim that it is about where parts of a run have claims of their own."""
+    """Write a family's bound, and its claim where parts of a run have claims of their own."""
     several = outcome.alarms is None and len(set(outcome.claims.values())) > 1
     return f"{name} μ ≥ {bound:.3g}" + (f" of {outcome.claims[name]:.3g}" if several else "")
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal, a line now and then elsewhere; on stderr, so that --json stays JSON."""
+    """Show a bar on a terminal, a line now and then elsewhere; on stderr, so that --json stays JSON."""
     console = Console(stderr=True)
     if console.is_terminal:
         with Progress(console=console, transient=True) as progress:

@@ -6,28 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpriv.cli.options import (
-    Batch,
-    Clip,
-    Decay,
-    Delta,
-    Epochs,
-    Epsilon,
-    Groups,
-    Json,
-    Mu,
-    Relation,
-    Rounds,
-    Sampling,
-    Separation,
-    Silos,
-    Times,
-    TrustName,
-    UnitKind,
-    UnitRecords,
-    Zcdp,
-    claim_of,
-)
+from fedpriv.cli.options import Federation, Json, Rounds, Target
 from fedpriv.cli.shown import aim, cost_facts, guarantee_facts, print_table, setting_facts, show
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import upper_figure
@@ -44,6 +23,7 @@ _DIMENSION = 100_000
 
 
 def compare(
+    *,
     rounds: Rounds,
     algorithm: Annotated[
         str | None,
@@ -53,23 +33,8 @@ def compare(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Of the algorithm, such as momentum=0.9. Repeatable."),
     ] = None,
-    mu: Mu = None,
-    zcdp: Zcdp = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    decay: Decay = 1.0,
-    clip: Clip = 1.0,
-    batch: Batch = 1,
-    silos: Silos = 1,
-    trust: TrustName = "untrusted",
-    relation: Relation = "replace-one",
-    epochs: Epochs = 1,
-    max_participations: Times = None,
-    min_separation: Separation = 1,
-    sampling: Sampling = "fixed",
-    groups: Groups = 1,
-    unit: UnitKind = "record",
-    records: UnitRecords = 1,
+    target: Target,
+    federation: Federation,
     max_vectors: Annotated[
         int, typer.Option(min=0, max=64, help="The most vectors of state that fitted noise may keep.")
     ] = 4,
@@ -101,45 +66,42 @@ def compare(
 
         fedpriv privacy compare --rounds 2000 --epochs 20 --decay 0.9 --epsilon 2 --delta 1e-6 --silos 10
     """
-    from fedpriv.accounting.guarantees import DEFAULT_DELTA, target_mu
-    from fedpriv.rounds.setting import Setting, table_of
+    from fedpriv.accounting.guarantees import GaussianDP
+    from fedpriv.rounds.setting import table_of
 
-    of_records = (relation, epochs, max_participations, min_separation, sampling, groups)
-    setting = Setting(rounds, decay, clip, batch, silos, trust, *of_records)
-    target, at = target_mu(mu, zcdp, epsilon, delta), DEFAULT_DELTA if delta is None else delta
+    setting, mu = federation.setting(rounds), target.in_mu
     if setting.secret:
         if algorithm is not None or plot is not None:
-            raise InputError(f"--sampling {sampling}: is compared without --algorithm and --plot")
-        _amplified(setting, target, at, aim(target, at, relation, unit, records), as_json)
+            raise InputError(f"--sampling {setting.sampling}: is compared without --algorithm and --plot")
+        _amplified(setting, mu, target.at, aim(mu, target.at, federation), as_json)
         return
-    claim = claim_of(target, relation, unit, records)
+    claim = guarantee_facts(federation.claim(GaussianDP(mu)), target.at)
     if algorithm is None and settings:
         raise InputError("--set: its keys are an algorithm's: give --algorithm, too")
-    if algorithm is not None and decay != 1.0:
-        raise InputError(f"--decay {decay}: an algorithm has a decay of its own, with its own settings (--set)")
+    if algorithm is not None and setting.decay != 1.0:
+        raise InputError(
+            f"--decay {setting.decay}: an algorithm has a decay of its own, with its own settings (--set)"
+        )
     response, workload = _asked(algorithm, settings or [], setting)
-    table = table_of(setting, target, response, workload, max_vectors)
+    table = table_of(setting, mu, response, workload, max_vectors)
     size = (_DIMENSION if algorithm else 0) if dimension is None else dimension
     seconds = _times(table, workload, size)
     if plot is not None:
-        from fedpriv.show.privacy_plots import save_comparison
+        from fedpriv.show.plots import save_comparison
 
         save_comparison(table, plot, f"{algorithm or 'running sums'}, {rounds} rounds")
     facts = setting_facts(setting) | ({} if algorithm is None else {"algorithm": algorithm})
     if as_json:
         rows = [_facts(line, took) for line, took in zip(table.lines, seconds, strict=True)]
-        show(
-            {**facts, "mechanisms": rows, "least": vars(table.least), **guarantee_facts(claim, delta)},
-            as_json=True,
-        )
+        show({**facts, "mechanisms": rows, "least": vars(table.least), **claim}, as_json=True)
         return
     print_table(_text(table, seconds, size))
     typer.echo()
-    show({**facts, **guarantee_facts(claim, delta)}, as_json=False)
+    show({**facts, **claim}, as_json=False)
 
 
 def _amplified(setting: "Setting", mu: float, delta: float, claim: dict[str, Any], as_json: bool) -> None:
-    """What secrecy amplifies, at the (ε, δ) that μ gives at δ."""
+    """Print the mechanisms that secret participation amplifies, at the (ε, δ) that μ gives at δ."""
     costs = setting.compare(mu, delta)
     if as_json:
         rows = [{"mechanism": name, **cost_facts(cost)} for name, cost in costs.items()]
@@ -162,7 +124,7 @@ def _amplified(setting: "Setting", mu: float, delta: float, claim: dict[str, Any
 
 
 def _asked(algorithm: str | None, settings: list[str], setting: "Setting") -> tuple["Response", "Workload"]:
-    """What noise is compared in, and the sums that are released."""
+    """Find the response in which noise is compared, and the sums that are released."""
     from fedpriv.noise.fitting.cost import rows_response
 
     if algorithm is None:
@@ -179,7 +141,7 @@ def _asked(algorithm: str | None, settings: list[str], setting: "Setting") -> tu
 
 
 def _settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
-    """The row's own keys, those of its scale 1 where they are not given; InputError if it takes no noise."""
+    """Read the row's own keys, those of its scale 1 where they are not given; InputError if it takes no noise."""
     from pydantic import ValidationError
 
     from fedpriv.papers.base import UNITS, NoiseSettings
@@ -196,7 +158,7 @@ def _settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
 
 
 def _times(table: "Table", workload: "Workload", dimension: int) -> list[float | None]:
-    """Seconds per round of every line's noise; None where that is not measured."""
+    """Measure the seconds per round of every line's noise; None where that is not measured."""
     if not dimension:
         return [None] * len(table.lines)
     from fedpriv.rounds.setting import seconds_per_round
@@ -219,7 +181,7 @@ def _facts(line: "Line", seconds: float | None) -> dict[str, Any]:
 
 
 def _text(table: "Table", seconds: list[float | None], dimension: int) -> list[tuple[str, ...]]:
-    """The table's lines, every one with the same columns: those of an algorithm's output only where it has one."""
+    """Write the table's lines with the same columns: those of an algorithm's output only where it has one."""
     output = table.least.output is not None
     header = ["mechanism", "noise std", "rms error", "last round", "in the mean", *_published_header(output)]
     lines = [(*header, *(["ms"] if dimension else []), "memory", "sensitivity")]

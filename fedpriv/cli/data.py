@@ -1,7 +1,4 @@
-"""`fedpriv data`: data sets and tables.
-
-`fedpriv init`: a folder to start from.
-"""
+"""`fedpriv data`: fetch, inspect and split data sets; `fedpriv init`: a folder to start from."""
 
 import re
 import shutil
@@ -12,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fedpriv.cli.options import Overrides
 from fedpriv.core.errors import InputError
 
 app = typer.Typer(help="Data sets: download, verify, cache.", no_args_is_help=True, suggest_commands=False)
@@ -67,9 +65,7 @@ def data_split(
         Path, typer.Argument(metavar="SCENARIO", help="A scenario file; one federation throughout.")
     ],
     out: Annotated[Path, typer.Option(help="Where the silos' folders go.")],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
-    ] = None,
+    overrides: Overrides = None,
     runs: Annotated[int, typer.Option(min=1, help="How many runs of it the silos' budgets allow.")] = 10,
 ) -> None:
     """Give each silo of a demonstration a folder of its own: its shard of the data set, and a policy.

@@ -1,7 +1,4 @@
-"""`fedpriv list`, `show` and `compare`: what there is, and what a run gave.
-
-Tables and sentences on a terminal: as wide as it is, never cut inside a number.
-"""
+"""`fedpriv list`, `show` and `compare`: tables and sentences as wide as the terminal, with no number cut."""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -36,12 +33,12 @@ def _console() -> Console:
 
 
 def print_plain(line: str, *, bold: bool = False) -> None:
-    """A sentence, wrapped between words on a terminal."""
+    """Print a sentence, wrapped between words on a terminal."""
     _console().print(Text(line, style="bold" if bold else ""), soft_wrap=not _console().is_terminal)
 
 
 def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """A table as wide as the terminal: turned on its side, a block a row, where its figures do not fit."""
+    """Print a table as wide as the terminal, or a block for each row where its figures do not fit."""
     console = _console()
     widths = [max(map(len, [column.name, *cells])) for column, cells in _with_cells(columns, rows)]
     least = sum(12 if column.wrap else width for column, width in zip(columns, widths, strict=True))
@@ -65,7 +62,7 @@ def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[
 
 
 def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """A line a figure, a block a row: what fits any width."""
+    """Print a line for each figure, a block for each row, which fits any width."""
     console = _console()
     if caption:
         print_plain(caption, bold=True)
@@ -145,12 +142,14 @@ def _algorithms() -> Lines:
 
 
 def _mechanisms() -> Lines:
-    from fedpriv.noise.registry import CHOSEN, MECHANISMS
+    from fedpriv.core.extensions import load_extensions
+    from fedpriv.noise.registry import ADDED, CHOSEN, MECHANISMS
 
-    ones = {name: (getdoc(kind) or "").splitlines()[0] for name, kind in MECHANISMS.items()}
+    load_extensions()
+    ones = {kind: (getdoc(kind) or "").splitlines()[0] for kind in (*MECHANISMS.values(), *ADDED.values())}
     return [
-        (name, words if MECHANISMS[name] in CHOSEN else f"{words} (of one algorithm)")
-        for name, words in ones.items()
+        (kind.name, words if kind in (*CHOSEN, *ADDED.values()) else f"{words} (of one algorithm)")
+        for kind, words in ones.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""`fedpriv data inspect`: what a table holds, and a scenario and policies to start from."""
+"""`fedpriv data inspect`: describe a table, and write a scenario and policies to start from."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from fedpriv.data.partition import roster
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import check_persons, schema_toml
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.demo import allowance_of, policy_text
+from fedpriv.silo.demo import allowance_of, policy_text, toml_lines
 from fedpriv.silo.policy import keep_to_owner
 
 _ROUNDS_PER_EPOCH, _EPOCHS = 10, 5
@@ -110,7 +110,7 @@ def _whose(found: Persons) -> str:
 
 
 def _units(encoded: Encoded, schema: TableSchema, kept: NDArray[np.int64], *, of_persons: bool) -> list[int]:
-    """How many of these rows, or of the persons in them, each silo has: its site's, or an equal share."""
+    """Count these rows, or the persons in them, for each silo: its site's, or an equal share."""
     if of_persons:
         assert encoded.persons is not None
         kept = kept[roster(encoded.persons[kept])[0]]
@@ -121,7 +121,7 @@ def _units(encoded: Encoded, schema: TableSchema, kept: NDArray[np.int64], *, of
 
 
 def _warn(encoded: Encoded, schema: TableSchema, sizes: Sequence[int], noun: str) -> None:
-    """What a person should know before they run this; InputError for what cannot be run at all."""
+    """Warn of silos with few records or one class; InputError for a table that cannot be run at all."""
     names = schema.sites or tuple(f"silo {silo}" for silo in range(len(sizes)))
     if (least := min(sizes)) < 1:
         raise InputError(f"{names[sizes.index(least)]!r} has no {noun}; leave its records out of the table")
@@ -139,7 +139,7 @@ def _warn(encoded: Encoded, schema: TableSchema, sizes: Sequence[int], noun: str
 
 
 def _files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> dict[str, str]:
-    """The text of every file, by name; `unit` has the keys of [privacy] for persons with several records."""
+    """Write the text of every file, by name; `unit` has the keys of [privacy] for persons with several records."""
     tree = _scenario(path, schema, sizes)
     tree["privacy"] |= unit
     confirmed = schema.model_copy(update={"public": True})
@@ -150,7 +150,9 @@ def _files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str
     head = "".join(f"# {line}\n" for line in WARNING.splitlines())
     notes = {"privacy": _PERSONS.format(**unit), "federation": _BATCHES} if unit else {}
     sections = [
-        f"[{name}]\n{notes.get(name, '')}{_toml(keys)}" for name, keys in tree.items() if isinstance(keys, dict)
+        f"[{name}]\n{notes.get(name, '')}{toml_lines(keys)}"
+        for name, keys in tree.items()
+        if isinstance(keys, dict)
     ]
     table = schema_toml(schema, "data.table")
     files = {"scenario.toml": f"{head}name = {json.dumps(tree['name'])}\n\n{table}\n" + "\n".join(sections)}
@@ -162,7 +164,7 @@ def _files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str
 
 
 def _scenario(path: Path, schema: TableSchema, sizes: Sequence[int]) -> dict[str, Any]:
-    """All of it but the table's description."""
+    """Make the scenario, but for the table's description."""
     places = min(_ROUNDS_PER_EPOCH, *sizes)
     real = schema.classes is None
     scores = ["r2", "mae"] if real else ["auc", "balanced_accuracy", "calibration_error"]
@@ -184,7 +186,3 @@ def _scenario(path: Path, schema: TableSchema, sizes: Sequence[int]) -> dict[str
         "privacy": {"relation": "zero-out", "epsilon": 3.0, "delta": 1e-5},
         "run": {"metrics": scores},
     }
-
-
-def _toml(keys: dict[str, Any]) -> str:
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())

@@ -1,7 +1,14 @@
-"""Options that commands share, and what the accounting commands read from theirs.  Imports no torch."""
+"""Options that commands share.  Imports no torch.
 
+A dataclass whose fields are options is a group of them: `grouped` makes a command of a function that takes one.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,32 +17,63 @@ from fedpriv.core.errors import InputError
 if TYPE_CHECKING:
     from fedpriv.accounting.guarantees import Guarantee
     from fedpriv.noise.registry import MechanismOptions
-    from fedpriv.rounds.ledger import PrivacyClaim
+    from fedpriv.rounds.claim import PrivacyClaim
+    from fedpriv.rounds.setting import Setting
 
 
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Give typer every field of a group as an option of its own, in the group's place among the parameters."""
+    given = signature(command).parameters.values()
+    flat = [
+        Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+        for each in given
+        for name, kind, default in _options_of(each)
+    ]
+
+    @wraps(command)
+    def called(**values: Any) -> None:
+        command(**{each.name: _value(each, values) for each in given})
+
+    called.__dict__["__signature__"] = Signature(flat)
+    called.__annotations__ = {each.name: each.annotation for each in flat}
+    return called
+
+
+def _options_of(parameter: Parameter) -> list[tuple[str, Any, Any]]:
+    """Name, annotation and default of a parameter, or of every field of a group."""
+    if is_dataclass(parameter.annotation):
+        return [
+            (each.name, each.type, Parameter.empty if each.default is MISSING else each.default)
+            for each in fields(parameter.annotation)
+        ]
+    return [(parameter.name, parameter.annotation, parameter.default)]
+
+
+def _value(parameter: Parameter, values: Mapping[str, Any]) -> Any:
+    """Take a parameter from the values of all options, or make its group of them."""
+    group: Callable[..., Any] = parameter.annotation
+    if is_dataclass(parameter.annotation):
+        return group(**{name: values[name] for name, *_ in _options_of(parameter)})
+    return values[parameter.name]
+
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")]
 Imports = Annotated[
     list[Path] | None,
     typer.Option("--import", metavar="FILE.py", help="Your own algorithms, models and data. Repeatable."),
 ]
-Mu = Annotated[float | None, typer.Option(help="Gaussian DP, the ρ of the DP-μ²-FL paper.")]
-Zcdp = Annotated[float | None, typer.Option(help="Zero-concentrated DP, μ²/2.")]
-Epsilon = Annotated[float | None, typer.Option(help="ε of (ε, δ)-DP, converted exactly; needs --delta.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
+]
+SweepOverrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key; a swept key is narrowed. Repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 Delta = Annotated[float | None, typer.Option(help="δ, at which ε is given and printed.  [default: 1e-5]")]
+Rounds = Annotated[int, typer.Option(min=1, help="T, how many noisy running sums are released.")]
 Relation = Annotated[
     str, typer.Option(help="Neighbouring data sets: replace-one (a record is exchanged) or zero-out.")
-]
-Rounds = Annotated[int, typer.Option(min=1, help="T, how many noisy running sums are released.")]
-Decay = Annotated[
-    float, typer.Option(help="What a running sum keeps per round: 1 prefix sums, 0 none, 1 - α momentum.")
-]
-Clip = Annotated[float, typer.Option(help="Norm to which every record's increment is clipped.")]
-Batch = Annotated[int, typer.Option(min=1, help="Records of one silo in one round; releases are their mean.")]
-Silos = Annotated[int, typer.Option(min=1, help="M; the server takes the mean of equally many records each.")]
-TrustName = Annotated[
-    str,
-    typer.Option(
-        help="untrusted: each silo adds noise; trusted: the server does; secure-aggregation: each silo a share."
-    ),
 ]
 Epochs = Annotated[int, typer.Option(min=1, help="Passes over the records.")]
 Sampling = Annotated[
@@ -51,24 +89,168 @@ UnitKind = Annotated[
 UnitRecords = Annotated[
     int, typer.Option("--records", min=1, help="The most records of one user or client in a round.")
 ]
-Times = Annotated[
-    int | None,
-    typer.Option(
-        "--max-participations", "--times", min=1, help="Instead of --epochs: a record takes part at most so often…"
-    ),
-]
-Separation = Annotated[
-    int, typer.Option("--min-separation", "--separation", min=1, help="… in any rounds at least so far apart.")
-]
 MechanismName = Annotated[str, typer.Option("--mechanism", help="Such as independent, tree or banded.")]
 Options = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="An option of the mechanism, such as bands=32. Repeatable."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 
 
-def mechanism_options(assignments: list[str]) -> "MechanismOptions":
+@dataclass(frozen=True)
+class Target:
+    """The guarantee that is asked for, in one of its three forms."""
+
+    mu: Annotated[float | None, typer.Option(help="Gaussian DP, the ρ of the DP-μ²-FL paper.")] = None
+    zcdp: Annotated[float | None, typer.Option(help="Zero-concentrated DP, μ²/2.")] = None
+    epsilon: Annotated[float | None, typer.Option(help="ε of (ε, δ)-DP, converted exactly; needs --delta.")] = None
+    delta: Delta = None
+
+    @property
+    def in_mu(self) -> float:
+        """μ; InputError unless exactly one form is given."""
+        from fedpriv.accounting.guarantees import target_mu
+
+        return target_mu(self.mu, self.zcdp, self.epsilon, self.delta)
+
+    @property
+    def at(self) -> float:
+        """The δ at which ε is printed."""
+        from fedpriv.accounting.guarantees import DEFAULT_DELTA
+
+        return DEFAULT_DELTA if self.delta is None else self.delta
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Equal silos, the sums that they release, and the unit that is protected: a `Setting` without its rounds."""
+
+    decay: Annotated[
+        float, typer.Option(help="What a running sum keeps per round: 1 prefix sums, 0 none, 1 - α momentum.")
+    ] = 1.0
+    clip: Annotated[float, typer.Option(help="Norm to which every record's increment is clipped.")] = 1.0
+    batch: Annotated[
+        int, typer.Option(min=1, help="Records of one silo in one round; releases are their mean.")
+    ] = 1
+    silos: Annotated[
+        int, typer.Option(min=1, help="M; the server takes the mean of equally many records each.")
+    ] = 1
+    trust: Annotated[
+        str,
+        typer.Option(
+            help="untrusted: each silo adds noise; trusted: the server does; "
+            "secure-aggregation: each silo a share."
+        ),
+    ] = "untrusted"
+    relation: Relation = "replace-one"
+    epochs: Epochs = 1
+    max_participations: Annotated[
+        int | None,
+        typer.Option(
+            "--max-participations",
+            "--times",
+            min=1,
+            help="Instead of --epochs: a record takes part at most so often…",
+        ),
+    ] = None
+    min_separation: Annotated[
+        int, typer.Option("--min-separation", "--separation", min=1, help="… in any rounds at least so far apart.")
+    ] = 1
+    sampling: Sampling = "fixed"
+    groups: Groups = 1
+    unit: UnitKind = "record"
+    records: UnitRecords = 1
+
+    def setting(self, rounds: int) -> "Setting":
+        from fedpriv.rounds.setting import Setting
+
+        of_sums = {name: value for name, value in vars(self).items() if name not in ("unit", "records")}
+        return Setting(rounds, **of_sums)
+
+    def claim(self, guarantee: "Guarantee") -> "PrivacyClaim[Guarantee]":
+        """`guarantee` of the unit, under the relation."""
+        from fedpriv.accounting.gaussian import relation_named
+        from fedpriv.noise.trust import unit_named
+        from fedpriv.rounds.claim import PrivacyClaim
+
+        return PrivacyClaim(guarantee, relation_named(self.relation), unit_named(self.unit, self.records))
+
+
+@dataclass(frozen=True)
+class Display:
+    """Where a run is shown while it goes."""
+
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table; errors only.")] = False
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Progress as JSON lines on stdout instead of the table.")
+    ] = False
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve the report's page on this machine while the run goes.")
+    ] = False
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write curves for TensorBoard too (extra: tensorboard).")
+    ] = None
+    mlflow: Annotated[
+        str | None, typer.Option(metavar="URI", help="Log to this MLflow tracking URI too (extra: mlflow).")
+    ] = None
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """All that `fedpriv tune` is asked for; a tuning file may say some of it."""
+
+    scenario: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SCENARIO", help="A scenario by name or file, or a file that names one with grids."
+        ),
+    ]
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=[VALUE, …]",
+            help="Values to try; by default factors from 1/9 to 9 of the numbers in [algorithm]. Repeatable.",
+        ),
+    ] = None
+    trials: Annotated[
+        float | None,
+        typer.Option(
+            help="So many settings of every row at random; with --private how many runs on average.  [default: "
+            "the whole grid; 25 without --grid; 20 with --private]"
+        ),
+    ] = None
+    held_out: Annotated[
+        int | None, typer.Option(min=1, help="Training records to compare on, the last ones; a tenth by default.")
+    ] = None
+    seeds: Annotated[
+        list[int] | None, typer.Option(min=0, help="Seed of the trials. Repeatable.  [default: 100]")
+    ] = None
+    metric: Annotated[str, typer.Option(help="What settings are compared by.")] = "test_accuracy"
+    fixed: Annotated[
+        list[str] | None,
+        typer.Option("--while-tuning", metavar="KEY=VALUE", help="A key that holds while tuning. Repeatable."),
+    ] = None
+    overrides: Overrides = None
+    out: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME-tuned by default.")] = None
+    private: Annotated[
+        bool,
+        typer.Option("--private", help="Publish the best of a random number of runs only, and charge for it."),
+    ] = False
+    eta: Annotated[
+        float, typer.Option(help="Of the number of private runs: 0 logarithmic, 1 geometric, between and beyond.")
+    ] = 0.0
+    poisson: Annotated[bool, typer.Option("--poisson", help="A Poisson number of private runs instead.")] = False
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Of which settings are tried. With --private only for tests: it is then no secret."
+        ),
+    ] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a tuning that was stopped.")] = False
+    workers: Annotated[int | None, typer.Option(min=1, help="Run groups of trials in so many processes.")] = None
+    imports: Imports = None
+
+
+def mechanism_options(assignments: list[str] | None) -> "MechanismOptions":
     from pydantic import ValidationError
 
     from fedpriv.noise.registry import MechanismOptions
@@ -76,20 +258,6 @@ def mechanism_options(assignments: list[str]) -> "MechanismOptions":
     from fedpriv.scenario.published import parsed_assignment
 
     try:
-        return MechanismOptions.model_validate(dict(map(parsed_assignment, assignments)))
+        return MechanismOptions.model_validate(dict(map(parsed_assignment, assignments or [])))
     except ValidationError as error:
         raise InputError(f"--set {explain(error, MechanismOptions)}") from None
-
-
-def claim_of(mu: float, relation: str, unit: str, records: int) -> "PrivacyClaim[Guarantee]":
-    from fedpriv.accounting.guarantees import GaussianDP
-
-    return claim_on(GaussianDP(mu), relation, unit, records)
-
-
-def claim_on(guarantee: "Guarantee", relation: str, unit: str, records: int) -> "PrivacyClaim[Guarantee]":
-    from fedpriv.accounting.gaussian import relation_named
-    from fedpriv.noise.trust import unit_named
-    from fedpriv.rounds.ledger import PrivacyClaim
-
-    return PrivacyClaim(guarantee, relation_named(relation), unit_named(unit, records))

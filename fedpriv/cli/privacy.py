@@ -1,41 +1,30 @@
-"""`fedpriv privacy`: accounting without a run.  Imports no torch; what a command needs is imported when called.
+"""`fedpriv privacy`: accounting without a run, and the claim of a run recomputed from what it released.
 
-`fedpriv privacy selection`: what publishing the best of several private runs costs.  Imports no torch.
-
-`fedpriv privacy ledger`: the claim of a run, recomputed from what it released.
+Imports no torch; a command imports the modules that it needs when it is called.
 """
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedpriv.cli.compare import compare
 from fedpriv.cli.options import (
-    Batch,
-    Clip,
-    Decay,
     Delta,
     Epochs,
-    Epsilon,
+    Federation,
     Groups,
     Json,
     MechanismName,
-    Mu,
     Options,
     Relation,
     Rounds,
+    RunDir,
     Sampling,
-    Separation,
-    Silos,
-    Times,
-    TrustName,
+    Target,
     UnitKind,
     UnitRecords,
-    Zcdp,
-    claim_of,
-    claim_on,
+    grouped,
     mechanism_options,
 )
 from fedpriv.cli.shown import cost_facts, guarantee_facts, guarantee_of, print_table, setting_facts, show
@@ -44,51 +33,27 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.figures import lower_figure, upper_figure
 
 if TYPE_CHECKING:
+    from fedpriv.accounting.guarantees import Guarantee
+    from fedpriv.rounds.claim import PrivacyClaim
     from fedpriv.rounds.entries import LedgerEntry
     from fedpriv.rounds.ledger import ReleaseStream
+    from fedpriv.rounds.setting import Cost, Setting
 
 
-def selection(
-    mu: Mu = None,
-    zcdp: Zcdp = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    trials: Annotated[float, typer.Option(min=1, help="How many runs are made on average.")] = 20.0,
-    eta: Annotated[
-        float, typer.Option(min=0, help="Of the number of runs: 0 logarithmic, 1 geometric, between and beyond.")
-    ] = 0.0,
-    poisson: Annotated[bool, typer.Option("--poisson", help="A Poisson number of runs instead.")] = False,
-    as_json: Json = False,
-) -> None:
-    """What it costs to choose the best of a random number of runs and publish only that one.
-
-    The target is that of one run: --mu, --zcdp, or --epsilon with --delta. Theorems 2 and 6 of Papernot & Steinke
-    2022, which need that the number of runs and all other runs stay secret.
-
-    Examples:
-
-        fedpriv privacy selection --mu 1 --trials 20
-
-        fedpriv privacy selection --mu 0.5 --trials 5 --poisson
-    """
-    from fedpriv.accounting.guarantees import DEFAULT_DELTA, GaussianDP, target_mu
-    from fedpriv.accounting.selection import NegativeBinomial, Poisson, Selection
-
-    target, at = target_mu(mu, zcdp, epsilon, delta), DEFAULT_DELTA if delta is None else delta
-    law = Poisson(trials) if poisson else NegativeBinomial(trials, eta)
-    facts: dict[str, Any] = {
-        "runs": law.words,
-        "mu": target,
-        "delta": at,
-        "epsilon_of_one_run": GaussianDP(target).epsilon_of(at),
-        "epsilon_of_the_choice": Selection(target, law).epsilon_of(at),
-        "epsilon_of_choice_and_run": Selection(target, law, then=target).epsilon_of(at),
-    }
-    show(facts, as_json)
+app = typer.Typer(
+    help="Accounting without a run: convert guarantees, calibrate noise, compare mechanisms.",
+    no_args_is_help=True,
+    add_completion=False,
+    suggest_commands=False,
+    rich_markup_mode="markdown",
+)
+app.command()(grouped(compare))
+app.command()(theorem)
 
 
+@app.command()
 def ledger(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A folder that `fedpriv run` wrote.")],
+    run_dir: RunDir,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
 ) -> None:
     """Print what a run released, and recompute its claim from that alone; exit code 1 if they differ.
@@ -128,7 +93,7 @@ def _as_data(entry: "LedgerEntry") -> dict[str, Any]:
 
 
 def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
-    """One line a stream; the claim is that of the worst stream, since records are in one stream of a step only.
+    """Write a line for each stream; the claim is that of the worst, as records are in one stream of a step only.
 
     A first step is composed with the rounds, in the claim of both.  Streams of evaluations come last: their claim
     is one of test records, which are other records.
@@ -165,40 +130,59 @@ def _released_by(stream: "ReleaseStream") -> str:
 
 
 def _stream_price(stream: "ReleaseStream", delta: float) -> str:
-    from fedpriv.accounting.guarantees import GaussianDP
-
     guarantee = stream.guarantee
-    if guarantee is None:
-        return "∞"
-    return _price(guarantee.mu if isinstance(guarantee, GaussianDP) else None, guarantee.epsilon_of(delta))
+    return "∞" if guarantee is None else _price(guarantee.mu, guarantee.epsilon_of(delta))
 
 
 def _price(mu: float | None, epsilon: float | None) -> str:
-    """μ, or ε (at the cell's δ) where there is no μ."""
+    """Write μ, or ε (at the cell's δ) where there is no μ."""
     if mu is not None:
         return upper_figure(mu, 6)
     return "none" if epsilon is None else f"ε = {upper_figure(epsilon, 6)}"
 
 
-app = typer.Typer(
-    help="Accounting without a run: convert guarantees, calibrate noise, compare mechanisms.",
-    no_args_is_help=True,
-    add_completion=False,
-    suggest_commands=False,
-    rich_markup_mode="markdown",
-)
-app.command()(compare)
-app.command()(theorem)
-app.command()(ledger)
-app.command()(selection)
+@app.command()
+@grouped
+def selection(
+    target: Target,
+    trials: Annotated[float, typer.Option(min=1, help="How many runs are made on average.")] = 20.0,
+    eta: Annotated[
+        float, typer.Option(min=0, help="Of the number of runs: 0 logarithmic, 1 geometric, between and beyond.")
+    ] = 0.0,
+    poisson: Annotated[bool, typer.Option("--poisson", help="A Poisson number of runs instead.")] = False,
+    as_json: Json = False,
+) -> None:
+    """What it costs to choose the best of a random number of runs and publish only that one.
+
+    The target is that of one run: --mu, --zcdp, or --epsilon with --delta. Theorems 2 and 6 of Papernot & Steinke
+    2022, which need that the number of runs and all other runs stay secret.
+
+    Examples:
+
+        fedpriv privacy selection --mu 1 --trials 20
+
+        fedpriv privacy selection --mu 0.5 --trials 5 --poisson
+    """
+    from fedpriv.accounting.guarantees import GaussianDP
+    from fedpriv.accounting.selection import NegativeBinomial, Poisson, Selection
+
+    mu, at = target.in_mu, target.at
+    law = Poisson(trials) if poisson else NegativeBinomial(trials, eta)
+    facts: dict[str, Any] = {
+        "runs": law.words,
+        "mu": mu,
+        "delta": at,
+        "epsilon_of_one_run": GaussianDP(mu).epsilon_of(at),
+        "epsilon_of_the_choice": Selection(mu, law).epsilon_of(at),
+        "epsilon_of_choice_and_run": Selection(mu, law, then=mu).epsilon_of(at),
+    }
+    show(facts, as_json)
 
 
 @app.command()
+@grouped
 def convert(
-    mu: Mu = None,
-    zcdp: Zcdp = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
+    target: Target,
     relation: Relation = "replace-one",
     multiplier: Annotated[
         float | None, typer.Option(help="Noise std over clip, of records that --sampling draws in secret.")
@@ -224,38 +208,23 @@ def convert(
 
         fedpriv privacy convert --sampling allocation --rounds 60 --multiplier 0.9205 --relation zero-out
     """
-    from fedpriv.accounting.guarantees import target_mu
+    from fedpriv.accounting.guarantees import GaussianDP
 
-    if multiplier is None:
-        claim = claim_of(target_mu(mu, zcdp, epsilon, delta), relation, unit, records)
-    else:
-        claim = claim_on(
-            guarantee_of(sampling, multiplier, rounds, epochs, groups, relation), relation, unit, records
-        )
-    show({**guarantee_facts(claim, delta)}, as_json)
+    federation = Federation(
+        relation=relation, epochs=epochs, sampling=sampling, groups=groups, unit=unit, records=records
+    )
+    guarantee = GaussianDP(target.in_mu) if multiplier is None else guarantee_of(federation, multiplier, rounds)
+    show(guarantee_facts(federation.claim(guarantee), target.at), as_json)
 
 
 @app.command()
+@grouped
 def noise(
+    *,
     rounds: Rounds,
-    mu: Mu = None,
-    zcdp: Zcdp = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
+    target: Target,
     mechanism: MechanismName = "independent",
-    decay: Decay = 1.0,
-    clip: Clip = 1.0,
-    batch: Batch = 1,
-    silos: Silos = 1,
-    trust: TrustName = "untrusted",
-    relation: Relation = "replace-one",
-    epochs: Epochs = 1,
-    max_participations: Times = None,
-    min_separation: Separation = 1,
-    sampling: Sampling = "fixed",
-    groups: Groups = 1,
-    unit: UnitKind = "record",
-    records: UnitRecords = 1,
+    federation: Federation,
     options: Options = None,
     as_json: Json = False,
 ) -> None:
@@ -267,49 +236,24 @@ def noise(
 
         fedpriv privacy noise --rounds 1000 --epochs 10 --epsilon 2 --delta 1e-6 --mechanism tree
     """
-    from fedpriv.accounting.guarantees import DEFAULT_DELTA, target_mu
-    from fedpriv.rounds.setting import Setting
+    from fedpriv.accounting.guarantees import GaussianDP
 
-    of_records = (relation, epochs, max_participations, min_separation, sampling, groups)
-    setting = Setting(rounds, decay, clip, batch, silos, trust, *of_records)
-    target = target_mu(mu, zcdp, epsilon, delta)
-    chosen = setting.mechanism(mechanism, mechanism_options(options or []))
-    cost = setting.cost(chosen, target, DEFAULT_DELTA if delta is None else delta)
-    claim = (
-        claim_on(setting.spent(chosen, cost.std), relation, unit, records)
-        if setting.secret
-        else claim_of(target, relation, unit, records)
-    )
-    show(
-        {
-            "mechanism": mechanism,
-            **setting_facts(setting, unit),
-            **cost_facts(cost),
-            **guarantee_facts(claim, delta),
-        },
-        as_json,
-    )
+    setting, mu = federation.setting(rounds), target.in_mu
+    chosen = setting.mechanism(mechanism, mechanism_options(options))
+    cost = setting.cost(chosen, mu, target.at)
+    claim = federation.claim(setting.spent(chosen, cost.std) if setting.secret else GaussianDP(mu))
+    _show_cost(mechanism, setting, cost, claim, target.at, as_json)
 
 
 @app.command()
+@grouped
 def spent(
+    *,
     rounds: Rounds,
     std: Annotated[float, typer.Option(help="Std of the fresh noise vectors, as silo or server draws them.")],
     delta: Delta = None,
     mechanism: MechanismName = "independent",
-    decay: Decay = 1.0,
-    clip: Clip = 1.0,
-    batch: Batch = 1,
-    silos: Silos = 1,
-    trust: TrustName = "untrusted",
-    relation: Relation = "replace-one",
-    epochs: Epochs = 1,
-    max_participations: Times = None,
-    min_separation: Separation = 1,
-    sampling: Sampling = "fixed",
-    groups: Groups = 1,
-    unit: UnitKind = "record",
-    records: UnitRecords = 1,
+    federation: Federation,
     options: Options = None,
     as_json: Json = False,
 ) -> None:
@@ -319,19 +263,19 @@ def spent(
 
         fedpriv privacy spent --rounds 600 --std 1446.4 --clip 118.1
     """
-    from fedpriv.rounds.setting import Setting
+    setting = federation.setting(rounds)
+    chosen = setting.mechanism(mechanism, mechanism_options(options))
+    cost, claim = setting.cost_of_std(chosen, std), federation.claim(setting.spent(chosen, std))
+    _show_cost(mechanism, setting, cost, claim, Target(delta=delta).at, as_json)
 
-    of_records = (relation, epochs, max_participations, min_separation, sampling, groups)
-    setting = Setting(rounds, decay, clip, batch, silos, trust, *of_records)
-    chosen = setting.mechanism(mechanism, mechanism_options(options or []))
-    cost = setting.cost_of_std(chosen, std)
-    claim = claim_on(setting.spent(chosen, std), relation, unit, records)
-    show(
-        {
-            "mechanism": mechanism,
-            **setting_facts(setting, unit),
-            **cost_facts(cost),
-            **guarantee_facts(claim, delta),
-        },
-        as_json,
-    )
+
+def _show_cost(
+    mechanism: str,
+    setting: "Setting",
+    cost: "Cost",
+    claim: "PrivacyClaim[Guarantee]",
+    delta: float,
+    as_json: bool,
+) -> None:
+    about = {"mechanism": mechanism, **setting_facts(setting, claim.unit.name)}
+    show({**about, **cost_facts(cost), **guarantee_facts(claim, delta)}, as_json)

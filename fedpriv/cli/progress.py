@@ -1,6 +1,6 @@
-"""How a run shows itself while it goes: a live line for people, plain lines for logs, JSON lines for programs.
+"""Show a run while it goes: a live line for people, plain lines for logs, JSON lines for programs.
 
-The cell that runs now, as a line on the terminal: where it is, its ε, its loss, how its accuracy went.
+The live line is of the cell that runs now: its place in the sweep, its ε, its loss, and its accuracy so far.
 """
 
 import json
@@ -30,7 +30,7 @@ _WIDEST = 30
 
 @dataclass
 class Current:
-    """What was heard of the cell at `place`."""
+    """The latest news of the cell at `place`."""
 
     place: int
     words: str
@@ -45,7 +45,7 @@ class Current:
         return Current(place, ", ".join([*values, f"seed {point.cell.seed}"]), privacy_words(point.cell))
 
     def heard(self, t: int, metrics: Mapping[str, float]) -> None:
-        """An evaluation after round t: the sparkline is of the accuracy, of the loss where there is none."""
+        """Take an evaluation after round t: the sparkline is of the accuracy, of the loss where there is none."""
         self.metric = "test_accuracy" if "test_accuracy" in metrics else "test_loss"
         self.values.append(metrics[self.metric])
         accuracy = f", {100 * metrics['test_accuracy']:.1f} %" if "test_accuracy" in metrics else ""
@@ -60,13 +60,13 @@ class Current:
 
 
 def privacy_words(cell: Cell) -> str:
-    """The ε that the cell's target gives at its δ."""
+    """Write the ε that the cell's target gives at its δ."""
     target, delta = cell.privacy.target, cell.privacy.delta
     return "no noise" if target is None else epsilon_words(epsilon_of(target, delta), delta, 3)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last `width` values as bars between their least and their largest."""
+    """Draw the last `width` values as bars between their least and their largest."""
     shown = values[-width:] if width > 0 else []
     if not shown:
         return ""

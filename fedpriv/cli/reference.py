@@ -21,7 +21,7 @@ _BOUNDS = {
 
 
 def scenario_reference() -> str:
-    """Every key of every section of a scenario, with what it accepts, its default and its meaning."""
+    """List every key of every section of a scenario, with its values, default and meaning."""
     parts = []
     own = {name: field for name, field in Cell.model_fields.items() if not _is_section(field.annotation)}
     parts.append(f"### At the top\n\n{_table(Cell, own)}")
@@ -39,7 +39,7 @@ def scenario_reference() -> str:
 
 
 def algorithms_reference() -> str:
-    """Every algorithm with its source and the keys that it adds to [algorithm]."""
+    """List every algorithm with its source and the keys that it adds to [algorithm]."""
     parts = []
     for name, row in ALGORITHMS.items():
         keys = _table(row.settings, row.settings.model_fields)
@@ -48,7 +48,7 @@ def algorithms_reference() -> str:
 
 
 def commands_reference() -> str:
-    """Every command with its help."""
+    """List every command with its help."""
     from typer.main import get_command
 
     from fedpriv.cli.app import app
@@ -74,7 +74,7 @@ def _help(command: Any) -> str:
 
 
 def _name(parameter: Any) -> str:
-    """An option by its names, an argument as its usage line shows it."""
+    """Write an option by its names, an argument as its usage line shows it."""
     if parameter.param_type_name == "argument":
         return str(parameter.metavar or parameter.name.upper())
     return " ".join([*parameter.opts, *parameter.secondary_opts])
@@ -95,7 +95,7 @@ def _table(model: type[BaseModel], fields: Mapping[str, Any]) -> str:
 
 
 def _accepted(schema: Mapping[str, Any]) -> str:
-    """What a key accepts, in words, from its JSON schema."""
+    """Say from its JSON schema which values a key accepts."""
     if "anyOf" in schema:
         return " or ".join(_accepted(option) for option in schema["anyOf"] if option.get("type") != "null")
     if "enum" in schema:
@@ -115,5 +115,5 @@ def _default(value: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that may stand in a cell of a Markdown table."""
+    """Escape text for a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("\n", " ")

@@ -1,7 +1,4 @@
-"""`fedpriv run`: load, check, run, write, show.
-
-`fedpriv run … --watch`: the report page of a run while it goes, on this machine only.
-"""
+"""`fedpriv run`: load, check, run, write, show; with --watch serve the report page meanwhile, on loopback only."""
 
 import hashlib
 import signal
@@ -15,17 +12,17 @@ from pathlib import Path
 from types import FrameType
 
 from fedpriv.cli.explore import show_run
+from fedpriv.cli.options import Display
 from fedpriv.cli.progress import JsonLines, Progress
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.extensions import import_files
-from fedpriv.engines.table import Connection, engine_row
-from fedpriv.engines.workers import Workers
+from fedpriv.engines.table import engine_row
 from fedpriv.rounds.outcome import Finished, RunObserver
 from fedpriv.scenario.load import Scenario, load_scenario
 from fedpriv.show.page import page_of, write_report
 from fedpriv.show.table import write_table
 from fedpriv.study.results import read_claims
-from fedpriv.study.sweep import rerun_command, run_sweep
+from fedpriv.study.sweep import RunOptions, run_sweep
 from fedpriv.study.trackers import MLflow, TensorBoard
 
 _REFRESH_SECONDS = 1.0
@@ -117,63 +114,39 @@ def watching(watched: Watched) -> Iterator[str]:
 INTERRUPTED = 130
 
 
-def run_scenario(
-    path: Path,
-    engine: str,
-    overrides: Sequence[str],
-    out: Path | None,
-    connection: Connection,
-    workers: Workers | None,
-    *,
-    resume: bool,
-    quiet: bool,
-    as_json: bool,
-    tensorboard: Path | None,
-    mlflow: str | None,
-    imports: Sequence[Path] = (),
-    watch: bool = False,
-) -> None:
+def run_scenario(path: Path, options: RunOptions, shown: Display) -> None:
     """Run a scenario's missing cells; exits with code 130 when interrupted, leaving what is finished.
 
     An engine that can go on with the cell that failed says how, too.
     """
-    if quiet and as_json:
+    if shown.quiet and shown.as_json:
         raise InputError("--quiet and --json: give only one of them")
-    display = JsonLines(sys.stdout) if as_json else Progress(quiet=quiet)
+    display = JsonLines(sys.stdout) if shown.as_json else Progress(quiet=shown.quiet)
     observers: list[RunObserver] = [display]
-    if tensorboard is not None:
-        observers.append(TensorBoard(tensorboard))
-    if mlflow is not None:
-        observers.append(MLflow(mlflow))
-    import_files(imports)
-    scenario = load_scenario(path, overrides)
-    rerun = rerun_command(str(path), engine, overrides, connection, imports)
+    if shown.tensorboard is not None:
+        observers.append(TensorBoard(shown.tensorboard))
+    if shown.mlflow is not None:
+        observers.append(MLflow(shown.mlflow))
+    import_files(options.imports)
+    scenario = load_scenario(path, options.overrides)
+    rerun = options.command(str(path))
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with _page(observers) if watch else nullcontext():
-            folder = run_sweep(
-                scenario,
-                engine,
-                out,
-                resume=resume,
-                rerun=rerun,
-                observers=observers,
-                connection=connection,
-                workers=workers,
-            )
+        with _page(observers) if shown.watch else nullcontext():
+            folder = run_sweep(scenario, options, observers, rerun)
     except KeyboardInterrupt:
         display.stopped(rerun)
         sys.exit(INTERRUPTED)
     except RunError:
-        if engine_row(engine).resumes_cells:
+        if engine_row(options.engine).resumes_cells:
             display.stopped(rerun)
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
     write_table(folder)
-    if watch:
+    if shown.watch:
         sys.stderr.write(f"fedpriv: report: {write_report(folder)}\n")
-    if not (quiet or as_json):
+    if not (shown.quiet or shown.as_json):
         show_run(folder)
 
 

@@ -1,8 +1,6 @@
-"""What the accounting commands print: facts and a guarantee, as text or as one JSON object.  Imports no torch.
+"""Print facts and a guarantee, as text or as one JSON object.  Imports no torch.
 
-Tables as plain text.
-
-What the accounting commands say of records that take part in secret.  Imports no torch.
+Figures are rounded to the safe side: leakage and what it is computed from up, noise that is there down.
 """
 
 import json
@@ -15,67 +13,46 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.figures import caveats, epsilon_figure, lower_figure, upper_figure
 
 if TYPE_CHECKING:
-    from fedpriv.accounting.guarantees import Guarantee, Sampled
-if TYPE_CHECKING:
     from fedpriv.accounting.guarantees import Guarantee
-    from fedpriv.rounds.ledger import PrivacyClaim
+    from fedpriv.cli.options import Federation
+    from fedpriv.rounds.claim import PrivacyClaim
     from fedpriv.rounds.setting import Cost, Setting
 
 
 def print_table(lines: Sequence[Sequence[str]]) -> None:
-    """Left-aligned columns, two spaces apart; every line has a text for every column."""
+    """Print left-aligned columns, two spaces apart; every line has a text for every column."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         typer.echo("  ".join(cells).rstrip())
 
 
-_SLACKS = (1e-6, 1e-7, 1e-8)
+def aim(mu: float, delta: float, federation: "Federation") -> dict[str, Any]:
+    """The aim of calibrations whose guarantees are curves: the ε that μ gives at δ."""
+    from fedpriv.accounting.guarantees import GaussianDP
+
+    claim = federation.claim(GaussianDP(mu))
+    return {"delta": delta, "epsilon_at_most": claim.guarantee.epsilon_of(delta), **_about(claim)}
 
 
-def sampled_facts(guarantee: "Sampled", delta: float) -> dict[str, Any]:
-    """ε at δ, and what a lifetime budget is charged: a μ for each of some slacks."""
-    from fedpriv.accounting.budget import charge_of
-
-    charges = {f"mu_with_slack_{slack:g}": charge_of(guarantee, slack).mu for slack in _SLACKS}
-    return {
-        "noise_multiplier": guarantee.noise_multiplier,
-        "delta": delta,
-        "epsilon_at_most": guarantee.epsilon_of(delta),
-        **charges,
-    }
-
-
-def aim(mu: float, delta: float, relation: str, unit: str, records: int) -> dict[str, Any]:
-    """What several calibrations met: the ε that μ gives at δ."""
-    from fedpriv.accounting.gaussian import epsilon_of, relation_named
-    from fedpriv.noise.trust import unit_named
-
-    about = {"relation": relation_named(relation), "unit": unit_named(unit, records).words}
-    return {"delta": delta, "epsilon_at_most": epsilon_of(mu, delta), **about}
-
-
-def guarantee_of(
-    sampling: str, multiplier: float, rounds: int | None, epochs: int, groups: int, relation: str
-) -> "Guarantee":
-    """What `multiplier` clips of noise give records that `sampling` draws among `rounds` rounds."""
+def guarantee_of(federation: "Federation", multiplier: float, rounds: int | None) -> "Guarantee":
+    """The guarantee of `multiplier` clips of noise for records that take part in secret among `rounds` rounds."""
     from fedpriv.accounting.gaussian import relation_named
     from fedpriv.participation.secret import SecretOrder
-    from fedpriv.rounds.setting import Setting
 
     if rounds is None:
         raise InputError(f"multiplier = {multiplier}: say in how many --rounds records take part")
-    order = Setting(rounds, epochs=epochs, sampling=sampling, groups=groups).participation
-    if not isinstance(order, SecretOrder):
+    setting = federation.setting(rounds)
+    if not isinstance(setting.participation, SecretOrder):
         raise InputError(
-            f"sampling = {sampling!r}: a multiplier says something of records that take part in secret, by "
-            '"allocation" or "poisson"; for a public order ask `fedpriv privacy spent`'
+            f"sampling = {setting.sampling!r}: a multiplier says something of records that take part in secret, "
+            'by "allocation" or "poisson"; for a public order ask `fedpriv privacy spent`'
         )
-    return order.promise(multiplier, relation_named(relation))
+    return setting.participation.promise(multiplier, relation_named(setting.relation))
 
 
 def setting_facts(setting: "Setting", unit: str = "record") -> dict[str, Any]:
-    """What the numbers are about: who is protected, and how a record, or another unit, takes part."""
+    """Say whom the numbers protect, and how a record, or another unit, takes part."""
     from fedpriv.noise.trust import unit_named
 
     whose = unit_named(unit)
@@ -88,7 +65,7 @@ def setting_facts(setting: "Setting", unit: str = "record") -> dict[str, Any]:
 
 
 def cost_facts(cost: "Cost") -> dict[str, Any]:
-    """Noise as it is needed, and what it does; `show` rounds both up: less noise would not do."""
+    """Noise as it is needed, and its errors; `show` rounds both up: less noise would not do."""
     return {
         "noise_std": cost.std,
         "error_rms": cost.error,
@@ -100,23 +77,13 @@ def cost_facts(cost: "Cost") -> dict[str, Any]:
     }
 
 
-def guarantee_facts(claim: "PrivacyClaim[Guarantee]", delta: float | None) -> dict[str, Any]:
-    from fedpriv.accounting.guarantees import DEFAULT_DELTA, GaussianDP
+def guarantee_facts(claim: "PrivacyClaim[Guarantee]", delta: float) -> dict[str, Any]:
+    """The guarantee in every form that it has, ε at `delta`, and what it is about."""
+    return {**claim.guarantee.conversions(delta), **_about(claim)}
 
-    at = DEFAULT_DELTA if delta is None else delta
-    guarantee, about = claim.guarantee, {"relation": claim.relation, "unit": claim.unit.words}
-    if not isinstance(guarantee, GaussianDP):
-        return {**sampled_facts(guarantee, at), **about}
-    pair = guarantee.epsilon_delta(at)
-    return {
-        "mu": guarantee.mu,
-        "zcdp": guarantee.zcdp,
-        "delta": pair.delta,
-        "epsilon": pair.exact,
-        "epsilon_rdp": pair.rdp,
-        "epsilon_paper": pair.paper,
-        **about,
-    }
+
+def _about(claim: "PrivacyClaim[Guarantee]") -> dict[str, Any]:
+    return {"relation": claim.relation, "unit": claim.unit.words}
 
 
 _LABELS = {
@@ -152,7 +119,7 @@ def show(facts: dict[str, Any], as_json: bool) -> None:
 
 
 def _text(name: str, value: Any) -> str:
-    """A figure on the safe side: leakage and what it is computed from up, noise that is there down."""
+    """Write a figure on the safe side: leakage and its terms up, noise that is there down."""
     if isinstance(value, bool):
         return "yes" if value else "no, an upper bound"
     if not isinstance(value, float):

@@ -1,6 +1,6 @@
-"""`fedpriv silo`: a silo's guard and its ledger, by whoever administers the silo.
+"""`fedpriv silo`: a silo's guard and its ledger, for the silo's administrator.
 
-`fedpriv superlink` and `fedpriv supernode`: Flower's processes, reached by nobody who need not.
+`fedpriv superlink` and `fedpriv supernode`: Flower's processes, reachable only by the programs that need them.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The two ways in which fedpriv says no.
+"""The two errors of fedpriv: `InputError` for what was asked, `RunError` for what happened.
 
 Both carry one line a person can act on: what was wrong, where, and what would be right.  The command
 line prints that line and exits with `exit_code`; a traceback means a bug in fedpriv.
@@ -16,7 +16,7 @@ class FedprivError(Exception):
 
 
 class InputError(FedprivError):
-    """What the user gave cannot be used: a scenario key, a file, a cache, an option.  Exit code 2."""
+    """Input that cannot be used: a scenario key, a file, a cache, an option.  Exit code 2."""
 
     exit_code = 2
 
@@ -34,7 +34,7 @@ class RunError(FedprivError):
 
 
 def printable(text: str, longest: int = 500) -> str:
-    """What another party wrote, as one line that a terminal only shows: to be called where such text comes in.
+    """Make another party's text one line that a terminal only shows: to be called where such text comes in.
 
     Control characters, line ends and characters that change the direction of writing become escapes (\\x1b), and
     what is beyond `longest` characters is cut.

@@ -1,7 +1,7 @@
 """Algorithms, models and data of one's own, without a change to the package.
 
 A Python file is named by `--import` or in `FEDPRIV_IMPORT` (several files with the system's path separator between
-them); a package names a module as an entry point of the group `fedpriv.core.extensions`.  Either calls
+them); a package names a module as an entry point of the group `fedpriv.extensions`.  Either calls
 `fedpriv.add_algorithm`, `add_model` and `add_data` when it is imported.  Both are read when a name is not known.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fedpriv.core.errors import InputError
 
-GROUP = "fedpriv.core.extensions"
+GROUP = "fedpriv.extensions"
 VARIABLE = "FEDPRIV_IMPORT"
 _read: set[str] = set()
 """What this process has read: files by their content and place, entry points by their module."""
@@ -29,7 +29,7 @@ def changed() -> None:
 
 
 def revision() -> int:
-    """How often that happened: what is kept of a table's row belongs to one revision."""
+    """Count these notes: what is kept of a table's row belongs to one revision."""
     return len(_changes)
 
 

@@ -61,7 +61,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def best_guess(mu: float) -> float:
-    """Bound how often somebody guesses rightly which of two equally likely neighbours was used: Φ(μ/2).
+    """Bound how often a guess is right which of two equally likely neighbours was used: Φ(μ/2).
 
     Guarantee: no test on everything that is released does better; telling N(0, 1) from N(μ, 1) comes within a
     rounding of it.  Above one half for every μ > 0.
@@ -132,5 +132,5 @@ def caveats(
 
 
 def slack_in_delta(epsilon: float) -> float:
-    """What a slack of `SLACK` in total variation adds to δ at ε, rounded up: (1 + e^ε) · 2^-60."""
+    """Convert a slack of `SLACK` in total variation to δ at ε, rounded up: (1 + e^ε) · 2^-60."""
     return (1.0 + math.exp(epsilon)) * SLACK * (1.0 + 1e-12) if epsilon < 700.0 else math.inf

@@ -1,10 +1,8 @@
-"""Files that are written whole or not at all.
+"""Write files whole or not at all, append to journals, and find scenarios by name.  Imports no torch.
 
-A write that fails (OSError, as from a full disk) leaves the file as it was, and no draft beside it.
-
-Scenarios by name: those that fedpriv ships, and files of one's own.
-
-It imports no torch, so that a wrong name is told at once.
+A write that fails (OSError, as from a full disk) leaves the file as it was, and no draft beside it.  A journal is
+a file of JSON lines: a process that is killed may leave its last line cut short, and readers leave that line out.
+Scenarios are those that fedpriv ships, and files of one's own.
 """
 
 import errno
@@ -25,13 +23,13 @@ OWN = 0o600
 
 
 def write_json(path: Path, value: Any, mode: int = _READABLE) -> None:
-    """Plain data as JSON; ValueError for numbers that are not finite."""
+    """Write plain data as JSON; ValueError for numbers that are not finite."""
     text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     write_bytes(path, text.encode(), mode)
 
 
 def write_vector(path: Path, vector: NDArray[Any], mode: int = _READABLE) -> None:
-    """A NumPy array as .npy."""
+    """Write a NumPy array as .npy."""
     _replace(path, lambda file: np.save(file, vector, allow_pickle=False), mode)
 
 
@@ -40,12 +38,24 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes, mode: int = _READABLE, *, durable: bool = True) -> None:
-    """Without `durable` a crash of the machine may leave a damaged file, the end of this process none."""
+    """Write `content`; without `durable` a crash of the machine may damage the file, a kill of the process not."""
     _replace(path, lambda file: file.write(content), mode, durable=durable)
 
 
+def append_line(path: Path, value: Any, *, allow_nan: bool = True) -> None:
+    """Append plain data as one JSON line; ValueError for numbers that are not finite, if they are not allowed."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(value, allow_nan=allow_nan) + "\n")
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """Read the lines of a journal, but for a last one that was cut short; none where there is no file."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [line for line in lines if line.endswith(b"\n")]
+
+
 def sync_folder(folder: Path) -> None:
-    """Names that were made or removed in `folder` are on the disk when this returns."""
+    """Have names that were made or removed in `folder` on the disk before this returns."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -72,18 +82,18 @@ def _replace(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, durabl
 
 
 def shipped_folder() -> Path:
-    """Where the shipped scenarios are: in an installed package, or beside it in a checkout and Flower's bundle."""
+    """Find the shipped scenarios: in an installed package, or beside it in a checkout and Flower's bundle."""
     inside = Path(__file__).parents[1] / "scenario" / "shipped"
     return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "scenarios"
 
 
 def shipped() -> dict[str, Path]:
-    """Every shipped scenario by name."""
+    """List every shipped scenario by name."""
     return {path.stem: path for path in sorted(shipped_folder().glob("*.toml"))}
 
 
 def scenario_file(given: Path) -> Path:
-    """The file that a person means by a path, or by a shipped scenario's name.
+    """Find the file that a person means by a path, or by a shipped scenario's name.
 
     A file that exists is that file; otherwise NAME, NAME.toml and scenarios/NAME.toml mean the shipped scenario.
     InputError if there is neither.

@@ -1,19 +1,17 @@
-"""Where every random number of fedpriv comes from.
+"""The source of every random number of fedpriv.
 
 Four kinds of stream, and nothing else in the project draws:
 
-* `KeyedNormal`: Gaussian noise as a pure function of (key, owner, round, node).  AES-256 in counter mode
-  (NIST SP 800-38A; OpenSSL through `cryptography`) yields the bits, the Box-Muller transform (Box & Muller
-  1958) the normals.  The same code serves the two noise regimes; only the key differs: derived from the
-  scenario's seed in a simulation, drawn from the operating system in a deployment.
+* `KeyedNormal`: Gaussian noise as a pure function of (key, owner, round, node).  AES-256 in counter mode (NIST SP
+  800-38A; OpenSSL through `cryptography`) yields the bits, the Box-Muller transform (Box & Muller 1958) the
+  normals, in memory that is kept (`Workspace`).  The same code serves the two noise regimes; only the key differs:
+  derived from the scenario's seed in a simulation, drawn from the operating system in a deployment.
 * `KeyedCoins`: coins that fall alike for nobody without the key, for sampling that has to stay secret.
 * `KeyedNormal.secret`: an owner's secret for agreeing on keys with others.
 * `public_generator`: a NumPy generator for choices that are no secret (which record goes to which silo).
 
 Why not a ready-made generator: keyed streams need a key of at least 128 bits (torch's CPU generator keeps
 32 bits of its seed), and this one is also the fastest measured in batches: see benchmarks/noise.py.
-
-From blocks of AES to normals: the transform of Box & Muller 1958, in memory that is kept.
 """
 
 import hashlib
@@ -30,7 +28,7 @@ from numpy.typing import DTypeLike, NDArray
 BLOCK_BYTES = 16
 
 
-class Desk:
+class Workspace:
     """Working memory for `pairs` normals of each of two parts of `count` streams.
 
     Fresh pages would cost more than the draws.  A stream's bits are radii first, then angles: the counters here
@@ -128,10 +126,10 @@ class KeyedNormal:
             raise ValueError(f"noise is drawn in float32 or float64, not {self.dtype}")
         self._encrypt = _block_cipher(key)
         self._coins_key, self._secrets_key = derive_key(key, "coins"), derive_key(key, "key agreement")
-        self._desks: OrderedDict[tuple[int, int, int], Desk] = OrderedDict()
+        self._desks: OrderedDict[tuple[int, int, int], Workspace] = OrderedDict()
 
     def coins(self) -> "KeyedCoins":
-        """Secret coins of whoever holds this key, under a key of their own derived from it."""
+        """Secret coins for the holder of this key, under a key of their own derived from it."""
         return KeyedCoins(self._coins_key)
 
     def secret(self, owner: int) -> bytes:
@@ -210,7 +208,7 @@ class KeyedNormal:
         return total
 
     def _fill(self, out: NDArray[np.floating], owners: Sequence[int], rounds: Sequence[int], node: int) -> None:
-        if not out.size:  # of a round into which nobody was drawn
+        if not out.size:  # of a round into which no client was drawn
             return
         half, pieces = self._pieces(*out.shape)
         for start, pairs in pieces:
@@ -218,7 +216,7 @@ class KeyedNormal:
             self._draw(cosines, sines, _streams(owners, rounds), node, (start, half))
 
     def _pieces(self, count: int, size: int) -> tuple[int, list[tuple[int, int]]]:
-        """How many pairs of normals a vector is made of, and the pieces they are drawn in, (first, how many)."""
+        """Number of pairs of normals in a vector, and the pieces they are drawn in, (first, how many)."""
         per_block = BLOCK_BYTES // self.dtype.itemsize
         half = -(-size // per_block) * per_block // 2
         most = max(1, _CHUNK_VALUES // (2 * count * per_block)) * per_block
@@ -244,10 +242,10 @@ class KeyedNormal:
         self._encrypt.update_into(desk.counters.data.cast("B"), desk.bits)
         desk.normals(cosines, sines)
 
-    def _desk(self, count: int, pairs: int, skipped: int) -> Desk:
+    def _desk(self, count: int, pairs: int, skipped: int) -> Workspace:
         """The desk of this shape; few are kept, for the long and the short pieces of what is drawn in turns."""
         shape = (count, pairs, skipped)
-        desk = self._desks.pop(shape, None) or Desk(count, pairs, skipped, self.dtype)
+        desk = self._desks.pop(shape, None) or Workspace(count, pairs, skipped, self.dtype)
         if len(self._desks) >= _DESKS:
             self._desks.popitem(last=False)
         self._desks[shape] = desk
@@ -266,7 +264,7 @@ class KeyedCoins:
         self._encrypt, self._encrypt_numbers = _block_cipher(key), _block_cipher(derive_key(key, "numbers"))
 
     def heads(self, count: int, probability: float, owner: int, t: int) -> NDArray[np.bool_]:
-        """Which of the coins of places 0 … count-1 fall on heads, shape (count,); 0 ≤ `probability` ≤ 1."""
+        """Toss the coins of places 0 … count-1; True for heads, shape (count,); 0 ≤ `probability` ≤ 1."""
         if not 0.0 <= probability <= 1.0:
             raise ValueError(f"probability = {probability}: it lies between 0 and 1")
         words = _words(self._encrypt, count, owner, t, 0)

@@ -1,15 +1,14 @@
-"""Shortcuts that need an answer from the data, where the answer is at hand.
-
-Numbers that many runs computed together share, or have one each.
-
-Many runs as one: parts that differ in numbers only become one part whose numbers are columns.
+"""Replicates: many runs computed together, as parts whose numbers are columns.
 
 Estimators, mechanisms and optimizers are frozen dataclasses whose formulas broadcast, so an optimizer whose step
-is a tensor of shape (R, 1) moves R replicates at once.
+is a tensor of shape (R, 1) moves R replicates at once.  `stack` makes one part of many that differ in numbers
+only; a number that all replicates share stays a number.  Data-dependent shortcuts (`certain`, `never_above`) are
+taken on the CPU only: a GPU would have to synchronise.  They compute in one thread of torch (`one_thread`).
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
 if TYPE_CHECKING:  # accounting reads rounds without a model, and must start fast
@@ -30,7 +29,7 @@ PER_REPLICATE = {"per replicate": True}
 def certain(condition: "Tensor") -> bool:
     """Whether a condition, a tensor of one boolean, is known to hold without waiting for a device.
 
-    On a GPU nothing is known: whoever asks takes the way that is right in any case, and no number is copied.
+    On a GPU nothing is known: the caller takes the way that is right in any case, and no number is copied.
     """
     return condition.device.type == "cpu" and bool(condition)
 
@@ -44,11 +43,24 @@ def never_above(values: "Tensor", bound: Scalar) -> bool:
     return certain((values <= bound).all())
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread: its threads wait for each other in a busy loop, on a busy machine for ever."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 Part = TypeVar("Part")
 
 
 def signature(part: Any) -> Any:
-    """What two parts must have in common to be stacked.
+    """Return what two parts must have in common to be stacked.
 
     That is all but the values of floats that are not `SHARED`, and of fields with an entry a replicate.
     """

@@ -1,11 +1,10 @@
-"""From texts to features, each record by itself, by what is public about the table.
+"""Encode a table: texts become features, each record by itself, by what is public about the table.
 
-Columns of numbers less their mean, in units of their deviation: a public map of one record by itself.
+A table on the disk is .csv (commas, one header line, UTF-8) or .parquet, and is read as columns of texts.
 
-Means and deviations of records are releases.  Where they come from noisy ones that were accounted for, the map is
-post-processing of those, and a constant for all that follows.
-
-A table as it lies on the disk: .csv (commas, one header line, UTF-8) or .parquet, as columns of texts.
+Columns of numbers may be scaled, less their mean and in units of their deviation: a public map of one record by
+itself.  Means and deviations of records are releases.  Where they come from noisy ones that were accounted for,
+the map is post-processing of those, and a constant for all that follows.
 """
 
 import csv
@@ -54,7 +53,7 @@ class Scaling:
 
 
 def moments_of(values: NDArray[Any]) -> NDArray[np.float64]:
-    """What a record adds to the first step: (n, k) in -1 … 1 -> (n, 2k), of norm 1 at most.
+    """Moments that a record adds to the first step: (n, k) in -1 … 1 -> (n, 2k), of norm 1 at most.
 
     Column j gives x and 2x² - 1, both in -1 … 1, so that k columns have norm √(2k); they are divided by that.
     """
@@ -344,7 +343,7 @@ def _words(
 
 
 def _persons(table: RawTable, name: str) -> NDArray[np.str_]:
-    """Whose each row is; a row without a name would be one person more, or less."""
+    """Name of the person of each row; a row without a name would be one person more, or less."""
     for row, cell in enumerate(cells := table.column(name)):
         if cell.lower() in MISSING:
             raise InputError(f"{table.at(row, name)} does not say whose the row is; every row needs a person")

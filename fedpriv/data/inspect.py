@@ -1,6 +1,6 @@
-"""What a table holds, said to the person who has it, and a description to start from.
+"""Inspect a table for its owner: what it holds, and a description to start from.
 
-All of it was read from the records: whoever publishes it has released it, without noise.
+All of it is read from the records: to publish it is to release it, without noise.
 """
 
 import math
@@ -61,7 +61,7 @@ class Seen:
         return f"{len(self.words)} words: {shown}{more}{gaps}"
 
     def mistakes(self) -> str:
-        """How many cells of a column of numbers are none, and the first of them."""
+        """Count the cells of a column of numbers that are none, and return the first of them."""
         numbers, cells = self.records - self.missing - len(self.odd), len(self.odd)
         shown = ", ".join(self.odd[:_SHOWN_ODD])
         more = f" and {cells - _SHOWN_ODD} more" if cells > _SHOWN_ODD else ""
@@ -71,7 +71,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Persons:
-    """How many there are, how many of them have several records, and the most records that one has."""
+    """Number of persons, of those with several records, and the most records that one has."""
 
     count: int
     several: int

@@ -1,7 +1,4 @@
-"""The data sets by name, as arrays.
-
-Data sets of one's own by name: what a Python program or an imported file adds.
-"""
+"""Data sets by name, as arrays: those of fedpriv, and those that a program or an imported file adds."""
 
 import gzip
 import re
@@ -62,7 +59,7 @@ def added() -> list[str]:
 
 
 def is_added(name: str) -> bool:
-    """Whether somebody added a data set of this name; imports extensions if it is not known here."""
+    """Whether a data set of this name was added; imports extensions if it is not known here."""
     if name not in _ADDED and name not in (*ORIGINS, *COMPUTED):
         load_extensions()
     return name in _ADDED
@@ -102,7 +99,7 @@ GIVEN = "given-"
 
 
 def called(name: str) -> str:
-    """What an error calls a data set: its name, or the argument that it was given as."""
+    """Name a data set for an error: by its name, or by the argument that it was given as."""
     return "train" if name.startswith(GIVEN) else name
 
 
@@ -124,7 +121,7 @@ __all__ = ["Dataset", "HeldOut", "fetch", "load", "load_test"]
 
 
 def schema_of(name: str, table: TableSchema | None) -> TableSchema | None:
-    """What is public about the table called `name`, None for a data set that is no table.
+    """Public schema of the table called `name`, None for a data set that is no table.
 
     InputError for a file without a description, and for a description of what is no file.
     """

@@ -1,4 +1,4 @@
-"""A person's own data set: one .npz file, named by its path in `data.name`.
+"""Data sets in memory, and a data set of one's own: one .npz file, named by its path in `data.name`.
 
 | array | shape and type |
 |---|---|
@@ -8,8 +8,6 @@
 | `classes` | one whole number; 0 for a regression |
 
 The server of a deployment needs the test arrays and `classes` only.
-
-What a data set is, once it is in memory.
 """
 
 import zipfile
@@ -25,7 +23,7 @@ from fedpriv.core.errors import InputError
 
 @dataclass(frozen=True)
 class Sites:
-    """Which site each record belongs to: its place in `names`, silo 0 first."""
+    """Site of each record: its place in `names`, silo 0 first."""
 
     names: tuple[str, ...]
     train: NDArray[np.int64]

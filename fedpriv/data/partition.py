@@ -1,14 +1,13 @@
-"""How records are spread over silos: public choices, made from the scenario's seed.
+"""Partition records over silos, by public choices from the scenario's seed, and give every record its place.
 
 `silo_sizes` says how many records each silo gets, without a look at any record: batch sizes enter the public plan.
 A partition then takes (labels, sizes, seed, and its own setting) and returns each silo's record numbers, in the
 order in which it reads them.
 
-Where a record sits, and whether it counts: decided here for simulations, shards and guards alike.
-
-A row of a file has its place for good.  What a row holds (a missing value, a cell of the column `split`, whose
-record it is) never moves a row, not even itself: a row that does not count where it has a place is a zero there.
-A rule that looks at no cell, the seeded coins of `test_share` by the number of a row, may leave rows out.
+Places are decided here for simulations, shards and guards alike.  A row of a file has its place for good.  What a
+row holds (a missing value, a cell of the column `split`, whose record it is) never moves a row, not even itself: a
+row that does not count where it has a place is a zero there.  A rule that looks at no cell, the seeded coins of
+`test_share` by the number of a row, may leave rows out.
 
 A person is one unit whatever the person's rows are, and also if none of them counts.  Persons stand in the order
 of their names, so that rows move nobody; a guard reads them in a secret order of its own, so that names do not.
@@ -78,7 +77,7 @@ def places(
 
 
 def put_aside(persons: Sequence[str], share: float) -> NDArray[np.bool_]:
-    """Whose rows are for testing: a keyed public hash of the person is below the share.
+    """Find the persons whose rows are for testing: a keyed public hash of the person is below the share.
 
     Guarantee: all rows of a person are in one part, which depends on the name alone.
     """
@@ -97,7 +96,7 @@ def blanked(labels: NDArray[Any], counts: NDArray[np.bool_]) -> NDArray[Any]:
 
 
 def counted(labels: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows count, of labels as `blanked` leaves them."""
+    """Find the rows that count, of labels as `blanked` leaves them."""
     found = ~np.isnan(labels) if np.issubdtype(labels.dtype, np.floating) else labels != _ABSENT_CLASS
     return np.asarray(found, np.bool_)
 
@@ -146,7 +145,7 @@ _BALANCING_PASSES = 200
 
 
 def silo_sizes(records: int, silos: int, skew: float | None, seed: int, at_least: int = 1) -> tuple[int, ...]:
-    """How many of `records` each silo gets: equal (the remainder is left out), or skewed.
+    """Number of `records` for each silo: equal (the remainder is left out), or skewed.
 
     `skew` is the concentration of a symmetric Dirichlet distribution over silos: small is uneven; every silo gets
     `at_least` records, and a skewed federation uses all of them.  InputError if there are too few records.

@@ -1,12 +1,11 @@
-"""Tables that anybody can have by name: four hospitals, and a census.  Their files come out of packages.
+"""Public tables by name: four hospitals, a census, and made-up visits of patients to four clinics.
 
-Ranges and vocabularies are those of the questionnaires and of what the quantities can be; none was taken from the
-records.
+The files of hospitals and census come out of packages.  Ranges and vocabularies are those of the questionnaires
+and of what the quantities can be; none was taken from the records.
 
-A made-up table of persons with several records: visits of patients to four clinics, computed, always the same.
-
-Nobody is described by it.  Patients come 1 to 16 times, half of them once or twice; what is measured varies
-between patients and, less, between the visits of one, so that the visits of a patient tell much the same.
+The visits are computed, always the same, and describe nobody: persons with several records.  Patients come 1 to 16
+times, half of them once or twice; what is measured varies between patients and, less, between the visits of one,
+so that the visits of a patient tell much the same.
 """
 
 import csv
@@ -95,7 +94,7 @@ def read_hospitals(wheel: zipfile.ZipFile) -> Rows:
 
 
 def stratified_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
-    """Which records scikit-learn's `train_test_split(…, shuffle=True, stratify=labels)` puts aside for testing.
+    """Choose the records that scikit-learn's `train_test_split(…, shuffle=True, stratify=labels)` puts aside.
 
     Written after its StratifiedShuffleSplit; each class's share is rounded so that as many records are for
     training as asked for, ties broken by the seed.
@@ -306,7 +305,7 @@ def visits() -> str:
 
 
 def _times(generator: np.random.Generator) -> int:
-    """How often a patient comes: once more with the same probability each time, 16 times at most."""
+    """Number of visits of a patient: once more with the same probability each time, 16 times at most."""
     times = 1
     while times < _MOST and generator.random() < _AGAIN:
         times += 1

@@ -1,4 +1,4 @@
-"""What is public about a table: which columns are read, their ranges and vocabularies, and what the target is.
+"""Schema of a table: which columns are read, their public ranges and vocabularies, and what the target is.
 
 Every record is mapped to its features by this and by nothing else, so the map looks at one record alone and
 releases nothing.  Means, deviations, quantiles or vocabularies that were taken from the records would be releases.
@@ -59,7 +59,7 @@ class Column(Section):
 
     @property
     def width(self) -> int:
-        """How many features it becomes."""
+        """Number of features that it becomes."""
         return 1 if self.values is None else len(self.values)
 
 
@@ -155,12 +155,12 @@ class TableSchema(Section):
 
     @property
     def width(self) -> int:
-        """How many features a record has."""
+        """Number of features of a record."""
         return sum(column.width for column in self.columns.values())
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Which features are columns of numbers, each in -1 … 1."""
+        """Features that are columns of numbers, each in -1 … 1."""
         places, start = [], 0
         for _, column in self.features:
             if column.range is not None:
@@ -180,7 +180,7 @@ class TableSchema(Section):
 
     @property
     def unit(self) -> float:
-        """How much of the target's own unit 1 of the scaled target is."""
+        """Size of 1 of the scaled target in the target's own unit."""
         return 1.0 if self.range is None else (self.range[1] - self.range[0]) / 2.0
 
 

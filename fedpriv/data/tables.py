@@ -1,6 +1,6 @@
 """Tables as data sets: one file with everybody's records for a simulation, a silo's own records for a guard.
 
-A table's public description as TOML, as scenarios and policies have it.
+Scenarios and policies hold a table's public description as TOML, which is written here.
 """
 
 import json

@@ -1,17 +1,15 @@
-"""A real federation: Flower's SuperLink and a SuperNode and a guard for each silo, which share only the network.
+"""Deployment engine: Flower's SuperLink and a SuperNode and a guard for each silo, which share only the network.
 
 Without an address all of it is started here, as processes of this machine; with one, the app is submitted to a
-SuperLink whose silos are somebody else's business.  A run's identity is a token that is kept in its folder, since
-Flower gives a resubmitted run another number: silos and server go on from their ledgers under the same token.
+SuperLink whose silos other people run.  A run's identity is a token that is kept in its folder, since Flower gives
+a resubmitted run another number: silos and server go on from their ledgers under the same token.
 
-A silo as processes of this machine: its own folder, guard and SuperNode, as on a machine of its own.
+A silo of this machine has its own folder, guard and SuperNode, as on a machine of its own.  Guard and SuperNode
+share nothing with the others: the shard, the ledger with its keys and the policy lie in a folder of mode 0700, and
+only the SuperNode talks to the SuperLink.
 
-Guard and SuperNode share nothing with the others: the shard, the ledger with its keys and the policy lie in a
-folder of mode 0700, and only the SuperNode talks to the SuperLink.
-
-From a submitted run to its outcome: progress comes through the run's folder, its end from Flower.
-
-Flower's own simulation engine: the same apps, every client message through a Ray actor.
+Progress of a submitted run comes through the run's folder, its end from Flower.  Flower's own simulation engine,
+which sends every client message of the same apps through a Ray actor, is here as well.
 """
 
 import hashlib
@@ -126,7 +124,7 @@ class LocalSilo:
         self.processes[name].wait()
 
     def ended(self) -> str | None:
-        """Which of its processes has ended, with the end of its log; None while both run."""
+        """Name the process that has ended, with the end of its log; None while both run."""
         for name, process in self.processes.items():
             if process.poll() is not None:
                 return (

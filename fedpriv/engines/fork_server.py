@@ -1,4 +1,4 @@
-"""A process that has its imports done, and forks one of its own for each request: what a short program waits for.
+"""A zygote: fork per request from a process that has already imported torch (saves 1.5 s a task).
 
 the executor ── words, a file ──▶ the server, which does nothing else ── fork ──▶ the program, which ends
 """
@@ -95,7 +95,7 @@ def _run(program: Program, request: _Request) -> NoReturn:
 
 
 def _serve(connection: socket.socket) -> _Request | None:
-    """Fork for every request; the request in a forked process, None in the server once nobody asks any more."""
+    """Fork for every request; the request in a forked process, None in the server once its clients are gone."""
     noticed, notice = socket.socketpair()
     notice.setblocking(False)
     noticed.setblocking(False)

@@ -1,9 +1,8 @@
-"""The real ServerApp, strategy and ClientApp in one process: what is deployed, at speed.
+"""In-process engine: the real ServerApp, strategy and ClientApp in one process.
 
-A Flower Grid that calls a ClientApp in this process: the apps that are deployed, without the network.
-
-The identity of the running task is a private name of Flower (1.41), covered by tests; what is inside of containers
-is in fedpriv/protocol/messages.py.
+A Flower Grid calls the ClientApp in this process, so that the apps are those that are deployed, without the
+network.  The identity of the running task is a private name of Flower (1.41), covered by tests; what is inside of
+containers is in fedpriv/protocol/messages.py.
 """
 
 import gc
@@ -113,7 +112,7 @@ class InProcessGrid(Grid):
 
 
 class _OneCell(RunObserver):
-    """What a server says of its one cell, passed on as of cell `index`; the result is kept to be handed back."""
+    """Observer of a server with one cell: passes on its events as of cell `index`, and keeps the result."""
 
     def __init__(self, index: int, observer: RunObserver) -> None:
         self.result: Finished | None = None

@@ -1,8 +1,8 @@
-"""Processes that an engine starts on this machine: their environment, their ports, and that none is left behind.
+"""Child processes of an engine on this machine: environment, ports, keys and certificates, and their end.
 
 python -P -m fedpriv.engines.processes HOME   ends what was started in HOME once its standard input is closed
 
-Keys and certificates: made for one run on one machine, or read and checked before anybody waits for them.
+Keys and certificates are made for one run on one machine, or read and checked before anything waits for them.
 """
 
 import datetime
@@ -110,7 +110,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different TCP ports of this machine that nobody listens on."""
+    """Different TCP ports of this machine that no process listens on."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -204,7 +204,7 @@ def check_certificates(*paths: Path) -> None:
 
 
 def write_secret(path: Path, secret: bytes) -> None:
-    """A file that nobody else could read at any moment."""
+    """A file that no other user could read at any moment."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(secret)
 

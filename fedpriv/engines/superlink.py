@@ -1,4 +1,4 @@
-"""A SuperLink, our own as a child process in an empty folder or somebody's, and runs submitted to it.
+"""A SuperLink, our own as a child process in an empty folder or another organisation's, and runs submitted to it.
 
 Measured facts on Flower 1.41 that this is built around: the SuperLink's working directory precedes the app on the
 import path, so it must be empty; telemetry, update check and the installation of dependencies at run time are off
@@ -108,7 +108,7 @@ def simulating_superlink(home: Path) -> Iterator[SuperLink]:
 
 @contextmanager
 def federation_superlink(home: Path, silos: int) -> Iterator[SuperLink]:
-    """A SuperLink for the SuperNodes of `silos` silos, whose keys are in home/node-N, and nobody else's.
+    """A SuperLink for the SuperNodes of `silos` silos, whose keys are in home/node-N, and for no others.
 
     Gone, with everything that was started with a home in `home`, when the block is left.
     """

@@ -1,4 +1,4 @@
-"""`fedpriv superlink`: Flower's SuperLink, each of its APIs where those who need it reach it, and nobody else.
+"""`fedpriv superlink`: Flower's SuperLink, each of its APIs open to the programs that need it, and to no others.
 
 | API | who | where |
 |---|---|---|

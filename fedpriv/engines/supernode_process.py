@@ -1,9 +1,9 @@
-"""`fedpriv supernode`: Flower's SuperNode of one silo, whose tasks nobody else on the machine can take or answer.
+"""`fedpriv supernode`: Flower's SuperNode of one silo; no other user of the machine can take or answer its tasks.
 
     python -P -m fedpriv.engines.supernode_process SUPERLINK SILO GUARD KEYS|-
 
 It is started again while the SuperLink refuses its key (one that was killed counts as connected for a minute), and
-where its port was taken by another meanwhile.
+where another program has taken its port meanwhile.
 """
 
 import os

@@ -1,12 +1,10 @@
-"""The engines by name; each is imported when it is asked for, because each is heavy in its own way.
+"""Engines by name, and what all of them do: run cells, tell an observer of their progress, return outcomes.
 
-What every engine does: run cells, tell an observer how it goes, hand back outcomes.
+Each engine is imported when it is asked for, because each is heavy in its own way.
 
-Memory that a run keeps: what a round frees, the next one takes again, and no fresh pages for it.
-
-glibc asks the system for every long piece of memory anew and gives it back when it is freed.  A round of a large
-model allocates the vectors of the round before, and to get and clear their pages takes longer than to compute with
-them.
+During a run glibc is made to keep freed memory (`mallopt`), so that rounds do not fault in new pages: it asks the
+system for every long piece of memory anew and gives it back when it is freed.  A round of a large model allocates
+the vectors of the round before, and to get and clear their pages takes longer than to compute with them.
 """
 
 import ctypes
@@ -65,7 +63,7 @@ LOCAL = Connection()
 """Everything is started here."""
 
 
-Groups = Callable[[Sequence[Cell]], list[list[int]]]
+Grouping = Callable[[Sequence[Cell]], list[list[int]]]
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class EngineRow:
     """Whether a cell that failed goes on from its last round: its silos and server keep what they released."""
     releases: bool = False
     """Whether its noise protects somebody: releases are integers, with keys of the operating system."""
-    groups: Groups | None = None
+    groups: Grouping | None = None
     """The cells that it computes together, as places in the list; None if it has processes of its own."""
 
 
@@ -156,10 +154,10 @@ _SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MA
 
 @contextmanager
 def kept_pages() -> Iterator[None]:
-    """While anybody is in here, memory that is freed stays with the process; afterwards it goes to the system.
+    """While a run is in here, memory that is freed stays with the process; afterwards it goes to the system.
 
     Afterwards the thresholds are those up to which glibc itself raises them in a process with long vectors.
-    Nothing happens where malloc is not glibc's, or whoever started the process has set its thresholds.
+    Nothing happens where malloc is not glibc's, or its thresholds were set by hand.
     """
     libc = _glibc()
     if libc is None:
@@ -183,7 +181,7 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 class _Users:
-    """How many runs of this process, in whatever thread, want pages to be kept."""
+    """Counter of the runs of this process, in all threads, that want pages to be kept."""
 
     def __init__(self) -> None:
         self._lock, self._count = threading.Lock(), 0

@@ -1,11 +1,10 @@
-"""Groups of cells as Ray tasks, on the cores of this machine or on a cluster's: Ray schedules, fedpriv listens.
+"""Worker engine: groups of cells as Ray tasks, on the cores of this machine or on a cluster's; Ray schedules.
 
     cells ── groups that an engine runs together ── a task each ──▶ a worker, which runs the same engine
     observer ◀── progress, evaluations, outcomes, one stream a task ──
 
-A group is never cut: arithmetic on several replicates at once may round otherwise than on one.
-
-What a worker does: it runs an engine, and says as it goes what the engine says.
+A group is never cut: arithmetic on several replicates at once may round otherwise than on one.  A worker runs an
+engine and forwards the engine's events as they come.
 """
 
 import importlib
@@ -30,7 +29,7 @@ from unittest import mock
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
 from fedpriv.core.extensions import VARIABLE, import_files
 from fedpriv.engines.processes import left_by_nobody, refuse_root
-from fedpriv.engines.table import Engine, Groups, Outcome, engine_named, engine_row
+from fedpriv.engines.table import Engine, Grouping, Outcome, engine_named, engine_row
 from fedpriv.rounds.outcome import NO_CHECKPOINTS, Checkpoints, RunObserver, digest_of, installed, name_of
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
@@ -198,7 +197,7 @@ def on_workers(name: str, workers: Workers, kept: Checkpoints = NO_CHECKPOINTS) 
 
 def _run_groups(
     engine: str,
-    groups: Groups,
+    groups: Grouping,
     workers: Workers,
     kept: Checkpoints,
     cells: Sequence[Cell],
@@ -295,7 +294,7 @@ def _again(
 
 
 def _of_the_engine(error: Any, group: _Group) -> FedprivError:
-    """What the engine said in the worker, as it would have been said here; a bug there is a bug here."""
+    """Pass on an event of the engine in the worker as if it were here; a bug there is a bug here."""
     if isinstance(error.cause, FedprivError):
         return error.cause
     return RunError(f"{group.worker}: {type(error.cause).__name__}: {printable(str(error.cause))}")

@@ -18,7 +18,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.noise import series
 from fedpriv.noise.mechanism import Mechanism, MechanismState, Sensitivity, check_matches
 from fedpriv.noise.toeplitz import BandedSquareRoot
-from fedpriv.noise.workload import Floats, Workload
+from fedpriv.noise.workload import Floats, Workload, per_period
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,10 +61,10 @@ class AnchoredSquareRoot(Mechanism):
         check_matches(workload, 1.0, self.period)
         if not workload.order.single_pass:
             raise InputError(f"mechanism = {self.name!r}: its certificate is for records that are read once")
-        moved = [
-            np.concatenate([[1.0 / self.anchor], self._columns(length - 1)]) for length in self._lengths(workload)
-        ]
-        worst = float(np.max(workload.clips * np.concatenate(moved)))
+        moved = per_period(
+            workload, lambda rounds: np.concatenate([[1.0 / self.anchor], self._columns(rounds - 1)])
+        )
+        worst = float(np.max(workload.clips * moved))
         return Sensitivity(worst, True, "one participation: an anchor's own noise, or the longest column")
 
     @property
@@ -74,7 +74,7 @@ class AnchoredSquareRoot(Mechanism):
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, 1.0, self.period)
         rows = np.concatenate([[0.0], np.cumsum(self._inverse[: self.period - 1] ** 2)]) + self.anchor**2
-        return np.concatenate([rows[:length] for length in self._lengths(workload)])
+        return per_period(workload, lambda rounds: rows[:rounds])
 
     @property
     def worst_variance(self) -> float:
@@ -106,7 +106,3 @@ class AnchoredSquareRoot(Mechanism):
         if rounds < 1:
             return np.zeros(0)
         return np.sqrt(series.column_squared_norms(series.square_root(1.0, rounds), rounds))
-
-    def _lengths(self, workload: Workload) -> list[int]:
-        full, rest = divmod(workload.rounds, self.period)
-        return [self.period] * full + ([rest] if rest else [])

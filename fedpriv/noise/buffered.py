@@ -1,123 +1,52 @@
 """Buffered linear Toeplitz noise: nearly optimal for a stream with a handful of vectors.
 
-C is the Toeplitz matrix of interlacing roots (see `roots`), B = A C^-1.  Members: no roots at all are noise on the
-increments (C = I); θ = (λ,), φ = (0,) is λ-CGD, C^-1 = I - λ · shift, with one vector of state; θ = (decay,),
+C is the Toeplitz matrix of interlacing roots (see `series`), B = A C^-1.  Members: no roots at all are noise on
+the increments (C = I); θ = (λ,), φ = (0,) is λ-CGD, C^-1 = I - λ · shift, with one vector of state; θ = (decay,),
 φ = (0,) is independent noise (C = A), with none.
 
 `column_scale` holds D_1 … D_T: the noise of increment t is divided by D_t, so that C diag(D) takes the place of C.
 Late columns of C are short, and a D that lengthens them costs no record more than the worst one costs anyway.
 
-Strategy matrices from interlacing roots: their series, their inverse, and how their noise streams.
+On integers a few decaying buffers take the place of all past increments: θ and the residues ω are multiples of
+2^-31 by definition, and φ, which B needs, follows from them.
 
-    C(x) = Π (1 - φ_i x) / Π (1 - θ_i x),    θ_1 > φ_1 > θ_2 > φ_2 > … > θ_m > φ_m ≥ 0
-
-C is the lower-triangular Toeplitz matrix of this power series.  In partial fractions c_0 = 1 and
-c_j = Σ ω_i θ_i^(j-1) with every ω_i > 0, because the roots interlace, and c_1 = Σ θ - Σ φ ≤ θ_1 ≤ 1: the
-coefficients are never negative and never increase.  Likewise 1/C(x) has the coefficients 1, Σ ω̂_i φ_i^(j-1) with
-every ω̂_i < 0.
-
-Sources: McMahan, Xiao, Pillutla 2024 and Dvijotham, McMahan, Pillutla, Steinke, Thakurta 2024 (buffered linear
-Toeplitz); Choquette-Choo et al. 2023 for λ-CGD, which is m = 1 with φ_1 = 0.
+Sources: McMahan, Xiao, Pillutla 2024 and Dvijotham et al. 2024; Choquette-Choo et al. 2023 for λ-CGD.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import SHARED
-from fedpriv.noise import buffered as roots
 from fedpriv.noise import sensitivity as nonincreasing
-from fedpriv.noise.mechanism import (
-    Columns,
-    Mechanism,
-    MechanismState,
-    Sensitivity,
-    check_matches,
-    column_scale,
-    toeplitz_columns,
+from fedpriv.noise import series
+from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, rounded, scaled, scaled_bound
+from fedpriv.noise.integers.strategies import (
+    Factored,
+    Group,
+    IntegerStrategy,
+    IntState,
+    Lattice,
+    Load,
+    Reach,
+    accumulated,
+    participations_of,
 )
-from fedpriv.noise.workload import Floats, Workload, powers
+from fedpriv.noise.mechanism import Columns, MechanismState, Sensitivity, column_scale
+from fedpriv.noise.toeplitz import Toeplitz
+from fedpriv.noise.workload import Floats, Workload, powers, restarts
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-Roots = tuple[float, ...]
-
-
-class Mode(NamedTuple):
-    """A vector M that streaming keeps: the row gets gain · M, and then M = pole · M + z."""
-
-    pole: float
-    gain: float
-
-
-def check(theta: Roots, phi: Roots, decay: float) -> None:
-    """InputError unless the roots interlace, and lie in [0, decay], or in [0, 1] for decay = 0.
-
-    Guarantee: what passes has a C with coefficients ≥ 0 that never increase, whoever chose the numbers.
-    """
-    if len(theta) != len(phi):
-        raise InputError(f"theta has {len(theta)} roots and phi {len(phi)}: both need the same number")
-    largest = decay if decay > 0.0 else 1.0
-    falling = tuple(root for pair in zip(theta, phi, strict=True) for root in pair)
-    inside = all(0.0 <= root <= largest for root in falling)  # not so for nan
-    if not inside or any(not after < before for before, after in pairwise(falling)):
-        raise InputError(
-            f"theta = {list(theta)}, phi = {list(phi)}: needed is {largest:g} ≥ θ_1 > φ_1 > θ_2 > φ_2 > … ≥ 0"
-        )
-
-
-def residues(over: Roots, under: Roots) -> Floats:
-    """ω of Π (1 - under_j x) / Π (1 - over_i x) = 1 + Σ ω_i x / (1 - over_i x); as many of both."""
-    poles, zeros = np.array(over), np.array(under)
-    distance = np.subtract.outer(poles, poles)
-    np.fill_diagonal(distance, 1.0)
-    # ratios in order: neighbours are close, and products of small numbers alone could underflow
-    return np.asarray(np.prod(np.subtract.outer(poles, zeros) / distance, axis=1), np.float64)
-
-
-def coefficients(over: Roots, under: Roots, count: int) -> Floats:
-    """The first `count` ≥ 1 coefficients of Π (1 - under_j x) / Π (1 - over_i x).
-
-    C is `coefficients(theta, phi, T)`, its inverse `coefficients(phi, theta, T)`.
-    """
-    series = np.zeros(count)
-    series[0] = 1.0
-    for root, weight in zip(over, residues(over, under), strict=True):
-        series[1:] += weight * powers(root, count - 1)
-    return series
-
-
-def noise_modes(decay: float, theta: Roots, phi: Roots) -> tuple[Mode, ...]:
-    """The modes of B = A C^-1: row t is z_t + Σ gain · M_{t-1}.
-
-    B(x) = Π (1 - θ_i x) / ((1 - decay x) Π (1 - φ_i x)) has a mode for each pole p > 0, with gain r_p p.  A pole
-    that a zero cancels (θ_1 = decay) has none.  With decay = φ_m = 0 the pole at 0 is double, and one more mode,
-    which is the last fresh vector, makes up for what b_1 lacks.
-    """
-    poles = (decay, *phi)
-    modes = []
-    for place, pole in enumerate(poles):
-        if pole == 0.0:
-            continue
-        others = [pole - other for number, other in enumerate(poles) if number != place]
-        gain = pole
-        for above, below in zip([pole - root for root in theta], others, strict=True):
-            gain *= above / below
-        if gain != 0.0:
-            modes.append(Mode(pole, gain))
-    if poles.count(0.0) == 2:
-        first = sum(phi) - sum(theta)
-        modes.append(Mode(0.0, first - sum(mode.gain for mode in modes)))
-    return tuple(modes)
 
 
 _Root = Annotated[float, Field(ge=0, le=1, strict=True)]
@@ -139,7 +68,7 @@ class BufferedOptions(BaseModel):
 
 
 @dataclass(frozen=True)
-class BufferedToeplitz(Mechanism):
+class BufferedToeplitz(Toeplitz):
     """Noise C^-1 z on the increments, summed like them, for the C of interlacing roots.
 
     Guarantee: the roots are checked to interlace, so C ≥ 0 with nonincreasing coefficients, whoever fitted
@@ -152,26 +81,22 @@ class BufferedToeplitz(Mechanism):
     words: ClassVar[str] = "Gaussian noise correlated over the rounds (a few decaying buffers)"
 
     decay: float = field(default=1.0, metadata=SHARED)
-    theta: roots.Roots = field(default=(), metadata=SHARED)
+    theta: series.Roots = field(default=(), metadata=SHARED)
     """Poles of C, in falling order; each at most `decay`, or at most 1 for decay = 0."""
-    phi: roots.Roots = field(default=(), metadata=SHARED)
+    phi: series.Roots = field(default=(), metadata=SHARED)
     """Zeros of C, one below each pole."""
     column_scale: tuple[float, ...] = field(default=(), metadata=SHARED)
     """D_t of every planned round; none is 1 everywhere."""
     period: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.decay <= 1.0:
-            raise InputError(f"decay = {self.decay}: the decay of a running sum lies between 0 and 1")
-        if self.period is not None and self.period < 1:
-            raise InputError(f"period = {self.period}: the sums restart after 1 or more rounds, or never (None)")
         if not all(0.0 < factor < math.inf for factor in self.column_scale):
             raise InputError("column_scale: every factor is a finite number above 0")
-        roots.check(self.theta, self.phi, self.decay)
+        series.check_roots(self.theta, self.phi, self.decay)
 
     @classmethod
     def of(cls, workload: Workload, options: BufferedOptions) -> Self:
-        """The mechanism of given roots; InputError for none: whoever builds a plan never fits."""
+        """The mechanism of given roots; InputError for none: a plan never fits."""
         if not options.theta:
             raise InputError(
                 f"mechanism = {cls.name!r}: its roots are fitted before a run starts and sent as numbers, and "
@@ -182,15 +107,8 @@ class BufferedToeplitz(Mechanism):
 
     @classmethod
     def comparisons(cls, workload: Workload, options: BufferedOptions) -> dict[str, Self]:
-        """None: whoever compares fits them first."""
+        """None: a comparison fits them first."""
         return {}
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Self:
-        numbers: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
-        }
-        return cls(**numbers)
 
     def options(self) -> dict[str, Any]:
         given = {"theta": list(self.theta), "phi": list(self.phi)}
@@ -213,13 +131,12 @@ class BufferedToeplitz(Mechanism):
         )
 
     def certified(self, workload: Workload) -> Sensitivity:
-        self._check(workload)
-        scaled = replace(workload, clips=workload.clips * self._scale(workload.rounds))
-        return nonincreasing.of_series(scaled, self.strategy(workload.block))
+        self.check(workload)
+        longer = replace(workload, clips=workload.clips * self._scale(workload.rounds))
+        return nonincreasing.of_series(longer, self.strategy(workload.block))
 
     def columns(self, workload: Workload) -> Columns:
-        self._check(workload)
-        plain, scale = toeplitz_columns(self.strategy(workload.block), workload), self._scale(workload.rounds)
+        plain, scale = super().columns(workload), self._scale(workload.rounds)
         return Columns(
             plain.squared_norms * scale**2, lambda held: plain.inner(held) * np.outer(scale[held], scale[held])
         )
@@ -230,14 +147,13 @@ class BufferedToeplitz(Mechanism):
         return 1.0 / max(self.column_scale, default=1.0)
 
     def variance(self, workload: Workload) -> Floats:
-        self._check(workload)
-        if self.column_scale:
-            return self._scaled_variance(workload.rounds)
-        return self._over_periods(workload, lambda rounds: np.cumsum(self._rows(rounds) ** 2))
+        if not self.column_scale:
+            return super().variance(workload)
+        self.check(workload)
+        return self._scaled_variance(workload.rounds)
 
     def noise_series(self, workload: Workload) -> Floats | None:
-        self._check(workload)
-        return None if self.column_scale or self.period is not None else self._rows(workload.rounds)
+        return None if self.column_scale else super().noise_series(workload)
 
     def memory_vectors(self, workload: Workload) -> int:
         return len(self.phi) + (self.decay > 0.0) if self.column_scale else len(self._modes)
@@ -248,7 +164,7 @@ class BufferedToeplitz(Mechanism):
             return self._scaled_noise(state, t, fresh)
         if not self._modes:
             return fresh, ()
-        if self._restarts(t):
+        if restarts(t, self.period):
             return fresh, (fresh,) * len(self._modes)
         noise = fresh.add(state[0], alpha=self._modes[0].gain)
         for mode, kept in zip(self._modes[1:], state[1:], strict=True):
@@ -259,10 +175,31 @@ class BufferedToeplitz(Mechanism):
 
     def strategy(self, count: int) -> Floats:
         """The coefficients of C that are not 0, at most `count`; without `column_scale`."""
-        return roots.coefficients(self.theta, self.phi, count if self.theta else 1)
+        return series.of_roots(self.theta, self.phi, count if self.theta else 1)
+
+    def rows(self, count: int) -> Floats:
+        """The coefficients of B: every row of B z adds the same weights of the last fresh vectors."""
+        row = np.zeros(count)
+        for mode in self._modes:
+            row[1:] += mode.gain * powers(mode.pole, count - 1)
+        row[0] = 1.0
+        return row
+
+    def integer(self, workload: Workload) -> Factored:
+        """C of the rounded poles and residues; φ follows from them, so that B is the inverse of that C."""
+        strategy = buffered(self.theta, self.phi, period=self.period)
+        strategy = replace(strategy, digits=min(_DIGITS, strategy.carried(workload.block).bit_length()))
+        theta = tuple(root / ONE for root in strategy.theta)
+        phi = tuple(max(0.0, root) if root > -_NO_ROOT else root for root in phi_of(strategy).tolist())
+        decay = rounded(self.decay)
+        exact, workload = replace(self, decay=decay, theta=theta, phi=phi), replace(workload, decay=decay)
+        spread = _series_spread(strategy, exact, workload)
+        if not exact.column_scale:
+            return Factored(strategy, exact, workload, spread)
+        return FactoredScaled(strategy, exact, workload, spread, scaled=exact)
 
     @classmethod
-    def _zeros(cls, options: BufferedOptions) -> roots.Roots:
+    def _zeros(cls, options: BufferedOptions) -> series.Roots:
         return options.phi
 
     def _scaled_noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
@@ -270,7 +207,7 @@ class BufferedToeplitz(Mechanism):
             raise InputError(f"round {t}: column_scale is planned for {len(self.column_scale)} rounds")
         share = 1.0 / self.column_scale[t - 1]
         last = 1 if self.decay > 0.0 else 0
-        if self._restarts(t):
+        if restarts(t, self.period):
             noise = fresh * share
             return noise, ((noise,) * last) + (fresh,) * len(self.phi)
         increment = fresh * share
@@ -290,7 +227,7 @@ class BufferedToeplitz(Mechanism):
         advance, added = np.diag([self.decay, *self.phi]), np.ones(size)
         weights, factors = np.array(self._inverse_residues), self._scale(rounds)
         for t in range(1, rounds + 1):
-            if self._restarts(t):
+            if restarts(t, self.period):
                 spread = np.zeros((size, size))
             advance[0, 1:] = weights / factors[t - 1]
             added[0] = 1.0 / factors[t - 1]
@@ -298,8 +235,8 @@ class BufferedToeplitz(Mechanism):
             variances[t - 1] = spread[0, 0]
         return variances
 
-    def _check(self, workload: Workload) -> None:
-        check_matches(workload, self.decay, self.period)
+    def check(self, workload: Workload) -> None:
+        super().check(workload)
         if self.column_scale and workload.rounds > len(self.column_scale):
             raise InputError(
                 f"column_scale is planned for {len(self.column_scale)} rounds, the workload has {workload.rounds}"
@@ -308,30 +245,13 @@ class BufferedToeplitz(Mechanism):
     def _scale(self, rounds: int) -> Floats:
         return np.array(self.column_scale[:rounds]) if self.column_scale else np.ones(rounds)
 
-    def _restarts(self, t: int) -> bool:
-        return t == 1 or (self.period is not None and (t - 1) % self.period == 0)
-
-    def _rows(self, count: int) -> Floats:
-        """The coefficients of B: every row of B z adds the same weights of the last fresh vectors."""
-        row = np.zeros(count)
-        for mode in self._modes:
-            row[1:] += mode.gain * powers(mode.pole, count - 1)
-        row[0] = 1.0
-        return row
-
-    def _over_periods(self, workload: Workload, squared_norms: Callable[[int], Floats]) -> Floats:
-        """The squared norms of every round: full periods are alike, the last may be shorter."""
-        full, rest = divmod(workload.rounds, workload.block)
-        of_rest = [squared_norms(rest)] if rest else []
-        return np.concatenate([np.tile(squared_norms(workload.block), full), *of_rest])
-
     @cached_property
-    def _modes(self) -> tuple[roots.Mode, ...]:
-        return roots.noise_modes(self.decay, self.theta, self.phi)
+    def _modes(self) -> tuple[series.Mode, ...]:
+        return series.noise_modes(self.decay, self.theta, self.phi)
 
     @cached_property
     def _inverse_residues(self) -> tuple[float, ...]:
-        return tuple(roots.residues(self.phi, self.theta).tolist())
+        return tuple(series.residues(self.phi, self.theta).tolist())
 
 
 @dataclass(frozen=True)
@@ -356,9 +276,160 @@ class LambdaCgd(BufferedToeplitz):
         return f"{self.name} ({self.theta[0]:.6g}{', scaled' if self.column_scale else ''})"
 
     @classmethod
-    def _zeros(cls, options: BufferedOptions) -> roots.Roots:
+    def _zeros(cls, options: BufferedOptions) -> series.Roots:
         return options.phi or (0.0,)
 
 
 def _advanced(kept: "Tensor", pole: float, fresh: "Tensor") -> "Tensor":
     return fresh.add(kept, alpha=pole) if pole else fresh
+
+
+_DIGITS, _MOST_DIGITS = 10, 24
+_NO_ROOT = 2.0**-20  # φ_m = 0 comes out of rounded residues a little beside it
+
+
+@dataclass(frozen=True)
+class FactoredScaled(Factored):
+    """Noise that shrinks where columns of C are short: increments D_t s_t of norm D_t S_t, and B divides by D_t.
+
+    Guarantee: C is charged for the longer increments, as if they were the records'.
+    """
+
+    scaled: BufferedToeplitz = field(kw_only=True)
+
+    def stretch(self, t: int) -> float:
+        return self.scaled.column_scale[t - 1]
+
+    def part_clips(self, t: int) -> tuple[float, ...]:
+        return (float(self.workload.clips[t - 1]) * self.stretch(t),)
+
+    def certified(self, lattice: Lattice) -> float:
+        rounds = range(1, self.workload.rounds + 1)
+        norms = np.array([float(lattice.norm(clip)) for t in rounds for clip in self.part_clips(t)])
+        plain = replace(self.scaled, column_scale=())
+        return plain.sensitivity(replace(self.workload, clips=norms))
+
+
+@dataclass(frozen=True)
+class IntegerBuffered(IntegerStrategy):
+    """b_i ← ⌊θ_i b_i⌉ + 2^g s_t, after s_t + Σ ⌊ω_i b_i / 2^g⌉ was given; θ, ω count multiples of 2^-31.
+
+    `digits` is g: binary digits of a unit that the buffers hold.  They make the buffers' roundings, which add up
+    to 1 / (1 - θ_i), small beside the one of each product.
+    """
+
+    theta: tuple[int, ...]
+    omega: tuple[int, ...]
+    digits: int = 0
+    period: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.theta) != len(self.omega) or not 0 <= self.digits <= _MOST_DIGITS:
+            raise InputError(
+                f"{len(self.theta)} decays, {len(self.omega)} weights, {self.digits} digits: as many decays "
+                f"as weights are needed, and 0 to {_MOST_DIGITS} digits"
+            )
+        if any(not 0 <= theta <= ONE for theta in self.theta) or min(self.omega, default=0) < 0:
+            raise InputError("buffers decay by 0 to 1 a round and have weights of 0 or more")
+        if sum(self.omega) > ONE:
+            raise InputError("the buffers' weights add up to more than 1: C would not fall")
+
+    def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
+        block = rounds if self.period is None else min(self.period, rounds)
+        return (Group(rounds, 1.0, len(self.theta) + self._carried(block) / 2**self.digits),)
+
+    def carried(self, block: int) -> int:
+        """How many roundings of a buffer one output can have in it after `block` rounds, rounded up."""
+        return math.ceil(self._carried(block))
+
+    def _carried(self, block: int) -> Fraction:
+        return sum(
+            (
+                Fraction(omega, ONE) * accumulated(theta, block)
+                for theta, omega in zip(self.theta, self.omega, strict=True)
+            ),
+            Fraction(0),
+        )
+
+    def reach(self, loads: Sequence[Load]) -> Reach:
+        largest = inside = 0
+        buffers = [0] * len(self.theta)
+        for t, (load,) in enumerate(loads, start=1):
+            if restarts(t, self.period):
+                buffers = [0] * len(self.theta)
+            read = sum(scaled_bound(b, omega, self.digits) for b, omega in zip(buffers, self.omega, strict=True))
+            largest = max(largest, load + read)
+            buffers = [
+                scaled_bound(b, theta) + (load << self.digits)
+                for b, theta in zip(buffers, self.theta, strict=True)
+            ]
+            inside = max(inside, largest, *buffers)
+        return Reach(largest, inside)
+
+    def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
+        """The state holds the buffers."""
+        fresh = sums << self.digits
+        if not state or restarts(t, self.period):
+            return sums, (fresh,) * len(self.theta)
+        total, buffers = sums.copy(), []
+        for buffer, theta, omega in zip(state, self.theta, self.omega, strict=True):
+            total += scaled(buffer, omega, self.digits)
+            buffers.append((buffer if theta == ONE else scaled(buffer, theta)) + fresh)
+        return total, tuple(buffers)
+
+
+def buffered(
+    theta: Sequence[float], phi: Sequence[float], digits: int = 0, period: int | None = None
+) -> IntegerBuffered:
+    """The strategy of the roots θ_1 > φ_1 > θ_2 > φ_2 > … ≥ 0, θ_1 ≤ 1; InputError if they do not interlace."""
+    exact = [[Fraction(root) for root in roots] for roots in (theta, phi)]
+    mixed = [root for pair in zip(*exact, strict=False) for root in pair]
+    falling = all(before > after for before, after in pairwise(mixed))
+    if len(theta) != len(phi) or not falling or (mixed and not (mixed[0] <= 1 and mixed[-1] >= 0)):
+        raise InputError("roots of a buffered strategy interlace: 1 ≥ θ_1 > φ_1 > θ_2 > φ_2 > … ≥ 0")
+    return IntegerBuffered(
+        tuple(coefficient(root) for root in theta),
+        tuple(round(_residue(exact[0], exact[1], i) * ONE) for i in range(len(theta))),
+        digits,
+        period,
+    )
+
+
+def phi_of(strategy: IntegerBuffered) -> NDArray[np.float64]:
+    """φ_1 > φ_2 > …: the roots of C's numerator that belong to the rounded θ and ω; shape (buffers,).
+
+    They are the eigenvalues of diag(θ) - √ω √ωᵀ (the matrix determinant lemma), which is symmetric.
+    """
+    theta, omega = (np.array(values, np.float64) / ONE for values in (strategy.theta, strategy.omega))
+    roots = np.linalg.eigvalsh(np.diag(theta) - np.sqrt(np.outer(omega, omega)))
+    return np.asarray(roots[::-1], np.float64)
+
+
+def series_of(strategy: IntegerBuffered, rounds: int) -> NDArray[np.float64]:
+    """c_0, c_1, …: the first column of C, (rounds,)."""
+    lags = np.arange(rounds - 1, dtype=np.float64)
+    column = np.zeros(rounds - 1)
+    for theta, omega in zip(strategy.theta, strategy.omega, strict=True):
+        column += omega / ONE * (theta / ONE) ** lags
+    return np.concatenate([[1.0], column])
+
+
+def _residue(theta: list[Fraction], phi: list[Fraction], place: int) -> Fraction:
+    """ω_i = Π_j (θ_i - φ_j) / Π_{j≠i} (θ_i - θ_j)."""
+    own, result = theta[place], Fraction(1)
+    for root in phi:
+        result *= own - root
+    for other, root in enumerate(theta):
+        if other != place:
+            result /= own - root
+    return result
+
+
+def _series_spread(strategy: IntegerBuffered, mechanism: BufferedToeplitz, workload: Workload) -> Fraction:
+    """1 + participations · ‖c - c'‖, for the series c of the integers and c' of the roots, rounded up.
+
+    A column of C moves by that much at most, and the sensitivity is at least the record's largest norm.
+    """
+    apart = series_of(strategy, workload.block) - mechanism.strategy(workload.block)
+    rounding = 2.0**-44 * math.sqrt(workload.block)  # of either series, whose terms are at most 1
+    return 1 + Fraction(participations_of(workload) * (float(np.linalg.norm(apart)) + rounding))

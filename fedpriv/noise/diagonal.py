@@ -1,21 +1,21 @@
-"""Independent Gaussian noise on every running sum: B = I, C = A.
+"""Mechanisms whose B or C is diagonal: fresh noise on every sum, or on every increment.
 
-Reshef & Levy 2024, Algorithms 1 and 2 (single pass); any declared participation.
+| mechanism | B | C | source |
+|---|---|---|---|
+| independent | I | A | Reshef & Levy 2024, Algorithms 1 and 2 (single pass); any declared participation |
+| scheduled | diag(d) | diag(1/d) A | Reshef & Levy 2024, any schedule σ_t: ρ = 2S √(Σ_t 1/σ_t²) |
+| leaf | A C^-1 | diag(1/noise) | Kornowski, Liu & Talwar, Algorithm 4 |
 
-Fresh Gaussian noise in every round, of sizes that are fixed before round 1: B = diag(d), C = diag(1/d) A.
-
-Reshef & Levy 2024 prove their guarantee for any schedule σ_t: ρ = 2S √(Σ_t 1/σ_t²).  Nothing is kept from round to
-round, and where an output weighs early sums more than late ones, less noise in those is less noise in the output.
-
-Gaussian noise on the increments themselves, summed like them: C is diagonal.
-
-Source: Kornowski, Liu & Talwar, Algorithm 4: every leaf gets its own noise, and the noisy leaf is what is added to
-the running sum, so the noise accumulates over a period.
+Independent and scheduled noise keep nothing from round to round; where an output weighs early sums more than late
+ones, less noise in those is less noise in the output.  Of "leaf" every increment gets its own noise, and the noisy
+increment is what is added to the running sum, so the noise accumulates over a period.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
@@ -25,6 +25,17 @@ from pydantic import BaseModel, Field
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import SHARED
 from fedpriv.noise import sensitivity as nonincreasing
+from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, rounded, scaled, scaled_bound
+from fedpriv.noise.integers.strategies import (
+    Factored,
+    Group,
+    IntegerStrategy,
+    IntState,
+    Load,
+    Reach,
+    accumulated,
+    check_decay,
+)
 from fedpriv.noise.mechanism import (
     Blocks,
     Columns,
@@ -35,7 +46,7 @@ from fedpriv.noise.mechanism import (
     toeplitz_inner,
 )
 from fedpriv.noise.sensitivity import heaviest_pattern, tightened
-from fedpriv.noise.workload import Floats, Workload, geometric_sums, powers
+from fedpriv.noise.workload import Floats, Workload, geometric_sums, powers, restarts
 from fedpriv.participation.orders import Separated
 
 if TYPE_CHECKING:
@@ -95,6 +106,10 @@ class IndependentGaussian(Mechanism):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         return fresh, state
 
+    def integer(self, workload: Workload) -> Factored:
+        workload = replace(workload, decay=rounded(workload.decay))
+        return Factored(IntegerPrefix(coefficient(workload.decay), workload.period), self, workload)
+
 
 def _column_squared_norms(workload: Workload) -> Floats:
     """Σ_{t≥τ} decay^{2(t-τ)} up to the end of τ's period, for every τ."""
@@ -126,6 +141,44 @@ def _record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) ->
     )
     lasting = geometric_sums(decay**2, np.maximum(until_next, 0.0))
     return np.asarray(np.sum(moved**2 * lasting, axis=0))
+
+
+@dataclass(frozen=True)
+class IntegerPrefix(IntegerStrategy):
+    """q_t = ⌊decay · q_{t-1}⌉ + s_t; `decay` counts multiples of 2^-31, sums restart every `period` rounds.
+
+    Roundings of neighbours differ by 1 a round at most, and decay like the sums: by 1 / (1 - decay) in all.
+    """
+
+    decay: int
+    period: int | None = None
+
+    def __post_init__(self) -> None:
+        check_decay(self.decay)
+
+    def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
+        return (Group(rounds, 1.0, accumulated(self.decay, rounds)),)
+
+    def reach(self, loads: Sequence[Load]) -> Reach:
+        total = largest = 0
+        for t, (load,) in enumerate(loads, start=1):
+            total = load if restarts(t, self.period) else self._decayed_bound(total) + load
+            largest = max(largest, total)
+        return Reach(largest, largest)
+
+    def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
+        """The state holds the last sum; none for decay 0."""
+        if self.decay == 0:
+            return sums, ()
+        if not state or restarts(t, self.period):
+            return sums, (sums,)
+        total = (state[0] if self.decay == ONE else scaled(state[0], self.decay)) + sums
+        return total, (total,)
+
+    def _decayed_bound(self, bound: int) -> int:
+        if self.decay == 0:
+            return 0
+        return bound if self.decay == ONE else scaled_bound(bound, self.decay)
 
 
 _MOST_APART = 1e6
@@ -162,8 +215,6 @@ class ScheduledGaussian(Mechanism):
     decay: float = field(default=1.0, metadata=SHARED)
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.decay <= 1.0:
-            raise InputError(f"decay = {self.decay}: the decay of a running sum lies between 0 and 1")
         if not self.sizes or not all(0.0 < size < math.inf for size in self.sizes):
             raise InputError("noise_sizes: a finite number above 0 is needed for every round")
         if max(self.sizes) > _MOST_APART * min(self.sizes):
@@ -171,7 +222,7 @@ class ScheduledGaussian(Mechanism):
 
     @classmethod
     def of(cls, workload: Workload, options: ScheduledOptions) -> Self:
-        """The mechanism of given sizes; InputError for none: whoever builds a plan never fits."""
+        """The mechanism of given sizes; InputError for none: a plan never fits."""
         if not options.noise_sizes:
             raise InputError(
                 f"mechanism = {cls.name!r}: its sizes are fitted before a run starts and sent as numbers, and "
@@ -186,12 +237,8 @@ class ScheduledGaussian(Mechanism):
 
     @classmethod
     def comparisons(cls, workload: Workload, options: Any) -> dict[str, Self]:
-        """None: whoever compares fits the sizes first."""
+        """None: a comparison fits the sizes first."""
         return {}
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Self:
-        return cls(tuple(data["sizes"]), data["decay"])
 
     def options(self) -> dict[str, Any]:
         return {"noise_sizes": list(self.sizes)}
@@ -246,6 +293,11 @@ class ScheduledGaussian(Mechanism):
             raise InputError(f"round {t}: noise_sizes is planned for {len(self.sizes)} rounds")
         return fresh * self.sizes[t - 1], state
 
+    def integer(self, workload: Workload) -> Factored:
+        decay = rounded(self.decay)
+        strategy = IntegerScheduled(coefficient(decay), workload.period, self.sizes)
+        return Factored(strategy, replace(self, decay=decay), replace(workload, decay=decay))
+
     def _squared_norm(self, workload: Workload, held: slice) -> float:
         """Of the record of the rounds `held`: what it moved so far only decays between them."""
         own = np.zeros(workload.rounds)
@@ -274,6 +326,20 @@ def _decayed(values: list[float], decay: float) -> list[float]:
 
 
 @dataclass(frozen=True)
+class IntegerScheduled(IntegerPrefix):
+    """The same sums, with noise of a size of its own in every round."""
+
+    sizes: tuple[float, ...] = ()
+
+    def scales(self, t: int) -> tuple[float, ...]:
+        return (self.sizes[t - 1],)
+
+    def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
+        ((_, _, difference),) = super().groups(rounds, participations)
+        return tuple(Group(count, size, difference) for size, count in Counter(self.sizes[:rounds]).items())
+
+
+@dataclass(frozen=True)
 class LeafGaussian(Mechanism):
     """Fresh noise on every increment, `first` times as large in the first round of a period as in the others.
 
@@ -289,10 +355,6 @@ class LeafGaussian(Mechanism):
     first: float = field(default=1.0, metadata=SHARED)
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.decay <= 1.0:
-            raise InputError(f"decay = {self.decay}: the decay of a running sum lies between 0 and 1")
-        if self.period is not None and self.period < 1:
-            raise InputError(f"period = {self.period}: the sums restart after 1 or more rounds, or never (None)")
         if not 0.0 < self.first < math.inf:
             raise InputError(f"first = {self.first}: a ratio of two noises is a finite number above 0")
 
@@ -337,7 +399,36 @@ class LeafGaussian(Mechanism):
             noise = fresh.add(state[0], alpha=self.decay)
         return noise, (noise,)
 
+    def integer(self, workload: Workload) -> Factored:
+        return Factored(IntegerLeaf(self.first, self.period), self, workload)
+
     def _scales(self, workload: Workload) -> Floats:
         scales = np.ones(workload.rounds)
         scales[:: workload.block] = self.first
         return scales
+
+
+_NONE = Fraction(0)
+
+
+@dataclass(frozen=True)
+class IntegerLeaf(IntegerStrategy):
+    """s_t itself, with noise `first` times as large in the first of every `period` rounds as in the others."""
+
+    first: float = 1.0
+    period: int | None = None
+
+    def scales(self, t: int) -> tuple[float, ...]:
+        return (self.first if restarts(t, self.period) else 1.0,)
+
+    def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
+        starts = 1 if self.period is None else -(-rounds // self.period)
+        firsts = Group(starts, self.first, _NONE)
+        return (firsts, Group(rounds - starts, 1.0, _NONE)) if rounds > starts else (firsts,)
+
+    def reach(self, loads: Sequence[Load]) -> Reach:
+        largest = max(load for (load,) in loads)
+        return Reach(largest, largest)
+
+    def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
+        return sums, ()

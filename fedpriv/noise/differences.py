@@ -1,4 +1,4 @@
-"""What the mechanisms of momentum-tree-reduced have in common: their groups of nodes, and what those cost.
+"""Noise of three trees, for momentum-tree-reduced and -aligned: groups of nodes, what they cost, one mechanism.
 
 Source: Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022), Algorithm 2, with its
 errata (docs/momentum.md).  Every increment is split at v_q, the query at the start of its epoch q:
@@ -16,9 +16,8 @@ to plain momentum, so that only the noise is computed from the three trees.
 | difference | of Δ | `difference` |
 | residual | of r | `residual` · (rounds since the epoch began), or `residual` if increments are clipped |
 
-A variant of Algorithm 2's noise with trees inside each epoch; ours, not the paper's.
-
-The paper composes the sums of the last N rounds from windows that slide over epoch boundaries.  Here the sums of
+`AlignedDifferences` is a variant of Algorithm 2's noise with trees inside each epoch; ours, not the paper's.  The
+paper composes the sums of the last N rounds from windows that slide over epoch boundaries.  Here the sums of
 G and of Δ are prefixes of their own epoch, over the places p = 1 … N:
 
     Q_{q,p} = (1 - γ) (Q_{q-1,p} + prefix of Δ) + γ (prefix of G),   Q_{0,p} = prefix of G
@@ -26,11 +25,17 @@ G and of Δ are prefixes of their own epoch, over the places p = 1 … N:
 
 which one tree of N leaves serves: the node that ends at place p keeps a filtered noise from epoch to epoch.  A
 record is in fewer nodes, the state is one ring of N vectors, and the noise is 15–23 % less.
+
+On integers the parts r, G and Δ of a round go into three trees: r into one over the whole run, G and Δ into one
+that restarts every epoch.  What the mechanism does with the nodes' values is B.
 """
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -38,9 +43,11 @@ import numpy as np
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import SHARED
 from fedpriv.noise import nodes
+from fedpriv.noise.integers.fixed_point import Ints, coefficient, rounded
+from fedpriv.noise.integers.strategies import Factored, Group, IntegerStrategy, IntState, Lattice, Load, Reach
 from fedpriv.noise.mechanism import Mechanism, MechanismState, Sensitivity, check_matches
 from fedpriv.noise.nodes import cover
-from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.tree import BinaryTree, IntegerTree, level_spread
 from fedpriv.noise.workload import Floats, Workload
 from fedpriv.participation.orders import Schedule
 
@@ -294,6 +301,17 @@ class AlignedDifferences(DifferenceTrees):
         after = (*stack, *(*ring, own)[-self.rounds_per_epoch :], *epoch)
         return noise if residual is None else noise + residual, after
 
+    def integer(self, workload: Workload) -> Factored:
+        if self.movement is not None:
+            raise InputError(
+                "AlignedDifferences: bounds that rest on how far queries move are no bounds of integers; use "
+                "algorithm.difference_clip and algorithm.residual_clip"
+            )
+        decay = rounded(self.decay)
+        trees, workload = dataclasses.replace(self, decay=decay), dataclasses.replace(workload, decay=decay)
+        strategy = IntegerAligned(coefficient(decay), trees.rounds_per_epoch, *trees.stds)
+        return FactoredDifferences(strategy, trees, workload, level_spread(decay, workload), trees=trees)
+
     def _sizes(self, t: int) -> tuple[int, int, int]:
         """Vectors of each part of the state after round t."""
         stack = t.bit_count() if self.rounds_per_epoch > 1 else 0
@@ -306,3 +324,103 @@ class AlignedDifferences(DifferenceTrees):
     def _unpacked(self, state: MechanismState, t: int) -> tuple[MechanismState, MechanismState, MechanismState]:
         stack, ring, _ = self._sizes(t)
         return state[:stack], state[stack : stack + ring], state[stack + ring :]
+
+
+@dataclass(frozen=True)
+class FactoredDifferences(Factored):
+    """Of increments whose parts are clipped apart: r, G and Δ, in the order of the fresh vectors."""
+
+    in_parts: ClassVar[bool] = True
+
+    trees: AlignedDifferences = dataclasses.field(kw_only=True)
+
+    def part_clips(self, t: int) -> tuple[float, ...]:
+        residual = (self.trees.residual,) if self.trees.rounds_per_epoch > 1 else ()
+        changed = (self.trees.difference,) if t > self.trees.rounds_per_epoch else ()
+        return (*residual, float(self.workload.clips[t - 1]), *changed)
+
+    def certified(self, lattice: Lattice) -> float:
+        difference, residual = (float(lattice.norm(clip)) for clip in (self.trees.difference, self.trees.residual))
+        return self._in_units(dataclasses.replace(self.trees, difference=difference, residual=residual), lattice)
+
+
+@dataclass(frozen=True)
+class IntegerAligned(IntegerStrategy):
+    """Epochs of `rounds_per_epoch` rounds; `std_*` are the noises of the groups of nodes, as in
+    `AlignedDifferences`.
+
+    Round t takes, stacked in this order, r (if rounds_per_epoch > 1), G, and from the second epoch on Δ.
+    """
+
+    decay: int
+    rounds_per_epoch: int
+    std_early: float
+    std_late: float
+    std_difference: float
+    std_residual: float
+
+    def __post_init__(self) -> None:
+        if self.rounds_per_epoch < 1:
+            raise InputError(f"rounds_per_epoch = {self.rounds_per_epoch}: an epoch has 1 or more rounds")
+
+    def draws(self, t: int) -> int:
+        return 1 + int(self.rounds_per_epoch > 1) + int(t > self.rounds_per_epoch)
+
+    def scales(self, t: int) -> tuple[float, ...]:
+        residual = (self.std_residual,) if self.rounds_per_epoch > 1 else ()
+        return (
+            *residual,
+            *((self.std_early,) if t <= self.rounds_per_epoch else (self.std_late, self.std_difference)),
+        )
+
+    def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
+        """A record is in every epoch's trees once."""
+        early = min(rounds, self.rounds_per_epoch)
+        ((_, _, within),) = self._epoch_tree.groups(rounds, 1)
+        found = [Group(early, self.std_early, within)]
+        if rounds > early:
+            found += [
+                Group(rounds - early, self.std_late, within),
+                Group(rounds - early, self.std_difference, within),
+            ]
+        if self.rounds_per_epoch > 1:
+            ((_, _, whole),) = self._residual_tree.groups(rounds, participations)
+            found.append(Group(rounds, self.std_residual, whole))
+        return tuple(found)
+
+    def reach(self, loads: Sequence[Load]) -> Reach:
+        own = int(self.rounds_per_epoch > 1)
+        whole = self._residual_tree.reach([load[:1] for load in loads]) if own else Reach(0, 0)
+        gradients = self._epoch_tree.reach([load[own : own + 1] for load in loads])
+        changes = self._epoch_tree.reach([load[own + 1 :] or (0,) for load in loads])
+        return Reach(*(max(bounds) for bounds in zip(whole, gradients, changes, strict=True)))
+
+    def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
+        """The state holds the stacks of the three trees.
+
+        Guarantee: r is taken as 0 in the first round of an epoch, where accounting charges nothing for it.
+        """
+        parts, stacks = list(sums), self._stacks(state, t - 1)
+        if self.rounds_per_epoch > 1 and (t - 1) % self.rounds_per_epoch == 0:
+            parts[0] = np.zeros_like(parts[0])
+        trees = (self._residual_tree, self._epoch_tree, self._epoch_tree)[int(self.rounds_per_epoch == 1) :]
+        stepped = [tree.step(stack, t, part) for tree, stack, part in zip(trees, stacks, parts, strict=False)]
+        return np.stack([node for node, _ in stepped]), tuple(v for _, stack in stepped for v in stack)
+
+    def _stacks(self, state: IntState, t: int) -> list[IntState]:
+        """The parts of the state after round t, one for every tree: of r (if N > 1), of G and of Δ."""
+        sizes = [self._residual_tree.state_length(t)] if self.rounds_per_epoch > 1 else []
+        sizes += [
+            self._epoch_tree.state_length(t),
+            self._epoch_tree.state_length(t) if t > self.rounds_per_epoch else 0,
+        ]
+        ends = list(itertools.accumulate(sizes))
+        return [state[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+    @cached_property
+    def _residual_tree(self) -> IntegerTree:
+        return IntegerTree(self.decay)
+
+    @cached_property
+    def _epoch_tree(self) -> IntegerTree:
+        return IntegerTree(self.decay, self.rounds_per_epoch)

@@ -1,18 +1,18 @@
-"""A mechanism adds correlated Gaussian noise to a stream of running sums.
+"""A mechanism adds correlated Gaussian noise to a stream of running sums, in floats and on integers.
 
 One algebra for all: the running sums are A s, where row t of the lower-triangular workload A holds the decays
 and s the increments.  A mechanism is a factorization A = B C; it releases A s + B z with independent Gaussian
 z_t, which is post-processing of C s + z.  Streaming, one fresh vector z_t comes in each round and row t of B z
-goes out.
+goes out.  A mechanism is one file: its noise (B), its certificate (how far one record can move C s), and C on
+integers, if it has one.
 
-The columns of C, and factors D_t that lengthen short ones: late clips that rise, or late noise that shrinks.
-
-C diag(D) with clips s is C with clips s · D, so one D serves both: clip S · D_t at the same noise
-(`late_clip = "column"`), or the noise of increment t divided by D_t (`BufferedToeplitz.column_scale`).
+Factors D_t lengthen short columns of C: late clips that rise, or late noise that shrinks.  C diag(D) with clips s
+is C with clips s · D, so one D serves both: clip S · D_t at the same noise (`late_clip = "column"`), or the noise
+of increment t divided by D_t (`BufferedToeplitz.column_scale`).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
 from fedpriv.noise import series
-from fedpriv.noise.workload import Floats, Workload
+from fedpriv.noise.workload import Floats, Workload, per_period
 from fedpriv.participation.orders import Schedule
 
 if TYPE_CHECKING:  # the algebra and the command line start without torch
     from torch import Tensor
+
+    from fedpriv.noise.integers.strategies import Factored
 
 
 _STEPS = 1000
@@ -94,10 +96,7 @@ def fixed_order_scale(inner: Inner, workload: Workload) -> Floats:
 
 def toeplitz_columns(coefficients: Floats, workload: Workload) -> Columns:
     """Of a lower-triangular Toeplitz C with these coefficients, 0 beyond their end, restarted with the sums."""
-    full, rest = divmod(workload.rounds, workload.block)
-    of_full = series.column_squared_norms(coefficients[: workload.block], workload.block)
-    of_rest = [series.column_squared_norms(coefficients[:rest], rest)] if rest else []
-    squared_norms = np.concatenate([np.tile(of_full, full), *of_rest])
+    squared_norms = per_period(workload, lambda rounds: series.column_squared_norms(coefficients[:rounds], rounds))
     return Columns(squared_norms, toeplitz_inner(coefficients, workload.rounds, workload.period))
 
 
@@ -218,8 +217,8 @@ class Mechanism(Protocol):
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `as_data`, whose name is left out."""
-        return cls(**data)
+        """The inverse of `as_data`, whose name is left out: fields are numbers, text, and tuples of them."""
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
 
     def certified(self, workload: Workload) -> Sensitivity:
         """`sensitivity` together with its certificate."""
@@ -279,15 +278,14 @@ class Mechanism(Protocol):
         """
         ...
 
-    def noise_rounds(
-        self, state: MechanismState, t: int, fresh: "Tensor"
-    ) -> tuple[Iterable["Tensor"], MechanismState]:
-        """`noise` of the rounds t, t+1, … from a block of fresh vectors, shape (rounds, ..., d)."""
-        rows = []
-        for offset, vector in enumerate(fresh):
-            row, state = self.noise(state, t + offset, vector)
-            rows.append(row)
-        return rows, state
+    def integer(self, workload: Workload) -> "Factored":
+        """C on integers, with B and the sensitivity of the same coefficients, for a workload in real units.
+
+        Decays become multiples of 2^-31.  InputError for a mechanism whose claim is one about real-valued
+        gradients: one that rests on how far queries move, on contraction, or on windows of sums, which rounding
+        takes apart; and for one whose C has no exact form.
+        """
+        raise InputError(f"{type(self).__name__}: its noise cannot be added to integers; use another mechanism")
 
 
 def check_matches(workload: Workload, decay: float, period: int | None) -> None:

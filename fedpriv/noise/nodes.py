@@ -6,11 +6,9 @@ prefix [1, t] is composed of the node ending at t and the prefix [1, t - lowbit(
 
 Sources: Dwork, Naor, Pitassi & Rothblum 2010; Honaker 2015; with decay: Tran & Cutkosky 2022, Algorithm 1.
 
-Sums over a sliding window of N rounds, composed of tree nodes.
-
-Node (level, end) is the interval [end - 2^level + 1, end].  `cover(a, b)` is COMPOSE of Tran & Cutkosky (NeurIPS
-2022).  Of the nodes that a window can hold some are never used: only those in the cover of some window are
-released, and only they cost anything.
+Sums over a sliding window of N rounds are composed of tree nodes too.  Node (level, end) is the interval [end -
+2^level + 1, end].  `cover(a, b)` is COMPOSE of Tran & Cutkosky (NeurIPS 2022).  Of the nodes that a window can
+hold some are never used: only those in the cover of some window are released, and only they cost anything.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,9 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.noise.workload import Floats, geometric_sums, powers
-
-Energies = Callable[[int, float], Floats]
-"""Squared norms for a period of so many rounds under a decay."""
 
 
 def levels(rounds: int) -> int:

@@ -1,10 +1,4 @@
-"""Sensitivity for Toeplitz C with coefficients c_0 ≥ c_1 ≥ … ≥ 0, exact wherever that is known.
-
-Sources: Kalinin & Lampert 2024, Theorem 2: for equal clips and any separated participation the earliest pattern,
-rounds 1, 1 + separation, …, is the worst (in a fixed order it is so because a later start only cuts columns off).
-Choquette-Choo et al. 2023: columns that do not overlap add their squares.
-
-From the columns of C to the record that can move C s the most.
+"""From the columns of C to the record that can move C s the most; exact wherever that is known.
 
 Let u_i be a record's increments in the rounds S in which it takes part, ‖u_i‖ ≤ clip_i.  Then
 
@@ -14,9 +8,13 @@ and every mechanism here has C ≥ 0, so that the bound is attained by increment
 sensitivity, in any dimension, also when increments depend on earlier releases.  The squared norm of a record is
 such a square.
 
-A bound for separated participations with unequal clips, close to exact, for C ≥ 0.
+For Toeplitz C with coefficients c_0 ≥ c_1 ≥ … ≥ 0, equal clips and any separated participation the earliest
+pattern, rounds 1, 1 + separation, …, is the worst (Kalinin & Lampert 2024, Theorem 2; in a fixed order it is so
+because a later start only cuts columns off).  Columns that do not overlap add their squares (Choquette-Choo et al.
+2023).
 
-With X_ij = clip_i clip_j ⟨C_i, C_j⟩ ≥ 0 a record that takes part in the rounds S moves C s by at most
+With unequal clips there is a bound, close to exact.  With X_ij = clip_i clip_j ⟨C_i, C_j⟩ ≥ 0 a record that takes
+part in the rounds S moves C s by at most
 
     √ Σ_{i∈S} Σ_{j∈S} X_ij ≤ √ max_S Σ_{i∈S} ρ_i,    ρ_i = max_S Σ_{j∈S} X_ij
 
@@ -113,6 +111,24 @@ def heaviest_patterns(weights: Floats, pattern: Separated) -> Floats:
         with_last[:, gap:] += best[:, 1 : max(1, rounds - gap + 1)]
         best[:, 1:] = np.maximum.accumulate(with_last, axis=1)
     return best[:, -1]
+
+
+def of_columns(columns: Columns, workload: Workload) -> Sensitivity:
+    """The worst record of any C ≥ 0 whose columns are known; T²/N products of them in an order of N places.
+
+    Guarantee: exact in a single pass and in a fixed order, whatever the clips are; a bound for separated
+    participations.
+    """
+    clips, order = workload.clips, workload.order
+    if order.single_pass:
+        worst = float(np.max(clips**2 * columns.squared_norms))
+        return Sensitivity(math.sqrt(worst), True, "one participation: largest column norm")
+    if isinstance(order, Separated):
+        bound = row_bound(columns.inner, workload, order)
+        return Sensitivity(bound, False, "the heaviest pattern of every row, over the heaviest pattern")
+    own = (np.arange(place, workload.rounds, order.rounds_per_epoch) for place in range(order.rounds_per_epoch))
+    worst = max(float(clips[held] @ columns.inner(held) @ clips[held]) for held in own if len(held))
+    return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
 
 
 def of_series(workload: Workload, coefficients: Floats) -> Sensitivity:

@@ -1,9 +1,8 @@
 """The noise of Algorithm 2 as the paper has it: sums over the last N rounds, in windows that slide.
 
 Tran & Cutkosky 2022, Algorithm 2 and its reconstruction, streamed: the window's noise and the prefix's noise obey
-two recursions with a lag of N rounds.
-
-How far queries may move: what the sensitivity of differences rests on, checked by whoever sees queries.
+two recursions with a lag of N rounds.  The sensitivity of differences rests on how far queries move
+(`check_movement`): silos and simulations check it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,6 @@ import numpy as np
 from fedpriv.core.errors import RunError
 from fedpriv.core.replicates import Scalar
 from fedpriv.noise import nodes
-from fedpriv.noise import nodes as windows
 from fedpriv.noise.differences import THREE_TREES, DifferenceTrees, Groups
 from fedpriv.noise.mechanism import MechanismState
 from fedpriv.noise.nodes import Node
@@ -53,10 +51,8 @@ class SlidingDifferences(DifferenceTrees):
         ends_of = [
             (
                 level,
-                windows.used_ends(workload.rounds, self.rounds_per_epoch, level),
-                windows.used_ends(
-                    workload.rounds, self.rounds_per_epoch, level, earliest=2 * self.rounds_per_epoch
-                ),
+                nodes.used_ends(workload.rounds, self.rounds_per_epoch, level),
+                nodes.used_ends(workload.rounds, self.rounds_per_epoch, level, earliest=2 * self.rounds_per_epoch),
             )
             for level in range(self._levels)
         ]
@@ -74,8 +70,8 @@ class SlidingDifferences(DifferenceTrees):
         self.check(workload)
         rounds, rounds_per_epoch, stay = workload.rounds, self.rounds_per_epoch, 1.0 - self.mixing
         over_epoch = self.decay**rounds_per_epoch
-        gradient = windows.window_variances(rounds, rounds_per_epoch, self.decay, self.std_early, self.std_late)
-        changed = windows.window_variances(
+        gradient = nodes.window_variances(rounds, rounds_per_epoch, self.decay, self.std_early, self.std_late)
+        changed = nodes.window_variances(
             rounds,
             rounds_per_epoch,
             self.decay,
@@ -143,11 +139,11 @@ class SlidingDifferences(DifferenceTrees):
     def _levels(self) -> int:
         return self.rounds_per_epoch.bit_length()
 
-    def _visits(self, ends: windows.Ends, level: int, squares: Floats) -> Floats:
-        return windows.visits(ends, level, self.rounds_per_epoch, self.decay, squares)
+    def _visits(self, ends: nodes.Ends, level: int, squares: Floats) -> Floats:
+        return nodes.visits(ends, level, self.rounds_per_epoch, self.decay, squares)
 
     def _sum(self, of_nodes: Mapping[Node, "Tensor"], first: int, last: int) -> "Tensor":
-        earliest, *rest = windows.cover(first, last)
+        earliest, *rest = nodes.cover(first, last)
         total = self.decay ** (last - earliest[1]) * of_nodes[earliest]
         for node in rest:
             total = total.add(of_nodes[node], alpha=self.decay ** (last - node[1]))

@@ -1,24 +1,24 @@
-"""The square-root factorization of a decayed prefix sum, and its banded form.
+"""Toeplitz strategies, and two with few diagonals: the banded square root, and the banded inverse square root.
 
-C is the lower-triangular Toeplitz matrix of the first `bands` coefficients of (1 - decay·x)^(-1/2), B = A C^-1.
-With bands ≥ T it is the square-root factorization A = C C itself, and needs all T vectors; with few bands it
-streams in O(bands · d).  bands = 1 is noise on the increments (C = I).
+| mechanism | C | with `bands` |
+|---|---|---|
+| banded | first coefficients of (1 - decay·x)^(-1/2) | T: the square-root factorization A = C C; 1: C = I |
+| bisr | C^-1 has the first coefficients of (1 - decay·x)^(1/2) | C reaches over all rounds |
 
-Sources: see `series`; Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization", for streaming.
+B = A C^-1.  Both stream in O(bands · d): they form C^-1 z from a few earlier vectors, and sum it with decay.
+"bisr" is a baseline: with as many vectors `BufferedToeplitz` adds less noise.
 
-Streaming C^-1 z where C, or its inverse, has a few diagonals, and summing it with decay.
+On integers the banded C takes sums of the last increments, which are kept as they are, so that roundings never add
+up; its coefficients are multiples of 2^-31, in C, B and the sensitivity alike.
 
-The banded inverse square root: C^-1 has the first `bands` coefficients of (1 - decay·x)^(1/2).
-
-It remembers as many vectors as the banded square root, and its C reaches over all rounds.  A baseline: with as
-many vectors `BufferedToeplitz` adds less noise.
-
-Source: Kalinin, McKenna, Upadhyay & Lampert 2025, "Back to Square Roots: An Optimal Bound on the Matrix
-Factorization Error for Multi-Epoch Differentially Private SGD".
+Sources: see `series`; Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization", for streaming;
+Kalinin, McKenna, Upadhyay & Lampert 2025, "Back to Square Roots: An Optimal Bound on the Matrix Factorization
+Error for Multi-Epoch Differentially Private SGD".
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
@@ -29,7 +29,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import SHARED
 from fedpriv.noise import sensitivity as nonincreasing
 from fedpriv.noise import series
-from fedpriv.noise import toeplitz as band_stream
+from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, scaled, scaled_bound
+from fedpriv.noise.integers.strategies import Factored, Group, IntegerStrategy, IntState, Load, Reach
 from fedpriv.noise.mechanism import (
     Blocks,
     Columns,
@@ -39,13 +40,56 @@ from fedpriv.noise.mechanism import (
     check_matches,
     toeplitz_columns,
 )
-from fedpriv.noise.workload import Floats, Workload, powers
+from fedpriv.noise.workload import Floats, Workload, per_period, powers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def noise(
+class Toeplitz(Mechanism):
+    """Noise C^-1 z on the increments, summed like them, for a Toeplitz C ≥ 0 with ones on its diagonal.
+
+    C has coefficients that never increase, and restarts with the sums.
+    """
+
+    decay: float
+    period: int | None = None
+
+    def strategy(self, count: int) -> Floats:
+        """The coefficients of C that are not 0, at most `count`."""
+        raise NotImplementedError
+
+    def rows(self, count: int) -> Floats:
+        """The first `count` coefficients of B = A C^-1."""
+        raise NotImplementedError
+
+    def check(self, workload: Workload) -> None:
+        """InputError for a workload that the mechanism does not factor."""
+        check_matches(workload, self.decay, self.period)
+
+    def certified(self, workload: Workload) -> Sensitivity:
+        self.check(workload)
+        return nonincreasing.of_series(workload, self.strategy(workload.block))
+
+    def columns(self, workload: Workload) -> Columns:
+        self.check(workload)
+        return toeplitz_columns(self.strategy(workload.block), workload)
+
+    @property
+    def fresh_std(self) -> float:
+        """C has a diagonal of ones, and so has B."""
+        return 1.0
+
+    def variance(self, workload: Workload) -> Floats:
+        self.check(workload)
+        return per_period(workload, lambda rounds: np.cumsum(self.rows(rounds) ** 2))
+
+    def noise_series(self, workload: Workload) -> Floats | None:
+        self.check(workload)
+        return None if self.period is not None else self.rows(workload.rounds)
+
+
+def _noise(
     state: MechanismState, fresh: "Tensor", decay: float, weights: Sequence[float], *, of_rows: bool
 ) -> tuple["Tensor", MechanismState]:
     """Row t of B z and the next state, which holds the last noise and `len(weights)` vectors, latest first.
@@ -63,11 +107,6 @@ def noise(
     return noise, (noise, *(row if of_rows else fresh, *past)[: len(weights)])
 
 
-def memory_vectors(bands: int, rounds: int) -> int:
-    """The most vectors of the state: the last noise, and one a round up to bands - 1."""
-    return min(bands, rounds + 1)
-
-
 _COMPARED = (1, 8, 64)
 _MOST_VECTORS = 1_000_000  # beyond, a state of T vectors is no choice for anyone
 
@@ -83,7 +122,34 @@ class BandedOptions(BaseModel):
 
 
 @dataclass(frozen=True)
-class BandedSquareRoot(Mechanism):
+class _Banded(Toeplitz):
+    """What the two have in common: `bands` diagonals, of C or of its inverse."""
+
+    decay: float = field(default=1.0, metadata=SHARED)
+    bands: int = 16
+
+    def __post_init__(self) -> None:
+        if self.bands < 1:
+            raise InputError(f"bands = {self.bands}: at least one is needed, the diagonal")
+
+    @classmethod
+    def of(cls, workload: Workload, options: BandedOptions) -> Self:
+        return cls(workload.decay, options.bands)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} ({self.bands})"
+
+    def options(self) -> dict[str, Any]:
+        return {"bands": self.bands}
+
+    def memory_vectors(self, workload: Workload) -> int:
+        """The last noise, and one a round up to bands - 1."""
+        return min(self.bands, workload.rounds + 1)
+
+
+@dataclass(frozen=True)
+class BandedSquareRoot(_Banded):
     """Noise C^-1 z on the increments, summed like them; C has `bands` diagonals.
 
     Guarantee: C ≥ 0 with nonincreasing coefficients, so the worst record of a fixed order, and of separated
@@ -92,19 +158,6 @@ class BandedSquareRoot(Mechanism):
 
     name: ClassVar[str] = "banded"
     words: ClassVar[str] = "Gaussian noise correlated over the rounds (banded matrix factorization)"
-
-    decay: float = field(default=1.0, metadata=SHARED)
-    bands: int = 16
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.decay <= 1.0:
-            raise InputError(f"decay = {self.decay}: the decay of a running sum lies between 0 and 1")
-        if self.bands < 1:
-            raise InputError(f"bands = {self.bands}: C has at least one band, its diagonal")
-
-    @classmethod
-    def of(cls, workload: Workload, options: BandedOptions) -> Self:
-        return cls(workload.decay, options.bands)
 
     @classmethod
     def comparisons(cls, workload: Workload, options: BandedOptions) -> dict[str, Self]:
@@ -115,92 +168,91 @@ class BandedSquareRoot(Mechanism):
             found["square root"] = cls(workload.decay, workload.rounds)
         return found
 
-    @property
-    def label(self) -> str:
-        return f"banded ({self.bands})"
-
-    def options(self) -> dict[str, Any]:
-        return {"bands": self.bands}
-
-    def certified(self, workload: Workload) -> Sensitivity:
-        check_matches(workload, self.decay, None)
-        return nonincreasing.of_series(workload, self._strategy(workload.rounds))
-
-    def columns(self, workload: Workload) -> Columns:
-        check_matches(workload, self.decay, None)
-        return toeplitz_columns(self._strategy(workload.rounds), workload)
-
-    @property
-    def fresh_std(self) -> float:
-        """C has a diagonal of ones, and so has B."""
-        return 1.0
-
     def blocks(self, workload: Workload) -> Blocks:
-        check_matches(workload, self.decay, None)
+        self.check(workload)
         bands = min(self.bands, workload.rounds)
         squares = series.column_squared_norms(series.square_root(self.decay, bands), workload.rounds)
         return Blocks(bands, np.sqrt(squares))
 
-    def variance(self, workload: Workload) -> Floats:
-        check_matches(workload, self.decay, None)
-        return np.cumsum(self.noise_series(workload) ** 2)
-
-    def noise_series(self, workload: Workload) -> Floats:
-        return self._noise_series(workload.rounds)
-
-    def memory_vectors(self, workload: Workload) -> int:
-        return band_stream.memory_vectors(self.bands, workload.rounds)
-
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """The state holds the last noise and the last bands - 1 rows of C^-1 z, latest first."""
-        return band_stream.noise(state, fresh, self.decay, self._weights, of_rows=True)
+        return _noise(state, fresh, self.decay, self._weights, of_rows=True)
 
-    def noise_rounds(
-        self, state: MechanismState, t: int, fresh: "Tensor"
-    ) -> tuple[list["Tensor"], MechanismState]:
-        """`noise` of the rounds t, t+1, …, by matrix products over blocks of `bands` rounds.
+    def strategy(self, count: int) -> Floats:
+        return series.square_root(self.decay, min(self.bands, count))
 
-        Equal to `noise` up to the order of its sums.
-        """
-        import torch  # already there: `fresh` is a tensor
+    def rows(self, count: int) -> Floats:
+        coefficients = self.strategy(count)
+        if self.bands >= count:
+            return coefficients
+        return series.inverse(np.convolve(coefficients, [1.0, -self.decay]), count)
 
-        noises: list[Tensor] = []
-        for start in range(0, len(fresh), self.bands):
-            block = fresh[start : start + self.bands]
-            past = state[1:]
-            from_past, from_fresh = (block.new_tensor(rows[: len(block)]) for rows in self._block_answers)
-            increments = torch.tensordot(from_fresh[:, : len(block)], block, 1)
-            if past:
-                increments += torch.tensordot(from_past[:, : len(past)], torch.stack(past), 1)
-            rows = increments.unbind()
-            for row in rows:
-                state = (row.add(state[0], alpha=self.decay) if state else row,)
-                noises.append(state[0])
-            state = (noises[-1], *(*reversed(rows), *past)[: self.bands - 1])
-        return noises, state
-
-    @cached_property
-    def _block_answers(self) -> tuple[Floats, Floats]:
-        """Rows of C^-1 z from the rows before the block, and from the block's fresh vectors."""
-        coefficients = self._strategy(self.bands)
-        inverted = series.inverse(coefficients, self.bands)
-        return series.history_response(coefficients, inverted), series.lower_toeplitz(inverted)
+    def integer(self, workload: Workload) -> Factored:
+        exact = RoundedBanded(self.decay, min(self.bands, workload.rounds))
+        return Factored(IntegerBanded(exact.multiples[1:]), exact, workload)
 
     @cached_property
     def _weights(self) -> list[float]:
         """Of the last rows of C^-1 z in the next one."""
-        weights: list[float] = (-self._strategy(self.bands)[1:]).tolist()
+        weights: list[float] = (-self.strategy(self.bands)[1:]).tolist()
         return weights
 
-    def _strategy(self, rounds: int) -> Floats:
-        return series.square_root(self.decay, min(self.bands, rounds))
 
-    def _noise_series(self, rounds: int) -> Floats:
-        """The coefficients of B = A C^-1."""
-        coefficients = self._strategy(rounds)
-        if self.bands >= rounds:
-            return coefficients
-        return series.inverse(np.convolve(coefficients, [1.0, -self.decay]), rounds)
+@dataclass(frozen=True)
+class RoundedBanded(BandedSquareRoot):
+    """`BandedSquareRoot` whose C has the coefficients `multiples` / 2^31.
+
+    Guarantee: rounding keeps them falling and ≥ 0, so the worst record is charged as exactly as without it.
+    """
+
+    @cached_property
+    def multiples(self) -> tuple[int, ...]:
+        """c_0, c_1, …, counted in 2^-31."""
+        return tuple(coefficient(value) for value in series.square_root(self.decay, self.bands).tolist())
+
+    def strategy(self, count: int) -> Floats:
+        return np.array(self.multiples[:count]) / ONE
+
+    def rows(self, count: int) -> Floats:
+        return series.inverse(np.convolve(self.strategy(count), [1.0, -self.decay]), count)
+
+
+@dataclass(frozen=True)
+class IntegerBanded(IntegerStrategy):
+    """s_t + Σ_j ⌊c_j s_{t-j}⌉; `coefficients` c_1, c_2, … count multiples of 2^-31, c_0 = 1 is left out.
+
+    Each of the products is rounded for itself, so neighbours differ by 1 a band beside the diagonal.
+    """
+
+    coefficients: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        falling = all(
+            after <= before for before, after in zip((ONE, *self.coefficients), self.coefficients, strict=False)
+        )
+        if not falling or any(c < 0 for c in self.coefficients):
+            raise InputError("coefficients of a banded strategy start with 1, never rise and are 0 or more")
+
+    def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
+        return (Group(rounds, 1.0, Fraction(min(len(self.coefficients), rounds))),)
+
+    def reach(self, loads: Sequence[Load]) -> Reach:
+        largest = 0
+        past: list[int] = []
+        for (load,) in loads:
+            products = map(scaled_bound, past, self.coefficients)
+            largest = max(largest, load + sum(products))
+            past = [load, *past][: len(self.coefficients)]
+        return Reach(largest, largest)
+
+    def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
+        """The state holds the last increments, latest first: one fewer than there are bands."""
+        if not self.coefficients:
+            return sums, ()
+        total = sums.copy()
+        for past, multiple in zip(state, self.coefficients, strict=False):
+            total += scaled(past, multiple)
+        return total, (sums, *state)[: len(self.coefficients)]
 
 
 _INVERSE_SQUARE_ROOT_COMPARED = 4
@@ -208,7 +260,7 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class BandedInverseSquareRoot(Mechanism):
+class BandedInverseSquareRoot(_Banded):
     """Noise on the increments is z_t - (a few earlier vectors, weighted), and is summed like the increments.
 
     Guarantee: C^-1 = I - (coefficients ≥ 0), so C ≥ 0, and every record of a fixed order is charged exactly.
@@ -218,71 +270,40 @@ class BandedInverseSquareRoot(Mechanism):
     name: ClassVar[str] = "bisr"
     words: ClassVar[str] = "Gaussian noise correlated over the rounds (banded inverse matrix factorization)"
 
-    decay: float = field(default=1.0, metadata=SHARED)
     bands: int = 4
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.decay <= 1.0:
-            raise InputError(f"decay = {self.decay}: the decay of a running sum lies between 0 and 1")
-        if self.bands < 1:
-            raise InputError(f"bands = {self.bands}: C^-1 has at least one band, its diagonal")
-
-    @classmethod
-    def of(cls, workload: Workload, options: BandedOptions) -> Self:
-        return cls(workload.decay, options.bands)
 
     @classmethod
     def comparisons(cls, workload: Workload, options: BandedOptions) -> dict[str, Self]:
         one = cls(workload.decay, min(_INVERSE_SQUARE_ROOT_COMPARED, workload.rounds))
         return {one.label: one}
 
-    def options(self) -> dict[str, Any]:
-        return {"bands": self.bands}
-
-    @property
-    def label(self) -> str:
-        return f"{self.name} ({self.bands})"
-
-    def certified(self, workload: Workload) -> Sensitivity:
-        """InputError if the coefficients of C should ever increase: then the worst pattern is not known."""
-        check_matches(workload, self.decay, None)
-        return nonincreasing.of_series(workload, self._strategy(workload.rounds))
-
-    def columns(self, workload: Workload) -> Columns:
-        check_matches(workload, self.decay, None)
-        return toeplitz_columns(self._strategy(workload.rounds), workload)
-
-    @property
-    def fresh_std(self) -> float:
-        """B has a diagonal of ones."""
-        return 1.0
-
-    def variance(self, workload: Workload) -> Floats:
-        return np.cumsum(self.noise_series(workload) ** 2)
-
-    def noise_series(self, workload: Workload) -> Floats:
-        check_matches(workload, self.decay, None)
-        row = np.zeros(workload.rounds)
-        for lag, weight in enumerate(self._inverse[: workload.rounds]):
-            row[lag:] += weight * powers(self.decay, workload.rounds - lag)
-        return row
-
-    def memory_vectors(self, workload: Workload) -> int:
-        return band_stream.memory_vectors(self.bands, workload.rounds)
-
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """The state holds the last noise and the last bands - 1 fresh vectors, latest first."""
-        return band_stream.noise(state, fresh, self.decay, self._inverse[1:], of_rows=False)
+        return _noise(state, fresh, self.decay, self._inverse[1:], of_rows=False)
 
-    def _strategy(self, rounds: int) -> Floats:
-        coefficients = series.inverse(np.array(self._inverse[:rounds]), rounds)
+    def rows(self, count: int) -> Floats:
+        row = np.zeros(count)
+        for lag, weight in enumerate(self._inverse[:count]):
+            row[lag:] += weight * powers(self.decay, count - lag)
+        return row
+
+    def strategy(self, count: int) -> Floats:
+        """InputError if the coefficients of C should ever increase: then the worst pattern is not known."""
+        coefficients = series.inverse(np.array(self._inverse[:count]), count)
         highest = np.maximum.accumulate(np.abs(coefficients[::-1]))[::-1]  # the least series above it that falls
         if np.max(highest - coefficients) > _ROUNDING:
             raise InputError(
-                f"bands = {self.bands}, decay = {self.decay}: the coefficients of C increase over {rounds} "
+                f"bands = {self.bands}, decay = {self.decay}: the coefficients of C increase over {count} "
                 "rounds, and its worst participation is not known; take another number of bands"
             )
         return highest
+
+    def integer(self, workload: Workload) -> Factored:
+        raise InputError(
+            'mechanism = "bisr": only the inverse of its C has a few bands, so that C on integers would feed its '
+            "own rounded outputs back, and how far neighbours round apart is not bounded here; use "
+            '"blt" or "banded"'
+        )
 
     @cached_property
     def _inverse(self) -> list[float]:

@@ -1,10 +1,8 @@
-"""Who adds the noise, and how much: the trust setting as data.
+"""Trust settings and units of protection, as data.
 
-A setting turns one number, the mechanism's sensitivity for records clipped as the estimator says, into the
-noise that each owner adds to what it releases.  Silos, server and engines only ever ask for `Noise.std_of`;
-none of them knows the name of the setting.
-
-Whose contribution is clipped and counted: its words, how records make one up, and what it weighs.
+A trust setting turns one number, the mechanism's sensitivity for records clipped as the estimator says, into the
+noise that each owner adds to what it releases.  Silos, server and engines ask who draws noise (`Trust.draws`,
+`Noise.std_of`) and whose running sums leave (`Trust.releases`); none of them knows the name of the setting.
 
 A unit is a row of a batch: it is clipped as a whole and takes part as a whole, and denominators count units.  The
 ledger, the claim, a silo's policy, the audit and the reports say which one they speak of by this value.
@@ -186,6 +184,22 @@ class Trust:
     def private_messages(self) -> bool:
         """Whether each silo's messages keep the claim by themselves, whatever all others do."""
         return not (self.noise_at_server or self.masked)
+
+    def covers(self, other: "Trust") -> bool:
+        """Whether a silo that allows this setting allows `other`, which asks it to trust as little or less."""
+        return other.trust_level <= self.trust_level
+
+    def charged_alone(self, allowed: "Trust") -> bool:
+        """Whether a silo that allows `allowed` is charged for its own messages, not for what is made of them."""
+        return self.private_messages or self.trust_level > allowed.trust_level
+
+    def draws(self, owner: int) -> bool:
+        """Whether noise is this owner's to add: a silo's number, or `SERVER`."""
+        return self.noise_at_server == (owner == SERVER)
+
+    def releases(self, owner: int) -> bool:
+        """Whether the noisy running sums leave this owner, and not what they are made of."""
+        return self.private_messages != (owner == SERVER)
 
     def noise(
         self,

@@ -7,6 +7,7 @@ NumPy: accounting needs no torch.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +62,17 @@ class Workload:
     def block(self) -> int:
         """Rounds between two restarts of the sums."""
         return self.rounds if self.period is None else min(self.period, self.rounds)
+
+
+def restarts(t: int, period: int | None) -> bool:
+    """Whether the sums start anew in round t."""
+    return t == 1 or (period is not None and (t - 1) % period == 0)
+
+
+def per_period(workload: Workload, values: Callable[[int], Floats]) -> Floats:
+    """`values(rounds)` of one period after the other, (T,): full periods are alike, the last may be shorter."""
+    full, rest = divmod(workload.rounds, workload.block)
+    return np.concatenate([np.tile(values(workload.block), full), *([values(rest)] if rest else [])])
 
 
 def geometric_sums(ratio: float, counts: Floats) -> Floats:

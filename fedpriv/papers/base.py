@@ -1,29 +1,23 @@
-"""What a row of the table of algorithms is, and the settings that rows share.
+"""The row of the table that describes an algorithm, and what all rows share.
 
-What a server optimizer is: it asks at a point, consumes what is released there, and has an output.
+A row (`Algorithm`) says how estimator, mechanism and optimizer follow from its `Settings`, the keys of the
+scenario's [algorithm] section, and from the `Problem`, a run's public numbers.  A server `Optimizer` asks at a
+point, consumes what is released there, and has an output.  `Prescription` holds the numbers of a theorem beside
+those of a scenario, `Bound` what the mean excess risk of a run cannot exceed at the run's own numbers.
 
-Projected stochastic gradient descent, with momentum and averaging as options.
-
-Sources: Abadi et al. 2016, Algorithm 1 (DP-SGD); Choquette-Choo, Ganesh & Thakurta 2025, section 4.3; averaging
-is Polyak & Juditsky 1992, momentum the heavy ball of Polyak 1964.
-
-    v_t = γ v_{t-1} + g~_t
-    x_{t+1} = Π(x_t - η v_t)
-    output x_{T+1}, or the mean of x_2 … x_{T+1}
-
-| here | meaning | shape |
-|---|---|---|
-| `iterate` | x_t, the query | (..., d) |
-| `velocity` | v_{t-1} | (..., d) |
-| `average` | mean of x_2 … x_t | (..., d) |
-| `released` / `scale` | g~_t, the noisy gradient | (..., d) |
+Bounds are derived in the files of their papers, in the way of the papers' proofs, with every constant: a theorem
+says what happens at its own parameters, a bound says it at any.  There F is the mean of convex losses of
+smoothness M, x* its best point in the ball K of radius R around the start, every record is read once, e_t is what
+is released in round t minus what F itself would have released, and s_t its root mean square norm.
 """
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, Any, Concatenate, Literal, NamedTuple, ParamSpec, Protocol, Self
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
@@ -37,8 +31,7 @@ from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.mechanism import Mechanism, raised
 from fedpriv.noise.registry import ChosenName, MechanismOptions, chosen_mechanism, unfitted
 from fedpriv.noise.trust import RECORD, Unit
-from fedpriv.noise.workload import Workload
-from fedpriv.papers.risk import Bound, Prescription, Released
+from fedpriv.noise.workload import Floats, Workload
 from fedpriv.participation.orders import Participation, Schedule
 
 
@@ -87,6 +80,7 @@ def project_to_ball(point: Tensor, radius: Scalar) -> Tensor:
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
 
 
 class Settings(BaseModel):
@@ -95,7 +89,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     def clip_factors(self, mechanism: Mechanism, workload: Workload) -> tuple[float, ...] | None:
-        """What clips are multiplied by, (T,), where the columns of C leave room; None for nothing."""
+        """Factors of the clips, (T,), where the columns of C leave room; None for 1 everywhere."""
         return None
 
 
@@ -140,6 +134,82 @@ class Problem:
         return self.batch * self.schedule.batches_held
 
 
+class Condition(NamedTuple):
+    """`text` as the paper writes it, `left` and `right` the two numbers of `left ≤ right`."""
+
+    text: str
+    left: float
+    right: float
+
+    @property
+    def holds(self) -> bool:
+        """Up to rounding, as equality is what many parameter choices aim at."""
+        return self.left <= self.right * (1.0 + 1e-12)
+
+
+class Prescription(NamedTuple):
+    """The numbers of one theorem; none where it cannot be evaluated, and then `refusal` says why."""
+
+    theorem: str
+    numbers: Mapping[str, float]
+    """By the names that runs use: rounds, batch, clip, noise std, and the fields of the optimizer."""
+    conditions: tuple[Condition, ...] = ()
+    assumption: str = ""
+    """What no number can show."""
+    refusal: str | None = None
+    """Why a scenario cannot run with these numbers, on one line; None if it can."""
+
+
+Arguments = ParamSpec("Arguments")
+
+
+def refused_in_words(
+    formula: Callable[Concatenate[str, Arguments], Prescription],
+) -> Callable[Concatenate[str, Arguments], Prescription]:
+    """Make an InputError of `formula(theorem, …)` the refusal of a prescription without numbers."""
+
+    @functools.wraps(formula)
+    def evaluated(theorem: str, /, *args: Arguments.args, **options: Arguments.kwargs) -> Prescription:
+        try:
+            return formula(theorem, *args, **options)
+        except InputError as error:
+            return Prescription(theorem, {}, refusal=str(error))
+
+    return evaluated
+
+
+class ReleaseNumbers(NamedTuple):
+    """The public numbers of what a run releases."""
+
+    batch: int
+    """B: records of all silos in a round."""
+    dimension: int
+    clips: Floats
+    """Norm bounds on one record's increment, (T,)."""
+    stds: Floats
+    """Of the noise in what is released, per coordinate, in the mean over silos, (T,)."""
+
+    @property
+    def of_sums(self) -> Floats:
+        """s_t of running sums with decay 1: the sampling of all rounds so far, and the noise of this one; (T,)."""
+        return np.asarray(np.sqrt(np.cumsum(self.clips**2) / self.batch + self.dimension * self.stds**2))
+
+    @property
+    def of_gradients(self) -> Floats:
+        """s_t of what is released of one round's records alone; (T,)."""
+        return np.asarray(np.sqrt(self.clips**2 / self.batch + self.dimension * self.stds**2))
+
+
+class Bound(NamedTuple):
+    """`value` bounds the mean excess risk if the conditions hold; infinite where they leave nothing to say."""
+
+    value: float
+    conditions: tuple[Condition, ...]
+    assumption: str = (
+        "records are independent, and no increment is longer than its clip; over the best point of the ball"
+    )
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """One row of the table."""
@@ -156,20 +226,20 @@ class Algorithm:
     objective: Callable[[Any, Problem, Objective], Objective] = lambda _settings, _problem, objective: objective
     """How the algorithm looks at the model's loss: as it is, unless the row says otherwise."""
     schedule: Callable[[Any, Schedule], Participation] = lambda _settings, declared: declared
-    """What the row makes of the scenario's rounds and places; the declared schedule itself if left out."""
+    """Participation of the row at the scenario's rounds and places; the declared schedule itself if left out."""
     trusts: tuple[str, ...] = ("untrusted", "trusted", "secure-aggregation")
     """The trust settings under which the row's releases are all that anyone outside learns."""
     theorems: Callable[[Any, Problem], tuple[Prescription, ...]] = lambda _settings, _problem: ()
-    """What theory asks for at these numbers; shown beside what a scenario uses, by `fedpriv privacy theorem`."""
-    excess_risk: Callable[[Any, Problem, Released], Bound | None] = lambda _settings, _problem, _released: None
-    """What the mean excess risk of a run cannot exceed, for convex losses of known smoothness whose records are
-    read once in a public order; None where nothing is proved for these settings."""
+    """Numbers that theory asks for; shown beside what a scenario uses, by `fedpriv privacy theorem`."""
+    excess_risk: Callable[[Any, Problem, ReleaseNumbers], Bound | None] = lambda *_: None
+    """Bound on the mean excess risk of a run, for convex losses of known smoothness whose records are read once
+    in a public order; None where nothing is proved for these settings."""
     published: Literal["points", "rows"] | None = None
-    """What noise is fitted to: the points that the optimizer asks at and its output, which are linear in the
+    """Target of fitted noise: the points that the optimizer asks at and its output, which are linear in the
     released rows while no projection is active; the rows themselves, of which theorems ask the mean noise; None:
     nothing can be fitted, since the optimizer is neither linear nor has such a theorem, or its sums restart."""
     name_of_mu: str = "mu"
-    """What the paper calls the GDP parameter; accepted as a key of [privacy] beside `mu`."""
+    """Name of the GDP parameter in the paper; accepted as a key of [privacy] beside `mu`."""
 
 
 UNITS = ("clip", "step", "beta", "radius", "diameter")
@@ -231,38 +301,3 @@ def chosen(settings: NoiseSettings, _problem: Problem, workload: Workload) -> Me
 def independent(_settings: Settings, _problem: Problem, _workload: Workload) -> Mechanism:
     """Fresh noise in every round, whatever the scenario."""
     return IndependentGaussian()
-
-
-class SgdState(NamedTuple):
-    """The server's vectors between two rounds, each (..., d); where no average is asked for it is the iterate."""
-
-    iterate: Tensor
-    velocity: Tensor
-    average: Tensor
-
-
-@dataclass(frozen=True)
-class ProjectedSGD:
-    """Gradient steps of length `step` inside the ball of `radius`."""
-
-    step: Scalar
-    radius: Scalar
-    momentum: Scalar = 0.0
-    averaged: bool = False
-
-    def start(self, initial: Tensor) -> SgdState:
-        return SgdState(initial, torch.zeros_like(initial), initial)
-
-    def query(self, state: SgdState) -> Tensor:
-        return state.iterate
-
-    def update(self, state: SgdState, released: Tensor, current: Round) -> SgdState:
-        gradient = released if current.scale == 1.0 else released / current.scale
-        plain = isinstance(self.momentum, float) and self.momentum == 0.0
-        velocity = gradient if plain else self.momentum * state.velocity + gradient
-        iterate = project_to_ball(stepped(state.iterate, self.step, velocity), self.radius)
-        average = state.average.lerp(iterate, 1.0 / current.t) if self.averaged else iterate
-        return SgdState(iterate, velocity, average)
-
-    def output(self, state: SgdState) -> Tensor:
-        return state.average if self.averaged else state.iterate

@@ -7,39 +7,39 @@ Batches" (ALT 2025).  Algorithm 1, with rounds counted from 1 and weights α_t =
     x_{t+1} = (1 - τ) y_{t+1} + τ z_{t+1},   τ = α_{t+1} / α_{1:t+1}
     output y_{T+1}
 
-| here | paper | shape |
+| here | paper | shape or unit |
 |---|---|---|
-| `ask` | x_t | (..., d) |
-| `mirror` | z_t | (..., d) |
-| `output` | y_t | (..., d) |
+| `ask`, `mirror`, `output` | x_t, z_t, y_t | (..., d) |
 | `released` / `scale` | S~_t / η_t, the noisy gradient ∇~_t | (..., d) |
-| `beta` | β | scalar |
-| `radius` | R | scalar |
-
-The z-step is η_t/β as Algorithm 1 prints it; the paper's proof silently halves it, which measures worse.
-
-The theorems in the realizable and the non-realizable setting: parameters at given numbers, and whether the
-conditions hold.  Natural logarithms.
-
-| here | paper | unit |
-|---|---|---|
-| `examples` | n, each read once | |
-| `dimension` | p | |
-| `epsilon`, `delta` | ε, δ | |
-| `lipschitz` | L | loss / parameter |
-| `smoothness` | M | loss / parameter² |
-| `radius` | R: K is the ball of this radius around 0 | parameter |
-| `rounds`, `batch` | T, B | |
 | `beta` | β, the optimizer divides by it | loss / parameter² |
+| `radius` | R: K is the ball of this radius around 0 | parameter |
+| `records`, `dimension` | n, each read once; p | |
+| `epsilon`, `delta` | ε, δ | |
+| `lipschitz`, `smoothness` | L, M | loss / parameter, loss / parameter² |
+| `rounds`, `batch` | T, B | |
 | `clip` | norm bound on one example's increment | gradient |
 | `sigma` | standard deviation of a node's noise in the sum of a batch's mean increments | gradient |
 
-The numbers are not rounded; a run takes `whole_rounds` and `whole_batch`.
+Errata: the z-step is η_t/β as Algorithm 1 prints it; the paper's proof silently halves it, which measures worse.
+
+The theorems in the realizable and the non-realizable setting give parameters at given numbers, and say whether the
+conditions hold.  Natural logarithms.  The numbers are not rounded; a run takes `whole_rounds` and `whole_batch`.
 
 Guarantee: `sigma` makes all released prefix sums (ε, δ)-DP for neighbours under `relation`: an increment is in
 ⌊log2 T⌋ + 1 tree nodes at most, each of which it moves by clip / B under zero-out, by twice that under
 replace-one.  It uses the exact Gaussian conversion and the exact number of nodes, both of them tighter than the
 paper's.  It is for batches of exactly B; a run with whole batches calibrates its own noise.
+
+The bound on the excess risk, of three sequences with α_t = t, A_t = t(t+1)/2 and released α_t ∇F(x_t) + e_t: with
+c_t = 2β/(t+1) - M > 0 the step to y_{t+1} pays for the one to z_{t+1}, since y_{t+1} is the best point of K for
+⟨g, y⟩ + β/2 ‖y - x_t‖², no worse than x_t + τ_t (z_{t+1} - z_t):
+
+    A_t F(y_{t+1}) ≤ A_{t-1} F(y_t) + α_t F(x*) + β/2 (‖z_t - x*‖² - ‖z_{t+1} - x*‖²)
+                     + ⟨e_t, x* - z_t⟩ + (t+1)/(4 t c_t) ‖e_t‖²
+
+c_t > 0 in all rounds is β > M (T+1)/2; the paper asks for β ≥ 2 M T where the minimizer may lie outside (Theorem
+15).  In the other setting (Theorem 3) it takes a smaller β, and its proof halves the z-step: for the step that
+Algorithm 1 prints and such a β no bound is known, and none is given here.
 """
 
 import math
@@ -52,23 +52,28 @@ from torch import Tensor
 
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting import renyi as zcdp
-from fedpriv.accounting.gaussian import Relation, check_delta, check_positive, moved_by
+from fedpriv.accounting.gaussian import check_delta, check_positive, moved_by
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import LinearWeights, PlainGradient, RecursiveGradient, Round, Weights
 from fedpriv.noise.nodes import levels
+from fedpriv.noise.workload import Floats
 from fedpriv.papers.base import (
     Algorithm,
+    Bound,
+    Condition,
     NoiseSettings,
     Positive,
+    Prescription,
     Problem,
-    ProjectedSGD,
+    ReleaseNumbers,
     Settings,
     chosen,
     independent,
     project_to_ball,
+    refused_in_words,
 )
-from fedpriv.papers.risk import Bound, Condition, Prescription, Released, accelerated, projected
+from fedpriv.papers.sgd import ProjectedSGD, projected
 
 
 class NesterovState(NamedTuple):
@@ -105,39 +110,29 @@ class NesterovCoupling:
         return state.output
 
 
-@dataclass(frozen=True)
-class TheoremProblem:
-    """What a theorem is asked about; the symbols are in the table above."""
+def accelerated(errors: Floats, radius: float, smoothness: float, beta: float, *, fresh: bool = False) -> Bound:
+    """(β R²/2 + Σ (2R s_t + (t+1) s_t²/(4 t c_t))) / A_T; `errors` are the s_t, (T,).
 
-    examples: int
-    dimension: int
-    epsilon: float
-    delta: float
-    lipschitz: float
-    smoothness: float
+    `fresh` says that e_t has mean 0 whatever was released before: then nothing is lost on ⟨e_t, x* - z_t⟩.
+    """
+    rounds = len(errors)
+    t = np.arange(1.0, rounds + 1.0)
+    condition = Condition("M (T+1)/2 ≤ β", smoothness * (rounds + 1) / 2.0, beta)
+    slack = 2.0 * beta / (t + 1.0) - smoothness
+    if not np.all(slack > 0.0):
+        return Bound(math.inf, (condition,))
+    turned = 0.0 if fresh else 2.0 * radius * float(np.sum(errors))
+    squares = float(np.sum((t + 1.0) / (4.0 * t * slack) * errors**2))
+    total = rounds * (rounds + 1) / 2.0
+    return Bound((beta * radius**2 / 2.0 + turned + squares) / total, (condition,))
+
+
+@dataclass(frozen=True)
+class AcceleratedParameters:
+    """Numbers that a theorem asks for at a problem's own, in the ball of `radius`."""
+
+    problem: Problem
     radius: float
-    relation: Relation = "zero-out"
-    """The paper's; replace-one takes twice the noise."""
-
-    def __post_init__(self) -> None:
-        if self.examples < 2 or self.dimension < 1:
-            raise InputError(f"examples = {self.examples}, dimension = {self.dimension}: 2 and 1 at least")
-        for name in ("epsilon", "lipschitz", "smoothness", "radius"):
-            check_positive(name, getattr(self, name))
-        check_delta(self.delta)
-
-    @property
-    def relative_smoothness(self) -> float:
-        """c_M of M = c_M L / R, which the theorems treat as a constant."""
-        return self.smoothness * self.radius / self.lipschitz
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a theorem asks for."""
-
-    theorem: str
-    examples: int
     rounds: float
     batch: float
     beta: float
@@ -145,18 +140,20 @@ class Asked:
     sigma: float
     paper_sigma: float
     """The same by Corollary 9: 1 + ⌈log2 T⌉ nodes for every increment, and ε = ρ + 2√(ρ ln(1/δ)) for ρ-zCDP."""
+    theorem: str
     conditions: tuple[Condition, ...]
     assumption: str
-    """What no number can show."""
+    """A condition that no number can show."""
 
     @property
     def refusal(self) -> str | None:
         """Why the formula cannot be run at this n, on one line; None if it can."""
-        if self.rounds <= self.examples:
+        n = self.problem.records
+        if self.rounds <= n:
             return None
         return (
             f"the {self.theorem} theorem asks for {self.rounds:,.0f} rounds of B = {self.batch:.3g} examples, but "
-            f"n = {self.examples:,} examples read once make at most that many rounds: B must be 1 or more"
+            f"n = {n:,} examples read once make at most that many rounds: B must be 1 or more"
         )
 
     @property
@@ -168,40 +165,36 @@ class Asked:
 
     @property
     def whole_rounds(self) -> int:
-        """How many whole batches the examples fill."""
-        return self.examples // self.whole_batch
+        """Number of whole batches that the examples fill."""
+        return self.problem.records // self.whole_batch
 
-    def excess_risk(self, problem: TheoremProblem) -> float:
-        """What the mean excess risk cannot exceed with `sigma` and the whole rounds and batches; inf if unknown.
+    def excess_risk(self) -> float:
+        """Bound the mean excess risk with `sigma` and the whole rounds and batches; inf if unknown.
 
-        The paper's Theorems 3 and 15 say it up to constants and logarithms; this is `excess_risk.accelerated`.
+        The paper's Theorems 3 and 15 say it up to constants and logarithms; this is `accelerated`.
         """
         rounds = self.whole_rounds
         nodes = np.array([t.bit_count() for t in range(1, rounds + 1)])
         stds = self.sigma * np.sqrt(nodes)
-        released = Released(self.whole_batch, problem.dimension, np.full(rounds, self.clip), stds)
-        return accelerated(released.of_sums, problem.radius, problem.smoothness, self.beta).value
+        released = ReleaseNumbers(self.whole_batch, self.problem.dimension, np.full(rounds, self.clip), stds)
+        return accelerated(released.of_sums, self.radius, self.problem.smoothness, self.beta).value
 
 
-def realizable(problem: TheoremProblem) -> Asked:
+def realizable(problem: Problem, radius: float) -> AcceleratedParameters:
     """T = c n^{1/4}, B = n^{3/4}/c, β = c² (L/R) max{1, √p/(ε√n)}, clip c L, with the factor c below."""
-    n, lipschitz, radius = problem.examples, problem.lipschitz, problem.radius
+    n, epsilon = problem.records, _epsilon("realizable", problem, radius)
     factor = realizable_factor(n, problem.delta)
-    rounds = factor * n**0.25
-    batch = n**0.75 / factor
-    noise_factor = math.sqrt(problem.dimension / n) / problem.epsilon
-    beta = factor**2 * lipschitz / radius * max(1.0, noise_factor)
-    clip = factor * lipschitz
-    return Asked(
-        theorem="realizable",
-        examples=n,
-        rounds=rounds,
-        batch=batch,
+    noise_factor = math.sqrt(problem.dimension / n) / epsilon
+    beta = factor**2 * problem.lipschitz / radius * max(1.0, noise_factor)
+    return _calibrated(
+        "realizable",
+        problem,
+        radius,
+        rounds=factor * n**0.25,
+        batch=n**0.75 / factor,
         beta=beta,
-        clip=clip,
-        sigma=_sigma(problem, clip, rounds, batch),
-        paper_sigma=_paper_sigma(problem, clip, rounds, batch),
-        conditions=(*_common(problem, rounds, batch), Condition("M ≤ β", problem.smoothness, beta)),
+        clip=factor * problem.lipschitz,
+        conditions=(Condition("M ≤ β", problem.smoothness, beta),),
         assumption="the unconstrained minimizer lies in the ball",
     )
 
@@ -212,29 +205,28 @@ def realizable_factor(examples: int, delta: float) -> float:
     return 4.0 * math.sqrt(2.0) * math.pow(math.log(examples), 1.5) * spread
 
 
-def non_realizable(problem: TheoremProblem, polylog: float = 1.0) -> Asked:
+def non_realizable(problem: Problem, radius: float, polylog: float = 1.0) -> AcceleratedParameters:
     """B = min{√n, ε n^{3/2}/(√p polylog)}, T = n/B, β = (16 c + 8) L n^{3/2}/(R B²), clip (8 c + 4) L.
 
-    c = M R / L.  The paper leaves `polylog` open.  Its second bound on B carries a stray factor M, which is
-    dropped here: without it the two bounds meet at p = ε² n², the theorem's own limit, and B has no unit.
+    c = M R / L, which the theorem treats as a constant.  The paper leaves `polylog` open.  Its second bound on B
+    carries a stray factor M, which is dropped here: without it the two bounds meet at p = ε² n², the theorem's own
+    limit, and B has no unit.
     """
-    n, lipschitz, relative = problem.examples, problem.lipschitz, problem.relative_smoothness
+    n, epsilon = problem.records, _epsilon("non-realizable", problem, radius)
     check_positive("polylog", polylog)
-    batch = min(math.sqrt(n), problem.epsilon * n**1.5 / (math.sqrt(problem.dimension) * polylog))
+    relative = problem.smoothness * radius / problem.lipschitz
+    batch = min(math.sqrt(n), epsilon * n**1.5 / (math.sqrt(problem.dimension) * polylog))
     rounds = n / batch
-    beta = (16.0 * relative + 8.0) * lipschitz * n**1.5 / (problem.radius * batch**2)
-    clip = (8.0 * relative + 4.0) * lipschitz
-    return Asked(
-        theorem="non-realizable",
-        examples=n,
+    beta = (16.0 * relative + 8.0) * problem.lipschitz * n**1.5 / (radius * batch**2)
+    return _calibrated(
+        "non-realizable",
+        problem,
+        radius,
         rounds=rounds,
         batch=batch,
         beta=beta,
-        clip=clip,
-        sigma=_sigma(problem, clip, rounds, batch),
-        paper_sigma=_paper_sigma(problem, clip, rounds, batch),
+        clip=(8.0 * relative + 4.0) * problem.lipschitz,
         conditions=(
-            *_common(problem, rounds, batch),
             Condition("B ≤ √n", batch, math.sqrt(n)),
             Condition("2 M T ≤ β", 2.0 * problem.smoothness * rounds, beta),
         ),
@@ -243,26 +235,62 @@ def non_realizable(problem: TheoremProblem, polylog: float = 1.0) -> Asked:
     )
 
 
-def _common(problem: TheoremProblem, rounds: float, batch: float) -> tuple[Condition, ...]:
-    n = problem.examples
-    return (
-        Condition("p ≤ ε² n²", problem.dimension, (problem.epsilon * n) ** 2),
-        Condition("δ ≤ 1/n", problem.delta, 1.0 / n),
-        Condition("T B ≤ n", rounds * batch, n),
-        Condition("1 ≤ B", 1.0, batch),
+def _epsilon(theorem: str, problem: Problem, radius: float) -> float:
+    """ε; InputError where the theorem cannot be evaluated at these numbers."""
+    epsilon, n = problem.epsilon, problem.records
+    if epsilon is None or not math.isfinite(problem.lipschitz) or not math.isfinite(problem.smoothness):
+        raise InputError(
+            f'algorithm.parameters = "theorem-{theorem}": the theorem needs an (ε, δ), and a loss with a known '
+            "Lipschitz constant and smoothness"
+        )
+    if n < 2 or problem.dimension < 1:
+        raise InputError(f"examples = {n}, dimension = {problem.dimension}: 2 and 1 at least")
+    numbers = {"epsilon": epsilon, "lipschitz": problem.lipschitz, "smoothness": problem.smoothness}
+    for name, value in (numbers | {"radius": radius}).items():
+        check_positive(name, value)
+    check_delta(problem.delta)
+    return epsilon
+
+
+def _calibrated(
+    theorem: str,
+    problem: Problem,
+    radius: float,
+    *,
+    rounds: float,
+    batch: float,
+    beta: float,
+    clip: float,
+    conditions: tuple[Condition, ...],
+    assumption: str,
+) -> AcceleratedParameters:
+    """A theorem's numbers with their noise, and the conditions that both theorems have in common."""
+    n, epsilon, delta = problem.records, problem.epsilon, problem.delta
+    assert epsilon is not None  # `_epsilon` refuses
+    log = math.log2(max(rounds, 1.0))
+
+    def sigma(nodes: int, mu: float) -> float:
+        return gdp.noise_for(mu, moved_by(problem.relation, 1.0 / batch, clip * math.sqrt(nodes)))
+
+    return AcceleratedParameters(
+        problem,
+        radius,
+        rounds,
+        batch,
+        beta,
+        clip,
+        sigma=sigma(math.floor(log) + 1, gdp.mu_of(epsilon, delta)),
+        paper_sigma=sigma(1 + math.ceil(log), zcdp.paper_mu(epsilon, delta)),
+        theorem=theorem,
+        conditions=(
+            Condition("p ≤ ε² n²", problem.dimension, (epsilon * n) ** 2),
+            Condition("δ ≤ 1/n", delta, 1.0 / n),
+            Condition("T B ≤ n", rounds * batch, n),
+            Condition("1 ≤ B", 1.0, batch),
+            *conditions,
+        ),
+        assumption=assumption,
     )
-
-
-def _sigma(problem: TheoremProblem, clip: float, rounds: float, batch: float) -> float:
-    nodes = math.floor(math.log2(max(rounds, 1.0))) + 1
-    moved = moved_by(problem.relation, 1.0 / batch, clip * math.sqrt(nodes))
-    return gdp.noise_for(gdp.mu_of(problem.epsilon, problem.delta), moved)
-
-
-def _paper_sigma(problem: TheoremProblem, clip: float, rounds: float, batch: float) -> float:
-    nodes = 1 + math.ceil(math.log2(max(rounds, 1.0)))
-    moved = moved_by(problem.relation, 1.0 / batch, clip * math.sqrt(nodes))
-    return gdp.noise_for(zcdp.paper_mu(problem.epsilon, problem.delta), moved)
 
 
 _PAPER = "Choquette-Choo, Ganesh & Thakurta, Near-Optimal Rates for O(1)-Smooth DP-SCO (ALT 2025)"
@@ -299,7 +327,7 @@ class AcceleratedSettings(NoiseSettings):
             assert self.clip is not None
             assert self.beta is not None
             return self.clip, self.beta
-        asked = theorem(self.parameters, problem, self.radius)
+        asked = _THEOREMS[self.parameters](problem, self.radius)
         if asked.whole_rounds != problem.rounds:
             raise InputError(
                 f'algorithm.parameters = "{self.parameters}" asks for {asked.whole_rounds} rounds of '
@@ -308,47 +336,14 @@ class AcceleratedSettings(NoiseSettings):
         return asked.clip, asked.beta
 
 
-_FORMULAS = {"theorem-realizable": realizable, "theorem-non-realizable": non_realizable}
+_THEOREMS = {"theorem-realizable": realizable, "theorem-non-realizable": non_realizable}
 
 
-def theorem(name: str, problem: Problem, radius: float) -> Asked:
-    """What a theorem of the paper asks for at a scenario's numbers; InputError if one of them is not known."""
-    return _FORMULAS[name](_posed(name, problem, radius))
-
-
-def _posed(name: str, problem: Problem, radius: float) -> TheoremProblem:
-    if problem.epsilon is None or not math.isfinite(problem.lipschitz) or not math.isfinite(problem.smoothness):
-        raise InputError(
-            f'algorithm.parameters = "{name}": the theorem needs an (ε, δ), and a loss with a known Lipschitz '
-            "constant and smoothness"
-        )
-    return TheoremProblem(
-        examples=problem.records,
-        dimension=problem.dimension,
-        epsilon=problem.epsilon,
-        delta=problem.delta,
-        lipschitz=problem.lipschitz,
-        smoothness=problem.smoothness,
-        radius=radius,
-        relation=problem.relation,
-    )
-
-
-def _prescribed(settings: AcceleratedSettings, problem: Problem) -> tuple[Prescription, ...]:
-    """Both theorems; where one cannot be evaluated at all, why."""
-    return tuple(
-        _prescription(name, problem, settings.radius) for name in ("theorem-realizable", "theorem-non-realizable")
-    )
-
-
+@refused_in_words
 def _prescription(name: str, problem: Problem, radius: float) -> Prescription:
-    try:
-        posed = _posed(name, problem, radius)
-        asked = _FORMULAS[name](posed)
-    except InputError as error:
-        return Prescription(name, {}, refusal=str(error))
+    asked = _THEOREMS[name](problem, radius)
     known = asked.refusal is None and radius <= problem.convex_within
-    risk = asked.excess_risk(posed) if known else math.inf
+    risk = asked.excess_risk() if known else math.inf
     numbers = {
         "rounds": asked.rounds,
         "batch": asked.batch,
@@ -384,7 +379,7 @@ ACCELERATED_DP_SRGD = Algorithm(
     optimizer=lambda settings, problem, _noise_std: NesterovCoupling(
         settings.numbers(problem)[1], settings.radius
     ),
-    theorems=_prescribed,
+    theorems=lambda settings, problem: tuple(_prescription(name, problem, settings.radius) for name in _THEOREMS),
     excess_risk=lambda settings, problem, released: accelerated(
         released.of_sums, settings.radius, problem.smoothness, settings.numbers(problem)[1]
     ),
@@ -399,7 +394,9 @@ class UnacceleratedSettings(AcceleratedSettings):
     output: Literal["last", "average"] = Field("last", description="which iterate is published")
 
 
-def _unaccelerated_risk(settings: UnacceleratedSettings, problem: Problem, released: Released) -> Bound | None:
+def _unaccelerated_risk(
+    settings: UnacceleratedSettings, problem: Problem, released: ReleaseNumbers
+) -> Bound | None:
     """Of the average: sums are divided by their t, and so are their errors."""
     if settings.output != "average":
         return None

@@ -1,9 +1,9 @@
 """Federated averaging and adaptive federated optimization with cohorts: each client's move is clipped whole.
 
-Servers that adapt a step to every coordinate: FedAdagrad, FedYogi and FedAdam.
-
-Source: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar & McMahan 2021, "Adaptive federated optimization",
-Algorithm 2; there Δ_t is the clients' mean move, here the pseudo-gradient g_t = -Δ_t.
+Sources: McMahan, Ramage, Talwar & Zhang 2018, "Learning differentially private recurrent language models",
+Algorithm 1 (DP-FedAvg); Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar & McMahan 2021, "Adaptive federated
+optimization", Algorithm 2 (FedAdagrad, FedYogi and FedAdam, servers that adapt a step to every coordinate); there
+Δ_t is the clients' mean move, here the pseudo-gradient g_t = -Δ_t.
 
     m_t = β₁ m_{t-1} + (1 - β₁) g_t
     v_t = v_{t-1} + g_t²                                     (FedAdagrad)
@@ -17,9 +17,8 @@ Algorithm 2; there Δ_t is the clients' mean move, here the pseudo-gradient g_t 
 | `first` | m_t, of -Δ | (..., d) |
 | `second` | v_t | (..., d) |
 
-A server that follows a quantile of its clients' norms with its clip, around any optimizer.
-
-Source: Andrew, Thakkar, McMahan & Ramaswamy 2021, Algorithm 1, with both noisy means in one vector.
+The clip of every one of these rows may follow a quantile of the clients' norms.  Source: Andrew, Thakkar, McMahan
+& Ramaswamy 2021, Algorithm 1, with both noisy means in one vector.
 
     b~_t = ½ + (last coordinate) / ρ
     C_{t+1} = C_t exp(-η_C (b~_t - γ))
@@ -32,6 +31,7 @@ Source: Andrew, Thakkar, McMahan & Ramaswamy 2021, Algorithm 1, with both noisy 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -43,8 +43,9 @@ from fedpriv.core.replicates import SHARED, Scalar
 from fedpriv.loss.estimators import PlainGradient, Round
 from fedpriv.loss.objective import Objective
 from fedpriv.loss.views import LARGEST, SMALLEST, QuantileClip, joint_clip
-from fedpriv.papers.base import Algorithm, Fraction, Optimizer, Positive, Problem, ProjectedSGD, independent
+from fedpriv.papers.base import Algorithm, Fraction, Optimizer, Positive, Problem, independent
 from fedpriv.papers.fedavg import LocalStepsSettings, trained
+from fedpriv.papers.sgd import ProjectedSGD
 
 
 class AdaptiveState(NamedTuple):
@@ -148,7 +149,7 @@ _SHARE = 20.0
 
 
 class CohortSettings(LocalStepsSettings):
-    """What all rows of cohorts share."""
+    """Keys that all rows of cohorts share."""
 
     clip: Positive = Field(description="C: norm bound on one client's move of the model; C_1 with clip_quantile")
     clip_quantile: Annotated[float, Field(gt=0, lt=1)] | None = Field(
@@ -207,53 +208,49 @@ def _following(settings: CohortSettings, problem: Problem, inner: Optimizer) -> 
     return QuantileClipping(inner, settings.bit_weight(problem), settings.clip_quantile, settings.clip_rate)
 
 
+def _row(
+    name: str, title: str, source: str, settings: type[CohortSettings], server: Callable[[Any], Optimizer]
+) -> Algorithm:
+    """Cohorts' clipped moves with fresh noise in every round; rows differ in the server's optimizer alone."""
+    return Algorithm(
+        name=name,
+        title=title,
+        source=source,
+        settings=settings,
+        estimator=_clipped,
+        mechanism=independent,
+        objective=_moves,
+        optimizer=lambda settings, problem, _noise_std: _following(settings, problem, server(settings)),
+    )
+
+
 _REDDI = "Reddi et al., Adaptive Federated Optimization (ICLR 2021), Algorithm 2"
 
-DP_FEDAVG = Algorithm(
-    name="dp-fedavg",
-    title="DP-FedAvg",
-    source="McMahan et al., Learning Differentially Private Recurrent Language Models (ICLR 2018), Algorithm 1",
-    settings=FedAvgSettings,
-    estimator=_clipped,
-    mechanism=independent,
-    objective=_moves,
-    optimizer=lambda settings, problem, _noise_std: _following(
-        settings, problem, ProjectedSGD(settings.step, math.inf, settings.momentum)
-    ),
+DP_FEDAVG = _row(
+    "dp-fedavg",
+    "DP-FedAvg",
+    "McMahan et al., Learning Differentially Private Recurrent Language Models (ICLR 2018), Algorithm 1",
+    FedAvgSettings,
+    lambda settings: ProjectedSGD(settings.step, math.inf, settings.momentum),
 )
-DP_FEDADAM = Algorithm(
-    name="dp-fedadam",
-    title="DP-FedAdam",
-    source=_REDDI,
-    settings=FedAdamSettings,
-    estimator=_clipped,
-    mechanism=independent,
-    objective=_moves,
-    optimizer=lambda settings, problem, _noise_std: _following(
-        settings, problem, FedAdam(settings.step, settings.first_decay, settings.floor, settings.second_decay)
-    ),
+DP_FEDADAM = _row(
+    "dp-fedadam",
+    "DP-FedAdam",
+    _REDDI,
+    FedAdamSettings,
+    lambda settings: FedAdam(settings.step, settings.first_decay, settings.floor, settings.second_decay),
 )
-DP_FEDYOGI = Algorithm(
-    name="dp-fedyogi",
-    title="DP-FedYogi",
-    source=_REDDI,
-    settings=FedAdamSettings,
-    estimator=_clipped,
-    mechanism=independent,
-    objective=_moves,
-    optimizer=lambda settings, problem, _noise_std: _following(
-        settings, problem, FedYogi(settings.step, settings.first_decay, settings.floor, settings.second_decay)
-    ),
+DP_FEDYOGI = _row(
+    "dp-fedyogi",
+    "DP-FedYogi",
+    _REDDI,
+    FedAdamSettings,
+    lambda settings: FedYogi(settings.step, settings.first_decay, settings.floor, settings.second_decay),
 )
-DP_FEDADAGRAD = Algorithm(
-    name="dp-fedadagrad",
-    title="DP-FedAdagrad",
-    source=_REDDI,
-    settings=FedAdagradSettings,
-    estimator=_clipped,
-    mechanism=independent,
-    objective=_moves,
-    optimizer=lambda settings, problem, _noise_std: _following(
-        settings, problem, FedAdagrad(settings.step, settings.first_decay, settings.floor)
-    ),
+DP_FEDADAGRAD = _row(
+    "dp-fedadagrad",
+    "DP-FedAdagrad",
+    _REDDI,
+    FedAdagradSettings,
+    lambda settings: FedAdagrad(settings.step, settings.first_decay, settings.floor),
 )

@@ -1,25 +1,26 @@
-"""DP-SGD inside the silos: noisy clipped steps between two averages, as with Opacus inside a Flower client.
+"""Clients that train by themselves: McMahan et al., Communication-Efficient Learning of Deep Networks from
+Decentralized Data (AISTATS 2017), Algorithm 1.
 
-Settings of rows whose clients take steps of their own, and the objective that trains so.
+Two rows, and the settings of all rows whose clients take steps of their own.
 
-The server of silos that take steps by themselves: it averages where they have got to, every so many rounds.
+**Federated averaging** with all silos is the reference without privacy.
+
+**Local DP-SGD** is DP-SGD (Abadi et al. 2016, Algorithm 1) inside the silos: noisy clipped steps between two
+averages, as with Opacus inside a Flower client.  The server averages where the silos have got to, every so many
+rounds:
 
     w_{t+1} = w_t - η Σ_i p_i release_{i,t}     the mean of the silos' own points
     x_{t+1} = w_{t+1} if t is a multiple of `every`, else x_t
-
-Source: McMahan et al. 2017, Algorithm 1, with the steps of Abadi et al. 2016, Algorithm 1, at the clients.
 
 | here | meaning | shape |
 |---|---|---|
 | `mean` | w_t | (..., d) |
 | `sent` | x_t, the query | (..., d) |
-
-Plain federated averaging, the non-private reference: McMahan et al. 2017, Algorithm 1, with all silos.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -29,28 +30,27 @@ from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import LocalGradient, PlainGradient, Round
 from fedpriv.loss.objective import UNCLIPPED, Objective
 from fedpriv.loss.views import LocalSteps, LocalTraining
-from fedpriv.papers.base import Algorithm, Positive, Problem, ProjectedSGD, Settings, independent
+from fedpriv.papers.base import Algorithm, Count, Positive, Problem, Settings, independent
+from fedpriv.papers.sgd import ProjectedSGD
 from fedpriv.participation.orders import Schedule
-
-Whole = Annotated[int, Field(ge=1)]
 
 
 class LocalStepsSettings(Settings):
     """Steps that a client takes on its own records in every round in which it takes part."""
 
-    local_steps: Whole = Field(description="K: steps of a client on its own records; 1 step is its mean gradient")
+    local_steps: Count = Field(description="K: steps of a client on its own records; 1 step is its mean gradient")
     local_step: Positive = Field(description="η of the clients' own steps")
-    local_batch: Whole | None = Field(None, description="records in one local step; all of a client's if left out")
+    local_batch: Count | None = Field(None, description="records in one local step; all of a client's if left out")
 
 
 class OptionalLocalSteps(Settings):
     """The same for a row that also takes plain gradients."""
 
-    local_steps: Whole | None = Field(
+    local_steps: Count | None = Field(
         None, description="K: steps of a client on its own records; its gradient if left out"
     )
     local_step: Positive | None = Field(None, description="η of the clients' own steps; goes with local_steps")
-    local_batch: Whole | None = Field(None, description="records in one local step; all of a client's if left out")
+    local_batch: Count | None = Field(None, description="records in one local step; all of a client's if left out")
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:
@@ -62,12 +62,12 @@ class OptionalLocalSteps(Settings):
 
 
 def trained(settings: LocalStepsSettings, problem: Problem, objective: Objective) -> Objective:
-    """The clients' own training; InputError unless units of several records are clipped."""
+    """Replace gradients by the clients' own training; InputError unless units of several records are clipped."""
     return _trained(objective, problem, settings.local_step, settings.local_steps, settings.local_batch)
 
 
 def optionally_trained(settings: OptionalLocalSteps, problem: Problem, objective: Objective) -> Objective:
-    """The same, or the plain gradient where no local steps are given."""
+    """Do the same, or keep the plain gradient where no local steps are given."""
     if settings.local_steps is None or settings.local_step is None:
         return objective
     return _trained(objective, problem, settings.local_step, settings.local_steps, settings.local_batch)
@@ -113,7 +113,7 @@ class LocalAveraging:
 class LocalSettings(Settings):
     clip: Positive = Field(description="C: norm bound on one record's gradient")
     step: Positive = Field(description="η of the silos' own steps")
-    local_steps: Annotated[int, Field(ge=1)] = Field(
+    local_steps: Count = Field(
         description="K: steps of every silo between two averages; federation.rounds counts steps, each a release"
     )
 
@@ -141,13 +141,10 @@ LOCAL_DP_SGD = Algorithm(
 )
 
 
-_Whole = Annotated[int, Field(ge=1)]
-
-
 class AveragingSettings(Settings):
     step: Positive = Field(description="η of the silos' own steps")
-    local_batch: _Whole = Field(description="records in one local step")
-    local_epochs: _Whole = Field(1, description="local passes over a silo's records of the round")
+    local_batch: Count = Field(description="records in one local step")
+    local_epochs: Count = Field(1, description="local passes over a silo's records of the round")
 
 
 def _displacement(problem: Problem) -> PlainGradient:

@@ -1,13 +1,13 @@
 """Losses that are neither smooth nor convex: Kornowski, Liu & Talwar, "Improved Sample Complexity for Private
-Nonsmooth Nonconvex Optimization".
+Nonsmooth Nonconvex Optimization", Algorithms 2 to 5.  The theorems and bounds are in `kornowski_bounds`: together
+they would be too long for one file.
 
 As printed the single-pass algorithm is not private: at the end of every period it releases the running sum
 without noise.  The tree here covers every leaf, is fresh in every period, and every record's contribution is
 clipped; docs/goldstein.md lists what else differs.
 
-Online-to-non-convex conversion: online gradient descent chooses the steps, not the points.
-
-Source: Cutkosky, Mehta & Orabona 2023; Kornowski, Liu & Talwar, Algorithm 2.
+Online-to-non-convex conversion (Algorithm 2, after Cutkosky, Mehta & Orabona 2023): online gradient descent
+chooses the steps, not the points.
 
     z_t = x_{t-1} + s_t Δ_t,   x_t = x_{t-1} + Δ_t            s_t uniform on [0, 1)
     Δ_{t+1} = Δ_t - η g~_t, projected on the ball of radius D;  Δ_1 = 0
@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -46,7 +46,17 @@ from fedpriv.loss.smoothed import SeededDirections, Smoothed
 from fedpriv.noise.anchored import AnchoredSquareRoot
 from fedpriv.noise.diagonal import LeafGaussian
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.papers.base import Algorithm, Positive, Problem, Settings, project_to_ball, stepped
+from fedpriv.papers.base import (
+    Algorithm,
+    Count,
+    Positive,
+    Prescription,
+    Problem,
+    Settings,
+    project_to_ball,
+    refused_in_words,
+    stepped,
+)
 from fedpriv.papers.kornowski_bounds import (
     Nonsmooth,
     Parameters,
@@ -59,7 +69,6 @@ from fedpriv.papers.kornowski_bounds import (
     plan_single,
     single_pass_error,
 )
-from fedpriv.papers.risk import Prescription
 from fedpriv.participation.orders import Schedule
 
 
@@ -152,12 +161,11 @@ def _column(values: NDArray[np.float64], like: Tensor) -> Scalar:
 
 
 _PAPER = "Kornowski, Liu & Talwar, Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization"
-Count = Annotated[int, Field(ge=1)]
 _TARGETS = 200
 
 
 class GoldsteinSettings(Settings):
-    """The numbers the algorithms run with; parameters.goldstein has what the theorems ask for."""
+    """The numbers the algorithms run with; `kornowski_bounds` has what the theorems ask for."""
 
     smoothing: Positive = Field(description="α: radius of the random smoothing; the guarantee is at radius 2α")
     radius: Positive = Field(description="D: the largest step; queries move by at most 2D")
@@ -221,22 +229,20 @@ class SinglePassSettings(GoldsteinSettings):
         return AnchoredSquareRoot.fair(self.period, self.anchor_clip / self.anchor_batches, self.clip)
 
 
+@refused_in_words
 def _prescribed(
     name: str, problem: Problem, plan: Callable[[Nonsmooth, float], Parameters], settings: GoldsteinSettings
-) -> tuple[Prescription, ...]:
-    """What the theorem asks for, with its constants repaired, and the bound that it promises then."""
-    try:
-        if problem.epsilon is None or not (math.isfinite(problem.gap) and math.isfinite(problem.lipschitz)):
-            raise InputError(
-                f"{name} needs a guarantee, a loss with a known Lipschitz constant, and a bound on what it can "
-                "fall by (--gap)"
-            )
-        known = dataclasses.replace(settings.nonsmooth(problem), lipschitz=problem.lipschitz, gap=problem.gap)
-        mu = mu_of(problem.epsilon, problem.delta)
-        # the theory's noise is for replace-one, where a record moves twice as far
-        asked = plan(known, mu if problem.relation == "replace-one" else 2.0 * mu)
-    except InputError as error:
-        return (Prescription(name, {}, refusal=str(error)),)
+) -> Prescription:
+    """The theorem's numbers, with its constants repaired, and the bound that it promises then."""
+    if problem.epsilon is None or not (math.isfinite(problem.gap) and math.isfinite(problem.lipschitz)):
+        raise InputError(
+            f"{name} needs a guarantee, a loss with a known Lipschitz constant, and a bound on what it can "
+            "fall by (--gap)"
+        )
+    known = dataclasses.replace(settings.nonsmooth(problem), lipschitz=problem.lipschitz, gap=problem.gap)
+    mu = mu_of(problem.epsilon, problem.delta)
+    # the theory's noise is for replace-one, where a record moves twice as far
+    asked = plan(known, mu if problem.relation == "replace-one" else 2.0 * mu)
     numbers = {
         "rounds": float(asked.rounds),
         "batch": float(asked.batch),
@@ -252,12 +258,12 @@ def _prescribed(
         "bound": asked.bound,
     }
     assumption = "clips take nothing away; the bound is on the Goldstein measure at radius 2α of a random window"
-    return (Prescription(name, numbers, assumption=assumption),)
+    return Prescription(name, numbers, assumption=assumption)
 
 
 def _single_pass_theorem(settings: SinglePassSettings, problem: Problem) -> tuple[Prescription, ...]:
     name = "Theorem 6.1" if settings.first_order else "Theorem 3.1"
-    return _prescribed(name, problem, lambda known, mu: plan_single(known, problem.records, mu), settings)
+    return (_prescribed(name, problem, lambda known, mu: plan_single(known, problem.records, mu), settings),)
 
 
 def _multi_pass_theorem(settings: GoldsteinSettings, problem: Problem) -> tuple[Prescription, ...]:
@@ -268,7 +274,7 @@ def _multi_pass_theorem(settings: GoldsteinSettings, problem: Problem) -> tuple[
         plans = (plan_multi(known, problem.records, float(target), mu) for target in targets)
         return min(plans, key=lambda plan: plan.bound)
 
-    return _prescribed("Theorem 4.1", problem, least, settings)
+    return (_prescribed("Theorem 4.1", problem, least, settings),)
 
 
 def _estimator(settings: GoldsteinSettings, _problem: Problem) -> VarianceReducedGradient:
@@ -312,7 +318,7 @@ def _erm_error(settings: GoldsteinSettings, problem: Problem, noise_std: float) 
 
 
 def _anchor_noise(settings: GoldsteinSettings, problem: Problem) -> float:
-    """How much larger an anchor's noise is than a difference's: the least noise at a given price."""
+    """Ratio of an anchor's noise to a difference's: the least noise at a given price."""
     return leaf_noise_ratio(settings.anchor_clip, settings.clip, problem.rounds, settings.period)
 
 

@@ -1,8 +1,9 @@
-"""Kornowski, Liu & Talwar's constants: smoothing, windows, errors of the oracle, and the explicit bound.
+"""Theorems and bounds of Kornowski, Liu & Talwar; `kornowski` has the algorithms.
 
-Source: Kornowski, Liu & Talwar, "Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization",
-Theorems 3.1 and 6.1 (single pass) and 4.1 (multi pass); corrected where docs/goldstein.md says so.  Logarithms of
-the printed O~ are left out, and the Gaussian-DP parameter μ stands where the paper has ε.
+Constants of the smoothing, windows, errors of the oracle, the explicit bound, and the choice of all parameters of
+a run with the bound that goes with it: Theorems 3.1 and 6.1 (single pass) and 4.1 (multi pass), corrected where
+docs/goldstein.md says so.  Logarithms of the printed O~ are left out, and the Gaussian-DP parameter μ stands where
+the paper has ε.
 
 | here | paper | unit |
 |---|---|---|
@@ -15,18 +16,12 @@ the printed O~ are left out, and the Gaussian-DP parameter μ stands where the p
 | `period` | Σ: rounds from anchor to anchor | rounds |
 | `anchor_batch`, `batch` | B1, B2: records of all silos in a round | |
 | `error`, `norm` | G0, G1: rms error and rms norm of the oracle | loss / length |
-
-Kornowski, Liu & Talwar's choice of all parameters of a run, with the bound that goes with it.
-
-Source: Theorems 3.1 and 6.1 (single pass) and 4.1 (multi pass); corrected where docs/goldstein.md says so.  Names
-are those of `theory.goldstein`, which has the parts.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
-from fedpriv.core.errors import InputError
 from fedpriv.noise.nodes import levels
 
 Order = Literal["exact", "first", "zeroth"]
@@ -55,19 +50,6 @@ def longest_window(radius: float, smoothing: float) -> int:
     """The largest W with ((W + 1)/2 - 1/W) D ≤ α: all the queries of a window are within α of their mean."""
     middle = 2.0 * smoothing / radius - 1.0
     return max(1, _floor((middle + math.sqrt(middle**2 + 8.0)) / 2.0))
-
-
-def paper_node_std(sensitivity: float, period: int, epsilon: float, delta: float) -> float:
-    """4 s √(log2 Σ · ln(1/δ)) / ε of the paper's Proposition 2.5, s the norm by which one record moves a leaf.
-
-    It is 5 to 6 times what the exact accounting asks for.  InputError where it is not (ε, δ)-DP: with Σ = 1 it
-    adds no noise at all, and it is proved for ε ≤ 8 ln(1/δ) only.
-    """
-    if period < 2:
-        raise InputError("period = 1: Proposition 2.5 then adds no noise, its log Σ is 0")
-    if epsilon > 8.0 * math.log(1.0 / delta):
-        raise InputError(f"epsilon = {epsilon:g}: Proposition 2.5 holds for epsilon <= 8 ln(1/delta) only")
-    return 4.0 * sensitivity * math.sqrt(math.log2(period) * math.log(1.0 / delta)) / epsilon
 
 
 @dataclass(frozen=True)
@@ -103,7 +85,7 @@ class Nonsmooth:
         return 4.0 * (self.smoothness * radius) ** 2 + self.direction_energy_of_differences(radius)
 
     def direction_energy_of_differences(self, radius: float) -> float:
-        """What random directions add to `difference_energy`.
+        """Share of the random directions in `difference_energy`.
 
         Shared directions of first order have the sure bound (2L)²: both gradients may turn at every direction.
         """
@@ -214,7 +196,7 @@ class Parameters:
 
     @property
     def records(self) -> int:
-        """How many records a single pass reads."""
+        """Number of records that a single pass reads."""
         return self.anchor_batch * self.anchors + self.batch * (self.rounds - self.anchors)
 
 
@@ -262,29 +244,6 @@ def plan_multi(
     stds = ratio * difference_std, difference_std
     error = multi_pass_error(problem, period, records, *stds, radius)
     return _finished(problem, rounds, radius, period, (records, records), (anchor_clip, clip), stds, error)
-
-
-@dataclass(frozen=True)
-class Certified:
-    """Windows and rounds that make the explicit bound at most β, if the oracle's error is at most `error`."""
-
-    radius: float
-    window: int
-    windows: int
-    error: float
-
-    @property
-    def rounds(self) -> int:
-        return self.window * self.windows
-
-
-def certified(problem: Nonsmooth, target: float) -> Certified:
-    """Each of the three terms of the explicit bound is at most β/3; ours, the paper has no such recipe."""
-    error = target / 6.0
-    window = _ceiling((7.5 * (problem.lipschitz + error) / target) ** 2)
-    radius = problem.smoothing / window
-    start = problem.gap + problem.lipschitz * problem.smoothing
-    return Certified(radius, window, _ceiling(3.0 * start / (radius * window * target)), error)
 
 
 def _finished(

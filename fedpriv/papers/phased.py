@@ -1,7 +1,8 @@
-"""The phased method: SGD in phases of halving length, each with a quarter of the step and a noisy start.
+"""The phased method: Feldman, Koren & Talwar, Private Stochastic Convex Optimization: Optimal Rates in Linear Time
+(STOC 2020), section 4 (Phased SGD).
 
-Source: Feldman, Koren & Talwar 2020, "Private Stochastic Convex Optimization: Optimal Rates in Linear Time",
-section 4 (Phased SGD).  In phase i = 1, 2, … of n_i gradient rounds, from w_{i,1} = w_{i-1}:
+SGD in phases of halving length, each with a quarter of the step and a noisy start: phase i = 1, 2, … reads
+n_i = n/2^i fresh examples in gradient rounds, from w_{i,1} = w_{i-1}, and an empty round adds the noise.
 
     w_{i,t+1} = Π_K(w_{i,t} - η_i g_t),   η_i = η / 4^i
     w_i       = Π_K((w_{i,1} + … + w_{i,n_i}) / n_i - η_i ζ_i),   ζ_i the noise of the phase's empty round
@@ -16,28 +17,43 @@ The paper does not project w_i; projecting what is private costs nothing, and th
 | `step` | η | scalar |
 | `radius` | K is the ball of this radius around 0 | scalar |
 
-The phased method's parameters: lengths, steps and noise of every phase.
+Written down from the paper's abstract and from its known statement, not checked against its text: the noise
+therefore follows from the sensitivity proved in `fedpriv.noise.phased`, and `suggested_step` is experimental.
 
-Source: Feldman, Koren & Talwar 2020, "Private Stochastic Convex Optimization: Optimal Rates in Linear Time",
-section 4: phase i = 1, 2, … reads n_i = n/2^i fresh examples with step η_i = η/4^i, and starts the next one at
-its average iterate plus N(0, σ_i² I).  Written down from the paper's abstract and from its known statement, not
-checked against its text: `noise_std_of_phase` therefore follows from the sensitivity proved in
-`fedpriv.noise.phased`, and `suggested_step` is experimental.
+The bound on the excess risk: with w̄_0 = x*, ξ_0 = w_0 - x*, ξ_i the noise after phase i,
+
+    F(w_k) - F(x*) ≤ Σ_i (‖ξ_{i-1}‖²/(2 η_i n_i) + η_i L²/2) + L ‖ξ_k‖
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from fedpriv.accounting.gaussian import moved_by, mu_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
-from fedpriv.loss.estimators import Round
-from fedpriv.papers.base import project_to_ball
-from fedpriv.papers.risk import Condition
-from fedpriv.participation.orders import Phases
+from fedpriv.loss.estimators import PlainGradient, Round
+from fedpriv.noise.phased import PhaseEnds
+from fedpriv.noise.workload import Workload
+from fedpriv.papers.base import (
+    Algorithm,
+    Bound,
+    Condition,
+    Positive,
+    Prescription,
+    Problem,
+    ReleaseNumbers,
+    Settings,
+    project_to_ball,
+    refused_in_words,
+)
+from fedpriv.participation.orders import Phases, Schedule
 
 
 def phases_of(examples: int, batch: int = 1) -> Phases:
@@ -60,25 +76,6 @@ def phases_of(examples: int, batch: int = 1) -> Phases:
 def shrink_of_phase(phase: int) -> float:
     """η_i/η = 1/4^i for phase i = 1, 2, …."""
     return math.pow(4.0, -phase)
-
-
-def noise_std_of_phase(step: float, phase: int, clip: float, batch: int, mu: float) -> float:
-    """σ_i = η_i C/(B μ): the noise of the start after phase i, per coordinate, in units of the parameters.
-
-    Guarantee: every start, and so the output, is `mu`-GDP under zero-out for convex losses of smoothness at most
-    2/η_1 and Lipschitz constant at most C; replace-one needs twice as much.
-    """
-    return step * shrink_of_phase(phase) * clip / (batch * mu)
-
-
-def suggested_step(examples: int, dimension: int, lipschitz: float, diameter: float, mu: float) -> float:
-    """η = (D/L) min{4/√n, μ/(2√d)}, with μ for the paper's ρ of (α, αρ²/2)-RDP; batches of 1, replace-one."""
-    return diameter / lipschitz * min(4.0 / math.sqrt(examples), mu / (2.0 * math.sqrt(dimension)))
-
-
-def step_conditions(step: float, smoothness: float) -> tuple[Condition, ...]:
-    """The contraction, on which privacy rests: η_1 ≤ 2/smoothness."""
-    return (Condition("η/4 ≤ 2/smoothness", step * shrink_of_phase(1), 2.0 / smoothness),)
 
 
 class PhasedState(NamedTuple):
@@ -119,3 +116,102 @@ class PhasedSGD:
 
     def output(self, state: PhasedState) -> Tensor:
         return state.start
+
+
+def suggested_step(examples: int, dimension: int, lipschitz: float, diameter: float, mu: float) -> float:
+    """η = (D/L) min{4/√n, μ/(2√d)}, with μ for the paper's ρ of (α, αρ²/2)-RDP; batches of 1, replace-one."""
+    return diameter / lipschitz * min(4.0 / math.sqrt(examples), mu / (2.0 * math.sqrt(dimension)))
+
+
+def step_conditions(step: float, smoothness: float) -> tuple[Condition, ...]:
+    """The contraction, on which privacy rests: η_1 ≤ 2/smoothness."""
+    return (Condition("η/4 ≤ 2/smoothness", step * shrink_of_phase(1), 2.0 / smoothness),)
+
+
+def phased_bound(
+    lengths: Sequence[int], steps: Sequence[float], noises: Sequence[float], radius: float, lipschitz: float
+) -> Bound:
+    """Of rounds n_i, steps η_i and root mean square noises ‖ξ_i‖ of the phases i = 1 … k; L is `lipschitz`."""
+    before = [radius, *noises[:-1]]
+    value = lipschitz * noises[-1] + sum(
+        off**2 / (2.0 * step * length) + step * lipschitz**2 / 2.0
+        for length, step, off in zip(lengths, steps, before, strict=True)
+    )
+    return Bound(value, (), "records are independent; over the best point of the ball")
+
+
+class PhasedSettings(Settings):
+    clip: Literal["lipschitz"] | Positive = Field(
+        "lipschitz", description="norm bound on one record's gradient; it may not be below the Lipschitz constant"
+    )
+    step: Positive = Field(description="η: phase i takes steps η/4^i")
+    radius: Positive = Field(description="radius of the ball the model stays in")
+
+
+def _one_pass_in_phases(declared: Schedule) -> Phases:
+    if declared.rounds_per_epoch != declared.rounds:
+        raise InputError(
+            "federation.epochs: phased-sgd reads every record once, in phases; leave epochs out, or run dp-sgd"
+        )
+    return phases_of(declared.rounds_per_epoch)
+
+
+def _phases(problem: Problem) -> Phases:
+    assert isinstance(problem.schedule, Phases)  # the row's own `schedule` made it
+    return problem.schedule
+
+
+def _phase_ends(settings: PhasedSettings, problem: Problem, _workload: Workload) -> PhaseEnds:
+    """Noise in the empty round that ends a phase, by contraction."""
+    first = settings.step * shrink_of_phase(1)
+    return PhaseEnds(_phases(problem), first, problem.smoothness, problem.lipschitz)
+
+
+def _phased_clip(settings: PhasedSettings, problem: Problem) -> float:
+    """C; InputError where the contraction argument does not apply."""
+    if not problem.convex:
+        raise InputError(
+            "algorithm.name = 'phased-sgd': its privacy rests on a convex loss whose Lipschitz constant and "
+            "smoothness hold everywhere; take model.name = 'softmax-regression'"
+        )
+    return problem.lipschitz if settings.clip == "lipschitz" else settings.clip
+
+
+@refused_in_words
+def _phased_numbers(name: str, settings: PhasedSettings, problem: Problem) -> Prescription:
+    """The paper's step for batches of one record, from memory of the paper; noise and rounds follow from it."""
+    if problem.epsilon is None or not problem.convex:
+        raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex")
+    rounds = phases_of(problem.records).rounds
+    mu = mu_of(problem.epsilon, problem.delta)
+    apart = moved_by(problem.relation, 1.0, 1.0)
+    step = suggested_step(
+        problem.records, problem.dimension, problem.lipschitz, 2.0 * settings.radius, 2.0 * mu / apart
+    )
+    numbers = {"rounds": float(rounds), "batch": 1.0, "clip": problem.lipschitz, "step": step}
+    numbers["noise std"] = problem.lipschitz * apart / mu
+    return Prescription(name, numbers, step_conditions(step, problem.smoothness))
+
+
+def _phased_risk(settings: PhasedSettings, problem: Problem, released: ReleaseNumbers) -> Bound:
+    """Noise is released in the empty round that ends a phase, in units of the phase's step."""
+    lengths = _phases(problem).lengths
+    steps = [settings.step * shrink_of_phase(phase) for phase in range(1, len(lengths) + 1)]
+    stds = released.stds[np.cumsum([length + 1 for length in lengths]) - 1]
+    noises = [step * std * math.sqrt(problem.dimension) for step, std in zip(steps, stds.tolist(), strict=True)]
+    return phased_bound(lengths, steps, noises, settings.radius, problem.lipschitz)
+
+
+PHASED_SGD = Algorithm(
+    name="phased-sgd",
+    title="Phased SGD",
+    source="after Feldman, Koren & Talwar, Private Stochastic Convex Optimization (STOC 2020), section 4",
+    settings=PhasedSettings,
+    schedule=lambda _settings, declared: _one_pass_in_phases(declared),
+    trusts=("curator",),
+    estimator=lambda settings, problem: PlainGradient(_phased_clip(settings, problem)),
+    mechanism=_phase_ends,
+    optimizer=lambda settings, problem, _noise_std: PhasedSGD(_phases(problem), settings.step, settings.radius),
+    theorems=lambda settings, problem: (_phased_numbers("section 4, experimental", settings, problem),),
+    excess_risk=_phased_risk,
+)

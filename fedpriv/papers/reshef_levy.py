@@ -1,37 +1,30 @@
-"""DP-μ²-FL: Reshef & Levy 2024, Algorithms 1 (untrusted server) and 2 (trusted server).
+"""DP-μ²-FL: Reshef & Levy, Private and Federated Stochastic Convex Optimization (ICML 2024), Algorithms 1
+(untrusted server) and 2 (trusted server).
 
-Anytime-averaged projected SGD: the server of DP-μ²-FL.
-
-Source: Reshef & Levy 2024, Algorithms 1 and 2, server lines; anytime averaging is Cutkosky 2019.
+Anytime-averaged projected SGD; anytime averaging is Cutkosky 2019.  The server's lines:
 
     w_{t+1} = Π_K(w_t - η q~_t)
     x_{t+1} = (1 - a) x_t + a w_{t+1},   a = α_{t+1} / α_{1:t+1}
     output x_T: what is released in round T moves nothing that is published; or x_{T+1}, which it does move
 
-| here | paper | shape |
+| here | paper | shape or unit |
 |---|---|---|
 | `iterate` | w_t | (..., d) |
 | `ask` | x_t, the next query | (..., d) |
 | `answered` | the query that was answered last; after T rounds x_T | (..., d) |
 | `released` | q~_t, the mean of the silos' running sums with noise | (..., d) |
 | `step` | η | scalar |
-| `radius` | D/2: K is the ball of diameter D around 0 | scalar |
-
-What the theorems of DP-μ²-FL ask for, and the excess risk they promise.
-
-Source: Reshef & Levy 2024, Theorems 5.2 (untrusted server, Algorithm 1) and 6.2 (trusted server, Algorithm 2).
-
-| here | paper | unit |
-|---|---|---|
-| `rounds` | T, as many records in each silo | |
-| `silos` | M | |
-| `lipschitz`, `smoothness` | G, L | gradient; gradient / parameter |
+| `radius` | D/2: K is the ball of diameter D around 0 | parameter |
 | `diameter` | D | parameter |
+| `lipschitz`, `smoothness` | G, L | gradient; gradient / parameter |
+| `rounds` | T; the theorems take as many as a silo has records | |
+| `silos` | M | |
 | `mu` | ρ | |
 | `clip` | S = G + 2LD | gradient |
 | `noise_in_mean` | σ/√M (5.2), σ (6.2): in the mean over silos | gradient |
 
-The theorems are for replace-one; under zero-out a record moves half as far, and half of the noise does.
+Theorems 5.2 (untrusted server) and 6.2 (trusted server) are for replace-one; under zero-out a record moves half as
+far, and half of the noise does.
 """
 
 import math
@@ -42,14 +35,23 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from fedpriv.accounting.gaussian import Relation, check_positive, moved_by, mu_of, noise_for
+from fedpriv.accounting.gaussian import check_positive, moved_by, mu_of, noise_for
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import LinearWeights, RecursiveGradient, Round, Weights
 from fedpriv.noise.registry import ChosenName
 from fedpriv.noise.workload import Workload
-from fedpriv.papers.base import Algorithm, NoiseSettings, Positive, Problem, chosen, project_to_ball, stepped
-from fedpriv.papers.risk import Prescription
+from fedpriv.papers.base import (
+    Algorithm,
+    NoiseSettings,
+    Positive,
+    Prescription,
+    Problem,
+    chosen,
+    project_to_ball,
+    refused_in_words,
+    stepped,
+)
 from fedpriv.participation.orders import Schedule
 
 
@@ -91,26 +93,8 @@ class AnytimeSGD:
 
 
 @dataclass(frozen=True)
-class Mu2Problem:
-    """What a theorem is asked about; the symbols are in the table above."""
-
-    rounds: int
-    silos: int
-    dimension: int
-    lipschitz: float
-    smoothness: float
-    diameter: float
-    mu: float
-    relation: Relation = "replace-one"
-
-    def __post_init__(self) -> None:
-        for name in ("rounds", "silos", "dimension", "lipschitz", "smoothness", "diameter", "mu"):
-            check_positive(name, float(getattr(self, name)))
-
-
-@dataclass(frozen=True)
 class Mu2Parameters:
-    """What a theorem asks for; `excess_risk` bounds E f(x_T) - f(x*) for the worst G* and σ~."""
+    """Numbers that a theorem asks for; `excess_risk` bounds E f(x_T) - f(x*) for the worst G* and σ~."""
 
     rounds: int
     clip: float
@@ -119,18 +103,22 @@ class Mu2Parameters:
     excess_risk: float
 
 
-def mu2_parameters(problem: Mu2Problem, trusted: bool) -> Mu2Parameters:
+def mu2_parameters(problem: Problem, mu: float, diameter: float, trusted: bool) -> Mu2Parameters:
     """σ = 2S√T/ρ at every silo, or 2S√T/(ρM) at the server; η = min{D/(σ_mean √(T d)), 1/(4LT)}.
 
         E f(x_T) - f(x*) ≤ 4D ((G* + 2LD)/T + 2S√d/(ρ T √M) + σ~/√(TM)),  σ~ = σ_g + 2σ_L D
 
     with M for the first √M if trusted; that term is σ_mean √d / T^{3/2}.  G* ≤ G, σ_g ≤ G and σ_L ≤ L hold for
-    any records, so that the bound is (G + 2LD), the clip, in both other places.
+    any records, so that the bound is (G + 2LD), the clip, in both other places.  T is the records of one silo.
     """
-    rounds, silos, diameter = problem.rounds, problem.silos, problem.diameter
+    silos, rounds = problem.silos, problem.records // problem.silos
+    for name, value in (("rounds", rounds), ("diameter", diameter), ("mu", mu)):
+        check_positive(name, float(value))
+    for name in ("dimension", "lipschitz", "smoothness"):
+        check_positive(name, float(getattr(problem, name)))
     clip = problem.lipschitz + 2.0 * problem.smoothness * diameter
     share = 1.0 / silos if trusted else 1.0 / math.sqrt(silos)
-    noise = noise_for(problem.mu, moved_by(problem.relation, share, clip * math.sqrt(rounds)))
+    noise = noise_for(mu, moved_by(problem.relation, share, clip * math.sqrt(rounds)))
     smooth = 1.0 / (4.0 * problem.smoothness * rounds)
     step = min(diameter / (noise * math.sqrt(rounds * problem.dimension)), smooth)
     private = noise * math.sqrt(problem.dimension) / rounds**1.5
@@ -206,28 +194,15 @@ def _prescribed(settings: Mu2Settings, problem: Problem) -> tuple[Prescription, 
     )
 
 
+@refused_in_words
 def _prescription(name: str, trusted: bool, settings: Mu2Settings, problem: Problem) -> Prescription:
-    try:
-        if problem.epsilon is None or settings.diameter / 2.0 > problem.convex_within:
-            raise InputError(
-                f"{name} needs a guarantee, and a loss that is convex, with a known slope and smoothness, in the "
-                f"ball of diameter {settings.diameter:g}"
-            )
-        asked = mu2_parameters(
-            Mu2Problem(
-                problem.records // problem.silos,
-                problem.silos,
-                problem.dimension,
-                problem.lipschitz,
-                problem.smoothness,
-                settings.diameter,
-                mu_of(problem.epsilon, problem.delta),
-                problem.relation,
-            ),
-            trusted,
+    if problem.epsilon is None or settings.diameter / 2.0 > problem.convex_within:
+        raise InputError(
+            f"{name} needs a guarantee, and a loss that is convex, with a known slope and smoothness, in the "
+            f"ball of diameter {settings.diameter:g}"
         )
-    except InputError as error:
-        return Prescription(name, {}, refusal=str(error))
+    mu = mu_of(problem.epsilon, problem.delta)
+    asked = mu2_parameters(problem, mu, settings.diameter, trusted)
     numbers = {
         "rounds": float(asked.rounds),
         "batch": float(problem.silos),

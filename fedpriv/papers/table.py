@@ -10,9 +10,13 @@ from fedpriv.papers.base import Algorithm, Positive, Problem, Settings
 from fedpriv.papers.choquette_choo import ACCELERATED_DP_SRGD, ACCELERATED_INDEPENDENT, UNACCELERATED_DP_SRGD
 from fedpriv.papers.cohorts import DP_FEDADAGRAD, DP_FEDADAM, DP_FEDAVG, DP_FEDYOGI
 from fedpriv.papers.fedavg import FEDERATED_AVERAGING, LOCAL_DP_SGD
+from fedpriv.papers.ftrl import DP_FTRL
 from fedpriv.papers.kornowski import GOLDSTEIN_ERM, GOLDSTEIN_SINGLE_PASS
+from fedpriv.papers.noisy_minibatch import NOISY_MINIBATCH
+from fedpriv.papers.online_to_batch import ONLINE_TO_BATCH
+from fedpriv.papers.phased import PHASED_SGD
 from fedpriv.papers.reshef_levy import DP_MU2_FL
-from fedpriv.papers.sgd import DP_FTRL, DP_SGD, NOISY_MINIBATCH, ONLINE_TO_BATCH, PHASED_SGD
+from fedpriv.papers.sgd import DP_SGD
 from fedpriv.papers.tran_cutkosky import MOMENTUM_TREE, MOMENTUM_TREE_ALIGNED, MOMENTUM_TREE_REDUCED
 
 __all__ = [

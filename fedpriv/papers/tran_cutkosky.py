@@ -1,24 +1,22 @@
 """Momentum aggregation: Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022).
 
+Algorithms 1 and 2.  Every step of the server has length η, whatever the noise (normalized SGD):
+
+    w_{t+1} = w_t - η m^_t / ‖m^_t‖,  and w_{t+1} = w_t if m^_t = 0
+    output w_{T+1}, or w_U with U uniform on 1 … T (the iterate that the paper's theorems are about)
+
 | here | paper | meaning |
 |---|---|---|
+| `iterate` | w_t | the query, (..., d) |
+| `chosen` | w_min(t, U) | (..., d) |
+| `released` | m^_t | the noisy momentum, (..., d) |
 | `alpha` | α | weight of a new gradient in the momentum |
 | `step` | η | length of every step |
 | `gamma` | γ | weight of new gradients in the sums of Algorithm 2 |
 | `rounds_per_epoch`, `rounds` | N, T | rounds of one epoch, of the run |
 
-Normalized stochastic gradient descent: every step has length η, whatever the noise.
-
-Source: Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022), Algorithms 1 and 2.
-
-    w_{t+1} = w_t - η m^_t / ‖m^_t‖,  and w_{t+1} = w_t if m^_t = 0
-    output w_{T+1}, or w_U with U uniform on 1 … T (the iterate that the paper's theorems are about)
-
-| here | meaning | shape |
-|---|---|---|
-| `iterate` | w_t, the query | (..., d) |
-| `chosen` | w_min(t, U) | (..., d) |
-| `released` | m^_t, the noisy momentum | (..., d) |
+Theorems 4, 6, 8 and 9 stand here with their errata (docs/momentum.md).  All are for the replace-one relation;
+n = N records, one in each slot of an epoch.
 """
 
 import math
@@ -31,7 +29,7 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from fedpriv.accounting.gaussian import mu_of
+from fedpriv.accounting.gaussian import check_delta, check_positive, mu_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
 from fedpriv.core.replicates import Scalar, certain
@@ -41,19 +39,19 @@ from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.tree import BinaryTree, PaperTree
 from fedpriv.noise.workload import Workload
-from fedpriv.papers.base import Algorithm, NoiseSettings, Positive, Problem, Settings, chosen
-from fedpriv.papers.risk import Prescription
-from fedpriv.papers.tran_cutkosky_bounds import (
-    TheoremParameters,
-    paper_node_count,
-    reduced_parameters,
-    simple_noise_multiplier,
-    tree_gradient_bound,
-    tree_parameters,
+from fedpriv.papers.base import (
+    Algorithm,
+    NoiseSettings,
+    Positive,
+    Prescription,
+    Problem,
+    Settings,
+    chosen,
+    refused_in_words,
 )
 
 _ROUNDING = 1.0 + 1e-6
-_OWN_ROUNDING = 1.0 + 5e-7  # half of it: the rest is for whoever measures in another order of sums
+_OWN_ROUNDING = 1.0 + 5e-7  # half of it: the rest is for measurements in another order of sums
 _ATTEMPTS = 8
 
 
@@ -119,11 +117,100 @@ def _moved(iterate: Tensor, direction: Tensor, step: Scalar) -> Tensor:
     return torch.where(over, nearer, moved)
 
 
+class TheoremParameters(NamedTuple):
+    """Numbers that a theorem prescribes: T, α, η and, for Algorithm 2, the mixing weight γ (else 0)."""
+
+    rounds: int
+    alpha: float
+    step: float
+    mixing: float
+
+
+def simple_noise_multiplier(epsilon: float, delta: float, reduced: bool = False) -> float:
+    """σ = 2 √ln(1/δ) / ε of Theorem 4, or 4 √ln(1/δ) / ε of Theorem 8 (`reduced`).
+
+    Guarantee: noise of this multiplier on the theorem's node sensitivities is (ε, δ)-DP under replace-one.
+    InputError if ε > ln(1/δ): the paper prints the condition the other way round, and there the formula gives
+    too little noise (at ε = 20, δ = 0.1 the true δ is 0.54).
+    """
+    log = _log(epsilon, delta)
+    if epsilon > log:
+        raise InputError(
+            f"epsilon = {epsilon:g}: the paper's formula for the noise holds only up to ln(1/delta) = {log:.4g}"
+        )
+    return (4.0 if reduced else 2.0) * math.sqrt(log) / epsilon
+
+
+def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) -> TheoremParameters:
+    """Theorem 6: T is the largest integer ≥ 2 with T log2 T ≤ ε N² / √(d ln(1/δ)), α in [1/N, 1], η = 1/√(NT).
+
+    InputError if there is no such T.
+    """
+    spread = math.sqrt(dimension * _log(epsilon, delta))
+    budget = epsilon * records**2 / spread
+    if budget < 2.0:
+        raise InputError(f"{records} records are too few for Theorem 6 at epsilon = {epsilon:g}, d = {dimension}")
+    low, high = 2, max(4, math.ceil(budget))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if middle * math.log2(middle) <= budget else (low, middle)
+    alpha = epsilon * records / (low * math.log2(low) * spread)
+    return TheoremParameters(low, min(max(alpha, 1.0 / records), 1.0), 1.0 / math.sqrt(records * low), 0.0)
+
+
+def reduced_parameters(records: int, dimension: int, epsilon: float) -> TheoremParameters:
+    """Theorem 9: T = ⌊N^{7/3} ε^{4/3} / d^{2/3}⌋, α = N^{3/4} ε / (T^{3/4} √d), η = 1/√(NT), γ = ηN.
+
+    Its rate is claimed, not proved (its proof needs fresh permutations, the algorithm a fixed one).  InputError
+    if T < 4N, where γ > 1/2: the proof needs it, the statement forgets it; or if α > 1.
+    """
+    check_positive("epsilon", epsilon)
+    exact = records ** (7.0 / 3.0) * epsilon ** (4.0 / 3.0) / dimension ** (2.0 / 3.0)
+    rounds = math.floor(exact * (1.0 + 1e-12))  # not one less for the rounding of the powers
+    if rounds < 4 * records:
+        raise InputError(f"Theorem 9 gives T = {rounds}, less than 4N = {4 * records}: gamma would exceed 1/2")
+    alpha = records**0.75 * epsilon / (rounds**0.75 * math.sqrt(dimension))
+    if alpha > 1.0:
+        raise InputError(f"Theorem 9 gives alpha = {alpha:.4g} > 1 at epsilon = {epsilon:g}")
+    step = 1.0 / math.sqrt(records * rounds)
+    return TheoremParameters(rounds, max(alpha, 1.0 / records), step, step * records)
+
+
+def paper_node_count(rounds: int, rounds_per_epoch: int) -> float:
+    """V of Algorithm 1 with ⌈T/N⌉ for the printed T/N: the released nodes a record can be in are no more."""
+    levels, within = rounds.bit_length() - 1, rounds_per_epoch.bit_length() - 1
+    long_nodes = sum(rounds >> level for level in range(within + 1, levels + 1))
+    return float((min(levels, within) + 1) * -(-rounds // rounds_per_epoch) + long_nodes)
+
+
+def tree_gradient_bound(
+    gap: float, lipschitz: float, smoothness: float, records: int, dimension: int, epsilon: float, delta: float
+) -> float:
+    """Theorem 6's bound on E‖∇F(w_U)‖ with corrected constants, for its own parameters and fresh orders.
+
+    `gap` is F(w_1) - inf F.
+    """
+    rounds = tree_parameters(records, dimension, epsilon, delta).rounds
+    log = _log(epsilon, delta)
+    spread, depth = math.sqrt(dimension * log), math.log2(rounds)
+    return (
+        (1.5 * gap + 12.0 * smoothness + 48.0 * lipschitz) * math.sqrt(depth * spread / (epsilon * records))
+        + 6.0 * lipschitz / math.sqrt(records)
+        + 3.0 * lipschitz * depth * spread / (epsilon * records)
+    )
+
+
+def _log(epsilon: float, delta: float) -> float:
+    """ln(1/δ), of arguments that were checked."""
+    check_positive("epsilon", epsilon)
+    return -math.log(check_delta(delta))
+
+
 _PAPER = "Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022)"
 
 
 class MomentumSettings(Settings):
-    """Theorems 6 and 9 both come to α = 1/N and η = 1/√(NT); `fedpriv.papers.tran_cutkosky_bounds` has their T."""
+    """Theorems 6 and 9 both come to α = 1/N and η = 1/√(NT); `tree_parameters` and `reduced_parameters` have T."""
 
     clip: Literal["lipschitz"] | Positive = Field(
         "lipschitz", description="G: norm bound on one record's gradient; 'lipschitz' is the model's own bound"
@@ -147,11 +234,9 @@ class MomentumSettings(Settings):
         return 1.0 / problem.schedule.rounds_per_epoch if self.alpha == "paper" else self.alpha
 
     def step_for(self, problem: Problem) -> float:
-        return (
-            1.0 / math.sqrt(problem.schedule.rounds_per_epoch * problem.rounds)
-            if self.step == "paper"
-            else self.step
-        )
+        if self.step != "paper":
+            return self.step
+        return 1.0 / math.sqrt(problem.schedule.rounds_per_epoch * problem.rounds)
 
 
 def _momentum(settings: MomentumSettings, problem: Problem) -> PlainGradient:
@@ -160,7 +245,7 @@ def _momentum(settings: MomentumSettings, problem: Problem) -> PlainGradient:
     return PlainGradient(alpha * settings.clip_for(problem), coefficient=alpha, decay=1.0 - alpha, memory=2)
 
 
-def _normalized(settings: MomentumSettings, problem: Problem) -> NormalizedSGD:
+def _normalized(settings: MomentumSettings, problem: Problem, _noise_std: float) -> NormalizedSGD:
     """The random iterate w_U is chosen by public randomness: U depends on the seed and T alone."""
     chosen = math.inf
     if settings.output == "random":
@@ -198,11 +283,8 @@ def _tree(settings: MomentumTreeSettings, problem: Problem, workload: Workload) 
 
 def _theorem_6(settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
     """With its bound on E‖∇F(w_U)‖ where G, L and what the loss can fall by are known."""
-    asked = _prescription(
-        "Theorem 6",
-        problem,
-        lambda epsilon: tree_parameters(problem.records, problem.dimension, epsilon, problem.delta),
-    )
+    formula = partial(tree_parameters, problem.records, problem.dimension, delta=problem.delta)
+    asked = _prescription("Theorem 6", problem, formula)
     known = (problem.gap, settings.clip_for(problem), problem.smoothness)
     if asked.refusal is not None or problem.epsilon is None or not all(map(math.isfinite, known)):
         return (asked,)
@@ -212,23 +294,16 @@ def _theorem_6(settings: MomentumSettings, problem: Problem) -> tuple[Prescripti
 
 
 def _theorem_9(_settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
-    return (
-        _prescription(
-            "Theorem 9, whose rate is claimed, not proved",
-            problem,
-            lambda epsilon: reduced_parameters(problem.records, problem.dimension, epsilon),
-        ),
-    )
+    name = "Theorem 9, whose rate is claimed, not proved"
+    return (_prescription(name, problem, partial(reduced_parameters, problem.records, problem.dimension)),)
 
 
+@refused_in_words
 def _prescription(name: str, problem: Problem, formula: Callable[[float], TheoremParameters]) -> Prescription:
     """The paper's T counts gradients of single records: batch 1, N = n."""
-    try:
-        if problem.epsilon is None:
-            raise InputError(f"{name} needs an (ε, δ), and the scenario is not private")
-        asked = formula(problem.epsilon)
-    except InputError as error:
-        return Prescription(name, {}, refusal=str(error))
+    if problem.epsilon is None:
+        raise InputError(f"{name} needs an (ε, δ), and the scenario is not private")
+    asked = formula(problem.epsilon)
     numbers = {"rounds": float(asked.rounds), "batch": 1.0, "alpha": asked.alpha, "step": asked.step}
     return Prescription(name, numbers | ({"gamma": asked.mixing} if asked.mixing else {}))
 
@@ -243,7 +318,7 @@ MOMENTUM_TREE = Algorithm(
     # the binary tree on every m_t, nodes decaying by 1-α a round
     mechanism=_tree,
     # w_{t+1} = w_t - η m^_t / ‖m^_t‖, on the mean over silos
-    optimizer=lambda settings, problem, _noise_std: _normalized(settings, problem),
+    optimizer=_normalized,
     theorems=_theorem_6,
     published="rows",
 )
@@ -268,7 +343,7 @@ class ReducedSettings(MomentumSettings):
         return order
 
     def differences_for(self, problem: Problem) -> tuple[float, float]:
-        """How far α g_t moves from anchor to anchor, and in one round: α L η N, and no more than 2αG; α L η."""
+        """Bounds on the change of α g_t from anchor to anchor (α L η N, at most 2αG), and in one round (α L η)."""
         alpha = self.alpha_for(problem)
         moved = movement_bound(self.step_for(problem)) * alpha * problem.smoothness
         if not math.isfinite(moved):
@@ -314,7 +389,7 @@ MOMENTUM_TREE_REDUCED = Algorithm(
     # three trees, on G, Δ and r, and the reconstruction of their noise over windows of N rounds
     mechanism=partial(_trees, SlidingDifferences),
     # w_{t+1} = w_t - η m^_t / ‖m^_t‖, so that queries move by η a round at most: what the noise rests on
-    optimizer=lambda settings, problem, _noise_std: _normalized(settings, problem),
+    optimizer=_normalized,
     theorems=_theorem_9,
 )
 
@@ -368,5 +443,5 @@ MOMENTUM_TREE_ALIGNED = Algorithm(
     estimator=_clipped_in_parts,
     # three trees, those of G and Δ over the places of an epoch
     mechanism=partial(_trees, AlignedDifferences),
-    optimizer=lambda settings, problem, _noise_std: _normalized(settings, problem),
+    optimizer=_normalized,
 )

@@ -1,1 +1,1 @@
-"""Which records take part in which round, and who may know it."""
+"""Participation: which records take part in which round, and whether the rounds are secret."""

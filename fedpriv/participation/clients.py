@@ -1,6 +1,6 @@
-"""Clients that come when they can: at least so many rounds apart, and at most so often.
+"""Clients that come when they can, at least so many rounds apart, at most so often; the table of participations.
 
-The table of participations: a line each.  JSON form, rates, accounting and words are in its own file.
+A participation is a line of the table.  JSON form, rates, accounting and words are in its own file.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import KeyedCoins
-from fedpriv.participation.orders import Asked, KnownRounds, Participation, Phases, Schedule, Separated
+from fedpriv.participation.orders import KnownRounds, Participation, ParticipationKeys, Phases, Schedule, Separated
 from fedpriv.participation.secret import Allocation, Poisson
 
 if TYPE_CHECKING:
@@ -47,22 +47,22 @@ class Available(KnownRounds, Separated):
             )
 
     @classmethod
-    def instead_of(cls, order: "Participation", asked: Asked) -> Self:
-        asked.without_groups(cls.name)
-        if asked.min_separation is None:
+    def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> Self:
+        keys.without_groups(cls.name)
+        if keys.min_separation is None:
             raise InputError(
                 'federation.min_separation: sampling = "available" needs it, the rounds between two answers of one'
             )
-        most = -(-order.rounds // asked.min_separation)
-        wanted = most if asked.max_participations is None else min(most, asked.max_participations)
-        return cls(order.rounds, wanted, asked.min_separation, order.rounds_per_epoch)
+        most = -(-order.rounds // keys.min_separation)
+        wanted = most if keys.max_participations is None else min(most, keys.max_participations)
+        return cls(order.rounds, wanted, keys.min_separation, order.rounds_per_epoch)
 
     @property
     def batches_held(self) -> int:
         return self.rounds_per_epoch
 
     def first(self, rounds: int) -> Self:
-        """What a run that stopped after so many rounds has seen of a client."""
+        """Participation of a client in a run that stopped after so many rounds."""
         return type(self)(rounds, self.max_participations, self.min_separation, self.rounds_per_epoch)
 
     def expected_batches(self, t: int) -> int:

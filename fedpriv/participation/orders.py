@@ -1,16 +1,13 @@
-"""What a participation is: which of a silo's records take part in which round, and who may know it.
+"""Participation: which of a silo's records take part in which round; the orders that are public.
 
-What a scenario, or a question on the command line, says of a participation beside its name.
+`Participation` is the protocol of all of them, `ParticipationKeys` the keys of [federation] that only some take.
+`KnownRounds` and `PublicOrder` are the base classes where rounds are no secret:
 
-What participations have in common of which everyone may know who takes part when.
-
-What participations have in common whose rounds everyone may know.
-
-Every record once an epoch, in the same order.
-
-Any rounds that keep a distance: what accounting knows of a record that comes when it likes.
-
-One pass in phases, each of which ends with a round that reads nothing.
+| class | order |
+|---|---|
+| `Schedule` | every record once an epoch, in the same order |
+| `Separated` | any rounds that keep a distance; for accounting |
+| `Phases` | one pass in phases, each of which ends with a round that reads nothing |
 """
 
 import itertools
@@ -27,12 +24,9 @@ from fedpriv.accounting.guarantees import GaussianDP, Guarantee
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import KeyedCoins
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True)
-class Asked:
+class ParticipationKeys:
     """Keys of [federation] that only some participations take; what is left out is not given."""
 
     groups: int = 1
@@ -65,11 +59,11 @@ class Sums(Protocol):
     """The running sums that are released with noise, as accounting asks about them."""
 
     def sensitivity(self) -> float:
-        """How far one record can move all that is released, where it is public in which rounds it takes part."""
+        """Distance that one record can move all that is released, where its rounds are public."""
         ...
 
     def clip_apart(self, groups: int) -> float:
-        """How far one record, where it is there or not, can move what is released of any one of its rounds.
+        """Distance that one record, there or not, can move what is released of any one of its rounds.
 
         Its rounds lie `groups` or more apart.  InputError where what they move would overlap.
         """
@@ -96,10 +90,10 @@ class Participation(Protocol):
     """Whether those who take part decide when: clients of a pool, and no records of a silo."""
 
     @classmethod
-    def instead_of(cls, order: "Participation", asked: Asked) -> "Participation":
-        """What a scenario that names this sampling gets in place of the public `order` that it declares.
+    def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> "Participation":
+        """Build this sampling from the public `order` that a scenario declares.
 
-        InputError for what is `asked` and it cannot have.
+        InputError for `keys` that it does not take.
         """
         ...
 
@@ -113,7 +107,7 @@ class Participation(Protocol):
 
     @property
     def batches_held(self) -> int:
-        """How many batches a silo holds."""
+        """Number of batches that a silo holds."""
         ...
 
     @property
@@ -122,15 +116,15 @@ class Participation(Protocol):
         ...
 
     def first(self, rounds: int) -> Self:
-        """What a run that stopped after so many rounds has done, for its accountant."""
+        """Participation in a run that stopped after so many rounds, for its accountant."""
         ...
 
     def expected_batches(self, t: int) -> int:
-        """How many batches of a silo round t reads, expected if sampled; 0 in a round without records."""
+        """Number of batches of a silo that round t reads, expected if sampled; 0 in a round without records."""
         ...
 
     def most_batches(self, t: int) -> int:
-        """How many it can read at most."""
+        """Largest number of batches that it can read."""
         ...
 
     def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> Rows:
@@ -138,23 +132,23 @@ class Participation(Protocol):
         ...
 
     def guarantee(self, sums: Sums, std: float) -> Guarantee:
-        """What `sums` with noise of standard deviation `std` > 0 on their fresh vectors promise to every record.
+        """Guarantee to every record of `sums` with noise of standard deviation `std` > 0 on their fresh vectors.
 
         InputError for sums that cannot be accounted for.
         """
         ...
 
     def distance(self, sums: Sums) -> float:
-        """What `sums.moved` makes the distance that noise is measured by; InputError if there is no such thing."""
+        """Distance that noise is measured by, before `sums.moved`; InputError if there is no such thing."""
         ...
 
     @property
     def known(self) -> "Participation":
-        """The public order in which a record moves as much as somebody sees of it who knows its rounds."""
+        """Public order in which a record moves as much as it does for an observer who knows its rounds."""
         ...
 
     def promised(self, mu: float, relation: Relation) -> Guarantee:
-        """What every record is promised where one in the order `known` is promised `mu` > 0."""
+        """Guarantee to every record where one in the order `known` is promised `mu` > 0."""
         ...
 
     def charged(self, relation: Relation, mu: float, delta: float) -> float:
@@ -163,7 +157,7 @@ class Participation(Protocol):
 
     @property
     def words(self) -> str:
-        """What a record does, as a report says it."""
+        """Words of a report for what a record does."""
         ...
 
     def as_data(self) -> dict[str, Any]:
@@ -203,7 +197,7 @@ class KnownRounds:
 
 
 class PublicOrder(KnownRounds):
-    """Round t reads `batches(t)` of a silo's order, whoever asks."""
+    """Round t reads `batches(t)` of a silo's order."""
 
     if TYPE_CHECKING:  # fields of dataclasses, or properties: a dataclass would take these for defaults
 
@@ -222,13 +216,13 @@ class PublicOrder(KnownRounds):
     title: ClassVar[str] = "fixed order"
 
     @classmethod
-    def instead_of(cls, order: "Participation", asked: Asked) -> "Participation":
-        asked.without_groups("fixed")
-        asked.without_timers("fixed")
+    def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> "Participation":
+        keys.without_groups("fixed")
+        keys.without_timers("fixed")
         return order
 
     def batches(self, t: int) -> range:
-        """Which batches of the silo's order, counted from 0, round t (from 1) uses; they follow one another."""
+        """Batches of the silo's order, counted from 0, that round t (from 1) uses; they follow one another."""
         raise NotImplementedError
 
     def expected_batches(self, t: int) -> int:
@@ -275,7 +269,7 @@ class Schedule(PublicOrder):
             )
 
     def batches(self, t: int) -> range:
-        """Which batches of the silo's order, counted from 0, round t (from 1) uses; they follow one another."""
+        """Batches of the silo's order, counted from 0, that round t (from 1) uses; they follow one another."""
         if not 1 <= t <= self.rounds:
             raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
         if self.reads:
@@ -285,7 +279,7 @@ class Schedule(PublicOrder):
 
     @property
     def batches_held(self) -> int:
-        """How many batches a silo's order has."""
+        """Number of batches in a silo's order."""
         return sum(self.reads) if self.reads else self.rounds_per_epoch
 
     @property
@@ -293,7 +287,7 @@ class Schedule(PublicOrder):
         return self.rounds_per_epoch >= self.rounds
 
     def first(self, rounds: int) -> "Schedule":
-        """What a run that stopped after so many rounds has read, for its accountant: not how many batches."""
+        """Participation in a run that stopped after so many rounds, for its accountant: not how many batches."""
         return Schedule(rounds, self.rounds_per_epoch)
 
     @cached_property
@@ -329,7 +323,7 @@ class Separated:
 
     @property
     def most(self) -> int:
-        """How often a record really can take part: `max_participations`, or fewer if the rounds do not suffice."""
+        """Largest number of rounds of a record: `max_participations`, or fewer if the rounds do not suffice."""
         return min(self.max_participations, -(-self.rounds // self.min_separation))
 
     @property
@@ -360,7 +354,7 @@ class Phases(PublicOrder):
 
     @property
     def rounds_per_epoch(self) -> int:
-        """How many batches are read; fewer than there are rounds."""
+        """Number of batches that are read; fewer than there are rounds."""
         return sum(self.lengths)
 
     @property
@@ -380,7 +374,7 @@ class Phases(PublicOrder):
         return next(phase for phase, end in enumerate(self._ends, start=1) if t <= end)
 
     def place(self, t: int) -> int | None:
-        """Which batch of the silo's order, counted from 0, round t uses; None in an empty round."""
+        """Batch of the silo's order, counted from 0, that round t uses; None in an empty round."""
         return None if t in self._ends else t - self.phase(t)
 
     def batches(self, t: int) -> range:
@@ -390,7 +384,7 @@ class Phases(PublicOrder):
 
     @property
     def batches_held(self) -> int:
-        """How many batches a silo's order has."""
+        """Number of batches in a silo's order."""
         return self.rounds_per_epoch
 
     @property

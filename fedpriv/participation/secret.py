@@ -1,8 +1,7 @@
-"""What participations have in common whose rounds only the silo knows that holds a record.
+"""Secret samplings: only the silo knows the rounds of its records.
 
-Every record in one secret round of every epoch.
-
-Every record by a coin of its own in every round.
+`SecretOrder` is the base class.  `RandomAllocation` puts every record in one secret round of every epoch,
+`Poisson` draws every record by a coin of its own in every round.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.accounting.poisson import calibrated as calibrated_poisson
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import KeyedCoins
-from fedpriv.participation.orders import Asked, Schedule, Sums
+from fedpriv.participation.orders import ParticipationKeys, Schedule, Sums
 
 if TYPE_CHECKING:
     from fedpriv.participation.orders import Participation
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SecretOrder:
-    """Every record takes part in rounds of its own, which a silo draws with its key and tells nobody.
+    """Every record takes part in rounds of its own, which a silo draws with its key and keeps.
 
     Records are in public *groups*: those of group j, the rows j, j + groups, … of a silo's order, take part in
     rounds t with t ≡ j + 1 (mod groups) only.  So two rounds of one record lie `groups` or more apart, and
@@ -59,13 +58,13 @@ class SecretOrder:
             )
 
     @classmethod
-    def instead_of(cls, order: "Participation", asked: Asked) -> Self:
-        asked.without_timers(cls.name)
-        return cls(order.rounds, order.rounds_per_epoch, asked.groups)
+    def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> Self:
+        keys.without_timers(cls.name)
+        return cls(order.rounds, order.rounds_per_epoch, keys.groups)
 
     @property
     def batches_held(self) -> int:
-        """How many expected batches a silo holds."""
+        """Number of expected batches that a silo holds."""
         return self.rounds_per_epoch
 
     @property
@@ -75,7 +74,7 @@ class SecretOrder:
 
     @property
     def single_pass(self) -> bool:
-        """Never: in which round a record takes part is not known to whoever asks."""
+        """False: the caller does not know in which round a record takes part."""
         return False
 
     def expected_batches(self, t: int) -> int:
@@ -86,7 +85,7 @@ class SecretOrder:
         return self.bins
 
     def capacity(self, batch: int) -> Capacity:
-        """How many records a round of a silo with this expected `batch` is made to hold: nearly always enough."""
+        """Number of records that a round of a silo with this expected `batch` can hold: nearly always enough."""
         return capacity(self.bins * batch, 1.0 / self.bins)
 
     def group(self, t: int) -> slice:
@@ -96,11 +95,11 @@ class SecretOrder:
         return slice((t - 1) % self.groups, None, self.groups)
 
     def calibrated(self, epsilon: float, delta: float, relation: Relation) -> Sampled:
-        """What has about the least noise among all that is (ε, δ)-DP."""
+        """Calibrate: about the least noise among all that is (ε, δ)-DP."""
         raise NotImplementedError
 
     def promise(self, multiplier: float, relation: Relation) -> Sampled:
-        """What noise of standard deviation `multiplier` clips gives."""
+        """Guarantee of noise of standard deviation `multiplier` clips."""
         raise NotImplementedError
 
     def guarantee(self, sums: Sums, std: float) -> Sampled:
@@ -200,7 +199,7 @@ class Poisson(SecretOrder):
         return 1.0 / self.bins
 
     def first(self, rounds: int) -> Self:
-        """What a run that stopped after so many rounds has drawn."""
+        """Participation in a run that stopped after so many rounds."""
         return type(self)(rounds, self.rounds_per_epoch, self.groups)
 
     def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:

@@ -1,1 +1,1 @@
-"""What silos and server say to each other over Flower."""
+"""Messages between silos and server over Flower."""

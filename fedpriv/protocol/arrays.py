@@ -23,7 +23,7 @@ def array_of(vector: Tensor | NDArray[Any]) -> Array:
 def tensor_of(array: Array) -> Tensor:
     """A tensor over the bytes of a Flower Array, without a copy; ValueError if the array is malformed.
 
-    The bytes are immutable, so nobody may write into the tensor.
+    The bytes are immutable, so the tensor may not be written into.
     """
     return _tensor(vectors.values_of(array))
 
@@ -36,16 +36,16 @@ def one_array(vector: Tensor) -> ArrayRecord:
 
 
 def query_content(query: ArrayRecord, t: int, config: ConfigRecord) -> RecordDict:
-    """What a round asks: the query, an array record of one vector, and values beside it."""
+    """Make the content of a query: an array record of one vector, and values beside it."""
     return vectors.with_vector("query", next(iter(query.values())), {**config, "t": t})
 
 
 class Counts(NamedTuple):
-    """What a silo has to say about one round's records: how many took part, and how many of those were clipped."""
+    """A silo's counts of one round's records: how many took part, and how many of those were clipped."""
 
     drawn: int
     clipped: int | None
-    """None where nobody counted: integers are not asked what became of their increments."""
+    """None where nothing was counted: integers are not asked what became of their increments."""
 
     def with_those(self, others: "Counts") -> "Counts":
         clipped = None if self.clipped is None or others.clipped is None else self.clipped + others.clipped
@@ -53,12 +53,12 @@ class Counts(NamedTuple):
 
     @property
     def fraction_clipped(self) -> float | None:
-        """The share of records, None where nobody counted."""
+        """The share of records, None where nothing was counted."""
         return None if self.clipped is None else self.clipped / max(1, self.drawn)
 
 
 def release_content(release: Tensor, counts: Counts | None) -> RecordDict:
-    """Counts of records are a release that nobody accounts for: simulations send them, silos do not."""
+    """Counts of records are a release that no accountant knows: simulations send them, silos do not."""
     records: dict[str, Any] = vectors.records_with("release", array_of(release), {})
     if counts is not None:
         told = {"drawn": counts.drawn}

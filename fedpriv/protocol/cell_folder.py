@@ -1,9 +1,8 @@
-"""One cell's progress and result as files: how a server in another process talks to the engine that started it.
+"""Files and keys by which a server in another process talks to the engine that started it.
 
 `progress` holds the last finished round, `history.jsonl` a line an evaluated round; a run ends with `model.npy`
-and then `outcome.json`, or with `failure.json`.
-
-The run configuration of `flwr run`: which cell of which scenario, as Flower's flat keys.
+and then `outcome.json`, or with `failure.json`.  The run configuration of `flwr run` says which cell of which
+scenario it is, as Flower's flat keys.
 """
 
 import json
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedpriv.core.errors import FedprivError, InputError, RunError
-from fedpriv.core.files import write_json, write_text, write_vector
+from fedpriv.core.files import append_line, whole_lines, write_json, write_text, write_vector
 from fedpriv.rounds.fitted import fitted
 from fedpriv.rounds.ledger import as_data, from_data
 from fedpriv.rounds.outcome import Finished, RunObserver
@@ -53,9 +52,8 @@ class FolderReporter(RunObserver):
             self._last = now
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
-        line = {"round": t, **metrics}
-        with _written_to(self._folder), (self._folder / "history.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with _written_to(self._folder):
+            append_line(self._folder / "history.jsonl", {"round": t, **metrics})
 
     def finished(self, place: int, finished: Finished) -> None:
         plain = {name: getattr(finished, name) for name in _PLAIN}
@@ -86,12 +84,7 @@ class FolderReader:
     def new_evaluations(self) -> Iterator[dict[str, Any]]:
         """Lines of the history that were not read before."""
         path = self._folder / "history.jsonl"
-        try:
-            lines = path.read_bytes().splitlines(keepends=True)
-        except FileNotFoundError:
-            return
-        complete = [line for line in lines if line.endswith(b"\n")]
-        for line in complete[self._lines :]:
+        for line in whole_lines(path)[self._lines :]:
             self._lines += 1
             with _read_from(path, f", line {self._lines}"):
                 evaluation = dict(json.loads(line))

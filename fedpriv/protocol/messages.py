@@ -1,4 +1,4 @@
-"""What server and silos say to each other over Flower, without torch: a silo's proxy has to start fast.
+"""Messages between server and silos over Flower, without torch: a silo's proxy has to start fast.
 
 | message | server -> silo | silo -> server |
 |---|---|---|
@@ -12,17 +12,14 @@
 A silo with a guard sends `seal` in `config`, under which the bytes of its `release` are padded.  `query` and
 `release` are values of `config` too, as .npy bytes, and records of their own where they are long; see `vectors`.
 
-The inside of Flower's containers, without the checks of their constructors and the layers of their methods.
-
-A constructor takes 2 to 40 µs, in which it looks at types that mypy has looked at; a silo's arithmetic takes 30.
-What is filled here is our own; what came from somebody else is read here too, and its types are looked at.
-What is inside of a record, a message and its metadata are private names of Flower 1.41:
+Flower's containers are filled and read from the inside, without the checks of their constructors and the layers of
+their methods: a constructor takes 2 to 40 µs, in which it looks at types that mypy has looked at; a silo's
+arithmetic takes 30.  Containers are filled with our own values; where a value that somebody else sent is read, its
+type is looked at.  The inside of a record, a message and its metadata are private names of Flower 1.41:
 tests/protocol/test_unchecked.py compares each container with the one that the constructor makes.
 
-Frames on a Unix socket: four bytes of length, network order, then as many bytes.  Without torch.
-
-Whoever is at the other end may send anything, or nothing: a frame has a largest length and a time by which it is
-there.
+On a Unix socket a frame is four bytes of length, network order, then as many bytes.  The other end may send
+anything, or nothing: a frame has a largest length and a time by which it is there.
 """
 
 import json
@@ -44,7 +41,7 @@ _EMPTY: dict[type, Any] = {kind: kind() for kind in (ArrayRecord, ConfigRecord, 
 
 
 def values_in(record: Record) -> Mapping[str, Any]:
-    """What a record, or a dictionary of records, holds, to be looked at."""
+    """Return the values of a record, or of a dictionary of records, to be looked at."""
     values: Mapping[str, Any] = record.__dict__["_data"]
     return values
 
@@ -96,7 +93,7 @@ def messages_to(nodes: Sequence[int], content: RecordDict, kind: str) -> list[Me
 
 
 def answer_to(message: Message, content: RecordDict) -> Message:
-    """What `Message(content, reply_to=message)` makes."""
+    """Make what `Message(content, reply_to=message)` makes."""
     asked, metadata = message.metadata.__dict__, Metadata.__new__(Metadata)
     now = time.time()
     metadata.__dict__.update(
@@ -201,7 +198,7 @@ def receive_frame(connection: socket.socket, longest: int, seconds: float | None
 
 
 def receive_length(connection: socket.socket, longest: int, seconds: float) -> int:
-    """How long the next frame is, whose content `receive_content` takes; errors as those of `receive_frame`."""
+    """Receive the length of the next frame, for `receive_content`; errors as those of `receive_frame`."""
     return _length(connection, longest, time.monotonic() + seconds)
 
 

@@ -6,10 +6,10 @@ instead of 37, and reading one 2 instead of 57 (d = 7,850).
 Flower sends a message as a tree of objects, with a request for each of them on each of its ways, and an array
 record is three.  A vector that is not long is a value of the config record instead, which is one.
 
-A SuperLink names an object by the SHA-256 of its bytes, and gives it to every SuperNode that asks for the name:
-who guesses what another silo sends could see whether it is there.  So what silos send is `sealed`.
+A SuperLink names an object by the SHA-256 of its bytes, and gives it to every SuperNode that asks for the name: a
+silo that guesses what another one sends could see whether it is there.  So what silos send is `sealed`.
 
-Who sends a vector may have announced anything: memory grows with what has come.
+A sender may announce any length: memory grows with what has come.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ _VECTOR = re.compile(
 
 
 class _Layout(NamedTuple):
-    """What a header says."""
+    """Layout that a header describes."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -79,7 +79,7 @@ def values_of(given: bytes | Array) -> NDArray[Any]:
 
 
 def sealed(name: str, values: NDArray[Any]) -> RecordDict:
-    """A message's content: one vector whose bytes nobody guesses, under a pad that goes with them: `opened_in`.
+    """A message's content: one vector whose bytes cannot be guessed, under a pad that goes with them: `opened_in`.
 
     Guarantee: the objects of the message look random to whoever does not have all of it, whatever the vector is.
     The server has, and reads it: this hides nothing from it.

@@ -22,9 +22,9 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import SERVER
 from fedpriv.loss.estimators import Estimator, Round, rounds_of
 from fedpriv.loss.objective import Objective
-from fedpriv.noise.integers.lattice import FactoredDifferences, factored
 from fedpriv.noise.integers.plan import ExactPlan, ExactRun, fitted
 from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.registry import integer_form
 from fedpriv.noise.trust import Noise, NoiseSource, Trust
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Participation
@@ -114,12 +114,12 @@ def exact_plan_of(
     apart = 1.0 if schedule.known is schedule else known.sensitivity() / schedule.distance(sums)
     mu = schedule.charged(sums.relation, target, cell.privacy.delta) * apart
     unit = cell.privacy.protected
-    mu = unit.of_one_silo(mu) if trust.private_messages else mu / unit.shared  # of its records in one silo
+    mu = unit.of_one_silo(mu) if trust.releases(0) else mu / unit.shared  # of its records in one silo
     sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
-    together = max(sizes) if trust.private_messages else sum(sizes)
+    together = sum(sizes) if trust.releases(SERVER) else max(sizes)
     try:
-        form = factored(mechanism, known.workload)
-        if (estimator.round(1).split is not None) != isinstance(form, FactoredDifferences):
+        form = integer_form(mechanism, known.workload)
+        if (estimator.round(1).split is not None) != form.in_parts:
             raise InputError(f"{mechanism.name} noise on increments that are clipped in parts")
         exact = fitted(
             ExactRun(
@@ -142,7 +142,7 @@ def exact_plan_of(
 def noise_of(exact: ExactPlan, trust: Trust, batch_sizes: tuple[int, ...]) -> Noise:
     """Every owner's noise in the units of the model; that in the mean follows from it."""
     std, total = exact.lattice.unit * exact.claim.sigma, sum(batch_sizes)
-    if trust.noise_at_server:
+    if trust.draws(SERVER):
         return Noise((NoiseSource(SERVER, std / total, 1.0),))
     return Noise(tuple(NoiseSource(silo, std / size, size / total) for silo, size in enumerate(batch_sizes)))
 

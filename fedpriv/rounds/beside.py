@@ -1,17 +1,17 @@
-"""Evaluation by silos: a run of its own beside the training, over other records, planned and accounted alike.
+"""Runs beside the training, planned and accounted alike: evaluations by silos, and the first step of [data.scale].
 
 Every evaluation reads all test records of every silo: a round of DP-SGD's releases, of bounded vectors of one or
-two numbers (metrics/summed.py) in place of gradients.  So its plan, noise, integers, ledger entries and prices are
-those of such a run, and nothing of it is written twice.
+two numbers (loss/scores.py) in place of gradients.  So its plan, noise, integers, ledger entries and prices are
+those of such a run.
 
-The first step of a run with [data.scale]: a run of its own, of one round, whose model is moments of columns.
+The first step is a run of one round, whose model is moments of columns:
 
     first_step_of(cell) ─▶ any engine ─▶ Finished ─▶ scaled(cell, its model) ─▶ the rounds, with numbers
 
-So silos, guards, noise, integers and ledger treat it as they treat every run of DP-SGD, and nothing of it is
-written twice.  The server gets the mean over silos, as it gets a mean of gradients.
+So silos, guards, noise, integers and ledger treat both as they treat every run of DP-SGD, and nothing is written
+twice.  The server gets the mean over silos, as it gets a mean of gradients.
 
-Which records of the data each silo of a simulation, or of a demonstration, trains and evaluates on.
+The records on which each silo of a simulation or of a demonstration trains and evaluates are assigned here, too.
 """
 
 import json
@@ -284,7 +284,7 @@ def evaluation_cell(cell: Cell) -> Cell:
     asked, silos = cell.evaluation, cell.federation.silos
     assert asked is not None
     count = evaluations_of(cell)
-    trust = TRUSTED if cell.algorithm.trust_setting.noise_at_server else UNTRUSTED
+    trust = TRUSTED if cell.algorithm.trust_setting.draws(SERVER) else UNTRUSTED
     target = {"mode": "none"} if asked.mu is None else {"mu": asked.mu}
     run = cell.run if asked.mu is not None else cell.run.model_copy(update={"arithmetic": "float"})
     return cell.derived(

@@ -1,29 +1,181 @@
-"""What a run that protects one unit says about several at once: a person with k records.
+"""What a run claims: computed from its releases, when it is written and whenever it is shown.
 
-What evaluations by silos cost their test records: recomputed from what they released, in data and in words.
-
-What a run claims, as data: computed from its releases, when it is written and whenever it is shown.
-
-A first step that a run uses and has not taken: it is charged, and every view of the run says so.
+A number without its neighbouring relation and its unit says nothing; they travel together in a `PrivacyClaim`.
+Beside the claim itself: group privacy, of several records of one person; the claim of test records, which silos
+evaluate on; and a first step that a run uses and has not taken: it is charged, and every view of the run says so.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Generic
 
-from fedpriv.accounting import gaussian as gdp
-from fedpriv.accounting.curves import epsilon_at, epsilon_of_chain, mu_together
-from fedpriv.accounting.gaussian import compose, epsilon_of, moved_by
-from fedpriv.accounting.guarantees import GaussianDP, Guarantee, Sampled
+from fedpriv.accounting.curves import mu_together
+from fedpriv.accounting.gaussian import Relation, compose, epsilon_of, moved_by
+from fedpriv.accounting.guarantees import GaussianDP, Guarantee, Promise, mus_of, weakest
 from fedpriv.core.errors import InputError
-from fedpriv.core.figures import counted, delta_figure, epsilon_figure, epsilon_words, lower_range, upper_figure
+from fedpriv.core.figures import (
+    counted,
+    delta_figure,
+    epsilon_figure,
+    epsilon_range,
+    epsilon_words,
+    lower_range,
+    upper_figure,
+    upper_range,
+)
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.trust import RECORD
+from fedpriv.noise.trust import RECORD, Unit
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.ledger import EXACT, FIRST_STEP, PrivacyClaim, ReleaseStream, as_data, claim_of, from_data
+from fedpriv.rounds.ledger import FIRST_STEP, ReleaseStream, as_data, from_data
 
+EXACT = "up to 2^-60 in total variation (δ grows by (1 + e^ε) · 2^-60), if AES-256 is a pseudorandom permutation"
+"""What an exact release's guarantee takes for granted; its slack is checked when the run is planned."""
+REAL = "in real arithmetic"
+"""The same of one in floating point."""
 SIZES = (2, 8)
+_NOTHING = 1e-9
+"""Relative: by less than this μ by counting and the charged one are the same."""
+
+
+@dataclass(frozen=True)
+class PrivacyClaim(Generic[Promise]):
+    """A guarantee together with what it is a guarantee of.
+
+    Guarantee: it holds for neighbouring data sets under `relation` that differ in one `unit`, whatever the
+    adversary knows about all others.
+    """
+
+    guarantee: Promise
+    relation: Relation
+    unit: Unit = RECORD
+    exact: bool = False
+    """Whether it holds for the program's own arithmetic, not for real numbers alone."""
+    attained: bool = False
+    """Whether μ is exact: its certificate is, and the noise is what is charged.  Otherwise it is a bound."""
+    counted: float | None = None
+    """μ by exact counting, where a paper's constants charge more than that; a bound too."""
+
+    def facts(self, delta: float) -> dict[str, Any]:
+        """Every figure at δ by its name in results.json; None for what there is none of."""
+        several = bounds_of_several(self.guarantee, delta) if self.unit.name == RECORD.name else None
+        return {
+            "guarantee": self.guarantee.kind,
+            "holds": EXACT if self.exact else REAL,
+            "attained": self.attained,
+            "counted_mu": self.counted,
+            "several_records": several,
+            **self.guarantee.figures(delta),
+            "relation": self.relation,
+            "unit": self.unit.words,
+        }
+
+    def sentence(self, delta: float, alike: Sequence[Mapping[str, Any]] = (), among: str = "") -> str:
+        """The claim as a person reads it: for whom, `among` whom, and how much is protected.
+
+        `alike` are facts of claims that differ from this one in their figures only: all of them are told at once.
+        """
+        told = alike or [self.facts(delta)]
+        shown = {name: texts for name in _FIGURES if (texts := _range(name, told))}
+        whom = [self.unit.words, f"{self.relation} neighbours", *([among] if among else [])]
+        attained = all(facts.get("attained") for facts in told)
+        return f"{', '.join(whom)}: {self.guarantee.words({**shown, 'delta': delta_figure(delta)}, attained)}"
+
+
+_FIGURES = ("mu", "zcdp", "epsilon", "epsilon_paper", "counted_mu")
+
+
+def _range(name: str, facts: Sequence[Mapping[str, Any]]) -> str:
+    """A figure of several claims, rounded up; nothing where none has it."""
+    values = [value for each in facts if (value := each.get(name)) is not None]
+    return "" if not values else epsilon_range(values) if name == "epsilon" else upper_range(values)
+
+
+def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None:
+    """The guarantee of all streams together; None if there is none (no stream, or one without noise).
+
+    Guarantee: a unit is behind at most `unit.shared` streams: the worst ones are charged, together; of records,
+    which are in one silo each, the worst one.  Steps of a run, which read the same records, are composed:
+    μ² = Σ μ_step², each with its worst stream.  InputError if streams name different relations or units, and for
+    steps that cannot be composed so.
+    """
+    by_step = {stream.step: [other for other in streams if other.step == stream.step] for stream in streams}
+    if len(by_step) > 1:
+        return _composed([_claim_of_step(each) for each in by_step.values()])
+    return _claim_of_step(streams)
+
+
+def _composed(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> PrivacyClaim[Guarantee] | None:
+    """Of all steps together; None if one of them has none."""
+    known = [claim for claim in claims if claim is not None]
+    if len(known) < len(claims):
+        return None
+    if len({(claim.relation, claim.unit) for claim in known}) > 1:
+        raise InputError("the steps of a run have one neighbouring relation and one unit, and these have several")
+    if (mus := mus_of(claim.guarantee for claim in known)) is None:
+        raise InputError("a first step is composed with rounds in a public order only")
+    counted = [claim.counted or mu for claim, mu in zip(known, mus, strict=True)]
+    return PrivacyClaim(
+        GaussianDP(compose(mus)),
+        known[0].relation,
+        known[0].unit,
+        all(claim.exact for claim in known),
+        counted=None if all(claim.counted is None for claim in known) else compose(counted),
+    )
+
+
+def _claim_of_step(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None:
+    relations, units = {stream.relation for stream in streams}, {stream.unit for stream in streams}
+    if len(relations) > 1:
+        raise InputError(f"a run has one neighbouring relation, this ledger has {', '.join(sorted(relations))}")
+    if len(units) > 1:
+        raise InputError(
+            f"a run protects one unit, this ledger has {', '.join(sorted(unit.name for unit in units))}"
+        )
+    guarantees = [stream.guarantee for stream in streams]
+    known = [each for each in guarantees if each is not None]
+    if not known or len(known) < len(guarantees):
+        return None
+    exact, unit = all(stream.integers for stream in streams), units.pop()
+    if unit.shared > 1:
+        return PrivacyClaim(_in_several(streams, known, unit.shared), relations.pop(), unit, exact)
+    together = weakest(known)
+    claim = PrivacyClaim(together, relations.pop(), unit, exact)
+    if exact or (mu := together.mu) is None:
+        return claim
+    attained = any(stream.attained and stream.mu == mu for stream in streams)
+    counted = max(stream.counted for stream in streams)
+    return replace(claim, attained=attained, counted=counted if counted < mu * (1 - _NOTHING) else None)
+
+
+def _in_several(streams: Sequence[ReleaseStream], known: Sequence[Guarantee], shared: int) -> Guarantee:
+    """What units promise that are behind up to `shared` of the silos' streams: those of the largest μ together."""
+    if (mus := mus_of(known)) is None:
+        raise InputError(f"shared = {shared}: persons in several silos are accounted for in public orders only")
+    each = [mu for stream, mu in zip(streams, mus, strict=True) for _ in stream.silos[:shared] or (0,)]
+    return GaussianDP(compose(sorted(each, reverse=True)[:shared]))
+
+
+def claim_of_data(releases: Sequence[Mapping[str, Any]]) -> PrivacyClaim[Guarantee] | None:
+    """The claim of releases as results.json has them; cells of one sweep that released alike share the answer."""
+    return _claim_of_text(json.dumps(releases))
+
+
+@lru_cache(maxsize=1024)
+def _claim_of_text(text: str) -> PrivacyClaim[Guarantee] | None:
+    return claim_of(list(map(from_data, json.loads(text))))
+
+
+def figures_of(claim: PrivacyClaim[Guarantee] | None, delta: float) -> dict[str, Any]:
+    """Every figure of a claim at δ by its name in results.json; None for what it has not.
+
+    Guarantee: it looks at the claim alone, so that a table cannot show what was not released.
+    """
+    if claim is not None:
+        return claim.facts(delta)
+    nothing = ("counted_mu", "several_records", "mu", "zcdp", "epsilon", "epsilon_paper")
+    return {"guarantee": "none", "holds": None, "attained": False, **dict.fromkeys(nothing)}
 
 
 @lru_cache(maxsize=64)  # the seeds of a sweep promise the same, and a chain takes its time
@@ -34,16 +186,7 @@ def epsilons_of_several(guarantee: Guarantee, delta: float) -> Mapping[int, floa
     smallest of up to three bounds: the chain through k neighbours, k·μ of rounds that everybody knows, and the law
     of how many of k units join.  The second always gives a number.
     """
-    if isinstance(guarantee, GaussianDP):
-        return {size: gdp.epsilon_of(mu_together(guarantee.mu, size), delta) for size in SIZES}
-    return {size: _secret(guarantee, size, delta) for size in SIZES}
-
-
-def _secret(guarantee: Sampled, size: int, delta: float) -> float:
-    known = gdp.epsilon_of(mu_together(guarantee.known_mu, size), delta)
-    joining = guarantee.group_curve(size)
-    found = [known, epsilon_of_chain(guarantee.curve, size, delta)]
-    return min(found if joining is None else [*found, epsilon_at(joining, delta)])
+    return {size: guarantee.epsilon_of_group(size, delta) for size in SIZES}
 
 
 def bounds_of_several(guarantee: Guarantee, delta: float) -> dict[str, dict[str, float | None]]:
@@ -51,7 +194,7 @@ def bounds_of_several(guarantee: Guarantee, delta: float) -> dict[str, dict[str,
 
     Guarantee: k records of one person, whichever rounds they take part in, are protected by this at least.
     """
-    mu = guarantee.mu if isinstance(guarantee, GaussianDP) else None
+    mu = guarantee.mu
     return {
         str(size): {"mu": None if mu is None else mu_together(mu, size), "epsilon": epsilon}
         for size, epsilon in epsilons_of_several(guarantee, delta).items()
@@ -92,7 +235,7 @@ def mu_of_tests(streams: Sequence[ReleaseStream]) -> float | None:
     claim = claim_of(streams)
     if claim is None:
         return None
-    if not isinstance(claim.guarantee, GaussianDP):
+    if claim.guarantee.mu is None:
         raise InputError("evaluations read all test records every time: their guarantee is a mu")
     return claim.guarantee.mu
 
@@ -132,40 +275,6 @@ def evaluation_words(told: Mapping[str, Any], delta: float) -> str:
         relation=streams[0].relation,
         spread=lower_range([stream.std for stream in streams], 3),
     )
-
-
-def claim_of_data(releases: Sequence[Mapping[str, Any]]) -> PrivacyClaim[Guarantee] | None:
-    """The claim of releases as results.json has them; cells of one sweep that released alike share the answer."""
-    return _claim_of_text(json.dumps(releases))
-
-
-@lru_cache(maxsize=1024)
-def _claim_of_text(text: str) -> PrivacyClaim[Guarantee] | None:
-    return claim_of(list(map(from_data, json.loads(text))))
-
-
-def figures_of(claim: PrivacyClaim[Guarantee] | None, delta: float) -> dict[str, Any]:
-    """Every figure of a claim at δ by its name in results.json; None for what it has not.
-
-    Guarantee: it looks at the claim alone, so that a table cannot show what was not released.
-    """
-    found: dict[str, Any] = {
-        "guarantee": "none" if claim is None else claim.guarantee.kind,
-        "holds": None if claim is None else EXACT if claim.exact else "in real arithmetic",
-        "attained": claim is not None and claim.attained,
-        "counted_mu": None if claim is None else claim.counted,
-        "several_records": None,
-        **dict.fromkeys(("mu", "zcdp", "epsilon", "epsilon_paper")),
-    }
-    if claim is None:
-        return found
-    if claim.unit.name == RECORD.name:
-        found["several_records"] = bounds_of_several(claim.guarantee, delta)
-    found |= {"relation": claim.relation, "unit": claim.unit.words, "epsilon": claim.guarantee.epsilon_of(delta)}
-    if isinstance(claim.guarantee, GaussianDP):
-        paper = claim.guarantee.epsilon_delta(delta).paper
-        found |= {"mu": claim.guarantee.mu, "zcdp": claim.guarantee.zcdp, "epsilon_paper": paper}
-    return found
 
 
 ELSEWHERE = "elsewhere"

@@ -1,6 +1,4 @@
-"""What a run's folder says that it released and claims, and whether the two agree.
-
-What a run released, as the events of dp-accounting, for accountants that are not fedpriv's.
+"""What a run's folder says that it released and claims, whether the two agree, and its dp-accounting events.
 
 An event is plain data here, {"class": NAME, FIELD: VALUE, …} with the names and fields of dp-accounting's classes;
 `dp_event` makes the object.  Streams in a public order are Gaussian mechanisms: A s + B z is post-processing of
@@ -13,7 +11,6 @@ accountants disagree about a factor of 2 (google/differential-privacy, issue 378
 import itertools
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,13 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.gaussian import moved_by
-from fedpriv.accounting.guarantees import GaussianDP, Guarantee
-from fedpriv.accounting.poisson import PoissonGaussian
+from fedpriv.accounting.guarantees import Event, Guarantee, gaussian_event, repeated_event
 from fedpriv.core.errors import InputError
-from fedpriv.rounds.claim import ELSEWHERE, claim_of_data, evaluation_data, figures_of, mu_of_tests
-from fedpriv.rounds.ledger import FIRST_STEP, ROUNDS, PrivacyClaim, ReleaseStream, claim_of, from_data
+from fedpriv.core.files import whole_lines
+from fedpriv.rounds.claim import (
+    ELSEWHERE,
+    PrivacyClaim,
+    claim_of,
+    claim_of_data,
+    evaluation_data,
+    figures_of,
+    mu_of_tests,
+)
+from fedpriv.rounds.ledger import FIRST_STEP, ROUNDS, ReleaseStream, from_data
 
 _LOOSER = 1.01  # than today's, as bounds of earlier versions can be
 
@@ -54,13 +58,17 @@ class LedgerEntry:
         """Recomputed from the streams."""
         return claim_of_data(self.told["releases"]) if "releases" in self.told else claim_of(self.streams)
 
+    @cached_property
+    def _figures(self) -> dict[str, Any]:
+        return figures_of(self.claim, self.delta)
+
     @property
     def recomputed(self) -> dict[str, Any]:
         """The record of the cell with every figure of privacy computed from what was released.
 
         Guarantee: tables, pages and figures are made of this: what is written beside the releases shows nowhere.
         """
-        found = {**self.told, **figures_of(self.claim, self.delta)}
+        found = {**self.told, **self._figures}
         if found.get("rho") is not None:
             found["rho"] = found["mu"]
         if self.tests:
@@ -84,14 +92,9 @@ class LedgerEntry:
         """Whether what is claimed is what the streams give."""
         if not self._evaluates_as_told():
             return False
-        recomputed = self.claim
-        given: tuple[float | None, float | None] = (None, None)
-        if recomputed is not None:
-            guarantee = recomputed.guarantee
-            mu = guarantee.mu if isinstance(guarantee, GaussianDP) else None
-            given = mu, guarantee.epsilon_of(self.delta)
-        mine = _same(self.claimed_mu, given[0]) and _bounds(self.claimed_epsilon, given[1], given[0] is not None)
-        return mine and self._shows_the_same(recomputed) and self._are_of_the_run()
+        mu, epsilon = self._figures["mu"], self._figures["epsilon"]
+        mine = _same(self.claimed_mu, mu) and _bounds(self.claimed_epsilon, epsilon, mu is not None)
+        return mine and self._shows_the_same() and self._are_of_the_run()
 
     def _evaluates_as_told(self) -> bool:
         """Whether evaluations are there where the scenario has them, of all silos and as often as told."""
@@ -111,17 +114,13 @@ class LedgerEntry:
         private = [stream.relation == told["relation"] for stream in noisy]
         return _same(self.claimed_of_tests, mu_of_tests(tests)) and all(private)
 
-    def _shows_the_same(self, recomputed: PrivacyClaim[Guarantee] | None) -> bool:
+    def _shows_the_same(self) -> bool:
         """Whether the other figures of the record, where it has them, are those of the claim."""
-        words, figures = dict[str, str](), dict[str, float]()
-        if recomputed is not None:
-            words = {"relation": recomputed.relation, "unit": recomputed.unit.words}
-            if isinstance(recomputed.guarantee, GaussianDP):
-                paper = recomputed.guarantee.epsilon_delta(self.delta).paper
-                figures = {"zcdp": recomputed.guarantee.zcdp, "epsilon_paper": paper}
-        if any(self.told.get(name, value) != value for name, value in words.items()):
+        told, figures = self.told, self._figures
+        if any(told.get(name, figures[name]) != figures[name] for name in ("relation", "unit") if name in figures):
             return False
-        return all(_same(self.told[name], value) for name, value in figures.items() if name in self.told)
+        known = [name for name in ("zcdp", "epsilon_paper") if figures[name] is not None and name in told]
+        return all(_same(told[name], figures[name]) for name in known)
 
     def _are_of_the_run(self) -> bool:
         """Whether the streams are of all rounds and all silos, and of whom the trust setting has add noise.
@@ -168,13 +167,9 @@ def _from_all(streams: Sequence[ReleaseStream], trust: str, silos: int) -> bool:
         return [stream.owner for stream in streams] == [f"sum of silos 0-{silos - 1}"]
     if trust != "untrusted":
         return [stream.owner for stream in streams] == ["server"]
-    found: list[int] = []
-    for stream in streams:
-        numbers = [int(number) for number in re.findall("[0-9]+", stream.owner)]
-        if numbers and numbers[-1] >= silos:
-            return False
-        found += range(numbers[0], numbers[-1] + 1) if numbers else ()
-    return sorted(found) == list(range(silos))
+    if any(stream.silos.stop > silos for stream in streams):
+        return False
+    return sorted(silo for stream in streams for silo in stream.silos) == list(range(silos))
 
 
 def _same(claimed: float | None, recomputed: float | None) -> bool:
@@ -219,9 +214,7 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
     path, newer = folder / "results.json", folder / "cells.jsonl"
     try:
         cells: dict[int, Mapping[str, Any]] = {}
-        text = newer.read_text(encoding="utf-8") if newer.exists() else ""
-        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        for cell in (*json.loads(path.read_text(encoding="utf-8"))["cells"], *map(json.loads, lines)):
+        for cell in (*json.loads(path.read_text(encoding="utf-8"))["cells"], *map(json.loads, whole_lines(newer))):
             cells[cell["cell"]] = cell
         return [entry_of(cell) for _, cell in sorted(cells.items())]
     except FileNotFoundError:
@@ -230,8 +223,6 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
         raise InputError(f"{path}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None
 
 
-Event = Mapping[str, Any]
-DEFAULT_RELATION = "ADD_OR_REMOVE_ONE"
 _SAME = 1e-9  # relative: two ways to add up the same squares
 
 
@@ -244,45 +235,39 @@ def events_of(entry: LedgerEntry) -> dict[str, Any]:
     claim = entry.claim
     if claim is None:
         raise InputError(f"cell {entry.cell}: released without noise, so that no event describes it")
-    guarantee = claim.guarantee
-    if isinstance(guarantee, AllocatedGaussian):
+    if (dominating := claim.guarantee.event()) is None:
         raise InputError(
-            f"cell {entry.cell}: dp-accounting has no event for random allocation; "
+            f"cell {entry.cell}: dp-accounting has no event for {entry.streams[0].schedule.title}; "
             "`fedpriv privacy ledger RUN_DIR --json` has the releases"
         )
-    replaced = isinstance(guarantee, PoissonGaussian) and guarantee.relation == "replace-one"
     return {
         "cell": entry.cell,
         "point": dict(entry.point),
         "seed": entry.seed,
         "relation": claim.relation,
         "unit": claim.unit.words,
-        "neighboring_relation": "REPLACE_ONE" if replaced else DEFAULT_RELATION,
-        "event": event_of(guarantee, entry.streams),
-        "mu": guarantee.mu if isinstance(guarantee, GaussianDP) else None,
-        "epsilon": guarantee.epsilon_of(entry.delta),
+        "neighboring_relation": dominating[0],
+        "event": _by_rounds(claim.guarantee, entry.streams) or dominating[1],
+        "mu": claim.guarantee.mu,
+        "epsilon": claim.guarantee.epsilon_of(entry.delta),
         "delta": entry.delta,
     }
 
 
-def event_of(guarantee: GaussianDP | PoissonGaussian, streams: Sequence[ReleaseStream] = ()) -> Event:
-    """The event of a guarantee; round by round where one of `streams` has rounds that nothing else reaches.
+def _by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> Event | None:
+    """The event of a guarantee round by round, where one of `streams` has rounds that nothing else reaches.
 
     Guarantee: whatever form it takes, a Gaussian event composes to the guarantee's μ.
     """
-    if isinstance(guarantee, PoissonGaussian):
-        sampled = {
-            "class": "PoissonSampledDpEvent",
-            "sampling_probability": guarantee.sampling_rate,
-            "event": _gaussian(guarantee.noise_multiplier),
-        }
-        return _repeated(sampled, guarantee.rounds)
+    if guarantee.mu is None:
+        return None
     for stream in streams:
         moved = _moved_by_a_record(stream)
         if moved and math.isclose(math.hypot(*moved), guarantee.mu, rel_tol=_SAME):
-            each = [_repeated(_gaussian(1.0 / mu), len(list(alike))) for mu, alike in itertools.groupby(moved)]
+            alike = [(1.0 / mu, len(list(run))) for mu, run in itertools.groupby(moved)]
+            each = [repeated_event(gaussian_event(multiplier), rounds) for multiplier, rounds in alike]
             return each[0] if len(each) == 1 else {"class": "ComposedDpEvent", "events": each}
-    return _gaussian(1.0 / guarantee.mu)
+    return None
 
 
 def dp_event(event: Any) -> Any:
@@ -295,14 +280,6 @@ def dp_event(event: Any) -> Any:
         return event
     fields = {name: dp_event(value) for name, value in event.items() if name != "class"}
     return getattr(dp_accounting, event["class"])(**fields)
-
-
-def _gaussian(multiplier: float) -> Event:
-    return {"class": "GaussianDpEvent", "noise_multiplier": multiplier}
-
-
-def _repeated(event: Event, count: int) -> Event:
-    return event if count == 1 else {"class": "SelfComposedDpEvent", "event": event, "count": count}
 
 
 def _moved_by_a_record(stream: ReleaseStream) -> list[float]:

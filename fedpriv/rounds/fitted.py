@@ -1,11 +1,10 @@
-"""Noise fitted to what a cell publishes, before it is planned or sent: names and numbers take the place of "auto".
+"""Fit noise to what a cell publishes, before it is planned or sent: names and numbers take the place of "auto".
 
-Only public numbers go in: the row's optimizer, its clips up to a factor, the participation.  Whoever builds a plan
-from the result, a silo's guard among them, finds numbers there, checks and certifies them, and never fits.
+Only public numbers go in: the row's optimizer, its clips up to a factor, the participation.  A program that builds
+a plan from the result, a silo's guard among them, finds numbers there, checks and certifies them, and never fits.
 
-What a run publishes as a linear map of its released rows, read off the row's own optimizer.
-
-There is no second formula to keep in step with it.
+What a run publishes is a linear map of its released rows, read off the row's own optimizer: there is no second
+formula to keep in step with it.
 """
 
 import dataclasses

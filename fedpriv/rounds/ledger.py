@@ -1,33 +1,28 @@
 """What was released, as data: accounting interprets these records and nothing else.
 
 A `ReleaseStream` says what one owner of noise (a silo, several alike, or the server) published over a run; the
-guarantee of the run is recomputed from the streams alone.
-
-What keys of releases were called in earlier versions: read here, and never written.
-
-What a release promises, in one typed, printable value.
-
-A number without its neighbouring relation and its unit says nothing; they travel together here.
+guarantee of the run is recomputed from the streams alone (`rounds.claim`).  Files of earlier versions are read,
+too: the names that keys had then are known here, and never written.
 """
 
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpriv.accounting.gaussian import Relation, compose, moved_by, relation_named
-from fedpriv.accounting.guarantees import GaussianDP, Guarantee, Promise, weakest
+from fedpriv.accounting.gaussian import Relation, moved_by, relation_named
+from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.core.errors import InputError
 from fedpriv.noise.integers.claim import Claim
-from fedpriv.noise.integers.lattice import Lattice, factored
 from fedpriv.noise.integers.plan import claimed
+from fedpriv.noise.integers.strategies import Lattice
 from fedpriv.noise.mechanism import Mechanism, Sensitivity
-from fedpriv.noise.registry import mechanism_from
+from fedpriv.noise.registry import integer_form, mechanism_from
 from fedpriv.noise.trust import RECORD, Unit, unit_from
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.clients import participation_from
@@ -42,36 +37,6 @@ def current(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {RENAMED.get(key, key): current(entry) for key, entry in value.items()}
     return [current(entry) for entry in value] if isinstance(value, list) else value
-
-
-EXACT = "up to 2^-60 in total variation (δ grows by (1 + e^ε) · 2^-60), if AES-256 is a pseudorandom permutation"
-"""What an exact release's guarantee takes for granted; its slack is checked when the run is planned."""
-
-
-@dataclass(frozen=True)
-class PrivacyClaim(Generic[Promise]):
-    """A guarantee together with what it is a guarantee of.
-
-    Guarantee: it holds for neighbouring data sets under `relation` that differ in one `unit`, whatever the
-    adversary knows about all others.
-    """
-
-    guarantee: Promise
-    relation: Relation
-    unit: Unit = RECORD
-    exact: bool = False
-    """Whether it holds for the program's own arithmetic, not for real numbers alone."""
-    attained: bool = False
-    """Whether μ is exact: its certificate is, and the noise is what is charged.  Otherwise it is a bound."""
-    counted: float | None = None
-    """μ by exact counting, where a paper's constants charge more than that; a bound too."""
-
-    def statement(self, delta: float) -> str:
-        """The claim as a person reads it, on one line."""
-        claimed = self.guarantee.statement(delta)
-        if self.exact:
-            claimed = f"{claimed}, {EXACT}"
-        return f"{claimed}; {self.relation} neighbours, unit: {self.unit.words}"
 
 
 ROUNDS, FIRST_STEP = "rounds", "first step"
@@ -138,6 +103,12 @@ class ReleaseStream:
         return self.schedule.promised(mu, self.relation)
 
     @property
+    def silos(self) -> range:
+        """Which silos have streams of their own like this one; none where the owner is the server, or a sum."""
+        named = _SILOS.fullmatch(self.owner)
+        return range(int(named[1]), int(named[2] or named[1]) + 1) if named else range(0)
+
+    @property
     def slack(self) -> float:
         """Up to which total variation an exact release's guarantee holds; 0 in real numbers."""
         return 0.0 if self.integers is None else self._claimed(self.integers).slack
@@ -153,7 +124,7 @@ class ReleaseStream:
     def _claimed(self, integers: Integers) -> Claim:
         """For the records of a unit in one silo."""
         exponent, sigma, dimension, owners = integers
-        form = factored(self.mechanism, replace(self.workload, schedule=self.schedule.known))
+        form = integer_form(self.mechanism, replace(self.workload, schedule=self.schedule.known))
         return claimed(form, Lattice(exponent), self.relation, dimension, sigma, owners)
 
     @property
@@ -162,11 +133,11 @@ class ReleaseStream:
         guarantee = self.guarantee
         if guarantee is None:
             return math.inf
-        if not isinstance(guarantee, GaussianDP):
+        if (mu := guarantee.mu) is None:
             raise InputError(
                 f"a stream with {self.schedule.name} sampling has no mu: its guarantee is a curve of (ε, δ)"
             )
-        return guarantee.mu
+        return mu
 
     @property
     def workload(self) -> Workload:
@@ -191,10 +162,9 @@ class ReleaseStream:
         return RunningSums(self.mechanism, self.workload, self.relation, self.per_record)
 
 
+_SILOS = re.compile("silos? ([0-9]+)(?:-([0-9]+))?")
 _ROUNDING = 1e-14
 """Relative, of a norm of a column."""
-_NOTHING = 1e-9
-"""Relative: by less than this μ by counting and the charged one are the same."""
 
 
 @dataclass(frozen=True)
@@ -239,79 +209,6 @@ class RunningSums:
 
     def moved(self, distance: float) -> float:
         return moved_by(self.relation, self.per_record, distance)
-
-
-def claim_of(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None:
-    """The guarantee of all streams together; None if there is none (no stream, or one without noise).
-
-    Guarantee: a unit is behind at most `unit.shared` streams: the worst ones are charged, together; of records,
-    which are in one silo each, the worst one.  Steps of a run, which read the same records, are composed:
-    μ² = Σ μ_step², each with its worst stream.  InputError if streams name different relations or units, and for
-    steps that cannot be composed so.
-    """
-    by_step = {stream.step: [other for other in streams if other.step == stream.step] for stream in streams}
-    if len(by_step) > 1:
-        return _composed([_claim_of_step(each) for each in by_step.values()])
-    return _claim_of_step(streams)
-
-
-def _composed(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> PrivacyClaim[Guarantee] | None:
-    """Of all steps together; None if one of them has none."""
-    known = [claim for claim in claims if claim is not None]
-    if len(known) < len(claims):
-        return None
-    if len({(claim.relation, claim.unit) for claim in known}) > 1:
-        raise InputError("the steps of a run have one neighbouring relation and one unit, and these have several")
-    mus = [claim.guarantee.mu for claim in known if isinstance(claim.guarantee, GaussianDP)]
-    if len(mus) < len(known):
-        raise InputError("a first step is composed with rounds in a public order only")
-    counted = [claim.counted or mu for claim, mu in zip(known, mus, strict=True)]
-    return PrivacyClaim(
-        GaussianDP(compose(mus)),
-        known[0].relation,
-        known[0].unit,
-        all(claim.exact for claim in known),
-        counted=None if all(claim.counted is None for claim in known) else compose(counted),
-    )
-
-
-def _claim_of_step(streams: Sequence[ReleaseStream]) -> PrivacyClaim[Guarantee] | None:
-    relations, units = {stream.relation for stream in streams}, {stream.unit for stream in streams}
-    if len(relations) > 1:
-        raise InputError(f"a run has one neighbouring relation, this ledger has {', '.join(sorted(relations))}")
-    if len(units) > 1:
-        raise InputError(
-            f"a run protects one unit, this ledger has {', '.join(sorted(unit.name for unit in units))}"
-        )
-    guarantees = [stream.guarantee for stream in streams]
-    known = [each for each in guarantees if each is not None]
-    if not known or len(known) < len(guarantees):
-        return None
-    exact, unit = all(stream.integers for stream in streams), units.pop()
-    if unit.shared > 1:
-        return PrivacyClaim(_in_several(streams, known, unit.shared), relations.pop(), unit, exact)
-    together = weakest(known)
-    claim = PrivacyClaim(together, relations.pop(), unit, exact)
-    if exact or not isinstance(together, GaussianDP):
-        return claim
-    attained = any(stream.attained and stream.mu == together.mu for stream in streams)
-    counted = max(stream.counted for stream in streams)
-    return replace(claim, attained=attained, counted=counted if counted < together.mu * (1 - _NOTHING) else None)
-
-
-def _in_several(streams: Sequence[ReleaseStream], known: Sequence[Guarantee], shared: int) -> Guarantee:
-    """What units promise that are behind up to `shared` of the silos' streams: those of the largest μ together."""
-    mus = [guarantee.mu for guarantee in known if isinstance(guarantee, GaussianDP)]
-    if len(mus) < len(known):
-        raise InputError(f"shared = {shared}: persons in several silos are accounted for in public orders only")
-    each = [mu for stream, mu in zip(streams, mus, strict=True) for _ in range(_owners_of(stream.owner))]
-    return GaussianDP(compose(sorted(each, reverse=True)[:shared]))
-
-
-def _owners_of(owner: str) -> int:
-    """How many streams an owner's name stands for: of "silos 0-99" each has its own."""
-    numbers = [int(number) for number in re.findall("[0-9]+", owner)]
-    return numbers[1] - numbers[0] + 1 if owner.startswith("silos ") else 1
 
 
 def as_data(stream: ReleaseStream) -> dict[str, Any]:

@@ -1,12 +1,10 @@
-"""What a cell gives, whichever engine ran it.
+"""Outcome of a cell, whichever engine ran it; observers of a run; checkpoints of a simulation.
 
-Who hears how a run goes: one protocol for servers, engines, results, progress, trackers and your own.
+`RunObserver` is one protocol for servers, engines, results, progress, trackers and your own.
 
-What a simulation keeps of cells that it is in the middle of, so that a run that was killed goes on from there.
-
-A checkpoint is bytes: a header in JSON and the tensors as they are, without code.  It says which cells it is of
-and which versions computed it, because only the same ones would have computed the same numbers.  States are trees
-of tensors, numbers, tuples, named tuples and dataclasses.
+A checkpoint lets a simulation that was killed resume.  It is bytes: a header in JSON and the tensors as they are,
+without code.  It says which cells it is of and which versions computed it, because only the same ones would have
+computed the same numbers.  States are trees of tensors, numbers, tuples, named tuples and dataclasses.
 """
 
 import dataclasses
@@ -18,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -34,8 +32,26 @@ from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import Cell
 
 
+class WithMetrics:
+    """The usual figures of `metrics`, by name."""
+
+    if TYPE_CHECKING:  # a field of dataclasses
+
+        @property
+        def metrics(self) -> Mapping[str, float]: ...
+
+    @property
+    def test_loss(self) -> float:
+        return self.metrics["test_loss"]
+
+    @property
+    def test_accuracy(self) -> float:
+        """A share, 0 … 1; KeyError for a regression, which has none."""
+        return self.metrics["test_accuracy"]
+
+
 @dataclass(frozen=True)
-class Finished:
+class Finished(WithMetrics):
     """What one finished cell gave.
 
     `metrics` are those of its published model on the test set, by name: "test_loss", for a classification
@@ -61,15 +77,6 @@ class Finished:
     evaluations: tuple[ReleaseStream, ...] = ()
     """What evaluations released of the silos' test records, which are other records than those of `releases`;
     empty where the server evaluated on a public test set."""
-
-    @property
-    def test_loss(self) -> float:
-        return self.metrics["test_loss"]
-
-    @property
-    def test_accuracy(self) -> float:
-        """A share; KeyError for a regression, which has none."""
-        return self.metrics["test_accuracy"]
 
 
 def finished_after(

@@ -29,8 +29,7 @@ from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.registry import check_known
 from fedpriv.noise.trust import RECORD, Noise, NoiseSource, Trust, Unit
 from fedpriv.noise.workload import Workload
-from fedpriv.papers.base import Optimizer, Problem
-from fedpriv.papers.risk import Bound, Released
+from fedpriv.papers.base import Bound, Optimizer, Problem, ReleaseNumbers
 from fedpriv.participation.orders import Participation
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.rounds.arithmetic import (
@@ -142,9 +141,14 @@ class Plan:
         return self.objective.initial().dtype
 
     @property
+    def summed(self) -> ExactPlan | None:
+        """Lattice, sums and noise of the integers that a server adds up; None where it gets real vectors."""
+        return self.exact if self.trust.releases(SERVER) else None
+
+    @property
     def of_one_round(self) -> bool:
         """Whether a silo's message has its sums of this round alone, which the server adds to those before."""
-        return self.exact is not None and self.trust.noise_at_server
+        return self.exact is not None and self.trust.draws(SERVER)
 
     def message_length(self, t: int) -> int:
         """How many numbers of `message_dtype` a silo's message of round t has."""
@@ -160,15 +164,12 @@ class Plan:
     @property
     def kept_dtype(self) -> torch.dtype:
         """Of what a server keeps of a round: noisy integers, or what it released."""
-        exact = self.exact is not None and not self.trust.private_messages
-        return torch.int64 if exact else self._dtype
+        return self._dtype if self.summed is None else torch.int64
 
     def kept_length(self, t: int) -> int:
         """How many numbers of `kept_dtype` that are in round t."""
         size = self.objective.dimension
-        if self.exact is None or self.trust.private_messages:
-            return size
-        return size * (self.exact.run.factored.strategy.draws(t) or 1)
+        return size if self.summed is None else size * (self.summed.run.factored.strategy.draws(t) or 1)
 
     @property
     def largest_clip(self) -> float:
@@ -284,10 +285,10 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     estimator = row.estimator(settings, problem)
     workload = workload_of(estimator, schedule)
     mechanism = row.mechanism(settings, problem, workload)
-    check_known(mechanism, row.name)
     if (factors := settings.clip_factors(mechanism, workload)) is not None:
         estimator = RaisedClips(estimator, factors)
         workload = workload_of(estimator, schedule)
+    check_known(mechanism, workload, row.name)
     check_gaps(cell, estimator, mechanism)
     private = cell.target is not None
     check_clips(rounds_of(estimator, schedule.rounds), max(batch_sizes), private)
@@ -371,5 +372,5 @@ def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     clips = np.array([float(plan.estimator.round(t).clip) / max(1, schedule.expected_batches(t)) for t in rounds])
     workload = Workload(schedule, plan.estimator.decay, clips, plan.estimator.period)
     stds = plan.noise.std_in_mean * np.sqrt(plan.mechanism.variance(workload))
-    released = Released(problem.batch, problem.dimension, clips, stds)
+    released = ReleaseNumbers(problem.batch, problem.dimension, clips, stds)
     return cell.algorithm.row.excess_risk(cell.algorithm.settings, problem, released)

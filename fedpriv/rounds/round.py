@@ -1,28 +1,24 @@
-"""One round, from a query to a noisy running sum, for a silo and for all silos at once in the vectorized engine.
+"""One round of a run, from the records that it reads to what it releases.
 
-rows and weights   participation       which records, and what one of them weighs
-s_t, q_t           `RoundStep.summed`  clipped increments, added to the running sum
-z_t                `fresh_vectors`     what the owner of the noise draws for the round
-q_t + (B z)_t      `RoundStep.noisy`   what the round releases, or what a server with its own noise makes of it
+| symbol | verb | result |
+|---|---|---|
+| rows, weights | `fedpriv.participation` | which records, and what one of them weighs |
+| s_t | `Arithmetic.sums` | their clipped increments, added; in floating point the running sum q_t |
+| y_t | `Arithmetic.noisy` | q_t + (B z)_t, or (C s)_t + z_t in integers |
+| q~_t | `Arithmetic.leaving` | y_t itself, or unit / denominator · (B y)_t |
 
-One round of an exact release, for a silo, for a server that adds up silos, and for a simulation of both.
+Floating point and integers differ here and nowhere else.  A silo takes these steps for its records, a server for
+the sum of what silos sent, and the vectorized engine for all silos and replicates at once.
 
-s_t   `IntegerStep.sums`     every record's increments as integers of bounded norm, added exactly
-y_t   `IntegerStep.noisy`    (C s)_t + z_t, z_t a discrete Gaussian: the only thing that knows records
-r_t   `IntegerStep.leaving`  unit / denominator · (B y)_t, in float64: post-processing of y
-
-One owner's noise, several rounds at a time.
-
-Which silos of a simulation do not answer in which round, and what a server counts in their place.
-
-In a deployment a silo is away when it is; a scenario says so beforehand, in public: `federation.away` names
-rounds, `federation.drop_out` is the probability of every silo and round, by coins of the scenario's seed.
+The end of the file has the silos of a simulation that do not answer in a round, and what a server counts in their
+place.  In a deployment a silo is away when it is; a scenario says so beforehand, in public: `federation.away`
+names rounds, `federation.drop_out` is the probability of every silo and round, by coins of the scenario's seed.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -30,24 +26,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.core.errors import RunError
-from fedpriv.core.random import KeyedNormal, public_generator
-from fedpriv.loss.estimators import Estimator, Round
+from fedpriv.core.random import SERVER, KeyedNormal, public_generator
+from fedpriv.loss.estimators import Round
 from fedpriv.loss.objective import Objective, Records, Slots
 from fedpriv.loss.running_sums import Part, RunningSum, absorb, parts_of
-from fedpriv.noise.integers.fixed_point import Ints
-from fedpriv.noise.integers.gaussian import round_noise
+from fedpriv.noise.integers.fixed_point import Ints, packed, sum_of
+from fedpriv.noise.integers.gaussian import START, linked, linked_missed, round_noise
 from fedpriv.noise.integers.increments import integer_sum
 from fedpriv.noise.integers.plan import ExactPlan, added, leaving, private_sums
-from fedpriv.noise.integers.strategies import IntegerStrategy, IntState
+from fedpriv.noise.integers.strategies import IntegerStrategy
 from fedpriv.noise.mechanism import Mechanism, MechanismState
 from fedpriv.noise.sliding import check_movement
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.rounds.plan import Plan
 from fedpriv.scenario.schema import Cell
 
+_PIECE = 2**16
+"""Values of a mean that are computed at a time: all messages side by side are a copy of every one."""
+_ROUNDS_AHEAD = 16
+_VALUES_AHEAD = 2**26  # of noise that all silos together hold ahead, when one process simulates them
+
 
 class Read(NamedTuple):
-    """What a round reads, of one silo or of all of them."""
+    """Records of a round, of one silo or of all of them."""
 
     records: Records | None
     """(..., records, ...); None in a round without any."""
@@ -57,82 +58,170 @@ class Read(NamedTuple):
     """The silos in the order of their records, as in `Slots`."""
 
 
-def record_weight(share: float, batch: int, batches: int) -> float:
-    """What one record weighs in a round that reads `batches` batches of `batch` records, expected if sampled.
+class State(NamedTuple):
+    """Vectors that a silo or a server keeps between rounds, each (..., d)."""
 
-    `share` is 1 in the silo's own mean, and the silo's weight p_i in the mean over silos.
+    answered: int = 0
+    """The last round that was answered."""
+    past: tuple[Tensor, ...] = ()
+    """Vectors that the estimator remembers."""
+    sums: tuple[Tensor, ...] = ()
+    """The running sum; of integers C's state."""
+    hidden: MechanismState = ()
+    """B's state."""
+    chain: bytes = b""
+    """A digest of all queries until now, where the noise depends on them."""
 
-    Guarantee: the denominator is public, however many records take part.
+
+class Summed(NamedTuple):
+    """A round's sums, the queries to remember, and how many records were clipped, (...) or None if not counted."""
+
+    values: Tensor
+    past: tuple[Tensor, ...]
+    clipped: Tensor | None
+
+
+class Fresh(NamedTuple):
+    """Fresh vectors of a round, (..., d) or (..., draws, d); with an `amplitude` (..., 1) their row is multiplied.
+
+    Replicates can share unit noise, (1, d), since mechanisms are linear.
     """
-    return share / (batch * max(1, batches))
+
+    vectors: Tensor
+    amplitude: Tensor | None = None
 
 
-def fresh_vectors(source: KeyedNormal, mechanism: Mechanism, size: int, owner: int, t: int) -> Tensor:
-    """What `mechanism` wants of round t, with variance 1 and the source's type: (size,), or (draws, size)."""
-    count = mechanism.draws(t)
-    drawn = source.vector(size, owner, t) if count is None else source.nodes(size, owner, t, count)
-    return torch.from_numpy(drawn)
+Draw = Callable[[int, int], Fresh | None]
+"""(owner, t) -> its fresh vectors of round t, None if it adds no noise."""
 
 
-@dataclass(frozen=True)
-class RoundStep:
-    """The parts of a run that meet in every round."""
+class Arithmetic(Protocol):
+    """The steps of a round, for one silo, for the server, or for all silos at once.
 
-    estimator: Estimator
-    mechanism: Mechanism
-    objective: Objective
+    An `owner` is the number of a silo, or `SERVER`.
+    """
 
-    def check_moved(self, past: tuple[Tensor, ...], t: int, query: Tensor, where: str) -> None:
-        """RunError if the query (..., d) moved farther than the mechanism's sensitivity allows for."""
-        if t > 1 and (bound := self.mechanism.movement) is not None:
-            check_movement(bound, past[0], query, where)
+    def start(self, owner: int) -> State:
+        """Its state before round 1."""
+        ...
 
-    def summed(self, state: RunningSum, current: Round, query: Tensor, read: Read) -> tuple[RunningSum, Tensor]:
-        """The running sum after this round's records, and how many were clipped (...); see `absorb`."""
-        objective = self.objective.at(Slots(current.t, read.rows))
-        return absorb(state, current, query, objective, read.records, read.weights, self.estimator.memory)
+    def sums(self, state: State, current: Round, query: Tensor, read: Read) -> Summed:
+        """s_t at `query` of the records that one silo, or all of them, read."""
+        ...
 
-    def noisy(
-        self,
-        total: Tensor,
-        hidden: MechanismState,
-        t: int,
-        fresh: Tensor | None,
-        amplitude: Tensor | None = None,
-    ) -> tuple[Tensor, MechanismState]:
-        """`total` (..., d) with row t of the noise that `fresh` vectors make, None where nobody adds any here.
+    def nothing(self, state: State, t: int) -> Tensor:
+        """The sums of a round without records."""
+        ...
 
-        With an `amplitude` (..., 1) that row is multiplied by it: replicates can share unit noise, (1, d), since
-        mechanisms are linear.
+    def noisy(self, state: State, t: int, sums: Tensor, owner: int, query: Tensor | None) -> tuple[Tensor, State]:
+        """y_t with the noise that is the owner's to add, and its next state, past queries apart.
+
+        `query` is the one that was sent; None in a round that nobody asked for.
         """
-        if fresh is None:
-            return total, hidden
-        row, hidden = self.mechanism.noise(hidden, t, fresh)
-        return total + row if amplitude is None else torch.addcmul(total, amplitude, row), hidden
+        ...
+
+    def leaving(self, state: State, t: int, noisy: Tensor, owner: int) -> tuple[Tensor, State]:
+        """q~_t where running sums leave this owner, else y_t as it is, and the next state."""
+        ...
+
+    def words(self, release: Tensor, t: int, owner: int, mask: NDArray[np.uint64]) -> Tensor:
+        """A silo's release under its mask, as bytes or words."""
+        ...
+
+    def added(self, messages: Sequence[Tensor], t: int) -> Tensor:
+        """The sum, or the mean, of the messages of silo 0, 1, …; RunError for one that cannot be used."""
+        ...
 
 
 @dataclass(frozen=True)
-class IntegerStep:
-    """The parts of an exact run that meet in every round; vectors of a round are (d,), or (draws, d) stacked."""
+class FloatArithmetic:
+    """A simulation, and a run without noise, of which nothing is claimed: y_t = q_t + (B z)_t is what leaves.
+
+    In the vectorized engine the plan's parts have leading axes, and so have all vectors.
+    """
 
     plan: Plan
-    exact: ExactPlan
+    draw: Draw = field(default=lambda owner, t: None, repr=False)
 
-    def shape(self, t: int) -> tuple[int, ...]:
-        """Of a round's sums and of y_t."""
-        count, size = self.strategy.draws(t), self.plan.objective.dimension
-        return (size,) if count is None else (count, size)
+    def start(self, owner: int) -> State:
+        nothing = torch.zeros(self.plan.objective.dimension, dtype=torch.float64)
+        return State(sums=(nothing,), hidden=self.plan.mechanism.start())
 
-    def sums(
-        self, past: tuple[Tensor, ...], current: Round, query: Tensor, read: Read, silo: int
-    ) -> tuple[Ints, tuple[Tensor, ...]]:
-        """s_t of the records of one silo, and the queries to remember.
+    def sums(self, state: State, current: Round, query: Tensor, read: Read) -> Summed:
+        """q_t, and how many records were clipped (...); see `absorb`."""
+        objective, (total,) = self.plan.objective.at(Slots(current.t, read.rows)), state.sums
+        records = read.records if read.weights.shape[-1] else None
+        before = RunningSum(state.past, total)
+        (past, total), clipped = absorb(
+            before, current, query, objective, records, read.weights, self.plan.estimator.memory
+        )
+        return Summed(total, past, clipped)
+
+    def nothing(self, state: State, t: int) -> Tensor:
+        return state.sums[0] * self.plan.estimator.round(t).decay
+
+    def noisy(self, state: State, t: int, sums: Tensor, owner: int, query: Tensor | None) -> tuple[Tensor, State]:
+        after = State(t, state.past, (sums,), state.hidden)
+        if (fresh := self.draw(owner, t)) is None:
+            return sums, after
+        row, hidden = self.plan.mechanism.noise(state.hidden, t, fresh.vectors)
+        noisy = sums + row if fresh.amplitude is None else torch.addcmul(sums, fresh.amplitude, row)
+        return noisy, after._replace(hidden=hidden)
+
+    def leaving(self, state: State, t: int, noisy: Tensor, owner: int) -> tuple[Tensor, State]:
+        return noisy, state
+
+    def words(self, release: Tensor, t: int, owner: int, mask: NDArray[np.uint64]) -> Tensor:
+        """p_i · release on the plan's lattice, uint64 (d,)."""
+        assert self.plan.lattice is not None  # as wherever silos are to mask
+        try:
+            words = self.plan.lattice.encode(self.plan.weights[owner] * release.numpy())
+        except RunError as error:
+            raise RunError(f"silo {owner}, round {t}: {error}") from None
+        return torch.from_numpy(words + mask)
+
+    def added(self, messages: Sequence[Tensor], t: int) -> Tensor:
+        """Σ_i p_i · release_i (d,)."""
+        if self.plan.lattice is not None:
+            return torch.from_numpy(self.plan.lattice.decode_sum([message.numpy() for message in messages]))
+        mean = torch.empty_like(messages[0])
+        weights = torch.tensor(self.plan.weights, dtype=mean.dtype)
+        for start in range(0, len(mean), _PIECE):
+            stop = start + _PIECE
+            parts = [message[start:stop] for message in messages] if len(mean) > _PIECE else messages
+            torch.mv(torch.stack(tuple(parts)).mT, weights, out=mean[start:stop])
+        return mean
+
+
+@dataclass(frozen=True)
+class IntegerArithmetic:
+    """A run whose releases are functions of y_t = (C s)_t + z_t, with z_t a discrete Gaussian.
+
+    Vectors of a round are int64, (d,), or (draws, d) stacked.  The noise is keyed by (key, owner, round, chain,
+    (C s)_t), where chain_t = H(chain_{t-1}, query): a round that is put back and asked something else has other
+    noise, and the same round the same.
+    """
+
+    plan: Plan
+    key: bytes = field(repr=False)
+
+    def start(self, owner: int) -> State:
+        """C's state at the owner of noise, and B's where running sums leave."""
+        trust = self.plan.trust
+        sums = self.strategy.start() if trust.draws(owner) else ()
+        return State(0, (), tensors(sums), self.plan.mechanism.start() if trust.releases(owner) else (), START)
+
+    def sums(self, state: State, current: Round, query: Tensor, read: Read) -> Summed:
+        """s_t of the records of one silo.
 
         Guarantee: one record moves the part of each vector by at most K under zero-out and 2 K under replace-one,
         whatever the query is; nothing but the sums depends on the records.
         """
+        ((silo, count),) = read.rows
+        if not count and not self.plan.schedule.secret:  # a secret round that drew nobody is like any other
+            read = read._replace(records=None)
         stretch = self.exact.run.factored.stretch(current.t)
-        parts, past = parts_of(current, query, past, self.plan.estimator.memory)
+        parts, past = parts_of(current, query, state.past, self.plan.estimator.memory)
         batches = max(1, self.plan.schedule.expected_batches(current.t))
         objective = self.plan.objective.at(Slots(current.t, read.rows))
         wanted: list[Part | None] = [parts.gradient]
@@ -144,37 +233,64 @@ class IntegerStep:
             self._sum(objective, part, read, silo, norm, batches, stretch)
             for part, norm in zip(wanted, self.exact.norms(current.t), strict=True)
         ]
-        return sums[0] if self.strategy.draws(current.t) is None else np.stack(sums), past
+        several = self.strategy.draws(current.t) is not None
+        return Summed(torch.from_numpy(np.stack(sums) if several else sums[0]), past, None)
 
-    def added(self, sums: Sequence[Ints], t: int) -> Ints:
-        """Σ s_t over silos, at a server that is trusted with them; RunError for what records cannot add up to."""
+    def nothing(self, state: State, t: int) -> Tensor:
+        return torch.zeros(self.shape(t), dtype=torch.int64)
+
+    def noisy(self, state: State, t: int, sums: Tensor, owner: int, query: Tensor | None) -> tuple[Tensor, State]:
+        """y_t and C's next state, which is as secret as the records; s_t itself where noise is not the owner's."""
+        before = state.chain
+        chain = linked_missed(before) if query is None else linked(before, query.contiguous().numpy().tobytes())
+        after = State(t, state.past, state.sums, state.hidden, chain)
+        if not self.plan.trust.draws(owner):
+            return sums, after
+        draw = partial(round_noise, self.key, owner, t, chain)
+        held = tuple(vector.numpy() for vector in state.sums)
+        noisy, held = private_sums(self.strategy, self.exact.claim, held, t, sums.numpy(), draw)
+        return torch.from_numpy(noisy), after._replace(sums=tensors(held))
+
+    def leaving(self, state: State, t: int, noisy: Tensor, owner: int) -> tuple[Tensor, State]:
+        """(B y)_t over the public number of records of a batch, float64 (d,), unless y_t leaves as it is."""
+        if not self.plan.trust.releases(owner):
+            return noisy, state
+        sizes = self.plan.batch_sizes
+        factor = self.exact.lattice.unit / (sum(sizes) if owner == SERVER else sizes[owner])
+        mechanism, scales, values = self.plan.mechanism, self.strategy.scales(t), noisy.numpy()
+        vector, hidden = leaving(mechanism, scales, state.hidden, t, values.reshape(self.shape(t)), factor)
+        return vector, state._replace(hidden=hidden)
+
+    def words(self, release: Tensor, t: int, owner: int, mask: NDArray[np.uint64]) -> Tensor:
+        """y_t modulo 2^w, uint8."""
+        under = packed(release.numpy().reshape(-1), mask, self.exact.run.word)
+        return torch.frombuffer(bytearray(under), dtype=torch.uint8)
+
+    def added(self, messages: Sequence[Tensor], t: int) -> Tensor:
+        """The sum of masked messages, or of exact sums at a server that is trusted with them."""
+        if self.plan.masked:
+            words = [message.numpy().tobytes() for message in messages]
+            return torch.from_numpy(sum_of(words, self.exact.run.word, self.shape(t)))
+        sums = [message.numpy().reshape(self.shape(t)) for message in messages]
         norms, most = self.exact.norms(t), self.plan.schedule.most_batches(t)
         bounds = [[size * most * norm for size in self.plan.batch_sizes] for norm in norms]
         try:
             if self.strategy.draws(t) is None:
-                return added(sums, bounds[0])
-            return np.stack([added([of[place] for of in sums], bound) for place, bound in enumerate(bounds)])
+                return torch.from_numpy(added(sums, bounds[0]))
+            parts = [added([of[place] for of in sums], bound) for place, bound in enumerate(bounds)]
         except RunError as error:
             raise RunError(f"round {t}, {error}") from None
+        return torch.from_numpy(np.stack(parts))
 
-    def noisy(
-        self, state: IntState, t: int, sums: Ints, key: bytes, owner: int, chain: bytes
-    ) -> tuple[Ints, IntState]:
-        """y_t and C's next state, which is as secret as the records.
+    def shape(self, t: int) -> tuple[int, ...]:
+        """Of a round's sums and of y_t."""
+        count, size = self.strategy.draws(t), self.plan.objective.dimension
+        return (size,) if count is None else (count, size)
 
-        `chain` holds all queries up to this round's; `key` and it decide the noise, with (C s)_t itself.
-        """
-        draw = partial(round_noise, key, owner, t, chain)
-        return private_sums(self.strategy, self.exact.claim, state, t, sums, draw)
-
-    def leaving(self, hidden: MechanismState, t: int, noisy: Ints, records: int) -> tuple[Tensor, MechanismState]:
-        """(B y)_t over the public number of `records` of a batch, float64 (d,), and B's next state."""
-        factor = self.exact.lattice.unit / records
-        return leaving(self.plan.mechanism, self.strategy.scales(t), hidden, t, noisy, factor)
-
-    def nothing(self, t: int) -> Ints:
-        """The sums of a round without records."""
-        return np.zeros(self.shape(t), np.int64)
+    @cached_property
+    def exact(self) -> ExactPlan:
+        assert self.plan.exact is not None  # as `arithmetic_of` says
+        return self.plan.exact
 
     @property
     def strategy(self) -> IntegerStrategy:
@@ -199,6 +315,50 @@ class IntegerStep:
         factor = self.exact.lattice.factor(batches) * stretch
         clip, least, counts = float(part.clip), self._least(silo), (read.weights != 0.0).numpy()
         return integer_sum(objective, part.query, clip, read.records, norm, factor, least, counts)
+
+
+def tensors(vectors: tuple[Ints, ...]) -> tuple[Tensor, ...]:
+    """The same memory as torch's."""
+    return tuple(map(torch.from_numpy, vectors))
+
+
+def record_weight(share: float, batch: int, batches: int) -> float:
+    """The weight of one record in a round that reads `batches` batches of `batch` records, expected if sampled.
+
+    `share` is 1 in the silo's own mean, and the silo's weight p_i in the mean over silos.
+
+    Guarantee: the denominator is public, however many records take part.
+    """
+    return share / (batch * max(1, batches))
+
+
+def check_moved(mechanism: Mechanism, past: tuple[Tensor, ...], t: int, query: Tensor, where: str) -> None:
+    """RunError if the query (..., d) moved farther than the mechanism's sensitivity allows for."""
+    if t > 1 and (bound := mechanism.movement) is not None:
+        check_movement(bound, past[0], query, where)
+
+
+class Seeded:
+    """The noise that a simulation draws: each owner's, as the plan scales it, from one source."""
+
+    def __init__(self, plan: Plan, source: KeyedNormal, dtype: torch.dtype) -> None:
+        """`dtype` is what it is scaled and correlated in."""
+        self._plan, self._source, self._dtype = plan, source, dtype
+        self._ahead: dict[int, DrawAhead] = {}
+
+    def __call__(self, owner: int, t: int) -> Fresh | None:
+        std = float(self._plan.noise.std_of(owner))
+        return Fresh(self._vectors(owner, t).mul_(std)) if std else None
+
+    def _vectors(self, owner: int, t: int) -> Tensor:
+        """Of variance 1, the caller's own: (d,), or (draws, d)."""
+        size, count = self._plan.objective.dimension, self._plan.mechanism.draws(t)
+        if count is not None:
+            return torch.from_numpy(self._source.nodes(size, owner, t, count)).to(self._dtype)
+        if owner not in self._ahead:
+            ahead = max(1, min(_ROUNDS_AHEAD, _VALUES_AHEAD // (size * len(self._plan.batch_sizes))))
+            self._ahead[owner] = DrawAhead(self._source, size, owner, self._plan.schedule.rounds, ahead)
+        return torch.from_numpy(self._ahead[owner].vector(t)).to(self._dtype, copy=True)
 
 
 class DrawAhead:
@@ -243,7 +403,7 @@ NOBODY = Absences({})
 
 
 def absences_of(cell: Cell) -> Absences:
-    """What the scenario says, a function of its seed; the same for every engine."""
+    """Draw the absences of a scenario, a function of its seed; the same for every engine."""
     federation, rounds = cell.federation, cell.schedule.rounds
     away: dict[int, set[int]] = {int(silo): set(given) for silo, given in federation.away.items()}
     if federation.drop_out:
@@ -254,10 +414,9 @@ def absences_of(cell: Cell) -> Absences:
 
 
 def stand_in(plan: Plan, last: Tensor, t: int) -> Tensor:
-    """What a silo that is away in round t counts with, (d,) or as its message would be; `last` is what it counted
-    with in the round before, zeros before round 1.
+    """Substitute the message of a silo that is away in round t; `last` is that of the round before.
 
-    Its increment is 0: sums go on from what they were, its weight p_i and its batch B_i stay.
+    Its increment is 0: sums go on from what they were, zeros at first, its weight p_i and its batch B_i stay.
 
     Guarantee: nothing but earlier releases enters, so that all that is released keeps what `plan.releases` claims,
     for silos whose answering depends on themselves and public things only: a silo's own noisy stream has a part

@@ -18,6 +18,7 @@ import numpy as np
 from fedpriv.accounting.gaussian import check_positive, relation_named
 from fedpriv.accounting.guarantees import DEFAULT_DELTA, GaussianDP, Guarantee
 from fedpriv.core.errors import InputError
+from fedpriv.core.replicates import one_thread
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.fitting.auto import Candidate, Published, choice, compared, fitted_of_all_kinds, least
 from fedpriv.noise.fitting.cost import Response, objective_of
@@ -28,7 +29,7 @@ from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.trust import Noise, Trust, trust_named
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.clients import CHOSEN as SAMPLINGS
-from fedpriv.participation.orders import Asked, Participation, Schedule, Separated
+from fedpriv.participation.orders import Participation, ParticipationKeys, Schedule, Separated
 from fedpriv.rounds.ledger import RunningSums
 
 
@@ -128,7 +129,7 @@ class Setting:
         if self.max_participations is not None:
             return Separated(self.rounds, self.max_participations, self.min_separation)
         declared = Schedule(self.rounds, self.rounds // self.epochs)
-        return SAMPLINGS[self.sampling].instead_of(declared, Asked(self.groups))
+        return SAMPLINGS[self.sampling].from_schedule(declared, ParticipationKeys(self.groups))
 
     def words(self, noun: str = "record") -> str:
         """How a record, or another unit, takes part."""
@@ -338,14 +339,11 @@ def seconds_per_round(mechanism: Mechanism, workload: Workload, dimension: int) 
     last = min(first + _TIMED, rounds)
     import torch
 
-    fresh, state, threads = torch.randn(dimension), mechanism.start(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    fresh, state = torch.randn(dimension), mechanism.start()
+    with one_thread():
         for t in range(1, first + 1):
             _, state = mechanism.noise(state, t, fresh)
         started = time.perf_counter()
         for t in range(first + 1, last + 1):
             _, state = mechanism.noise(state, t, fresh)
-        return (time.perf_counter() - started) / (last - first)
-    finally:
-        torch.set_num_threads(threads)
+    return (time.perf_counter() - started) / (last - first)

@@ -1,6 +1,6 @@
-"""The records of a federation: loaded once, turned into features, spread over the silos.
+"""Task of a cell: the records of a federation, loaded once, turned into features and spread over the silos.
 
-Records as units: persons or clients with several records each, and units that are not there.
+Records may be grouped into units, persons or clients with several records each; a unit that is not there is zeros.
 """
 
 import dataclasses

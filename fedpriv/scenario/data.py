@@ -1,6 +1,7 @@
-"""[data] of a scenario: which records, what is public about them, and how they are spread over the silos.
+"""[data] and [data.scale] of a scenario: which records, and how they are spread over the silos.
 
-[data.scale] of a scenario: columns of numbers by noisy means and deviations, which a first step releases.
+[data] says what is public about the records; [data.scale] has columns of numbers scaled by noisy means and
+deviations, which a first step releases.
 """
 
 from typing import Annotated, Literal, Self
@@ -12,9 +13,9 @@ from fedpriv.data.encode import SMALLEST, Scaling
 from fedpriv.data.named import schema_of
 from fedpriv.data.schema import TableSchema
 from fedpriv.noise.trust import RECORD, Unit
-from fedpriv.papers.base import Positive
+from fedpriv.papers.base import Count, Positive
 from fedpriv.participation.clients import CHOSEN
-from fedpriv.scenario.sections import Count, FederationSection, Section
+from fedpriv.scenario.sections import FederationSection, Section
 
 Numbers = Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(strict=False)]
 
@@ -115,7 +116,7 @@ class DataSection(Section):
 
     @property
     def table_schema(self) -> TableSchema | None:
-        """What is public about the table, given here or known for its name; None if the data are no table."""
+        """Public schema of the table, given here or known for its name; None if the data are no table."""
         return schema_of(self.name, self.table)
 
     @property

@@ -1,10 +1,9 @@
-"""From a TOML file to the cells it stands for: overrides, sweep, seeds, validation.
+"""Load a TOML file as the cells it stands for: overrides, sweep, seeds, validation.
 
-What `--set` does to a scenario: values, swept values, and keys that exclude each other.
+`--set` gives a key a value, narrows a swept one, and drops keys that the new one excludes.
 
-[[where]]: what a sweep sets where some of its keys have certain values.
-
-A sweep over algorithms needs settings of its own for each; a rule says at which points they hold:
+[[where]] sets keys where swept keys have certain values: a sweep over algorithms needs settings of its own for
+each, and a rule says at which points they hold:
 
     [[where]]
     when = { "algorithm.name" = "dp-sgd", "privacy.mu" = [0.3, 1.0] }
@@ -29,8 +28,8 @@ from fedpriv.core.files import scenario_file
 from fedpriv.scenario.data import PARTITION_KEYS
 from fedpriv.scenario.messages import explain
 from fedpriv.scenario.published import (
+    Growth,
     Published,
-    Scaling,
     Tuned,
     assign,
     changed,
@@ -48,8 +47,8 @@ TARGETS = ("mu", "rho", "zcdp", "epsilon")
 
 
 @dataclass(frozen=True)
-class Sorted:
-    """Overrides, sorted out."""
+class Overrides:
+    """Overrides, by what they override."""
 
     axes: Mapping[str, Any]
     """The axes of the sweep; "seeds" as it was given."""
@@ -59,8 +58,8 @@ class Sorted:
     """Every key that was overridden."""
 
 
-def sort_out(overrides: Iterable[str], swept: Mapping[str, Any]) -> Sorted:
-    """What "KEY=VALUE" overrides make of a sweep.
+def split_overrides(overrides: Iterable[str], swept: Mapping[str, Any]) -> Overrides:
+    """Split "KEY=VALUE" overrides into axes of the sweep and fixed keys.
 
     A swept key is narrowed to the value or the list of values given; another key with a list becomes an axis.  A
     privacy target takes the place of another one, swept or not, and `privacy.mode=none` of all.  A value that is
@@ -73,7 +72,7 @@ def sort_out(overrides: Iterable[str], swept: Mapping[str, Any]) -> Sorted:
         if key != "seeds" and isinstance(value, list):
             if not value:
                 raise InputError(f"--set {assignment!r}: expected at least one value to sweep")
-            axes[key] = once(value)
+            axes[key] = unique(value)
             fixed.pop(key, None)
         elif key in axes or key == "seeds":
             axes[key] = value if key == "seeds" else [value]
@@ -82,11 +81,11 @@ def sort_out(overrides: Iterable[str], swept: Mapping[str, Any]) -> Sorted:
         touched.add(key)
     for key in excluded(touched, fixed.get("privacy.mode")):
         axes.pop(key, None)
-    return Sorted(axes, fixed, frozenset(touched))
+    return Overrides(axes, fixed, frozenset(touched))
 
 
-def once(values: list[Any]) -> list[Any]:
-    """Without the values that are there already: the same cell twice is no second seed."""
+def unique(values: list[Any]) -> list[Any]:
+    """Drop values that are there already: the same cell twice is no second seed."""
     return [each for place, each in enumerate(values) if each not in values[:place]]
 
 
@@ -97,7 +96,7 @@ def excluded(given: Iterable[str], mode: Any = None) -> list[str]:
     return [key for key in targets if key not in chosen] if chosen or mode == "none" else []
 
 
-def forget_what_gave_way(tree: dict[str, Any], given: Sorted) -> None:
+def drop_superseded_keys(tree: dict[str, Any], given: Overrides) -> None:
     """Take out of a cell's tree what an override excludes: other privacy targets, settings of other partitions."""
     for key in excluded(given.touched, given.fixed.get("privacy.mode")):
         tree.get("privacy", {}).pop(key.removeprefix("privacy."), None)
@@ -167,7 +166,7 @@ class Scenario:
     seeds: list[int]
     points: list[Point]
     published: Published | None
-    scaling: Scaling | None = None
+    scaling: Growth | None = None
     tuned: Tuned | None = None
     """How its settings were chosen, where `fedpriv tune` wrote the file."""
 
@@ -218,8 +217,8 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
     scaling = scaling_of(base.pop("scaling", None), printed_axes, source)
     tuned = tuned_of(base.pop("tuned", None), source)
     rules = rules_of(base.pop("where", []), printed_axes, source)
-    given = sort_out(
-        overrides, {key: once(values) if isinstance(values, list) else values for key, values in sweep.items()}
+    given = split_overrides(
+        overrides, {key: unique(values) if isinstance(values, list) else values for key, values in sweep.items()}
     )
     axes = dict(given.axes)
     for key, value in given.fixed.items():
@@ -281,7 +280,7 @@ def _cell(
     axes: Mapping[str, Any],
     values: tuple[Any, ...],
     rules: Iterable[Rule],
-    given: Sorted,
+    given: Overrides,
     seed: int,
     source: str,
 ) -> Cell:
@@ -293,7 +292,7 @@ def _cell(
         rule.apply(tree)
     for key, value in given.fixed.items():
         assign(tree, key, value)
-    forget_what_gave_way(tree, given)
+    drop_superseded_keys(tree, given)
     tree["seed"] = seed
     return resolve_cell(tree, source)
 

@@ -118,7 +118,7 @@ def _description(path: list[str], model: type[BaseModel]) -> str:
 
 
 def enough_for(records: int, batches: int, batch: int) -> str:
-    """What so many training records are enough for: fewer batches, or smaller ones; and which keys say so."""
+    """Say what so many training records are enough for: fewer batches, or smaller ones; and by which keys."""
     fewer, smaller = records // batch, records // batches
     fitting = [f"{fewer} batches of {batch}"] * (fewer > 0) + [f"{batches} of {smaller}"] * (smaller > 0)
     enough = f"enough for {', or '.join(fitting)}" if fitting else "too few for either"

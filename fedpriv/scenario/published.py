@@ -1,15 +1,15 @@
-"""What was published for a scenario, how its tables are laid out, and which growth it is about.
+"""Sections of a scenario about its results, which no run reads: [paper], [table], [scaling] and [tuned].
 
-Dotted keys in a parsed TOML tree.
-
-[tuned]: how the settings of a scenario were chosen, which `fedpriv tune` writes and reports read.
+They say what was published for a scenario, how its tables are laid out, which growth it is about, and how its
+settings were chosen, which `fedpriv tune` writes and reports read.  Dotted keys of a parsed TOML tree are looked
+up and assigned here, too.
 """
 
 import dataclasses
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -80,7 +80,7 @@ class Paper(BaseModel):
         return [*self.metrics, *self.values]
 
 
-class Scaling(BaseModel):
+class Growth(BaseModel):
     """[scaling]: how what an algorithm needs grows with n; shown as fitted exponents beside the theory's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -138,18 +138,29 @@ class Published:
         return cells[self.row_values.index(row)][self.column_values.index(column)]
 
 
-def scaling_of(given: Any, axes: Mapping[str, list[Any]], source: str) -> Scaling | None:
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _validated(kind: type[Model], given: Any, name: str, source: str) -> Model:
+    """The section; InputError with one line if it is malformed."""
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise InputError(f"{source}: {explain(error, kind, name)}") from None
+
+
+def _check_swept(name: str, key: str, axes: Mapping[str, list[Any]], source: str) -> None:
+    if key not in axes:
+        raise InputError(f"{source}: {name} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}")
+
+
+def scaling_of(given: Any, axes: Mapping[str, list[Any]], source: str) -> Growth | None:
+    """[scaling] of a file; InputError if it is malformed."""
     if given is None:
         return None
-    try:
-        scaling = Scaling.model_validate(given)
-    except ValidationError as error:
-        raise InputError(f"{source}: {explain(error, Scaling, 'scaling')}") from None
+    scaling = _validated(Growth, given, "scaling", source)
     for role in ("along", "smallest", "by"):
-        if (key := getattr(scaling, role)) not in axes:
-            raise InputError(
-                f"{source}: scaling.{role} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}"
-            )
+        _check_swept(f"scaling.{role}", getattr(scaling, role), axes, source)
     return scaling
 
 
@@ -159,15 +170,9 @@ def published_of(
     """[paper] or [table] of a file, by the name that the file has for it; InputError if it is malformed."""
     if given is None:
         return None
-    try:
-        paper = Paper.model_validate(given)
-    except ValidationError as error:
-        raise InputError(f"{source}: {explain(error, Paper, section)}") from None
-    for role, key in (("rows", paper.rows), ("columns", paper.columns)):
-        if key not in axes:
-            raise InputError(
-                f"{source}: {section}.{role} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}"
-            )
+    paper = _validated(Paper, given, section, source)
+    _check_swept(f"{section}.rows", paper.rows, axes, source)
+    _check_swept(f"{section}.columns", paper.columns, axes, source)
     rows, columns = axes[paper.rows], axes[paper.columns]
     for metric in PUBLISHED:
         table = getattr(paper, metric)
@@ -217,7 +222,7 @@ class TunedRow(BaseModel):
 
 
 class Tuned(BaseModel):
-    """How settings were chosen."""
+    """Record of how settings were chosen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -248,10 +253,7 @@ def tuned_of(given: Any, source: str) -> Tuned | None:
     """[tuned] of a file; InputError if it is malformed."""
     if given is None:
         return None
-    try:
-        tuned = Tuned.model_validate(given)
-    except ValidationError as error:
-        raise InputError(f"{source}: {explain(error, Tuned, 'tuned')}") from None
+    tuned = _validated(Tuned, given, "tuned", source)
     try:
         _ = tuned.number_of_runs
     except InputError as error:

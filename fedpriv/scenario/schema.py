@@ -1,8 +1,7 @@
-"""The typed scenario: one cell of a scenario file, every key checked before anything runs.
+"""Schema of a scenario's cell: every key checked before anything runs.
 
-Whether a run can go on without a silo that does not answer.
-
-Which units a scenario's data and federation have.
+Checks across sections are here: whether the algorithm is known and takes its settings, whether a run can go on
+without a silo that does not answer, and which units the data and the federation have.
 """
 
 from typing import Annotated, Any, Self
@@ -10,7 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.random import seed_key
+from fedpriv.core.random import SERVER, seed_key
 from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.models import model_named
 from fedpriv.loss.rows import Model, ModelSettings
@@ -65,7 +64,7 @@ def check_units(unit: Unit, data: DataSection, federation: FederationSection, se
     """ValueError for a unit that the data or the federation do not have, or that cannot be accounted for."""
     if federation.clients is not None:
         _check_pool(unit, data, trust)
-    elif unit.name == CLIENT.name and secret and not trust.noise_at_server:
+    elif unit.name == CLIENT.name and secret and not trust.draws(SERVER):
         raise ValueError(
             f'federation.sampling with privacy.unit = "client" and algorithm.trust = {trust.name!r}: '
             f'{_why_not(trust)}; use "trusted", or sampling = "fixed"'
@@ -95,7 +94,7 @@ def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
             f'federation.clients with privacy.unit = "{unit.name}": what is clipped and counted in a cohort is '
             'a client; set unit = "client" and records'
         )
-    if not trust.noise_at_server:
+    if not trust.draws(SERVER):
         raise ValueError(
             f'federation.clients with algorithm.trust = {trust.name!r}: {_why_not(trust)}; use "trusted", or make '
             "every client a silo, which answers in every round"
@@ -108,7 +107,7 @@ def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
 
 
 def _why_not(trust: Trust) -> str:
-    """Why cohorts protect nobody under a server that is not trusted."""
+    """Reason that cohorts protect no client under a server that is not trusted."""
     return "masks need the answers of all clients" if trust.masked else "a server sees which clients answer"
 
 
@@ -233,7 +232,7 @@ class Cell(Section):
             return self
         trust = trust_named(self.algorithm.trust)
         self.evaluation.check(self.federation.silos, trust, self.privacy)
-        summed = trust.noise_at_server and self.evaluation.mu is not None
+        summed = trust.draws(SERVER) and self.evaluation.mu is not None
         check_measures(self.run.metrics, self.run.goldstein_radius, per_silo=self.run.per_silo, summed=summed)
         if (key := self.without_silos) is not None:
             raise ValueError(f"{key}: an evaluation needs all silos; leave out [evaluation]")
@@ -255,7 +254,7 @@ class Cell(Section):
 
     @property
     def budget(self) -> Budget:
-        """What the rounds may spend, and what is spent beside them."""
+        """Budget of the rounds, and what is spent beside them."""
         return self._budget
 
     @property
@@ -310,7 +309,7 @@ class Cell(Section):
 
     @property
     def schedule(self) -> Participation:
-        """Which records are read in which round, as the algorithm arranges them; InputError if it cannot."""
+        """Participation of the records, as the algorithm arranges it; InputError if it cannot."""
         federation = self.federation
         declared = Schedule(federation.total_rounds, federation.rounds_per_epoch)
         arranged = self.algorithm.row.schedule(self.algorithm.settings, declared)
@@ -325,7 +324,7 @@ class Cell(Section):
                 f'federation.sampling = "{federation.sampling}": {self.algorithm.name} reads records in an order '
                 'of its own; use "fixed"'
             )
-        return CHOSEN[federation.sampling].instead_of(arranged, federation.asked)
+        return CHOSEN[federation.sampling].from_schedule(arranged, federation.participation_keys)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -334,7 +333,7 @@ class Cell(Section):
 
     @property
     def unread(self) -> int:
-        """How many of `federation.samples` no silo holds, since every round reads equally many of each silo.
+        """Number of `federation.samples` that no silo holds, since every round reads equally many of each silo.
 
         With `size_skew` fewer than one pass has rounds; silos of equal size leave fewer than rounds · silos.
         """

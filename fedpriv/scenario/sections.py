@@ -1,12 +1,11 @@
-"""What the sections of a scenario are made of.
+"""Sections of a scenario: [federation], [privacy], [run], [deployment] and [evaluation], and their base class.
 
-[federation] of a scenario: silos or clients, rounds, and who takes part in which.
-
-[privacy] of a scenario: the target, what it is a guarantee of, and what a cell's rounds may spend of it.
-
-[run] and [deployment] of a scenario: how to compute, and what a server does about silos that are not there.
-
-[evaluation] of a scenario: the silos evaluate the model, each on its own test records.
+| section | says |
+|---|---|
+| [federation] | silos or clients, rounds, and who takes part in which |
+| [privacy] | the target, what it is a guarantee of, and what a cell's rounds may spend of it |
+| [run], [deployment] | how to compute, and what a server does about silos that are not there |
+| [evaluation] | the silos evaluate the model, each on its own test records |
 """
 
 import math
@@ -17,15 +16,15 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.accounting.renyi import mu_of_zcdp
+from fedpriv.core.random import SERVER
 from fedpriv.data.partition import silo_sizes
 from fedpriv.loss.scores import Score
 from fedpriv.noise.trust import RECORD, USER, Trust, Unit, UnitName, unit_named
-from fedpriv.papers.base import Positive
+from fedpriv.papers.base import Count, Positive
 from fedpriv.participation.clients import CHOSEN, SamplingName
-from fedpriv.participation.orders import Asked
+from fedpriv.participation.orders import ParticipationKeys
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
 
 
 class Section(BaseModel):
@@ -177,9 +176,9 @@ class FederationSection(Section):
         return self.rounds_per_epoch * self.epochs if self.rounds is None else self.rounds
 
     @property
-    def asked(self) -> Asked:
-        """What the participation is told beside the order."""
-        return Asked(self.groups, self.min_separation, self.max_participations)
+    def participation_keys(self) -> ParticipationKeys:
+        """Keys that a participation takes beside the order."""
+        return ParticipationKeys(self.groups, self.min_separation, self.max_participations)
 
     def batch_sizes(self, seed: int) -> tuple[int, ...]:
         """Records of each silo in one round, or the cohort; every place of the silo's order has as many."""
@@ -199,7 +198,7 @@ _SAFE = 1.0 - 2.0**-48
 
 @dataclass(frozen=True)
 class Budget:
-    """What the rounds of a cell may spend of a promise, and what is spent beside them of the same records.
+    """Budget of a promise: for the rounds of a cell, and for what is spent beside them of the same records.
 
     | field | meaning |
     |---|---|
@@ -378,7 +377,7 @@ class EvaluationSection(Section):
             raise ValueError(
                 'evaluation.mu: privacy.mode = "none" means no noise, in evaluations too; leave it out'
             )
-        if privacy.mode != "none" and self.mu is None and not trust.noise_at_server:
+        if privacy.mode != "none" and self.mu is None and not trust.draws(SERVER):
             raise ValueError(
                 "evaluation.mu: this key is missing: under a server that is not trusted every evaluation is a "
                 "release of test records; say what all of them together may cost, such as mu = 1.0"

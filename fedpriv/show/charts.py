@@ -1,348 +1,429 @@
-"""What a run's charts show: accuracy against privacy, curves, noise by mechanism, trade-off curves.
+"""The charts of a run as data: metrics by round and by privacy, clipping, noise by mechanism, trade-off curves.
 
-From numbers to places on an axis, and the numbers worth a tick.
-
-A chart as SVG: readable without a script, in light and dark, on a screen and on paper.
+`charts_of` computes every series once; two pens draw them: `svg.py` for the report's page, `plots.py` with
+matplotlib for files.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
-from markupsafe import Markup, escape
+import numpy as np
 
 from fedpriv.core.figures import epsilon_words, lower_figure, upper_figure
-from fedpriv.show.privacy_plots import costs_by_rounds, levels, privacy_scale, question_of
+from fedpriv.noise.registry import CHOSEN
+from fedpriv.rounds.ledger import from_data
+from fedpriv.rounds.setting import Setting, Table
+from fedpriv.show.looks import MOST_SERIES, Look, key_names, layout_of, level_look, nth_look, shade
+from fedpriv.show.scale import Scale, scale_of, wide
 from fedpriv.show.statement import StoredAudit
-from fedpriv.show.summary import Metric, cells_at, compare, metrics_of, point_text, points, product, summarize
+from fedpriv.show.summary import (
+    Metric,
+    cells_at,
+    compare,
+    metrics_of,
+    points,
+    product,
+    shared_metrics,
+    summarize,
+)
 from fedpriv.study.results import Results
-
-_STEPS = (1.0, 2.0, 5.0, 10.0)
-
-
-@dataclass(frozen=True)
-class Scale:
-    """A linear or logarithmic axis from `low` to `high`, drawn from `start` to `end`."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-    logarithmic: bool
-
-    def place(self, value: float) -> float:
-        """Where a value is drawn; values beyond the axis at its ends."""
-        share = (self._number(value) - self._number(self.low)) / (self._number(self.high) - self._number(self.low))
-        return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
-
-    def ticks(self, most: int) -> list[float]:
-        """Round numbers on the axis, about `most` at most."""
-        return _logarithmic(self.low, self.high, most) if self.logarithmic else _linear(self.low, self.high, most)
-
-    def _number(self, value: float) -> float:
-        return math.log(max(value, self.low)) if self.logarithmic else value
-
-
-def scale_of(values: Sequence[float], start: float, end: float, *, logarithmic: bool) -> Scale:
-    """The axis that shows all values, with a little room; logarithmic only where all are above 0."""
-    finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
-    low, high = min(finite), max(finite)
-    if logarithmic and low > 0.0:
-        room = max((high / low) ** 0.05, 1.05)
-        return Scale(low / room, high * room, start, end, logarithmic=True)
-    room = 0.05 * (high - low) or max(abs(high), 1.0) * 0.1
-    return Scale(low - room, high + room, start, end, logarithmic=False)
-
-
-def _linear(low: float, high: float, most: int) -> list[float]:
-    rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * each for each in _STEPS if power * each >= rough)
-    first = math.ceil(low / step)
-    return [step * each for each in range(first, math.floor(high / step) + 1)]
-
-
-def _logarithmic(low: float, high: float, most: int) -> list[float]:
-    for steps in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
-        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        found = [each * 10.0**power for power in powers for each in steps if low <= each * 10.0**power <= high]
-        if len(found) <= most:
-            return found if len(found) > 1 else [low, high]
-    stride = math.ceil(len(found) / most)
-    return found[::stride]
-
-
-WIDTH, HEIGHT = 560, 350
-_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 16, 14, 52
-COLOURS = 7
-"""So many colours repeat, with other dashes."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A point: its place, what the pointer shows, and how far a band reaches to both sides."""
+    """A point: its place, the text for the pointer, and a spread that a band or bar shows to both sides."""
 
     x: float
     y: float
-    tip: str
+    tip: str = ""
     spread: float = 0.0
+    """Along y; along x where the chart has named rows."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line, or points alone; `hollow` points are what others published."""
+    """One line with marks, or one of the two alone; `hollow` marks are drawn around those of others."""
 
     name: str
+    look: Look
     marks: Sequence[Mark]
     line: bool = True
+    dots: bool = True
     hollow: bool = False
-    colour: int | None = None
-    """Of another series, where the two belong together; its own otherwise."""
+    published: Sequence[Mark] = ()
+    """What a paper printed for the same settings: hollow marks of the same look."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Series that share a pair of axes; `name` says what they have in common."""
+
+    name: str
+    series: Sequence[Series]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure of the page."""
+    """A figure: panels side by side, with one y axis for all."""
 
     key: str
     caption: str
     x: str
     y: str
-    series: Sequence[Series]
+    panels: Sequence[Panel]
     note: str = ""
     log_x: bool = False
     log_y: bool = False
     ticks: Sequence[float] = ()
     """On the x axis; round numbers if left out."""
+    rows: Sequence[str] = ()
+    """Names on the y axis, whose values are then 0, 1, … from the top."""
+    shown: Sequence[float] = ()
+    """Values that the x axis shows in any case."""
 
-    def look(self, place: int) -> str:
-        """The classes of a series, which the style sheet gives a colour and dashes."""
-        own = self.series[place].colour
-        number = place if own is None else own
-        return f"c{number % COLOURS} d{number // COLOURS % 3}"
+    @property
+    def series(self) -> list[Series]:
+        """Those of all panels."""
+        return [series for panel in self.panels for series in panel.series]
 
+    @property
+    def legend(self) -> list[Series]:
+        """One series a name, empty where there is only one to tell."""
+        named = {series.name: series for series in self.series}
+        return list(named.values()) if len(named) > 1 else []
 
-def drawn(chart: Chart) -> Markup:
-    """The chart's SVG.
+    @property
+    def has_published(self) -> bool:
+        """Whether hollow marks need an explanation."""
+        return any(series.published for series in self.series)
 
-    Guarantee: every text is escaped; nothing is loaded from elsewhere.
-    """
-    marks = [mark for series in chart.series for mark in series.marks if math.isfinite(mark.y)]
-    across = scale_of([mark.x for mark in marks], _LEFT, WIDTH - _RIGHT, logarithmic=chart.log_x)
-    reach = [mark.y + side * mark.spread for mark in marks for side in (-1.0, 1.0)]
-    if chart.log_y:
-        reach = [value for value in reach if value > 0.0]
-    up = scale_of(reach, HEIGHT - _BOTTOM, _TOP, logarithmic=chart.log_y)
-    parts = [*_axes(chart, across, up)]
-    for place, series in enumerate(chart.series):
-        parts.append(_series(chart, place, series, across, up))
-    frame = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.caption)}" class="chart">'
-    return Markup("".join([frame, *parts, "</svg>"]))
+    def across(self, panel: Panel, start: float, end: float) -> Scale:
+        """The x axis of a panel."""
+        sides = (-1.0, 1.0) if self.rows else (0.0,)
+        return scale_of([*_reach(panel.series, "x", sides), *self.shown], start, end, logarithmic=self.log_x)
 
-
-def _axes(chart: Chart, across: Scale, up: Scale) -> list[str]:
-    bottom, parts = HEIGHT - _BOTTOM, []
-    for value in up.ticks(6):
-        y = up.place(value)
-        parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{WIDTH - _RIGHT}"/>')
-        place = f'x="{_LEFT - 7}" y="{y + 4:.1f}" text-anchor="end"'
-        parts.append(f'<text class="tick" {place}>{_number(value)}</text>')
-    last = -math.inf
-    for value in chart.ticks or across.ticks(6):
-        x = across.place(value)
-        parts.append(f'<path class="grid" d="M{x:.1f} {bottom}v5"/>')
-        if x - last >= 34.0:
-            parts.append(
-                f'<text class="tick" x="{x:.1f}" y="{bottom + 19}" text-anchor="middle">{_number(value)}</text>'
-            )
-            last = x
-    parts.append(f'<path class="axis" d="M{_LEFT} {bottom}H{WIDTH - _RIGHT}"/>')
-    middle = (_LEFT + WIDTH - _RIGHT) / 2
-    parts.append(
-        f'<text class="label" x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">{escape(chart.x)}</text>'
-    )
-    height = (_TOP + bottom) / 2
-    parts.append(
-        f'<text class="label" transform="translate(14 {height}) rotate(-90)" text-anchor="middle">'
-        f"{escape(chart.y)}</text>"
-    )
-    return parts
+    def up(self, start: float, end: float) -> Scale:
+        """The y axis of all panels, from the bottom to the top."""
+        if self.rows:
+            return Scale(len(self.rows) - 0.5, -0.5, start, end, logarithmic=False)
+        return scale_of(_reach(self.series, "y", (-1.0, 1.0)), start, end, logarithmic=self.log_y)
 
 
-def _series(chart: Chart, place: int, series: Series, across: Scale, up: Scale) -> str:
-    marks = [mark for mark in series.marks if math.isfinite(mark.y)]
-    at = [(across.place(mark.x), up.place(mark.y)) for mark in marks]
-    parts = [f'<g class="series {chart.look(place)}" data-series="{place}">']
-    if series.line and any(mark.spread for mark in marks):
-        above = [f"{x:.1f} {up.place(mark.y + mark.spread):.1f}" for (x, _), mark in zip(at, marks, strict=True)]
-        below = [f"{x:.1f} {up.place(mark.y - mark.spread):.1f}" for (x, _), mark in zip(at, marks, strict=True)]
-        parts.append(f'<path class="band" d="M{"L".join([*above, *reversed(below)])}Z"/>')
-    if series.line and len(at) > 1:
-        parts.append(f'<path class="line" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in at)}"/>')
-    size = 6 if series.hollow else 3.2
-    for (x, y), mark in zip(at, marks, strict=True):
-        kind = "hollow" if series.hollow else "mark"
-        tip = escape(f"{series.name}: {mark.tip}")
-        parts.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{size}" data-tip="{tip}"/>')
-    return "".join([*parts, "</g>"])
+def _reach(series: Iterable[Series], axis: str, sides: Iterable[float]) -> list[float]:
+    marks = [mark for each in series for mark in (*each.marks, *each.published) if math.isfinite(mark.y)]
+    return [getattr(mark, axis) + side * mark.spread for mark in marks for side in sides]
 
 
-def _number(value: float) -> str:
-    if value and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
-    return f"{value:.4g}"
-
-
-_MOST_SERIES = 28
 _PRIVACY_KEYS = ("privacy.mu", "privacy.rho", "privacy.zcdp", "privacy.epsilon")
 _NAMES = {"mu": "μ of Gaussian DP (smaller is more private)", "epsilon": "ε (smaller is more private)"}
 _NORMAL = NormalDist()
+_MOST_PANELS = 12
+_CLIPPED = Metric("fraction_clipped", "increments that were clipped (%)", 100.0, 2, 2)
+_ON_THE_AXES = 0.01
+"""A trade-off curve that balances both errors below this share cannot be told from the axes."""
 
 
 def charts_of(results: Results, history: Sequence[Mapping[str, Any]], audit: StoredAudit | None) -> list[Chart]:
-    """Every chart that the results allow."""
+    """Every chart that the finished cells allow, without series that have no mark."""
     made = [
         _privacy(results),
-        *(_curves(results, history, metric) for metric in metrics_of(results) if metric.base is None),
-        _noise(results),
+        *(_curves(results, history, metric) for metric in shared_metrics(results)),
+        _clipping(results),
+        *noise_charts(results.cells),
         _tradeoff(results, audit),
     ]
-    return [chart for chart in made if chart is not None and any(series.marks for series in chart.series)]
+    return [chart for chart in map(_without_empty, filter(None, made)) if chart.panels]
+
+
+def _without_empty(chart: Chart) -> Chart:
+    panels = [Panel(each.name, [series for series in each.series if series.marks]) for each in chart.panels]
+    return replace(chart, panels=[panel for panel in panels if panel.series])
+
+
+def _panels(
+    results: Results,
+    axes: Mapping[str, list[Any]],
+    series: Callable[[dict[str, Any], str, Look], Series],
+) -> tuple[list[Panel], str]:
+    """A series a point of `axes`, in panels; and a note of what is left out."""
+    layout = layout_of(axes)
+    found: dict[str, list[Series]] = {}
+    left: dict[str, None] = {}
+    for point in product(axes):
+        title = key_names(results, point, layout.panels)
+        if (title not in found and len(found) == _MOST_PANELS) or len(found.get(title, [])) == MOST_SERIES:
+            left[str(point)] = None
+            continue
+        name = key_names(results, point, (*layout.kinds, *layout.levels)) or "this run"
+        found.setdefault(title, []).append(series(point, name, layout.look_of(point)))
+    note = f"{len(left)} more settings are in the table." if left else ""
+    return [Panel(title, each) for title, each in found.items()], note
+
+
+def levels(results: Results) -> dict[str, float]:
+    """The privacy of all cells by the text that is shown: rounding in an accountant makes no second value."""
+    scale = privacy_scale(results)
+    return {upper_figure(cell[scale], 3): cell[scale] for cell in results.cells if cell[scale] is not None}
+
+
+def privacy_scale(results: Results) -> str:
+    """What privacy is drawn in: μ, or ε if a cell with a guarantee has no μ, as with sampling."""
+    return "epsilon" if any(c["mu"] is None and c["epsilon"] is not None for c in results.cells) else "mu"
 
 
 def _privacy(results: Results) -> Chart | None:
-    """The first metric that says how good a model is, against μ or ε; a line for what else is swept."""
+    """Accuracy, or the first metric, against μ or ε; a line for what else is swept."""
     known = levels(results)
     if len(known) < 2:
         return None
     metric = next((each for each in metrics_of(results) if each.key == "test_accuracy"), metrics_of(results)[0])
     told = {key: list(values) for key, values in results.axes.items() if key not in _PRIVACY_KEYS}
-    series: list[Series] = []
-    for number, fixed in enumerate(product(told)):
+
+    def series(fixed: dict[str, Any], name: str, look: Look) -> Series:
         measured, published = _along(results, metric, fixed)
-        name = _named(results, fixed)
-        series.append(Series(name, measured, colour=number))
-        if published:
-            series.append(Series(f"{name}, published", published, line=False, hollow=True, colour=number))
-    return Chart(
-        "privacy",
-        f"{metric.title.capitalize()} against privacy",
-        _NAMES[privacy_scale(results)],
-        metric.title,
-        series[: 2 * _MOST_SERIES],
-        log_x=True,
-        ticks=sorted(known.values()),
-    )
+        return Series(name, look, measured, published=published)
+
+    panels, note = _panels(results, told, series)
+    ys = [mark.y for panel in panels for each in panel.series for mark in each.marks]
+    caption = f"{metric.title[0].upper()}{metric.title[1:]} against privacy"
+    x, log_y = _NAMES[privacy_scale(results)], metric.factor == 1.0 and wide(ys)
+    ticks = sorted(known.values())
+    return Chart("privacy", caption, x, metric.title, panels, note, log_x=True, log_y=log_y, ticks=ticks)
 
 
 def _along(results: Results, metric: Metric, fixed: Mapping[str, Any]) -> tuple[list[Mark], list[Mark]]:
     """Measured and published values of the points that have `fixed`, by rising μ or ε."""
     scale = privacy_scale(results)
-    found: list[tuple[float, Mark]] = []
+    measured: list[Mark] = []
     published: list[Mark] = []
     for point in points(results):
         cells = cells_at(results, point)
         if not cells or any(point[key] != value for key, value in fixed.items()) or cells[0][scale] is None:
             continue
-        level, comparison = cells[0][scale], compare(results, metric, point)
-        if comparison.measured is not None:
-            mean, std = comparison.measured.mean, comparison.measured.std
-            tip = f"{_level(cells[0])}: {_figure(mean, std, metric)}"
-            found.append((level, Mark(level, mean, tip, std or 0.0)))
-        if comparison.published is not None:
-            value = comparison.published
-            published.append(Mark(level, value, f"{_level(cells[0])}: {value:.{metric.published_digits}f}"))
-    return [mark for _, mark in sorted(found, key=lambda pair: pair[0])], published
+        level, found = cells[0][scale], compare(results, metric, point)
+        if found.measured is not None:
+            mean, std = found.measured.mean, found.measured.std
+            measured.append(Mark(level, mean, f"{_level(cells[0])}: {_figure(mean, std, metric)}", std or 0.0))
+        if (value := found.published) is not None:
+            text = f"{_level(cells[0])}, published: {value:.{metric.published_digits}f}"
+            published.append(Mark(level, value, text))
+    return sorted(measured, key=lambda mark: mark.x), published
 
 
 def _curves(results: Results, history: Sequence[Mapping[str, Any]], metric: Metric) -> Chart:
-    """The metric round by round; a line a sweep point."""
-    chosen = points(results)[:_MOST_SERIES]
-    where = {cell["cell"]: cell["point"] for cell in results.cells}
-    lines = [line for line in history if metric.key in line]
-    series = []
-    for point in chosen:
-        places = {place for place, there in where.items() if there == point}
-        rounds = sorted({line["round"] for line in lines if line["cell"] in places})
+    """The metric round by round; runs of unequal length in one panel share the axis as shares of their rounds."""
+    by_cell: dict[Any, list[Mapping[str, Any]]] = {}
+    for line in history:
+        if metric.key in line:
+            by_cell.setdefault(line["cell"], []).append(line)
+    lengths: dict[str, set[int]] = {}
+    layout = layout_of(results.axes)
+    for cell in results.cells:
+        lengths.setdefault(key_names(results, cell["point"], layout.panels), set()).add(cell["rounds"])
+    equal = all(len(each) == 1 for each in lengths.values())
+
+    def series(point: dict[str, Any], name: str, look: Look) -> Series:
+        by_round: dict[int, list[Mapping[str, Any]]] = {}
+        cells = cells_at(results, point)
+        for line in (line for cell in cells for line in by_cell.get(cell["cell"], [])):
+            by_round.setdefault(line["round"], []).append(line)
         marks = []
-        for t in rounds:
-            summary = summarize([line for line in lines if line["cell"] in places and line["round"] == t], metric)
-            if summary is not None:
-                tip = f"round {t}: {_figure(summary.mean, summary.std, metric)}"
-                marks.append(Mark(t, summary.mean, tip, summary.std or 0.0))
-        series.append(Series(_named(results, point), marks))
-    left = len(points(results)) - len(chosen)
-    note = f"The first {len(chosen)} settings; {left} more are in the table." if left else ""
-    values = [mark.y for each in series for mark in each.marks]
-    wide = metric.key != "test_accuracy" and bool(values) and min(values) > 0 and max(values) > 10 * min(values)
-    caption = f"{metric.title.capitalize()}, round by round"
-    return Chart(metric.key, caption, "round", metric.title, series, note, log_y=wide)
+        for t, lines in sorted(by_round.items()):
+            if (found := summarize(lines, metric)) is not None:
+                tip = f"round {t}: {_figure(found.mean, found.std, metric)}"
+                place = t if equal else 100 * t / cells[0]["rounds"]
+                marks.append(Mark(place, found.mean, tip, found.std or 0.0))
+        return Series(name, look, marks)
+
+    panels, note = _panels(results, results.axes, series)
+    values = [mark.y for panel in panels for each in panel.series for mark in each.marks]
+    caption, x = f"{metric.title[0].upper()}{metric.title[1:]}, round by round", "round"
+    log_y = metric.factor == 1.0 and wide(values)
+    return Chart(
+        metric.key, caption, x if equal else "share of the rounds (%)", metric.title, panels, note, log_y=log_y
+    )
 
 
-def _noise(results: Results) -> Chart | None:
-    """What each mechanism would add for the same guarantee."""
-    question = question_of(results.cells)
-    if question is None:
+def _clipping(results: Results) -> Chart | None:
+    """The share of increments that were clipped, a row a setting; None for one setting, or where none or all were.
+
+    Clipping biases the increments, noise is proportional to the clip: a chart to choose the clip by.
+    """
+    shares = {cell["fraction_clipped"] for cell in results.cells}
+    if not any(shares) or shares == {1} or len(points(results)) == 1:
         return None
+    layout = layout_of(results.axes)
+    swept = {key: values for key, values in results.axes.items() if len(values) > 1}
+    others = [key for key in swept if key not in layout.kinds]
+    rows = list(dict.fromkeys(key_names(results, point, others) for point in points(results)))[:MOST_SERIES]
+    kinds = product({key: results.axes[key] for key in layout.kinds})
+    marks: list[list[Mark]] = [[] for _ in kinds]
+    for point in points(results):
+        told = [cell for cell in cells_at(results, point) if cell["fraction_clipped"] is not None]
+        row, kind = key_names(results, point, others), kinds.index({key: point[key] for key in layout.kinds})
+        if row in rows and (found := summarize(told, _CLIPPED)):
+            aside = 0.5 * (kind + 0.5) / len(kinds) - 0.25
+            tip = f"{row}{': ' if row else ''}{_figure(found.mean, found.std, _CLIPPED)} %"
+            marks[kind].append(Mark(found.mean, rows.index(row) + aside, tip, found.std or 0.0))
     series = [
-        Series(
-            f"{name}, this run" if name == question.used else name,
-            [Mark(rounds, error, f"{rounds} rounds: {error:.4g}") for rounds, error in along],
-        )
-        for name, along in costs_by_rounds(question).items()
+        Series(key_names(results, kind, layout.kinds) or "this run", nth_look(place), each, line=False)
+        for place, (kind, each) in enumerate(zip(kinds, marks, strict=True))
+    ]
+    caption = "How much of what records contribute was clipped"
+    at_least = (0.0, 1.0)  # percent: nearly nothing clipped must not look like much
+    return Chart("clipped", caption, _CLIPPED.title, "", [Panel("", series)], rows=rows, shown=at_least)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is compared: a setting with clip norm and batch 1, a μ, and the mechanism that was used."""
+
+    setting: Setting
+    mu: float
+    used: str
+
+
+_HORIZONS = 12
+
+
+def noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """The noise of each mechanism at a run's guarantee: from accounting alone, nothing is drawn.
+
+    For the first cell with a guarantee and a mechanism that a scenario can name; none without such a cell.
+    """
+    question = next(filter(None, (_question(cell) for cell in cells if cell["mu"] is not None)), None)
+    if question is None:
+        return []
+    setting = question.setting
+    sums = "running sums" if setting.decay == 1.0 else f"sums with decay {setting.decay:.3g}"
+    passes = f", {setting.epochs} epochs" if setting.epochs > 1 else ""
+    note = (
+        f"From accounting, not from this run: {sums}, {upper_figure(question.mu, 3)}-GDP, {setting.relation} "
+        f"neighbours{passes}; 1 is the clip norm over the batch size."
+    )
+    return [_noise_by_rounds(question, note), *([_noise_in_the_mean(question)] if setting.silos > 1 else [])]
+
+
+def _question(cell: Mapping[str, Any]) -> _Question | None:
+    stream = from_data(cell["releases"][0])
+    if not isinstance(stream.mechanism, CHOSEN) or stream.decay == 0.0:  # nothing is summed: all add the same
+        return None
+    once = stream.period is not None or stream.schedule.single_pass
+    rounds = stream.period or stream.schedule.rounds
+    if not once and rounds % stream.schedule.rounds_per_epoch:
+        return None  # the last pass is cut, and the figure is of whole ones
+    setting = Setting(
+        rounds=rounds,
+        decay=stream.decay,
+        silos=cell["silos"],
+        trust=cell["trust"],
+        relation=stream.relation,
+        epochs=1 if once else rounds // stream.schedule.rounds_per_epoch,
+    )
+    return _Question(setting, cell["mu"], stream.mechanism.label)
+
+
+def _noise_by_rounds(question: _Question, note: str) -> Chart:
+    """The root mean square over the rounds of the noise in a release, by number of rounds."""
+    setting = question.setting
+    passes = np.unique(np.geomspace(1, setting.rounds // setting.epochs, _HORIZONS).astype(int))
+    horizons = [int(places) * setting.epochs for places in passes]
+    costs = [replace(setting, rounds=rounds).compare(question.mu) for rounds in horizons]
+    series = []
+    for place, name in enumerate(setting.compare(question.mu)):
+        along = [(t, cost[name].error) for t, cost in zip(horizons, costs, strict=True) if name in cost]
+        marks = [Mark(t, error, f"{t} rounds: {error:.4g}") for t, error in along]
+        series.append(Series(_told(name, question), nth_look(place), marks))
+    caption, y = "Noise that each mechanism would need for the same guarantee", "noise in one release"
+    return Chart("noise", caption, "rounds", y, [Panel("", series)], note, log_x=True, log_y=True)
+
+
+def _noise_in_the_mean(question: _Question) -> Chart:
+    """The noise after all rounds: in a silo's release, and in the mean over silos with either trust."""
+    setting = question.setting
+    costs = {trust: replace(setting, trust=trust).compare(question.mu) for trust in ("untrusted", "trusted")}
+    views = {
+        "a silo's release": ("untrusted", "error"),
+        f"mean of {setting.silos}, untrusted": ("untrusted", "error_in_mean"),
+        f"mean of {setting.silos}, trusted": ("trusted", "error_in_mean"),
+    }
+    names = list(setting.compare(question.mu))
+    series = []
+    for place, name in enumerate(names):
+        marks = []
+        for row, (view, (trust, kind)) in enumerate(views.items()):
+            value = getattr(costs[trust][name], kind)
+            aside = 0.5 * (place + 0.5) / len(names) - 0.25
+            marks.append(Mark(value, row + aside, f"{view}: {value:.4g}"))
+        series.append(Series(_told(name, question), nth_look(place), marks, line=False))
+    caption, x = "The same noise in the mean over silos", f"noise, {setting.rounds} rounds"
+    return Chart("noise-in-mean", caption, x, "", [Panel("", series)], log_x=True, rows=list(views))
+
+
+def _told(name: str, question: _Question) -> str:
+    return f"{name}, this run" if name == question.used else name
+
+
+def comparison_chart(table: Table, title: str) -> Chart:
+    """Mechanisms side by side, the smallest ratio on top."""
+    output = table.least.output is not None
+    lines = sorted(table.lines, key=lambda line: line.ratio.output or line.ratio.queries)
+    queries = "in queries, root mean square" if output else "in running sums, root mean square"
+    ratios = {"in the output": [line.ratio.output or 0.0 for line in lines]} if output else {}
+    ratios[queries] = [line.ratio.queries for line in lines]
+    bound = Series("the least that any mechanism leaves", shade(5), [Mark(1.0, -0.5), Mark(1.0, len(lines) - 0.5)])
+    series = [
+        Series(name, nth_look(place), [Mark(value, row) for row, value in enumerate(values)], line=False)
+        for place, (name, values) in enumerate(ratios.items())
     ]
     return Chart(
-        "noise",
-        "Noise that each mechanism would need for the same guarantee",
-        "rounds",
-        "noise in one release",
-        series,
-        f"From accounting, not from this run: μ = {upper_figure(question.mu, 3)}; 1 is the clip norm over the "
-        "batch size.",
+        "comparison",
+        f"{title}: noise at the same guarantee",
+        "noise over the least that any mechanism leaves",
+        "",
+        [Panel("", [*series, replace(bound, dots=False)])],
         log_x=True,
-        log_y=True,
+        rows=[f"{line.name}{' (auto)' if line.chosen else ''}, {line.cost.memory} vectors" for line in lines],
     )
 
 
 def _tradeoff(results: Results, audit: StoredAudit | None) -> Chart | None:
-    """How often a test that looks for one record must err: missed records against false alarms."""
-    mus = sorted({float(upper_figure(cell["mu"])) for cell in results.cells if cell["mu"] is not None})
-    if audit is not None:
-        mus = sorted({*mus, float(upper_figure(audit.claimed_mu))})
-    if not mus:
+    """Missed records against false alarms: the errors of the best test that looks for one record."""
+    claims = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
+    mus = sorted({float(upper_figure(mu)) for mu in [*claims, *([audit.claimed_mu] if audit else [])]})
+    seen = [mu for mu in mus if _NORMAL.cdf(-mu / 2) >= _ON_THE_AXES]
+    if not seen and audit is None:
         return None
+    shown = seen if len(seen) <= 6 else [*seen[:3], *seen[-3:]]
+    ends = [Mark(a, 1 - a, f"{a:.3g}, {1 - a:.3g}") for a in (0.0, 1.0)]
+    series = [Series("blind guessing", replace(shade(5), dash=1), ends, dots=False)]
     alphas = [0.0005, 0.002, 0.005, 0.01, 0.02, *(n / 20 for n in range(1, 20)), 0.98, 0.995]
-    shown = mus if len(mus) <= 6 else [*mus[:3], *mus[-3:]]
-    series = [Series("blind guessing", [Mark(a, 1 - a, f"{a:.3g}, {1 - a:.3g}") for a in (0.0, 1.0)])]
-    for mu in shown:
+    for place, mu in enumerate(shown):
         curve = [Mark(a, b, f"false alarms {a:.3g}, missed {b:.3g}") for a, b in _errors(mu, alphas)]
-        series.append(Series(f"μ = {upper_figure(mu)}", curve))
+        series.append(Series(f"μ = {upper_figure(mu)}", level_look(place, len(shown)), curve))
     if audit is not None:
         at = _NORMAL.cdf(-audit.mu / 2)
         found, claimed = lower_figure(audit.mu, 3), upper_figure(audit.claimed_mu, 6)
         tip = f"at least μ = {found} with confidence {audit.confidence:g}, claimed {claimed}"
-        series.append(Series("audit", [Mark(at, at, tip)], line=False, hollow=True))
-    return Chart(
-        "tradeoff",
-        "What an attacker must get wrong",
-        "false alarms (a record that is not there is claimed)",
-        "missed (a record that is there)",
-        series,
-        "No test on everything that is released lies below the curve of its μ. An audit's point is where its test "
-        "would balance both errors.",
-    )
+        series.append(Series("audit", replace(shade(1), marker=3), [Mark(at, at, tip)], line=False, hollow=True))
+    notes = ["No test on everything that is released lies below the curve of its μ."]
+    if audit is not None:
+        notes.append("An audit's point is where its test would balance both errors.")
+    if hidden := [upper_figure(mu) for mu in mus if mu not in seen]:
+        notes.append(f"Left out because their curves lie on the axes: μ = {', '.join(hidden)}.")
+    if len(seen) > len(shown):
+        notes.append(f"{len(seen) - len(shown)} curves between these are left out.")
+    x, y = "false alarms (a record that is not there is claimed)", "missed (a record that is there)"
+    return Chart("tradeoff", "What an attacker must get wrong", x, y, [Panel("", series)], " ".join(notes))
 
 
 def _errors(mu: float, alphas: Iterable[float]) -> list[tuple[float, float]]:
-    """The trade-off curve of μ-Gaussian differential privacy: β = Φ(Φ⁻¹(1 - α) - μ)."""
-    return [(alpha, _NORMAL.cdf(_NORMAL.inv_cdf(1.0 - alpha) - mu)) for alpha in alphas]
-
-
-def _named(results: Results, point: Mapping[str, Any]) -> str:
-    varied = {key: value for key, value in point.items() if len(results.axes[key]) > 1}
-    return point_text(results, varied) or "this run"
+    """The trade-off curve of μ-Gaussian differential privacy, with its ends: β = Φ(Φ⁻¹(1 - α) - μ)."""
+    inner = [(alpha, _NORMAL.cdf(_NORMAL.inv_cdf(1.0 - alpha) - mu)) for alpha in alphas]
+    return [(0.0, 1.0), *inner, (1.0, 0.0)]
 
 
 def _level(cell: Mapping[str, Any]) -> str:

@@ -1,7 +1,4 @@
-"""A run as one HTML file that stands alone: nothing is loaded from elsewhere, and it prints.
-
-The words of a report, each in a sentence or two.
-"""
+"""Write a run's report: one HTML file that stands alone and prints, with a glossary of its words."""
 
 import re
 from functools import cache
@@ -15,10 +12,10 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.core.files import write_text
 from fedpriv.papers.table import ALGORITHMS
-from fedpriv.show.charts import charts_of, drawn
-from fedpriv.show.plots import clipped_svg
+from fedpriv.show.charts import charts_of
 from fedpriv.show.statement import NOT_PROTECTED, statements, stored_audit
 from fedpriv.show.summary import how_measured, state_of, value_text, what_differs, what_is_missing
+from fedpriv.show.svg import legend_key, svg, wide_first
 from fedpriv.show.table import tables_of
 from fedpriv.show.verdict import RUNS, WORDS, dotted, holders, repeated, verdict
 from fedpriv.study.results import Results, engines_of, read_claims, read_history
@@ -77,8 +74,8 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
     said = statements(results)
     audit = stored_audit(folder)
     history = list(read_history(folder)) if results.cells else []
+    charts = charts_of(results, history, audit) if results.cells else []
     shares = {cell["fraction_clipped"] for cell in results.cells}
-    clipped = clipped_svg(results) if results.cells and not live and shares not in ({0}, {1}) else None
     return _template().render(
         results=results,
         title=results.title or results.name,
@@ -103,8 +100,8 @@ def page_of(folder: Path, results: Results, version: str = "", *, live: bool = F
         about_the_loss=list(dict.fromkeys(line for each in said if each.private for line in each.about_the_loss)),
         not_protected=NOT_PROTECTED,
         tables=tables_of(results),
-        charts=[(chart, drawn(chart)) for chart in charts_of(results, history, audit)] if results.cells else [],
-        clipped=None if clipped is None else Markup(clipped),
+        charts=[(chart, svg(chart), whole) for chart, whole in wide_first(charts)],
+        legend_key=legend_key,
         clipped_everywhere={0: "No", 1: "Every"}.get(shares.pop()) if len(shares) == 1 else None,
         settings=_settings(results),
     )

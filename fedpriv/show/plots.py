@@ -1,134 +1,46 @@
-"""Pictures of a run as PNG and SVG, the same bytes for the same results.
-
-Loss and accuracy against the round, with bands over seeds.
-"""
+"""The pen for files: a run's charts as PNG and SVG by matplotlib, the same bytes for the same results."""
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_bytes
-from fedpriv.show.plot_style import (
-    SETTINGS,
-    entitle,
-    explain,
-    layout_of,
-    look_of,
-    name_panels,
-    panels,
-    write_powers,
-)
-from fedpriv.show.privacy_plots import draw_clipping, draw_noise, draw_tradeoff, levels
-from fedpriv.show.summary import Metric, cells_at, points, shared_metrics, state_of, summarize
+from fedpriv.noise.trust import trust_named
+from fedpriv.rounds.setting import Table
+from fedpriv.show.charts import Chart, Panel, Series, charts_of, comparison_chart
+from fedpriv.show.looks import DASHES, Look
+from fedpriv.show.scale import tick_text
+from fedpriv.show.statement import stored_audit
+from fedpriv.show.summary import point_text, state_of
 from fedpriv.study.results import Results, read_claims, read_history
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-_MARKS = 5  # on a curve, about
-_WIDE_RANGE = 10.0  # from there on whatever is no share is drawn on a logarithmic axis
-
-
-def draw_curves(results: Results, history: Sequence[Mapping[str, Any]]) -> dict[str, "Figure"]:
-    """A line a sweep point, a band of ± one standard deviation over seeds.
-
-    One figure "curves" with all metrics; where a sweep needs several panels, one for each, such as "loss".
-    """
-    drawn = shared_metrics(results)
-    rows, columns = layout_of(results.axes).shape
-    if rows * columns == 1:
-        figure, grid = panels(4.7 * len(drawn), 4.2, 1, len(drawn))
-        for axes, metric in zip(grid[0], drawn, strict=True):
-            _fill([[axes]], results, history, metric)
-        _finish(figure, results)
-        return {"curves": figure}
-    figures = {}
-    for metric in drawn:
-        figure, grid = panels(1.9 + 2.9 * columns, 1.0 + 2.5 * rows, rows, columns, share=True)
-        _fill(grid, results, history, metric)
-        name_panels(grid, results, layout_of(results.axes))
-        _finish(figure, results)
-        figures[metric.key.removeprefix("test_")] = figure
-    return figures
-
-
-def _finish(figure: "Figure", results: Results) -> None:
-    entitle(figure, results)
-    explain(figure, results, layout_of(results.axes))
-
-
-def _fill(
-    grid: Sequence[Sequence["Axes"]], results: Results, history: Sequence[Mapping[str, Any]], metric: Metric
-) -> None:
-    layout = layout_of(results.axes)
-    for row, along in enumerate(grid):
-        for column, axes in enumerate(along):
-            here = [point for point in points(results) if layout.panel_of(point) == (row, column)]
-            _panel(axes, results, here, history, metric)
-    _scale(grid[0][0], metric, history)
-
-
-def _panel(
-    axes: "Axes",
-    results: Results,
-    here: Sequence[Mapping[str, Any]],
-    history: Sequence[Mapping[str, Any]],
-    metric: Metric,
-) -> None:
-    """The lines of some sweep points; runs of unequal length share the axis as shares of their rounds."""
-    layout = layout_of(results.axes)
-    rounds = {cell["cell"]: cell["rounds"] for point in here for cell in cells_at(results, point)}
-    equal = len(set(rounds.values())) <= 1
-    for rank, point in enumerate(here):
-        ids = {cell["cell"] for cell in cells_at(results, point)}
-        lines = [
-            (line["round"] * (1 if equal else 100 / rounds[line["cell"]]), line)
-            for line in history
-            if line["cell"] in ids
-        ]
-        if lines:
-            _curve(axes, lines, metric, look_of(layout, point), rank)
-    axes.set_xlabel("round" if equal else "share of the rounds (%)")
-    axes.set_ylabel(metric.title)
-    axes.set_xlim(left=0)
-
-
-def _curve(
-    axes: "Axes",
-    lines: Sequence[tuple[float, Mapping[str, Any]]],
-    metric: Metric,
-    look: Mapping[str, Any],
-    rank: int,
-) -> None:
-    """Mean and band of history lines, given with the place of each on the x axis; `rank` staggers the markers."""
-    by_place: dict[float, list[Mapping[str, Any]]] = {}
-    for place, line in lines:
-        by_place.setdefault(place, []).append(line)
-    places = sorted(by_place)
-    summaries = [found for place in places if (found := summarize(by_place[place], metric))]
-    step = max(1, len(places) // _MARKS)
-    axes.plot(places, [each.mean for each in summaries], markevery=(rank % step, step), **look)
-    if any(each.std for each in summaries):
-        low = [each.mean - (each.std or 0.0) for each in summaries]
-        high = [each.mean + (each.std or 0.0) for each in summaries]
-        axes.fill_between(places, low, high, color=look["color"], alpha=0.13, linewidth=0)
-
-
-def _scale(axes: "Axes", metric: Metric, history: Sequence[Mapping[str, Any]]) -> None:
-    """One diverging run must not flatten all others; shared y axes follow the first panel's."""
-    values = [line[metric.key] for line in history if metric.key in line]
-    if metric.key != "test_accuracy" and values and max(values) > _WIDE_RANGE * min(values) > 0.0:
-        axes.set_yscale("log")
-
 
 _DPI = 150
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_MARKED = 6  # so many markers on a line, about
+_LINE = 11  # characters of a title in an inch
+_KINDS = (".png", ".svg", ".pdf")
+_SETTINGS: dict[Any, Any] = {
+    "font.size": 10,
+    "figure.titlesize": 10.5,
+    "axes.titlesize": 10,
+    "legend.fontsize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "legend.handlelength": 3.4,
+    "text.parse_math": False,  # labels are a user's, and a dollar is a dollar
+}
 
 
 def plot_run(folder: Path) -> list[Path]:
@@ -136,72 +48,188 @@ def plot_run(folder: Path) -> list[Path]:
 
     | figure | when |
     |---|---|
-    | curves, or loss and accuracy | always |
-    | privacy | μ, or ε where a cell has no μ, varies, and there is an accuracy |
-    | clipped | silos tell how much they clip, and clip something |
+    | curves, or one for each metric | always |
+    | privacy | μ, or ε where a cell has no μ, varies |
+    | clipped | several settings clip something, and not everything |
     | noise | there is a guarantee |
+    | tradeoff | there is a μ, and its curve can be told from the axes |
 
     InputError if the folder holds no run, or one without a finished cell.
     """
     results = read_claims(folder)
     if not results.cells:
         raise InputError(f"{folder}: no finished cell to draw yet; wait for one, or go on with --resume")
-    with _our_settings():
-        figures = figures_of(folder, results)
-        return [path for name, figure in figures.items() for path in _written(figure, folder / "plots", name)]
-
-
-def draw(make: Callable[[], "Figure"], folder: Path, name: str) -> list[Path]:
-    """Make a figure of one's own in our style and write it as folder/`name`.png and .svg; returns both paths."""
-    with _our_settings():
-        return _written(make(), folder, name)
-
-
-def _written(figure: "Figure", folder: Path, name: str) -> list[Path]:
-    paths = {kind: folder / f"{name}.{kind}" for kind in ("png", "svg")}
-    for kind, path in paths.items():
-        write_bytes(path, _rendered(figure, kind, name))
-    return list(paths.values())
+    title, files = titled(results), _files(folder, results)
+    return [path for name, charts in files.items() for path in draw(charts, folder / "plots", name, title)]
 
 
 def svgs_of(folder: Path, results: Results) -> dict[str, str]:
     """The same figures as SVG texts by name, without an XML prologue; ids of different figures differ."""
     with _our_settings():
         texts = {
-            name: _rendered(figure, "svg", name).decode() for name, figure in figures_of(folder, results).items()
+            name: _rendered(mpl(charts, titled(results)), "svg", name).decode()
+            for name, charts in _files(folder, results).items()
         }
     return {name: text[text.index("<svg") :] for name, text in texts.items()}
 
 
-def clipped_svg(results: Results) -> str | None:
-    """The figure of what was clipped alone; None where nothing was, or silos do not tell."""
-    if not any(cell["fraction_clipped"] for cell in results.cells):
-        return None
+def draw(charts: Sequence[Chart], folder: Path, name: str, title: str = "") -> list[Path]:
+    """Draw charts into one figure and write it as folder/`name`.png and .svg; returns both paths."""
     with _our_settings():
-        text = _rendered(draw_clipping(results), "svg", "clipped").decode()
-    return text[text.index("<svg") :]
+        figure = mpl(charts, title)
+        paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
+        for path in paths:
+            write_bytes(path, _rendered(figure, path.suffix[1:], name))
+    return paths
 
 
-def figures_of(folder: Path, results: Results) -> dict[str, "Figure"]:
-    """Every figure that the finished cells allow, by name."""
-    figures = draw_curves(results, list(read_history(folder)))
-    if len(levels(results)) > 1 and all("test_accuracy" in cell for cell in results.cells):
-        figures["privacy"] = draw_tradeoff(results)
-    if any(cell["fraction_clipped"] for cell in results.cells):
-        figures["clipped"] = draw_clipping(results)
-    if (noise := draw_noise(results.cells, state_of(results))) is not None:
-        figures["noise"] = noise
-    return figures
+def save_comparison(table: Table, path: Path, title: str) -> None:
+    """Draw a table of mechanisms into a file; InputError if it cannot be written or its kind is not known."""
+    if path.suffix not in _KINDS:
+        raise InputError(f"--plot {path}: a figure is a file that ends with {', '.join(_KINDS)}")
+    with _our_settings():
+        try:
+            mpl([comparison_chart(table, title)]).savefig(path, dpi=_DPI)
+        except OSError as error:
+            raise InputError(f"--plot {path}: the figure cannot be written there: {error}") from None
+
+
+def titled(results: Results) -> str:
+    """What was run, how often, and what a reader has to know before any figure."""
+    fixed = {key: values[0] for key, values in results.axes.items() if len(values) == 1}
+    trusts = {cell["trust"] for cell in results.cells}
+    trust = trust_named(trusts.pop()).title if len(trusts) == 1 and "algorithm.trust" not in results.axes else ""
+    what = ", ".join(filter(None, [results.title or results.name, point_text(results, fixed), trust]))
+    spread = f"mean ± standard deviation over {len(results.seeds)} seeds" if len(results.seeds) > 1 else "one seed"
+    return "\n".join([what, ", ".join(filter(None, [spread, state_of(results)]))])
+
+
+def _files(folder: Path, results: Results) -> dict[str, list[Chart]]:
+    """Charts by the name of their file: curves of one panel, and the two of noise, share one."""
+    found: dict[str, list[Chart]] = {}
+    for chart in charts_of(results, list(read_history(folder)), stored_audit(folder)):
+        curves = "curves" if len(chart.panels) == 1 else chart.key.removeprefix("test_")
+        name = {"noise-in-mean": "noise"}.get(
+            chart.key, curves if chart.caption.endswith("round by round") else chart.key
+        )
+        found.setdefault(name, []).append(chart)
+    return found
+
+
+def mpl(charts: Sequence[Chart], title: str = "") -> "Figure":
+    """The panels of some charts in one figure, under a title and beside one legend."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    places = [(chart, panel) for chart in charts for panel in chart.panels]
+    columns = 2 if len(places) in (2, 4) else min(len(places), 3)
+    rows = math.ceil(len(places) / columns)
+    tall = max(1.4 + 0.3 * len(chart.rows) if chart.rows and len(places) == 1 else 3.6 for chart in charts)
+    figure = Figure(
+        figsize=(2.4 + (5.0 if columns == 1 else 4.2) * columns, 0.7 + tall * rows), layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    grid = [axes for along in figure.subplots(rows, columns, squeeze=False) for axes in along]
+    for axes, (chart, panel) in zip(grid, places, strict=False):
+        _fill(axes, chart, panel)
+        if len(charts) > 1 or panel.name:
+            axes.set_title("\n".join(textwrap.wrap(panel.name or chart.caption, 42)))
+    for axes in grid[len(places) :]:
+        axes.remove()
+    line = int(_LINE * figure.get_size_inches()[0])
+    said = [title, charts[0].caption if len(charts) == 1 else ""]
+    lines = [line for text in said for line in text.splitlines()]
+    figure.suptitle("\n".join(part for each in lines for part in textwrap.wrap(each, line)))
+    notes = dict.fromkeys(chart.note for chart in charts if chart.note)
+    figure.supxlabel("\n".join(part for note in notes for part in textwrap.wrap(note, line)), fontsize=8.5)
+    _explain(figure, charts)
+    return figure
+
+
+def _fill(axes: "Axes", chart: Chart, panel: Panel) -> None:
+    for rank, series in enumerate(panel.series):
+        _draw(axes, chart, series, rank)
+    across, up = chart.across(panel, 0.0, 1.0), chart.up(0.0, 1.0)
+    for scale, change, log in ((across, axes.set_xscale, chart.log_x), (up, axes.set_yscale, chart.log_y)):
+        change("log" if log and scale.logarithmic else "linear")
+    axes.set(xlim=(across.low, across.high), ylim=(up.low, up.high), xlabel=chart.x, ylabel=chart.y)
+    ticks = _apart(chart.ticks or across.ticks(6), across.place)
+    axes.set_xticks(ticks, map(tick_text, ticks))
+    if chart.rows:
+        axes.set_yticks(range(len(chart.rows)), ["\n".join(textwrap.wrap(row, 40)) for row in chart.rows])
+    else:
+        axes.set_yticks(up.ticks(6), map(tick_text, up.ticks(6)))
+    axes.minorticks_off()
+
+
+def _apart(ticks: Sequence[float], place: Any) -> list[float]:
+    """The ticks whose labels do not overlap."""
+    kept: list[float] = []
+    for tick in ticks:
+        if not kept or place(tick) - place(kept[-1]) > 0.025 * (1 + len(tick_text(tick))):
+            kept.append(tick)
+    return kept
+
+
+def _draw(axes: "Axes", chart: Chart, series: Series, rank: int) -> None:
+    look, marks = _look(series), series.marks
+    xs, ys, spreads = ([getattr(mark, name) for mark in marks] for name in ("x", "y", "spread"))
+    step = max(1, math.ceil(len(xs) / _MARKED)) if series.line else 1
+    hollow = {"markerfacecolor": "none", "markersize": 10, "markeredgewidth": 1.4}
+    axes.plot(xs, ys, markevery=(rank % step, step), label=series.name, clip_on=False, **look)
+    if any(spreads) and series.line and len(xs) > 1:
+        low, high = ([y + side * d for y, d in zip(ys, spreads, strict=True)] for side in (-1, 1))
+        axes.fill_between(xs, low, high, color=series.look.light, alpha=0.13, linewidth=0)
+    elif any(spreads):
+        xerr, yerr = (spreads, None) if chart.rows else (None, spreads)
+        axes.errorbar(xs, ys, yerr, xerr, linestyle="none", color=series.look.light, capsize=2)
+    if series.published:
+        places = [mark.x for mark in series.published], [mark.y for mark in series.published]
+        axes.plot(*places, **{**look, **hollow, "linestyle": "none"})
+
+
+def _look(series: Series) -> dict[str, Any]:
+    """A series' look as keywords of a line."""
+    dash = DASHES[series.look.dash]
+    found: dict[str, Any] = {
+        "color": series.look.light,
+        "linewidth": 1.6,
+        "linestyle": "none" if not series.line else (0, [each / 2 for each in dash]) if dash else "-",
+        "marker": _MARKERS[series.look.marker] if series.dots else None,
+        "markersize": 5,
+    }
+    return found | ({"markerfacecolor": "none", "markersize": 9} if series.hollow else {})
+
+
+def _explain(figure: "Figure", charts: Sequence[Chart]) -> None:
+    """A legend to the right of what differs, and of hollow marks."""
+    from matplotlib.lines import Line2D
+
+    handles: dict[str, dict[str, Any]] = {}
+    for series in (series for chart in charts for series in chart.legend):
+        handles.setdefault(series.name, _look(series))
+    if any(chart.has_published for chart in charts):
+        circle = Look("#404040", "#404040")
+        handles["published"] = _look(Series("", circle, [], line=False, hollow=True))
+    if not handles:
+        return
+    lines = [Line2D([], [], **look) for look in handles.values()]
+    # Names are set afterwards: a legend would leave out those that begin with "_".
+    below = len(charts) == 1 and bool(charts[0].rows)  # the names of rows are to the left already
+    place = {"loc": "outside lower center", "ncols": 3} if below else {"loc": "outside right center"}
+    legend = figure.legend(lines, [" "] * len(lines), **place)
+    for text, name in zip(legend.get_texts(), handles, strict=True):
+        text.set_text("\n".join(textwrap.wrap(name, 34)))
 
 
 def _rendered(figure: "Figure", kind: str, name: str) -> bytes:
     """The figure as a file's bytes: without a date, and with ids made from its name."""
     from matplotlib import rc_context
 
-    write_powers(figure)
     buffer = io.BytesIO()
+    metadata: Mapping[str, Any] | None = {"Date": None} if kind == "svg" else None
     with rc_context({"svg.hashsalt": name}):
-        figure.savefig(buffer, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None)
+        figure.savefig(buffer, format=kind, dpi=_DPI, metadata=metadata)
     return buffer.getvalue()
 
 
@@ -212,5 +240,5 @@ def _our_settings() -> Iterator[None]:
 
     with rc_context():
         rcdefaults()
-        rcParams.update(SETTINGS)
+        rcParams.update(_SETTINGS)
         yield

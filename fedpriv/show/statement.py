@@ -1,7 +1,4 @@
-"""The privacy statement of a run in words that a data-protection officer can read.
-
-An audit's outcome, stored with the run that it is about.
-"""
+"""The privacy statement of a run, in words for a data-protection officer, and the audit that is stored with it."""
 
 import json
 import math
@@ -12,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.accounting.gaussian import compose, epsilon_of
-from fedpriv.accounting.guarantees import GaussianDP, Guarantee
+from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import (
-    best_guess,
     counted,
     delta_figure,
     epsilon_figure,
@@ -26,9 +22,18 @@ from fedpriv.core.figures import (
     upper_range,
 )
 from fedpriv.core.files import write_json
+from fedpriv.core.random import SERVER
 from fedpriv.noise.trust import RECORD, Trust, trust_named
-from fedpriv.rounds.claim import ELSEWHERE, STEP_ELSEWHERE, evaluation_words, words_of_several
-from fedpriv.rounds.ledger import EXACT, FIRST_STEP, ROUNDS, PrivacyClaim, ReleaseStream, claim_of, from_data
+from fedpriv.rounds.claim import (
+    ELSEWHERE,
+    EXACT,
+    STEP_ELSEWHERE,
+    PrivacyClaim,
+    claim_of,
+    evaluation_words,
+    words_of_several,
+)
+from fedpriv.rounds.ledger import FIRST_STEP, ROUNDS, ReleaseStream, from_data
 from fedpriv.show.summary import caveats_of, choice_of_settings
 from fedpriv.study.results import Results, read_results
 
@@ -78,8 +83,8 @@ class Statement:
     """
 
     private: bool
-    sampled: bool
-    """Whether it rests on who takes part when staying secret: no μ, and ε and the best guess are upper bounds."""
+    note: str
+    """What its kind of guarantee says beside the figures, such as that it rests on who takes part when."""
     trust: str
     protects: str
     unit: str
@@ -132,7 +137,7 @@ def statements(results: Results) -> list[Statement]:
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for cell in results.cells:
         unit = from_data(cell["releases"][0]).unit
-        kind = (cell["trust"], cell["relation"], cell["noise"], cell["delta"], unit, cell["mu"] is None)
+        kind = (cell["trust"], cell["relation"], cell["noise"], cell["delta"], unit, cell.get("guarantee"))
         groups.setdefault(kind, []).append(cell)
     choice = choice_of_settings(results) or [_UNTOUCHED]
     return [_statement(cells, _together(results.cells, cells[0]["relation"]), choice) for cells in groups.values()]
@@ -145,7 +150,7 @@ def _together(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
         for cell in cells
         if cell["noise"] == "release" and cell["relation"] == relation
     ]
-    mus = [claim.guarantee.mu for claim in claims if claim and isinstance(claim.guarantee, GaussianDP)]
+    mus = [claim.guarantee.mu for claim in claims if claim and claim.guarantee.mu is not None]
     if len(mus) < 2:
         return ""
     return (
@@ -163,7 +168,7 @@ def _statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequen
     known = [level for level in levels if level is not None]
     return Statement(
         private=bool(known) and None not in levels,
-        sampled=any(stream.schedule.secret for released in streams for stream in released),
+        note=next((claim.guarantee.note for claim in claims if claim is not None), ""),
         trust=first["trust"],
         protects=trust_named(first["trust"]).protection_of(unit),
         unit=unit.words,
@@ -225,7 +230,7 @@ def _counted(claims: Sequence[Claimed], delta: float) -> list[str]:
     pairs = {
         (claim.guarantee.mu, claim.counted)
         for claim in claims
-        if claim is not None and claim.counted is not None and isinstance(claim.guarantee, GaussianDP)
+        if claim is not None and claim.counted is not None and claim.guarantee.mu is not None
     }
     return [
         f"Charged is μ = {upper_figure(charged)}, by the paper's constants, which add more noise than that needs: "
@@ -237,7 +242,7 @@ def _counted(claims: Sequence[Claimed], delta: float) -> list[str]:
 def _noise(kind: str, trust: Trust) -> str:
     """Who could recompute the noise; nothing where there is none."""
     if kind == "release":
-        return _BY_THE_SERVER if trust.noise_at_server else _BY_SILOS
+        return _BY_THE_SERVER if trust.draws(SERVER) else _BY_SILOS
     return _NOISE.get(kind, "")
 
 
@@ -247,20 +252,12 @@ def about_the_loss(stream: ReleaseStream) -> str:
 
 
 def _level(claim: PrivacyClaim[Guarantee], delta: float) -> Level:
-    guarantee, at = claim.guarantee, delta_figure(delta)
-    epsilon = guarantee.epsilon_of(delta)
-    if not isinstance(guarantee, GaussianDP):
-        attacker = upper_percent((1.0 + guarantee.delta_of(0.0)) / 2.0 * (1.0 + 1e-15))
-        return Level("none", "none", epsilon_figure(epsilon), "none", at, attacker, epsilon)
-    return Level(
-        mu=upper_figure(guarantee.mu),
-        zcdp=upper_figure(guarantee.zcdp),
-        epsilon=epsilon_figure(epsilon),
-        epsilon_paper=epsilon_figure(guarantee.epsilon_delta(delta).paper),
-        delta=at,
-        attacker=upper_percent(best_guess(guarantee.mu)),
-        order=epsilon,
-    )
+    figures = claim.guarantee.figures(delta)
+    mu, zcdp = ("none" if (value := figures[name]) is None else upper_figure(value) for name in ("mu", "zcdp"))
+    epsilon = claim.guarantee.epsilon_of(delta)
+    paper = "none" if (value := figures["epsilon_paper"]) is None else epsilon_figure(value)
+    attacker = upper_percent(claim.guarantee.best_guess)
+    return Level(mu, zcdp, epsilon_figure(epsilon), paper, delta_figure(delta), attacker, epsilon)
 
 
 def _units_of(cell: Mapping[str, Any]) -> str:

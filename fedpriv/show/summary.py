@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpriv.accounting.selection import Selection
-from fedpriv.core.figures import caveats, delta_figure, epsilon_range, upper_range
+from fedpriv.core.figures import caveats, delta_figure, upper_range
 from fedpriv.loss.scores import MEAN, WORST
 from fedpriv.noise.trust import CLIENT, RECORD, trust_named
-from fedpriv.rounds.claim import STEP_ELSEWHERE, charged_elsewhere, evaluation_words
+from fedpriv.rounds.claim import EXACT, REAL, STEP_ELSEWHERE, charged_elsewhere, claim_of_data, evaluation_words
 from fedpriv.rounds.entries import differing_words
-from fedpriv.rounds.ledger import EXACT, from_data
+from fedpriv.rounds.ledger import from_data
 from fedpriv.study.results import Results, engines_of
 
 
@@ -280,7 +280,7 @@ def privacy_lines(results: Results) -> list[str]:
     for cell in results.cells:
         kind = (
             *(cell[key] for key in ("unit", "relation", "trust", "noise", "delta")),
-            cell["mu"] is None,
+            cell.get("guarantee", cell["mu"] is None),
             cell.get("participation"),
             cell.get("holds"),
         )
@@ -299,7 +299,7 @@ def caveats_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     sizes = [size for cell in private if (size := _units(cell)) is not None]
     noun = from_data(private[0]["releases"][0]).unit.noun
-    released = any(cell.get("holds") not in (None, "in real arithmetic") for cell in private)
+    released = any(cell.get("holds") not in (None, REAL) for cell in private)
     worst = max(cell["epsilon"] for cell in private)
     return caveats(worst, private[0]["delta"], max(sizes, default=None), noun, slack=released)
 
@@ -345,30 +345,10 @@ def choice_of_settings(results: Results) -> list[str]:
 def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
     first = cells[0]
     server = trust_named(first["trust"]).title
-    if first["epsilon"] is None:
+    claim = claim_of_data(first["releases"])
+    if claim is None or first["epsilon"] is None:
         return f"Privacy: none, {server}: the run adds no noise."
     seeded = " (seeded, not for release)" if first["noise"] == "simulation" else ""
-    exact = first.get("holds") not in (None, "in real arithmetic")
+    exact = first.get("holds") not in (None, REAL)
     noise = f"{first['noise']} noise{seeded}{f', {EXACT}' if exact else ''}"
-    epsilon, delta = _range(cells, "epsilon"), delta_figure(first["delta"])
-    whom = f"Privacy: {first['unit']}, {first['relation']} neighbours, {server}"
-    if first["mu"] is None:
-        sampling = first.get("participation", "Poisson sampling")
-        return (
-            f"{whom}: {sampling}, which no μ describes; (ε, δ) = ({epsilon}, {delta}), an upper bound by its "
-            f"privacy loss distribution, rounded up, as long as who takes part when stays secret; {noise}."
-        )
-    mu, zcdp, paper = (_range(cells, key) for key in ("mu", "zcdp", "epsilon_paper"))
-    attained = not exact and all(cell.get("attained") for cell in cells)
-    pair = f"(ε, δ) = ({epsilon}, {delta}) exact" if attained else f"(ε, δ) at most ({epsilon}, {delta})"
-    gaussian = f"μ-GDP exactly with μ = {mu}" if attained else f"μ-GDP with μ at most {mu}"
-    counted = [cell["counted_mu"] for cell in cells if cell.get("counted_mu") is not None]
-    if counted:
-        gaussian += f", as the paper's constants charge it, and by exact counting {upper_range(counted)}"
-    by_formula = f"({paper}, {delta}) by the paper's formula, rounded up"
-    return f"{whom}: {gaussian} (zCDP {zcdp}); {pair}, {by_formula}; {noise}."
-
-
-def _range(cells: Sequence[Mapping[str, Any]], key: str) -> str:
-    values = [cell[key] for cell in cells]
-    return epsilon_range(values) if key == "epsilon" else upper_range(values)
+    return f"Privacy: {claim.sentence(first['delta'], cells, server)}; {noise}."

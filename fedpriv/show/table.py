@@ -25,7 +25,7 @@ import numpy as np
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import delta_figure, epsilon_figure, upper_figure
 from fedpriv.core.files import write_text
-from fedpriv.scenario.published import Paper, Scaling
+from fedpriv.scenario.published import Growth, Paper
 from fedpriv.show.summary import (
     Metric,
     cells_at,
@@ -68,7 +68,7 @@ class Fit:
     count: int
 
 
-def needed(results: Results, scaling: Scaling) -> dict[str, dict[float, Needed]]:
+def needed(results: Results, scaling: Growth) -> dict[str, dict[float, Needed]]:
     """For each value of `scaling.by`, and each n: target, rounds and gradient evaluations."""
     table: dict[str, dict[float, Needed]] = {}
     for name in results.axes[scaling.by]:
@@ -79,7 +79,7 @@ def needed(results: Results, scaling: Scaling) -> dict[str, dict[float, Needed]]
     return table
 
 
-def _needed_at(results: Results, scaling: Scaling, fixed: Mapping[str, Any]) -> Needed:
+def _needed_at(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Needed:
     here = [point for point in points(results) if all(point[key] == value for key, value in fixed.items())]
     reached: list[tuple[float, float]] = []
     target = math.nan
@@ -112,7 +112,7 @@ def fit(needs: Mapping[float, Needed], what: str) -> Fit | None:
     return Fit(float(line.slope), half_width, len(pairs))
 
 
-def scaling_lines(results: Results, scaling: Scaling) -> list[list[str]]:
+def scaling_lines(results: Results, scaling: Growth) -> list[list[str]]:
     """Rows of text, header first: an algorithm a row, a size a column, exponents beside the theory's."""
     for key in (scaling.by, scaling.along, scaling.smallest):
         if key not in results.axes:
@@ -197,7 +197,7 @@ def _by_silo(results: Results) -> list[Table]:
     return tables
 
 
-def _scaling(results: Results, scaling: Scaling) -> Table:
+def _scaling(results: Results, scaling: Growth) -> Table:
     header, *body = scaling_lines(results, scaling)
     caption = (
         f"smallest {scaling.smallest} whose mean {scaling.metric} is at most "

@@ -17,6 +17,7 @@ from jinja2 import Environment, StrictUndefined
 from fedpriv.accounting.gaussian import compose, epsilon_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import best_guess, epsilon_figure, epsilon_words, upper_figure, upper_percent
+from fedpriv.core.random import SERVER
 from fedpriv.noise.trust import CLIENT, RECORD, USER, trust_named
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.rounds.ledger import from_data
@@ -200,11 +201,11 @@ def _holders(name: str, cells: Sequence[Mapping[str, Any]]) -> list[Holder]:
     if trust.masked:
         silo = f"{own}, {key}, the keys of its masks"
         seen = "masked messages, and their sum with the noise of all silos"
-    elif trust.noise_at_server:
+    elif trust.draws(SERVER):
         silo, seen = own, "every silo's sum without noise"
     else:
         silo, seen = f"{own}, {key}", "every silo's releases, noise included"
-    server = f"the test records, {key}" if trust.noise_at_server else "the test records"
+    server = f"the test records, {key}" if trust.draws(SERVER) else "the test records"
     return [
         Holder(f"each silo ({name})", silo, "the model of every round"),
         Holder(f"the server ({name})", server, seen),

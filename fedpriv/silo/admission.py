@@ -22,15 +22,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedpriv.accounting.budget import ApproximateGDP, Budget, Price, charge_of, composed, price, slack_of
+from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget, Price, composed, price, slack_of
 from fedpriv.accounting.curves import LEAST_DELTA
 from fedpriv.accounting.gaussian import relation_named
-from fedpriv.accounting.guarantees import GaussianDP, Guarantee, Sampled
+from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.core.errors import CodeError, FedprivError, InputError, RunError, printable
 from fedpriv.core.figures import lower_figure, upper_figure
+from fedpriv.core.random import SERVER
 from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.models import SHIPPED as SHIPPED_MODELS
 from fedpriv.loss.objective import Objective
+from fedpriv.noise.registry import AUTO
+from fedpriv.noise.registry import MECHANISMS as SHIPPED_MECHANISMS
 from fedpriv.noise.trust import RECORD, Trust, trust_named, unit_named
 from fedpriv.papers.table import SHIPPED as SHIPPED_ALGORITHMS
 from fedpriv.participation.secret import SecretOrder
@@ -72,29 +75,26 @@ class Cost:
 
         InputError for a slack that is too small.
         """
-        match self.guarantee:
-            case None:
-                return None
-            case GaussianDP(mu):
-                return ApproximateGDP(mu)
-            case sampled:
-                if not (rest := (slack - self.overflow) * (1.0 - 1e-12)) >= LEAST_DELTA:
-                    raise InputError(
-                        f"allow.slack_per_run = {slack:g}: a run of this length needs "
-                        f"{upper_figure(self.overflow, 2)} of it for rounds that draw very many "
-                        f"records, and {LEAST_DELTA:g} on top"
-                    )
-                return ApproximateGDP(_mu_of(sampled, rest), slack)
+        if self.guarantee is None:
+            return None
+        if self.guarantee.mu is not None:
+            return self.guarantee.charge(0.0)
+        if not (rest := (slack - self.overflow) * (1.0 - 1e-12)) >= LEAST_DELTA:
+            raise InputError(
+                f"allow.slack_per_run = {slack:g}: a run of this length needs {upper_figure(self.overflow, 2)} of "
+                f"it for rounds that draw very many records, and {LEAST_DELTA:g} on top"
+            )
+        return ApproximateGDP(_mu_of(self.guarantee, rest), slack)
 
 
 @lru_cache(maxsize=64)
-def _mu_of(guarantee: Sampled, slack: float) -> float:
-    return charge_of(guarantee, slack).mu
+def _mu_of(guarantee: Guarantee, slack: float) -> float:
+    return guarantee.charge(slack).mu
 
 
 def priced_stream(plan: Plan, silo: int, asked: Trust, allowed: Trust) -> ReleaseStream:
     """What a silo is charged for: its own messages, or what is left of them where it trusts others so far."""
-    if asked.private_messages or asked.trust_level > allowed.trust_level:
+    if asked.charged_alone(allowed):
         return plan.stream_of(silo, plan.schedule.rounds)
     (stream,) = plan.releases(plan.schedule.rounds)  # noisy means, or sums of masked messages
     return stream
@@ -133,7 +133,7 @@ def _spent(charge: Charge, relation: str, unit: str) -> Price:
     return price(ApproximateGDP(charge.mu, charge.slack), steps)
 
 
-def refusal(budget: Budget, before: Sequence[Price], asked: Price) -> str | None:
+def refusal(budget: LifetimeBudget, before: Sequence[Price], asked: Price) -> str | None:
     """Why a run does not fit into a budget beside those before it; None if it does."""
     if budget.refusal(before, asked) is None:
         return None
@@ -154,15 +154,13 @@ def words(asked: Price) -> str:
     return f"mu = {_bare(asked)}"
 
 
-def _limit(budget: Budget) -> str:
+def _limit(budget: LifetimeBudget) -> str:
     """A limit rounds down: it has `ROUNDING` on top of what a policy says."""
     return lower_figure(budget.mu) + (f" with slack {lower_figure(budget.slack, 3)}" if budget.slack else "")
 
 
 def _bare(cost: Price) -> str:
-    if cost is None:
-        return "inf"
-    return upper_figure(cost.mu) + (f" with slack {upper_figure(cost.slack, 3)}" if cost.slack else "")
+    return "inf" if cost is None else cost.words
 
 
 InTime = Callable[[], AbstractContextManager[None]]
@@ -171,6 +169,7 @@ ROUNDING = 1 + 1e-9
 _LONGEST_NAME = 128
 _MOST_MISSED = 2**25
 """Values of noise of left-out rounds: some ten seconds of a processor."""
+_NO_MECHANISM = "is none of fedpriv's, and allow.mechanisms does not name it"
 LONGEST_SCENARIO = 2**16
 """Bytes of a scenario as JSON."""
 _MOST_SILOS = 100_000  # a plan holds a weight for each, and a server may claim any number
@@ -270,6 +269,10 @@ class Admission:
                 return (
                     f"{section}.name = {name[:100]!r} is none of fedpriv's, and allow.{section}s does not name it"
                 )
+        noise = tree.get("algorithm")
+        asked = noise.get("mechanism") if isinstance(noise, dict) else None
+        if isinstance(asked, str) and asked not in (*SHIPPED_MECHANISMS, AUTO, *allow.mechanisms):
+            return f"algorithm.mechanism = {asked[:100]!r} {_NO_MECHANISM}"
         return None
 
     def refusal(self, reason: str) -> RunError:
@@ -362,12 +365,14 @@ class Admission:
     def _cost(self, cell: Cell, plan: Plan) -> Cost:
         """What it costs; RunError if the policy is exceeded."""
         allow, number = self.policy.allow, self.policy.silo
+        if plan.mechanism.name not in (*SHIPPED_MECHANISMS, *allow.mechanisms):
+            raise self.refusal(f"the noise of {cell.algorithm.name!r}, {plan.mechanism.name!r}, {_NO_MECHANISM}")
         if (reason := presuming(plan)) is not None:
             raise self.refusal(reason)
         asked, allowed = cell.algorithm.trust_setting, trust_named(allow.trust)
         stream = priced_stream(plan, number, asked, allowed)
         if stream.std == 0.0 and not allow.noise_free:
-            nobody = allowed.noise_at_server
+            nobody = allowed.draws(SERVER)
             raise self.refusal(
                 f"the scenario has {'nobody add noise' if nobody else 'this silo release its sums without noise'}"
             )

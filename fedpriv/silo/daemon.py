@@ -1,11 +1,10 @@
 """A silo's own process: it owns records, keys, ledger and policy, and answers its ClientApp on a Unix socket.
 
-The frames on the socket are described in clients/app.py.  Nothing is unpickled.  A thread for each connection
-reads and writes; the main thread alone has the guard, and answers one question at a time.
+The frames on the socket are described in protocol/messages.py.  Nothing is unpickled.  A thread for each
+connection reads and writes; the main thread alone has the guard, and answers one question at a time.
 
-What a guard writes to its log about those who asked in vain: an administrator wants to know of them.
-
-How long a stranger's scenario may keep a guard busy.
+Refused requests are logged, the first 100 in full and then every 1,000th.  A scenario of an unknown server may
+keep a guard busy for a limited time only.
 """
 
 import json

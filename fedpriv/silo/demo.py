@@ -1,6 +1,6 @@
-"""Folders of silos for a demonstration: to each its own records and a policy, cut from a public data set.
+"""Silo folders for a demonstration: to each its own records and a policy, cut from a public data set.
 
-A silo of a real deployment has its records already, and writes its policy itself.
+A silo of a real deployment has its records already, and its administrator writes the policy.
 """
 
 import json
@@ -206,11 +206,12 @@ def policy_text(
 ) -> str:
     """A policy file of these keys, this [allow], for a table what is public about it, and an [evaluation]."""
     described = "" if table is None else f"{schema_toml(table, 'table')}\n"
-    evaluated = f"\n[evaluation]\n{_toml(evaluation)}" if evaluation else ""
-    return f"{_toml(keys)}\n{described}[allow]\n{_toml(allow)}{evaluated}"
+    evaluated = f"\n[evaluation]\n{toml_lines(evaluation)}" if evaluation else ""
+    return f"{toml_lines(keys)}\n{described}[allow]\n{toml_lines(allow)}{evaluated}"
 
 
-def _toml(keys: Mapping[str, object]) -> str:
+def toml_lines(keys: Mapping[str, object]) -> str:
+    """Write a line for every key: JSON of numbers, texts, truth values and lists is TOML."""
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
 
 

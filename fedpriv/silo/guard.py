@@ -17,20 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.accounting.budget import Budget, Price
+from fedpriv.accounting.budget import LifetimeBudget, Price
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import system_key
 from fedpriv.data.partition import secret_order
 from fedpriv.loss.imported import shapes_of
 from fedpriv.loss.objective import Records
 from fedpriv.noise.trust import USER
+from fedpriv.rounds.round import State
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import ROUNDING, Admission, Admitted, Charge, InTime, refusal, spent, words
-from fedpriv.silo.ledger import Answer, LedgerError, Run, SiloLedger, create_ledger
+from fedpriv.silo.ledger import AnswerRow, LedgerError, Run, SiloLedger, create_ledger
 from fedpriv.silo.masks import identity_of
 from fedpriv.silo.policy import Policy
 from fedpriv.silo.shard import Shard
-from fedpriv.silo.silo import ReleasingSilo, Silo, SiloState, without_denormals
+from fedpriv.silo.silo import Silo, without_denormals
 from fedpriv.silo.state import pack, unpack
 
 _KEPT = 4
@@ -92,7 +93,7 @@ class Views:
         return kept(self._seen, name, lambda: self._shard.seen(cell))
 
     def order(self, cell: Cell, key: bytes) -> Tensor | None:
-        """Which person is read at each place in the run of this key, (persons,); None where rows have the places.
+        """The person read at each place in the run of this key, (persons,); None where rows have the places.
 
         Guarantee: names place nobody, see `secret_order`.
         """
@@ -113,7 +114,7 @@ class _Question(NamedTuple):
     silo: Silo
     """Without its records."""
     cell: Cell
-    state: SiloState
+    state: State
     query: Tensor
     keys: bytes
 
@@ -204,7 +205,7 @@ class Guard:
         return card
 
     def answer(self, run_id: str, cell_json: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
-        """What leaves in round t of a run; RunError, with the reason, for what is not allowed.
+        """Answer round t of a run; RunError, with the reason, for what is not allowed.
 
         `keys` are the signed public keys of all silos, for a run whose messages are masked.  LedgerError where the
         disk refuses: the same query may be asked again.
@@ -319,14 +320,14 @@ class Guard:
 
     def _check_budget(self, before: Sequence[Charge], asked: Price) -> None:
         allow = self._policy.allow
-        reason = refusal(Budget(allow.budget * ROUNDING, allow.slack), self._spent(before), asked)
+        reason = refusal(LifetimeBudget(allow.budget * ROUNDING, allow.slack), self._spent(before), asked)
         if reason is not None and not allow.noise_free:
             raise self._refusal(reason)
 
     def _spent(self, charges: Sequence[Charge]) -> list[Price]:
         return spent(charges, self._policy.allow.relation, self._policy.allow.unit)
 
-    def _check_same(self, known: Answer, digest: bytes, t: int) -> None:
+    def _check_same(self, known: AnswerRow, digest: bytes, t: int) -> None:
         if known.query != digest:
             done = "answered" if known.reply is not None else "asked"
             raise self._refusal(f"round {t} was {done} already, for another query")
@@ -341,7 +342,7 @@ class Guard:
         return kept(
             self._open,
             run_id,
-            lambda: ReleasingSilo.of(*own, self._views.blank(cell), key, admitted.digest, gaps=gaps),
+            lambda: Silo.of(*own, self._views.blank(cell), key, admitted.digest, gaps=gaps),
         )
 
     def _with_records(self, run_id: str, asked: _Question) -> Silo:

@@ -2,7 +2,7 @@
 
 Evaluations are runs of their own, with a ledger and a budget of their own, and the same guard answers both.
 
-What a silo's administrator asks its ledger: what was spent, and to be done with a run.
+A silo's administrator asks the ledgers here: what was spent, and to end a run.
 """
 
 import json
@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpriv.accounting.budget import ApproximateGDP, Budget
+from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import counted, lower_figure, upper_figure
 from fedpriv.loss.objective import Objective
@@ -109,7 +109,7 @@ def held_out(policy: Policy, shard: Shard) -> Shard:
 
 
 def status_lines(path: Path) -> list[str]:
-    """Budget, what is spent and left of it, and a line a run, in the order they were opened; a policy's path.
+    """The budget, what is spent and left of it, and a line a run, in the order they were opened; a policy's path.
 
     Names come from servers and are shown with their control characters escaped.
     """
@@ -122,7 +122,7 @@ def _lines(policy: Policy) -> list[str]:
     ledger = SiloLedger(policy.ledger, policy.marked)
     rows, allow = ledger.overview(), policy.allow
     prices = spent(ledger.charges(), allow.relation, allow.unit)
-    total, left = together(prices), Budget(allow.budget, allow.slack).left(prices) or ApproximateGDP(0.0)
+    total, left = together(prices), LifetimeBudget(allow.budget, allow.slack).left(prices) or ApproximateGDP(0.0)
     lines = [
         f"silo {policy.silo}: {policy.ledger}",
         f"budget mu = {upper_figure(allow.budget, 6)}, spent "

@@ -1,4 +1,4 @@
-"""The silo's own record of what it has released: SQLite, written before a reply leaves.
+"""Ledger of a silo: its own record of what it has released, in SQLite, written before a reply leaves.
 
     about    one row: the ledger's own name, how many commits it has had, the fingerprint of the records it is for
     runs     one row a run: its scenario, its price (μ, and the probability with which it may fail), its key and
@@ -12,10 +12,8 @@ queries nor draws other noise for an old one.  What is wiped is overwritten in t
 in SQLite's journal, which is one file for good: unlinked, its blocks would keep keys and sums on the disk.
 An older copy of the file, or another one, is refused by the mark beside it (fedpriv/silo/ledger.py).
 
-How far a ledger has come, kept outside of it: an older copy of the ledger that is put back is noticed.
-
-A mark says the ledger's own name and two numbers: the commit that is on the disk for sure, and the one that is
-being made.  It is written before and after each commit, and a reply leaves after that.
+The mark is a file of its own.  It has the ledger's name and two numbers: the commit that is on the disk for sure,
+and the one that is being made.  It is written before and after each commit, and a reply leaves after that.
 """
 
 import fcntl
@@ -118,7 +116,7 @@ class Run(NamedTuple):
     slack: float = 0.0
 
 
-class Answer(NamedTuple):
+class AnswerRow(NamedTuple):
     """A round that was asked: the digest of its query, and the bytes that were replied, None until they are."""
 
     query: bytes
@@ -260,11 +258,11 @@ class SiloLedger:
             "INSERT INTO runs (run_id, cell, mu, slack, key) VALUES (?, ?, ?, ?, ?)", (run_id, *charge, key)
         )
 
-    def answer(self, run_id: str, t: int) -> Answer | None:
+    def answer(self, run_id: str, t: int) -> AnswerRow | None:
         row = self._database.execute(
             "SELECT query, reply FROM answers WHERE run_id = ? AND t = ?", (run_id, t)
         ).fetchone()
-        return None if row is None else Answer(*row)
+        return None if row is None else AnswerRow(*row)
 
     def intend(self, run_id: str, t: int, query: bytes) -> None:
         """Note the query that round t is answered for: no other one from now on."""

@@ -1,6 +1,7 @@
-"""Pairwise masks: each pair of silos shares a key stream, which one adds and the other subtracts.
+"""Pairwise masks, and the signed public keys from which they are agreed.
 
-Source: Bonawitz et al. 2017, "Masking with one-time pads": silo i sends
+Each pair of silos shares a key stream, which one adds and the other subtracts.  Source: Bonawitz et al. 2017,
+"Masking with one-time pads": silo i sends
 
     x_i + Σ_{j > i} PRG(s_ij, t, c_t) - Σ_{j < i} PRG(s_ij, t, c_t)   (mod 2^64),
 
@@ -15,14 +16,11 @@ something else takes another one.
 
 All of it from `cryptography`.
 
-Signed public keys: silos that know each other need not believe what the server relays.
-
-A silo signs the key it made for a run with its long-lived Ed25519 key (RFC 8032); whoever has the public halves of
-all silos on file takes no key that its silo did not sign for this very run of this very scenario.  What travels is
-a
-*card*: the public key, 32 bytes, and the signature, 64 bytes, zeros from a silo that has no identity.
-
-Source: Bonawitz et al. 2017, which assumes such a public-key infrastructure where the server may deviate.
+Silos that know each other need not believe what the server relays: a silo signs the key it made for a run with its
+long-lived Ed25519 key (RFC 8032), and a silo that has the public halves of all silos on file takes no key that its
+owner did not sign for this very run of this very scenario (the paper assumes such a public-key infrastructure
+where the server may deviate).  What travels is a *card*: the public key, 32 bytes, and the signature, 64 bytes,
+zeros from a silo that has no identity.
 """
 
 import stat

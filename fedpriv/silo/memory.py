@@ -1,8 +1,8 @@
-"""How much memory runs may take of a guard, in bytes, counted before they are opened and held to by the system.
+"""Limit the memory that runs may take of a guard: counted before they are opened, enforced by the system.
 
 What a run takes is counted from public numbers: the scenario, the policy, how many records the silo has and their
-shape.  What was counted too low ends in one answer that fails, and not in the end of the process, with which all
-runs of the silo would end.
+shape.  Where too little was counted, one answer fails, and not the process, with which all runs of the silo would
+end.
 """
 
 import re

@@ -1,8 +1,7 @@
-"""What a silo allows, in a file of its own: no server and no scenario can widen it.
+"""Policy of a silo, in a file of its own: no server and no scenario can widen it.
 
-Who may write what a guard relies on: its policy, records, keys and ledger.
-
-A policy file to start from: every key with what it means, made from the keys themselves.
+The file to start from has every key with what it means, made from the keys themselves.  Files that a guard relies
+on (policy, records, keys and ledger) are refused where users other than the guard's own may write them.
 """
 
 import json
@@ -24,6 +23,7 @@ from fedpriv.data.encode import is_table
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.models import MODELS
+from fedpriv.noise.registry import ADDED
 from fedpriv.noise.trust import TRUSTED, UnitName
 from fedpriv.papers.base import Positive
 from fedpriv.papers.table import ALGORITHMS
@@ -170,6 +170,12 @@ class Allowed(BaseModel):
         strict=False,
         description="algorithms beyond those of fedpriv that a scenario may name: rows of `extensions`",
     )
+    mechanisms: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="noise mechanisms beyond those of fedpriv that a scenario or a row of `algorithms` may use: "
+        "added by `extensions`; what they cost is measured here",
+    )
     extensions: tuple[str, ...] = Field(
         (),
         strict=False,
@@ -292,6 +298,7 @@ class Policy(BaseModel):
         for key, names, table in (
             ("models", [name for name in allow.models if not is_import_path(name)], MODELS),
             ("algorithms", allow.algorithms, ALGORITHMS),
+            ("mechanisms", allow.mechanisms, ADDED),
         ):
             if unknown := [name for name in names if name not in table]:
                 raise InputError(f"allow.{key}: {unknown[0]!r} is added by none of allow.extensions")
@@ -358,7 +365,7 @@ def read_policy(path: Path) -> Policy:
 
 def unaccountable(cell: Cell) -> str | None:
     """Why no policy allows any run of `cell`, whatever its budget; None if some policy can."""
-    if cell.algorithm.trust_setting.trust_level > TRUSTED.trust_level:
+    if not TRUSTED.covers(cell.algorithm.trust_setting):
         return f"trust = {cell.algorithm.trust!r} broadcasts what is not private"
     if cell.federation.clients is not None:
         return "federation.clients are drawn from a pool that only a simulation has"

@@ -1,4 +1,4 @@
-"""A silo's records as they lie on its disk."""
+"""A shard: a silo's records as files on its disk."""
 
 import dataclasses
 import hashlib

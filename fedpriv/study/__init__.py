@@ -1,1 +1,1 @@
-"""Study."""
+"""Studies: sweeps over a scenario's cells, tuning, and their results."""

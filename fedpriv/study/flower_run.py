@@ -1,6 +1,6 @@
-"""The ServerApp of `flwr run .`: no engine follows it, so that it writes the folder that a person reads itself.
+"""The ServerApp of `flwr run .`, which writes the results folder itself, since no engine follows it.
 
-What engines submit is `fedpriv.server.app:app`, with the same rounds.
+Engines submit `fedpriv.server.app:app`, with the same rounds.
 """
 
 import json
@@ -22,7 +22,7 @@ _KEYS = ("scenario", "set", "cell")
 
 
 def run_folder(run_config: Mapping[str, Any]) -> RunObserver:
-    """A RUN_DIR for the one cell that a person's run configuration names.
+    """Make a RUN_DIR for the one cell that a person's run configuration names.
 
     `out` is the folder; empty, it is runs/NAME or the next that is free.  InputError for a configuration that
     names no cell, and for a folder that holds results.

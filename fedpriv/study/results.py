@@ -1,4 +1,4 @@
-"""RUN_DIR: what a sweep writes as it goes, and reads back to go on or to report.
+"""RUN_DIR: the results that a sweep writes cell by cell, and reads back to resume or to report.
 
 results.json     every finished cell; rewritten whole, at most once a second; `complete` only when all are there
 cells.jsonl      cells that results.json does not have yet
@@ -8,7 +8,7 @@ checkpoints/     cells that a run is in the middle of
 models/NNNN.npy  the published model of cell NNNN
 table.md         measured beside published
 
-RUN_DIR as it is shown: claims of privacy are those that its releases give, whatever is written beside them.
+Where results are shown, claims of privacy are those that the releases give, whatever is written beside them.
 """
 
 import json
@@ -20,22 +20,22 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.core.files import write_json, write_text, write_vector
-from fedpriv.engines.table import Groups
+from fedpriv.core.files import append_line, whole_lines, write_json, write_text, write_vector
+from fedpriv.engines.table import Grouping
 from fedpriv.rounds.entries import differing_words, entry_of
 from fedpriv.rounds.fitted import Fitted
 from fedpriv.rounds.outcome import Finished, RunObserver
 from fedpriv.scenario.load import Scenario, resolve_cell
-from fedpriv.scenario.published import Published, Scaling, Tuned
+from fedpriv.scenario.published import Growth, Published, Tuned
 from fedpriv.study.stored import (
     check_axes,
     check_cell,
     checkpoints_of,
-    in_starts,
+    in_batches,
     places_of,
     record_of,
     refusal,
-    starts_of,
+    seed_batches,
     versions,
 )
 
@@ -59,7 +59,7 @@ class Results:
     versions: Mapping[str, str]
     rerun: str | None
     """The command that runs the same again; None where it was not recorded."""
-    scaling: Scaling | None = None
+    scaling: Growth | None = None
     tuned: Tuned | None = None
     date: str | None = None
     """When the run began, UTC; None in results that are older than this figure."""
@@ -87,7 +87,7 @@ class RunFolder(RunObserver):
         resume: bool,
         rerun: str | None = None,
         fits: Mapping[str, Fitted] | None = None,
-        groups: Groups | None = None,
+        groups: Grouping | None = None,
     ) -> None:
         """InputError if the folder holds results of another run, or of any run without `resume`.
 
@@ -137,16 +137,14 @@ class RunFolder(RunObserver):
             "round": t,
             **metrics,
         }
-        with (self.path / "history.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(self.path / "history.jsonl", line)
 
     def finished(self, place: int, finished: Finished) -> None:
         """Add a cell; a run that is killed right after this has lost nothing of it."""
         model = f"models/{place:04d}.npy"
         write_vector(self.path / model, finished.model)
         record = {**record_of(place, self._scenario.points[place], finished, self._engine), "model": model}
-        with (self.path / _JOURNAL).open("a", encoding="utf-8") as journal:
-            journal.write(json.dumps(record, allow_nan=False) + "\n")
+        append_line(self.path / _JOURNAL, record, allow_nan=False)
         self._cells[place] = record
         if not self.missing or time.monotonic() - self._written > _REWRITE_SECONDS:
             self._write()
@@ -180,7 +178,7 @@ class RunFolder(RunObserver):
         (self.path / _JOURNAL).unlink(missing_ok=True)
         self._written = time.monotonic()
 
-    def _finished_before(self, groups: Groups | None) -> dict[int, dict[str, Any]]:
+    def _finished_before(self, groups: Grouping | None) -> dict[int, dict[str, Any]]:
         before, path = read_results(self.path), self.path
         self._take_place_of(before)
         kept = [cell for cell in before.cells if (path / cell["model"]).exists()]  # else it is run again
@@ -204,8 +202,8 @@ class RunFolder(RunObserver):
         check_axes(path, before.axes, scenario.axes)
         if before.tuned != scenario.tuned:
             raise refusal(path, "its [tuned], what choosing its settings cost, differs from this scenario's")
-        self._starts = starts_of(path, before.starts, scenario.seeds)
-        self._scenario = in_starts(scenario, self._starts)
+        self._starts = seed_batches(path, before.starts, scenario.seeds)
+        self._scenario = in_batches(scenario, self._starts)
         if self._scenario.seeds == before.seeds:  # else the command of before runs fewer
             self._rerun = before.rerun or self._rerun
         self._date = before.date or self._date
@@ -219,10 +217,7 @@ class RunFolder(RunObserver):
 
 def _with_journal(cells: list[Mapping[str, Any]], journal: Path) -> list[Mapping[str, Any]]:
     """The cells with those that were finished after results.json was last written; no line cut short."""
-    found = {cell["cell"]: cell for cell in cells}
-    if journal.exists():
-        lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
-        found |= {cell["cell"]: cell for cell in map(json.loads, (line for line in lines if line.endswith("\n")))}
+    found = {cell["cell"]: cell for cell in (*cells, *map(json.loads, whole_lines(journal)))}
     return [found[place] for place in sorted(found)]
 
 
@@ -242,7 +237,7 @@ def read_results(folder: Path) -> Results:
             seeds=tree["seeds"],
             published=Published.from_data(tree["published"]) if tree["published"] else None,
             cells=_with_journal(tree["cells"], folder / _JOURNAL),
-            scaling=Scaling.model_validate(tree["scaling"]) if tree.get("scaling") else None,
+            scaling=Growth.model_validate(tree["scaling"]) if tree.get("scaling") else None,
             tuned=Tuned.model_validate(tree["tuned"]) if tree.get("tuned") else None,
             versions=tree.get("versions", {}),
             rerun=tree.get("rerun"),
@@ -268,7 +263,7 @@ def fits_of(folder: Path) -> dict[str, Fitted]:
 
 
 def engines_of(results: Results) -> str:
-    """Which engines computed the cells: a run can be resumed on another one."""
+    """Engines that computed the cells: a run can be resumed on another one."""
     return ", ".join(dict.fromkeys(str(cell["engine"]) for cell in results.cells)) or results.engine
 
 
@@ -277,14 +272,13 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
     path = folder / "history.jsonl"
     if not path.exists():
         raise InputError(f"{folder}: no history.jsonl there; give a folder that `fedpriv run` wrote")
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
-        if line.endswith("\n"):
-            try:
-                evaluation = json.loads(line)
-                _ = evaluation["cell"], evaluation["round"]
-            except (ValueError, KeyError, TypeError):
-                raise InputError(f"{path}, line {number}: not an evaluation; take the line out") from None
-            yield evaluation
+    for number, line in enumerate(whole_lines(path), start=1):
+        try:
+            evaluation = json.loads(line)
+            _ = evaluation["cell"], evaluation["round"]
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{path}, line {number}: not an evaluation; take the line out") from None
+        yield evaluation
 
 
 def check_free(path: Path, *, resume: bool) -> None:

@@ -1,12 +1,12 @@
-"""A cell of results.json: what was asked for, measured, spent and claimed, as data.
+"""Cells and checkpoints of RUN_DIR as data, and whether a run that is resumed is the one of its folder.
 
-RUN_DIR/checkpoints: the cells that a run is in the middle of, a file a group, gone when the group is finished.
+A cell of results.json says what was asked for, measured, spent and claimed.
 
-The files have sums without noise: their mode is 0600, the folder's 0700.
+RUN_DIR/checkpoints has a file for each group of cells that the run is in the middle of, gone when the group is
+finished.  The files have sums without noise: their mode is 0600, the folder's 0700.
 
-What a run that is resumed must have in common with the one that its folder holds, and the seeds added to it.
-
-A cell keeps its number, and so the name of its model: cells of added seeds are numbered after all others.
+A run that is resumed may have added seeds and must have all else in common with its folder.  A cell keeps its
+number, and so the name of its model: cells of added seeds are numbered after all others.
 """
 
 import dataclasses
@@ -22,15 +22,15 @@ from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.figures import delta_figure, upper_figure
 from fedpriv.core.files import OWN, write_bytes
-from fedpriv.rounds.claim import evaluation_data, figures_of, with_other_step
-from fedpriv.rounds.ledger import ReleaseStream, as_data, claim_of
+from fedpriv.rounds.claim import claim_of, evaluation_data, figures_of, with_other_step
+from fedpriv.rounds.ledger import ReleaseStream, as_data
 from fedpriv.rounds.outcome import Checkpoints, Finished, RunObserver, digest_of, header_of
 from fedpriv.scenario.load import Point, Scenario
 from fedpriv.scenario.schema import Cell
 
 
 def versions() -> dict[str, str]:
-    """What computed the results."""
+    """Versions of the programs that compute the results."""
     packages = {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "flwr", "cryptography")}
     return {
         "python": platform.python_version(),
@@ -65,7 +65,7 @@ def privacy_of(
 
 
 def _target(cell: Cell) -> str:
-    """What the noise was calibrated to, and from which key of the scenario it follows."""
+    """Target that the noise was calibrated to, and the key of the scenario from which it follows."""
     asked, target = cell.privacy, cell.privacy.target
     if target is None:
         return "none"
@@ -181,8 +181,8 @@ def refusal(folder: Path, what: str) -> InputError:
     return InputError(f"{folder} holds another run: {printable(what)}; {_REMEDY}")
 
 
-def starts_of(folder: Path, before: Sequence[Sequence[int]], asked: Sequence[int]) -> list[list[int]]:
-    """The seeds of every start of the run in `folder`: those of `before`, then those that are added now, if any.
+def seed_batches(folder: Path, before: Sequence[Sequence[int]], asked: Sequence[int]) -> list[list[int]]:
+    """Group the seeds of the run in `folder` by the invocation that added them: those of `before`, then new ones.
 
     InputError where a seed of the run is not among those `asked` for.
     """
@@ -193,7 +193,7 @@ def starts_of(folder: Path, before: Sequence[Sequence[int]], asked: Sequence[int
     return [*map(list, before), *([added] if added else [])]
 
 
-def in_starts(scenario: Scenario, starts: Sequence[Sequence[int]]) -> Scenario:
+def in_batches(scenario: Scenario, starts: Sequence[Sequence[int]]) -> Scenario:
     """The scenario with its seeds and points in the order of the starts; every start has all sweep points."""
     count = len(scenario.seeds)
     blocks = [scenario.points[first : first + count] for first in range(0, len(scenario.points), count)]
@@ -203,7 +203,7 @@ def in_starts(scenario: Scenario, starts: Sequence[Sequence[int]]) -> Scenario:
 
 
 def places_of(scenario: Scenario, starts: Sequence[Sequence[int]]) -> list[range]:
-    """Which places of a scenario, ordered by its starts, each start has."""
+    """Places of a scenario's points, ordered by its batches of seeds, for each batch."""
     blocks, first, found = len(scenario.points) // len(scenario.seeds), 0, list[range]()
     for start in starts:
         found.append(range(first, first + blocks * len(start)))

@@ -1,7 +1,4 @@
-"""Running a scenario: its missing cells on an engine, everything written as it goes.
-
-One run in a folder at a time.
-"""
+"""Run the missing cells of a scenario on an engine, one run in a folder at a time; write results as it goes."""
 
 import fcntl
 import os
@@ -9,6 +6,7 @@ import shlex
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -53,7 +51,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _taken(path: Path) -> int:
-    """A descriptor of the file that bears the name, locked."""
+    """Open and lock the file that bears the name; return its descriptor."""
     while True:
         file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
         try:
@@ -70,7 +68,7 @@ def _taken(path: Path) -> int:
 
 
 def _is_named(file: int, path: Path) -> bool:
-    """Whether nobody removed the name between our opening the file and locking it."""
+    """Tell whether the name still is of our file, and nobody removed it between opening and locking."""
     try:
         named, ours = path.stat(), os.fstat(file)
     except FileNotFoundError:
@@ -81,43 +79,64 @@ def _is_named(file: int, path: Path) -> bool:
 _RUNS = Path("runs")
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of a run, as `fedpriv run` and `fedpriv.run` are given them; all but the scenario and displays."""
+
+    engine: str = "vectorized"
+    out: Path | None = None
+    """The folder of the results; runs/NAME by default."""
+    resume: bool = False
+    connection: Connection = LOCAL
+    workers: Workers | None = None
+    """Other processes that run the cells; they change no result."""
+    overrides: Sequence[str] = ()
+    """KEY=VALUE, as they were given: the scenario has them already."""
+    imports: Sequence[Path] = ()
+
+    def command(self, scenario: str) -> str:
+        """The command line that runs a scenario file with these options."""
+        words = [] if self.engine == "vectorized" else ["--engine", self.engine]
+        words += [word for override in self.overrides for word in ("--set", override)]
+        words += [word for file in self.imports for word in ("--import", str(file))]
+        if self.connection.superlink is not None:
+            words += ["--superlink", self.connection.superlink]
+        if self.connection.root_certificates is not None:
+            words += ["--root-certificates", str(self.connection.root_certificates)]
+        return shlex.join(["fedpriv", "run", scenario, *words])
+
+
 def run_sweep(
     scenario: Scenario,
-    engine_name: str,
-    out: Path | None,
-    *,
-    resume: bool,
-    rerun: str | None = None,
+    options: RunOptions,
     observers: Sequence[RunObserver] = (),
-    connection: Connection = LOCAL,
-    workers: Workers | None = None,
+    rerun: str | None = None,
 ) -> Path:
     """Run the cells of a scenario that have no result yet; returns the folder with the results.
 
     A run that is resumed may have more seeds than before: theirs are run, and what is finished stays as it is.
-    `out` is the folder, runs/NAME by default; `rerun` is the command that would run the same again; `workers` run
-    the cells if there are any, and change no result.  Stopped at any moment, by an exception of an observer too,
-    the folder is valid and can be resumed: cells that were in the middle go on from their checkpoints, if the
+    `rerun` is the command that would run the same again.  Stopped at any moment, by an exception of an observer
+    too, the folder is valid and can be resumed: cells that were in the middle go on from their checkpoints, if the
     engine keeps them.  InputError for what cannot be run, a folder that another run is using among it, RunError
     for what could not be finished.
     """
-    path = out or free_folder(scenario.name, resume=resume)
-    kept = CheckpointFolder(path, Observers((), observers))
-    engine = engine_named(engine_name, path, connection, kept)
-    if workers is not None:
-        engine = on_workers(engine_name, workers, kept)
-    if connection.superlink is None:  # silos elsewhere have records of their own
+    path, resume = options.out or free_folder(scenario.name, resume=options.resume), options.resume
+    row, kept = engine_row(options.engine), CheckpointFolder(path, Observers((), observers))
+    engine = engine_named(options.engine, path, options.connection, kept)
+    if options.workers is not None:
+        engine = on_workers(options.engine, options.workers, kept)
+    if options.connection.superlink is None:  # silos elsewhere have records of their own
         for point in scenario.points:
             check_records(point.cell)
     with locked(path), ExitStack() as stack:
         told = Observers((), observers).fitted
         scenario, fits = fitted_scenario(scenario, fits_of(path) if resume else {}, told)
         check_free(path, resume=resume)  # before anything is released
-        alone = engine_named(engine_name, path, connection)
-        released = engine_row(engine_name).releases
-        scenario, first_steps = scaled_scenario(scenario, partial(_alone, alone), released=released)
-        groups = engine_row(engine_name).groups
-        folder = RunFolder(path, scenario, engine_name, resume=resume, rerun=rerun, fits=fits, groups=groups)
+        alone = engine_named(options.engine, path, options.connection)
+        scenario, first_steps = scaled_scenario(scenario, partial(_alone, alone), released=row.releases)
+        folder = RunFolder(
+            path, scenario, options.engine, resume=resume, rerun=rerun, fits=fits, groups=row.groups
+        )
         scenario, places, everybody = folder.scenario, folder.missing, [folder, *observers]
         kept.check(scenario)
         for observer in everybody:
@@ -133,38 +152,19 @@ def run_sweep(
             Observers(places, everybody).failed(error)
             raise
         if folder.missing:
-            raise RunError(f"engine {engine_name} left {len(folder.missing)} cells without a result")
+            raise RunError(f"engine {options.engine} left {len(folder.missing)} cells without a result")
         kept.clear()
     return path
 
 
 def _alone(engine: Engine, cell: Cell) -> Finished:
-    """One cell's outcome, of which nobody hears; it rounds as it does wherever it is run."""
+    """Run one cell without observers; it rounds as it does wherever it is run."""
     (outcome,) = engine([cell], RunObserver())
     return outcome.finished
 
 
-def rerun_command(
-    path: str,
-    engine: str,
-    overrides: Sequence[str],
-    connection: Connection = LOCAL,
-    imports: Sequence[Path] = (),
-) -> str:
-    """The command line that runs a scenario file with these options."""
-    options = [word for override in overrides for word in ("--set", override)]
-    options += [word for file in imports for word in ("--import", str(file))]
-    if engine != "vectorized":
-        options = ["--engine", engine, *options]
-    if connection.superlink is not None:
-        options += ["--superlink", connection.superlink]
-    if connection.root_certificates is not None:
-        options += ["--root-certificates", str(connection.root_certificates)]
-    return shlex.join(["fedpriv", "run", path, *options])
-
-
 def free_folder(name: str, *, resume: bool = False) -> Path:
-    """runs/NAME, or the first of runs/NAME-2, … that is free; with `resume` the latest that is not."""
+    """Find runs/NAME, or the first of runs/NAME-2, … that is free; with `resume` the latest that is not."""
     taken = [path for path in _numbered(name) if (path / "results.json").exists()]
     if resume and taken:
         return taken[-1]

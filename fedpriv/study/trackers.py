@@ -12,7 +12,7 @@ from fedpriv.scenario.load import Point, Scenario
 
 
 class TensorBoard(RunObserver):
-    """A TensorBoard run for each cell, in a folder of `directory` that is named after its swept values."""
+    """TensorBoard runs, one for each cell, in a folder of `directory` that is named after its swept values."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -35,9 +35,9 @@ class TensorBoard(RunObserver):
 
 
 class MLflow(RunObserver):
-    """An MLflow run for each cell, in an experiment that is named after the scenario, at a tracking URI.
+    """MLflow runs, one for each cell, in an experiment that is named after the scenario, at a tracking URI.
 
-    What MLflow refuses is a RunError of one line; results are kept whatever it says.
+    A refusal by MLflow is a RunError of one line; results are kept in any case.
     """
 
     def __init__(self, uri: str) -> None:
@@ -94,7 +94,7 @@ def _label(point: Point) -> str:
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys as dotted ones."""
+    """Write nested keys as dotted ones."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}

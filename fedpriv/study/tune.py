@@ -1,6 +1,6 @@
-"""Settings compared on held-out records: all of them, openly, or the best of a random number, privately.
+"""Compare settings on held-out records: all of them, openly, or the best of a random number, privately.
 
-What a tuning leaves: the scenario with the chosen settings, and a table of where they stand in the grid.
+A tuning leaves the scenario with the chosen settings, and a table of where they stand in the grid.
 """
 
 import json
@@ -14,16 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.selection import Law, Selection
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.figures import caveats, delta_figure, upper_figure
 from fedpriv.core.files import write_json, write_text
 from fedpriv.engines.table import engine_named
-from fedpriv.engines.workers import Workers
 from fedpriv.noise.trust import RECORD
+from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.fitted import fitted_scenario
-from fedpriv.rounds.ledger import claim_of
 from fedpriv.rounds.outcome import Finished, RunObserver
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.data import PARTITION_KEYS
@@ -31,7 +29,7 @@ from fedpriv.scenario.load import Point, Scenario, scenario_of
 from fedpriv.scenario.published import Tuned, parsed_assignment
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import read_results
-from fedpriv.study.sweep import run_sweep
+from fedpriv.study.sweep import RunOptions, run_sweep
 from fedpriv.study.tuning_file import HeldOut, Place, Row, Setting, better, places, trial
 
 SETTING = "tune.setting"
@@ -42,7 +40,7 @@ _NO_ACCURACY = f"--private: runs are compared by {ACCURACY}, which a regression 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for a row."""
+    """Choice for a row."""
 
     row: Row
     setting: Setting | None
@@ -61,13 +59,10 @@ def tuned_openly(
     fixed: Sequence[str],
     seeds: Sequence[int],
     metric: str,
-    out: Path,
-    *,
-    resume: bool,
-    workers: Workers | None,
+    options: RunOptions,
     observers: Sequence[RunObserver],
 ) -> list[Choice]:
-    """Every setting of every row on every seed, as a run in `out` with all its results; the best mean is chosen.
+    """Run every setting of every row on every seed, as one run with all its results; choose the best mean.
 
     InputError, before they start, for a metric that the runs do not have.  The results are functions of the
     records without noise.
@@ -83,8 +78,7 @@ def tuned_openly(
     trials = replace(
         scenario, axes=axes, seeds=list(seeds), points=points, published=None, scaling=None, tuned=None
     )
-    run_sweep(trials, "vectorized", out, resume=resume, observers=observers, workers=workers)
-    cells = iter(read_results(out).cells)
+    cells = iter(read_results(run_sweep(trials, options, observers)).cells)
     choices = []
     for row, settings in rows:
         scores = [statistics.fmean(_score(next(cells), metric) for _ in seeds) for _ in settings]
@@ -161,7 +155,7 @@ def tuned_privately(
 
 
 def _check_places(cell: Cell) -> None:
-    """InputError for records that sit, or count, by what they hold: one would move others, or the score."""
+    """Refuse records that sit, or count, by their contents: one would move others, or the score."""
     if cell.data.partition in PARTITION_KEYS:
         raise InputError(
             f'--private: data.partition = "{cell.data.partition}" looks at labels, so that one record moves '
@@ -202,7 +196,7 @@ def _check_kept(given: Cell, tried: Cell, held_out: HeldOut) -> None:
 def check_promise(finished: Finished, mu: float) -> None:
     """InputError unless what a run released is `mu`-GDP."""
     claim = claim_of(finished.releases)
-    if claim is None or not isinstance(claim.guarantee, GaussianDP) or claim.guarantee.mu > mu:
+    if claim is None or claim.guarantee.mu is None or claim.guarantee.mu > mu:
         raise InputError(
             "--private: the guarantee of this scenario's runs is a curve of (ε, δ), no mu; use a public order of "
             'records, federation.sampling = "fixed"'
@@ -210,7 +204,7 @@ def check_promise(finished: Finished, mu: float) -> None:
 
 
 def noisy_score(finished: Finished, held_out: int, mu: float, generator: np.random.Generator) -> float:
-    """The accuracy on `held_out` records with Gaussian noise; InputError for a regression.
+    """Add Gaussian noise to the accuracy on `held_out` records; InputError for a regression.
 
     Guarantee: one held-out record, exchanged or zeroed out, moves the accuracy by at most 1/`held_out`, and noise
     of standard deviation 1/(`held_out` · μ) makes the score μ-GDP, as the run's own releases are.
@@ -221,7 +215,7 @@ def noisy_score(finished: Finished, held_out: int, mu: float, generator: np.rand
 
 
 def _target(row: Row) -> float:
-    """The μ that every run of a row is calibrated to, whatever its setting."""
+    """Find the μ that every run of a row is calibrated to, whatever its setting."""
     target = row.cell.privacy.target
     if target is None:
         raise InputError('--private: privacy.mode = "none" adds no noise, and what is chosen by it is not private')
@@ -233,7 +227,7 @@ def _badness(metric: str, score: float) -> float:
 
 
 def _check_metric(cells: Sequence[Cell], metric: str) -> None:
-    """InputError unless an evaluation has the metric: one of the first model, where cells measure other things."""
+    """Check that an evaluation has the metric: one of the first model, where cells measure other things."""
     measured = {repr((cell.data, cell.model, cell.run)): cell for cell in cells}
     for cell in measured.values():
         task = task_of_cell(cell)
@@ -256,7 +250,7 @@ HEADER = ("row", "setting", "score", "next best", "place in the grid")
 def tuned_text(
     text: str, choices: Sequence[Choice], tuned: Tuned, overrides: Sequence[str], source: str
 ) -> tuple[str, Scenario]:
-    """The file `text` with a rule for every choice and [tuned], and its scenario; InputError if there is none."""
+    """Add a rule for every choice and [tuned] to the file `text`; return it with its scenario, or InputError."""
     blocks = [text.rstrip("\n"), ""]
     blocks += [
         f"# Settings by `fedpriv tune`, {tuned.settings} for every row, on {tuned.held_out} held-out records."
@@ -281,7 +275,7 @@ def tuned_text(
 
 
 def not_chosen(overrides: Sequence[str], choices: Sequence[Choice]) -> list[str]:
-    """The KEY=VALUE of keys for which nothing was chosen: an override would outrank the choice."""
+    """Keep the KEY=VALUE of keys for which nothing was chosen: an override would outrank the choice."""
     chosen = {key for choice in choices for key in choice.setting or {}}
     return [each for each in overrides if parsed_assignment(each)[0] not in chosen]
 
@@ -289,7 +283,7 @@ def not_chosen(overrides: Sequence[str], choices: Sequence[Choice]) -> list[str]
 def write_tuning(
     out: Path, text: str, choices: Sequence[Choice], tuned: Tuned, held_out: HeldOut, delta: float
 ) -> None:
-    """scenario.toml, tuning.json and tuning.md in `out`."""
+    """Write scenario.toml, tuning.json and tuning.md into `out`."""
     write_text(out / "scenario.toml", text)
     write_text(out / "tuning.md", markdown(choices, held_out, tuned, delta))
     write_json(
@@ -309,7 +303,7 @@ def write_tuning(
 
 
 def lines(choices: Sequence[Choice]) -> list[tuple[str, ...]]:
-    """A line for every row, under `HEADER`."""
+    """Write a line for every row, under `HEADER`."""
     return [
         (
             ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in choice.row.when.items()),
@@ -325,7 +319,7 @@ def lines(choices: Sequence[Choice]) -> list[tuple[str, ...]]:
 
 
 def edges(choices: Sequence[Choice]) -> list[str]:
-    """A warning for every key whose chosen value has no neighbour on one side."""
+    """Warn of every key whose chosen value has no neighbour on one side."""
     warned: dict[tuple[str, Any], int] = {}
     for choice in choices:
         for place in _places(choice):
@@ -338,7 +332,7 @@ def edges(choices: Sequence[Choice]) -> list[str]:
 
 
 def costs(choices: Sequence[Choice], delta: float) -> list[str]:
-    """What the choice of every row costs, and together with one run of it; in words where nothing is charged."""
+    """Say what the choice of every row costs, alone and with one run of it, or that nothing is charged."""
     if all(choice.selection is None for choice in choices):
         return [
             "The choice is not private: it compared runs on held-out records without noise, and no ε covers it. "
@@ -357,7 +351,7 @@ def costs(choices: Sequence[Choice], delta: float) -> list[str]:
 
 
 def markdown(choices: Sequence[Choice], held_out: HeldOut, tuned: Tuned, delta: float) -> str:
-    """The table with what it rests on."""
+    """Write the table, and on which settings and records it rests."""
     rows = [HEADER, tuple("---" for _ in HEADER), *lines(choices)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     notes = [

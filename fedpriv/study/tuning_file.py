@@ -1,8 +1,7 @@
-"""Which keys a grid may vary: what trains, never what is protected, against whom, or what the records are.
+"""Grids, rows and trials of a tuning: the points of a scenario, each with settings to try on fewer records.
 
-Which settings are tried: a grid for every row, or factors of the numbers that a scenario has.
-
-What is tuned: the points of a scenario, each with its grid, on training records without those held out.
+A grid varies keys that train, never the promise, the adversary or the records; where none is given it has factors
+of the numbers in the scenario.  Trials train without the records that are held out.
 """
 
 import itertools
@@ -27,7 +26,7 @@ _ALLOWED = f"algorithm.KEY, model.KEY and federation.{', '.join(_ROUNDS[:-1])} o
 
 
 def check_grid(grid: Any, where: str) -> None:
-    """InputError, naming the key, for a grid over something else than what trains, or for what is no grid.
+    """Refuse a grid over keys that do not train, and a value that is no grid; InputError names the key.
 
     Guarantee: settings of such a grid differ in no key of [privacy], [data] or [evaluation], nor in
     algorithm.trust, the silos or clients, or the sampling: a choice among them keeps the promise and the problem.
@@ -44,7 +43,7 @@ def check_grid(grid: Any, where: str) -> None:
 
 
 def _refused(key: str) -> str | None:
-    """Why a grid may not vary a key; None where it may."""
+    """Say why a grid may not vary a key; None where it may."""
     section, _, name = key.partition(".")
     if key in ("seed", "seeds"):
         return "no setting to choose; give --seeds for those of the trials"
@@ -73,12 +72,12 @@ _SETTINGS = 25  # of one number alone
 
 
 def settings_of(grid: Grid) -> list[Setting]:
-    """Every combination."""
+    """Combine the values of all keys, in every way."""
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def given_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
-    """ "KEY=[VALUES]" of a command line; InputError for what is no list of values, or a key given twice."""
+    """Read "KEY=[VALUES]" of a command line; InputError for a value that is no list, or a key given twice."""
     grid: dict[str, list[Any]] = {}
     for assignment in assignments:
         key, values = parsed_assignment(assignment) if assignment.strip().find("=") > 0 else (assignment, None)
@@ -91,7 +90,7 @@ def given_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def grid_around(cell: Cell) -> dict[str, list[Any]]:
-    """Factors from 1/9 to 9 of every positive number that the cell's [algorithm] has; InputError for none."""
+    """Take factors from 1/9 to 9 of every positive number in the cell's [algorithm]; InputError if it has none."""
     settings = cell.algorithm.settings
     numbers = {
         name: value
@@ -115,7 +114,7 @@ def grid_around(cell: Cell) -> dict[str, list[Any]]:
 
 
 def _is_a_scale(annotation: Any, metadata: Sequence[Any]) -> bool:
-    """Whether a field takes every number above 0: one that has an upper end is no scale."""
+    """Tell whether a field takes every number above 0: one that has an upper end is no scale."""
     found = [*metadata, *(part for kind in _kinds(annotation) for part in getattr(kind, "__metadata__", ()))]
     flat = [part for each in found for part in (getattr(each, "metadata", None) or [each])]
     ends = {name for part in flat for name in ("gt", "lt", "le") if getattr(part, name, None) is not None}
@@ -129,7 +128,7 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
 def chosen_settings(
     grids: Sequence[Grid], trials: int | None, generator: np.random.Generator
 ) -> list[list[Setting]]:
-    """The settings to try for every grid: all, or `trials` of each at random, of each grid as many.
+    """Choose the settings to try for every grid: all, or `trials` of each at random, of each grid as many.
 
     InputError where grids have other numbers of settings and nothing says how many are tried, and for less than 1.
     """
@@ -153,7 +152,7 @@ def chosen_settings(
 
 @dataclass(frozen=True)
 class Place:
-    """Where a chosen value stands among those of its key."""
+    """Place of a chosen value among those of its key."""
 
     key: str
     value: Any
@@ -169,7 +168,7 @@ class Place:
 
 
 def places(grid: Grid, setting: Setting) -> list[Place]:
-    """A place for every key that has several values."""
+    """Find the place of the setting's value for every key that has several."""
     found = []
     for key, values in grid.items():
         numeric = all(isinstance(value, int | float) for value in values)
@@ -179,13 +178,13 @@ def places(grid: Grid, setting: Setting) -> list[Place]:
     return found
 
 
-_SHARE = 10  # one in so many training records is held out where nobody says how many
+_SHARE = 10  # one in so many training records is held out by default
 LOWER_IS_BETTER = ("loss", "error")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One point of the scenario's sweep; seeds apart, one cell."""
+    """Row of a tuning: one point of the scenario's sweep; seeds apart, one cell."""
 
     when: Mapping[str, Any]
     """The swept keys and their values; where nothing is swept, the algorithm."""
@@ -196,7 +195,7 @@ class Row:
 def rows_of(
     scenario: Scenario, grids: Mapping[Any, Grid] | None, axis: str
 ) -> list[tuple[Mapping[str, Any], Cell, Grid]]:
-    """Every point with the grid of its value of `axis`, which it may lack; points without a grid are left out."""
+    """Pair points with the grid of their value of `axis`, which they may lack; leave out those without a grid."""
     found: list[tuple[Mapping[str, Any], Cell, Grid]] = []
     for point in scenario.points[:: len(scenario.seeds)]:
         tree = point.cell.canonical()
@@ -209,7 +208,7 @@ def rows_of(
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The training records that settings are compared on: the last ones of the training set."""
+    """Held-out training records, on which settings are compared: the last ones of the training set."""
 
     count: int
     of: int
@@ -218,7 +217,7 @@ class HeldOut:
 
     @property
     def words(self) -> str:
-        """Whose they are."""
+        """Words for the owner of the held-out records."""
         read, each = (_span(map(sum, self.runs)), _span(count for run in self.runs for count in run))
         return (
             f"the last {self.count:,} of {self.of:,} training records are held out while tuning; in a run of the "
@@ -226,7 +225,7 @@ class HeldOut:
         )
 
     def in_runs(self, cells: Sequence[Cell]) -> "HeldOut":
-        """The same records, as the runs of `cells` read them; InputError for a cell that asks for too many."""
+        """Count the same records in the runs of `cells`; InputError for a cell that asks for too many."""
         distinct = {
             repr((cell.seed, cell.data, cell.federation, cell.schedule, cell.privacy.protected)): cell
             for cell in cells
@@ -235,13 +234,13 @@ class HeldOut:
 
 
 def _span(counts: Iterable[int]) -> str:
-    """One number, or the smallest and the largest."""
+    """Write one number, or the smallest and the largest."""
     found = sorted(set(counts))
     return f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
 
 
 def _of_silos(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
-    """How many of the held-out records each silo of a run reads."""
+    """Count the held-out records that each silo of a run reads."""
     units = task_of_cell(cell).units
     of_rows = np.arange(held_out.of)[:, None] if units is None else np.asarray(units)  # persons may have several
     first = held_out.of - held_out.count
@@ -249,7 +248,7 @@ def _of_silos(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
 
 
 def held_out_of(cell: Cell, count: int | None) -> HeldOut:
-    """InputError for more than there are."""
+    """Hold out the last `count` training records (default a tenth); InputError if there are fewer."""
     data = cell.data
     records = len(task_of(data.name, cell.model, cell.run.dtype, None, data.table, revision()).train.labels)
     chosen = max(1, records // _SHARE) if count is None else count
@@ -259,7 +258,7 @@ def held_out_of(cell: Cell, count: int | None) -> HeldOut:
 
 
 def trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[str], seed: int) -> Cell:
-    """The cell with a setting, on what is left of the records; InputError, with the setting, if it cannot run."""
+    """Give the cell a setting and the records that are left; InputError, with the setting, if it cannot run."""
     tree = cell.canonical()
     for key, value in _fewer(_reading(cell, setting), held_out).items():
         assign(tree, key, value)
@@ -272,7 +271,7 @@ def trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[str],
 
 
 def check_settings(row: Row, settings: Sequence[Setting]) -> None:
-    """InputError for a setting with which a run on all records asks for more of them than there are."""
+    """Refuse a setting with which a run on all records asks for more of them than there are."""
     for setting in settings if any(key.startswith("federation.") for key in row.grid) else ():
         try:
             check_records(_reading(row.cell, setting))
@@ -282,7 +281,7 @@ def check_settings(row: Row, settings: Sequence[Setting]) -> None:
 
 
 def _reading(cell: Cell, setting: Setting) -> Cell:
-    """The cell with what a setting says of how records are read."""
+    """Give the cell the keys of a setting that say how records are read."""
     said = {key: value for key, value in setting.items() if key.startswith("federation.")}
     if not said:
         return cell
@@ -293,7 +292,7 @@ def _reading(cell: Cell, setting: Setting) -> Cell:
 
 
 def _resolved(tree: dict[str, Any], setting: Setting) -> Cell:
-    """InputError that says the setting, once."""
+    """Resolve a trial's cell; an InputError names the setting, once."""
     try:
         return resolve_cell(tree, "while tuning")
     except InputError as error:
@@ -305,7 +304,7 @@ def _resolved(tree: dict[str, Any], setting: Setting) -> Cell:
 
 
 def _fewer(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
-    """What is asked for of fewer records, where those that are left do not last: rounds, samples or batches."""
+    """Ask for fewer rounds, samples or batches where the records that are left do not last."""
     federation, left = cell.federation, held_out.of - held_out.count
     if sum(cell.batch_sizes) * cell.schedule.batches_held <= left:
         return {}
@@ -318,6 +317,6 @@ def _fewer(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
 
 
 def better(metric: str, one: float, other: float) -> bool:
-    """Whether `one` is the better value of a metric: the smaller loss or error, the larger of anything else."""
+    """Tell whether `one` is the better value of a metric: smaller for a loss or error, larger for others."""
     lower = any(word in metric for word in LOWER_IS_BETTER)
     return one < other if lower else one > other

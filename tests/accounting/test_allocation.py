@@ -184,12 +184,6 @@ def test_what_is_out_of_range_stays_safe() -> None:
     assert AllocatedGaussian(1e4, 60, 3).epsilon_of(DELTA) <= gdp.epsilon_of(math.sqrt(3) / 1e4, DELTA) + 1e-9
 
 
-def test_the_statement_names_the_numbers() -> None:
-    text = AllocatedGaussian(0.9205, 60).statement(DELTA)
-    assert "ε = 1.13" in text
-    assert "one of 60 rounds in one epoch" in text
-
-
 @pytest.mark.parametrize(
     ("z", "bins", "epochs", "relation", "named"),
     [

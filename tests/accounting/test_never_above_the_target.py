@@ -8,7 +8,7 @@ import pytest
 from fedpriv.accounting.gaussian import epsilon_of, mu_of
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.poisson import PoissonGaussian, calibrated
-from fedpriv.rounds.ledger import claim_of
+from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell

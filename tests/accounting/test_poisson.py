@@ -255,9 +255,3 @@ def test_what_means_nothing_is_refused(z: float, rate: float, rounds: int, relat
 def test_noise_too_small_for_a_law_is_refused() -> None:
     with pytest.raises(InputError, match="too small"):
         PoissonGaussian(0.01, 0.1, 10, "replace-one").epsilon_of(DELTA)
-
-
-def test_the_statement_names_the_numbers() -> None:
-    text = PoissonGaussian(2.0, 0.05, 100, "replace-one").statement(DELTA)
-    assert "ε = 2.004" in text
-    assert "100 rounds of Poisson sampling at rate 0.05" in text

@@ -39,6 +39,6 @@ def test_it_is_refused_before_round_1_in_one_line_with_the_remedy(tmp_path: Path
         fedpriv.run(tree_of("own-noise"), out=str(tmp_path / "run"))
     line = str(refused.value)
     assert line.startswith("algorithm.name = 'own-noise': its mechanism Mine is none of fedpriv's")
-    assert "today these can: independent, " in line
+    assert "fedpriv.add_mechanism(Mine), or take one of independent, " in line
     assert "\n" not in line
     assert not any(path.read_text() for path in tmp_path.glob("run/history.jsonl"))

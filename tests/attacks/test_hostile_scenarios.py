@@ -10,7 +10,7 @@ import torch
 
 from fedpriv.core.errors import RunError
 from fedpriv.silo.shard import Shard
-from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.silo import Silo
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
 
 
@@ -59,13 +59,13 @@ def test_records_are_read_without_denormals(tmp_path: Path, monkeypatch: pytest.
     def flushes() -> bool:
         return bool((torch.tensor([1e-310], dtype=torch.float64) * 1.0 == 0.0).all())
 
-    guard, honest, found = guard_for(tmp_path, *random_records()), ReleasingSilo.answer, list[bool]()
+    guard, honest, found = guard_for(tmp_path, *random_records()), Silo.answer, list[bool]()
 
     def watched(*given: Any) -> Any:
         found.append(flushes())
         return honest(*given)
 
-    monkeypatch.setattr(ReleasingSilo, "answer", watched)
+    monkeypatch.setattr(Silo, "answer", watched)
     guard.answer("run", scenario(), 1, zeros())
     supported = torch.set_flush_denormal(False)  # a processor that cannot says so
     assert found == [supported]

@@ -218,10 +218,10 @@ def test_a_bug_of_the_guard_is_one_constant_line_and_its_own_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Gains: records, from the text of an exception."""
-    from fedpriv.silo.silo import ReleasingSilo
+    from fedpriv.silo.silo import Silo
 
     guard = guard_for(tmp_path, *random_records())
-    monkeypatch.setattr(ReleasingSilo, "message", never)
+    monkeypatch.setattr(Silo, "message", never)
     with pytest.raises(RunError) as refused:
         guard.answer("run", scenario(), 1, zeros())
     assert str(refused.value) == "silo 0, round 1: its guard failed, and its own log says why"

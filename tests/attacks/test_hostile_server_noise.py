@@ -43,7 +43,7 @@ def test_the_radii_of_the_noise_do_not_tell_the_record(
 ) -> None:
     """Gains: 30 of 30 right guesses at μ = 0.1 (finding 2).  ≤ 25 of 30 right: false alarm 3e-5; control ≥ 27."""
     from fedpriv.core.random import KeyedNormal, public_generator, seed_key
-    from fedpriv.silo.silo import ReleasingSilo
+    from fedpriv.silo.silo import Silo
 
     images, labels = random_records(T)
     images[:, 0, :2] = 255
@@ -59,7 +59,7 @@ def test_the_radii_of_the_noise_do_not_tell_the_record(
         admitted = guard._admission.admit(guard._admission.canonical(cell))
         worlds.append((admitted, guard._views.records(admitted.cell)))
     std = float(worlds[0][0].plan.noise.std_of(0))
-    silent = [ReleasingSilo.of(0, a.plan, records, bytes(32), b"") for a, records in worlds]
+    silent = [Silo.of(0, a.plan, records, bytes(32), b"") for a, records in worlds]
     with monkeypatch.context() as patched:
         patched.setattr("fedpriv.noise.integers.plan.drawn", lambda *_: np.int64(0))
         sums = [exact_sums(silo) for silo in silent]
@@ -70,7 +70,7 @@ def test_the_radii_of_the_noise_do_not_tell_the_record(
         releases = []
         if noise == "the silo's":
             admitted, records = worlds[world]
-            silo = ReleasingSilo.of(0, admitted.plan, records, key, b"")
+            silo = Silo.of(0, admitted.plan, records, key, b"")
             state = silo.start()
             for t in range(1, T + 1):
                 release, state = silo.answer(state, t, zeros(torch.float32))

@@ -12,7 +12,8 @@ import torch
 from fedpriv.core.errors import RunError
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.ledger import as_data, claim_of, from_data
+from fedpriv.rounds.claim import claim_of
+from fedpriv.rounds.ledger import as_data, from_data
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell

@@ -20,7 +20,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.silo.guards import end_run, status_lines
 from fedpriv.silo.ledger import Mark, Reading, SiloLedger
 from fedpriv.silo.policy import read_policy
-from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.silo import Silo
 from fedpriv.silo.state import unpack
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, random_records, scenario, zeros
 from tests.clients.guarded import guard_of
@@ -208,7 +208,7 @@ def test_what_is_wiped_is_gone_from_the_file(
     elif how == "an administrator":
         end_run(tmp_path / "silo-0.toml", "run")
     else:
-        monkeypatch.setattr(ReleasingSilo, "message", _fails)
+        monkeypatch.setattr(Silo, "message", _fails)
         with pytest.raises(RunError, match="its guard failed"):
             guard.answer("run", cell, 8, zeros())
     for path in tmp_path.iterdir():

@@ -13,7 +13,7 @@ from fedpriv.loss.objective import Records
 from fedpriv.loss.views import PerUnit
 from fedpriv.noise.integers.plan import ExactPlan
 from fedpriv.participation.secret import Allocation, Poisson
-from fedpriv.rounds.round import IntegerStep, Read
+from fedpriv.rounds.round import IntegerArithmetic, Read, State, Summed
 from fedpriv.silo.silo import Silo
 
 
@@ -65,15 +65,13 @@ def first_come(patch: pytest.MonkeyPatch) -> None:
 
 def over_those_drawn(patch: pytest.MonkeyPatch) -> None:
     """A mean over the records that a round drew, with the noise for a public number of them."""
-    honest = IntegerStep.sums
+    honest = IntegerArithmetic.sums
 
-    def dividing(
-        self: IntegerStep, past: Any, current: Any, query: Tensor, read: Read, silo: int
-    ) -> tuple[Any, tuple[Tensor, ...]]:
-        sums, past = honest(self, past, current, query, read, silo)
-        return sums * self.plan.batch_sizes[silo] // max(1, len(read.weights)), past
+    def dividing(self: IntegerArithmetic, state: State, current: Any, query: Tensor, read: Read) -> Summed:
+        summed, batch = honest(self, state, current, query, read), self.plan.batch_sizes[read.rows[0][0]]
+        return summed._replace(values=summed.values * batch // max(1, len(read.weights)))
 
-    patch.setattr(IntegerStep, "sums", dividing)
+    patch.setattr(IntegerArithmetic, "sums", dividing)
 
 
 def record_by_record(patch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedpriv.audit.audit import audit
-from fedpriv.audit.canaries import Layout, auditable, rows_read
+from fedpriv.audit.canaries import CanaryLayout, auditable, rows_read
 from fedpriv.audit.hostile import bound_at, mu_lower_bound
 from fedpriv.cli import main
 from fedpriv.core.errors import InputError
@@ -106,7 +106,7 @@ def test_canaries_lie_where_a_single_pass_reads_them(small_cell: MakeCell) -> No
     small = auditable(small_cell(), 1.0, 4, 2, 3)
     passes = rows_read(small)
     assert passes == [range(0, 3), range(3, 6), range(6, 9), range(9, 12)]
-    layout = Layout.of(passes, 2, 9, 3)
+    layout = CanaryLayout.of(passes, 2, 9, 3)
     assert layout.round.tolist() == [2, 2, 2, 1, 3, 4, 1, 3, 4]
     assert layout.row.tolist() == [3, 4, 5, 0, 6, 9, 1, 7, 10]
     present = np.array([True, False] * 4 + [True])

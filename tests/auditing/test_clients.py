@@ -12,7 +12,16 @@ import torch
 
 from fedpriv.audit import secret
 from fedpriv.audit.audit import Audit, audit
-from fedpriv.audit.canaries import FAR, Layout, auditable, misread, nothing, objective_for, rows_read, units_of
+from fedpriv.audit.canaries import (
+    FAR,
+    CanaryLayout,
+    auditable,
+    misread,
+    nothing,
+    objective_for,
+    rows_read,
+    units_of,
+)
 from fedpriv.audit.families import AuditRefutedError
 from fedpriv.audit.statistics import heaviest_round, matched_filter, noise_factor
 from fedpriv.audit.transcripts import known_rounds
@@ -126,7 +135,7 @@ def test_cohorts_keep_their_turns_in_an_audit() -> None:
     first, second = range(0, 2), range(2, 4)
     assert rows_read(small) == [first, second] * 3
     assert misread(small, rows_read(small)) is None
-    layout = Layout.of(rows_read(small), 2, 9, 2)
+    layout = CanaryLayout.of(rows_read(small), 2, 9, 2)
     assert layout.round.tolist() == [2, 2, 1, 1]
     assert layout.row.tolist() == [2, 3, 0, 1]
     assert layout.rows == 4

@@ -16,7 +16,7 @@ from fedpriv.audit.audit import Audit, audit
 from fedpriv.audit.canaries import objective_for
 from fedpriv.audit.families import _refuted, parts_of, sees, sees_in_secret
 from fedpriv.audit.hostile import bound_at
-from fedpriv.audit.statistics import Curve, separation
+from fedpriv.audit.statistics import ClaimedCurve, separation
 from fedpriv.audit.transcripts import Trials
 from fedpriv.core.random import derive_key
 from fedpriv.noise.integers.gaussian import KeyedIntegers
@@ -233,7 +233,7 @@ def test_what_is_seen_of_secret_rounds_grows_with_the_trials_and_is_refuted(samp
     """
     small = secret.canary_cell(secret_cell(sampling), 2.0)
     plan = plan_of(small, objective_for(small, 1), released=True)
-    curve = Curve(secret.guarantee_of(plan))
+    curve = ClaimedCurve(secret.guarantee_of(plan))
     few, many = (sees_in_secret(plan, curve, trials, 0.005, 0) for trials in (1024, 4096))
     assert 0.0 < few < many < 1.0
     evidence = secret.evidence_of(plan)

@@ -16,7 +16,7 @@ from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.audit import secret
 from fedpriv.audit.audit import audit
 from fedpriv.audit.canaries import objective_for
-from fedpriv.audit.statistics import Curve, Shown, shown
+from fedpriv.audit.statistics import ClaimedCurve, Shown, shown
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import derive_key
 from fedpriv.rounds.plan import plan_of
@@ -65,14 +65,16 @@ def canaries_of(cell: Cell, runs: int = 2, mu: float = 1.0) -> Shown:
     plan = plan_of(small, objective_for(small, 1), released=True)
     several = [secret.canaries(small, seed) for seed in range(runs)]
     seen = secret.Seen(*(np.concatenate(columns) for columns in zip(*several, strict=True)))
-    return secret.canaries_shown(small, plan, seen, Curve(secret.guarantee_of(plan)), FAILURE)
+    return secret.canaries_shown(small, plan, seen, ClaimedCurve(secret.guarantee_of(plan)), FAILURE)
 
 
 @torch.inference_mode()
 def company_of(cell: Cell, runs: int, mu: float = 1.0) -> Shown:
     small = secret.company_cell(cell, mu)
     plan = plan_of(small, objective_for(small, 1), released=True)
-    return secret.company_shown(plan, secret.company(small, runs, 1), Curve(secret.guarantee_of(plan)), FAILURE)
+    return secret.company_shown(
+        plan, secret.company(small, runs, 1), ClaimedCurve(secret.guarantee_of(plan)), FAILURE
+    )
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
@@ -204,7 +206,7 @@ def test_a_claimed_curve_is_exceeded_as_rarely_as_stated() -> None:
     """100 experiments on exactly what is claimed, at failure 0.05: at most 13 exceed it (false alarm 0.1 %)."""
     generator, claim = np.random.default_rng(3), PoissonGaussian(0.8, 0.25, 4)
     assert isinstance(claim, Sampled)
-    curve, above, best = Curve(claim), 0, []
+    curve, above, best = ClaimedCurve(claim), 0, []
     for _ in range(100):
         present = generator.random(2000) < 0.5
         seen = 0.8 * generator.standard_normal((2000, 4))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.audit.canaries import Layout, auditable, objective_for, rows_read
+from fedpriv.audit.canaries import CanaryLayout, auditable, objective_for, rows_read
 from fedpriv.audit.families import CANARIES, IN_HEAVIEST
 from fedpriv.audit.statistics import best_bound, heaviest_round
 from fedpriv.audit.transcripts import Trials
@@ -51,7 +51,7 @@ class Watcher:
     output = query
 
 
-def canaries_of(small: Cell, layout: Layout, folder: Path, seed: int) -> tuple[Cell, np.ndarray]:
+def canaries_of(small: Cell, layout: CanaryLayout, folder: Path, seed: int) -> tuple[Cell, np.ndarray]:
     """The cell over a data set in which silo 0 gets the layout's canaries, and their coins."""
     present = public_generator(seed, "coins").random(CANARIES) < 0.5
     shard = layout.shard(present, small.privacy.relation)
@@ -70,7 +70,7 @@ def canaries_of(small: Cell, layout: Layout, folder: Path, seed: int) -> tuple[C
 def shown(small: Cell, folder: Path, patch: pytest.MonkeyPatch) -> float:
     passes = rows_read(small)
     plan = plan_of(small, objective_for(small, CANARIES))
-    layout = Layout.of(passes, heaviest_round(plan), CANARIES, IN_HEAVIEST)
+    layout = CanaryLayout.of(passes, heaviest_round(plan), CANARIES, IN_HEAVIEST)
     count = len(layout.round)
     seen, coins = [], []
     for seed in range(RUNS):

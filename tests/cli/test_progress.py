@@ -13,7 +13,7 @@ from rich.console import Console
 from fedpriv.cli.progress import Current, JsonLines, Progress, sparkline
 from fedpriv.rounds.outcome import Finished, Observers, RunObserver
 from fedpriv.scenario.load import Scenario, scenario_of
-from fedpriv.study.sweep import rerun_command
+from fedpriv.study.sweep import RunOptions
 from tests.conftest import small_tree
 
 
@@ -145,4 +145,4 @@ def test_the_engines_index_becomes_the_scenarios_place() -> None:
     ],
 )
 def test_the_command_is_ready_for_a_shell(engine: str, overrides: list[str], words: str) -> None:
-    assert rerun_command("a.toml", engine, overrides) == words
+    assert RunOptions(engine, overrides=overrides).command("a.toml") == words

@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 
 import fedpriv
 from fedpriv.cli.app import app
-from fedpriv.papers.choquette_choo import TheoremProblem, non_realizable, realizable
+from fedpriv.papers.choquette_choo import non_realizable, realizable
 from fedpriv.papers.kornowski_bounds import Nonsmooth, plan_multi, plan_single
-from fedpriv.papers.risk import by_moments
-from fedpriv.papers.tran_cutkosky_bounds import tree_gradient_bound
-from fedpriv.rounds.plan import plan_of
+from fedpriv.papers.noisy_minibatch import by_moments
+from fedpriv.papers.tran_cutkosky import tree_gradient_bound
+from fedpriv.rounds.plan import plan_of, problem_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import load_scenario
 
@@ -58,16 +58,10 @@ def test_both_theorems_stand_beside_the_numbers_of_the_run(scenario: Path) -> No
     used = point["scenario"]
     assert (used["rounds"], used["batch"], used["clip"], used["beta"]) == (10, 600, 4.0, 20.0)
     assert used["noise std"] == plan.noise.std_in_mean
-    problem = TheoremProblem(
-        6000,
-        objective.dimension,
-        point["problem"]["epsilon"],
-        1e-5,
-        objective.lipschitz,
-        objective.smoothness,
-        3.0,
-    )
-    for theorem, formula in zip(point["theorems"], (realizable(problem), non_realizable(problem)), strict=True):
+    problem = problem_of(cell, objective)
+    assert (problem.records, problem.epsilon) == (6000, point["problem"]["epsilon"])
+    formulas = realizable(problem, 3.0), non_realizable(problem, 3.0)
+    for theorem, formula in zip(point["theorems"], formulas, strict=True):
         assert theorem["numbers"]["beta"] == formula.beta
         assert theorem["numbers"]["noise std"] == formula.sigma
         assert [condition["holds"] for condition in theorem["conditions"]] == [
@@ -75,6 +69,21 @@ def test_both_theorems_stand_beside_the_numbers_of_the_run(scenario: Path) -> No
         ]
     assert "asks for" in point["theorems"][0]["refusal"]
     assert point["theorems"][1]["refusal"] is None
+
+
+def test_text_rounds_to_the_safe_side(scenario: Path) -> None:
+    """Guarantee: ε and noise that is asked for are printed no smaller than they are, noise of a run no larger."""
+    (point,) = asked(scenario)
+    printed = CliRunner().invoke(app, ["privacy", "theorem", str(scenario)]).output
+    rows = {line.split("  ")[0]: line.split()[-4:] for line in printed.splitlines() if line}
+    (*_, epsilon), noise = rows["epsilon"], rows["noise std"]
+    assert point["problem"]["epsilon"] <= float(epsilon) <= point["problem"]["epsilon"] * (1 + 1e-5)
+    own, *theirs = (float(figure) for figure in noise if figure != "-")
+    exact = point["scenario"]["noise std"]
+    assert exact * (1 - 1e-5) <= own <= exact
+    for figure, theorem in zip(theirs, point["theorems"], strict=True):
+        exact = theorem["numbers"]["noise std"]
+        assert exact <= figure <= exact * (1 + 1e-5)
 
 
 def test_text_names_what_does_not_hold(scenario: Path) -> None:

@@ -20,7 +20,7 @@ from fedpriv.silo.guards import begin_ledgers, end_run, open_guards, status_line
 from fedpriv.silo.ledger import LedgerError, SiloLedger
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import Shard
-from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.silo import Silo
 from tests.clients.evaluated import ASKED, MODEL, SCENARIO, evaluator, guards_of, ledger_of, write_tested
 from tests.clients.guarded import CELL, ZERO, cell_json, write_silo
 
@@ -191,20 +191,17 @@ def test_neighbours_integer_sums_differ_by_no_more_than_is_accounted_for(tmp_pat
         model = torch.from_numpy(generator.choice([-scale, scale], 7850))
         model[labels[3] * 785 : (labels[3] + 1) * 785] = scale  # the exchanged record is right, and sure of it
         sums = [
-            silo_of(asked, each, cell)._integers.sums((), asked.plan.estimator.round(1), model, read, 0)[0]
-            for each in (shard, other)
-            if (read := silo_of(asked, each, cell)._read(1))
+            silo.arithmetic.sums(silo.start(), asked.plan.estimator.round(1), model, silo._read(1)).values
+            for silo in (silo_of(asked, each, cell) for each in (shard, other))
         ]
-        difference = sums[0] - sums[1]
+        difference = (sums[0] - sums[1]).numpy()
         assert int((difference.astype(object) ** 2).sum()) <= (2 * norm) ** 2
         if scale:
             assert difference.any()  # it is not a comparison of the same
 
 
-def silo_of(asked: EvaluationPlan, shard: Shard, cell: Any) -> ReleasingSilo:
-    silo = ReleasingSilo.of(0, asked.plan, shard.seen(cell), bytes(32), b"")
-    assert isinstance(silo, ReleasingSilo)
-    return silo
+def silo_of(asked: EvaluationPlan, shard: Shard, cell: Any) -> Silo:
+    return Silo.of(0, asked.plan, shard.seen(cell), bytes(32), b"")
 
 
 def test_training_and_evaluation_share_no_record_no_budget_and_no_ledger(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.silo import ReleasingSilo, Silo
+from fedpriv.silo.silo import Silo
 from tests.conftest import small_tree
 
 
@@ -94,7 +94,7 @@ def test_a_round_that_was_missed_enters_the_chain_that_decides_the_noise() -> No
     task = task_of_cell(cell)
     plan, zero = plan_of(cell, task.objective, released=True), torch.zeros(7850, dtype=torch.float64)
     records = Records(torch.zeros(20, 785, dtype=torch.float64), torch.zeros(20, dtype=torch.int64))
-    silo = ReleasingSilo.of(0, plan, records, bytes(32), b"", gaps=True)
+    silo = Silo.of(0, plan, records, bytes(32), b"", gaps=True)
     _, first = silo.answer(silo.start(), 1, zero)
     _, gap = silo.answer(first, 3, zero)
     assert gap.chain == linked(linked_missed(first.chain), zero.numpy().tobytes())

@@ -10,7 +10,7 @@ import torch
 from fedpriv.core.errors import RunError
 from fedpriv.silo.ledger import LedgerError, SiloLedger
 from fedpriv.silo.policy import read_policy
-from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.silo import Silo
 from fedpriv.silo.state import unpack
 from tests.clients.guarded import CELL, CLIP, ZERO, cell_json, guard_of, write_silo
 
@@ -82,7 +82,7 @@ def test_a_restarted_guard_goes_on_with_the_noise_of_its_ledger(tmp_path: Path) 
     after = guard_of(path)
     releases += [after.answer("run", CELL, t, ZERO) for t in range(5, 9)]
     admitted = after._admission.admit(after._admission.canonical(CELL))
-    silo = ReleasingSilo.of(0, admitted.plan, after._views.records(admitted.cell), opened.key, admitted.digest)
+    silo = Silo.of(0, admitted.plan, after._views.records(admitted.cell), opened.key, admitted.digest)
     state = silo.start()
     for t, released in enumerate(releases, 1):
         expected, state = silo.answer(state, t, ZERO)
@@ -137,7 +137,7 @@ def test_a_last_round_that_fails_ends_the_run_and_wipes_its_key_and_state(
     def fails(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(ReleasingSilo, "answer", fails)
+    monkeypatch.setattr(Silo, "answer", fails)
     with pytest.raises(RunError, match="its guard failed, and its own log says why"):
         guard.answer("run", CELL, 8, ZERO)
     monkeypatch.undo()

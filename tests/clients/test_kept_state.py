@@ -18,7 +18,7 @@ from fedpriv.noise.integers.gaussian import START, round_noise
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.masks import Masker
-from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.silo import Silo
 from fedpriv.silo.state import pack, unpack
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, guard_process, random_records, scenario, zeros
 from tests.clients.guarded import guard_of
@@ -30,13 +30,13 @@ def queries(seed: int = 0) -> list[torch.Tensor]:
     return [torch.randn(7850, generator=generator, dtype=torch.float64) * 1e-2 for _ in range(8)]
 
 
-def silo_of(guard: Guard, cell: str, run: str = "run") -> ReleasingSilo:
+def silo_of(guard: Guard, cell: str, run: str = "run") -> Silo:
     """The same silo, with the ledger's key, in memory alone."""
     opened = guard._ledger.run(run)
     assert opened is not None
     assert opened.key is not None
     admitted = guard._admission.admit(guard._admission.canonical(cell))
-    return ReleasingSilo.of(0, admitted.plan, guard._views.records(admitted.cell), opened.key, admitted.digest)
+    return Silo.of(0, admitted.plan, guard._views.records(admitted.cell), opened.key, admitted.digest)
 
 
 @pytest.mark.parametrize(("name", "dtype"), in_turn(KEPT_STATE, ["float32", "float64"]))
@@ -60,7 +60,7 @@ def test_a_guard_that_restarts_between_all_rounds_releases_what_one_in_memory_do
             assert torch.equal(kept, there)
 
 
-def unpacked(state: Any, silo: ReleasingSilo) -> tuple[torch.Tensor, ...]:
+def unpacked(state: Any, silo: Silo) -> tuple[torch.Tensor, ...]:
     again = unpack(pack(state), silo)
     assert (again.answered, again.chain) == (state.answered, state.chain)
     return (*again.past, *again.sums, *again.hidden)
@@ -92,7 +92,7 @@ def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(
 def test_what_leaves_is_a_function_of_the_noisy_integers(
     tmp_path: Path, name: str, trust: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guarantee of `ReleasingSilo`: with other records and the same y, every reply has the same bytes."""
+    """Guarantee of `Silo`: with other records and the same y, every reply has the same bytes."""
     cell = scenario(trust, **KEPT_STATE[name])
     generator = np.random.default_rng(1)
     noisy = {(t, n): generator.integers(-(2**40), 2**40, (n, 7850)) for t in range(1, 9) for n in (1, 2, 3)}
@@ -205,7 +205,7 @@ def test_mask_secret_and_noise_are_unrelated_and_neither_is_public(tmp_path: Pat
         guesses = [opened.key, bytes(32), bytes([1]) * 32, KeyedNormal(bytes(32)).secret(0)]
         assert found not in [Masker(guess, 0).public for guess in guesses]
         assert found == Masker(KeyedNormal(opened.key).secret(0), 0).public
-        silo = ReleasingSilo.of(0, silo_of(guard, cell, run).plan, _no_records(), opened.key, b"")
+        silo = Silo.of(0, silo_of(guard, cell, run).plan, _no_records(), opened.key, b"")
         secret = KeyedNormal(opened.key).secret(0)
         drawn = [
             round_noise(key, 0, 1, START, np.zeros(7850, np.int64)).vector(7850, 2.0**40)

@@ -16,7 +16,7 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.admission import Charge, spent
 from fedpriv.silo.guard import begin_ledger, open_guard
 from fedpriv.silo.policy import read_policy
-from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.silo import Silo
 from tests.clients.guarded import write_silo
 from tests.engines.test_units import persons_tree
 
@@ -100,7 +100,7 @@ def test_a_guard_that_restarts_draws_the_same_persons_anew_in_every_epoch(tmp_pa
             records = Records(*(column[order] for column in guard._views.records(admitted.cell)))
         guard._ledger.close()
     assert isinstance(key, bytes)
-    one = ReleasingSilo.of(0, admitted.plan, records, key, admitted.digest)
+    one = Silo.of(0, admitted.plan, records, key, admitted.digest)
     state, drawn, rows = one.start(), [], []
     for t, answer in enumerate(answers, start=1):
         release, state = one.answer(state, t, QUERY)

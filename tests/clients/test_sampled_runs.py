@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.budget import ApproximateGDP, Budget, charge_of
+from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget, charge_of
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.core.errors import InputError, RunError
@@ -27,7 +27,7 @@ from fedpriv.silo.guard import begin_ledger, open_guard
 from fedpriv.silo.guards import status_lines
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
-from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.silo import Silo
 from tests.clients.guarded import write_silo
 from tests.conftest import small_tree
 
@@ -132,7 +132,7 @@ def test_a_guard_that_restarts_in_the_middle_draws_the_same_bins(tmp_path: Path,
         guard._ledger.close()
     (key,) = keys - {None}
     assert isinstance(key, bytes)
-    silo = ReleasingSilo.of(0, admitted.plan, records, key, admitted.digest)
+    silo = Silo.of(0, admitted.plan, records, key, admitted.digest)
     state, drawn = silo.start(), []
     for t, answer in enumerate(answers, start=1):
         release, state = silo.answer(state, t, QUERY)
@@ -191,7 +191,7 @@ def test_other_neighbours_double_an_exact_price_and_leave_a_sampled_one_unknown(
     assert unknown is None
     assert spent([Charge(replace_one, 0.5, SLACK)], "zero-out") == [ApproximateGDP(0.5, SLACK)]
     assert spent([Charge("no scenario", 0.5, 0.0), Charge(zero_out, math.inf, 0.0)], "zero-out") == [None, None]
-    assert refusal(Budget(9.0, 0.1), [None], ApproximateGDP(0.1)) == (
+    assert refusal(LifetimeBudget(9.0, 0.1), [None], ApproximateGDP(0.1)) == (
         "the run costs mu = 0.1, with all before inf; the budget is 9 with slack 0.1"
     )
 

@@ -12,7 +12,7 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from scipy import stats
 
-from fedpriv.clients.simulated import simulated_silo
+from fedpriv.clients.simulated import ContextStore, simulated_silo
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedNormal
 from fedpriv.loss.objective import Records
@@ -20,7 +20,6 @@ from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo
-from fedpriv.silo.state import ContextStore
 from tests.disordered import at_address, disordered
 
 MakeCell = Callable[..., Cell]
@@ -67,7 +66,7 @@ def test_silos_of_one_process_hold_a_bounded_amount_of_noise(
     cell = small_cell(federation__silos=3, federation__rounds=8)
     exact = simulated_silo(small_cell(federation__silos=3, privacy__mode="none", privacy__rho=None), 0)
     unbounded = noise_of_releases(cell, simulated_silo(cell, 0), exact)
-    monkeypatch.setattr("fedpriv.silo.silo._VALUES_AHEAD", 2 * 3 * 7850)
+    monkeypatch.setattr("fedpriv.rounds.round._VALUES_AHEAD", 2 * 3 * 7850)
     drawn: list[int] = []
     vectors = KeyedNormal.vectors
 
@@ -102,7 +101,7 @@ def test_each_record_is_used_in_exactly_one_round(small_cell: MakeCell) -> None:
     silo = simulated_silo(cell, 0)
     features = silo.records.features.clone()
     features[4] *= -0.5
-    neighbour = Silo(0, silo.plan, silo.objective, silo.records._replace(features=features), silo.noise)
+    neighbour = Silo(0, silo.plan, silo.records._replace(features=features), silo.noise)
     difference = noise_of_releases(cell, neighbour, silo).norm(dim=1)
     assert torch.all(difference[:4] == 0.0)
     assert torch.all(difference[4:] > 0.0)
@@ -153,9 +152,9 @@ def test_state_survives_a_context_and_its_way_to_another_process(small_cell: Mak
         assert type(moved["fedpriv-silo"]) is ConfigRecord
         for kept in (ContextStore(records).load(silo), ContextStore(moved).load(silo)):
             assert kept.answered == t
-            assert torch.equal(kept.sum.total, state.sum.total)
-            assert all(map(torch.equal, kept.sum.past, state.sum.past))
-            assert len(kept.sum.past) == 1
+            assert torch.equal(kept.sums[0], state.sums[0])
+            assert all(map(torch.equal, kept.past, state.past))
+            assert len(kept.past) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

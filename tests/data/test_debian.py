@@ -55,7 +55,7 @@ def test_the_source_writes_the_files_below_the_root(tmp_path: Path, monkeypatch:
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(debian.shutil, "which", lambda _: "/usr/bin/apt-get")
-    monkeypatch.setattr(debian.subprocess, "run", downloaded)
+    monkeypatch.setattr(subprocess, "run", downloaded)
     fashion_mnist_package("FashionMNIST/raw", tuple(FILES)).write(tmp_path)
     found = {path.name: path.read_bytes() for path in (tmp_path / "FashionMNIST/raw").iterdir()}
     assert found == FILES
@@ -72,6 +72,6 @@ def test_what_apt_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return subprocess.CompletedProcess(command, 100, "", "W: something\nE: Unable to locate package")
 
     monkeypatch.setattr(debian.shutil, "which", lambda _: "/usr/bin/apt-get")
-    monkeypatch.setattr(debian.subprocess, "run", refused)
+    monkeypatch.setattr(subprocess, "run", refused)
     with pytest.raises(InputError, match="apt-get download dataset-fashion-mnist: Unable to locate package"):
         fashion_mnist_package("raw", ()).write(tmp_path)

@@ -19,6 +19,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedpriv.clients.simulated import ContextStore
 from fedpriv.engines.deployment import LocalSilo, write_silos
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.engines.processes import environment, script
@@ -32,9 +33,8 @@ from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.strategy import ReleaseStrategy
-from fedpriv.server.sums import sums_of
-from fedpriv.silo.silo import ReleasingSilo, Silo
-from fedpriv.silo.state import ContextStore
+from fedpriv.server.sums import ServerSums
+from fedpriv.silo.silo import Silo
 
 SCENARIO = Path(__file__).with_name("federation.toml")
 Command = subprocess.Popen[str]
@@ -165,7 +165,7 @@ class Federation:
             number = int(context.node_config["partition-id"])
             shard = order[number]
             records = Records(task.train.features[shard], task.train.labels[shard])
-            return ReleasingSilo.of(number, plan, records, silo_keys[number], scenario)
+            return Silo.of(number, plan, records, silo_keys[number], scenario)
 
         @app.query("roster")
         def roster(message: Message, context: Context) -> Message:
@@ -187,7 +187,7 @@ class Federation:
 
         grid = InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path()))
         initial = task.objective.initial()
-        strategy = ReleaseStrategy(plan, initial, sums_of(plan, initial, server_key))
+        strategy = ReleaseStrategy(plan, initial, ServerSums(plan, initial, server_key))
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:

@@ -15,12 +15,13 @@ from fedpriv.clients.simulated import simulated_silo
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.participation.secret import Allocation
-from fedpriv.rounds.ledger import as_data, claim_of, from_data
+from fedpriv.rounds.claim import claim_of
+from fedpriv.rounds.ledger import as_data, from_data
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.silo import Silo
 from fedpriv.silo.state import pack, unpack
 from fedpriv.study.stored import privacy_of
 from tests.conftest import small_tree
@@ -160,8 +161,8 @@ def test_a_silo_that_restarts_draws_the_same_bins(small_cell: MakeCell) -> None:
     records = simulated_silo(cell, 0).records
     query = torch.zeros(plan.objective.dimension, dtype=torch.float64)
 
-    def silo(key: bytes) -> ReleasingSilo:
-        return ReleasingSilo.of(0, plan, records, key, b"scenario")
+    def silo(key: bytes) -> Silo:
+        return Silo.of(0, plan, records, key, b"scenario")
 
     straight, restarted, drawn = silo(bytes(range(32))), silo(bytes(range(32))), []
     state, other = straight.start(), restarted.start()

@@ -17,9 +17,9 @@ from fedpriv.clients.simulated import simulated_silo
 from fedpriv.core.errors import InputError
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.objective import Batch, Query, Records
+from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.entries import read_ledger
 from fedpriv.rounds.fitted import fitted
-from fedpriv.rounds.ledger import claim_of
 from fedpriv.rounds.outcome import RunObserver
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import spread, task_of_cell

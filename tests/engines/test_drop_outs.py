@@ -13,7 +13,7 @@ from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.table import engine_named
 from fedpriv.noise.trust import TRUSTS
 from fedpriv.participation.clients import CHOSEN
-from fedpriv.rounds.ledger import claim_of
+from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.round import absences_of
 from fedpriv.rounds.task import spread, task_of_cell

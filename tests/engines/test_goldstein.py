@@ -11,7 +11,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.loss.goldstein import goldstein_of
 from fedpriv.loss.smoothed import Smoothed
 from fedpriv.noise.nodes import levels
-from fedpriv.rounds.ledger import claim_of
+from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.task import check_records, spread, task_of_cell
 from fedpriv.scenario.schema import Cell

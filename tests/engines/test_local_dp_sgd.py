@@ -14,13 +14,13 @@ from fedpriv.clients.simulated import simulated_silo
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import simulation_noise
 from fedpriv.loss.objective import Batch, Query
-from fedpriv.rounds.ledger import claim_of
+from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.guard import Guard
-from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.silo import Silo
 from tests.clients.guarded import ZERO, cell_json, guard_of, write_silo
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
@@ -167,7 +167,7 @@ def from_key(guard: Guard, queries: list[torch.Tensor]) -> list[torch.Tensor]:
     assert run_.key is not None
     cell = resolve_cell(json.loads(SCENARIO), "test")
     admitted = guard._admission.admit(guard._admission.canonical(SCENARIO))
-    silo = ReleasingSilo.of(0, admitted.plan, guard.shard.seen(cell), run_.key, admitted.digest)
+    silo = Silo.of(0, admitted.plan, guard.shard.seen(cell), run_.key, admitted.digest)
     state, releases = silo.start(), []
     for t, query in enumerate(queries, start=1):
         release, state = silo.answer(state, t, query)

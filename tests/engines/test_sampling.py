@@ -17,7 +17,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.loss.objective import Batch, Query
 from fedpriv.participation.secret import Poisson
-from fedpriv.rounds.ledger import as_data, claim_of, from_data
+from fedpriv.rounds.claim import claim_of
+from fedpriv.rounds.ledger import as_data, from_data
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.papers.choquette_choo import TheoremProblem, non_realizable
-from fedpriv.rounds.plan import plan_of
+from fedpriv.papers.choquette_choo import non_realizable
+from fedpriv.rounds.plan import plan_of, problem_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell
 
@@ -42,9 +42,9 @@ def test_the_non_realizable_theorem_gives_clip_and_beta(small_cell: Callable[...
         plan_of(wrong, objective)
     cell = small_cell(**asking("theorem-non-realizable", 77))
     plan: Any = plan_of(cell, objective)
-    asked = non_realizable(
-        TheoremProblem(77 * 76, objective.dimension, 8.0, 1e-5, objective.lipschitz, objective.smoothness, 3.0)
-    )
+    problem = problem_of(cell, objective)
+    assert problem.records == 77 * 76
+    asked = non_realizable(problem, 3.0)
     assert plan.estimator.round(2).clip == pytest.approx(asked.clip)
     assert plan.optimizer.beta == pytest.approx(asked.beta)
 

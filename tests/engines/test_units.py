@@ -16,7 +16,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.data.partition import counted, in_a_row, of_persons, roster
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.rounds.beside import records_of_silos
-from fedpriv.rounds.ledger import as_data, claim_of, from_data
+from fedpriv.rounds.claim import claim_of
+from fedpriv.rounds.ledger import as_data, from_data
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell

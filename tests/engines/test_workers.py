@@ -30,7 +30,7 @@ from fedpriv.rounds.outcome import (
 )
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
-from fedpriv.study.sweep import run_sweep
+from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.cli.command import FEDPRIV, SMALL
 
 SCENARIO = f"""
@@ -277,8 +277,8 @@ def test_two_workers_leave_the_results_of_one_process_byte_for_byte(scenario: Pa
     """But for the seconds it took; and a line in history.jsonl for each evaluation."""
     pytest.importorskip("ray")
     loaded = load_scenario(scenario)
-    one = run_sweep(loaded, "vectorized", tmp_path / "one", resume=False)
-    two = run_sweep(loaded, "vectorized", tmp_path / "two", resume=False, workers=Workers(2))
+    one = run_sweep(loaded, RunOptions(out=tmp_path / "one"))
+    two = run_sweep(loaded, RunOptions(out=tmp_path / "two", workers=Workers(2)))
     assert without_times(two) == without_times(one)
     lines = [sorted((folder / "history.jsonl").read_text().splitlines()) for folder in (one, two)]
     assert lines[0] == lines[1]
@@ -321,8 +321,6 @@ def test_a_worker_that_is_killed_is_named_and_its_cells_run_again_and_ctrl_c_lea
     assert not left
     whole = run_sweep(
         load_scenario(scenario, ["federation.rounds=600", "run.evaluations=300"]),
-        "vectorized",
-        tmp_path / "out",
-        resume=True,
+        RunOptions(out=tmp_path / "out", resume=True),
     )
     assert json.loads((whole / "results.json").read_text())["complete"]

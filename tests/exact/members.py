@@ -7,13 +7,11 @@ from fractions import Fraction
 import numpy as np
 
 from fedpriv.noise import sensitivity as nonincreasing
-from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
+from fedpriv.noise.buffered import BufferedToeplitz, IntegerBuffered, LambdaCgd, buffered, series_of
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian, ScheduledGaussian
 from fedpriv.noise.differences import AlignedDifferences
-from fedpriv.noise.integers.buffered import IntegerBuffered, buffered, series_of
 from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient
-from fedpriv.noise.integers.lattice import Factored, Lattice, factored
-from fedpriv.noise.integers.strategies import IntegerStrategy, pack, unpack
+from fedpriv.noise.integers.strategies import Factored, IntegerStrategy, Lattice, pack, unpack
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
@@ -72,7 +70,7 @@ def aligned(decay: float, rounds_per_epoch: int, clip: float = 1.0) -> AlignedDi
 
 
 def exact_form(name: str, decay: float, workload: Workload) -> Factored:
-    return factored(simple(name, decay, workload.period), workload)
+    return simple(name, decay, workload.period).integer(workload)
 
 
 def scaled_form(rounds: int, theta: tuple[float, ...], phi: tuple[float, ...], clip: float) -> Factored:
@@ -80,7 +78,7 @@ def scaled_form(rounds: int, theta: tuple[float, ...], phi: tuple[float, ...], c
     workload = workload_of(rounds, 1.0, clips=np.full(rounds, clip))
     fair = BufferedToeplitz(1.0, theta, phi).lengthened(workload)
     longer = dataclasses.replace(fair, column_scale=tuple(factor**2 for factor in fair.column_scale))
-    return factored(longer, workload)
+    return longer.integer(workload)
 
 
 BUFFERED = {

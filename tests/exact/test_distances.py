@@ -6,12 +6,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.integers.buffered import IntegerBuffered
+from fedpriv.noise.buffered import IntegerBuffered
+from fedpriv.noise.diagonal import IndependentGaussian, IntegerPrefix
 from fedpriv.noise.integers.claim import distance_of
 from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, squarings
-from fedpriv.noise.integers.lattice import Factored, factored
-from fedpriv.noise.integers.strategies import Group, IntegerPrefix
+from fedpriv.noise.integers.strategies import Factored, Group
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule, Separated
 from tests.exact.members import (
@@ -154,7 +153,7 @@ def test_certified_of_scaled_buffers_is_within_2_to_the_minus_40_of_rationals(na
 @pytest.mark.parametrize("rounds_per_epoch", [1, 3, 4])
 def test_no_neighbours_of_clipped_parts_are_farther(rounds_per_epoch: int, decay: float) -> None:
     workload = Workload(Schedule(ROUNDS, rounds_per_epoch), decay, np.full(ROUNDS, float(RADIUS)))
-    form = factored(aligned(decay, rounds_per_epoch, float(RADIUS)), workload)
+    form = aligned(decay, rounds_per_epoch, float(RADIUS)).integer(workload)
     most, _ = allowed(form, form.certified(UNITS))
     assert worst_found(form, seed=6) <= most
 

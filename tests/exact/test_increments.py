@@ -15,7 +15,7 @@ from fedpriv.loss.objective import Outer
 from fedpriv.noise.integers import increments
 from fedpriv.noise.integers import increments as rank_one
 from fedpriv.noise.integers.increments import integer_residuals, integers, outer_sum, rank_one_suits, squared_norms
-from fedpriv.noise.integers.lattice import lattice_for
+from fedpriv.noise.integers.strategies import lattice_for
 from tests.disordered import disordered
 from tests.exact.hostile_floats import CLIPS, rows
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError, RunError
+from fedpriv.noise.buffered import IntegerBuffered, buffered
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.integers.buffered import IntegerBuffered, buffered
 from fedpriv.noise.integers.claim import claim_of
 from fedpriv.noise.integers.fixed_point import packed, sum_of
 from fedpriv.noise.integers.gaussian import START, KeyedIntegers, linked, round_noise
 from fedpriv.noise.integers.increments import integers
-from fedpriv.noise.integers.lattice import Factored, factored
 from fedpriv.noise.integers.plan import ExactPlan, ExactRun, added, fitted, leaving, private_sums
+from fedpriv.noise.integers.strategies import Factored
 from fedpriv.noise.mechanism import Mechanism
-from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.toeplitz import BandedSquareRoot, RoundedBanded
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule
@@ -24,7 +24,7 @@ from tests.exact.members import SIMPLE, aligned, buffered_certified, simple, wor
 
 def run_of(mechanism: Mechanism, workload: Workload, records: int = 100, **options: object) -> ExactRun:
     settings: dict[str, object] = {"dimension": 7850, "relation": "replace-one", "mu": 4.0, **options}
-    return ExactRun(factored(mechanism, workload), (records,) * workload.rounds, **settings)  # type: ignore[arg-type]
+    return ExactRun(mechanism.integer(workload), (records,) * workload.rounds, **settings)  # type: ignore[arg-type]
 
 
 def log2(value: float) -> float:
@@ -116,7 +116,7 @@ def test_what_has_no_room_is_refused() -> None:
     with pytest.raises(InputError, match="accepted are"):
         fitted(run_of(IndependentGaussian(), workload, word=32))
     with pytest.raises(InputError, match="60 rounds"):
-        fitted(ExactRun(factored(IndependentGaussian(), workload), (1,) * 59, 10, "zero-out", 1.0))
+        fitted(ExactRun(IndependentGaussian().integer(workload), (1,) * 59, 10, "zero-out", 1.0))
     for clip in (2.0**-41, 2.0**41):
         with pytest.raises(InputError, match="2\\^-40"):
             fitted(run_of(IndependentGaussian(), workload_of(3, 1.0, clips=np.array([1.0, clip, 1.0]))))
@@ -172,7 +172,7 @@ def test_releases_are_reproducible_and_keyed() -> None:
 
 def test_what_leaves_is_a_function_of_the_noisy_integers() -> None:
     """What the attacker would gain: the low bits of s, did r_t read it again.  Two pairs (s, z) with one y."""
-    form = factored(IndependentGaussian(), workload_of(2, 1.0))
+    form = IndependentGaussian().integer(workload_of(2, 1.0))
     y = np.array([2**40 + 1, -7, 5])
 
     class Fixed:
@@ -226,25 +226,13 @@ def test_masked_words_add_up(word: int) -> None:
 
 
 def test_bands_are_rounded_in_every_role() -> None:
-    form = factored(BandedSquareRoot(0.9, 4), workload_of(20, 0.9))
+    form = BandedSquareRoot(0.9, 4).integer(workload_of(20, 0.9))
     assert isinstance(form.mechanism, BandedSquareRoot)
-    fresh = np.random.default_rng(4).normal(size=(20, 3))
-    import torch
-
-    blocks, _ = form.mechanism.noise_rounds((), 1, torch.from_numpy(fresh))
-    state: tuple[torch.Tensor, ...] = ()
-    for t, block in enumerate(blocks, start=1):
-        row, state = form.mechanism.noise(state, t, torch.from_numpy(fresh[t - 1]))
-        assert torch.allclose(row, block, atol=1e-13)
-    squared_norm = np.linalg.norm(np.linalg.inv(c_matrix(form)) @ fresh)
-    assert squared_norm > 0.0
     b = np.tril(0.9 ** np.subtract.outer(np.arange(20), np.arange(20)).clip(0)) @ np.linalg.inv(c_matrix(form))
     assert np.allclose(form.mechanism.variance(form.workload), np.sum(b**2, axis=1), rtol=1e-12)
 
 
 def c_matrix(form: Factored) -> np.ndarray:
-    from fedpriv.noise.integers.lattice import RoundedBanded
-
     assert isinstance(form.mechanism, RoundedBanded)
     return np.array(
         [sum(m / 2**31 * np.eye(20, k=-j)[t] for j, m in enumerate(form.mechanism.multiples)) for t in range(20)]

@@ -6,7 +6,6 @@ import pytest
 from fedpriv.core.random import KeyedNormal
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.integers.gaussian import KeyedIntegers
-from fedpriv.noise.integers.lattice import factored
 from fedpriv.noise.integers.plan import ExactRun, fitted
 from tests.exact.members import workload_of
 
@@ -24,7 +23,7 @@ def right_guesses(integer: bool, trials: int) -> int:
     """How often an attacker tells which of two sums, one clip apart, was released over 120 rounds at μ = 0.1."""
     rounds, size, right = 120, 7850, 0
     half = -(-size // 4) * 2  # of the words of a vector in `KeyedNormal`: the first half are cosines
-    form = factored(IndependentGaussian(), workload_of(rounds, 1.0))
+    form = IndependentGaussian().integer(workload_of(rounds, 1.0))
     plan = fitted(ExactRun(form, (1,) * rounds, size, "replace-one", 0.1))
     for trial in range(trials):
         generator = np.random.default_rng(1000 + trial)

@@ -19,7 +19,7 @@ from fedpriv.loss.objective import Batch, Objective, Query, Records, Slots, View
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.loss.views import LocalTraining
 from fedpriv.noise.integers.increments import dummy_of, integer_sum
-from fedpriv.noise.integers.lattice import lattice_for
+from fedpriv.noise.integers.strategies import lattice_for
 from tests.objectives.test_hostile_queries import CASES, F32, F64, Case, records_of
 
 HELD = 7

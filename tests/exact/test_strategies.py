@@ -9,15 +9,14 @@ import torch
 from scipy.stats import chi2
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.noise.integers.buffered import IntegerBuffered, buffered, phi_of
+from fedpriv.noise.buffered import IntegerBuffered, buffered, phi_of
 from fedpriv.noise.integers.fixed_point import ONE, Ints
 from fedpriv.noise.integers.gaussian import KeyedIntegers
-from fedpriv.noise.integers.lattice import factored
 from fedpriv.noise.integers.plan import leaving
 from fedpriv.noise.integers.strategies import IntegerStrategy, pack, skipped, unpack
 from fedpriv.noise.phased import PhaseEnds
 from fedpriv.noise.sliding import SlidingDifferences
-from fedpriv.noise.toeplitz import BandedSquareRoot
+from fedpriv.noise.toeplitz import BandedSquareRoot, IntegerBanded
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Phases, Schedule, Separated
@@ -118,7 +117,7 @@ def test_b_after_c_of_clipped_parts_is_the_running_sum(rounds_per_epoch: int, de
     """Against the recursion of split_sum.py."""
     rounds = 21
     trees = aligned(decay, rounds_per_epoch)
-    form = factored(trees, Workload(Schedule(rounds, rounds_per_epoch), decay, np.ones(rounds)))
+    form = trees.integer(Workload(Schedule(rounds, rounds_per_epoch), decay, np.ones(rounds)))
     generator = np.random.default_rng(10)
     parts = []
     for t in range(1, rounds + 1):
@@ -141,7 +140,7 @@ def test_b_after_c_of_clipped_parts_is_the_running_sum(rounds_per_epoch: int, de
 
 def test_the_residual_of_an_epochs_first_round_is_not_read() -> None:
     """What the attacker would gain: a part that accounting charges nothing for."""
-    strategy = factored(aligned(1.0, 3), Workload(Schedule(9, 3), 1.0, np.ones(9))).strategy
+    strategy = aligned(1.0, 3).integer(Workload(Schedule(9, 3), 1.0, np.ones(9))).strategy
     first, _ = strategy.step(strategy.start(), 1, np.array([[2**40], [1]]))
     assert first.tolist() == [[0], [1]]
 
@@ -195,7 +194,7 @@ def test_a_missed_round_is_a_round_of_zeros(name: str) -> None:
     if name == "buffered":
         strategy = strategy_buffered("two", 4)
     elif name == "aligned":
-        strategy = factored(aligned(0.9, 4), Workload(Schedule(rounds, 4), 0.9, np.ones(rounds))).strategy
+        strategy = aligned(0.9, 4).integer(Workload(Schedule(rounds, 4), 0.9, np.ones(rounds))).strategy
     else:
         strategy = exact_form(name, 0.9, workload_of(rounds, 0.9)).strategy
     generator = np.random.default_rng(11)
@@ -225,7 +224,7 @@ def test_no_sum_is_beyond_the_reach(name: str) -> None:
     if name == "buffered":
         strategy = strategy_buffered("two", 4)
     elif name == "aligned":
-        strategy = factored(aligned(0.9, 4), Workload(Schedule(rounds, 4), 0.9, np.ones(rounds))).strategy
+        strategy = aligned(0.9, 4).integer(Workload(Schedule(rounds, 4), 0.9, np.ones(rounds))).strategy
     else:
         strategy = exact_form(name, 0.9, workload_of(rounds, 0.9)).strategy
     loads = [tuple(1000 * t + k for k in range(strategy.draws(t) or 1)) for t in range(1, rounds + 1)]
@@ -262,12 +261,10 @@ def test_claims_about_real_numbers_are_refused() -> None:
     phases = PhaseEnds(Phases((2, 2)), 0.1, 1.0, 1.0)
     for mechanism in (moving, sliding, phases):
         with pytest.raises(InputError, match="integers"):
-            factored(mechanism, workload)
+            mechanism.integer(workload)
 
 
 def test_coefficients_that_rise_are_refused() -> None:
-    from fedpriv.noise.integers.strategies import IntegerBanded
-
     for bad in ((ONE + 1,), (5, 6), (-1,)):
         with pytest.raises(InputError, match="never rise"):
             IntegerBanded(bad)
@@ -289,5 +286,5 @@ def test_coefficients_that_rise_are_refused() -> None:
     ],
 )
 def test_participations(schedule: Schedule | Separated | Phases, expected: int) -> None:
-    form = factored(BinaryTree(0.9), Workload(schedule, 0.9, np.ones(schedule.rounds)))
+    form = BinaryTree(0.9).integer(Workload(schedule, 0.9, np.ones(schedule.rounds)))
     assert form.participations == expected

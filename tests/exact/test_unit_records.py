@@ -12,7 +12,7 @@ from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.loss.softmax import SoftmaxRegression
 from fedpriv.loss.views import LocalSteps, PerUnit, QuantileClip
 from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.noise.integers.lattice import lattice_for
+from fedpriv.noise.integers.strategies import lattice_for
 
 UNITS, MOST, FEATURES, CLASSES = 6, 4, 5, 3
 CLIP = 1.0

@@ -115,35 +115,6 @@ def test_with_all_bands_it_is_the_square_root(rounds: int, decay: float) -> None
     np.testing.assert_allclose(c @ c, workload_matrix(rounds, decay), atol=1e-12)
 
 
-@given(rounds=lengths, decay=decays, bands=st.integers(1, 12), cut=st.integers(0, 40), seed=st.integers(0, 2**32))
-@settings(deadline=None)
-def test_blocks_of_rounds_equal_single_rounds(rounds: int, decay: float, bands: int, cut: int, seed: int) -> None:
-    mechanism = BandedSquareRoot(decay, bands)
-    fresh = torch.randn((rounds, 3, 2), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    state, singly = mechanism.start(), []
-    for t in range(1, rounds + 1):
-        row, state = mechanism.noise(state, t, fresh[t - 1])
-        singly.append(row)
-    cut = min(cut, rounds)
-    first, halfway = mechanism.noise_rounds(mechanism.start(), 1, fresh[:cut])
-    rest, last = mechanism.noise_rounds(halfway, cut + 1, fresh[cut:])
-    torch.testing.assert_close(torch.stack([*first, *rest]), torch.stack(singly), rtol=0, atol=1e-11)
-    assert len(last) == len(state)
-    for ours, theirs in zip(last, state, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
-
-
-def test_blocks_of_rounds_are_rounds_for_the_tree_too() -> None:
-    tree, fresh = BinaryTree(0.5), torch.randn((9, 4), dtype=torch.float64)
-    rows, state = tree.noise_rounds(tree.start(), 1, fresh)
-    again, other = tree.start(), []
-    for t in range(1, 10):
-        row, again = tree.noise(again, t, fresh[t - 1])
-        other.append(row)
-    assert torch.equal(torch.stack(list(rows)), torch.stack(other))
-    assert all(map(torch.equal, state, again))
-
-
 @pytest.mark.parametrize(
     "mechanism",
     [
@@ -216,12 +187,12 @@ def test_a_mechanism_refuses_a_workload_that_it_does_not_factor(
 @pytest.mark.parametrize(
     ("build", "named"),
     [
-        (lambda: BinaryTree(1.5), "decay = 1.5"),
-        (lambda: BinaryTree(1.0, period=0), "period = 0"),
-        (lambda: BandedSquareRoot(-0.1), "decay = -0.1"),
+        (lambda: BinaryTree(1.5).certified(workload_of(3, 1.0)), "decay = 1.5"),
+        (lambda: BinaryTree(1.0, period=0).certified(workload_of(3, 1.0)), "period = 0"),
+        (lambda: BandedSquareRoot(-0.1).certified(workload_of(3, 1.0)), "decay = -0.1"),
         (lambda: BandedSquareRoot(1.0, 0), "bands = 0"),
-        (lambda: LeafGaussian(1.5), "decay = 1.5"),
-        (lambda: LeafGaussian(1.0, period=0), "period = 0"),
+        (lambda: LeafGaussian(1.5).certified(workload_of(3, 1.0)), "decay = 1.5"),
+        (lambda: LeafGaussian(1.0, period=0).certified(workload_of(3, 1.0)), "period = 0"),
         (lambda: LeafGaussian(1.0, first=0.0), "first = 0"),
         (lambda: workload_of(3, float("nan")), "decay = nan"),
         (lambda: workload_of(0, 1.0), "rounds = 0"),

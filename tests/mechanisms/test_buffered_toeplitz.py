@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
-from fedpriv.noise import buffered as roots
+from fedpriv.noise import series
 from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.workload import Workload
@@ -239,8 +239,8 @@ def test_a_run_that_stops_early_keeps_its_strategy_and_a_longer_one_is_refused()
         (lambda: BufferedToeplitz(1.0, (0.9, 0.8), (0.7, 0.6)), "θ_1 > φ_1"),
         (lambda: BufferedToeplitz(1.0, (math.nan,), (0.5,)), "θ_1 > φ_1"),
         (lambda: BufferedToeplitz(1.0, (0.9,), (math.nan,)), "θ_1 > φ_1"),
-        (lambda: BufferedToeplitz(1.5), "decay = 1.5"),
-        (lambda: BufferedToeplitz(1.0, period=0), "period = 0"),
+        (lambda: BufferedToeplitz(1.5).certified(workload_of(3, 1.0)), "decay = 1.5"),
+        (lambda: BufferedToeplitz(1.0, period=0).certified(workload_of(3, 1.0)), "period = 0"),
         (lambda: BufferedToeplitz(1.0, column_scale=(1.0, 0.0)), "column_scale"),
         (lambda: BufferedToeplitz(1.0, column_scale=(math.inf,)), "column_scale"),
         (lambda: BufferedToeplitz(0.5, (0.4,), (0.1,)).sensitivity(workload_of(3, 1.0)), "decay = 0.5"),
@@ -272,6 +272,6 @@ def test_long_streams_stay_accurate_in_float64() -> None:
     row, state = fresh[0], mechanism.start()
     for t in range(1, rounds + 1):
         row, state = mechanism.noise(state, t, fresh[t - 1])
-    inverse = roots.coefficients(mechanism.phi, mechanism.theta, rounds)
+    inverse = series.of_roots(mechanism.phi, mechanism.theta, rounds)
     b = np.cumsum(inverse)
     assert float(row) == pytest.approx(float(b[::-1] @ fresh[:, 0].numpy()), abs=1e-11)

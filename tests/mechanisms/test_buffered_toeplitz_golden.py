@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedpriv.noise import buffered as roots
+from fedpriv.noise import series
 from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule, Separated
@@ -20,8 +20,8 @@ PHI = (0.9991333338233, 0.7864017317767)
 
 
 def test_jax_privacys_mechanism_has_interlacing_roots() -> None:
-    np.testing.assert_allclose(roots.residues(THETA, PHI), OMEGA, rtol=1e-9)
-    np.testing.assert_allclose(roots.residues(PHI, THETA), (-5.17258988e-5, -0.2000729644), rtol=1e-8)
+    np.testing.assert_allclose(series.residues(THETA, PHI), OMEGA, rtol=1e-9)
+    np.testing.assert_allclose(series.residues(PHI, THETA), (-5.17258988e-5, -0.2000729644), rtol=1e-8)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_with_all_bands_it_is_the_square_root() -> None:
 @pytest.mark.parametrize(
     ("build", "named"),
     [
-        (lambda: BandedInverseSquareRoot(1.5), "decay = 1.5"),
+        (lambda: BandedInverseSquareRoot(1.5).certified(workload_of(3)), "decay = 1.5"),
         (lambda: BandedInverseSquareRoot(1.0, 0), "bands = 0"),
         (lambda: BandedInverseSquareRoot(0.5).variance(workload_of(3)), "decay = 0.5"),
     ],

@@ -9,7 +9,7 @@ import torch
 from fedpriv.noise.nodes import record_squared_norms
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
-from fedpriv.papers.tran_cutkosky_bounds import paper_node_count
+from fedpriv.papers.tran_cutkosky import paper_node_count
 from fedpriv.participation.orders import Schedule
 from tests.oracle_momentum import compose, prefix_nodes, squared_norms
 

@@ -23,7 +23,7 @@ from fedpriv.loss.views import PerUnit
 from fedpriv.noise.integers.increments import integer_sum
 from fedpriv.rounds.plan import plan_of
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.silo import Silo
 from tests.conftest import small_tree
 from tests.disordered import disordered
 from tests.models import zoo
@@ -176,7 +176,7 @@ def test_a_silos_record_moves_its_answer_by_the_same_in_any_company() -> None:
     query[-LAST:] *= 2.0**20
 
     def answer(features: Tensor) -> Tensor:
-        silo = ReleasingSilo.of(0, plan, Records(features, labels()), bytes(31) + b"8", b"")
+        silo = Silo.of(0, plan, Records(features, labels()), bytes(31) + b"8", b"")
         release, _ = silo.answer(silo.start(), 1, query)
         return release.vector
 

@@ -13,10 +13,10 @@ from fedpriv.loss.estimators import Estimator, LinearWeights, PlainGradient, Pow
 from fedpriv.loss.objective import Records
 from fedpriv.loss.running_sums import absorb, empty_sum
 from fedpriv.loss.softmax import SoftmaxRegression
-from fedpriv.papers.base import ProjectedSGD
 from fedpriv.papers.choquette_choo import NesterovCoupling
+from fedpriv.papers.ftrl import FollowTheRegularizedLeader
 from fedpriv.papers.reshef_levy import AnytimeSGD
-from fedpriv.papers.sgd import FollowTheRegularizedLeader
+from fedpriv.papers.sgd import ProjectedSGD
 
 LOOSE = 1e9
 

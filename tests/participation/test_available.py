@@ -11,7 +11,7 @@ from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.clients import Available, participation_from
-from fedpriv.participation.orders import Asked, Schedule, Separated
+from fedpriv.participation.orders import ParticipationKeys, Schedule, Separated
 
 COHORT, PLACES = 20, 30
 CLIENTS = COHORT * PLACES
@@ -73,15 +73,17 @@ def test_it_is_data() -> None:
 @pytest.mark.parametrize(
     ("asked", "line"),
     [
-        (Asked(), "min_separation: sampling = .* needs it"),
-        (Asked(groups=2, min_separation=5), "groups = 2"),
-        (Asked(min_separation=31), "cohorts of at most 1/31 of them"),
+        (ParticipationKeys(), "min_separation: sampling = .* needs it"),
+        (ParticipationKeys(groups=2, min_separation=5), "groups = 2"),
+        (ParticipationKeys(min_separation=31), "cohorts of at most 1/31 of them"),
     ],
 )
-def test_what_cannot_be_is_refused(asked: Asked, line: str) -> None:
+def test_what_cannot_be_is_refused(asked: ParticipationKeys, line: str) -> None:
     with pytest.raises(InputError, match=line):
-        Available.instead_of(Schedule(40, PLACES), asked)
+        Available.from_schedule(Schedule(40, PLACES), asked)
 
 
 def test_how_often_is_what_the_rounds_leave_room_for() -> None:
-    assert Available.instead_of(Schedule(40, PLACES), Asked(min_separation=12)) == Available(40, 4, 12, PLACES)
+    assert Available.from_schedule(Schedule(40, PLACES), ParticipationKeys(min_separation=12)) == Available(
+        40, 4, 12, PLACES
+    )

@@ -16,7 +16,7 @@ from fedpriv.scenario.load import scenario_of
 from fedpriv.show.page import page_of
 from fedpriv.show.summary import privacy_lines
 from fedpriv.study.results import read_results
-from fedpriv.study.sweep import run_sweep
+from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.conftest import small_tree
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -29,7 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def run_of(folder: Path, name: str) -> Path:
     tree = small_tree(**SETTINGS[name])
     del tree["seed"]
-    return run_sweep(scenario_of(tree, "test"), "vectorized", folder / name, resume=False)
+    return run_sweep(scenario_of(tree, "test"), RunOptions(out=folder / name))
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -20,8 +20,9 @@ from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.trust import Noise, Trust, unit_named
 from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.entries import read_ledger
-from fedpriv.rounds.ledger import FIRST_STEP, ReleaseStream, as_data, claim_of, from_data
+from fedpriv.rounds.ledger import FIRST_STEP, ReleaseStream, as_data, from_data
 from fedpriv.rounds.outcome import Finished, RunObserver
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_cell
@@ -193,11 +194,7 @@ def _edited(tmp_path: Path, edit: Callable[[dict[str, Any]], None], *, consisten
     if consistent:
         claim = claim_of(list(map(from_data, cell["releases"])))
         assert claim is not None
-        guarantee = claim.guarantee
-        assert isinstance(guarantee, GaussianDP)
-        pair = guarantee.epsilon_delta(cell["delta"])
-        figures = {"mu": guarantee.mu, "zcdp": guarantee.zcdp, "epsilon": pair.exact, "epsilon_paper": pair.paper}
-        cell.update(figures)
+        cell.update(claim.guarantee.figures(cell["delta"]))
     path.write_text(json.dumps(tree))
     return CliRunner().invoke(app, ["privacy", "ledger", str(tmp_path / "run")]).exit_code
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedpriv.core.random import SERVER
 from fedpriv.noise.trust import CLIENT, RECORD, TRUSTS, trust_named
 
 
@@ -17,6 +18,28 @@ def test_noise_covers_the_record_that_weighs_most() -> None:
 
 def test_messages_keep_a_claim_by_themselves_with_an_untrusted_server_alone() -> None:
     assert [name for name, setting in TRUSTS.items() if setting.private_messages] == ["untrusted"]
+
+
+def test_who_draws_noise_and_whose_messages_are_noisy_running_sums() -> None:
+    """Of silo 0 and the server; under secure aggregation silos draw, and the noisy sum is the server's."""
+    said = {
+        name: [setting.draws(0), setting.draws(SERVER), setting.releases(0)] for name, setting in TRUSTS.items()
+    }
+    assert said == {
+        "untrusted": [True, False, True],
+        "trusted": [False, True, False],
+        "secure-aggregation": [True, False, False],
+        "curator": [False, True, False],
+    }
+    assert all(setting.releases(0) != setting.releases(SERVER) for setting in TRUSTS.values())
+
+
+def test_a_silo_that_trusts_little_allows_little() -> None:
+    order = [TRUSTS[name] for name in ("untrusted", "secure-aggregation", "trusted", "curator")]
+    for place, setting in enumerate(order):
+        assert [setting.covers(other) for other in order] == [at <= place for at in range(len(order))]
+        alone = [asked.charged_alone(setting) for asked in order]
+        assert alone == [at == 0 or at > place for at in range(len(order))]
 
 
 def test_clients_and_records_are_told_their_own_protection() -> None:

@@ -14,8 +14,8 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.trust import RECORD, TRUSTED, UNITS, UNTRUSTED, Unit, unit_from, unit_named
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.claim import bounds_of_several, epsilons_of_several, words_of_several
-from fedpriv.rounds.ledger import PrivacyClaim, ReleaseStream, as_data, claim_of, from_data
+from fedpriv.rounds.claim import PrivacyClaim, bounds_of_several, claim_of, epsilons_of_several, words_of_several
+from fedpriv.rounds.ledger import ReleaseStream, as_data, from_data
 from fedpriv.show.statement import statements
 from fedpriv.silo.guard import begin_ledger, open_guard
 from fedpriv.silo.policy import read_policy
@@ -58,7 +58,9 @@ def test_a_claim_is_of_its_streams_unit_and_of_one_only(planted: Unit) -> None:
     claim = claim_of([persons])
     assert claim is not None
     assert claim.unit is planted
-    assert "unit: all records of one person" in PrivacyClaim(GaussianDP(1.0), "zero-out", planted).statement(1e-5)
+    assert (
+        PrivacyClaim(GaussianDP(1.0), "zero-out", planted).sentence(1e-5).startswith("all records of one person")
+    )
     with pytest.raises(InputError, match="protects one unit, this ledger has person, record"):
         claim_of([STREAM, persons])
 

@@ -9,8 +9,8 @@ import pytest
 
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.claim import evaluation_data, figures_of
-from fedpriv.rounds.ledger import ReleaseStream, as_data, claim_of
+from fedpriv.rounds.claim import claim_of, evaluation_data, figures_of
+from fedpriv.rounds.ledger import ReleaseStream, as_data
 from fedpriv.scenario.published import Published
 from fedpriv.study.results import Results
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.budget import ApproximateGDP, Budget
+from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget
 from fedpriv.accounting.curves import Curve, delta_at
 from fedpriv.accounting.gaussian import delta_of, epsilon_of
 from fedpriv.accounting.guarantees import GaussianDP
@@ -30,7 +30,7 @@ from fedpriv.core.figures import (
     upper_percent,
     upper_range,
 )
-from fedpriv.rounds.claim import epsilons_of_several, evaluation_words, words_of_several
+from fedpriv.rounds.claim import PrivacyClaim, epsilons_of_several, evaluation_words, words_of_several
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.show.charts import charts_of
 from fedpriv.show.statement import statements
@@ -88,7 +88,7 @@ def test_guarantee_a_best_guess_is_bounded_and_never_called_blind(mu: float) -> 
 def test_a_pair_of_a_sampled_run_holds_as_it_is_printed() -> None:
     """Before: (7.999, 1e-05) for 7.99937, at which δ is above 1.0003e-5 by an independent lower bound."""
     run = PoissonGaussian(0.514864, 1 / 20, 10)
-    shown = re.search(r"ε = ([\d.]+) at", run.statement(1e-5))
+    shown = re.search(r"= \(([\d.]+), ", PrivacyClaim(run, "zero-out").sentence(1e-5))
     assert shown is not None
     assert run.delta_of(float(shown[1])) <= 1e-5
     assert run.delta_of(7.999) > 1e-5
@@ -98,15 +98,14 @@ def texts_of(results: Results, mu: float, delta: float) -> Iterator[str]:
     """Every style in which a run's privacy is printed."""
     guarantee = GaussianDP(mu)
     (said,) = statements(results)
-    yield guarantee.statement(delta)
-    yield ApproximateGDP(mu, delta / 3).statement(delta)
+    yield PrivacyClaim(guarantee, "zero-out").sentence(delta)
     yield from privacy_lines(results)
     yield verdict(results)
     yield render(results, "markdown")
     yield words_of_several(guarantee, delta)
     yield evaluation_words(results.cells[0]["evaluation"], delta)
     yield words(ApproximateGDP(mu, delta / 3))
-    yield str(Budget(mu / 2.0).refusal([], ApproximateGDP(mu)))
+    yield str(LifetimeBudget(mu / 2.0).refusal([], ApproximateGDP(mu)))
     yield from said.mechanisms
     yield from (tip.tip for chart in charts_of(results, [], None) for line in chart.series for tip in line.marks)
     yield from (line.name for chart in charts_of(results, [], None) for line in chart.series)
@@ -157,14 +156,8 @@ def test_no_other_place_formats_leakage_or_noise() -> None:
     """One home: a figure that is formatted beside it rounds to the nearest, and half of the time down."""
     pattern = re.compile(r"\{[^{}\"]*(?:mu|epsilon|delta|slack|zcdp|std|multiplier)[^{}\"]*:\.?\d*[gf]\}")
     echoes = {
-        *("rounds/arithmetic.py", "scenario/sections.py", "accounting/poisson.py", "cli/shown.py"),
-        *(
-            "papers/kornowski_bounds.py",
-            "papers/tran_cutkosky_bounds.py",
-            "integers/claim.py",
-            "silo/admission.py",
-        ),
-        "data/public.py",
+        *("rounds/arithmetic.py", "scenario/sections.py", "accounting/poisson.py", "accounting/guarantees.py"),
+        *("papers/tran_cutkosky.py", "integers/claim.py", "silo/admission.py", "data/public.py"),
     }  # what a person gave, in the message that refuses it, and test data
     places = [
         *(ROOT / "fedpriv").rglob("*.py"),
@@ -244,7 +237,7 @@ def test_one_of_a_thing_is_no_plural() -> None:
 
 def test_a_curve_holds_where_its_epsilon_is_printed() -> None:
     for run in (AllocatedGaussian(0.9205, 60), PoissonGaussian(2.0, 0.05, 100, "replace-one")):
-        shown = re.search(r"ε = ([\d.]+) at", run.statement(1e-6))
+        shown = re.search(r"= \(([\d.]+), ", PrivacyClaim(run, "zero-out").sentence(1e-6))
         assert shown is not None
         curve: Curve = run.curve
         assert delta_at(curve, float(shown[1])) <= 1e-6 * (1 + 1e-3)  # allocation: a grid of its own for one δ

@@ -8,7 +8,8 @@ import pytest
 
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.noise.registry import MECHANISMS
-from fedpriv.rounds.ledger import EXACT, as_data, claim_of, from_data
+from fedpriv.rounds.claim import EXACT, claim_of
+from fedpriv.rounds.ledger import as_data, from_data
 from fedpriv.rounds.outcome import finished_after
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_cell
@@ -162,7 +163,7 @@ def test_an_exact_release_says_up_to_what_it_holds(trust: str) -> None:
         assert (EXACT in " ".join(found.assumptions)) == released
         claim = claim_of(streams)
         assert claim is not None
-        assert (EXACT in claim.statement(1e-5)) == released
+        assert claim.exact == released
         assert isinstance(claim.guarantee, GaussianDP)
         assert 4.0 * (1 - 1e-9) < claim.guarantee.mu <= 4.0
         assert [from_data(as_data(stream)) for stream in streams] == list(streams)

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from fedpriv.rounds.ledger import EXACT
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.participation.secret import Poisson
+from fedpriv.rounds.claim import EXACT
+from fedpriv.rounds.ledger import ReleaseStream, as_data
 from fedpriv.show.summary import METRICS, compare, incomplete, missing, short_names, summarize, value_text
 from fedpriv.show.table import render
 from fedpriv.study.results import Results
@@ -251,7 +254,7 @@ def test_privacy_lines(make_results: Make) -> None:
 
 def test_a_line_of_exact_releases_says_up_to_what_they_hold(make_results: Make) -> None:
     """They are within 2^-60 of what is claimed, so nothing about them is exactly μ-GDP."""
-    facts = {"holds": EXACT, "noise": "release"}
+    facts = {"holds": EXACT, "attained": False, "noise": "release"}
     results = make_results({"privacy.rho": [4.0]}, [0], lambda p, s: (2.3, 0.1), facts=lambda point: facts)
     (line,) = lines_of(render(results, "markdown"), "Privacy")
     assert "μ-GDP with μ at most 4 " in line
@@ -280,7 +283,15 @@ def test_values_as_papers_print_them(value: Any, text: str) -> None:
 
 def test_a_guarantee_without_mu_is_none_the_less_a_guarantee(make_table: Make) -> None:
     """Poisson sampling: no μ, and everywhere its ε; "no noise" is said of runs without any."""
-    facts = {"mu": None, "rho": None, "zcdp": None, "epsilon_paper": None, "guarantee": "subsampled-gaussian"}
+    drawn = ReleaseStream("server", IndependentGaussian(), Poisson(8, 8), 0.0, (1.0,) * 8, 1.0, "zero-out", 1.0)
+    facts: dict[str, Any] = {
+        "mu": None,
+        "rho": None,
+        "zcdp": None,
+        "epsilon_paper": None,
+        "guarantee": "subsampled-gaussian",
+    }
+    facts["releases"] = [as_data(drawn)]
     results = make_table(paper=None, facts=lambda point: facts if point["federation.silos"] == 10 else {})
     text = render(results, "markdown")
     assert [cell.strip() for cell in lines_of(text, "| 4 ")[1].split("|")[2:6]] == [

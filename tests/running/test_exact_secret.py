@@ -19,7 +19,7 @@ from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.silo import ReleasingSilo
+from fedpriv.silo.silo import Silo
 from tests.conftest import small_tree
 
 EPSILON = 1.5
@@ -93,7 +93,7 @@ def test_every_round_evaluates_as_much_however_many_it_draws(
         torch.randint(0, 256, (40, 785), generator=generator) / 255.0,
         torch.randint(0, 10, (40,), generator=generator),
     )
-    silo = ReleasingSilo.of(0, plan, records, bytes(31) + b"8", b"")
+    silo = Silo.of(0, plan, records, bytes(31) + b"8", b"")
     state = silo.start()
     for t in range(1, 11):
         seen.append([])
@@ -127,7 +127,7 @@ def test_a_records_integers_do_not_depend_on_who_else_was_drawn(
 
     def sums(drawn: list[int]) -> torch.Tensor:
         monkeypatch.setattr(Allocation, "rows", lambda *_: np.array(drawn, np.int64))
-        silo = ReleasingSilo.of(0, plan, records, bytes(31) + b"8", b"")
+        silo = Silo.of(0, plan, records, bytes(31) + b"8", b"")
         release, _ = silo.answer(silo.start(), 1, query)
         return release.vector
 

@@ -29,9 +29,9 @@ from fedpriv.rounds.beside import (
     scaled,
     scaled_scenario,
 )
-from fedpriv.rounds.claim import STEP_ELSEWHERE, mu_of_tests
+from fedpriv.rounds.claim import STEP_ELSEWHERE, claim_of, mu_of_tests
 from fedpriv.rounds.entries import read_ledger
-from fedpriv.rounds.ledger import FIRST_STEP, claim_of, from_data
+from fedpriv.rounds.ledger import FIRST_STEP, from_data
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell, scenario_of
@@ -428,20 +428,15 @@ def test_a_step_elsewhere_is_charged_with_its_whole_share_or_the_ledger_differs(
     assert entry.agrees
     claim = claim_of(list(map(from_data, cell["releases"])))
     assert claim is not None
-    assert isinstance(claim.guarantee, GaussianDP)
-    pair = claim.guarantee.epsilon_delta(cell["delta"])
-    cell |= {"mu": claim.guarantee.mu, "zcdp": claim.guarantee.zcdp, "epsilon": pair.exact}
-    (folder / "results.json").write_text(json.dumps({**told, "cells": [{**cell, "epsilon_paper": pair.paper}]}))
+    cell |= claim.guarantee.figures(cell["delta"])
+    (folder / "results.json").write_text(json.dumps({**told, "cells": [cell]}))
     assert not read_ledger(folder)[0].agrees
     hidden = dict(cell["releases"][-1], owner="elsewhere", std=1e6)
     few = {**cell, "releases": [other, hidden]}
     (folder / "results.json").write_text(json.dumps({**told, "cells": [few]}))
     (entry,) = read_ledger(folder)
     assert entry.claim is not None
-    assert isinstance(entry.claim.guarantee, GaussianDP)
-    few |= {"mu": entry.claim.guarantee.mu, "zcdp": entry.claim.guarantee.zcdp}
-    pair = entry.claim.guarantee.epsilon_delta(cell["delta"])
-    few |= {"epsilon": pair.exact, "epsilon_paper": pair.paper}
+    few |= entry.claim.guarantee.figures(cell["delta"])
     (folder / "results.json").write_text(json.dumps({**told, "cells": [few]}))
     assert not read_ledger(folder)[0].agrees  # nobody releases rounds elsewhere
 

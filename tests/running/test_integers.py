@@ -13,10 +13,9 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal
 from fedpriv.rounds.beside import presumed
 from fedpriv.rounds.plan import plan_of
-from fedpriv.rounds.round import DrawAhead, RoundStep
+from fedpriv.rounds.round import DrawAhead, Seeded
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.silo import Silo
 from tests.attacks.guards import KEPT_STATE
 from tests.engines.test_engines import run
 from tests.running.test_exact_runs import TRUSTS, cell_of
@@ -37,8 +36,7 @@ def test_without_noise_integers_are_the_run_in_floating_point(
     exact = cell_of(name, trust, run__dtype="float64", **last)
     plain = exact.model_copy(update={"run": exact.run.model_copy(update={"arithmetic": "float"})})
     monkeypatch.setattr("fedpriv.noise.integers.plan.drawn", lambda *_: np.int64(0))
-    monkeypatch.setattr(Silo, "_noise", lambda *_: None)  # floating point: silos' noise, and the server's
-    monkeypatch.setattr(RoundStep, "noisy", lambda _, total, hidden, *__: (total, hidden))
+    monkeypatch.setattr(Seeded, "__call__", lambda *_: None)  # floating point: silos' noise, and the server's
     (one,), _ = run("inprocess", exact)
     (other,), _ = run("inprocess", plain)
     length = np.linalg.norm(other.finished.model)
@@ -139,7 +137,7 @@ def test_masked_words_have_the_width_that_was_asked_for(small_cell: MakeCell, wo
 
 @pytest.mark.parametrize("name", ["tree", "aligned differences, clipped in parts", "trees that restart"])
 def test_a_record_is_as_long_as_its_clip_and_no_longer(name: str) -> None:
-    """Guarantee of `IntegerStep.sums`: one record a batch and far queries, every part, in Python's integers."""
+    """Guarantee of `IntegerArithmetic.sums`: one record a batch, far queries, every part, in Python's integers."""
     cell = cell_of(name, "trusted", run__dtype="float64")
     silo = SimulatedFederation.of(cell).silo(0)
     exact, state = silo.plan.exact, silo.start()

@@ -24,7 +24,7 @@ from fedpriv.noise.trust import Noise
 from fedpriv.protocol.arrays import one_array, vector_in
 from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.messages import KEY, keys_in, number_in
-from fedpriv.rounds.ledger import claim_of
+from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell

@@ -18,7 +18,7 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
 from fedpriv.server.journal import Entries, ServerJournal
 from fedpriv.server.strategy import Missed, ReleaseStrategy
-from fedpriv.server.sums import Kept, sums_of
+from fedpriv.server.sums import Kept, ServerSums
 
 
 class KilledError(BaseException):
@@ -61,7 +61,7 @@ def released_in(folder: Path, plan: Plan) -> Iterator[Tensor]:
     """What every round in a journal released, each (d,)."""
     initial = plan.objective.initial()
     with ServerJournal(folder, Entries.of(plan)) as journal:
-        sums = sums_of(plan, initial, bytes(32))
+        sums = ServerSums(plan, initial, bytes(32))
         for t in range(1, plan.schedule.rounds + 1):
             known = journal.released(t)
             if known is None:

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from fedpriv.rounds import round as rounds
 from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.round import FloatArithmetic
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.server import sums as noise
-from fedpriv.server.sums import FloatSums
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -24,7 +24,7 @@ def test_pieces_of_the_mean_are_bit_for_bit_those_of_the_whole(
     messages = [torch.randn(len(initial), generator=generator).to(initial.dtype) for _ in plan.weights]
     weights = torch.tensor(plan.weights, dtype=initial.dtype)
     assert len(plan.weights) > 1
-    for piece in (64, len(initial) - 1, noise._PIECE):
-        monkeypatch.setattr(noise, "_PIECE", piece)
-        mean = FloatSums(plan, initial, None)._mean(messages)
+    for piece in (64, len(initial) - 1, rounds._PIECE):
+        monkeypatch.setattr(rounds, "_PIECE", piece)
+        mean = FloatArithmetic(plan).added(messages, 1)
         assert torch.equal(mean, weights @ torch.stack(messages))

@@ -8,15 +8,20 @@ import pytest
 
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.core.errors import InputError
-from fedpriv.papers.choquette_choo import Asked, TheoremProblem, non_realizable, realizable, realizable_factor
-from fedpriv.papers.risk import failing
-
-MNIST = TheoremProblem(
-    examples=60_000, dimension=7850, epsilon=1.0, delta=1e-5, lipschitz=2.0, smoothness=3.0, radius=10.0
-)
+from fedpriv.papers.base import Problem
+from fedpriv.papers.choquette_choo import AcceleratedParameters, non_realizable, realizable, realizable_factor
+from fedpriv.participation.orders import Schedule
 
 
-def holds(asked: Asked) -> dict[str, bool]:
+def reading(records: int) -> Schedule:
+    return Schedule(records, records)
+
+
+MNIST = Problem(7850, 2.0, 3.0, True, 1, reading(60_000), epsilon=1.0, delta=1e-5, relation="zero-out")
+RADIUS = 10.0
+
+
+def holds(asked: AcceleratedParameters) -> dict[str, bool]:
     return {condition.text: condition.holds for condition in asked.conditions}
 
 
@@ -37,9 +42,9 @@ def test_the_factor_is_about_twelve_thousand_for_mnist() -> None:
 
 def test_realizable_numbers_by_hand() -> None:
     """n = 10^8, p = 10^10, ε = 2: √p/(ε√n) = 5, n^{1/4} = 100, n^{3/4} = 10^6."""
-    problem = TheoremProblem(10**8, 10**10, 2.0, 1e-9, lipschitz=3.0, smoothness=0.5, radius=4.0)
+    problem = replace(MNIST, schedule=reading(10**8), dimension=10**10, epsilon=2.0, delta=1e-9, lipschitz=3.0)
     factor = float(factor_in_mpmath(10**8, "1e-9"))
-    asked = realizable(problem)
+    asked = realizable(replace(problem, smoothness=0.5), 4.0)
     assert asked.rounds == pytest.approx(100 * factor, rel=1e-12)
     assert asked.batch == pytest.approx(1e6 / factor, rel=1e-12)
     assert asked.beta == pytest.approx(5 * factor**2 * 3 / 4, rel=1e-12)
@@ -48,18 +53,18 @@ def test_realizable_numbers_by_hand() -> None:
     mu = gdp.mu_of(2.0, 1e-9)
     assert asked.sigma == pytest.approx(asked.clip / asked.batch * math.sqrt(nodes) / mu, rel=1e-12)
     assert asked.refusal is None
-    assert failing(asked.conditions) == ()
+    assert all(holds(asked).values())
     assert asked.whole_batch == math.floor(1e6 / factor)
     assert asked.whole_rounds * asked.whole_batch <= 10**8 < (asked.whole_rounds + 1) * asked.whole_batch
 
 
 def test_noise_matters_less_than_one_in_beta() -> None:
-    asked = realizable(replace(MNIST, dimension=1))
+    asked = realizable(replace(MNIST, dimension=1), RADIUS)
     assert asked.beta == pytest.approx(float(factor_in_mpmath(60_000, "1e-5")) ** 2 * 2.0 / 10.0, rel=1e-12)
 
 
 def test_realizable_at_mnist_is_refused_in_words() -> None:
-    asked = realizable(MNIST)
+    asked = realizable(MNIST, RADIUS)
     assert asked.refusal is not None
     assert "193,460 rounds of B = 0.31 examples" in asked.refusal
     assert "n = 60,000" in asked.refusal
@@ -73,61 +78,63 @@ def test_the_realizable_formula_can_be_run_from_417161_examples_on() -> None:
     with mpmath.workdps(30):
         root = mpmath.findroot(lambda n: n**0.75 - factor_in_mpmath(n, "1e-5"), 4e5)
     assert 417_160 < float(root) < 417_161
-    assert realizable(replace(MNIST, examples=417_160)).refusal is not None
-    assert realizable(replace(MNIST, examples=417_161)).refusal is None
+    assert realizable(replace(MNIST, schedule=reading(417_160)), RADIUS).refusal is not None
+    assert realizable(replace(MNIST, schedule=reading(417_161)), RADIUS).refusal is None
 
 
 def test_non_realizable_numbers_by_hand() -> None:
     """c = M R / L = 15: β = (240 + 8) L n^{3/2} / (R n) = 248 · 2 · √n / 10, clip = 124 · 2."""
-    asked = non_realizable(replace(MNIST, examples=40_000))
+    asked = non_realizable(replace(MNIST, schedule=reading(40_000)), RADIUS)
     assert (asked.rounds, asked.batch) == (pytest.approx(200.0), pytest.approx(200.0))
     assert asked.beta == pytest.approx(248 * 2 * 200 / 10, rel=1e-13)
     assert asked.clip == pytest.approx(248.0, rel=1e-13)
     assert asked.sigma == pytest.approx(248 / 200 * math.sqrt(8) / gdp.mu_of(1.0, 1e-5), rel=1e-12)
     assert (asked.whole_batch, asked.whole_rounds) == (200, 200)
-    assert failing(asked.conditions) == ()
+    assert all(holds(asked).values())
     assert asked.refusal is None
 
 
 def test_the_two_bounds_on_the_batch_meet_where_the_theorem_ends() -> None:
     n, epsilon = 10_000, 0.01
     limit = round((epsilon * n) ** 2)
-    problem = replace(MNIST, examples=n, epsilon=epsilon)
-    at = non_realizable(replace(problem, dimension=limit))
-    beyond = non_realizable(replace(problem, dimension=4 * limit))
+    problem = replace(MNIST, schedule=reading(n), epsilon=epsilon)
+    at = non_realizable(replace(problem, dimension=limit), RADIUS)
+    beyond = non_realizable(replace(problem, dimension=4 * limit), RADIUS)
     assert at.batch == pytest.approx(100.0)
     assert holds(at)["p ≤ ε² n²"]
     assert beyond.batch == pytest.approx(50.0)
     assert not holds(beyond)["p ≤ ε² n²"]
     assert beyond.beta == pytest.approx(4 * at.beta)
-    assert non_realizable(replace(problem, dimension=limit), polylog=10.0).batch == pytest.approx(10.0)
+    assert non_realizable(replace(problem, dimension=limit), RADIUS, polylog=10.0).batch == pytest.approx(10.0)
 
 
 def test_beta_is_at_least_twice_smoothness_times_rounds_whatever_the_batch() -> None:
     for polylog in (1.0, 20.0, 200.0):
         for smoothness in (1e-3, 1.0, 1e3):
-            asked = non_realizable(replace(MNIST, smoothness=smoothness), polylog)
+            asked = non_realizable(replace(MNIST, smoothness=smoothness), RADIUS, polylog)
             assert holds(asked)["2 M T ≤ β"]
 
 
 def test_a_batch_below_one_is_refused_here_too() -> None:
-    asked = non_realizable(replace(MNIST, epsilon=1e-6))
+    asked = non_realizable(replace(MNIST, epsilon=1e-6), RADIUS)
     assert asked.batch == pytest.approx(1e-6 * 60_000**1.5 / math.sqrt(7850))
     assert asked.batch < 1.0
     assert asked.refusal is not None
 
 
 def test_delta_above_one_over_n_breaks_a_condition() -> None:
-    assert not holds(realizable(replace(MNIST, delta=1e-4)))["δ ≤ 1/n"]
-    assert holds(realizable(replace(MNIST, delta=1 / 60_000)))["δ ≤ 1/n"]
+    assert not holds(realizable(replace(MNIST, delta=1e-4), RADIUS))["δ ≤ 1/n"]
+    assert holds(realizable(replace(MNIST, delta=1 / 60_000), RADIUS))["δ ≤ 1/n"]
 
 
 def test_too_rough_a_loss_breaks_a_condition() -> None:
-    asked = realizable(MNIST)
-    assert not holds(realizable(replace(MNIST, smoothness=asked.beta * 1.01)))["M ≤ β"]
+    asked = realizable(MNIST, RADIUS)
+    assert not holds(realizable(replace(MNIST, smoothness=asked.beta * 1.01), RADIUS))["M ≤ β"]
 
 
 @pytest.mark.parametrize("key", ["epsilon", "delta", "lipschitz", "smoothness", "radius"])
 def test_what_means_nothing_is_refused(key: str) -> None:
-    with pytest.raises(InputError, match=key):
-        replace(MNIST, **{key: 0.0})
+    changed, radius = (MNIST, 0.0) if key == "radius" else (replace(MNIST, **{key: 0.0}), RADIUS)
+    for theorem in (realizable, non_realizable):
+        with pytest.raises(InputError, match=key):
+            theorem(changed, radius)

@@ -13,8 +13,12 @@ from typer.testing import CliRunner
 
 import fedpriv
 from fedpriv.cli.app import app
-from fedpriv.papers.choquette_choo import TheoremProblem, non_realizable, realizable
-from fedpriv.papers.risk import Floats, Released, accelerated, phased, projected
+from fedpriv.noise.workload import Floats
+from fedpriv.papers.base import Problem, ReleaseNumbers
+from fedpriv.papers.choquette_choo import accelerated, non_realizable, realizable
+from fedpriv.papers.phased import phased_bound
+from fedpriv.papers.sgd import projected
+from fedpriv.participation.orders import Schedule
 
 _ROUNDING = 1e-9
 
@@ -109,12 +113,12 @@ def test_numbers_by_hand() -> None:
     assert accelerated(np.array([3.0, 4.0]), 1.0, 2.0, 10.0, fresh=True).value == pytest.approx((5 + squares) / 3)
     assert projected(np.array([3.0, 4.0]), 1.0, 2.0, 0.1).value == pytest.approx(1 / 0.4 + 7)
     assert projected(np.array([3.0, 4.0]), 1.0, 2.0, 0.1, fresh=True).value == pytest.approx(2.5 + 12.5 / 16)
-    of_phases = phased((4, 2), (0.5, 0.125), (0.2, 0.1), 1.0, 3.0).value
+    of_phases = phased_bound((4, 2), (0.5, 0.125), (0.2, 0.1), 1.0, 3.0).value
     assert of_phases == pytest.approx(1 / 4 + 0.25 * 9 + 0.04 / 0.5 + 0.125 / 2 * 9 + 0.3)
 
 
 def test_what_is_released_errs_by_sampling_and_noise() -> None:
-    released = Released(10, 4, np.array([1.0, 2.0, 2.0]), np.array([0.5, 0.5, 1.0]))
+    released = ReleaseNumbers(10, 4, np.array([1.0, 2.0, 2.0]), np.array([0.5, 0.5, 1.0]))
     assert released.of_sums == pytest.approx(np.sqrt([0.1 + 1, 0.5 + 1, 0.9 + 4]))
     assert released.of_gradients == pytest.approx(np.sqrt([0.1 + 1, 0.4 + 1, 0.4 + 4]))
 
@@ -132,17 +136,18 @@ def test_where_nothing_is_proved_the_bound_is_infinite_and_the_condition_fails()
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_the_theorems_own_numbers_have_a_bound(relation: Any) -> None:
     """Theorem 15's β is beyond M (T + 1)/2; Theorem 3's is so at sizes that no machine holds."""
-    problem = TheoremProblem(10_000, 50, 1.0, 1e-5, 2.0, 0.5, 3.0, relation)
-    asked = non_realizable(problem)
+    schedule = Schedule(10_000, 10_000)
+    problem = Problem(50, 2.0, 0.5, True, 1, schedule, epsilon=1.0, delta=1e-5, relation=relation)
+    asked = non_realizable(problem, 3.0)
     rounds, nodes = asked.whole_rounds, [bin(t).count("1") for t in range(1, asked.whole_rounds + 1)]
     errors = [
         math.sqrt(t * asked.clip**2 / asked.whole_batch + 50 * count * asked.sigma**2)
         for t, count in zip(range(1, rounds + 1), nodes, strict=True)
     ]
-    assert asked.excess_risk(problem) == pytest.approx(accelerated(np.array(errors), 3.0, 0.5, asked.beta).value)
+    assert asked.excess_risk() == pytest.approx(accelerated(np.array(errors), 3.0, 0.5, asked.beta).value)
     assert asked.paper_sigma > asked.sigma
     with pytest.raises(fedpriv.core.errors.InputError, match="asks for"):
-        realizable(problem).excess_risk(problem)
+        realizable(problem, 3.0).excess_risk()
 
 
 SCENARIO = """

@@ -5,17 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from fedpriv.core.errors import InputError
 from fedpriv.noise.workload import Floats
 from fedpriv.papers.kornowski_bounds import (
     Nonsmooth,
-    certified,
     direction_energy,
-    explicit_bound,
     leaf_noise_ratio,
     longest_window,
     multi_pass_error,
-    paper_node_std,
     paper_window,
     plan_multi,
     plan_single,
@@ -130,23 +126,6 @@ def test_the_leaf_noise_ratio_is_the_best(rounds: int, period: int) -> None:
     grid = best * np.exp(np.linspace(-1.0, 1.0, 201))
     assert variance(best) <= min(variance(float(ratio)) for ratio in grid) * (1 + 1e-12)
     assert leaf_noise_ratio(*clips, rounds, 1) == 1.0
-
-
-def test_certified_recipe() -> None:
-    plan = certified(Nonsmooth(20, 1.0, 1.0, 0.2), target=0.3)
-    assert (plan.window, plan.rounds) == (690, 41_400)
-    bound = explicit_bound(PROBLEM, plan.radius, plan.window, plan.windows, 1.0 + plan.error, plan.error)
-    assert 0.29 < bound <= 0.3
-
-
-def test_the_papers_calibration_is_refused_where_it_is_not_private() -> None:
-    assert paper_node_std(0.1, 30, 1.0, 1e-6) == pytest.approx(
-        0.4 * math.sqrt(math.log2(30) * math.log(1e6)), rel=1e-12
-    )
-    with pytest.raises(InputError, match="no noise"):
-        paper_node_std(0.1, 1, 1.0, 1e-6)
-    with pytest.raises(InputError, match="epsilon <= 8"):
-        paper_node_std(0.1, 30, 112.0, 1e-6)
 
 
 @pytest.mark.parametrize("shared", [True, False])

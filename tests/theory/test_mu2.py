@@ -1,19 +1,23 @@
 """The theorems of DP-μ²-FL against numbers worked out by hand from the paper's table."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.papers.reshef_levy import Mu2Problem, mu2_parameters
+from fedpriv.papers.base import Problem
+from fedpriv.papers.reshef_levy import mu2_parameters
+from fedpriv.participation.orders import Schedule
 
-MNIST = Mu2Problem(600, 100, 7850, math.sqrt(2 * 785), 785 / 2, 0.1, 4.0)
-"""Tables 1 and 2 at M = 100, ρ = 4."""
+MNIST = Problem(7850, math.sqrt(2 * 785), 785 / 2, True, 100, Schedule(600, 600), silos=100)
+ASKED = 4.0, 0.1
+"""Tables 1 and 2 at M = 100, ρ = 4 and D = 0.1."""
 
 
 def test_the_numbers_of_the_papers_tables() -> None:
     """S = 118.1; σ = 2 S √T / ρ = 1446.7 a silo, of which the mean has a tenth, or 1/100 at the server."""
-    untrusted, trusted = (mu2_parameters(MNIST, each) for each in (False, True))
+    untrusted, trusted = (mu2_parameters(MNIST, *ASKED, each) for each in (False, True))
     clip = math.sqrt(1570) + 785 * 0.1
     assert untrusted.clip == trusted.clip == pytest.approx(clip) == pytest.approx(118.1, abs=0.05)
     sigma = 2 * clip * math.sqrt(600) / 4
@@ -29,16 +33,14 @@ def test_the_excess_risk_is_that_of_the_theorem(trusted: bool, share: float) -> 
     """4D ((G + 2LD)/T + 2S√d/(ρ T √M) + σ~/√(TM)), M for √M if trusted."""
     clip = math.sqrt(1570) + 785 * 0.1
     terms = clip / 600 + 2 * clip * math.sqrt(7850) / (4 * 600 * share) + clip / math.sqrt(60_000)
-    assert mu2_parameters(MNIST, trusted).excess_risk == pytest.approx(4 * 0.1 * terms)
+    assert mu2_parameters(MNIST, *ASKED, trusted).excess_risk == pytest.approx(4 * 0.1 * terms)
 
 
 def test_zero_out_takes_half_of_the_noise() -> None:
-    other = Mu2Problem(600, 100, 7850, MNIST.lipschitz, MNIST.smoothness, 0.1, 4.0, "zero-out")
-    assert mu2_parameters(other, True).noise_in_mean == pytest.approx(
-        mu2_parameters(MNIST, True).noise_in_mean / 2
-    )
+    half = mu2_parameters(replace(MNIST, relation="zero-out"), *ASKED, True).noise_in_mean
+    assert half == pytest.approx(mu2_parameters(MNIST, *ASKED, True).noise_in_mean / 2)
 
 
 def test_a_loss_without_bounds_is_refused() -> None:
     with pytest.raises(InputError, match="smoothness"):
-        Mu2Problem(600, 100, 7850, 1.0, math.inf, 0.1, 4.0)
+        mu2_parameters(replace(MNIST, smoothness=math.inf), *ASKED, True)

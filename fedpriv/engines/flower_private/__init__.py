@@ -1,10 +1,10 @@
-"""All names of Flower 1.41 that Flower does not promise to keep: tests/engines/test_flower_private.py tells.
+"""Names of Flower 1.41 that Flower does not promise to keep; tests/engines/test_flower_private.py checks them.
 
-What they are needed for, measured on Flower 1.41: its SuperLink serves the Control API (whoever reaches it runs
-code there), the Fleet API and the Runtime API on one port, asks nobody on the Control API who he is, and hands a
-task to whoever asks first; its executors put a task's token on a command line, which every user of the machine can
-read; and a round waits: 3 s after a SuperNode asked in vain, up to 1 s for an object that is on its way, a second
-and a half of imports for the process of each message.
+What they are needed for, measured on Flower 1.41: its SuperLink serves the Control API (a program that reaches it
+runs code there), the Fleet API and the Runtime API on one port, asks no caller of the Control API for credentials,
+and hands a task to the first program that asks; its executors put a task's token on a command line, which every
+user of the machine can read; and a round waits: 3 s after a SuperNode found no message, up to 1 s for an object
+that is on its way, a second and a half of imports for the process of each message.
 
 | file | what |
 |---|---|
@@ -14,9 +14,8 @@ and a half of imports for the process of each message.
 | `middleware` | what every request to either goes through |
 | `executor` | starting the processes of tasks |
 | `serverapp` | the server's process |
-| `commands` | their command lines |
 
-The command lines of Flower's programs, mended.
+Command lines of Flower's programs, mended, are made here:
 
 python -P -m fedpriv.engines.flower_private superexec|supernode|flwr-serverapp ARGUMENT...
 """

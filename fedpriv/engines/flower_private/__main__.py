@@ -1,4 +1,4 @@
-"""See `commands`."""
+"""Run one of Flower's programs, mended: see `fedpriv.engines.flower_private`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Starting and stopping runs, over the SuperLink's Control API."""
+"""Start and stop runs over the SuperLink's Control API."""
 
 import hashlib
 import ssl
@@ -28,7 +28,7 @@ Answer = TypeVar("Answer")
 class Control:
     """The Control API at `address`: `unix:SOCKET`, or host:port, over TLS if there are root certificates.
 
-    Every method raises RunError, within seconds, if nobody answers there or the answer is a refusal.
+    Every method raises RunError, within seconds, if no server answers there or the answer is a refusal.
     """
 
     address: str

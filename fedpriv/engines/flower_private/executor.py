@@ -1,4 +1,4 @@
-"""The executor: it starts a process for each task, of a ClientApp by a fork of one that has its imports done."""
+"""The executor: start a process for each task, that of a ClientApp by a fork of the zygote."""
 
 import os
 import select
@@ -26,7 +26,7 @@ _LOOK_SECONDS = 5.0  # between looks for tasks that no bell announced
 
 
 class Bell:
-    """What the loop has for the module `time`: a sleep that ends with the byte that announces a task."""
+    """A stand-in for the loop's module `time`: a sleep that ends with the byte that announces a task."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

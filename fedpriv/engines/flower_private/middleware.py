@@ -1,8 +1,7 @@
-"""Flower's middleware, by which whole answers are handed on; Starlette has a task and a stream for each layer.
+"""Flower's middleware as functions that hand whole replies on, and its limits, raised for loaded machines.
 
-Measured on Flower 1.41: a request to a SuperLink goes through nine of them; they take 2 of its 4 ms.
-
-Limits of Flower's that a loaded machine passes.
+Starlette has a task and a stream for each layer.  Measured on Flower 1.41: a request to a SuperLink goes through
+nine of them; they take 2 of its 4 ms.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""`flwr-serverapp` that looks soon for a reply's objects."""
+"""`flwr-serverapp` with a shorter wait between looks for a reply's objects."""
 
 import sys
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""The SuperLink: it knows SuperNodes, believes a reply only who sends it, and answers when there is an answer.
+"""The SuperLink: it knows SuperNodes, takes a reply from its sender alone, and holds empty replies.
 
-Who asks again and again whether something has come is answered when it has: empty answers are held.
+Long polling: hold an empty reply until a message arrives or `seconds` pass.
 
 node ── anything for me? ──▶ the app ── nothing ──▶ held until a bell rings ──▶ the app is asked again
                                      ── a message ──▶ sent
@@ -50,7 +50,7 @@ class Bells:
                 loop.call_soon_threadsafe(event.set)
 
     def rung(self, node: int) -> int:
-        """How often, until now."""
+        """Number of times that the bell rang until now."""
         with self._lock:
             return self._rung[node]
 
@@ -73,7 +73,7 @@ class Bells:
 
 
 class Held(NamedTuple):
-    """Which empty answers are held."""
+    """Long polling: the empty replies that are held."""
 
     node_of: Callable[[bytes], int]
     """Reads in a request whose bell is waited for; ValueError if there is none."""
@@ -137,7 +137,7 @@ class _Request:
         self._messages: list[Message] = []
 
     async def node(self, node_of: Callable[[bytes], int]) -> int | None:
-        """Whose it is, None if it does not say or is too long."""
+        """Read the node that the request names, None if it names none or is too long."""
         body, more = b"", True
         while more and len(body) <= _LONGEST_REQUEST:
             message = await self._receive()
@@ -203,7 +203,7 @@ def bells_of(state: LinkState) -> Bells:
 
 
 def node_of_pull(request: bytes) -> int:
-    """Who asks for messages; ValueError for anything else."""
+    """Read the node that asks for messages; ValueError for any other request."""
     try:
         return int(PullMessagesRequest.FromString(request).node.node_id)
     except DecodeError as error:

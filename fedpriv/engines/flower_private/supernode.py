@@ -1,4 +1,4 @@
-"""The SuperNode's loop, which waits for what happens where Flower's waits for a time."""
+"""The SuperNode's loop, which waits for events where Flower's waits for a time."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 class Waits:
-    """What the loop has for the module `time`: a sleep that ends when there is something to do.
+    """A stand-in for the loop's module `time`: a sleep that ends when there is something to do.
 
     The loop sleeps after it asked the SuperLink in vain, and while it waits for the ClientApp's reply and objects.
     A SuperLink of ours holds its answers, so that asking again at once costs nothing; others are asked after

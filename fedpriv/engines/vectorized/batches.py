@@ -1,6 +1,7 @@
-"""Batches in a public order for many replicates at once: as many records in every replicate.
+"""Batches for many replicates at once.
 
-Batches in a secret order for many replicates at once: padded to one width, with weight 0 where nothing is.
+In a public order every replicate reads as many records; in a secret order rounds are padded to one width, with
+weight 0 where nothing is.
 """
 
 import itertools
@@ -20,7 +21,7 @@ _GATHER_VALUES = 2**20
 
 
 class OrderedBatches:
-    """What the rounds read, gathered block by block and once for all replicates that read the same."""
+    """The records of every round, gathered block by block and once for all replicates that read the same."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ def _by_place(shares: Sequence[Tensor], places: int) -> Tensor:
 
 
 class Sampled(NamedTuple):
-    """What a round draws: training records and their weights, both (replicates, width)."""
+    """A round's draw: training records and their weights, both (replicates, width)."""
 
     records: Tensor
     weights: Tensor
@@ -151,7 +152,7 @@ class SampledBatches:
         return self.rounds_from(1)
 
     def rounds_from(self, first: int) -> Iterator[Sampled]:
-        """What iterating gives from round `first` on."""
+        """Iterate from round `first` on."""
         for t in range(first, self._schedule.rounds + 1):
             drawn = [self._drawn(coins, share, t) for coins, share in zip(self._coins, self._shares, strict=True)]
             sizes = torch.tensor([[len(records) for records in silos] for silos in drawn])

@@ -14,18 +14,27 @@ Where the vectorized engine computes.
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedpriv.core.errors import RunError
-from fedpriv.core.replicates import Part, stack
+from fedpriv.core.random import SERVER
+from fedpriv.core.replicates import Part, one_thread, stack
 from fedpriv.engines.table import Outcome, kept_pages
 from fedpriv.engines.vectorized.batches import OrderedBatches, SampledBatches
 from fedpriv.engines.vectorized.noise import NoiseFeed, aggregate
-from fedpriv.engines.vectorized.silos import Apart, Away, Silos, Together, grouped, missing_noise, plans_of
+from fedpriv.engines.vectorized.silos import (
+    AveragedSilos,
+    Away,
+    LocalSilos,
+    Silos,
+    grouped,
+    missing_noise,
+    plans_of,
+)
 from fedpriv.loss.estimators import Estimator
 from fedpriv.loss.objective import Objective, Records, Slots
 from fedpriv.loss.running_sums import RunningSum, empty_sum
@@ -48,7 +57,7 @@ from fedpriv.rounds.outcome import (
     unpacked,
 )
 from fedpriv.rounds.plan import Plan
-from fedpriv.rounds.round import Read, RoundStep, absences_of
+from fedpriv.rounds.round import FloatArithmetic, Fresh, Read, absences_of
 from fedpriv.rounds.task import Task, counting, spread, task_of_cell
 from fedpriv.scenario.schema import Cell
 
@@ -108,17 +117,6 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """The cores draw noise meanwhile; torch's threads, waiting for each other in a busy loop, would stop both."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 _PROGRESS_EVERY = 0.1  # seconds
 
 
@@ -130,7 +128,7 @@ def run_vectorized(
     A group goes on from its checkpoint in `kept`, which is dropped when the last of its outcomes was taken.
     """
     plans = plans_of(cells)
-    with one_torch_thread(), kept_pages():
+    with one_thread(), kept_pages():  # the cores draw noise meanwhile
         for members in grouped(cells, plans):
             of_group = [cells[i] for i in members]
             keeper = Keeper(kept, of_group, observer)
@@ -256,14 +254,16 @@ class _Group:
             drawn = drawn + of_weighed
             yield _States(state, total, hidden, clipped, drawn)
 
-    def _silos(self, first: int) -> Silos:
-        """All silos, from round `first` on."""
-        step = RoundStep(self._estimator, self._mechanism, self._objective)
+    def _silos(self, first_round: int) -> Silos:
+        """All silos, from that round on."""
+        first, mechanism, objective = self._plans[0], self._mechanism, self._objective
+        stacked = replace(first, estimator=self._estimator, mechanism=mechanism, objective=objective)
         if self._apart:
             seeds = [cell.noise_seed for cell in self._cells]
-            return Apart(step, self._plans, seeds, self._dtype, self._device, first)
-        amplitude = None if self._feed is None else self._feed.amplitude
-        return Together(step, self._fresh(first), amplitude, self._missing_noise(first))
+            return LocalSilos(FloatArithmetic(stacked), self._plans, seeds, self._dtype, self._device, first_round)
+        fresh, amplitude = self._fresh(first_round), None if self._feed is None else self._feed.amplitude
+        step = FloatArithmetic(stacked, lambda owner, t: Fresh(next(fresh), amplitude))
+        return AveragedSilos(step, self._missing_noise(first_round))
 
     def _resumed(self, keeper: Keeper) -> Checkpoint:
         """Where the group goes on, or before round 1; observers hear what they would have heard until there."""
@@ -310,7 +310,7 @@ class _Group:
     def _missing_noise(self, first_round: int) -> Iterator[Tensor] | None:
         """What silos that are away do to the mean of the silos' noise; None where it is as it is."""
         first, seeds = self._plans[0], [cell.noise_seed for cell in self._cells]
-        if not self._away or not first.noise.sources or not first.trust.private_messages:
+        if not self._away or not first.noise.sources or first.trust.draws(SERVER):
             return None
         of_rounds = missing_noise(
             self._plans, seeds, self._away, self._estimator, self._mechanism, self._dtype, self._device

@@ -4,10 +4,9 @@ Noise does not depend on the trajectory, so blocks of rounds are drawn in a thre
 interpreter lock) while the current block is consumed.  Replicates that differ only in how much noise they add
 share their draws, since a stream is keyed by the seed: the same vectors, scaled.
 
-The keyed noise of `fedpriv.core.random`, drawn on a device: the same counters, the same bits, no copies.
-
-AES-256 (FIPS 197) by its four tables of 256 words, on tensors of 32-bit words, and the Box-Muller transform in
-the device's arithmetic: bits are those of `KeyedNormal`, normals equal to rounding.  Only simulations draw here.
+A device draws the keyed noise of `fedpriv.core.random` itself, without copies: AES-256 (FIPS 197) by its four
+tables of 256 words, on tensors of 32-bit words, and the Box-Muller transform in the device's arithmetic.  Bits are
+those of `KeyedNormal`, normals equal to rounding.  Only simulations draw here.
 """
 
 import itertools
@@ -160,7 +159,7 @@ _SBOX = _sbox()
 
 
 def _tables() -> list[list[int]]:
-    """What a byte of each row adds to its column, rows from the lowest byte up."""
+    """The words that a byte of each row adds to its column, rows from the lowest byte up."""
     tables = []
     for row in range(4):
         table = []
@@ -260,14 +259,14 @@ class NoiseFeed:
 
     @property
     def amplitude(self) -> Tensor | None:
-        """What the vectors are to be multiplied by, (replicates, 1); None where they are what replicates add."""
+        """The factor of the vectors, (replicates, 1); None where replicates add them as they are."""
         return self._scale if self._in_units else None
 
     def __iter__(self) -> Iterator[Tensor]:
         return self.rounds_from(1)
 
     def rounds_from(self, first: int) -> Iterator[Tensor]:
-        """What iterating gives from round `first` on, in the same blocks: its block is drawn from its start."""
+        """Iterate from round `first` on, in the same blocks: its block is drawn from its start."""
         over = (first - 1) % self._block
         return itertools.islice(self._drawn_ahead(first - over), over, None)
 

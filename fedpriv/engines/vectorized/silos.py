@@ -1,11 +1,10 @@
-"""What all silos of a group release in a round, as their weighted mean (replicates, d).
+"""All silos of a group at once: the weighted mean of their releases of a round, (replicates, d).
 
 Where silos take their gradients at the query, sums and noise are linear, and only the means of both are kept
-(`Together`).  Where they step by themselves each one is kept, with the noise that it added (`Apart`).
+(`AveragedSilos`).  Where they step by themselves each one is kept, with the noise that it added (`LocalSilos`).
+Records and noise of silos that do not answer are left out.
 
-Silos that do not answer, in the engine that keeps the mean alone: their records and noise are left out.
-
-Which cells run together: those that differ in nothing but seeds and numbers.
+Cells that differ in nothing but seeds and numbers make a group (`groups_of`).
 """
 
 import itertools
@@ -17,16 +16,16 @@ import torch
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.random import KeyedNormal, simulation_noise
+from fedpriv.core.random import SERVER, KeyedNormal, simulation_noise
 from fedpriv.core.replicates import signature
 from fedpriv.engines.vectorized.noise import NoiseFeed
 from fedpriv.loss.estimators import Estimator, Round
 from fedpriv.loss.objective import Records
-from fedpriv.loss.running_sums import RunningSum, empty_sum, point_of, remembered
+from fedpriv.loss.running_sums import RunningSum, point_of, remembered
 from fedpriv.noise.mechanism import Mechanism, MechanismState
 from fedpriv.noise.trust import Noise, NoiseSource
 from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.round import Absences, Read, RoundStep
+from fedpriv.rounds.round import Absences, FloatArithmetic, Read, State, check_moved
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell
 
@@ -48,30 +47,29 @@ class Silos(Protocol):
     ) -> Mean: ...
 
 
-class Together:
+class AveragedSilos:
     """Silos whose sums and noise are added up as they come.
 
-    `fresh` gives the mean of the silos' vectors, but for an `amplitude`, and `missing` what absent silos change of
-    the mean of their noise.
+    `missing` gives what absent silos change of the mean of their noise.
     """
 
-    def __init__(
-        self, step: RoundStep, fresh: Iterator[Tensor], amplitude: Tensor | None, missing: Iterator[Tensor] | None
-    ) -> None:
-        self._step, self._fresh, self._amplitude, self._missing = step, fresh, amplitude, missing
+    def __init__(self, step: FloatArithmetic, missing: Iterator[Tensor] | None) -> None:
+        self._step, self._missing = step, missing
 
     def released(
         self, t: int, current: Round, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
     ) -> Mean:
-        self._step.check_moved(total.past, t, query, f"round {t}")
-        total, clipped = self._step.summed(total, current, query, read)
-        noisy, hidden = self._step.noisy(total.total, hidden, t, next(self._fresh), self._amplitude)
+        check_moved(self._step.plan.mechanism, total.past, t, query, f"round {t}")
+        state = State(t - 1, total.past, (total.total,), hidden)
+        summed = self._step.sums(state, current, query, read)
+        noisy, state = self._step.noisy(state, t, summed.values, SERVER, query)
         if self._missing is not None:
             noisy = noisy + next(self._missing)
-        return Mean(noisy, clipped, total, hidden)
+        assert summed.clipped is not None
+        return Mean(noisy, summed.clipped, RunningSum(summed.past, summed.values), state.hidden)
 
 
-class Apart:
+class LocalSilos:
     """Silos that step by themselves, each from its own point; every round's noise is fresh.
 
     A round's rows are told silo by silo; what silos remember is kept as one vector, (silos, replicates, d).
@@ -79,7 +77,7 @@ class Apart:
 
     def __init__(
         self,
-        step: RoundStep,
+        step: FloatArithmetic,
         plans: Sequence[Plan],
         seeds: Sequence[int],
         dtype: torch.dtype,
@@ -100,10 +98,11 @@ class Apart:
         for silo, rows in read.rows:
             share, past = self._weights[silo], tuple(of_all[silo] for of_all in total.past)
             point, own = point_of(current, query, past), _of_one(read, silo, start, rows)
-            (_, summed), found = self._step.summed(empty_sum(query), current, point, own)
-            released = summed / share if fresh is None else summed / share + fresh[silo]
+            summed = self._step.sums(State(sums=(torch.zeros_like(query),)), current, point, own)
+            assert summed.clipped is not None
+            released = summed.values / share if fresh is None else summed.values / share + fresh[silo]
             walked += remembered(current, past, (), released)
-            mean, clipped, start = mean + share * released, clipped + found, start + rows
+            mean, clipped, start = mean + share * released, clipped + summed.clipped, start + rows
         return Mean(mean, clipped, RunningSum((torch.stack(walked),), total.total), hidden)
 
 
@@ -145,7 +144,7 @@ def check_away(cell: Cell, plan: Plan) -> None:
             f"{key}: {cell.algorithm.name} looks back at the query that each silo answered last, and engine "
             "vectorized keeps one for all silos; use --engine inprocess"
         )
-    if cell.run.noise == "aggregate" and plan.trust.private_messages:
+    if cell.run.noise == "aggregate" and not plan.trust.draws(SERVER):
         raise InputError(
             f'run.noise = "aggregate" draws the mean of all silos\' noise, and with {key} some have none; use '
             '"per-silo"'
@@ -153,7 +152,7 @@ def check_away(cell: Cell, plan: Plan) -> None:
 
 
 class Away:
-    """Which silos are away in rounds 1 … T of every replicate, and what that does to the mean."""
+    """Silos that are away in rounds 1 … T of every replicate."""
 
     def __init__(self, absences: Sequence[Absences], silos: int, device: torch.device) -> None:
         self._absences, self._silos, self._device = absences, silos, device

@@ -3,15 +3,12 @@
 Only public numbers go in (the optimizer's coefficients, clips, the schedule), before round 1.  What comes out is a
 mechanism with its numbers: they are stored and certified, never fitted again.
 
-The sizes of scheduled noise that serve what a run publishes best, in closed form.
+Mechanisms are compared side by side, by the noise that each leaves in the output and in the queries; figures are
+for noise sized to sensitivity 1 (μ = 1 under zero-out), and inversely proportional to μ.
 
-With fresh noise d_t z_t the objective is Σ_t d_t² w_t, w_t the squared weight of round t in all rows, and a record
-that has moved the sum of round t by m_t is charged Σ_t m_t²/d_t².  By Cauchy and Schwarz the least product is
-(Σ_t m_t √w_t)², at d_t² = m_t / √w_t.
-
-Mechanisms side by side for one row: the noise that each leaves in the output and in the queries.
-
-All figures are for noise sized to sensitivity 1 (μ = 1 under zero-out); they are inversely proportional to μ.
+The best sizes of scheduled noise have a closed form.  With fresh noise d_t z_t the objective is Σ_t d_t² w_t, w_t
+the squared weight of round t in all rows, and a record that has moved the sum of round t by m_t is charged Σ_t
+m_t²/d_t².  By Cauchy and Schwarz the least product is (Σ_t m_t √w_t)², at d_t² = m_t / √w_t.
 """
 
 import math
@@ -105,7 +102,7 @@ class Candidate:
 
 
 def fitted(objective: Objective, name: str, options: MechanismOptions, *, scalable: bool = True) -> Candidate:
-    """What a person who names "auto", "scheduled", "lambda-cgd" or "blt" without numbers gets.
+    """The mechanism of a scenario that names "auto", "scheduled", "lambda-cgd" or "blt" without numbers.
 
     `scalable` says whether "auto" may scale noise; the last two do if `options` ask for it.
     """

@@ -1,23 +1,17 @@
 """How much noise in each released row weighs in what a run publishes: its output, and its queries.
 
-With gradients fixed and no projection active, both are affine in the released rows (`published.response_of`).
-
-The variance that a mechanism's noise leaves in weighted sums of released rows.
-
-Rational filters along the last axis, in sections of first order: no residues, nothing divides by small gaps.
-
-Lower bounds of the noise that any mechanism leaves in what a run publishes, at sensitivity 1 and fixed clips.
-
-A number h · (released rows) = a · (increments) with a = h A moves by Σ clip_i |a_i| if a record moves its
-increments by their clips in the right directions.  A mechanism of sensitivity 1 that releases that number alone
-needs at least this standard deviation.
-
-What a fit makes small: the noise that one release guarantee leaves in a run's output and in its queries.
+With gradients fixed and no projection active, both are affine in the released rows.  The variance that a mechanism
+leaves there is that of rational filters along the last axis, in sections of first order: nothing divides by small
+gaps.  What a fit makes small compares it with lower bounds that hold for any mechanism:
 
     J = V_output / LB_output² + mean_t V_t / mean_t LB_t²
 
 V is the variance in what is published for noise sized to sensitivity 1; both terms are 1 at best.  A row without
 an output in its `Response` (theorems that ask for the mean noise of the rows) has the second term alone.
+
+The lower bounds: a number h · (released rows) = a · (increments) with a = h A moves by Σ clip_i |a_i| if a record
+moves its increments by their clips in the right directions.  A mechanism of sensitivity 1 that releases that
+number alone needs at least this standard deviation.
 """
 
 from collections.abc import Sequence
@@ -73,7 +67,7 @@ def spread(mechanism: Mechanism, rows: Floats, workload: Workload) -> Floats:
         return np.asarray(np.sum(rows**2 * mechanism.variance(workload), axis=1), np.float64)
     series = mechanism.noise_series(workload)
     if series is not None:
-        from scipy.signal import fftconvolve  # slow to import: only who fits pays for it
+        from scipy.signal import fftconvolve  # slow to import: only fits pay for it
 
         backwards = fftconvolve(rows[:, ::-1], series[None], axes=1)[:, : workload.rounds]
         return np.asarray(np.sum(backwards**2, axis=1), np.float64)
@@ -84,7 +78,7 @@ def spread(mechanism: Mechanism, rows: Floats, workload: Workload) -> Floats:
 
 def ratio(signal: Floats, zeros: Sequence[float], poles: Sequence[float]) -> Floats:
     """Π (1 - zero x) / Π (1 - pole x) applied to `signal` (..., T); x delays by one."""
-    from scipy.signal import lfilter  # half a second to import: only who fits pays for it
+    from scipy.signal import lfilter  # half a second to import: only fits pay for it
 
     for zero, pole in zip_longest(zeros, poles, fillvalue=0.0):
         if zero != pole:
@@ -121,27 +115,6 @@ def lower_bounds(rows: Floats, workload: Workload) -> Floats:
     padded = np.pad(moved, ((0, 0), (0, -workload.rounds % rounds_per_epoch)))
     by_place = padded.reshape(len(rows), -1, rounds_per_epoch).sum(axis=1)
     return np.asarray(np.max(by_place, axis=1), np.float64)
-
-
-def sharper_mean_bound(rows: Floats, workload: Workload, steps: int = 300) -> float:
-    """A bound of the root mean square over the rows, sharper than that of their `lower_bounds`; one pass.
-
-    For v > 0 with sum 1 every mechanism has mean variance ≥ [tr (V^½ M V^½)^½]², M the mean of a^T a with clips;
-    v <- diag (V^½ M V^½)^½ climbs.  O(T³) a step: for tests and small T.
-    """
-    if not workload.schedule.single_pass:
-        raise InputError("the sharper bound is for one participation of every record")
-    moved = on_increments(rows, workload.decay) * workload.clips
-    second = moved.T @ moved / len(rows)
-    weights = np.full(workload.rounds, 1.0 / workload.rounds)
-    best = 0.0
-    for _ in range(steps):
-        root = np.sqrt(weights)
-        values, vectors = np.linalg.eigh(second * np.outer(root, root))
-        singular = np.sqrt(np.maximum(values, 0.0))
-        best = max(best, float(np.sum(singular) / np.sqrt(np.sum(weights))))
-        weights = np.maximum((vectors**2) @ singular, 0.0)
-    return best
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,10 @@
 """Fitting the roots of a buffered Toeplitz mechanism to what a run publishes; deterministic.
 
-The roots come from unbounded numbers v: with s = sigmoid(v) and ρ_j = Π_{l≤j} (1 - s_l) the roots
-θ = decay (ρ_1, ρ_3, …) and φ = decay (ρ_2, ρ_4, …) interlace for every v (decay = 0 is fitted as 1).
+The roots come from unbounded numbers v: with s = sigmoid(v) and ρ_j = Π_{l≤j} (1 - s_l) the roots θ = decay (ρ_1,
+ρ_3, …) and φ = decay (ρ_2, ρ_4, …) interlace for every v (decay = 0 is fitted as 1).  What is made small is a
+function of the roots, with its exact gradient:
 
-Which record a nonincreasing Toeplitz C charges most: its clips in its own rounds, 0 elsewhere.
-
-log J of a buffered Toeplitz mechanism as a function of its roots, with its exact gradient.
-
-    log J = log ‖C u‖² + log ‖R B‖²    R the objective's rows, u the worst record
+    log J = log ‖C u‖² + log ‖R B‖²    R the objective's rows, u the worst record: its clips in its own rounds
 
 With x the delay, ∂c/∂θ = x/(1 - θx) c, ∂b/∂θ = -x/(1 - θx) b, and for φ the signs change.  Both norms are those of
 filtered signals, so every derivative is one more filter.
@@ -23,7 +20,6 @@ import numpy as np
 from scipy.optimize import minimize, minimize_scalar
 
 from fedpriv.noise import series
-from fedpriv.noise.buffered import Roots
 from fedpriv.noise.fitting.cost import Objective, delayed, dot, ratio
 from fedpriv.noise.workload import Floats, Workload, powers
 from fedpriv.participation.orders import Separated
@@ -95,7 +91,7 @@ class PlainLoss:
             gradient[place] = 2.0 * sign * (by_squared_norm - by_variance)
         return float(np.log(squared_norm) + np.log(variance)), gradient
 
-    def spread(self, theta: Roots, phi: Roots) -> float:
+    def spread(self, theta: series.Roots, phi: series.Roots) -> float:
         """‖R B‖²: J of a mechanism of sensitivity 1."""
         return float(np.sum(ratio(self.summed, theta, phi) ** 2))
 
@@ -160,8 +156,8 @@ _WIDEST = 40.0
 class Fit:
     """Roots, and the log J that a fit reached with them."""
 
-    theta: Roots
-    phi: Roots
+    theta: series.Roots
+    phi: series.Roots
     loss: float
 
 
@@ -188,7 +184,7 @@ def fit_lambda(objective: Objective) -> Fit:
     return Fit((-largest * math.expm1(found.x),), (0.0,), float(found.fun))
 
 
-def fit_roots(loss: Loss, count: int, last_free: bool, around: Roots) -> Fit:
+def fit_roots(loss: Loss, count: int, last_free: bool, around: series.Roots) -> Fit:
     """The best `count` pairs of roots that gradient descent finds; with `last_free` False φ_m = 0.
 
     It starts from log-spaced distances to `decay`, and from the single root `around` with pairs that nearly

@@ -1,6 +1,6 @@
 """Integers times coefficients that are multiples of 2^-31: exact products and one rounding, alike everywhere.
 
-Masked sums in words of w bits: the low w/8 bytes of every word travel, and the server adds modulo 2^w.
+Masked sums travel in words of w bits: the low w/8 bytes of each, which the server adds modulo 2^w.
 """
 
 from collections.abc import Sequence

@@ -4,17 +4,14 @@
 under replace-one, with no √d/2 for the rounding, no secret coins and no redraw.  The bias is at most √d / K of the
 clip.
 
-Increments that are outer products, residual ⊗ features, of integer features: d values a record are never made.
+The gradient of a loss of linear scores is residual ⊗ features, of which d values a record are never made.  With
+features that are integers x (bytes of an image and a 1, say) and a residual truncated to integers r, the increment
+r ⊗ x is an integer vector of norm ‖r‖ ‖x‖, and sums over records are one matrix product, exact in float64 while no
+partial sum reaches 2^53.  Residuals follow from scores in integers, so that all of it has the same bits on every
+processor.
 
-The gradient of a loss of linear scores is residual ⊗ features.  With features that are integers x (bytes of an
-image and a 1, say) and a residual truncated to integers r, the increment r ⊗ x is an integer vector of norm ‖r‖
-‖x‖, and sums over records are one matrix product, exact in float64 while no partial sum reaches 2^53.
-Residuals follow from scores in integers (`written_order`), so that all of it has the same bits on every processor.
-
-From a query and a silo's records to the exact sum of their integers: the only way from one to the other.
-
-Whoever releases integers (a guard, a silo of an integer simulation, an audit) comes through here, so that all of
-them compute the same bits.
+`integer_sum` is the only way from a query and a silo's records to the exact sum of their integers: a guard, a silo
+of an integer simulation and an audit all come through it, and compute the same bits.
 """
 
 from collections.abc import Sequence
@@ -27,7 +24,6 @@ from torch import Tensor
 
 from fedpriv.loss.alone import LEAST_BITS, each_alone, own, scores_of, sum_in_order, weight_bits
 from fedpriv.loss.objective import Batch, Objective, Outer, Query, Records, fast_paths
-from fedpriv.noise.integers import increments
 from fedpriv.noise.integers.fixed_point import Ints
 
 Floats = NDArray[np.float64]
@@ -266,7 +262,7 @@ def integer_sum(
     places, nowhere = torch.arange(len(records.labels)), torch.zeros(1, dtype=torch.int64)
     alone = each_alone(of_one, (*records, places), nothing, (*dummy_of(records), nowhere), least)
     for counting, increment in zip(_filled(there, least).tolist(), alone, strict=True):
-        total += increments.integers(increment.numpy(), norm, factor)[0] * counting
+        total += integers(increment.numpy(), norm, factor)[0] * counting
     return total
 
 

@@ -1,9 +1,8 @@
-"""Lattice, norms and noise of a run, fitted to each other: all of it public before round 1.
+"""Lattice, norms and noise of a run, fitted to each other before round 1, and one round of it.
 
-One round: from integer sums to y_t = (C s)_t + z_t, and from y to what leaves.
-
-B y = A s + B z, since A = B C: the mechanism that makes correlated noise from z makes the noisy running sum from
-y. It never sees s, so that everything that leaves is a function of y.
+A round goes from integer sums to y_t = (C s)_t + z_t, and from y to what leaves.  B y = A s + B z, since A = B C:
+the mechanism that makes correlated noise from z makes the noisy running sum from y. It never sees s, so that
+everything that leaves is a function of y.
 """
 
 import math
@@ -27,8 +26,16 @@ from fedpriv.noise.integers.claim import (
 )
 from fedpriv.noise.integers.fixed_point import LIMIT, Ints
 from fedpriv.noise.integers.gaussian import KeyedIntegers
-from fedpriv.noise.integers.lattice import MOST_KAPPA, Factored, Lattice, lattice_for
-from fedpriv.noise.integers.strategies import Group, IntegerStrategy, IntState, Load
+from fedpriv.noise.integers.strategies import (
+    MOST_KAPPA,
+    Factored,
+    Group,
+    IntegerStrategy,
+    IntState,
+    Lattice,
+    Load,
+    lattice_for,
+)
 from fedpriv.noise.mechanism import Mechanism, MechanismState
 
 if TYPE_CHECKING:

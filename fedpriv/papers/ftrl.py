@@ -1,0 +1,80 @@
+"""DP-FTRL: Kairouz et al., Practical and Private (Deep) Learning Without Sampling or Shuffling (ICML 2021).
+
+Follow the regularized leader on noisy sums of gradients, Algorithm 1 and its momentum variant (section 5).
+
+    v_t = γ v_{t-1} + S~_t
+    x_{t+1} = Π(x_1 - η v_t)
+
+| here | paper | shape |
+|---|---|---|
+| `released` | s~_t, the noisy sum of all gradients so far | (..., d) |
+| `velocity` | v_t | (..., d) |
+| `step` | 1/λ | scalar |
+| `momentum` | γ | scalar |
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.core.replicates import Scalar
+from fedpriv.loss.estimators import PlainGradient, Round
+from fedpriv.papers.base import Algorithm, Fraction, NoiseSettings, Positive, chosen, project_to_ball, stepped
+from fedpriv.papers.fedavg import OptionalLocalSteps, optionally_trained
+
+
+class LeaderState(NamedTuple):
+    """The server's vectors between two rounds, each (..., d)."""
+
+    initial: Tensor
+    velocity: Tensor
+    iterate: Tensor
+
+
+@dataclass(frozen=True)
+class FollowTheRegularizedLeader:
+    """The iterate is the minimizer of the summed linear losses plus ‖x - x_1‖²/(2η); asks there."""
+
+    step: Scalar
+    radius: Scalar
+    momentum: Scalar = 0.0
+
+    def start(self, initial: Tensor) -> LeaderState:
+        return LeaderState(initial, torch.zeros_like(initial), initial)
+
+    def query(self, state: LeaderState) -> Tensor:
+        return state.iterate
+
+    def update(self, state: LeaderState, released: Tensor, current: Round) -> LeaderState:
+        velocity = self.momentum * state.velocity + released / current.scale
+        iterate = project_to_ball(stepped(state.initial, self.step, velocity), self.radius)
+        return LeaderState(state.initial, velocity, iterate)
+
+    def output(self, state: LeaderState) -> Tensor:
+        return state.iterate
+
+
+class FtrlSettings(NoiseSettings, OptionalLocalSteps):
+    clip: Positive = Field(description="C: norm bound on one record's gradient, or on how far one client moves")
+    step: Positive = Field(description="η: the model is x_1 - η · (sum of all gradients)")
+    radius: Positive = Field(math.inf, description="radius of the ball the model stays in; unbounded if left out")
+    momentum: Fraction = Field(0.0, description="momentum on the sums")
+
+
+DP_FTRL = Algorithm(
+    name="dp-ftrl",
+    title="DP-FTRL",
+    source="Kairouz et al., Practical and Private (Deep) Learning Without Sampling or Shuffling (ICML 2021)",
+    settings=FtrlSettings,
+    estimator=lambda settings, _problem: PlainGradient(settings.clip, decay=1.0),
+    mechanism=chosen,
+    optimizer=lambda settings, _problem, _noise_std: FollowTheRegularizedLeader(
+        settings.step, settings.radius, settings.momentum
+    ),
+    objective=optionally_trained,
+    published="points",
+)

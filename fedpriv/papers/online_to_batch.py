@@ -1,0 +1,65 @@
+"""Private online-to-batch: Zhang, Tran & Cutkosky, Differentially Private Online-to-Batch for Smooth Losses
+(NeurIPS 2022), with weights α_t = t^k.
+
+The increment of round t is α_t ∇f(x_t; z) - α_{t-1} ∇f(x_{t-1}; z), the x_t are the weighted averages of an online
+learner's iterates in a convex set of diameter D, losses are G-Lipschitz and H-smooth.
+
+The bound below is derived here; the paper states it up to constants:
+
+    ‖increment‖ ≤ (α_t - α_{t-1}) G + α_{t-1} H ‖x_t - x_{t-1}‖,   x_t - x_{t-1} = (α_t/α_{1:t}) (w_t - x_{t-1})
+                ≤ t^{k-1} (k G + (k+1) H D)    as α_t - α_{t-1} ≤ k t^{k-1} and α_{1:t} ≥ t^{k+1}/(k+1)
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from fedpriv.accounting.gaussian import check_positive
+from fedpriv.core.errors import InputError
+from fedpriv.loss.estimators import PowerWeights, RecursiveGradient
+from fedpriv.papers.base import Algorithm, NoiseSettings, Positive, Prescription, Problem, chosen
+from fedpriv.papers.reshef_levy import AnytimeSGD
+
+
+def increment_bound(t: int, power: float, lipschitz: float, smoothness: float, diameter: float) -> float:
+    """t^{k-1} (k G + (k+1) H D), a clip norm for round t (from 1) that never bites; k = `power` ≥ 1."""
+    if t < 1 or not power >= 1.0:
+        raise InputError(f"t = {t}, power = {power}: rounds count from 1, and the weights t^k have k of 1 or more")
+    for name, value in (("lipschitz", lipschitz), ("smoothness", smoothness), ("diameter", diameter)):
+        check_positive(name, value)
+    return float(t ** (power - 1.0) * (power * lipschitz + (power + 1.0) * smoothness * diameter))
+
+
+class OnlineToBatchSettings(NoiseSettings):
+    clip: Positive = Field(description="C: an increment of round t is clipped to C t^(k-1)")
+    step: Positive = Field(description="η of online gradient descent on the weighted gradients")
+    radius: Positive = Field(description="radius of the ball the model stays in")
+    power: Annotated[int, Field(ge=1, le=8)] = Field(1, description="k: the weights are α_t = t^k")
+
+
+def _unclipped(settings: OnlineToBatchSettings, problem: Problem) -> tuple[Prescription, ...]:
+    """The clip at which nothing is clipped, where slope and smoothness hold in the ball; the rest is as it is."""
+    name = "bound on increments"
+    if settings.radius > problem.convex_within:
+        return (Prescription(name, {}, refusal=f"{name}: no slope and smoothness are known in the ball"),)
+    clip = increment_bound(1, settings.power, problem.lipschitz, problem.smoothness, 2.0 * settings.radius)
+    return (Prescription(name, {"rounds": float(problem.rounds), "batch": float(problem.batch), "clip": clip}),)
+
+
+ONLINE_TO_BATCH = Algorithm(
+    name="online-to-batch",
+    title="Private online-to-batch",
+    source="Zhang, Tran & Cutkosky, Differentially Private Online-to-Batch for Smooth Losses (NeurIPS 2022)",
+    settings=OnlineToBatchSettings,
+    # δ_t = t^k ∇f(x_t) - (t-1)^k ∇f(x_{t-1}), summed under the tree
+    estimator=lambda settings, _problem: RecursiveGradient(
+        settings.clip, weights=PowerWeights(settings.power), growth=settings.power - 1
+    ),
+    mechanism=chosen,
+    # online gradient descent on the sums, x_t the weighted average of its iterates
+    optimizer=lambda settings, _problem, _noise_std: AnytimeSGD(
+        settings.step, settings.radius, PowerWeights(settings.power)
+    ),
+    theorems=_unclipped,
+    published="points",
+)

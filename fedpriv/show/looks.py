@@ -1,0 +1,124 @@
+"""How the series of a chart are told apart: colour, dashes and markers, and panels where there are many.
+
+Any two series of a panel differ in at least two of the three, so that a grey print and a colour-blind reader can
+tell them apart.  Hues are those of Okabe & Ito; what has an order takes shades of one hue.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedpriv.show.summary import point_text, product
+from fedpriv.study.results import Results
+
+MOST_SERIES = 28
+"""In one panel: looks would repeat from the 31st on."""
+_MOST_LINES = 12  # from there on panels are better
+_TRUST, _ALGORITHM = "algorithm.trust", "algorithm.name"
+_LENGTH = "federation.rounds"  # runs of unequal length are best not drawn over each other
+
+# The darkest and the lightest shade of each hue: on white, and on the dark page's background.
+_HUES = (
+    (("#00395e", "#2f93d3"), ("#2f7fb8", "#8fd0f8")),
+    (("#7a2c00", "#e5650a"), ("#c4551a", "#ffae78")),
+    (("#004a37", "#00976e"), ("#168563", "#6fe3ba")),
+    (("#5c1f45", "#c765a0"), ("#ad5c90", "#f2aed8")),
+    (("#5a3a00", "#b17a00"), ("#9c6d0c", "#ffd166")),
+    (("#1a1a1a", "#7d7d7d"), ("#7d858f", "#eeeeee")),
+)
+DASHES = ((), (7, 4), (2, 3), (9, 3, 2, 3), (9, 3, 2, 3, 2, 3))
+"""Lengths of strokes and gaps."""
+_COUNTS = (len(_HUES), len(DASHES), 7)
+
+
+@dataclass(frozen=True)
+class Look:
+    """A colour for light and for dark pages, and the numbers of dashes and marker."""
+
+    light: str
+    dark: str
+    dash: int = 0
+    marker: int = 0
+
+
+def shade(hue: int, share: float = 0.5) -> Look:
+    """A hue between its darkest (0) and its lightest shade (1)."""
+    light, dark = (_between(*ends, share) for ends in _HUES[hue])
+    return Look(light, dark)
+
+
+def _between(low: str, high: str, share: float) -> str:
+    pairs = zip(bytes.fromhex(low[1:]), bytes.fromhex(high[1:]), strict=True)
+    return "#" + bytes(round(a + share * (b - a)) for a, b in pairs).hex()
+
+
+def nth_look(place: int) -> Look:
+    """The look of the n-th thing without an order: no two of the first 30 share more than one part."""
+    hue, dash, marker = (place % count for count in _COUNTS)
+    return replace(shade(hue), dash=dash, marker=marker)
+
+
+def level_look(level: int, levels: int) -> Look:
+    """The look of one of at most six levels of a single kind: shades of blue."""
+    return replace(shade(0, level / max(levels - 1, 1)), dash=level % len(DASHES), marker=level)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the series of a chart differ: kinds in hue and dashes, levels in shade and marker, others by panel."""
+
+    kinds: tuple[str, ...]
+    levels: tuple[str, ...]
+    panels: tuple[str, ...]
+    """At most two keys."""
+    axes: Mapping[str, list[Any]]
+
+    def look_of(self, point: Mapping[str, Any]) -> Look:
+        """The look of a sweep point."""
+        (kind, kinds), (level, levels) = self._place(self.kinds, point), self._place(self.levels, point)
+        if kinds > len(DASHES) or levels > len(_HUES):
+            return nth_look(kind * levels + level)
+        if levels == 1:
+            return nth_look(kind)
+        if kinds == 1:
+            return level_look(level, levels)
+        return replace(shade(kind, level / (levels - 1)), dash=kind, marker=level)
+
+    def _place(self, keys: Iterable[str], point: Mapping[str, Any]) -> tuple[int, int]:
+        """The number of the point's values among all that `keys` can have, and how many there are."""
+        found = product({key: self.axes[key] for key in keys})
+        return found.index({key: point[key] for key in keys}), len(found)
+
+
+def layout_of(axes: Mapping[str, list[Any]]) -> Layout:
+    """The layout for the axes that a chart has to tell apart.
+
+    Kinds are trust settings and algorithms; without them the axis whose values have no order, or the shortest one.
+    Where that makes too many lines, first the lengths of runs and then the longest axes become panels.
+    """
+    swept = {key: values for key, values in axes.items() if len(values) > 1}
+    kinds = [key for key in (_TRUST, _ALGORITHM) if key in swept]
+    if len(kinds) == 2 and _count(swept, kinds) > len(DASHES):
+        kinds = [_ALGORITHM]
+    if not kinds and swept:
+        words = [
+            key for key, values in swept.items() if not all(isinstance(value, int | float) for value in values)
+        ]
+        kinds = words[:1] or ([min(swept, key=lambda key: len(swept[key]))] if len(swept) > 1 else [])
+    rest = [key for key in swept if key not in kinds]
+    panels: list[str] = []
+    while rest and len(panels) < 2 and _count(swept, [*kinds, *rest]) > _MOST_LINES:
+        longest = max(reversed(rest), key=lambda key: len(swept[key]))
+        panels.append(_LENGTH if _LENGTH in rest else longest)
+        rest.remove(panels[-1])
+    return Layout(tuple(kinds), tuple(rest), tuple(panels), axes)
+
+
+def _count(swept: Mapping[str, list[Any]], keys: Sequence[str]) -> int:
+    return math.prod(len(swept[key]) for key in keys)
+
+
+def key_names(results: Results, point: Mapping[str, Any], keys: Iterable[str]) -> str:
+    """What a point has for some keys, in words."""
+    return point_text(results, {key: point[key] for key in point if key in tuple(keys)})
