@@ -21,7 +21,8 @@ from fedpriv.noise.trust import TRUSTS
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.clients import CHOSEN, PARTICIPATIONS
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.ledger import as_data, claim_of, from_data
+from fedpriv.rounds.claim import claim_of
+from fedpriv.rounds.ledger import as_data, from_data
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
