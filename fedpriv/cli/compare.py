@@ -73,7 +73,7 @@ def compare(
     if setting.secret:
         if algorithm is not None or plot is not None:
             raise InputError(f"--sampling {setting.sampling}: is compared without --algorithm and --plot")
-        _amplified(setting, mu, target.at, aim(mu, target.at, federation), as_json)
+        _amplified(setting, federation.unit, mu, target.at, aim(mu, target.at, federation), as_json)
         return
     claim = guarantee_facts(federation.claim(GaussianDP(mu)), target.at)
     if algorithm is None and settings:
@@ -90,7 +90,7 @@ def compare(
         from fedpriv.show.plots import save_comparison
 
         save_comparison(table, plot, f"{algorithm or 'running sums'}, {rounds} rounds")
-    facts = setting_facts(setting) | ({} if algorithm is None else {"algorithm": algorithm})
+    facts = setting_facts(setting, federation.unit) | ({} if algorithm is None else {"algorithm": algorithm})
     if as_json:
         rows = [_facts(line, took) for line, took in zip(table.lines, seconds, strict=True)]
         show({**facts, "mechanisms": rows, "least": vars(table.least), **claim}, as_json=True)
@@ -100,12 +100,14 @@ def compare(
     show({**facts, **claim}, as_json=False)
 
 
-def _amplified(setting: "Setting", mu: float, delta: float, claim: dict[str, Any], as_json: bool) -> None:
+def _amplified(
+    setting: "Setting", unit: str, mu: float, delta: float, claim: dict[str, Any], as_json: bool
+) -> None:
     """Print the mechanisms that secret participation amplifies, at the (ε, δ) that μ gives at δ."""
     costs = setting.compare(mu, delta)
     if as_json:
         rows = [{"mechanism": name, **cost_facts(cost)} for name, cost in costs.items()]
-        show({**setting_facts(setting), "mechanisms": rows, **claim}, as_json=True)
+        show({**setting_facts(setting, unit), "mechanisms": rows, **claim}, as_json=True)
         return
     header = ("mechanism", "noise std", "rms error", "last round", "in the mean", "memory", "sensitivity")
     lines = [
@@ -120,7 +122,7 @@ def _amplified(setting: "Setting", mu: float, delta: float, claim: dict[str, Any
     ]
     print_table([header, *lines])
     typer.echo()
-    show({**setting_facts(setting), **claim}, as_json=False)
+    show({**setting_facts(setting, unit), **claim}, as_json=False)
 
 
 def _asked(algorithm: str | None, settings: list[str], setting: "Setting") -> tuple["Response", "Workload"]:
