@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.noise.buffered import IntegerBuffered
 from fedpriv.noise.diagonal import IntegerLeaf, IntegerPrefix, IntegerScheduled
 from fedpriv.noise.integers.fixed_point import LIMIT, rounded
@@ -61,7 +62,8 @@ def check_noise(mechanism: Mechanism, workload: Workload) -> None:
     if np.any(np.triu(rows, 1)) or not np.all(fresh > 0.0):
         raise InputError(f"{name}: row t of B z adds a multiple above 0 of z_t, and no later vector")
     if mechanism.fresh_std > float(np.min(fresh)) * (1.0 + _ROUNDING):
-        raise InputError(f"{name}: fresh_std = {mechanism.fresh_std:g}, and a round adds {np.min(fresh):g}")
+        adds = lower_figure(float(np.min(fresh)))
+        raise InputError(f"{name}: fresh_std = {upper_figure(mechanism.fresh_std)}, and a round adds {adds}")
     if most > (said := mechanism.memory_vectors(workload)):
         raise InputError(f"{name}: memory_vectors = {said}, and a state holds {most}")
     c: Floats = np.linalg.solve(rows, _sums(workload)).astype(np.float64)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedpriv.audit import secret
 from fedpriv.core.random import KeyedNormal, derive_key, simulation_noise
-from fedpriv.loss.objective import Records
+from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.views import PerUnit
 from fedpriv.noise.integers.plan import ExactPlan
 from fedpriv.participation.secret import Allocation, Poisson
@@ -81,13 +81,12 @@ def record_by_record(patch: pytest.MonkeyPatch) -> None:
 
     honest = PerUnit.per_record
 
-    def summed(
-        self: PerUnit, points: Any, coefficients: Any, units: Records, places: Tensor, clip: float
-    ) -> Tensor:
+    def summed(self: PerUnit, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+        units = batch.records
         total = torch.zeros(len(units.labels), self.dimension, dtype=torch.float64)
         for slot in range(self.records):
             one = Records(units.features[:, slot : slot + 1], units.labels[:, slot : slot + 1])
-            total += honest(self, points, coefficients, one, places, clip)
+            total += honest(self, query, Batch(one, batch.weights), places, clip)
         return total
 
     patch.setattr(PerUnit, "per_record", summed)

@@ -185,7 +185,7 @@ def test_the_smallest_limit_of_the_groups_that_a_process_is_in_counts(
 
 
 HELD = """
-from fedpriv.clients import memory
+from fedpriv.silo import memory
 memory.limit_of = lambda: {limit}
 try:
     memory.hold_to({memory})
