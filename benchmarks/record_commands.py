@@ -14,10 +14,10 @@ from benchmarks.record_guards import known_secrets, query_of, scaled_tree
 from benchmarks.record_parts import Entries, Wanted, command, mine, run_of
 from benchmarks.reduced import SCENARIOS
 from tests.attacks.guards import random_records, scenario, write_policy
-from tests.clients.guarded import guard_of
 from tests.conftest import small_tree
 from tests.data.tables import rows as table_rows
 from tests.data.tables import table_tree, write_csv
+from tests.silo.guarded import guard_of
 
 _TARGETS = {"mu": ["--mu", "1"], "zcdp": ["--zcdp", "0.5"], "epsilon": ["--epsilon", "2", "--delta", "1e-6"]}
 _PROBLEMS: dict[str, list[str]] = {

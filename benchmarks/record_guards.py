@@ -24,10 +24,10 @@ from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.masks import Masker
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, random_records, scenario
-from tests.clients.evaluated import MODEL, SCENARIO, evaluator, write_tested
-from tests.clients.guarded import guard_of
 from tests.data.tables import rows as table_rows
 from tests.data.tables import table_tree, write_csv
+from tests.silo.evaluated import MODEL, SCENARIO, evaluator, write_tested
+from tests.silo.guarded import guard_of
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.record_guards import SECRET, asked, known_secrets
 from benchmarks.record_parts import Entries, Wanted, command, mine, run_of, told
 from tests.attacks.guards import random_records, write_policy
-from tests.clients.guarded import UNACCOUNTABLE
 from tests.conftest import small_tree
+from tests.silo.guarded import UNACCOUNTABLE
 
 _BAD: list[Any] = [-1, 0, 1e300, 1e-300, "no-such", True, {}, float("nan")]
 

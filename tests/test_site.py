@@ -16,7 +16,7 @@ from fedpriv.data.schema import Column, TableSchema
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.scenario.schema import Cell
 from tests.doc_pages import ROOT
-from tests.reports.browser import CHROMIUM, look_at
+from tests.show.browser import CHROMIUM, look_at
 
 DOCS = ROOT / "docs"
 

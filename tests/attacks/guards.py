@@ -15,9 +15,9 @@ from fedpriv.protocol.messages import Refusal
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.masks import Masker
-from tests.clients import guarded
-from tests.clients.guarded import guard_of, start_daemon
 from tests.conftest import small_tree
+from tests.silo import guarded
+from tests.silo.guarded import guard_of, start_daemon
 
 POLICY = {"relation": "replace-one", "clip": 2.0**20, "rounds": 200, "budget": 4.0}
 KEPT_STATE: dict[str, dict[str, Any]] = {

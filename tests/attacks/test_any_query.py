@@ -18,7 +18,7 @@ from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from tests.attacks.guards import guard_for, random_records, scenario
-from tests.exact.test_records import bits, from_bits
+from tests.noise.integers.test_records import bits, from_bits
 
 ROUNDS = 200
 OVERFLOWING = 1.7e308  # of allow.query: an administrator who allows everything

@@ -21,7 +21,7 @@ from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import begin_ledgers, open_guards
 from fedpriv.silo.policy import keep_to_owner, read_policy
 from tests.conftest import small_tree
-from tests.models import zoo
+from tests.loss import zoo
 
 MU, GUESSES, RECORDS, VICTIM = 0.5, 24, 60, 17
 MOST = 22

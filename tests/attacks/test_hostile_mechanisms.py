@@ -29,11 +29,11 @@ from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.orders import Separated
 from tests.attacks.guards import guard_for, random_records, scenario
 from tests.conftest import small_tree
-from tests.exact.members import PERIODIC, SIMPLE, UNITS, exact_form, simple, workload_of
-from tests.mechanisms.own import Echo
+from tests.noise.integers.members import PERIODIC, SIMPLE, UNITS, exact_form, simple, workload_of
+from tests.noise.own import Echo
 
 ECHO = {"name": "dp-ftrl", "mechanism": "echo", "clip": 1.0, "step": 0.1}
-EXTENSION = ["tests.mechanisms.own"]
+EXTENSION = ["tests.noise.own"]
 
 
 @pytest.fixture(autouse=True)

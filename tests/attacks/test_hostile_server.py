@@ -25,7 +25,7 @@ from tests.attacks.guards import (
     zeros,
 )
 from tests.parts import in_parts
-from tests.secure_aggregation.test_masks import p_value
+from tests.silo.test_masks import p_value
 
 # 4, 25, 6: clips and noise that floating point cannot hold, parts that the policy did not see
 
@@ -130,7 +130,7 @@ def test_noise_whose_c_has_no_exact_form_is_refused(tmp_path: Path) -> None:
 
 def test_two_scenarios_under_one_run_do_not_agree_on_keys(tmp_path: Path) -> None:
     """Gains: other silos' shares on a coarser grid or of another size, real μ 6.9 at a claimed 4 (finding 27)."""
-    from tests.secure_aggregation.test_identity import guards
+    from tests.silo.test_identity import guards
 
     of = guards(tmp_path)
     cells = [scenario("secure-aggregation", run__dtype=dtype) for dtype in ("float64", "float32", "float32")]

@@ -23,8 +23,8 @@ from tests.attacks.guards import (
     scenario,
     zeros,
 )
-from tests.clients.guarded import guard_of
 from tests.parts import in_parts
+from tests.silo.guarded import guard_of
 
 OVERFLOWING = 1.7e308  # of allow.query: an administrator who allows everything
 

@@ -20,11 +20,11 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.policy import read_policy
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
-from tests.clients.test_persons import QUERY, silo
-from tests.clients.test_persons import scenario as of_persons
-from tests.clients.test_sampled_runs import ROUNDS, policy_of
-from tests.clients.test_sampled_runs import scenario as sampled
 from tests.engines.test_units import persons_tree
+from tests.silo.test_persons import QUERY, silo
+from tests.silo.test_persons import scenario as of_persons
+from tests.silo.test_sampled_runs import ROUNDS, policy_of
+from tests.silo.test_sampled_runs import scenario as sampled
 
 MU = 2.0
 

@@ -149,7 +149,7 @@ def differing(one: Records, two: Records) -> set[int]:
 
 @pytest.mark.parametrize("partition", HELD)
 def test_a_label_moves_others_only_where_the_docs_say_so(tmp_path: Path, partition: str) -> None:
-    """`tune --private` refuses these partitions as well, and guards have none (tests/tuning/test_refused.py)."""
+    """`tune --private` refuses these partitions as well, and guards have none (tests/study/test_refused.py)."""
     tables = made(40), made(40)
     tables[1][0]["outcome"] = "well" if tables[1][0]["outcome"] == "ill" else "ill"
     for table in tables:

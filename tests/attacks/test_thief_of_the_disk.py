@@ -23,9 +23,9 @@ from fedpriv.silo.policy import read_policy
 from fedpriv.silo.silo import Silo
 from fedpriv.silo.state import unpack
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, random_records, scenario, zeros
-from tests.clients.guarded import guard_of
 from tests.parts import in_parts
-from tests.secure_aggregation.test_masks import p_value
+from tests.silo.guarded import guard_of
+from tests.silo.test_masks import p_value
 
 LEDGER = "ledger-0.sqlite"
 

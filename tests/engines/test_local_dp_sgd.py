@@ -21,9 +21,9 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.silo import Silo
-from tests.clients.guarded import ZERO, cell_json, guard_of, write_silo
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
+from tests.silo.guarded import ZERO, cell_json, guard_of, write_silo
 
 LOCAL: dict[str, Any] = {"name": "local-dp-sgd", "trust": "untrusted", "clip": 2.0, "step": 0.05, "local_steps": 4}
 PRIVATE: dict[str, Any] = {"relation": "replace-one", "mu": 2.0}

@@ -17,9 +17,9 @@ from fedpriv.data.named import load
 from fedpriv.silo.demo import policy_text, write_shard
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
-from tests.clients.guarded import start_daemon
 from tests.flower.quickstart.task import Net, load_centralized_dataset
 from tests.flower.quickstart.task import test as evaluate
+from tests.silo.guarded import start_daemon
 
 HELD, TESTS = 1200, 300
 """Records of a silo that train, and that evaluate."""

@@ -36,11 +36,11 @@ from fedpriv.server.sums import Kept
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.policy import read_policy
-from tests.clients.evaluated import ASKED, guards_of, write_tested
-from tests.clients.guarded import start_daemon
 from tests.conftest import small_tree
 from tests.data.tables import rows, table_tree, write_csv
 from tests.server.deployed import KilledError
+from tests.silo.evaluated import ASKED, guards_of, write_tested
+from tests.silo.guarded import start_daemon
 
 
 class Heard(RunObserver):

@@ -1,0 +1,194 @@
+"""The audit passes the code that is here, tightly, and says what it cannot do."""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.audit.audit import audit
+from fedpriv.audit.canaries import CanaryLayout, auditable, rows_read
+from fedpriv.audit.hostile import bound_at, mu_lower_bound
+from fedpriv.cli import main
+from fedpriv.core.errors import InputError
+from fedpriv.scenario.schema import Cell
+from tests.audit import planted
+from tests.audit.planted import noise_times
+from tests.conftest import small_tree
+from tests.parts import in_parts
+
+MakeCell = Callable[..., Cell]
+TRUSTS = ["untrusted", "trusted", "secure-aggregation"]
+FAMILIES = ["integers", "driven canaries", "hostile queries"]
+
+
+@pytest.fixture(autouse=True)
+def _fixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.fixed_keys(monkeypatch)
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize(("relation", "dtype"), [("replace-one", "float32"), ("zero-out", "float64")])
+def test_healthy_code_stands_and_the_bound_is_tight(
+    small_cell: MakeCell, trust: str, relation: str, dtype: str
+) -> None:
+    """At least half of the claim; for new keys a false refutation has probability at most 1 %."""
+    keys = {"algorithm__trust": trust, "privacy__relation": relation, "run__dtype": dtype}
+    outcome = audit(small_cell(federation__rounds=6, **keys), trials=4096, families=("canaries",))
+    assert outcome.stands
+    assert 0.5 <= outcome.mu <= 1.0
+    assert outcome.epsilon <= outcome.claimed_epsilon
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_several_passes_stand_and_a_canary_is_in_each(small_cell: MakeCell, trust: str) -> None:
+    algorithm = {"name": "dp-sgd", "trust": trust, "clip": 1.0, "step": 0.5}
+    target = {"privacy__rho": None, "privacy__mu": 1.0}
+    cell = small_cell(algorithm=algorithm, federation__rounds=6, federation__epochs=3, **target)
+    outcome = audit(cell, trials=4096, families=("canaries",))
+    assert outcome.stands
+    assert outcome.rounds == 6
+    assert outcome.mu >= 0.5
+
+
+@pytest.mark.parametrize("mechanism", ["tree", "banded"])
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_mechanisms_with_state_stand(small_cell: MakeCell, trust: str, mechanism: str) -> None:
+    cell = small_cell(algorithm__trust=trust, algorithm__mechanism=mechanism, federation__rounds=6)
+    outcome = audit(cell, trials=4096, families=("canaries",))
+    assert outcome.stands
+    assert outcome.mu >= 0.3
+
+
+@pytest.mark.parametrize(
+    ("trust", "family", "dtype"),
+    in_parts(
+        itertools.product(TRUSTS, FAMILIES, ["float32", "float64"]),
+        [(trust, family, "float32") for trust, family in zip(TRUSTS, FAMILIES, strict=True)],
+    ),
+)
+def test_integers_and_hostile_queries_tell_nothing(
+    small_cell: MakeCell, trust: str, family: str, dtype: str
+) -> None:
+    """For new keys a false refutation has probability at most 0.2 %."""
+    outcome = audit(small_cell(algorithm__trust=trust, run__dtype=dtype), trials=2048, families=(family,))
+    assert outcome.stands, outcome
+
+
+def test_one_silo_alone_is_audited(small_cell: MakeCell) -> None:
+    cell = small_cell(federation__silos=1, federation__rounds=6)
+    assert audit(cell, trials=2048, families=("canaries",)).stands
+
+
+def test_progress_goes_up_to_the_whole(small_cell: MakeCell) -> None:
+    heard: list[float] = []
+    cell = small_cell(federation__rounds=2, algorithm__trust="trusted")
+    audit(cell, trials=2048, progress=heard.append, families=("canaries", "hostile queries"))
+    assert heard == sorted(heard)
+    assert heard[-1] <= 1.0
+    assert len(heard) >= 2
+
+
+def test_torch_has_its_threads_back(small_cell: MakeCell) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    audit(small_cell(federation__rounds=2), trials=2048, families=("canaries",))
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
+def test_canaries_lie_where_a_single_pass_reads_them(small_cell: MakeCell) -> None:
+    """Batch p is rows p·B to (p+1)·B of the order, and is read in round p + 1: written out, not asked."""
+    small = auditable(small_cell(), 1.0, 4, 2, 3)
+    passes = rows_read(small)
+    assert passes == [range(0, 3), range(3, 6), range(6, 9), range(9, 12)]
+    layout = CanaryLayout.of(passes, 2, 9, 3)
+    assert layout.round.tolist() == [2, 2, 2, 1, 3, 4, 1, 3, 4]
+    assert layout.row.tolist() == [3, 4, 5, 0, 6, 9, 1, 7, 10]
+    present = np.array([True, False] * 4 + [True])
+    there = layout.shard(present, "zero-out").images
+    assert (there != 0.0).sum() == 5
+    assert [int(np.flatnonzero(there[:, canary])[0]) for canary in range(0, 9, 2)] == [3, 5, 6, 1, 10]
+    replaced = layout.shard(present, "replace-one")
+    assert (replaced.images != 0.0).sum() == 9
+    assert replaced.labels[layout.row].tolist() == (~present).astype(int).tolist()
+
+
+def test_the_bound_holds_at_its_confidence_and_is_close() -> None:
+    """200 experiments on N(0, 1) against N(1, 1) at failure 0.05: at most 19 exceed 1 (false alarm 0.4 %)."""
+    generator = np.random.default_rng(0)
+    bounds = []
+    for _ in range(200):
+        present = generator.random(4000) < 0.5
+        bounds.append(mu_lower_bound(generator.standard_normal(4000) + present, present, 0.05))
+    assert sum(bound > 1.0 for bound in bounds) <= 19
+    assert np.median(bounds) > 0.87
+
+
+def test_a_bound_at_a_threshold_holds_for_few_trials() -> None:
+    """500 experiments of 20 trials on N(0, 1) against N(1, 1) at failure 0.05: at most 40 exceed 1 (0.2 %)."""
+    generator = np.random.default_rng(1)
+    above = 0
+    for _ in range(500):
+        present = generator.random(20) < 0.5
+        above += bound_at(0.5, generator.standard_normal(20) + present, present, 0.05) > 1.0
+    assert above <= 40
+
+
+def test_perfect_separation_and_none_are_finite() -> None:
+    present = np.arange(2000) % 2 == 0
+    assert 4.0 < mu_lower_bound(present.astype(float), present, 0.01) < 10.0
+    assert mu_lower_bound(np.zeros(2000), present, 0.01) == 0.0
+    assert mu_lower_bound(-present.astype(float), present, 0.01) == 0.0
+    assert bound_at(0.5, present.astype(float), present, 0.01) > 4.0
+
+
+def test_what_cannot_be_audited_is_refused(small_cell: MakeCell) -> None:
+    with pytest.raises(InputError, match="claims nothing"):
+        audit(small_cell(privacy__mode="none", privacy__rho=None))
+    with pytest.raises(InputError, match="trials = 10"):
+        audit(small_cell(), trials=10)
+    with pytest.raises(InputError, match="a mu in"):
+        audit(small_cell(), claimed_mu=1e-300)
+    with pytest.raises(InputError, match="seed = -1"):
+        audit(small_cell(), seed=-1)
+
+
+def write_scenario(folder: Path, **overrides: Any) -> Path:
+    tree, path = small_tree(**overrides), folder / "small.toml"
+    lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    for section, values in tree.items():
+        if isinstance(values, dict):
+            lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.mark.slow
+def test_exit_codes_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_scenario(tmp_path, algorithm__trust="trusted", federation__rounds=3)
+    monkeypatch.setattr("sys.argv", ["fedpriv", "audit", str(path), "--trials", "2048", "--json"])
+    with pytest.raises(SystemExit) as stands:
+        main()
+    said = capsys.readouterr()
+    assert stands.value.code == 0
+    found = json.loads(said.out)
+    assert found["stands"] is True
+    assert set(found["families"]) == {"canaries", "driven canaries", "rollback", "integers", "hostile queries"}
+    assert 0.6 < found["sees"]["canaries"] < 0.65
+    assert said.err.startswith("fedpriv: auditing")
+    noise_times(0.25)(monkeypatch)
+    monkeypatch.setattr("sys.argv", ["fedpriv", "audit", str(path), "--trials", "2048"])
+    with pytest.raises(SystemExit) as refuted:
+        main()
+    assert refuted.value.code == 3
+    said = capsys.readouterr()
+    assert "THE CLAIM IS REFUTED" in said.out
+    assert "with 2,048 trials this audit would see σ × 0.63 (canaries)" in said.out
+    assert "the claim μ = 1 is refuted" in said.err

@@ -1,0 +1,280 @@
+"""One record computed by itself: the same bits for it whoever else is there, on every way that a record takes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedpriv.loss import features as backbone
+from fedpriv.loss.alone import each_alone, rows_apart
+from fedpriv.loss.features import frozen_features, orientation_histograms, scaled
+from fedpriv.loss.layered import objective_of
+from fedpriv.loss.linear import LogisticRegression
+from fedpriv.loss.losses import CrossEntropy
+from fedpriv.loss.models import LinearSettings, features_and_bias
+from fedpriv.loss.module import ModuleObjective
+from fedpriv.loss.objective import Objective, Query, Records, View
+from fedpriv.loss.rows import ColumnMoments, MomentSettings, moments
+from fedpriv.loss.scores import summed_scores
+from fedpriv.loss.views import PerUnit
+from fedpriv.noise.integers.increments import integer_sum
+from fedpriv.rounds.plan import plan_of
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.silo import Silo
+from tests.conftest import small_tree
+from tests.disordered import disordered
+from tests.loss import zoo
+
+COUNT, WIDE, LAST = 11, 6, 13
+NORM = 2**36
+F32 = torch.float32
+
+
+def hostile(seed: int = 3) -> Tensor:
+    """Records of which some raise, overflow or are not finite in `zoo.Fragile`."""
+    features = torch.from_numpy(np.random.default_rng(seed).standard_normal((COUNT, WIDE))).float()
+    features[2, 1], features[5, 0], features[7, 3], features[9, 2] = 50.0, -20.0, 1e30, torch.nan
+    features[8] = torch.inf
+    return features
+
+
+def labels() -> Tensor:
+    return torch.arange(COUNT) % 2
+
+
+def sums(objective: Objective, large: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Sums of integers at a point whose last values, those of the last layer, are up to `large`."""
+    point = objective.initial()
+    if isinstance(objective, View):
+        point = objective.base.initial()
+    point[-LAST:] += large * torch.linspace(-1.0, 1.0, len(point))[-LAST:]
+
+    def of(features: Tensor, own: Tensor) -> Tensor:
+        return torch.from_numpy(integer_sum(objective, Query([point]), 1.0, Records(features, own), NORM, 2.0**36))
+
+    return of
+
+
+def persons(large: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Each row is a person's two records, itself and a public one."""
+    of = sums(PerUnit(ModuleObjective(zoo.Fragile(WIDE, 2), CrossEntropy(), 0), 2), large)
+    return lambda features, own: of(
+        torch.stack([features, torch.ones_like(features)], 1), torch.stack([own, own.clamp(max=0)], 1)
+    )
+
+
+def unclipped(objective: Objective) -> Callable[[Tensor, Tensor], Tensor]:
+    """Of increments that keep the last bits of their slopes: a clip takes them away."""
+    of = sums(objective, 1.0)
+    return lambda features, own: of(0.1 * features, own)
+
+
+def moments_sums(features: Tensor, own: Tensor) -> Tensor:
+    settings = MomentSettings(columns=(0, 1, 2, 3))
+    seen = moments(features.numpy(), torch.float64, settings)
+    return sums(ColumnMoments(8, 1.0), 0.0)(seen, own)
+
+
+def scores(made: Callable[[], Objective], large: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return sums(summed_scores(made(), 4.0, classes=True), large)
+
+
+def fragile() -> ModuleObjective:
+    return ModuleObjective(zoo.Fragile(WIDE, 2), CrossEntropy(), 0)
+
+
+def dense() -> Objective:
+    return objective_of(nn.Sequential(nn.Linear(WIDE, 5), nn.Tanh(), nn.Linear(5, 2)), WIDE, CrossEntropy(), 0)
+
+
+ADDED = {
+    "training": sums(fragile(), 1.0),
+    "training, amplified": sums(fragile(), 2.0**20),
+    "training in closed form, amplified": sums(dense(), 2.0**20),
+    "logistic regression": unclipped(LogisticRegression(WIDE, 3.0, dtype=F32)),
+    "persons, amplified": persons(2.0**10),
+    "evaluation": scores(fragile, 1.0),
+    "evaluation, amplified": scores(fragile, 2.0**20),
+    "evaluation in closed form, amplified": scores(dense, 2.0**20),
+    "moments": moments_sums,
+}
+"""Ways that end in a sum: (features, labels) → integers."""
+
+
+def frozen(features: Tensor) -> Tensor:
+    return frozen_features(features, f"{zoo.__name__}:Fragile", {"features": WIDE, "outputs": 4}, "kept", ())
+
+
+def images(features: Tensor) -> Tensor:
+    drawn = [np.resize(np.frombuffer(row.tobytes(), np.uint8), (12, 12)) for row in features.numpy()]
+    return orientation_histograms(np.array(drawn, np.uint8).reshape(-1, 12, 12), F32)
+
+
+MAPPED: dict[str, Callable[[Tensor], Tensor]] = {
+    "frozen features": frozen,
+    "orientations": images,
+    "scaled": lambda features: scaled(features, 1.0, exactly=True),
+    "features and a bias": lambda features: features_and_bias(
+        features.numpy(), F32, LinearSettings(feature_norm=1.0)
+    ),
+}
+"""Ways that end in a row a record."""
+
+
+@pytest.fixture(autouse=True)
+def weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any frozen module, as if its weights were on this disk."""
+    torch.manual_seed(0)
+    module = zoo.Fragile(WIDE, 4)
+    monkeypatch.setattr(backbone, "_loaded", lambda *_: module)
+
+
+@pytest.fixture(params=["this processor", "disordered"])
+def processor(request: pytest.FixtureRequest) -> Iterator[None]:
+    """This machine's products, and those of one whose sums depend on place, size and address."""
+    with disordered() if request.param == "disordered" else nullcontext():
+        yield
+
+
+def companies() -> Iterator[list[int]]:
+    """Who is there, and in which order: all, without each of them, turned around, few, and nobody."""
+    everybody = list(range(COUNT))
+    yield everybody
+    yield everybody[::-1]
+    for left in everybody:
+        yield [row for row in everybody if row != left]
+    yield from ([4, 2, 0], [8, 1], [5], [])
+
+
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("way", ADDED)
+def test_a_records_integers_do_not_depend_on_its_company(way: str) -> None:
+    """Guarantee of `integer_sum`: any company's sum is that of its members alone, to the last unit."""
+    features, own, of = hostile(), labels(), ADDED[way]
+    alone = [of(features[row : row + 1], own[row : row + 1]) for row in range(COUNT)]
+    assert sum(int(each.any()) for each in alone) >= 3
+    for company in list(companies())[:: 4 if "persons" in way else 1]:
+        expected = sum((alone[row] for row in company), torch.zeros_like(alone[0]))
+        assert torch.equal(of(features[company], own[company]), expected)
+
+
+@pytest.mark.usefixtures("processor")
+def test_a_silos_record_moves_its_answer_by_the_same_in_any_company() -> None:
+    """The same through a silo as guards and audits have it, whose batch is full whoever is in it."""
+    tree = small_tree(
+        algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1},
+        privacy={"relation": "zero-out", "mu": 1.0},
+        federation={"silos": 3, "rounds": 1, "batch": COUNT},
+        run={"dtype": "float32"},
+    )
+    objective = fragile()
+    plan = plan_of(resolve_cell(tree, "test"), objective, released=True)
+    query = objective.initial()
+    query[-LAST:] *= 2.0**20
+
+    def answer(features: Tensor) -> Tensor:
+        silo = Silo.of(0, plan, Records(features, labels()), bytes(31) + b"8", b"")
+        release, _ = silo.answer(silo.start(), 1, query)
+        return release.vector
+
+    moved = []
+    for company in (hostile(), hostile(4), hostile().flip(0).nan_to_num(1.0).clamp(-1.0, 1.0)):
+        before, after = company.clone(), company.clone()
+        before[7], after[7] = hostile()[2], hostile()[0]  # raises, or does not
+        moved.append(answer(after) - answer(before))
+    assert moved[0].any()
+    assert torch.equal(moved[0], moved[1])
+    assert torch.equal(moved[0], moved[2])
+
+
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("way", MAPPED)
+def test_a_records_features_do_not_depend_on_its_company(way: str) -> None:
+    """Guarantee of the maps: a row has the same bits wherever it stands, and whoever raises beside it."""
+    features, of = hostile(), MAPPED[way]
+    alone = torch.cat([of(features[row : row + 1]) for row in range(COUNT)])
+    assert sum(int(row.isfinite().all() and row.any()) for row in alone) >= 5
+    for company in companies():
+        assert not company or same_bits(of(features[company]), alone[company])
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return one.numpy().tobytes() == other.numpy().tobytes()
+
+
+def test_whatever_a_record_makes_code_do_stays_with_it() -> None:
+    """Guarantee of `each_alone`: errors, exits, other shapes, draws, writes and modes of gradients."""
+    column = torch.arange(28.0).view(4, 7).mT[:, 1:]  # (7, 3), neither contiguous nor aligned
+    before, drawn = torch.get_rng_state(), []
+
+    def of_one(row: Tensor) -> Tensor:
+        assert row.shape == (1, 3)
+        assert row.is_contiguous()
+        assert row.data_ptr() % 64 == 0
+        assert not torch.is_grad_enabled()
+        number = int(row[0, 0]) - 7
+        row.mul_(2.0)
+        match number:
+            case 0:
+                raise RuntimeError
+            case 1:
+                raise SystemExit
+            case 2:
+                torch.set_grad_enabled(True)
+                return torch.zeros(2, 3)
+            case 3:
+                return None  # type: ignore[return-value]
+        drawn.append(torch.rand(1))
+        return row + drawn[-1]
+
+    found = list(each_alone(of_one, (column,), torch.full((1, 3), -1.0)))
+    assert [row.tolist() for row in found[:4]] == [[[-1.0] * 3]] * 4
+    for place in (4, 5, 6):
+        assert torch.equal(found[place], 2.0 * column[place : place + 1] + drawn[0])
+        assert found[place].data_ptr() % 64 == 0
+    assert drawn == [drawn[0]] * 3
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(column, torch.arange(28.0).view(4, 7).mT[:, 1:])
+
+
+def test_an_interrupt_is_not_a_failing_record() -> None:
+    def interrupted(_: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(each_alone(interrupted, (torch.zeros(2, 1),), torch.zeros(1, 1)))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 5, 8])
+@pytest.mark.parametrize("failing", [False, True])
+def test_how_often_code_is_called_says_no_more_than_how_many_records_there_are_or_are_expected(
+    count: int, failing: bool
+) -> None:
+    """Guarantee of `each_alone`: where fewer were drawn than `least`, dummies take their turn and add nothing."""
+    seen = []
+
+    def of_one(row: Tensor) -> Tensor:
+        seen.append(float(row))
+        if failing:
+            raise FloatingPointError
+        return row
+
+    column = torch.arange(1.0, count + 1.0).view(-1, 1)
+    found = list(each_alone(of_one, (column,), torch.zeros(1, 1), (torch.full((1, 1), 9.0),), 5))
+    assert seen == [*column.flatten().tolist(), *[9.0] * (5 - count)]
+    given = [0.0] * count if failing else column.flatten().tolist()
+    assert [float(row) for row in found] == [*given, *[0.0] * (5 - count)]
+
+
+def test_rows_apart_look_at_no_other_row() -> None:
+    """Blocks of simulations: one record that overflows leaves the others' outputs, as in a batch of one."""
+    module, features = zoo.Finite(WIDE, 2), hostile().nan_to_num(0.0, 0.0, 0.0).clamp(-9.0, 9.0)
+    features[4] = 1e30
+    with torch.no_grad():
+        together = rows_apart(module, features)
+        alone = torch.cat([module(row.unsqueeze(0)) for row in features])
+        assert not torch.allclose(module(features), alone)  # the control: in one batch they meet
+    torch.testing.assert_close(together, alone)

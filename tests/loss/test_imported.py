@@ -1,0 +1,350 @@
+"""Any torch module by import path: one record decides its increment; a guard runs what its policy names."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.loss.imported import build, check_alone, with_group_norm
+from fedpriv.loss.layered import LayeredObjective
+from fedpriv.loss.losses import CrossEntropy
+from fedpriv.loss.models import model_named
+from fedpriv.loss.module import ModuleObjective
+from fedpriv.loss.objective import Batch, Query, Records
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.demo import policy_text
+from fedpriv.silo.guard import Guard, begin_ledger, open_guard
+from fedpriv.silo.policy import read_policy
+from tests.conftest import small_tree
+from tests.engines.test_engines import run
+from tests.loss import zoo
+from tests.silo.guarded import cell_json as silo_cell_json
+from tests.silo.guarded import guard_of, write_silo
+
+ZOO = "tests.loss.zoo"
+SGD = {"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1}
+PRIVACY = {"relation": "replace-one", "mu": 1.0}
+DRAW = np.random.default_rng(5)
+
+
+def records(count: int = 5, features: int = 6) -> Records:
+    values = torch.from_numpy(np.random.default_rng(3).standard_normal((count, features)))
+    return Records(values, torch.arange(count) % 3)
+
+
+def objective_at(name: str, features: int = 6, **settings: Any) -> ModuleObjective | LayeredObjective:
+    row = model_named(f"{ZOO}:{name}")
+    found = row.objective((features,), 3, torch.float64, row.settings.model_validate(settings))
+    assert isinstance(found, ModuleObjective | LayeredObjective)
+    return found
+
+
+def test_a_module_is_built_with_the_shape_of_the_data_and_trains() -> None:
+    cell = resolve_cell(
+        small_tree(
+            model={"name": f"{ZOO}:Wide", "arguments": {"hidden": 4}},
+            algorithm={"name": "dp-sgd", "trust": "trusted", "clip": 5.0, "step": 0.5},
+            privacy={"relation": "zero-out", "mode": "none"},
+            federation={"silos": 3, "rounds": 20, "batch": 20},
+        ),
+        "test",
+    )
+    trained = {engine: run(engine, cell) for engine in ("vectorized", "inprocess")}
+    (finished,), heard = trained["vectorized"]
+    assert heard.evaluations[-1][2] < heard.evaluations[0][2]
+    assert finished.finished.model.shape == (784 * 4 + 4 + 40 + 10 + 7840,)
+    assert trained["inprocess"][0][0].finished.test_loss == pytest.approx(finished.finished.test_loss)
+
+
+@pytest.mark.parametrize("name", ["Centred", "Remembering"])
+def test_a_module_that_mixes_records_is_refused_by_running_it(name: str) -> None:
+    with pytest.raises(InputError, match="a record's outputs change with the other records of its batch"):
+        objective_at(name)
+
+
+def test_a_module_of_one_record_passes_the_probe() -> None:
+    for module in (zoo.Wide(6, 3), nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 3), nn.GroupNorm(1, 3))):
+        check_alone(module, 6, "test")
+
+
+def test_a_module_whose_outputs_are_not_finite_is_told_so() -> None:
+    class Divided(nn.Linear):
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return super().forward(features) / 0.0
+
+    with pytest.raises(InputError, match="outputs or gradients that are not finite"):
+        check_alone(Divided(6, 3), 6, "test")
+
+
+def test_group_norm_stands_in_for_batch_norm() -> None:
+    shape = {"shape": [1, 4, 4], "features": 16}
+    with pytest.raises(InputError, match="mixes the records of a batch; GroupNorm or LayerNorm does not"):
+        objective_at("normalized", **shape)
+    objective = objective_at("normalized", group_norm=True, **shape)
+    assert objective.dimension == sum(p.numel() for p in zoo.normalized(16, 3).parameters())
+    assert isinstance(with_group_norm(nn.BatchNorm2d(48)), nn.GroupNorm)
+
+
+@pytest.mark.parametrize("name", ["Wide", "Centred"])
+def test_a_record_alone_decides_its_increment(name: str) -> None:
+    """The guarantee of ModuleObjective, which rests on no probe: here modules that the probe refuses are run."""
+    objective = ModuleObjective(getattr(zoo, name)(6, 3), CrossEntropy(), 0, torch.float64)
+    batch, point = records(), objective.initial()
+    weights = torch.ones(5, dtype=torch.float64)
+
+    def alone(values: torch.Tensor) -> torch.Tensor:
+        """What record 0 adds among these others."""
+        only = torch.tensor([1.0, 0, 0, 0, 0], dtype=torch.float64)
+        return objective.increment(Query((point,)), Batch(Records(values, batch.labels), only), 1.0).total
+
+    first, second = batch.features, batch.features.clone()
+    second[1:] = 100.0
+    before, after = alone(first), alone(second)
+    torch.testing.assert_close(before, after, rtol=0.0, atol=1e-12)
+    total = objective.increment(Query((point,)), Batch(batch, weights), 1.0).total
+    assert float(total.norm()) <= 5.0
+
+
+def test_a_record_on_which_a_module_raises_is_left_out_and_no_other() -> None:
+    """Whether a round is answered must not depend on a record."""
+    objective = ModuleObjective(zoo.Looking(1, 3), CrossEntropy(), 0, torch.float64)
+    values, labels = torch.tensor([[0.0], [1.0], [9.0], [3.0]], dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    weights = torch.ones(4, dtype=torch.float64)
+    keep = [0, 1, 3]
+    with_it = objective.increment(Query((objective.initial(),)), Batch(Records(values, labels), weights), 0.1)
+    without = objective.increment(
+        Query((objective.initial(),)), Batch(Records(values[keep], labels[keep]), weights[keep]), 0.1
+    )
+    torch.testing.assert_close(with_it.total, without.total)
+    assert int(with_it.clipped) == int(without.clipped) + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "line"),
+    [
+        ("tests.loss.nowhere:Net", {}, "cannot be imported here"),
+        (f"{ZOO}:Nothing", {}, "cannot be imported here"),
+        (f"{ZOO}:three", {}, "gives a int, not a torch module"),
+        (f"{ZOO}:Wide", {"arguments": {"depth": 2}}, r"cannot be built from \(6, 3\) and .*unexpected keyword"),
+        (
+            f"{ZOO}:Wide",
+            {"shape": [2, 4]},
+            r"takes records of shape \(2, 4\), 8 values, and those of",
+        ),
+        (f"{ZOO}:Wide", {"shape": [2, 3]}, r"cannot be given a record of 6 values|maps one record to"),
+        ("torch.nn:Flatten", {}, "cannot be built|no parameters to train|maps"),
+        ("torch.nn:Bilinear", {"arguments": {"out_features": 3}}, "cannot be given a record|cannot be built"),
+    ],
+)
+def test_what_is_no_model_is_one_line(name: str, settings: dict[str, Any], line: str) -> None:
+    row = model_named(name)
+    with pytest.raises(InputError, match=line) as caught:
+        row.objective((6,), 3, torch.float64, row.settings.model_validate(settings))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["os:system()", "a b:C", "..:x", "pkg:Na-me", ":x", "x:"])
+def test_names_of_another_form_are_no_import_paths(name: str) -> None:
+    with pytest.raises(InputError, match=r"known models are .* or package\.module:Name"):
+        model_named(name)
+
+
+def test_reading_a_scenario_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "side_effect.py").write_text("open('ran', 'w')\nfrom torch.nn import Linear\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    resolve_cell(small_tree(model={"name": "side_effect:Linear"}), "test")
+    assert "side_effect" not in sys.modules
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture
+def guard_with(tmp_path: Path) -> Callable[..., Guard]:
+    def guard(*models: str) -> Guard:
+        draw = np.random.default_rng(3)
+        np.savez(tmp_path / "own.npz", features=draw.standard_normal((30, 6)), labels=draw.integers(0, 3, 30))
+        (tmp_path / "own.npz").chmod(0o600)
+        keys = {"silo": 0, "classes": 3, "shard": "own.npz", "ledger": "l.sqlite", "socket": "s.sock"}
+        allow = {"relation": "zero-out", "clip": 1.0, "rounds": 8, "budget": 9.0, "models": list(models)}
+        (tmp_path / "policy.toml").write_text(policy_text(keys, allow))
+        policy = read_policy(tmp_path / "policy.toml")
+        begin_ledger(policy)
+        return open_guard(policy)
+
+    return guard
+
+
+def cell_json(**model: Any) -> str:
+    tree = small_tree(
+        model=model,
+        algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.5},
+        privacy={"relation": "zero-out", "epsilon": 2.0},
+        federation={"silos": 3, "rounds": 4, "batch": 5},
+    )
+    return json.dumps(resolve_cell(tree, "test").canonical())
+
+
+def test_a_guard_runs_a_module_that_its_policy_names(guard_with: Callable[..., Guard]) -> None:
+    guard = guard_with(f"{ZOO}:Wide")
+    query = zoo.Wide(6, 3)
+    size = sum(parameter.numel() for parameter in query.parameters())
+    release = guard.answer("run", cell_json(name=f"{ZOO}:Wide"), 1, torch.zeros(size).double())
+    assert torch.isfinite(release).all()
+    with pytest.raises(RunError, match=r"does not name it"):
+        guard.answer("other", cell_json(name=f"{ZOO}:Centred"), 1, torch.zeros(size).double())
+
+
+def test_a_guard_imports_nothing_that_its_policy_does_not_name(
+    guard_with: Callable[..., Guard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "foreign.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom torch.nn import Linear\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    guard = guard_with(f"{ZOO}:Wide")
+    digest = "sha256:" + "0" * 64
+    for model in (
+        {"name": "foreign:Linear"},
+        {
+            "name": "logistic-regression",
+            "backbone": "foreign:Linear",
+            "backbone_weights": digest,
+            "feature_norm": 1.0,
+        },
+    ):
+        with pytest.raises(RunError, match=r"runs 'foreign:Linear', and allow\.models does not name it"):
+            guard.answer("run", cell_json(**model), 1, torch.zeros(21).double())
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[nn.Module], str]:
+    def store(module: nn.Module) -> str:
+        torch.save(module.state_dict(), tmp_path / "w.pt")
+        digest = hashlib.sha256((tmp_path / "w.pt").read_bytes()).hexdigest()
+        (tmp_path / "w.pt").rename(tmp_path / f"{digest}.pt")
+        return f"sha256:{digest}"
+
+    monkeypatch.setenv("FEDPRIV_WEIGHTS", str(tmp_path))
+    return store
+
+
+def features_of(values: np.ndarray[Any, Any], **settings: Any) -> torch.Tensor:
+    row = model_named("softmax-regression")
+    made = row.settings.model_validate({"feature_norm": 9.0, **settings})
+    return row.features(values, torch.float64, made)
+
+
+def test_frozen_features_are_the_modules_own(weights: Callable[[nn.Module], str]) -> None:
+    torch.manual_seed(0)
+    module = zoo.backbone()
+    digest = weights(module)
+    values = DRAW.standard_normal((7, 6))
+    found = features_of(values, backbone=f"{ZOO}:backbone", backbone_weights=digest)
+    expected = module.eval().double()(torch.from_numpy(values))
+    torch.testing.assert_close(found[:, :-1], expected)
+
+
+@pytest.mark.parametrize("name", ["backbone", "mixing_backbone"])
+def test_frozen_features_of_a_record_never_look_at_another(weights: Callable[[nn.Module], str], name: str) -> None:
+    """Also for a backbone that subtracts the mean of its batch: the batch is one record."""
+    digest = weights(getattr(zoo, name)())
+    values = DRAW.standard_normal((7, 6))
+    changed = values.copy()
+    changed[3] = 50.0
+    before, after = (features_of(v, backbone=f"{ZOO}:{name}", backbone_weights=digest) for v in (values, changed))
+    keep = [0, 1, 2, 4, 5, 6]
+    torch.testing.assert_close(before[keep], after[keep], rtol=0.0, atol=0.0)
+
+
+def test_a_record_on_which_a_backbone_raises_has_zeros_and_no_other(weights: Callable[[nn.Module], str]) -> None:
+    digest = weights(zoo.Looking(1, 2))
+    keys = {"backbone": f"{ZOO}:Looking", "backbone_arguments": {"features": 1, "outputs": 2}}
+    found, without = (
+        features_of(np.array(values)[:, None], backbone_weights=digest, **keys)
+        for values in ([1.0, 9.0, 3.0], [1.0, 3.0])
+    )
+    assert found[1].tolist() == [0.0, 0.0, 1.0]
+    torch.testing.assert_close(found[[0, 2]], without)
+
+
+def test_a_record_that_has_features_of_another_shape_has_zeros(weights: Callable[[nn.Module], str]) -> None:
+    """What vmap refused for all records; whether a silo answers must not depend on one."""
+    digest = weights(zoo.Ragged())
+    found = features_of(
+        np.array([[0.0], [3.0], [1.0]]), backbone=f"{ZOO}:Ragged", backbone_weights=digest, feature_norm=9.0
+    )
+    assert found.tolist() == [[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]]
+
+
+def test_a_backbones_buffers_start_anew_for_every_record(weights: Callable[[nn.Module], str]) -> None:
+    """Gains: the first record, in the features of all that follow."""
+    digest = weights(zoo.Summing())
+    keys = {"backbone": f"{ZOO}:Summing", "backbone_weights": digest}
+    assert features_of(np.ones((3, 6)), **keys)[:, :-1].tolist() == [[1.0] * 6] * 3
+
+
+def test_a_backbone_that_draws_random_numbers_is_refused(weights: Callable[[nn.Module], str]) -> None:
+    digest = weights(zoo.Drawing())
+    with pytest.raises(InputError, match="draws random numbers; features are a record's own"):
+        features_of(np.ones((3, 6)), backbone=f"{ZOO}:Drawing", backbone_weights=digest)
+
+
+def test_a_record_that_cannot_be_evaluated_is_one_line() -> None:
+    objective = ModuleObjective(zoo.Looking(1, 3), CrossEntropy(), 0, torch.float64)
+    tested = Records(torch.tensor([[1.0], [9.0]], dtype=torch.float64), torch.tensor([0, 1]))
+    with pytest.raises(
+        InputError, match=r"Looking fails on a record that it is evaluated on \(index out of range"
+    ):
+        objective.evaluate(objective.initial(), tested)
+
+
+def test_weights_that_are_not_here_changed_or_of_another_module_are_refused(
+    weights: Callable[[nn.Module], str], tmp_path: Path
+) -> None:
+    digest = weights(zoo.backbone())
+    values = DRAW.standard_normal((7, 6))
+    with pytest.raises(InputError, match="do not fit"):
+        features_of(values, backbone=f"{ZOO}:backbone", backbone_weights=digest, backbone_arguments={"width": 4})
+    with pytest.raises(InputError, match="No such file or directory; put the file there"):
+        features_of(values, backbone=f"{ZOO}:backbone", backbone_weights="sha256:" + "1" * 64)
+    (tmp_path / f"{'1' * 64}.pt").write_bytes(b"other")
+    with pytest.raises(InputError, match="has another SHA-256"):
+        features_of(values, backbone=f"{ZOO}:backbone", backbone_weights="sha256:" + "1" * 64)
+    with pytest.raises(ValueError, match=r"backbone needs backbone_weights"):
+        features_of(values, backbone=f"{ZOO}:backbone", backbone_weights="../../secret")
+
+
+def test_building_draws_no_random_number_of_ours() -> None:
+    torch.manual_seed(1)
+    first = torch.rand(1)
+    torch.manual_seed(1)
+    build(f"{ZOO}:Wide", "model.name", (6, 3), {})
+    assert torch.equal(torch.rand(1), first)
+
+
+def opens(features: int, outputs: int, path: str) -> nn.Module:
+    """A factory that reads a file, as one that takes weights does: its exceptions say what is there."""
+    return nn.Linear(features, outputs, bias=bool(json.loads(Path(path).read_text())))
+
+
+def test_a_factory_that_fails_tells_a_server_nothing_of_the_silos_files(tmp_path: Path) -> None:
+    """Missing, folder and unparsable files were told apart by the exception's text; now by nothing."""
+    path, said = write_silo(tmp_path, models=[f"{__name__}:opens"]), set()
+    guard = guard_of(path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "secret").write_text("not JSON")
+    for name in ("folder", "secret", "nothing"):
+        model: dict[str, Any] = {"name": f"{__name__}:opens", "arguments": {"path": str(tmp_path / name)}}
+        with pytest.raises(RunError) as refused:
+            guard.shapes(silo_cell_json(model=model, algorithm=SGD, privacy=PRIVACY))
+        said.add(str(refused.value).replace(name, "…"))
+        with pytest.raises(InputError, match=r"cannot be built from .* \([A-Z\[]"):  # a person reads why
+            build(model["name"], "model.name", (6, 3), model["arguments"])
+    assert len(said) == 1

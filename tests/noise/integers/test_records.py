@@ -1,0 +1,296 @@
+"""From a query and records to integers: for every objective, within the norm, and each record for itself."""
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedpriv.loss.layered import objective_of
+from fedpriv.loss.losses import CrossEntropy
+from fedpriv.loss.models import MODELS, convolutional_net
+from fedpriv.loss.objective import Batch, Objective, Query, Records, Slots, View, fast_paths
+from fedpriv.loss.softmax import SoftmaxRegression
+from fedpriv.loss.views import LocalTraining
+from fedpriv.noise.integers.increments import dummy_of, integer_sum
+from fedpriv.noise.integers.strategies import lattice_for
+from tests.loss.test_hostile_queries import CASES, F32, F64, Case, records_of
+
+HELD = 7
+"""Records of a round."""
+CASES_HERE = {
+    **CASES,
+    "softmax regression of bytes": Case(lambda dtype: SoftmaxRegression(5, 3, 5.0**0.5, dtype, levels=255)),
+    "the CNN": Case(lambda dtype: objective_of(convolutional_net(3), 784, CrossEntropy(), 0, dtype), features=784),
+}
+HOSTILE = (math.nan, math.inf, -math.inf, 1e38, -1e308, 5e-324)
+
+
+def objective_of_case(name: str, dtype: torch.dtype, rows: int = HELD) -> Any:
+    made = CASES_HERE[name].make(dtype)
+    return made.at(Slots(1, ((0, rows),)))
+
+
+def some_records(name: str, dtype: torch.dtype, count: int = HELD, seed: int = 3) -> Records:
+    found = records_of(CASES_HERE[name], ["ordinary"] * count, dtype, seed)
+    if "bytes" in name:
+        generator = np.random.default_rng(seed)
+        pixels = torch.from_numpy(generator.integers(0, 256, found.features.shape).astype(np.float64))
+        return found._replace(features=(pixels / 255.0).to(dtype))
+    return found
+
+
+def sum_of(
+    objective: Objective,
+    points: Sequence[Tensor],
+    coefficients: Sequence[float],
+    records: Records,
+    clip: float = 1.0,
+) -> np.ndarray:
+    lattice = lattice_for([clip], 36)
+    return integer_sum(objective, Query(points, coefficients), clip, records, lattice.norm(clip), lattice.factor())
+
+
+def with_row(records: Records, place: int, other: Records) -> Records:
+    """`records` with the row `place` of another batch."""
+    columns = [column.clone() for column in records]
+    for column, source in zip(columns, other, strict=True):
+        column[place] = source[place]
+    return Records(*columns)
+
+
+def points_of(objective: Objective, dtype: torch.dtype, seed: int = 5) -> list[Tensor]:
+    generator = np.random.default_rng(seed)
+    first = objective.initial() + 0.3 * torch.from_numpy(generator.standard_normal(objective.dimension)).to(dtype)
+    return [first, first + 0.01 * torch.from_numpy(generator.standard_normal(objective.dimension)).to(dtype)]
+
+
+def integer_square(values: np.ndarray) -> int:
+    return sum(int(value) ** 2 for value in values.tolist())
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", CASES_HERE)
+def test_integers_are_the_clipped_increments(name: str, dtype: torch.dtype) -> None:
+    """What trains is what it was: the float sum of the same objective, to the precision of the run's type."""
+    objective, records = objective_of_case(name, dtype), some_records(name, dtype)
+    points = points_of(objective, dtype)
+    for coefficients in ((1.0,), (3.0, -2.0)):
+        weights = torch.ones(HELD, dtype=F64)
+        asked = points[: len(coefficients)]
+        expected = objective.increment(Query(asked, coefficients), Batch(records, weights), 1.0).total.numpy()
+        found = sum_of(objective, asked, coefficients, records) / 2.0**36
+        error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+        assert error < (2e-4 if dtype == F32 else 1e-8)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", CASES_HERE)
+def test_a_records_integers_do_not_depend_on_the_others(name: str, dtype: torch.dtype) -> None:
+    """Guarantee: among batches of one shape, row b depends on record b, its place and public values alone.
+
+    Swapping record 2 moves the sum by the same integers, whoever is beside it: other records, records in
+    another order, or rows that make NaN, infinity and numbers of every size.
+    """
+    objective = objective_of_case(name, dtype)
+    points, place = points_of(objective, dtype), 2
+    records, swapped = some_records(name, dtype), some_records(name, dtype, seed=4)
+    others = [some_records(name, dtype, seed=seed) for seed in (11, 12)]
+    order = torch.tensor([4, 0, 2, 6, 1, 3, 5])
+    others.append(Records(*(column[order] for column in records)))
+    for value in HOSTILE:
+        hostile = some_records(name, dtype, seed=13)
+        hostile.features[::3] = torch.tensor(value, dtype=F64).to(dtype)
+        others.append(hostile)
+    moved = []
+    for batch in (records, *others):
+        before, after = (
+            sum_of(objective, points, (3.0, -2.0), with_row(batch, place, with_it))
+            for with_it in (records, swapped)
+        )
+        moved.append(after - before)
+    assert moved[0].any()
+    for difference in moved[1:]:
+        assert np.array_equal(difference, moved[0])
+
+
+@pytest.mark.parametrize("name", ["softmax regression", "CNN", "first order, softmax", "zeroth order, softmax"])
+def test_increments_are_computed_one_record_at_a_time_and_a_failing_one_is_zeros(name: str) -> None:
+    """Every evaluation has one row, whoever fails: the sum lacks that record's integers and no others change."""
+    objective, records = objective_of_case(name, F32), some_records(name, F32)
+    points = points_of(objective, F32)
+    seen = []
+
+    class Watched(View):
+        def per_record(self, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
+            seen.append((len(batch.weights), places.tolist()))
+            if 5 in places and failing:
+                raise FloatingPointError("record 5")
+            return self.base.per_record(query, batch, places, clip)
+
+    failing = False
+    whole = sum_of(Watched(objective), points, (1.0, -1.0), records)
+    failing = True
+    without = sum_of(Watched(objective), points, (1.0, -1.0), records)
+    assert seen == [(1, [place]) for place in range(HELD)] * 2
+    assert 0 < integer_square(whole - without) <= (2**36) ** 2
+
+
+def test_bytes_take_the_way_of_outer_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features that are bytes need no d values a record; with a clip of few units they would lose too much."""
+    objective, records = (
+        objective_of_case("softmax regression of bytes", F32),
+        some_records("softmax regression of bytes", F32),
+    )
+    points = points_of(objective, F32)
+
+    def never(*_: object) -> Tensor:
+        raise AssertionError("increments were formed")
+
+    monkeypatch.setattr(SoftmaxRegression, "per_record", never)
+    assert sum_of(objective, points[:1], (1.0,), records).any()
+    assert fast_paths(objective).outer.largest >= 255 * math.sqrt(5)
+    small = 2**16 * fast_paths(objective).outer.largest - 1
+    assert not integer_sum(objective, Query(points[:1]), 1.0, records, small, float(small)).any()  # all failed
+    monkeypatch.undo()
+    general = integer_sum(objective, Query(points[:1]), 1.0, records, small, float(small)) / small
+    outer = sum_of(objective, points[:1], (1.0,), records) / 2**36
+    assert np.linalg.norm(general - outer) < 1e-4 * np.linalg.norm(outer)
+
+
+@pytest.mark.parametrize(
+    "settings_of",
+    [{}, {"feature_norm": 4.0}, {"centre": 0.1}, {"features": "orientations", "feature_norm": 1.0}],
+)
+def test_features_are_integers_within_their_bound(
+    settings_of: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they are rounded by moves a sum by less than 2^-9 of it; bytes are not rounded."""
+    row = MODELS["softmax-regression"]
+    given_settings = row.settings.model_validate(settings_of)
+    generator = np.random.default_rng(1)
+    images = generator.integers(0, 256, (9, 8, 8)).astype(np.uint8)
+    labels = torch.from_numpy(generator.integers(0, 10, 9))
+    for dtype in (F32, F64):
+        features = row.features(images, dtype, given_settings)
+        objective = row.objective(tuple(features.shape[1:]), 10, dtype, given_settings)
+        outer = fast_paths(objective).outer
+        assert outer is not None
+        scaled = features.double() * outer.levels
+        integers = scaled.round()
+        assert float(integers.abs().max()) <= 2**16
+        assert float(torch.linalg.vector_norm(integers, dim=1).max()) <= outer.largest
+        if not settings_of:
+            assert float((scaled - integers).abs().max()) < 1e-4
+        records, points = Records(features, labels), points_of(objective, dtype)
+        with monkeypatch.context() as patch:
+            rounded = sum_of(objective, points, (3.0, -2.0), records)
+            patch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)
+            formed = sum_of(objective, points, (3.0, -2.0), records)
+        assert np.linalg.norm(rounded - formed) < 2**-9 * np.linalg.norm(formed)
+
+
+@pytest.mark.parametrize("name", CASES_HERE)
+def test_dummies_count_for_nothing_and_no_record_is_dropped(name: str) -> None:
+    """Guarantee: a round that draws few is filled up, and one that draws very many is read whole."""
+    objective, records = objective_of_case(name, F32), some_records(name, F32)
+    points = points_of(objective, F32)[:1]
+
+    def sum_in(count: int, of: Records) -> list[int]:
+        total = integer_sum(objective, Query(points), 1.0, of, 2**36, 2.0**36, least=count)
+        return [int(value) for value in total]
+
+    whole = sum_in(HELD, records)
+    assert any(whole)
+    for count in (0, 1, 4, HELD + 1, 3 * HELD):
+        assert sum_in(count, records) == whole
+    few = Records(*(column[:2] for column in records))
+    assert sum_in(2, few) == sum_in(17, few) != whole
+
+
+def test_no_records_are_zeros_and_dummies_are_public() -> None:
+    objective = objective_of_case("softmax regression", F32)
+    assert not integer_sum(objective, Query(points_of(objective, F32)[:1]), 1.0, None, 2**36, 2.0**36).any()
+    for name in ("softmax regression", "least squares"):
+        records = some_records(name, F32)
+        assert all(not column.any() and len(column) == 1 for column in dummy_of(records))
+        assert [column.dtype for column in dummy_of(records)] == [column.dtype for column in records]
+
+
+def test_local_training_has_no_increments() -> None:
+    base = objective_of_case("softmax regression", F32)
+    training = LocalTraining(base, 0.1, 1, 1)
+    assert fast_paths(training) == (None, None)
+    with pytest.raises(Exception, match="no sum over records"):
+        training.per_record(
+            Query([base.initial()]),
+            Batch(some_records("softmax regression", F32), torch.ones(HELD, dtype=torch.float64)),
+            torch.arange(HELD),
+            1.0,
+        )
+
+
+def from_bits(dtype: torch.dtype) -> Callable[[list[int]], Tensor]:
+    """Any floats at all, payloads of NaN included, from their bits."""
+    width, kind = ("I", np.float32) if dtype == F32 else ("Q", np.float64)
+    return lambda words: torch.from_numpy(np.frombuffer(struct.pack(f"<{len(words)}{width}", *words), kind).copy())
+
+
+def bits(dtype: torch.dtype) -> st.SearchStrategy[int]:
+    """Of any float, and more often of those that arithmetic stumbles over."""
+    width = 32 if dtype == F32 else 64
+    kind, word = (np.float32, np.uint32) if dtype == F32 else (np.float64, np.uint64)
+    info = np.finfo(kind)
+    values = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, info.max, -info.max, info.tiny, -info.tiny]
+    values += [
+        info.smallest_subnormal,
+        1e-40,
+        2.0**40,
+        -(2.0**40),
+        0.6 * info.max,
+        1e30,
+        -1e30,
+        1e-30,
+        88.0,
+        710.0,
+    ]
+    known = [int(number) for number in np.array(values, kind).view(word)]
+    return st.one_of(st.sampled_from(known), st.integers(0, 2**width - 1))
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", [name for name in CASES_HERE if name != "the CNN"])
+@given(data=st.data())
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_any_query_leaves_every_records_integers_within_their_norm(
+    name: str, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    """Guarantee: one record moves the sum by at most K under zero-out, whatever bits the points have."""
+    objective = objective_of_case(name, dtype)
+    sort = st.sampled_from(["ordinary", "zero", "huge", "all scales", "not finite"])
+    kinds = data.draw(st.lists(sort, min_size=3, max_size=3))
+    records = records_of(CASES_HERE[name], kinds, dtype, data.draw(st.integers(0, 99)))
+    points = []
+    for _ in range(data.draw(st.integers(1, 2))):
+        few = from_bits(dtype)(data.draw(st.lists(bits(dtype), min_size=4, max_size=4)))
+        points.append(few.repeat(objective.dimension // 4 + 1)[: objective.dimension])
+    coefficients = data.draw(st.sampled_from([(1.0, -1.0), (5.0, -4.0), (2.0**30, -(2.0**30))]))[: len(points)]
+    clip = 2.0 ** data.draw(st.integers(-40, 40))
+    norm, factor = lattice_for([clip], 36).norm(clip), lattice_for([clip], 36).factor()
+    torch.set_flush_denormal(data.draw(st.booleans()))
+    try:
+        for row in range(3):
+            alone = Records(*(column[row : row + 1] for column in records))
+            found = integer_sum(objective, Query(points, coefficients), clip, alone, norm, factor)
+            assert found.dtype == np.int64
+            assert integer_square(found) <= norm**2
+        together = integer_sum(objective, Query(points, coefficients), clip, records, norm, factor)
+        assert integer_square(together) <= (3 * norm) ** 2
+    finally:
+        torch.set_flush_denormal(False)

@@ -1,0 +1,290 @@
+"""Strategies on integers: C up to the rounding they admit, B after C, state, missed rounds and reach."""
+
+import dataclasses
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.noise.buffered import IntegerBuffered, buffered, phi_of
+from fedpriv.noise.integers.fixed_point import ONE, Ints
+from fedpriv.noise.integers.gaussian import KeyedIntegers
+from fedpriv.noise.integers.plan import leaving
+from fedpriv.noise.integers.strategies import IntegerStrategy, pack, skipped, unpack
+from fedpriv.noise.phased import PhaseEnds
+from fedpriv.noise.sliding import SlidingDifferences
+from fedpriv.noise.toeplitz import BandedSquareRoot, IntegerBanded
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Phases, Schedule, Separated
+from tests.noise.integers.members import (
+    BUFFERED,
+    SIMPLE,
+    aligned,
+    buffered_rows,
+    exact_form,
+    rows_of_c,
+    scaled_form,
+    strategy_buffered,
+    streamed,
+    workload_of,
+)
+
+DECAYS = [1.0, 0.9, 0.3, 0.0]
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("name", SIMPLE)
+def test_a_strategy_is_c_up_to_its_rounding(name: str, decay: float) -> None:
+    """On random streams, against rationals: half of e, since that is about the difference of two streams."""
+    rounds = 23
+    form = exact_form(name, decay, workload_of(rounds, decay))
+    generator = np.random.default_rng(1)
+    sums = [generator.integers(-(10**9), 10**9, 40) for _ in range(rounds)]
+    rows = rows_of_c(name, decay, rounds)
+    for t, output in enumerate(streamed(form.strategy, sums)):
+        (scale,) = form.strategy.scales(t + 1)
+        for c in range(3):
+            exact = sum(rows[t][i] * int(sums[i][c]) for i in range(rounds)) * Fraction(scale)
+            difference = max(group.difference for group in form.strategy.groups(rounds, rounds))
+            level_rounding = Fraction(2 * rounds * 10**9, 2**31) if name == "tree" else 0
+            assert abs(int(output[c]) - exact) <= difference / 2 + level_rounding
+
+
+@pytest.mark.parametrize("digits", [0, 10])
+@pytest.mark.parametrize("name", BUFFERED)
+def test_a_buffered_strategy_is_c_up_to_its_rounding(name: str, digits: int) -> None:
+    rounds, strategy = 40, strategy_buffered(name, digits)
+    generator = np.random.default_rng(2)
+    sums = [generator.integers(-(10**9), 10**9, 5) for _ in range(rounds)]
+    rows = buffered_rows(strategy, rounds)
+    ((_, _, difference),) = strategy.groups(rounds, 1)
+    for t, output in enumerate(streamed(strategy, sums)):
+        exact = sum(rows[t][i] * int(sums[i][0]) for i in range(rounds))
+        assert abs(int(output[0]) - exact) <= difference / 2
+
+
+def impulses(rounds: int) -> list[Ints]:
+    return [row.copy() for row in np.eye(rounds, dtype=np.int64) * 2**45]
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("name", SIMPLE)
+def test_b_after_c_is_the_running_sum(name: str, decay: float) -> None:
+    """Impulses through C on integers and then through the mechanism: the rows of A, decay rounded."""
+    rounds = 37
+    form = exact_form(name, decay, workload_of(rounds, decay))
+    decay, sums, state = form.workload.decay, np.zeros(rounds), form.mechanism.start()
+    for t, output in enumerate(streamed(form.strategy, impulses(rounds)), start=1):
+        sums = decay * sums + np.eye(rounds)[t - 1]
+        row, state = leaving(form.mechanism, form.strategy.scales(t), state, t, output, 2.0**-45)
+        tolerance = 1e-8 if name == "tree" and 0.0 < decay < 1.0 else 1e-12
+        assert np.max(np.abs(row.numpy() - sums)) < tolerance
+
+
+@pytest.mark.parametrize("name", ["λ-CGD", "two"])
+def test_b_after_c_of_scaled_buffers_is_the_running_sum(name: str) -> None:
+    """Of increments that were multiplied by D_t: B divides by it."""
+    rounds = 37
+    form = scaled_form(rounds, *map(tuple, BUFFERED[name]), 1.0)
+    state, sums = form.mechanism.start(), np.zeros(rounds)
+    sent = [np.trunc(form.stretch(t) * row).astype(np.int64) for t, row in enumerate(impulses(rounds), start=1)]
+    assert int(sent[-1][-1]) > 1.1 * 2**45
+    for t, output in enumerate(streamed(form.strategy, sent), start=1):
+        sums += np.eye(rounds)[t - 1]
+        row, state = leaving(form.mechanism, form.strategy.scales(t), state, t, output, 2.0**-45)
+        assert np.max(np.abs(row.numpy() - sums)) < 1e-11
+
+
+def test_without_rounded_bands_b_after_c_is_off() -> None:
+    """Control: B of the unrounded coefficients misses by more than the tolerance above."""
+    rounds = 37
+    form = exact_form("banded 4", 0.9, workload_of(rounds, 0.9))
+    mechanism, state, sums, worst = BandedSquareRoot(0.9, 4), (), np.zeros(rounds), 0.0
+    for t, output in enumerate(streamed(form.strategy, impulses(rounds)), start=1):
+        sums = 0.9 * sums + np.eye(rounds)[t - 1]
+        row, state = leaving(mechanism, (1.0,), state, t, output, 2.0**-45)
+        worst = max(worst, float(np.max(np.abs(row.numpy() - sums))))
+    assert worst > 1e-11
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.9])
+@pytest.mark.parametrize("rounds_per_epoch", [1, 3, 4, 8])
+def test_b_after_c_of_clipped_parts_is_the_running_sum(rounds_per_epoch: int, decay: float) -> None:
+    """Against the recursion of split_sum.py."""
+    rounds = 21
+    trees = aligned(decay, rounds_per_epoch)
+    form = trees.integer(Workload(Schedule(rounds, rounds_per_epoch), decay, np.ones(rounds)))
+    generator = np.random.default_rng(10)
+    parts = []
+    for t in range(1, rounds + 1):
+        part = generator.integers(-(2**44), 2**44, (form.strategy.draws(t), 6))
+        if rounds_per_epoch > 1 and (t - 1) % rounds_per_epoch == 0:
+            part[0] = 0
+        parts.append(part)
+    state: tuple[torch.Tensor, ...] = form.mechanism.start()
+    integer_state, total, own = form.strategy.start(), np.zeros(6), [np.zeros(6)] * rounds
+    for t, part in enumerate(parts, start=1):
+        output, integer_state = form.strategy.step(unpack(pack(integer_state)), t, part)
+        row, state = leaving(form.mechanism, form.strategy.scales(t), state, t, output, 2.0**-45)
+        residual, *rest = part / 2.0**45 if rounds_per_epoch > 1 else (np.zeros(6), *(part / 2.0**45))
+        own[t - 1] = rest[0]
+        if t > rounds_per_epoch:
+            own[t - 1] = 0.7 * (own[t - 1 - rounds_per_epoch] + rest[1]) + 0.3 * rest[0]
+        total = form.workload.decay * total + own[t - 1] + residual
+        assert np.max(np.abs(row.numpy() - total)) < (1e-12 if decay == 1.0 else 1e-8)
+
+
+def test_the_residual_of_an_epochs_first_round_is_not_read() -> None:
+    """What the attacker would gain: a part that accounting charges nothing for."""
+    strategy = aligned(1.0, 3).integer(Workload(Schedule(9, 3), 1.0, np.ones(9))).strategy
+    first, _ = strategy.step(strategy.start(), 1, np.array([[2**40], [1]]))
+    assert first.tolist() == [[0], [1]]
+
+
+@pytest.mark.parametrize("name", BUFFERED)
+def test_phi_follows_from_the_rounded_roots(name: str) -> None:
+    """Π(1 - φx)/Π(1 - θx) with φ recomputed is C to 4e-13; with the φ that were asked for it is not."""
+    strategy, rounds = strategy_buffered(name, 0), 60
+
+    def misfit(phi: np.ndarray) -> float:
+        found = np.zeros(rounds)
+        found[0] = 1.0
+        for root in phi:
+            found[1:] -= root * found[:-1].copy()
+        for theta in strategy.theta:
+            for j in range(1, rounds):
+                found[j] += theta / ONE * found[j - 1]
+        return float(np.max(np.abs(found - [float(row[0]) for row in buffered_rows(strategy, rounds)])))
+
+    assert misfit(phi_of(strategy)) < 4e-13
+    if name in ("two", "slow"):
+        assert misfit(np.array(BUFFERED[name][1])) > 1e-11
+
+
+def test_golden_residues() -> None:
+    """ω of the fit for n = 1e5 in the specification of correlated noise: θ and ω are published with ten digits."""
+    theta, omega = [0.9999528893, 0.9857068673], [0.0122853236, 0.1878393610]
+    phi = np.linalg.eigvalsh(np.diag(theta) - np.sqrt(np.outer(omega, omega)))[::-1]
+    assert np.allclose(np.array(buffered(theta, phi.tolist()).omega) / ONE, omega, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", SIMPLE)
+def test_the_variance_of_every_round_is_the_accounted_one(name: str) -> None:
+    """Noise alone through B, 20,000 coordinates; 1e-6 a mechanism."""
+    rounds, size, sigma = 12, 20_000, 2.0**30 * 1.3
+    form = exact_form(name, 0.9, workload_of(rounds, 0.9))
+    expected, state = form.mechanism.variance(form.workload), form.mechanism.start()
+    bounds = chi2.ppf([1e-6 / rounds / 2, 1 - 1e-6 / rounds / 2], size)
+    for t in range(1, rounds + 1):
+        scales = form.strategy.scales(t)
+        noise = KeyedIntegers(bytes(32), 1, t).vector(size, sigma * scales[0])
+        row, state = leaving(form.mechanism, scales, state, t, noise, 1.0)
+        squared_norm = float(torch.sum(row**2)) / sigma**2 / expected[t - 1]
+        assert bounds[0] < squared_norm < bounds[1]
+
+
+@pytest.mark.parametrize("name", [*SIMPLE, "buffered", "aligned"])
+def test_a_missed_round_is_a_round_of_zeros(name: str) -> None:
+    rounds = 11
+    strategy: IntegerStrategy
+    if name == "buffered":
+        strategy = strategy_buffered("two", 4)
+    elif name == "aligned":
+        strategy = aligned(0.9, 4).integer(Workload(Schedule(rounds, 4), 0.9, np.ones(rounds))).strategy
+    else:
+        strategy = exact_form(name, 0.9, workload_of(rounds, 0.9)).strategy
+    generator = np.random.default_rng(11)
+    shapes = [(4,) if strategy.draws(t) is None else (strategy.draws(t), 4) for t in range(1, rounds + 1)]
+    sums = [generator.integers(-1000, 1000, shape) for shape in shapes]
+    for t in (5, 6, 7):
+        sums[t - 1][:] = 0
+    state = strategy.start()
+    outputs = []
+    for t in [1, 2, 3, 4]:
+        output, state = strategy.step(state, t, sums[t - 1])
+        outputs.append(output)
+    missed, state = skipped(strategy, state, 5, 7, 4)
+    outputs += missed
+    for t in [8, 9, 10, 11]:
+        output, state = strategy.step(state, t, sums[t - 1])
+        outputs.append(output)
+    assert skipped(strategy, state, 12, 11, 4) == ([], state)
+    assert [o.tolist() for o in outputs] == [o.tolist() for o in streamed(strategy, sums)]
+
+
+@pytest.mark.parametrize("name", [*SIMPLE, "buffered", "aligned"])
+def test_no_sum_is_beyond_the_reach(name: str) -> None:
+    """All records at their bound in every coordinate: the bound is held, and all but attained."""
+    rounds = 20
+    strategy: IntegerStrategy
+    if name == "buffered":
+        strategy = strategy_buffered("two", 4)
+    elif name == "aligned":
+        strategy = aligned(0.9, 4).integer(Workload(Schedule(rounds, 4), 0.9, np.ones(rounds))).strategy
+    else:
+        strategy = exact_form(name, 0.9, workload_of(rounds, 0.9)).strategy
+    loads = [tuple(1000 * t + k for k in range(strategy.draws(t) or 1)) for t in range(1, rounds + 1)]
+    sums = [np.array(load)[:, None] if strategy.draws(1) else np.array(load) for load in loads]
+    state, found, inside = strategy.start(), 0, 0
+    for t, of_round in enumerate(sums, start=1):
+        output, state = strategy.step(state, t, of_round)
+        found = max(found, int(np.max(np.abs(output))))
+        inside = max(inside, found, *(int(np.max(np.abs(vector))) for vector in state), 0)
+    reach = strategy.reach(loads)
+    assert found <= reach.outputs
+    assert inside <= reach.inside
+    if name != "aligned":  # there r of an epoch's first round is bounded, and not read
+        assert found > reach.outputs * 0.99
+        assert inside > reach.inside * 0.99
+
+
+def test_packing_refuses_other_bytes() -> None:
+    state = (np.arange(3), np.array([-1, 2**62, -(2**62)]))
+    assert [v.tolist() for v in unpack(pack(state))] == [v.tolist() for v in state]
+    assert unpack(pack(())) == ()
+    for damaged in (b"", pack(state)[:-1], pack(state) + b"x", b"other" + pack(state)):
+        with pytest.raises(RunError, match="state"):
+            unpack(damaged)
+
+
+def test_claims_about_real_numbers_are_refused() -> None:
+    workload = workload_of(9, 0.9, 3)
+    trees = aligned(0.9, 3)
+    moving = dataclasses.replace(trees, movement=0.1)
+    sliding = SlidingDifferences(
+        **{field.name: getattr(moving, field.name) for field in dataclasses.fields(moving)}
+    )
+    phases = PhaseEnds(Phases((2, 2)), 0.1, 1.0, 1.0)
+    for mechanism in (moving, sliding, phases):
+        with pytest.raises(InputError, match="integers"):
+            mechanism.integer(workload)
+
+
+def test_coefficients_that_rise_are_refused() -> None:
+    for bad in ((ONE + 1,), (5, 6), (-1,)):
+        with pytest.raises(InputError, match="never rise"):
+            IntegerBanded(bad)
+    for theta, phi in (([0.5], [0.6]), ([0.9, 0.8], [0.85, 0.82]), ([1.1], [0.5]), ([0.5], [])):
+        with pytest.raises(InputError, match="interlace"):
+            buffered(theta, phi)
+    with pytest.raises(InputError, match="add up to more"):
+        IntegerBuffered((ONE, ONE), (ONE, 1))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Schedule(9, 9), 1),
+        (Schedule(9, 4), 3),
+        (Separated(9, 2, 3), 2),
+        (Separated(9, 20, 3), 3),
+        (Phases((3, 3)), 1),
+    ],
+)
+def test_participations(schedule: Schedule | Separated | Phases, expected: int) -> None:
+    form = BinaryTree(0.9).integer(Workload(schedule, 0.9, np.ones(schedule.rounds)))
+    assert form.participations == expected

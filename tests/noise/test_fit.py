@@ -1,0 +1,226 @@
+"""Fits against golden optima (own optimizer and jax-privacy's), their gradients, and the figures of the rows."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from fedpriv.noise.buffered import BufferedToeplitz
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.fitting.auto import compared, least
+from fedpriv.noise.fitting.cost import Objective, Response, objective_of
+from fedpriv.noise.fitting.fit import Fit, Loss, PlainLoss, ScaledLoss, fit_lambda, fit_roots
+from fedpriv.noise.mechanism import Mechanism
+from fedpriv.noise.tree import BinaryTree
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule, Separated
+from tests.noise.rows import ROWS, objective, response, workload
+
+
+def last_prefix(rounds: int) -> Objective:
+    """√J is the largest error of a prefix sum: the last one's."""
+    row = np.zeros((1, rounds))
+    row[0, -1] = 1.0
+    return Objective(Workload(Schedule(rounds, rounds), 1.0, np.ones(rounds)), row)
+
+
+def fitted(wanted: Objective, pairs: int, last_free: bool = True) -> Fit:
+    return fit_roots(PlainLoss(wanted), pairs, last_free, fit_lambda(wanted).theta)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "pairs", "error"),
+    [
+        (60, 2, 2.370437127),
+        (600, 2, 3.140162313),
+        (600, 3, 3.105023815),
+        pytest.param(10_000, 3, 4.033251607, marks=pytest.mark.slow),
+    ],
+)
+def test_golden_optima_of_prefix_sums(rounds: int, pairs: int, error: float) -> None:
+    assert math.exp(fitted(last_prefix(rounds), pairs).loss / 2) == pytest.approx(error, rel=1e-8)
+
+
+@pytest.mark.slow
+def test_golden_optima_at_a_hundred_thousand_rounds() -> None:
+    """jax-privacy's own fit: θ .9999528892, .9857068667 with a largest error of 5.2967471463."""
+    wanted = last_prefix(100_000)
+    two = fitted(wanted, 2)
+    assert math.exp(two.loss / 2) == pytest.approx(5.2967471463, rel=1e-8)
+    np.testing.assert_allclose(two.theta, (0.9999528893, 0.9857068673), rtol=1e-6)
+    np.testing.assert_allclose(two.phi, (0.9991333338, 0.7864017318), rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pairs", "error"), [(3, 4.853468104), (4, 4.757683565)])
+def test_more_golden_optima_at_a_hundred_thousand_rounds(pairs: int, error: float) -> None:
+    assert math.exp(fitted(last_prefix(100_000), pairs).loss / 2) == pytest.approx(error, rel=1e-8)
+
+
+def test_golden_optimum_of_ftrl_in_ten_epochs() -> None:
+    found = fitted(objective("dp-ftrl", 600, 60), 2)
+    assert math.exp(found.loss / 2) / math.sqrt(2) == pytest.approx(1.680199, rel=1e-6)
+    np.testing.assert_allclose(found.theta, (0.972374, 0.440871), atol=1e-5)
+    np.testing.assert_allclose(found.phi, (0.779676, 0.119231), atol=1e-5)
+
+
+LOSSES: dict[str, Loss] = {
+    "one pass": PlainLoss(objective("accelerated", 30)),
+    "epochs": PlainLoss(objective("unaccelerated", 30, 7)),
+    "unequal clips": PlainLoss(objective("online-to-batch", 30, 7)),
+    "separated": PlainLoss(
+        Objective(Workload(Separated(30, 3, 6), 0.9, np.ones(30)), np.random.default_rng(1).normal(size=(4, 30)))
+    ),
+    "no sums": PlainLoss(objective("dp-sgd", 30)),
+    "scaled": ScaledLoss(objective("dp-ftrl, momentum", 30)),
+    "scaled, no sums": ScaledLoss(objective("dp-sgd, average", 30)),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_those_of_the_loss(name: str) -> None:
+    loss, roots, step = LOSSES[name], np.array([0.88, 0.8, 0.6, 0.15]), 1e-6
+    _, gradient = loss.at(roots)
+    numeric = [
+        (loss.at(roots + step * unit)[0] - loss.at(roots - step * unit)[0]) / (2 * step) for unit in np.eye(4)
+    ]
+    np.testing.assert_allclose(gradient, numeric, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if "scaled" not in name])
+def test_a_loss_is_the_mechanisms_own_objective(name: str) -> None:
+    """Filters against the certified sensitivity and the streamed noise; no fit is believed on its own word."""
+    loss = LOSSES[name]
+    assert isinstance(loss, PlainLoss)
+    mechanism = BufferedToeplitz(loss.workload.decay, (0.88, 0.6), (0.8, 0.0))
+    found, _ = loss.at(np.array([0.88, 0.8, 0.6, 0.0]))
+    assert math.exp(found) == pytest.approx(loss.objective.value(mechanism), rel=1e-10)
+
+
+def test_a_fit_never_leaves_the_roots_that_are_certified() -> None:
+    for row in ROWS:
+        for pairs in (1, 2, 3):
+            found = fitted(objective(row, 40, 40), pairs)
+            roots = [root for pair in zip(found.theta, found.phi, strict=True) for root in pair]
+            assert all(above > below for above, below in pairwise([1.0 + 1e-15, *roots]))
+            BufferedToeplitz(workload(row, 40).decay, found.theta, found.phi)
+
+
+def test_fits_are_deterministic() -> None:
+    assert fitted(objective("unaccelerated", 60), 2) == fitted(objective("unaccelerated", 60), 2)
+
+
+def test_pairs_that_cancel_are_left_out() -> None:
+    """Accelerated asks for λ-CGD: more roots only cancel, and would cost vectors and divide by small gaps."""
+    found = fitted(objective("accelerated", 60), 3)
+    assert len(found.theta) == 1
+    assert found.phi == (0.0,)
+
+
+def output_ratio(mechanism: Mechanism, row: str, rounds: int, rounds_per_epoch: int | None = None) -> float:
+    """Noise in the output over what no mechanism falls below."""
+    asked, wanted = workload(row, rounds, rounds_per_epoch), response(row, rounds, queries=1)
+    found, bound = compared(mechanism, wanted, asked).published.output, least(wanted, asked).output
+    assert found is not None
+    assert bound is not None
+    return found / bound
+
+
+def cgd(root: float) -> BufferedToeplitz:
+    return BufferedToeplitz(1.0, (root,), (0.0,))
+
+
+@pytest.mark.parametrize(
+    ("row", "rounds", "std"),
+    [
+        ("dp-mu2-fl", 60, 39.820868944654),
+        ("accelerated", 60, 40.356118064797),
+        ("dp-ftrl, momentum", 60, 14.359036883135),
+    ],
+)
+def test_output_noise_of_lambda_cgd(row: str, rounds: int, std: float) -> None:
+    found = compared(cgd(0.96), response(row, rounds), workload(row, rounds))
+    assert found.published.output == pytest.approx(std, rel=1e-11)
+    assert found.vectors == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "tree", "independent"),
+    [
+        ("dp-mu2-fl", 56.5631061, 43.315869),
+        ("accelerated", 57.4175840, 43.671961),
+        ("unaccelerated", 5.1959679, None),
+        ("dp-ftrl, momentum", 32.7777786, None),
+    ],
+)
+def test_output_noise_of_what_there_was(row: str, tree: float, independent: float | None) -> None:
+    wanted, asked = response(row, 60), workload(row, 60)
+    assert compared(BinaryTree(), wanted, asked).published.output == pytest.approx(tree, rel=1e-8)
+    if independent is not None:
+        found = compared(IndependentGaussian(), wanted, asked).published.output
+        assert found == pytest.approx(independent, rel=1e-7)
+
+
+def test_ten_epochs_of_dp_mu2_fl() -> None:
+    wanted, asked = response("dp-mu2-fl", 600, queries=1), workload("dp-mu2-fl", 600, 60)
+    assert compared(cgd(1 - 12.3 / 600), wanted, asked).published.output == pytest.approx(2321.757684, rel=1e-9)
+    independent = compared(IndependentGaussian(), wanted, asked).published.output
+    assert independent == pytest.approx(2715.708058, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "std"), [(16, 10.151631), (60, 39.888027), (240, 161.536973), (600, 404.834889)]
+)
+def test_one_root_for_every_length(rounds: int, std: float) -> None:
+    wanted = response("dp-mu2-fl", rounds, queries=1)
+    found = compared(cgd(1 - 2.5 / rounds), wanted, workload("dp-mu2-fl", rounds))
+    assert found.published.output == pytest.approx(std, rel=1e-7)
+
+
+@pytest.mark.parametrize("row", ["accelerated", "dp-mu2-fl"])
+@pytest.mark.parametrize("rounds", [16, 60, 240, 600])
+def test_one_vector_comes_within_two_percent_of_the_least_noise(row: str, rounds: int) -> None:
+    mechanism = cgd(fit_lambda(objective(row, rounds)).theta[0])
+    assert mechanism.memory_vectors(workload(row, rounds)) == 1
+    assert output_ratio(mechanism, row, rounds) <= 1.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["accelerated", "dp-mu2-fl"])
+@pytest.mark.parametrize("rounds", [6000, 100_000])
+def test_one_vector_comes_within_two_percent_at_many_rounds(row: str, rounds: int) -> None:
+    wanted, asked = response(row, rounds), workload(row, rounds)
+    assert wanted.output is not None
+    mechanism = cgd(fit_lambda(objective_of(wanted, asked)).theta[0])
+    alone = PlainLoss(objective_of(Response(wanted.output[None]), asked))
+    ratio = mechanism.sensitivity(asked) * math.sqrt(alone.spread(mechanism.theta, mechanism.phi))
+    assert ratio <= 1.02
+
+
+@pytest.mark.parametrize("rounds", [16, 60, 240, 600])
+def test_unaccelerated_comes_within_one_percent(rounds: int) -> None:
+    found = fitted(objective("unaccelerated", rounds), 2)
+    mechanism = BufferedToeplitz(1.0, found.theta, found.phi)
+    assert mechanism.memory_vectors(workload("unaccelerated", rounds)) <= 3
+    assert output_ratio(mechanism, "unaccelerated", rounds) <= 1.01
+
+
+@pytest.mark.parametrize(
+    ("row", "rounds", "most"),
+    [
+        ("dp-ftrl, momentum", 60, 1.21),
+        ("dp-ftrl, momentum", 240, 1.45),
+        ("dp-ftrl", 60, 1.775),
+        ("dp-ftrl", 240, 2.065),
+    ],
+)
+def test_ftrl_with_two_buffers_and_a_scale(row: str, rounds: int, most: float) -> None:
+    wanted = objective(row, rounds)
+    found = fit_roots(ScaledLoss(wanted), 2, True, fit_lambda(wanted).theta)
+    mechanism = BufferedToeplitz(1.0, found.theta, found.phi).lengthened(wanted.workload)
+    assert output_ratio(mechanism, row, rounds) <= most
+    assert mechanism.sensitivity(wanted.workload) == pytest.approx(
+        BufferedToeplitz(1.0, found.theta, found.phi).sensitivity(wanted.workload), rel=1e-12
+    )
+    assert wanted.value(mechanism) == pytest.approx(math.exp(found.loss), rel=1e-9)

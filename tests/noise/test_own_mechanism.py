@@ -1,0 +1,159 @@
+"""A mechanism of one's own: its name, runs in floats and on integers, a guard's permission, and reading back."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedpriv
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.noise.diagonal import IndependentGaussian
+from fedpriv.noise.registry import ADDED, MECHANISMS, add_mechanism, mechanism_from
+from fedpriv.noise.workload import Workload
+from fedpriv.participation.orders import Schedule
+from fedpriv.rounds.ledger import as_data, from_data
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from tests.attacks.guards import guard_for, random_records, scenario
+from tests.conftest import small_tree
+from tests.engines.test_engines import run
+from tests.noise.own import Echo
+
+ECHO = {"name": "dp-ftrl", "mechanism": "echo", "clip": 1.0, "step": 0.1}
+EXTENSION = ["tests.noise.own"]
+
+
+@pytest.fixture(autouse=True)
+def added() -> Iterator[None]:
+    before = dict(ADDED)
+    add_mechanism(Echo)
+    yield
+    ADDED.clear()
+    ADDED.update(before)
+
+
+def workload_of(rounds: int, decay: float = 1.0, passes: int = 1, clips: Any = None) -> Workload:
+    return Workload(
+        Schedule(rounds, -(-rounds // passes)), decay, np.ones(rounds) if clips is None else np.array(clips)
+    )
+
+
+def cell_of(trust: str = "untrusted", **overrides: Any) -> Any:
+    asked = {"algorithm": {**ECHO, "trust": trust}, "privacy": {"relation": "zero-out", "mu": 1.5}, **overrides}
+    return resolve_cell(small_tree(**asked), "test")
+
+
+# A name
+
+
+@pytest.mark.parametrize("name", [*MECHANISMS, "auto", "binarytree"])
+def test_nobody_replaces_a_mechanism_of_fedpriv(name: str) -> None:
+    other = type("Other", (Echo,), {"name": name})
+    with pytest.raises(InputError, match=f"add_mechanism: '{name}' is a mechanism of fedpriv"):
+        add_mechanism(other)
+    with pytest.raises(TypeError):
+        MECHANISMS[name] = other  # type: ignore[index]
+    assert mechanism_from({"name": "independent"}) == IndependentGaussian()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Echo(), "expected a class of mechanisms, found Echo"),
+        (dict, "expected a class of mechanisms, found <class 'dict'>"),
+        (type("Loud", (Echo,), {"name": "Echo"}), "has the name 'Echo'"),
+        (type("Mute", (Echo,), {"words": ""}), "needed are `words`"),
+    ],
+)
+def test_what_is_no_mechanism_gets_no_name(kind: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        add_mechanism(kind)
+
+
+def test_a_name_that_nobody_added_names_those_there_are() -> None:
+    ADDED.clear()
+    with pytest.raises(InputError, match="'independent', 'scheduled', 'tree'"):
+        cell_of()
+    with pytest.raises(InputError, match=r"ledger: mechanism 'echo' is none of independent, .* FEDPRIV_IMPORT"):
+        mechanism_from(Echo().as_data())
+
+
+# Runs
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_it_runs_on_both_engines_and_is_read_back(trust: str, epochs: int) -> None:
+    cell = cell_of(trust, federation={"silos": 3, "rounds": 8, "epochs": epochs})
+    (vectorized,), _ = run("vectorized", cell)
+    (inprocess,), _ = run("inprocess", cell)
+    model = vectorized.finished.model
+    rounding = 1e-3 if trust == "secure-aggregation" else 1e-9
+    np.testing.assert_allclose(model, inprocess.finished.model, atol=rounding * np.linalg.norm(model))
+    for stream in vectorized.finished.releases:
+        assert isinstance(stream.mechanism, Echo)
+        assert stream.mu == pytest.approx(1.5, rel=1e-9)
+        assert from_data(json.loads(json.dumps(as_data(stream)))) == stream
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_integers_have_the_noise_of_floats(trust: str, epochs: int) -> None:
+    asked = {"federation": {"silos": 3, "rounds": 8, "epochs": epochs}, "run__arithmetic": "integers"}
+    integers, floats = cell_of(trust, **asked), cell_of(trust, federation=asked["federation"])
+    ours, theirs = (plan_of(cell, task_of_cell(cell).objective) for cell in (integers, floats))
+    assert ours.exact is not None
+    assert ours.noise.std_in_mean == pytest.approx(theirs.noise.std_in_mean, rel=1e-5)
+    (private,), _ = run("inprocess", integers)
+    for stream in private.finished.releases:
+        assert 1.5 * (1 - 1e-6) <= stream.mu <= 1.5
+        assert from_data(json.loads(json.dumps(as_data(stream)))).mu == stream.mu
+    little = {"privacy": integers.privacy.model_copy(update={"mu": 2e4})}
+    (exact,), _ = run("inprocess", integers.model_copy(update=little))
+    (plain,), _ = run("inprocess", floats.model_copy(update=little))
+    model = plain.finished.model
+    np.testing.assert_allclose(exact.finished.model, model, atol=0.03 * float(np.max(np.abs(model))))
+
+
+def test_a_folder_is_shown_and_its_claim_computed_again_where_its_file_is_named(tmp_path: Path) -> None:
+    tree = small_tree(algorithm={**ECHO, "trust": "trusted"}, privacy={"relation": "replace-one", "mu": 1.0})
+    results = fedpriv.run(tree, out=str(tmp_path / "run"))
+    assert results.cells[0].privacy.mu == pytest.approx(1.0, rel=1e-9)
+    ours = {**os.environ, "FEDPRIV_IMPORT": str(Path(__file__).with_name("own.py"))}
+    for environment, reads in ((ours, True), (dict(os.environ), False)):
+        for command in (["show"], ["privacy", "ledger"]):
+            asked = [str(Path(sys.executable).with_name("fedpriv")), *command, str(tmp_path / "run")]
+            found = subprocess.run(asked, capture_output=True, text=True, check=False, env=environment)
+            if reads:
+                assert found.returncode == 0, found.stderr
+                assert {"show": "μ", "ledger": "Echo"}[command[-1]] in found.stdout
+            elif command != ["show"]:
+                assert found.returncode != 0
+                assert "FEDPRIV_IMPORT" in found.stderr
+
+
+# A guard
+
+
+def test_a_guard_answers_with_permission_only(tmp_path: Path) -> None:
+    asked, zero = scenario(algorithm=ECHO), torch.zeros(7850, dtype=torch.float64)
+    for number, allow in enumerate([{}, {"extensions": EXTENSION}]):
+        (tmp_path / str(number)).mkdir()
+        guard = guard_for(tmp_path / str(number), *random_records(), **allow)
+        with pytest.raises(
+            RunError, match=r"algorithm.mechanism = 'echo' is none of fedpriv's, and allow.mechanisms"
+        ):
+            guard.answer("run", asked, 1, zero)
+    guard = guard_for(tmp_path, *random_records(), extensions=EXTENSION, mechanisms=["echo"])
+    releases = [guard.answer("run", asked, t, zero) for t in range(1, 4)]
+    assert len({release.numpy().tobytes() for release in releases}) == 3
+    with pytest.raises(InputError, match=r"allow.mechanisms: 'other' is added by none of allow.extensions"):
+        guard_for(tmp_path, *random_records(), extensions=EXTENSION, mechanisms=["other"])

@@ -1,0 +1,156 @@
+"""Fitted noise: numbers in the scenario, once for each setting, never again on resuming, none in a guard."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedpriv
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.rounds import fitted as module
+from fedpriv.rounds.entries import read_ledger
+from fedpriv.rounds.fitted import Fitted, fitted, fitted_scenario
+from fedpriv.rounds.outcome import RunObserver
+from fedpriv.scenario.load import Scenario, resolve_cell, scenario_of
+from fedpriv.silo.guard import Guard
+from tests.conftest import small_tree
+from tests.silo.guarded import ZERO, guard_of, write_silo
+
+FTRL: dict[str, Any] = {"name": "dp-ftrl", "trust": "untrusted", "clip": 20.0, "step": 0.01, "mechanism": "auto"}
+
+
+def tree(**sweep: Any) -> dict[str, Any]:
+    asked = small_tree(algorithm=dict(FTRL), privacy={"relation": "replace-one", "mu": 2.0})
+    return asked | ({"sweep": sweep} if sweep else {})
+
+
+class Heard(RunObserver):
+    def __init__(self) -> None:
+        self.fits: list[Fitted] = []
+
+    def fitted(self, fit: Fitted) -> None:
+        self.fits.append(fit)
+
+
+def scenario(**sweep: Any) -> Scenario:
+    return scenario_of(tree(**sweep), "test")
+
+
+def test_the_numbers_take_the_place_of_the_name() -> None:
+    cell = fitted(resolve_cell(tree(), "test"))
+    numbers = cell.canonical()["algorithm"]
+    assert numbers["mechanism"] == "blt"
+    assert numbers["theta"][0] > numbers["phi"][0] > 0.0
+    assert numbers["scale"] is True
+    assert fitted(cell) is cell
+    assert fitted(resolve_cell(json.loads(json.dumps(cell.canonical())), "test")) == cell
+
+
+def test_a_fit_is_made_once_for_what_it_depends_on() -> None:
+    """Steps, clips, targets and seeds do not change it, momentum does."""
+    sweep: Mapping[str, Any] = {
+        "algorithm.step": [0.1, 0.2],
+        "algorithm.clip": [1.0, 2.0],
+        "privacy.mu": [1.0, 2.0],
+        "algorithm.momentum": [0.0, 0.9],
+        "seeds": 2,
+    }
+    heard: list[Fitted] = []
+    found, fits = fitted_scenario(scenario(**sweep), {}, heard.append)
+    assert len(found.points) == 32
+    assert len(heard) == len(fits) == 2
+    thetas = {json.dumps(point.cell.canonical()["algorithm"]["theta"]) for point in found.points}
+    assert len(thetas) == 2
+    again, _ = fitted_scenario(scenario(**sweep), fits, heard.append)
+    assert [point.cell for point in again.points] == [point.cell for point in found.points]
+    assert len(heard) == 2
+
+
+def test_a_run_tells_its_fits_and_writes_their_numbers(tmp_path: Path) -> None:
+    heard = Heard()
+    results = fedpriv.run(tree(), out=tmp_path / "run", observers=[heard])
+    (fit,) = heard.fits
+    assert fit.line.startswith("noise fitted in ")
+    written = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert [Fitted(**each) for each in written["fits"]] == [fit]
+    assert results.cells[0].scenario["algorithm"]["theta"] == fit.found["theta"]
+    (entry,) = read_ledger(tmp_path / "run")
+    assert entry.agrees
+    assert list(entry.streams[0].mechanism.as_data()["theta"]) == fit.found["theta"]
+
+
+def test_a_run_that_is_resumed_is_not_fitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version of a library may end in other last digits: those of the run's start hold."""
+    folder = tmp_path / "run"
+    fedpriv.run(tree(seeds=[1]), out=folder)
+    written = json.loads((folder / "results.json").read_text())
+    written["complete"] = False
+    written["cells"] = []
+    (folder / "results.json").write_text(json.dumps(written))
+
+    def refit(asked: str, cell: object) -> Fitted:
+        raise AssertionError("fitted again")
+
+    monkeypatch.setattr(module, "_fit", refit)
+    heard = Heard()
+    results = fedpriv.run(tree(seeds=[1]), out=folder, resume=True, observers=[heard])
+    assert results.complete
+    assert heard.fits == []
+
+
+def test_a_guard_never_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before anything is charged, and numbers are checked and certified."""
+
+    def refit(asked: str, cell: object) -> Fitted:
+        raise AssertionError("fitted in a guard")
+
+    asked = resolve_cell(tree(), "test")
+    numbers = fitted(asked)
+    monkeypatch.setattr(module, "_fit", refit)
+    guard = guard_of(write_silo(tmp_path, clip=20.0))
+    for name in ("auto", "blt", "lambda-cgd"):
+        sent = json.dumps(tree() | {"algorithm": FTRL | {"mechanism": name}})
+        with pytest.raises(RunError, match="fitted before a run starts"):
+            guard.answer(f"run {name}", sent, 1, ZERO)
+    hostile = numbers.canonical()
+    hostile["algorithm"]["phi"][0] = hostile["algorithm"]["theta"][0]
+    with pytest.raises(RunError, match="θ_1 > φ_1"):
+        guard.answer("hostile", json.dumps(hostile), 1, ZERO)
+    _answers(guard, json.dumps(numbers.canonical()))
+
+
+def _answers(guard: Guard, cell: str) -> None:
+    """Every round; the state of a few buffers goes through the ledger each time."""
+    releases = [guard.answer("run", cell, t, ZERO).numpy() for t in range(1, 9)]
+    assert all(np.all(np.isfinite(release)) for release in releases)
+    assert len({release.tobytes() for release in releases}) == 8
+
+
+@pytest.mark.parametrize("name", ["lambda-cgd", "blt"])
+@pytest.mark.parametrize("late_clip", ["same", "column"])
+def test_a_guard_answers_and_clips_as_its_policy_says(tmp_path: Path, name: str, late_clip: str) -> None:
+    """allow.clip bounds the largest of raised clips."""
+    keys = FTRL | {"mechanism": name, "late_clip": late_clip}
+    cell = json.dumps(fitted(resolve_cell(tree() | {"algorithm": keys}, "test")).canonical())
+    guard = guard_of(write_silo(tmp_path, clip=20.0))
+    if late_clip == "column":
+        with pytest.raises(RunError, match="the scenario clips at"):
+            guard.answer("run", cell, 1, ZERO)
+        return
+    _answers(guard, cell)
+
+
+def test_fits_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text('{"fits": [{"asked": "x"}]}')
+    with pytest.raises(InputError, match="not a results file"):
+        fedpriv.run(tree(), out=tmp_path, resume=True)
+
+
+def test_noise_without_a_form_in_integers_is_refused_by_guards(tmp_path: Path) -> None:
+    """BISR has none: what a guard releases are integers."""
+    cell = json.dumps(tree() | {"algorithm": FTRL | {"mechanism": "bisr"}})
+    with pytest.raises(RunError, match="cannot be made of integers"):
+        guard_of(write_silo(tmp_path, clip=20.0)).answer("run", cell, 1, ZERO)

@@ -1,0 +1,200 @@
+"""Runs on integers: what is refused, and that without noise they are the runs in floating point."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.clients.simulated import SimulatedFederation
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.core.random import KeyedNormal
+from fedpriv.rounds.beside import presumed
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.round import DrawAhead, Seeded
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.schema import Cell
+from tests.attacks.guards import KEPT_STATE
+from tests.engines.test_engines import run
+from tests.rounds.test_exact_runs import TRUSTS, cell_of
+from tests.rounds.test_first_step import cell_of as first_step_cell
+
+MakeCell = Callable[..., Cell]
+PHASED = {"name": "phased-sgd", "trust": "curator", "step": 0.01, "radius": 2.0}
+SLIDING = {"name": "momentum-tree-reduced", "trust": "untrusted", "clip": 1.0, "alpha": 0.3, "step": 1e-8}
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("name", KEPT_STATE)
+def test_without_noise_integers_are_the_run_in_floating_point(
+    name: str, trust: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Model within 1e-6: truncation to the lattice, and clipping in units, cost no more."""
+    last = {"algorithm__output": "last"} if name in ("trees that restart", "leaves") else {}
+    exact = cell_of(name, trust, run__dtype="float64", **last)
+    plain = exact.model_copy(update={"run": exact.run.model_copy(update={"arithmetic": "float"})})
+    monkeypatch.setattr("fedpriv.noise.integers.plan.drawn", lambda *_: np.int64(0))
+    monkeypatch.setattr(Seeded, "__call__", lambda *_: None)  # floating point: silos' noise, and the server's
+    (one,), _ = run("inprocess", exact)
+    (other,), _ = run("inprocess", plain)
+    length = np.linalg.norm(other.finished.model)
+    assert length > 1e-5
+    atol = 1e-3 if trust == "secure-aggregation" else 1e-6  # what floating point rounds to, to add masked messages
+    np.testing.assert_allclose(one.finished.model, other.finished.model, rtol=0.0, atol=atol * length)
+
+
+def test_no_vector_of_floating_point_noise_is_drawn_by_integers(
+    small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control of the test above: what it sets to zero is all that a simulation draws."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("floating-point noise in an exact run")
+
+    monkeypatch.setattr(KeyedNormal, "vectors", never)
+    monkeypatch.setattr(DrawAhead, "vector", never)
+    (outcome,), _ = run("inprocess", small_cell(run__arithmetic="integers"))
+    assert torch.isfinite(torch.from_numpy(outcome.finished.model)).all()
+    with pytest.raises(RunError, match="floating-point noise"):
+        run("inprocess", small_cell())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"privacy": {"relation": "zero-out", "mode": "none"}}, "run.arithmetic = .* give a privacy target"),
+        (
+            {
+                "algorithm": {
+                    "name": "dp-ftrl",
+                    "mechanism": "banded",
+                    "bands": 2,
+                    "trust": "untrusted",
+                    "clip": 1.0,
+                    "step": 0.1,
+                },
+                "privacy": {"relation": "zero-out", "epsilon": 1.0},
+                "federation__sampling": "poisson",
+                "federation__groups": 2,
+            },
+            "dp-ftrl: releases of integers with poisson sampling are accounted for where every round is released",
+        ),
+        (
+            {
+                "algorithm": {
+                    "name": "dp-ftrl",
+                    "mechanism": "bisr",
+                    "trust": "trusted",
+                    "clip": 1.0,
+                    "step": 0.1,
+                },
+                "privacy": {"relation": "zero-out", "mu": 1.0},
+            },
+            'dp-ftrl: what it releases cannot be made of integers: mechanism = "bisr"',
+        ),
+        (
+            {"algorithm": PHASED, "privacy": {"relation": "zero-out", "mu": 1.0}},
+            "phased-sgd: what it releases cannot be made of integers",
+        ),
+        (
+            {"algorithm": SLIDING, "privacy": {"relation": "zero-out", "mu": 1.0}, "federation__epochs": 2},
+            "momentum-tree-reduced: .* SlidingDifferences: its noise cannot be added to integers",
+        ),
+    ],
+    ids=["no noise", "Poisson", "feedback", "phases", "sliding windows"],
+)
+def test_what_cannot_be_made_exact_is_refused_with_the_reason(
+    small_cell: MakeCell, changes: dict[str, Any], reason: str
+) -> None:
+    """By a simulation on integers, and by the plan of everything that really releases; others run."""
+    cell = small_cell(run__arithmetic="integers", **changes)
+    with pytest.raises(InputError, match=reason):
+        plan_of(cell, task_of_cell(cell).objective)
+    plain = small_cell(**changes)
+    assert plan_of(plain, task_of_cell(plain).objective).exact is None
+    if plain.privacy.target is not None:
+        with pytest.raises(InputError, match=reason):
+            plan_of(plain, task_of_cell(plain).objective, released=True)
+
+
+def test_the_vectorized_engine_refuses_integers(small_cell: MakeCell) -> None:
+    with pytest.raises(InputError, match="use --engine inprocess"):
+        run("vectorized", small_cell(run__arithmetic="integers"))
+
+
+@pytest.mark.parametrize(("word", "width"), [(48, 6), (40, 5)])
+def test_masked_words_have_the_width_that_was_asked_for(small_cell: MakeCell, word: int, width: int) -> None:
+    """The same model to the lattice's precision: what 40 bits cost is truncation."""
+    cell = small_cell(algorithm__trust="secure-aggregation", run__arithmetic="integers", run__word=word)
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    assert plan.message_length(1) == 7850 * width
+    (outcome,), _ = run("inprocess", cell)
+    assert outcome.finished.bytes_sent == 8 * 7850 * width
+    assert np.linalg.norm(outcome.finished.model) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["tree", "aligned differences, clipped in parts", "trees that restart"])
+def test_a_record_is_as_long_as_its_clip_and_no_longer(name: str) -> None:
+    """Guarantee of `IntegerArithmetic.sums`: one record a batch, far queries, every part, in Python's integers."""
+    cell = cell_of(name, "trusted", run__dtype="float64")
+    silo = SimulatedFederation.of(cell).silo(0)
+    exact, state = silo.plan.exact, silo.start()
+    assert exact is not None
+    assert silo.plan.batch_sizes[0] == 1
+    generator = torch.Generator().manual_seed(1)
+    for t in range(1, 9):
+        query = 1e3 * torch.randn(7850, generator=generator, dtype=torch.float64)
+        release, state = silo.answer(state, t, query)
+        for vector, norm in zip(release.vector.reshape(-1, 7850).tolist(), exact.norms(t), strict=True):
+            length = sum(value**2 for value in vector)
+            assert length <= norm**2
+            assert length == 0 or length > 0.99 * norm**2, t
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "secure-aggregation", "trusted"])
+def test_no_sum_of_all_silos_is_beyond_the_reach(small_cell: MakeCell, trust: str) -> None:
+    """Every record of every silo at its bound in every round; where a server adds them up, all silos' together."""
+    cell = small_cell(run__arithmetic="integers", federation__silos=40, algorithm__trust=trust)
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    assert plan.exact is not None
+    together = max(plan.batch_sizes) if trust == "untrusted" else sum(plan.batch_sizes)
+    strategy, largest = plan.exact.run.factored.strategy, 0
+    state = strategy.start()
+    for t in range(1, plan.schedule.rounds + 1):
+        output, state = strategy.step(state, t, np.full(1, together * plan.exact.norms(t)[0], np.int64))
+        largest = max(largest, int(output[0]))
+    assert largest <= plan.exact.reach
+
+
+def test_a_round_is_made_to_hold_all_batches_that_it_reads(small_cell: MakeCell) -> None:
+    """Three in an anchor's round: a guard counts the memory of the largest round."""
+    algorithm = {
+        "name": "goldstein-single-pass", "trust": "untrusted", "anchor_batches": 3, "smoothing": 0.4,
+        "radius": 0.02, "period": 4, "anchor_clip": 5.0, "clip": 1.0, "window": 3, "step": 0.01, "output": "last",
+        "oracle": "first-order",
+    }  # fmt: skip
+    cell = small_cell(
+        algorithm=algorithm,
+        federation={"silos": 3, "rounds": 11, "batch": 2},
+        privacy={"relation": "zero-out", "mu": 1.0},
+        run__arithmetic="integers",
+    )
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    assert plan.most_held(0) == 2 * 3
+
+
+def test_a_first_step_and_its_rounds_have_half_of_the_slack_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guarantee: the slack of a run, its first step included, is at most 2^-60."""
+    cell = first_step_cell(tmp_path, run={"arithmetic": "integers"})
+    rounds = presumed(cell)
+    alone = rounds.derived(rounds.privacy, rounds.federation, rounds.algorithm)
+    found = plan_of(alone, task_of_cell(alone).objective)
+    assert found.exact is not None
+    monkeypatch.setattr("fedpriv.rounds.arithmetic.MOST_SLACK", 1.5 * found.exact.claim.slack)
+    plan_of(alone, task_of_cell(alone).objective)
+    with pytest.raises(InputError, match="are too many"):
+        plan_of(rounds, task_of_cell(rounds).objective)

@@ -1,0 +1,211 @@
+"""Charts: round ticks, looks that differ, marks where they belong, texts escaped, the right guarantee."""
+
+import itertools
+import math
+import re
+from statistics import NormalDist
+
+import pytest
+
+from fedpriv.show.charts import Chart, Mark, Panel, Series, charts_of
+from fedpriv.show.looks import _HUES, layout_of, nth_look, shade
+from fedpriv.show.scale import scale_of, tick_text
+from fedpriv.show.statement import StoredAudit
+from fedpriv.show.summary import product
+from fedpriv.show.svg import svg, wide_first
+from fedpriv.study.results import Results
+from tests.show.conftest import results_of
+
+TRUSTS = ["untrusted", "trusted"]
+SWEEPS = {
+    "levels": {"privacy.mu": [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]},
+    "trust and levels": {"algorithm.trust": TRUSTS, "privacy.mu": [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]},
+    "many silos": {"federation.silos": list(range(1, 13))},
+    "too many": {"federation.silos": list(range(1, 60))},
+    "algorithms": {"algorithm.name": list("abcdefgh"), "privacy.mu": [1.0, 2.0]},
+    "trust, algorithms": {"algorithm.trust": TRUSTS, "algorithm.name": list("abc"), "privacy.mu": [1.0, 2.0]},
+    "five axes": {
+        "algorithm.name": ["x", "y", "z"], "data.a": list(range(5)), "data.b": list(range(6)),
+        "data.c": [1, 2], "algorithm.trust": TRUSTS,
+    },
+}  # fmt: skip
+
+
+def swept(name: str) -> Results:
+    return results_of(SWEEPS[name], [0], lambda point, seed: (2.0, 0.5))
+
+
+def history_of(results: Results) -> list[dict[str, float]]:
+    return [{"cell": cell["cell"], "round": t, "test_loss": 2.0 + t} for cell in results.cells for t in (1, 2)]
+
+
+@pytest.mark.parametrize("values", [(0.0, 1.0), (2.25, 2.31), (-3.0, 900.0), (5.0, 5.0), (1e-4, 2e-4)])
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_every_value_lies_on_the_axis_and_ticks_are_few(values: tuple[float, float], logarithmic: bool) -> None:
+    logarithmic = logarithmic and min(values) > 0.0
+    scale = scale_of(values, 0.0, 100.0, logarithmic=logarithmic)
+    assert all(0.0 < scale.place(value) < 100.0 for value in values)
+    ticks = scale.ticks(6)
+    assert 1 <= len(ticks) <= 8
+    assert all(scale.low <= tick <= scale.high for tick in ticks)
+    assert sorted(ticks) == ticks
+
+
+def test_ticks_are_short() -> None:
+    texts = {0.0: "0", 0.25: "0.25", 600.0: "600", 20_000.0: "20000", 1e6: "1e6", 2e-5: "2e-5", 1e10: "1e10"}
+    assert {value: tick_text(value) for value in texts} == texts
+
+
+def test_a_logarithmic_axis_has_equal_ratios_at_equal_distances() -> None:
+    scale = scale_of((1.0, 100.0), 0.0, 1.0, logarithmic=True)
+    assert scale.place(10.0) - scale.place(1.0) == pytest.approx(scale.place(100.0) - scale.place(10.0))
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_two_series_of_a_panel_differ_in_two_of_colour_dashes_and_marker(name: str) -> None:
+    results = swept(name)
+    charts = charts_of(results, history_of(results), None)
+    assert {"test_loss", "noise"} <= {chart.key for chart in charts}
+    for panel in (panel for chart in charts for panel in chart.panels):
+        for one, other in itertools.combinations([each for each in panel.series if each.line], 2):
+            a, b = one.look, other.look
+            parts = (
+                a.light != b.light and a.dark != b.dark,
+                a.dash != b.dash,
+                a.marker != b.marker or not one.dots,
+            )
+            assert sum(parts) >= 2, (one.name, other.name)
+
+
+def test_levels_are_shades_of_the_hue_of_their_trust() -> None:
+    results = swept("trust and levels")
+    chart = next(each for each in charts_of(results, history_of(results), None) if each.key == "test_loss")
+    untrusted, trusted = chart.series[:6], chart.series[6:]
+    assert [each.look.light for each in untrusted] == [shade(0, n / 5).light for n in range(6)]
+    assert [each.look.light for each in trusted] == [shade(1, n / 5).light for n in range(6)]
+
+
+@pytest.mark.parametrize(("column", "background"), [(0, "#ffffff"), (1, "#0f141a")])
+def test_every_shade_can_be_seen_on_its_page(column: int, background: str) -> None:
+    for hue, share in itertools.product(range(len(_HUES)), (0.0, 0.5, 1.0)):
+        look = shade(hue, share)
+        ratio = sorted(_luminance(each) + 0.05 for each in ((look.light, look.dark)[column], background))
+        assert ratio[1] / ratio[0] >= 3.0, (hue, share)
+
+
+def _luminance(colour: str) -> float:
+    parts = [each / 255 for each in bytes.fromhex(colour[1:])]
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_few_lines_share_a_panel_and_many_get_panels() -> None:
+    two = layout_of({"a": [1, 2, 3], "b": [1, 2]})
+    assert (two.kinds, two.levels, two.panels) == (("b",), ("a",), ())
+    long = layout_of({"algorithm.name": ["x", "y", "z"], "federation.rounds": [1, 2], "privacy.mu": [1, 2, 3]})
+    assert (long.kinds, long.panels) == (("algorithm.name",), ("federation.rounds",))
+    many = layout_of({"algorithm.name": ["x", "y", "z"], "a": list(range(5)), "b": list(range(6)), "c": [1, 2]})
+    assert (many.kinds, many.levels, many.panels) == (("algorithm.name",), ("c",), ("b", "a"))
+
+
+def test_settings_that_are_not_drawn_are_counted() -> None:
+    results = swept("five axes")
+    chart = next(each for each in charts_of(results, history_of(results), None) if each.key == "test_loss")
+    assert len(chart.panels) == 12
+    assert chart.note == f"{len(product(results.axes)) - len(chart.series)} more settings are in the table."
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_no_chart_stands_alone_in_a_row_of_the_page(name: str) -> None:
+    results = swept(name)
+    charts = charts_of(results, history_of(results), None)
+    for several in (charts[:count] for count in range(len(charts) + 1)):
+        laid = wide_first(several)
+        whole = [each for _, each in laid]
+        assert whole == sorted(whole, reverse=True)
+        assert whole.count(False) % 2 == 0
+        assert sorted(chart.key for chart, _ in laid) == sorted(chart.key for chart in several)
+
+
+def test_names_and_numbers_are_text() -> None:
+    series = Series(
+        "<b>", nth_look(0), [Mark(1, 1, "1 & 2"), Mark(2, math.nan, "none")], published=[Mark(1, 2, "<u>")]
+    )
+    drawing = svg(Chart("k", "<i>", "<x>", "<y>", [Panel("<p>", [series])]))
+    rows = svg(Chart("k", "<i>", "<x>", "", [Panel("", [series])], rows=["<row>", "</svg>"]))
+    assert not re.search("<[biuxyp]>", drawing)
+    assert "<row>" not in rows
+    assert rows.count("</svg>") == 1
+    assert "&lt;b&gt;: 1 &amp; 2" in drawing
+    assert drawing.count("<circle") == 2
+
+
+def test_every_point_has_its_tip_and_some_a_marker() -> None:
+    marks = [Mark(t, t, str(t)) for t in range(30)]
+    drawing = svg(Chart("k", "c", "x", "y", [Panel("", [Series("s", nth_look(3), marks)])]))
+    assert drawing.count("data-tip") == 30
+    assert 5 <= drawing.count('class="mark"') <= 6
+
+
+def test_labels_of_ticks_keep_apart() -> None:
+    marks = [Mark(x, 1.0) for x in (1.0, 1.01, 1.02, 4.0)]
+    chart = Chart("k", "c", "x", "y", [Panel("", [Series("s", nth_look(0), marks)])], log_x=True)
+    drawing = svg(Chart(**{**vars(chart), "ticks": [mark.x for mark in marks]}))
+    assert re.findall(r'text-anchor="middle">([\d.]+)<', drawing) == ["1", "4"]
+
+
+def test_curves_show_the_mean_over_seeds() -> None:
+    results = results_of({"privacy.rho": [1.0, 4.0]}, [0, 1], lambda point, seed: (2.0, 0.5))
+    history = [
+        {"cell": place, "round": t, "test_loss": 2.0 + place + t, "test_accuracy": 0.1}
+        for place in range(4) for t in (1, 2)
+    ]  # fmt: skip
+    chart = next(chart for chart in charts_of(results, history, None) if chart.key == "test_loss")
+    assert [series.name for series in chart.series] == ["ρ = 1", "ρ = 4"]
+    assert [(mark.x, mark.y) for mark in chart.series[1].marks] == [(1, 5.5), (2, 6.5)]
+    assert chart.series[1].marks[0].spread == pytest.approx(math.sqrt(0.5))
+
+
+def test_charts_without_a_mark_are_left_out() -> None:
+    results = swept("levels")
+    assert "test_loss" not in {chart.key for chart in charts_of(results, [], None)}
+    (chart,) = (each for each in charts_of(results, history_of(results)[:2], None) if each.key == "test_loss")
+    assert [series.name for series in chart.series] == ["μ = 0.5"]
+    assert chart.legend == []
+
+
+def curves_of(mus: list[float], audit: StoredAudit | None = None) -> Chart | None:
+    results = results_of({"privacy.rho": mus}, [0], lambda point, seed: (2.0, 0.5))
+    return next((chart for chart in charts_of(results, [], audit) if chart.key == "tradeoff"), None)
+
+
+def test_the_trade_off_is_that_of_the_cells_mu() -> None:
+    chart = curves_of([1.0])
+    assert chart is not None
+    curve = next(series for series in chart.series if series.name == "μ = 1")
+    normal = NormalDist()
+    first, *inner, last = curve.marks
+    assert ((first.x, first.y), (last.x, last.y)) == ((0.0, 1.0), (1.0, 0.0))
+    for mark in inner:
+        assert normal.inv_cdf(1 - mark.x) - normal.inv_cdf(mark.y) == pytest.approx(1.0)
+
+
+def test_curves_on_the_axes_are_left_out_with_a_note() -> None:
+    chart = curves_of([1.0, 4.0, 8.0, 16.0])
+    assert chart is not None
+    assert [series.name for series in chart.series] == ["blind guessing", "μ = 1", "μ = 4"]
+    assert "Left out because their curves lie on the axes: μ = 8, 16." in chart.note
+    assert curves_of([8.0, 16.0]) is None
+
+
+def test_published_values_have_the_look_of_what_they_are_compared_with() -> None:
+    paper = {
+        "rows": "privacy.rho", "columns": "algorithm.trust", "test_accuracy": [[60.0, 70.0], [65.0, 75.0]],
+        "row_values": [1.0, 4.0], "column_values": ["untrusted", "trusted"],
+    }  # fmt: skip
+    axes = {"privacy.rho": [1.0, 4.0], "algorithm.trust": TRUSTS}
+    chart = charts_of(results_of(axes, [0], lambda point, seed: (2.0, 0.5), paper), [], None)[0]
+    assert [each.name for each in chart.legend] == TRUSTS
+    assert chart.has_published
+    assert [[mark.y for mark in each.published] for each in chart.series] == [[60.0, 65.0], [70.0, 75.0]]
+    assert len(re.findall(r'class="hollow"', svg(chart))) == 4

@@ -1,0 +1,179 @@
+"""Claims as they are shown: exact only where they are, the strongest named, and never what somebody wrote."""
+
+import dataclasses
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedpriv.accounting.guarantees import GaussianDP
+from fedpriv.api.results import results_of
+from fedpriv.cli.app import app
+from fedpriv.core.errors import RunError
+from fedpriv.core.figures import upper_figure
+from fedpriv.rounds.claim import words_of_several
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.show.plots import titled
+from fedpriv.show.statement import Statement, statements
+from fedpriv.show.summary import privacy_lines
+from fedpriv.show.verdict import verdict
+from fedpriv.study.results import Results, read_claims
+from fedpriv.study.stored import privacy_of
+from fedpriv.study.sweep import RunOptions, run_sweep
+from tests.conftest import small_tree
+from tests.show.conftest import results_with
+
+
+def said_of(**changes: Any) -> tuple[list[str], Statement]:
+    cell = resolve_cell(small_tree(**changes), "test")
+    releases = plan_of(cell, task_of_cell(cell).objective).releases(cell.schedule.rounds)
+    results = Results("n", "", "vectorized", True, {}, [0], None, [privacy_of(cell, releases)], {}, None)
+    (said,) = statements(results)
+    return privacy_lines(results), said
+
+
+def test_exactly_is_said_where_the_certificate_is_exact() -> None:
+    (line, *_), said = said_of()
+    assert "μ-GDP exactly with μ = 4 " in line
+    assert said.attained
+    reduced = {"name": "momentum-tree-reduced", "trust": "untrusted", "alpha": 0.5, "step": 0.1}
+    (line, *_), said = said_of(algorithm=reduced, privacy={"relation": "zero-out", "mu": 1.0})
+    assert "exact" not in line
+    assert "μ-GDP with μ at most 1 " in line
+    assert not said.attained
+
+
+def test_a_papers_constants_say_what_is_charged_and_what_is_true() -> None:
+    """Before: "μ-GDP exactly with μ = 0.5016" where the noise gives 0.083 by counting every node."""
+    tree = {"name": "momentum-tree", "trust": "untrusted", "clip": 1.0, "alpha": 0.5, "step": 0.1}
+    privacy = {"relation": "zero-out", "epsilon": 2.0, "delta": 1e-5}
+    (line, *_), said = said_of(algorithm={**tree, "calibration": "paper"}, privacy=privacy)
+    assert "exactly" not in line
+    assert "μ at most 0.5016, as the paper's constants charge it, and by exact counting 0.0829 " in line
+    (told,) = [each for each in said.assumptions if each.startswith("Charged is")]
+    cell = resolve_cell(small_tree(algorithm={**tree, "calibration": "exact"}, privacy=privacy), "test")
+    plan = plan_of(cell, task_of_cell(cell).objective)
+    (paper, *_) = plan_of(
+        resolve_cell(small_tree(algorithm={**tree, "calibration": "paper"}, privacy=privacy), "test"),
+        task_of_cell(cell).objective,
+    ).releases(8)
+    by_counting = plan.releases(8)[0].mu * plan.releases(8)[0].std / paper.std
+    assert f"by exact counting μ is at most {upper_figure(by_counting)}, ε = " in told
+
+
+def test_units_of_a_clip_that_follows_a_quantile_are_named() -> None:
+    results = results_with(1.0, 1e-5)
+    (plain,) = statements(results)[0].mechanisms
+    assert "units" not in plain
+    scenario = {"algorithm": {"name": "dp-fedavg", "clip_quantile": 0.5}}
+    (named,) = statements(results_with(1.0, 1e-5, scenario=scenario))[0].mechanisms
+    assert named.startswith(plain)
+    assert "in units of the clip of the moment" in named
+
+
+def two(**second: Any) -> Results:
+    """Two sweep points, the second of which says other things of itself than the first."""
+    first, other = results_with(1.0, 1e-5), results_with(1.0, 1e-5, **second)
+    places = [{**first.cells[0], "point": {"x": 1}}, {**other.cells[0], "point": {"x": 2}, "cell": 1}]
+    return dataclasses.replace(first, axes={"x": [1, 2]}, cells=places)
+
+
+@pytest.mark.parametrize(
+    ("second", "named"),
+    [
+        ({"trust": "trusted", "test_accuracy": 0.9}, ["x 1"]),  # before: the trusted cell, by its accuracy
+        ({"relation": "zero-out", "test_accuracy": 0.9}, ["x 1"]),
+        ({"trust": "trusted", "epsilon": 0.5, "mu": 0.2}, ["x 1", "x 2"]),  # neither is stronger
+        ({"epsilon": 0.5, "mu": 0.2}, ["x 2"]),
+        ({"epsilon": None, "mu": None}, []),
+    ],
+)
+def test_trust_and_relation_rank_before_epsilon(second: dict[str, Any], named: list[str]) -> None:
+    said = verdict(two(**second))
+    found = re.findall(r"(?:Most private|A smaller ε against[^:]*): 9?5?0?[\d.]+ % \((x \d)", said)
+    assert found == named
+
+
+def test_the_weakest_run_has_its_own_word_and_speaks_for_persons() -> None:
+    """Two levels, two words; the sentence on persons is of the run that protects least; floats are no integers."""
+    strong, weak = results_with(0.3, 1e-5), results_with(4.0, 1e-5)
+    both = dataclasses.replace(strong, cells=[strong.cells[0], weak.cells[0]])
+    said = verdict(both)
+    assert "(μ = 0.3: strong protection) to 97.8 % (μ = 4: next to no protection)" in said
+    persons = [line for line in statements(both)[0].assumptions if line.startswith("One person")]
+    assert persons == [words_of_several(GaussianDP(weak.cells[0]["mu"]), 1e-5)]
+
+
+def test_one_cell_in_floating_point_takes_the_word_from_all_integers() -> None:
+    cell = resolve_cell(small_tree(), "test")
+    objective = task_of_cell(cell).objective
+    records = [
+        privacy_of(cell, plan_of(cell, objective, released=released).releases(8)) for released in (True, False)
+    ]
+    for told, floats in ((records, True), (records[:1], False)):
+        (said,) = statements(Results("n", "", "deployment", True, {}, [0], None, told, {}, None))
+        assert (
+            any(line.startswith("The noise is Gaussian in real arithmetic") for line in said.assumptions) == floats
+        )
+        assert any(line.startswith("Records enter as integers") for line in said.assumptions) != floats
+
+
+@pytest.fixture(scope="module")
+def doctored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run, and the same after somebody wrote smaller figures into results.json."""
+    tree = small_tree(federation__rounds=2, run__evaluations=2)
+    del tree["seed"]
+    options = RunOptions(out=tmp_path_factory.mktemp("runs") / "run")
+    run = run_sweep(scenario_of(tree, "test"), options)
+    other = run.parent / "doctored"
+    shutil.copytree(run, other)
+    written = json.loads((other / "results.json").read_text())
+    written["cells"][0] |= {"mu": 0.001, "rho": 0.001, "zcdp": 5e-7, "epsilon": 0.0, "epsilon_paper": 0.001}
+    (other / "results.json").write_text(json.dumps(written))
+    return run, other
+
+
+@pytest.mark.parametrize("command", ["show", "table", "table --format csv", "table --format latex", "report"])
+def test_a_folder_whose_figures_were_written_says_so_in_every_view(
+    doctored: tuple[Path, Path], command: str
+) -> None:
+    """Before: show and table said "μ-GDP exactly with μ = 0.001", with exit code 0."""
+    for folder, differs in zip(doctored, (False, True), strict=True):
+        name, *options = command.split()
+        done = CliRunner().invoke(app, [name, str(folder), *options], terminal_width=200)
+        assert isinstance(done.exception, Exception) == differs, done.output
+        said = done.output
+        if command == "report":
+            said = (folder / "report.html").read_text()
+        assert ("DIFFERS" in said) == differs
+        assert "0.001" not in re.sub(r"0\.001\d", "", said)
+    assert "the claim of cell 0 is not what the ledger gives" in str(done.exception)
+
+
+def test_pictures_of_a_written_folder_say_so(doctored: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, differs in zip(doctored, (False, True), strict=True):
+        results = read_claims(folder)
+        assert ("DIFFERS" in titled(results)) == differs
+        assert "0.001" not in titled(results)
+        monkeypatch.setattr("fedpriv.show.plots.plot_run", lambda folder: [folder / "curves.png"])
+        done = CliRunner().invoke(app, ["plot", str(folder)])
+        assert isinstance(done.exception, RunError) == differs
+
+
+def test_figures_of_a_written_folder_are_those_of_its_releases(doctored: tuple[Path, Path]) -> None:
+    run, other = doctored
+    true, read = read_claims(run), read_claims(other)
+    assert (true.differs, read.differs) == ((), (0,))
+    for name in ("mu", "rho", "zcdp", "epsilon", "epsilon_paper"):
+        assert read.cells[0][name] == true.cells[0][name]
+    shown = results_of(other)
+    assert shown[0].privacy.mu == pytest.approx(4.0)
+    assert "DIFFERS" in repr(shown)
+    assert "DIFFERS" not in repr(results_of(run))
+    assert "DIFFERS" in shown._repr_html_()

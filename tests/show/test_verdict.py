@@ -1,0 +1,102 @@
+"""The paragraph at the top of a report, who holds what, and what running again costs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fedpriv.accounting.gaussian import epsilon_of
+from fedpriv.show.verdict import RUNS, holders, protection_word, repeated, verdict
+from fedpriv.study.results import Results
+from tests.show.conftest import results_of
+
+AXES: dict[str, list[Any]] = {"privacy.rho": [1.0, 4.0]}
+
+
+def facts(**more: Any) -> Callable[[Any], dict[str, Any]]:
+    scenario = {
+        "algorithm": {"name": "dp-mu2-fl"},
+        "model": {"name": "softmax-regression"},
+        "data": {"name": "mnist"},
+    }
+    return lambda point: {"scenario": scenario, **more}
+
+
+def made(**more: Any) -> Results:
+    return results_of(
+        AXES, [0, 1], lambda point, seed: (2.0, 0.5 + 0.1 * point["privacy.rho"]), facts=facts(**more)
+    )
+
+
+def test_the_verdict_names_the_best_and_the_most_private_setting() -> None:
+    said = verdict(made())
+    assert said.startswith("DP-μ²-FL trained softmax-regression on mnist: 100 silos, 600 rounds.")
+    assert "Best: test accuracy 90.0 % (ρ = 4; " in said
+    assert "This was a simulation with seeded noise: it protects nobody" in said
+
+
+def test_a_real_release_is_told_from_a_simulation() -> None:
+    said = verdict(made(noise="release"))
+    assert "simulation" not in said
+    assert "secret keys of the operating systems" in said
+
+
+def test_a_run_without_noise_says_that_it_protects_nothing() -> None:
+    said = verdict(made(mu=None, epsilon=None, noise="none"))
+    assert "A cell without noise protects nothing." in said
+    assert "attacker" not in said
+
+
+def test_nothing_is_said_of_a_run_that_has_not_begun() -> None:
+    assert verdict(results_of(AXES, [0], lambda point, seed: None)) == "No cell is finished yet."
+
+
+@pytest.mark.parametrize(("mu", "word"), [(0.3, "strong"), (1.0, "moderate"), (2.0, "weak"), (4.0, "next to no")])
+def test_words_for_protection_follow_the_best_guess(mu: float, word: str) -> None:
+    assert protection_word(mu) == word
+
+
+@pytest.mark.parametrize(
+    ("trust", "silo", "server"),
+    [
+        ("untrusted", "the key of its noise", "releases, noise included"),
+        ("trusted", "its own records", "every silo's sum without noise"),
+        ("secure-aggregation", "the keys of its masks", "masked messages"),
+    ],
+)
+def test_who_holds_the_noise_depends_on_the_trust(trust: str, silo: str, server: str) -> None:
+    of_silo, of_server, of_others = holders(made(trust=trust, noise="release"))
+    assert silo in of_silo.holds
+    assert server in of_server.sees
+    assert ("key of its noise" in of_silo.holds) == (trust != "trusted")
+    assert ("key of its noise" in of_server.holds) == (trust == "trusted")
+    assert of_others.holds == "nothing"
+
+
+def test_repeated_runs_compose() -> None:
+    mus = {1.0: 0.5, 4.0: 1.0}
+    results = results_of(
+        AXES,
+        [0],
+        lambda point, seed: (2.0, 0.5),
+        facts=lambda point: {"mu": mus[point["privacy.rho"]], "delta": 1e-5},
+    )
+    rows = repeated(results)
+    assert [row[0] for row in rows] == ["0.5", "1"]
+    for mu, row in zip((0.5, 1.0), rows, strict=True):
+        assert [float(text) for text in row[1:]] == [
+            pytest.approx(epsilon_of(mu * runs**0.5, 1e-5), rel=1e-3) for runs in RUNS
+        ]
+
+
+def test_an_epsilon_that_is_swept_is_said_once() -> None:
+    results = results_of(
+        {"privacy.epsilon": [1.0, 4.0]},
+        [0],
+        lambda point, seed: (2.0, 0.1 * point["privacy.epsilon"]),
+        facts=lambda point: {**facts()(point), "epsilon": point["privacy.epsilon"]},
+    )
+    assert (
+        "Best: test accuracy 40.0 % (ε = 4 at δ = 1e-05). Most private: 10.0 % (ε = 1 at δ = 1e-05)."
+        in verdict(results)
+    )

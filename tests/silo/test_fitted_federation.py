@@ -1,0 +1,112 @@
+"""Three guards and a server with fitted noise: the server fits, guards get numbers, certify and charge them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedpriv.core.errors import RunError
+from fedpriv.loss.estimators import Round
+from fedpriv.rounds.fitted import fitted
+from fedpriv.rounds.plan import plan_of
+from fedpriv.rounds.task import task_of_cell
+from fedpriv.scenario.load import resolve_cell
+from fedpriv.scenario.schema import Cell
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.policy import read_policy
+from tests.conftest import small_tree
+from tests.silo.guarded import ZERO, guard_of, write_silo
+
+ROUNDS, MU = 8, 2.0
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "blt": {"name": "dp-ftrl", "clip": 2.0, "step": 0.01},
+    "lambda-cgd": {"name": "accelerated-dp-srgd", "clip": 4.0, "beta": 200.0, "radius": 2.0},
+    "scheduled": {"name": "online-to-batch", "clip": 2.0, "step": 0.001, "radius": 2.0, "power": 2},
+}
+"""What `auto` takes for each: one pass of eight rounds."""
+
+
+def cell_of(algorithm: dict[str, Any]) -> Cell:
+    tree = small_tree(
+        federation={"silos": 3, "rounds": ROUNDS, "batch": 2},
+        algorithm={"trust": "untrusted", "mechanism": "auto", **algorithm},
+        privacy={"relation": "replace-one", "mu": MU},
+    )
+    return resolve_cell(tree, "test")
+
+
+def guards(folder: Path) -> list[Guard]:
+    return [guard_of(write_silo(folder, number, clip=100.0, budget=1.2 * MU)) for number in range(3)]
+
+
+def test_guards_and_simulations_answer_with_the_noise_that_the_server_fitted(tmp_path: Path) -> None:
+    for name, algorithm in ALGORITHMS.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        cell = fitted(cell_of(algorithm))
+        sent = json.dumps(cell.canonical())
+        assert json.loads(sent)["algorithm"]["mechanism"] == name
+        plan = plan_of(cell, task_of_cell(cell).objective, released=True)
+        silos = guards(folder)
+        state = plan.optimizer.start(plan.objective.initial())
+        for t in range(1, ROUNDS + 1):
+            query = plan.optimizer.query(state)
+            answers = [guard.answer("run", sent, t, query) for guard in silos]
+            assert len({answer.numpy().tobytes() for answer in answers}) == 3
+            released = sum(weight * answer for weight, answer in zip(plan.weights, answers, strict=True))
+            assert isinstance(released, torch.Tensor)
+            current: Round = plan.estimator.round(t)
+            state = plan.optimizer.update(state, released.to(query.dtype), current)
+        assert torch.isfinite(plan.optimizer.output(state)).all()
+        for number in range(3):
+            (charge,) = SiloLedger(read_policy(folder / f"silo-{number}.toml").ledger).charges()
+            assert charge.mu == pytest.approx(MU, rel=1e-6)
+            assert charge.mu <= MU
+        stream = plan.stream_of(0, ROUNDS)
+        assert stream.mechanism.name == name
+        with pytest.raises(RunError, match="budget"):
+            silos[0].answer("another", sent, 1, ZERO)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 1e3])
+def test_only_ratios_of_sizes_matter_to_a_guard(tmp_path: Path, factor: float) -> None:
+    """Guarantee: a server that sends small numbers gets no less noise; a guard sizes it by the certificate."""
+    cell = fitted(cell_of(ALGORITHMS["scheduled"]))
+    hostile = cell.canonical()
+    sizes = hostile["algorithm"]["noise_sizes"]
+    hostile["algorithm"]["noise_sizes"] = [size * factor for size in sizes]
+    asked = resolve_cell(hostile, "test")
+    plan = plan_of(asked, task_of_cell(asked).objective, released=True)
+    noise = float(plan.noise.std_of(0)) * plan.mechanism.variance(plan.stream_of(0, ROUNDS).workload) ** 0.5
+    honest = plan_of(cell, task_of_cell(cell).objective, released=True)
+    expected = (
+        float(honest.noise.std_of(0)) * honest.mechanism.variance(honest.stream_of(0, ROUNDS).workload) ** 0.5
+    )
+    assert noise == pytest.approx(expected, rel=1e-6)
+    guard = guard_of(write_silo(tmp_path, clip=100.0))
+    first = guard.answer("run", json.dumps(hostile), 1, ZERO)
+    assert 0.9 * noise[0] < float(first.std()) < 1.1 * noise[0] + 3.0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ([1.0] * 7, "7 numbers, and there are 8 rounds"),
+        ([1.0] * 7 + [1e-7], "at most 1e"),
+        ([1.0] * 7 + [0.0], "noise_sizes"),
+        ([1.0] * 7 + [float("inf")], "cannot be planned"),
+        ([], "fitted before a run starts"),
+    ],
+)
+def test_sizes_that_are_none_are_refused_before_anything_is_charged(
+    tmp_path: Path, sizes: list[float], reason: str
+) -> None:
+    hostile = fitted(cell_of(ALGORITHMS["scheduled"])).canonical()
+    hostile["algorithm"]["noise_sizes"] = sizes
+    guard = guard_of(write_silo(tmp_path, clip=100.0))
+    with pytest.raises(RunError, match=reason):
+        guard.answer("run", json.dumps(hostile), 1, ZERO)
+    assert SiloLedger(read_policy(tmp_path / "silo-0.toml").ledger).charges() == []

@@ -1,0 +1,277 @@
+"""What a guard keeps from round to round, for every mechanism that it accepts, and for several runs at once."""
+
+import json
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.core.errors import RunError
+from fedpriv.core.random import KeyedNormal
+from fedpriv.loss.objective import Records
+from fedpriv.noise.integers.fixed_point import Ints
+from fedpriv.noise.integers.gaussian import START, round_noise
+from fedpriv.silo.guard import Guard
+from fedpriv.silo.ledger import SiloLedger
+from fedpriv.silo.masks import Masker
+from fedpriv.silo.silo import Silo
+from fedpriv.silo.state import pack, unpack
+from tests.attacks.guards import KEPT_STATE, cards, guard_for, guard_process, random_records, scenario, zeros
+from tests.parts import in_turn
+from tests.silo.guarded import guard_of
+
+
+def queries(seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(7850, generator=generator, dtype=torch.float64) * 1e-2 for _ in range(8)]
+
+
+def silo_of(guard: Guard, cell: str, run: str = "run") -> Silo:
+    """The same silo, with the ledger's key, in memory alone."""
+    opened = guard._ledger.run(run)
+    assert opened is not None
+    assert opened.key is not None
+    admitted = guard._admission.admit(guard._admission.canonical(cell))
+    return Silo.of(0, admitted.plan, guard._views.records(admitted.cell), opened.key, admitted.digest)
+
+
+@pytest.mark.parametrize(("name", "dtype"), in_turn(KEPT_STATE, ["float32", "float64"]))
+def test_a_guard_that_restarts_between_all_rounds_releases_what_one_in_memory_does(
+    tmp_path: Path, name: str, dtype: str
+) -> None:
+    """Every mechanism with state, packed and unpacked: sums, past queries and the noise of every older node."""
+    cell = scenario(**KEPT_STATE[name], run__dtype=dtype)
+    asked = [query.to(getattr(torch, dtype)) for query in queries()]
+    guard = guard_for(tmp_path, *random_records())
+    released = [guard.answer("run", cell, 1, asked[0])]
+    silo = silo_of(guard, cell)
+    released += [guard_of(tmp_path / "silo-0.toml").answer("run", cell, t, asked[t - 1]) for t in range(2, 9)]
+    state = silo.start()
+    for t, (query, found) in enumerate(zip(asked, released, strict=True), start=1):
+        release, state = silo.answer(state, t, query)
+        assert found.dtype == getattr(torch, dtype)
+        assert torch.equal(found, silo.message(release.vector, t, b"", state.chain)), t
+        for kept, there in zip(unpacked(state, silo), (*state.past, *state.sums, *state.hidden), strict=True):
+            assert kept.dtype == there.dtype
+            assert torch.equal(kept, there)
+
+
+def unpacked(state: Any, silo: Silo) -> tuple[torch.Tensor, ...]:
+    again = unpack(pack(state), silo)
+    assert (again.answered, again.chain) == (state.answered, state.chain)
+    return (*again.past, *again.sums, *again.hidden)
+
+
+@pytest.mark.parametrize("name", KEPT_STATE)
+def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variance of every round's noise against the algebra: 7,850 values, 6 standard errors, 1.6e-8 a run."""
+    cell = scenario(**KEPT_STATE[name])
+    guard = guard_for(tmp_path, *random_records())
+    released = [guard_of(tmp_path / "silo-0.toml").answer("run", cell, t, zeros()) for t in range(1, 8)]
+    silo = silo_of(guard, cell)
+    stream = silo.plan.stream_of(0, 8)
+    from fedpriv.noise.workload import Workload
+
+    workload = Workload(silo.plan.schedule, stream.decay, np.array(stream.clips), stream.period)  # type: ignore[arg-type]
+    wanted = stream.std**2 * silo.plan.mechanism.variance(workload)
+    state = silo.start()
+    monkeypatch.setattr("fedpriv.noise.integers.plan.drawn", lambda *_: np.int64(0))
+    for t, found in enumerate(released, start=1):
+        exact, state = silo.answer(state, t, zeros())
+        noise = (found - exact.vector).numpy()
+        assert noise.var() == pytest.approx(wanted[t - 1], rel=6 * np.sqrt(2 / 7850)), t
+
+
+@pytest.mark.parametrize(("name", "trust"), in_turn(KEPT_STATE, ["secure-aggregation", "untrusted"]))
+def test_what_leaves_is_a_function_of_the_noisy_integers(
+    tmp_path: Path, name: str, trust: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guarantee of `Silo`: with other records and the same y, every reply has the same bytes."""
+    cell = scenario(trust, **KEPT_STATE[name])
+    generator = np.random.default_rng(1)
+    noisy = {(t, n): generator.integers(-(2**40), 2**40, (n, 7850)) for t in range(1, 9) for n in (1, 2, 3)}
+
+    def fixed(_: Any, __: Any, state: Any, t: int, sums: Ints, *rest: Any) -> tuple[Ints, Any]:
+        return noisy[t, sums.size // 7850].reshape(sums.shape), state
+
+    monkeypatch.setattr("fedpriv.rounds.round.private_sums", fixed)
+    monkeypatch.setattr("fedpriv.silo.guard.system_key", lambda: bytes(32))
+    monkeypatch.setattr(Masker, "mask", lambda _, __, ___, t, size, chain: np.full(size, t, np.uint64))
+    replies = []
+    for seed in (0, 1):
+        allowed = {"trust": trust, "silos": 3 if trust == "secure-aggregation" else None, "budget": 9.0}
+        guard = guard_for(tmp_path / str(seed), *random_records(seed=seed), **allowed)
+        keys = cards(guard.public_key("run", cell)) if trust == "secure-aggregation" else b""
+        replies.append([guard.answer("run", cell, t, zeros(), keys) for t in range(1, 9)])
+    for one, other in zip(*replies, strict=True):
+        assert torch.equal(one, other)
+        assert len(one.unique()) > 200
+
+
+def test_two_runs_at_once_have_keys_states_and_noise_of_their_own(tmp_path: Path) -> None:
+    """Interleaved rounds through one guard; a run that were answered as another would share its noise."""
+    cell = scenario(**KEPT_STATE["tree"])
+    guard = guard_for(tmp_path, *random_records(), budget=10.0)
+    released: dict[str, list[torch.Tensor]] = {"a": [], "b": []}
+    for t in range(1, 8):
+        for run in released:
+            released[run].append(guard.answer(run, cell, t, zeros()))
+    std = silo_of(guard, cell, "a").plan.noise.std_of(0)
+    for one, other in zip(released["a"], released["b"], strict=True):
+        assert float((one - other).std()) > float(std)  # √2 of it at least; 0 if they shared noise
+    for run, found in released.items():
+        silo = silo_of(guard, cell, run)
+        state = silo.start()
+        for t, release in enumerate(found, start=1):
+            exact, state = silo.answer(state, t, zeros())
+            assert torch.equal(release, silo.message(exact.vector, t, b"", state.chain))
+    keys = [guard._ledger.run(run) for run in released]
+    assert len({run.key for run in keys if run is not None}) == 2
+
+
+def test_runs_that_are_over_stay_charged(tmp_path: Path) -> None:
+    """Two runs of μ = 2.4 and 3.2 cost 4: with both over and their keys wiped, nothing is left."""
+    guard = guard_for(tmp_path, *random_records())
+    for run, rho in (("a", 2.4), ("b", 3.2)):
+        for t in range(1, 9):
+            guard.answer(run, scenario(privacy__rho=rho), t, zeros())
+        opened = guard._ledger.run(run)
+        assert opened is not None
+        assert (opened.key, opened.state) == (None, None)
+    for again in (guard, guard_of(tmp_path / "silo-0.toml")):
+        with pytest.raises(RunError, match=r"with all before 4\.002; the budget is 4"):
+            again.answer("c", scenario(privacy__rho=0.1), 1, zeros())
+
+
+def test_a_narrowed_policy_holds_for_runs_that_are_open(tmp_path: Path) -> None:
+    """Clip, rounds, relation, trust and budget, each taken back after round 1 (finding 32)."""
+    wide = {"trust": "trusted", "budget": 4.0}
+    cell = scenario("trusted")
+    guard_for(tmp_path, *random_records(), **wide).answer("run", cell, 1, zeros())
+    for narrow, reason in (
+        ({"clip": 1.0}, "the scenario clips at"),
+        ({"rounds": 7}, "8 rounds, allowed are 7"),
+        ({"relation": "zero-out"}, "relation is replace-one"),
+        ({"trust": "untrusted"}, "without noise"),
+        ({"budget": 3.9}, r"the budget is 3\.9"),
+        ({"dimension": 7849}, "7850 parameters, allowed are 7849"),
+    ):
+        with pytest.raises(RunError, match=reason):
+            guard_for(tmp_path, *random_records(), **{**wide, **narrow}).answer("run", cell, 2, zeros())
+    assert torch.isfinite(guard_for(tmp_path, *random_records(), **wide).answer("run", cell, 2, zeros())).all()
+
+
+def test_a_run_that_counted_on_others_is_not_gone_on_with_alone(tmp_path: Path) -> None:
+    """Charged μ of the sum, and by the narrower policy μ √3."""
+    cell = scenario("secure-aggregation")
+    wide = guard_for(tmp_path, *random_records(), trust="secure-aggregation", silos=3, budget=9.0)
+    keys = cards(wide.public_key("run", cell))
+    wide.answer("run", cell, 1, zeros(), keys)
+    with pytest.raises(RunError, match=r"by its policy this run costs mu = 6\.929, and it was charged 4"):
+        guard_for(tmp_path, *random_records(), budget=9.0).answer("run", cell, 2, zeros(), keys)
+
+
+def test_masks_differ_by_silo_round_and_run_and_come_from_a_secret() -> None:
+    """No block of a mask occurs in another one, whatever the offset; no public number is the secret."""
+    maskers = [Masker(KeyedNormal(bytes([n]) * 32).secret(n), n) for n in range(3)]
+    keys = b"".join(masker.public for masker in maskers)
+    seen: set[bytes] = set()
+    for masker in maskers[:2]:
+        for t in (1, 2, 3):
+            for chain in (b"", b"one", b"two"):
+                words = masker.mask(keys, 3, t, 2000, chain).tobytes()
+                blocks = {words[start : start + 16] for start in range(0, len(words), 16)}
+                assert len(blocks) == 1000
+                assert not blocks & seen
+                seen |= blocks
+
+
+def test_mask_secret_and_noise_are_unrelated_and_neither_is_public(tmp_path: Path) -> None:
+    """Two runs of one silo have two secrets, and neither a run's own key nor a constant is one."""
+    cell = scenario("secure-aggregation")
+    guard = guard_for(tmp_path, *random_records(), trust="secure-aggregation", silos=3, budget=9.0)
+    public = [guard.public_key(run, cell)[:32] for run in ("a", "b")]
+    assert len(set(public)) == 2
+    for run, found in zip(("a", "b"), public, strict=True):
+        opened = guard._ledger.run(run)
+        assert opened is not None
+        assert opened.key is not None
+        guesses = [opened.key, bytes(32), bytes([1]) * 32, KeyedNormal(bytes(32)).secret(0)]
+        assert found not in [Masker(guess, 0).public for guess in guesses]
+        assert found == Masker(KeyedNormal(opened.key).secret(0), 0).public
+        silo = Silo.of(0, silo_of(guard, cell, run).plan, _no_records(), opened.key, b"")
+        secret = KeyedNormal(opened.key).secret(0)
+        drawn = [
+            round_noise(key, 0, 1, START, np.zeros(7850, np.int64)).vector(7850, 2.0**40)
+            for key in (opened.key, secret)
+        ]
+        assert not np.array_equal(*drawn)
+        assert secret != silo.key
+
+
+def _no_records() -> Records:
+    return Records(torch.zeros(0, 785), torch.zeros(0))
+
+
+@pytest.mark.parametrize("model", [{}, {"centre": 0.13}, {"feature_norm": 3.0, "features": "orientations"}])
+def test_features_are_those_of_each_record_by_itself(tmp_path: Path, model: dict[str, Any]) -> None:
+    """Public constants alone: a shard's own mean would be a release about all of its records (finding 49)."""
+    images, labels = random_records()
+    guard = guard_for(tmp_path, images, labels)
+    cell = scenario(model={"name": "softmax-regression", **model})
+    guard.answer("run", cell, 1, zeros() if not model.get("features") else zeros()[: 10 * 393])
+    together = guard._reading["run"].records.features
+    for row in range(4):
+        (tmp_path / str(row)).mkdir()
+        alone = guard_for(tmp_path / str(row), np.repeat(images[row : row + 1], 40, axis=0), labels)
+        alone.answer("run", cell, 1, zeros() if not model.get("features") else zeros()[: 10 * 393])
+        assert torch.allclose(together[row], alone._reading["run"].records.features[0], rtol=1e-12)
+
+
+def test_real_a_reply_has_nothing_but_the_release(tmp_path: Path) -> None:
+    """No counts of records beside it: how many were clipped is a release that nobody accounts for (finding 52)."""
+    with guard_process(tmp_path, *random_records()) as guard, socket.socket(socket.AF_UNIX) as raw:
+        raw.connect(str(guard.path))
+        header = {"run": "run", "cell": scenario(), "t": 1, "dtype": "float64", "keys": ""}
+        for content in (json.dumps(header).encode(), bytes(8 * 7850)):
+            raw.sendall(struct.pack("!I", len(content)) + content)
+        raw.shutdown(socket.SHUT_WR)
+        reply = b""
+        while piece := raw.recv(2**16):
+            reply += piece
+    (length,) = struct.unpack_from("!I", reply)
+    assert json.loads(reply[4 : 4 + length]) == {"dtype": "float64"}
+    assert len(reply) == 8 + length + 8 * 7850
+
+
+def test_a_full_disk_at_either_commit_releases_nothing_and_changes_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query on file, the reply on file, or the mark: each refused once (finding 34)."""
+    from fedpriv.silo.ledger import LedgerError
+
+    guard = guard_for(tmp_path, *random_records())
+    guard.answer("run", scenario(), 1, zeros())
+    pages = guard._ledger._database.execute("PRAGMA page_count").fetchone()[0]
+    guard._ledger._database.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(LedgerError, match="nothing is released"):
+        guard.answer("run", scenario(), 2, zeros())
+    again = guard_of(tmp_path / "silo-0.toml")
+    known = again._ledger.answer("run", 2)
+    assert known is not None
+    assert known.reply is None  # the small row fitted: its query is on file
+    with pytest.raises(RunError, match="round 2 was asked already, for another query"):
+        again.answer("run", scenario(), 2, zeros() + 1.0)
+    silo = silo_of(again, scenario())
+    _, state = silo.answer(silo.start(), 1, zeros())
+    release, state = silo.answer(state, 2, zeros())
+    assert torch.equal(
+        again.answer("run", scenario(), 2, zeros()), silo.message(release.vector, 2, b"", state.chain)
+    )
+    assert SiloLedger(tmp_path / "ledger-0.sqlite").prices() == [pytest.approx(4.0)]

@@ -1,0 +1,207 @@
+"""What a silo's policy allows: every other scenario is refused in one line, before anything is released."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.silo.admission import Charge
+from fedpriv.silo.ledger import SiloLedger, create_ledger
+from fedpriv.silo.policy import Allowed, Policy, read_policy, write_template
+from fedpriv.silo.shard import load_shard
+from tests.silo.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_of, write_silo
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"privacy__rho": 4.1}, r"costs mu = 4\.1.*the budget is 4"),
+        ({"privacy__mode": "none", "privacy__rho": None}, "without noise"),
+        ({"algorithm__trust": "trusted"}, "without noise"),
+        ({"algorithm__clip": 1e6}, r"clips at 1e\+06, allowed is 118"),
+        ({"algorithm__diameter": 10.0}, "clips at"),
+        ({"federation__rounds": 11}, "11 rounds, allowed are 10"),
+        ({"federation__batch": 3}, "needs 24 records"),
+        ({"privacy__relation": "zero-out"}, "relation is zero-out, allowed is replace-one"),
+        ({"federation__silos": 10_000_000}, "10000000 silos"),
+    ],
+)
+def test_a_scenario_that_exceeds_the_policy_is_refused(
+    tmp_path: Path, overrides: dict[str, Any], reason: str
+) -> None:
+    guard = guard_of(write_silo(tmp_path))
+    with pytest.raises(RunError, match=reason):
+        guard.answer("run", cell_json(**overrides), 1, ZERO)
+
+
+@pytest.mark.parametrize("trust", ["untrusted", "trusted"])
+@pytest.mark.parametrize("noise_free", [False, True])
+@pytest.mark.parametrize(("overrides", "reason"), UNACCOUNTABLE.values(), ids=UNACCOUNTABLE)
+def test_releases_that_cannot_be_accounted_for_are_refused_in_one_line_under_any_policy(
+    tmp_path: Path, overrides: dict[str, Any], reason: str, trust: str, noise_free: bool
+) -> None:
+    """And before anything is calibrated, charged or opened."""
+    guard = guard_of(write_silo(tmp_path, relation="zero-out", clip=1e9, trust=trust, noise_free=noise_free))
+    with pytest.raises(RunError) as refused:
+        guard.answer("run", cell_json(**overrides), 1, ZERO)
+    assert str(refused.value) == f"silo 0 refuses: {reason}"
+    assert guard._ledger.prices() == []
+
+
+def test_a_trusted_policy_releases_sums_at_the_price_of_what_the_server_publishes(tmp_path: Path) -> None:
+    guard = guard_of(write_silo(tmp_path, trust="trusted"))
+    trusted = cell_json(algorithm__trust="trusted")
+    first = guard.answer("run", trusted, 1, ZERO)
+    other = tmp_path / "other"
+    other.mkdir()
+    assert torch.equal(first, guard_of(write_silo(other, trust="trusted")).answer("run", trusted, 1, ZERO))
+    assert guard._ledger.prices() == [pytest.approx(4.0)]
+    with pytest.raises(RunError, match="nobody add noise"):
+        guard.answer("b", cell_json(algorithm__trust="trusted", privacy__mode="none", privacy__rho=None), 1, ZERO)
+    with pytest.raises(RunError, match="budget is 4"):
+        guard.answer("c", cell_json(algorithm__trust="trusted", privacy__rho=1.0), 1, ZERO)
+
+
+def test_the_budget_is_for_the_shard_and_not_for_a_run(tmp_path: Path) -> None:
+    """Runs of mu = 2.4 and 3.2 compose to exactly 4; a third, however small, is refused under any name."""
+    guard = guard_of(write_silo(tmp_path))
+    guard.answer("a", cell_json(privacy__rho=2.4), 1, ZERO)
+    guard.answer("b", cell_json(privacy__rho=3.2), 1, ZERO)
+    with pytest.raises(RunError, match="budget is 4"):
+        guard.answer("c", cell_json(privacy__rho=0.1), 1, ZERO)
+    again = guard_of(tmp_path / "silo-0.toml")  # a restart forgets nothing
+    with pytest.raises(RunError, match="budget is 4"):
+        again.answer("d", cell_json(privacy__rho=0.1), 1, ZERO)
+    assert torch.isfinite(again.answer("b", cell_json(privacy__rho=3.2), 2, ZERO)).all()
+
+
+@pytest.mark.parametrize(
+    ("epochs", "algorithm"),
+    [
+        (2, {"name": "dp-ftrl", "clip": 1e-3, "step": 0.1}),
+        (2, {
+            "name": "momentum-tree-aligned", "clip": 1.0, "alpha": 1.0, "step": 0.1, "gamma": 0.3,
+            "difference_clip": 1.0, "residual_clip": 1e-3,
+        }),
+        (1, {
+            "name": "goldstein-single-pass", "anchor_clip": 1.0, "clip": 1e-3, "period": 4, "radius": 0.1,
+            "smoothing": 0.01, "window": 2, "step": 0.1, "oracle": "first-order", "anchor_batches": 1,
+        }),
+    ],
+    ids=["clip", "residual_clip", "clip beside an anchor's"],
+)  # fmt: skip
+def test_the_smallest_clip_of_any_round_and_part_has_a_bound_too(
+    tmp_path: Path, epochs: int, algorithm: dict[str, Any]
+) -> None:
+    """A server that clips at next to nothing chooses the numbers that arithmetic is worst at."""
+    asked = cell_json(
+        algorithm={"trust": "untrusted", **algorithm},
+        federation__epochs=epochs,
+        privacy={"relation": "replace-one", "mu": 1.0},
+    )
+    with pytest.raises(RunError, match=r"the scenario clips at 0\.001, allowed is 0\.01 or more"):
+        guard_of(write_silo(tmp_path, least_clip=0.01)).answer("run", asked, 1, ZERO)
+    assert torch.isfinite(guard_of(write_silo(tmp_path, least_clip=1e-3)).answer("run", asked, 1, ZERO)).all()
+
+
+def test_a_policy_written_before_a_key_was_there_still_loads(tmp_path: Path) -> None:
+    """What it does not say is at its default: none of these keys widens what it allowed."""
+    allow = read_policy(write_silo(tmp_path)).allow
+    assert (allow.least_clip, allow.query, allow.tick) == (2.0**-40, 2.0**40, 0.05)
+    assert allow.model_fields_set == {"relation", "clip", "rounds", "budget"}
+
+
+def test_a_template_has_every_key_and_is_a_policy(tmp_path: Path) -> None:
+    path = tmp_path / "new.toml"
+    write_template(path)
+    policy = read_policy(path)
+    assert (policy.allow.relation, policy.allow.trust, policy.shard.name) == (
+        "replace-one",
+        "untrusted",
+        "shard.npz",
+    )
+    text = path.read_text()
+    for model in (Policy, Allowed):
+        for name, field in model.model_fields.items():
+            assert name in ("allow", "evaluation") or f"{name} = " in text
+            assert field.description is None or field.description.split()[-1] in text
+    with pytest.raises(InputError, match="exists"):
+        write_template(path)
+    with pytest.raises(InputError, match="cannot be written"):
+        write_template(tmp_path / "nowhere" / "new.toml")
+
+
+def test_bounds_of_clips_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"least_clip = 2 is above clip = 1: no run has both"):
+        read_policy(write_silo(tmp_path, clip=1.0, least_clip=2.0))
+    for key, value in {"least_clip": 2.0**-41, "tick": -0.1, "query": 0.0}.items():
+        with pytest.raises(InputError, match=rf"allow\.{key}"):
+            read_policy(write_silo(tmp_path, **{key: value}))
+
+
+def test_files_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
+    path = write_silo(tmp_path)
+    path.write_text(path.read_text().replace("silo = 0", "silo = 0\nseed = 1"))
+    with pytest.raises(InputError, match="seed: a fixed seed is refused"):
+        read_policy(path)
+    path = write_silo(tmp_path, budget=-1.0)
+    with pytest.raises(InputError, match=r"allow\.budget = -1\.0: expected a number above 0"):
+        read_policy(path)
+    path.write_text(path.read_text().replace("budget = -1.0", "budgett = 1.0"))
+    with pytest.raises(InputError, match=r"silo-0\.toml: allow\.budgett: unknown key; did you mean 'budget'\?$"):
+        read_policy(path)
+    ledger = tmp_path / "open.sqlite"
+    create_ledger(ledger, tmp_path / "open.sqlite.mark", b"")
+    ledger.chmod(0o644)
+    with pytest.raises(InputError, match="chmod 600"):
+        SiloLedger(ledger)
+    ledger.chmod(0o600)
+    ledger.write_text("this is no database, but long enough to be taken for one" * 20)
+    with pytest.raises(InputError, match="cannot be used as a ledger"):
+        SiloLedger(ledger)
+    (tmp_path / "bad.npz").write_bytes(b"nothing")
+    with pytest.raises(InputError, match=r"expected an \.npz file"):
+        load_shard(tmp_path / "bad.npz", 10)
+    np.savez(tmp_path / "labels.npz", images=np.zeros((2, 4), np.uint8), labels=np.array([0, 10]))
+    with pytest.raises(InputError, match="labels are whole numbers from 0 to 9"):
+        load_shard(tmp_path / "labels.npz", 10)
+
+
+def test_evaluations_have_no_slack_of_training(tmp_path: Path) -> None:
+    path = write_silo(tmp_path, slack=1e-6)
+    path.write_text(path.read_text() + "[evaluation]\nbudget = 1.0\n")
+    tests = read_policy(path).for_tests
+    assert tests is not None
+    assert (tests.allow.budget, tests.allow.slack) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("given", ['"512 MiB"', '"1 GiB"', "536870912", '"64MiB"'])
+def test_memory_is_bytes_or_said_with_a_unit(tmp_path: Path, given: str) -> None:
+    path = write_silo(tmp_path)
+    path.write_text(path.read_text() + f"memory = {given}\n")
+    assert read_policy(path).allow.memory in (2**29, 2**30, 2**26)
+
+
+@pytest.mark.parametrize("given", ['"512 MB"', "-1", '"1 KiB"', "true", '"much"'])
+def test_memory_that_says_nothing_is_refused(tmp_path: Path, given: str) -> None:
+    path = write_silo(tmp_path)
+    path.write_text(path.read_text() + f"memory = {given}\n")
+    with pytest.raises(InputError, match=r"silo-0\.toml: allow\.memory"):
+        read_policy(path)
+
+
+def test_a_ledger_that_is_one_commit_older_is_refused(tmp_path: Path) -> None:
+    """A run that was opened and not answered is one commit: its charge must not be forgotten either."""
+    path, kept = tmp_path / "l.sqlite", tmp_path / "copy"
+    create_ledger(path, tmp_path / "l.sqlite.mark", b"")
+    ledger = SiloLedger(path)
+    for run in ("one", "two", "three"):
+        kept.write_bytes(path.read_bytes())
+        with ledger.alone(), ledger.transaction():
+            ledger.open_run(run, Charge("{}", 1.0, 0.0), bytes(32))
+    path.write_bytes(kept.read_bytes())
+    with pytest.raises(InputError, match="older copy that was put back"):
+        SiloLedger(path)

@@ -1,0 +1,199 @@
+"""A guard starts only from files that nobody but their owner may change; what fedpriv writes itself passes."""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedpriv.cli.app import app
+from fedpriv.core.errors import InputError, RunError
+from fedpriv.engines.deployment import write_silos
+from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.silo.demo import prepare_silos
+from fedpriv.silo.guard import begin_ledger, open_guard
+from fedpriv.silo.policy import check_writers, read_policy
+from tests.conftest import small_tree
+from tests.silo.guarded import CELL, ZERO, guard_of, write_silo
+
+PLACES = {
+    "policy": "silo-0.toml",
+    "shard": "shard-0.npz",
+    "ledger": "ledgers",
+    "mark": "marks",
+    "identity": "identity-0",
+    "peers": "peers",
+    "folder of the policy": ".",
+}
+
+
+@pytest.fixture
+def generous_umask() -> Iterator[None]:
+    """Under which files are made that everybody may write."""
+    before = os.umask(0)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def silo_in(folder: Path) -> Path:
+    """A policy whose files lie in folders of their own; those that others write here are made 0600 and 0700."""
+    path = write_silo(folder)
+    for name in ("ledgers", "marks"):
+        (folder / name).mkdir()
+    for name in ("identity-0", "peers"):
+        (folder / name).touch()
+    text = path.read_text().replace('"ledger-0.sqlite"', '"ledgers/ledger.sqlite"\nmark = "marks/mark"')
+    path.write_text(text.replace("[allow]", 'identity = "identity-0"\npeers = "peers"\n[allow]'))
+    for each in PLACES.values():
+        (folder / each).chmod(0o700)
+    return path
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
+@pytest.mark.parametrize("what", PLACES)
+def test_what_others_may_write_is_refused_with_path_and_remedy(tmp_path: Path, what: str, mode: int) -> None:
+    path, place = silo_in(tmp_path), (tmp_path / PLACES[what]).resolve()
+    read_policy(path)
+    place.chmod(mode)
+    with pytest.raises(InputError) as refused:
+        read_policy(path)
+    line = str(refused.value)
+    assert line.startswith(f"{place}: mode {mode:04o}, ")
+    assert line.endswith(f"chmod go-w {place}")
+    assert "\n" not in line
+    place.chmod(mode & 0o700)
+    read_policy(path)
+
+
+def test_a_folder_further_up_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    """Gains: the silo, by another folder in the place of the one with the policy."""
+    (tmp_path / "shared" / "silo").mkdir(parents=True)
+    path = silo_in(tmp_path / "shared" / "silo")
+    read_policy(path)
+    (tmp_path / "shared").chmod(0o777)
+    with pytest.raises(InputError, match=f"^{tmp_path / 'shared'}: mode 0777"):
+        read_policy(path)
+    (tmp_path / "shared").chmod(0o1777)
+    read_policy(path)
+
+
+def test_a_file_that_root_owns_is_refused_too_and_a_link_does_not_hide_it(tmp_path: Path) -> None:
+    path = silo_in(tmp_path)
+    real = tmp_path / "elsewhere"
+    real.mkdir()
+    moved = (tmp_path / "shard-0.npz").rename(real / "records.npz")
+    (tmp_path / "shard-0.npz").symlink_to(moved)
+    read_policy(path)
+    moved.chmod(0o664)
+    assert moved.stat().st_uid == os.geteuid()
+    with pytest.raises(InputError, match=r"records\.npz: mode 0664, "):
+        read_policy(path)
+
+
+def test_a_sticky_folder_passes_since_nobody_replaces_in_it_what_is_anothers(tmp_path: Path) -> None:
+    path = write_silo(tmp_path)
+    tmp_path.chmod(0o1777)  # as a container's volume for a ledger
+    guard_of(path)
+    tmp_path.chmod(0o777)
+    with pytest.raises(InputError, match="mode 0777"):
+        guard_of(path)
+
+
+def test_every_command_of_a_silo_refuses_in_one_line(tmp_path: Path) -> None:
+    path = silo_in(tmp_path)
+    path.chmod(0o664)
+    for command in ("init", "run", "status"):
+        done = CliRunner().invoke(app, ["silo", command, str(path)])
+        assert isinstance(done.exception, InputError)
+        assert f"chmod go-w {path}" in str(done.exception)
+    assert not (tmp_path / "ledgers" / "ledger.sqlite").exists()
+
+
+@pytest.mark.usefixtures("generous_umask")
+def test_what_data_split_and_a_local_deployment_write_passes_under_any_umask(tmp_path: Path) -> None:
+    tree = small_tree()
+    tree.pop("seed")
+    split = [folder / "policy.toml" for folder in prepare_silos(scenario_of(tree, "test"), tmp_path / "a", runs=1)]
+    for path in split:
+        begin_ledger(read_policy(path))
+    kept, home = tmp_path / "kept", tmp_path / "home"
+    for path in [*split, *write_silos(resolve_cell(small_tree(), "test"), kept, home)]:
+        policy = read_policy(path)
+        open_guard(policy)
+        assert {stat.S_IMODE(file.stat().st_mode) & 0o022 for file in (path, policy.shard, policy.ledger)} == {0}
+
+
+@pytest.mark.usefixtures("generous_umask")
+def test_a_template_passes_under_any_umask(tmp_path: Path) -> None:
+    path = tmp_path / "new.toml"
+    done = CliRunner().invoke(app, ["silo", "init", str(path), "--template"])
+    assert done.exit_code == 0
+    read_policy(path)
+
+
+def swapped(folder: Path) -> None:
+    """What a neighbour does in a folder that everybody may write: another link in the place of ours."""
+    (folder / "ledgers").unlink()
+    (folder / "ledgers").symlink_to(folder.parent / "fresh")
+
+
+def test_a_link_in_a_folder_that_others_may_write_buys_no_second_budget(tmp_path: Path) -> None:
+    """A swapped link led to a fresh ledger, and a second full budget of μ = 4 was answered; now nothing starts."""
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    for name in ("shared", "own", "fresh", "spent"):
+        (tmp_path / name).mkdir(mode=0o700)
+    (shared / "ledgers").symlink_to(tmp_path / "spent")
+    path = write_silo(own)
+    path.write_text(path.read_text().replace('"ledger-0.sqlite"', f'"{shared}/ledgers/ledger.sqlite"'))
+    guard = guard_of(path)
+    for run in ("one", "two"):
+        with contextlib.suppress(RunError):  # the first takes all of it
+            guard.answer(run, CELL, 1, ZERO)
+    assert guard._ledger.prices() == [pytest.approx(4.0)]
+    shared.chmod(0o777)
+    swapped(shared)
+    with pytest.raises(InputError, match=f"^{shared}: mode 0777.*chmod go-w {shared}$"):
+        begin_ledger(read_policy(path))
+    assert not list((tmp_path / "fresh").iterdir())
+
+
+@pytest.mark.parametrize("group", [True, False])
+def test_every_link_on_the_way_is_looked_at(tmp_path: Path, group: bool) -> None:
+    """A link to a link in another folder, by relative and absolute targets: each folder that holds one counts."""
+    for name in ("first", "second", "third", "real"):
+        (tmp_path / name).mkdir(mode=0o700)
+    (tmp_path / "real" / "policy").touch(mode=0o600)
+    (tmp_path / "third" / "c").symlink_to("../real/policy")
+    (tmp_path / "second" / "b").symlink_to(tmp_path / "third" / "c")
+    (tmp_path / "first" / "a").symlink_to("../second")
+    leading = tmp_path / "first" / "a" / "b"
+    check_writers([leading])
+    for name in ("first", "second", "third", "real"):
+        (tmp_path / name).chmod(0o770 if group else 0o707)
+        with pytest.raises(InputError, match=f"^{tmp_path / name}: "):
+            check_writers([leading])
+        (tmp_path / name).chmod(0o700)
+    (tmp_path / "first" / "loop").symlink_to("loop")
+    check_writers([tmp_path / "first" / "loop"])  # whoever reads it says so
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_records_that_others_may_read_are_refused(tmp_path: Path, mode: int) -> None:
+    path, shard = write_silo(tmp_path), tmp_path / "shard-0.npz"
+    read_policy(path)
+    shard.chmod(mode)
+    with pytest.raises(InputError, match=f"^{shard}: mode {mode:04o}, others .* chmod 600 {shard}$"):
+        read_policy(path)
+
+
+@pytest.mark.usefixtures("generous_umask")
+def test_records_that_fedpriv_writes_are_their_owners_alone(tmp_path: Path) -> None:
+    tree = small_tree()
+    tree.pop("seed")
+    for folder in prepare_silos(scenario_of(tree, "test"), tmp_path, runs=1):
+        assert stat.S_IMODE((folder / "shard.npz").stat().st_mode) == 0o600
