@@ -75,3 +75,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'fedpriv' has no attribute {name!r}")
     home, called = _HOMES[name]
     return getattr(import_module(home), called or name)
+
+
+def __dir__() -> list[str]:
+    """The public names, those too that are imported when they are first asked for: for completion and `dir`."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -118,3 +118,9 @@ def test_importing_fedpriv_imports_nothing_heavy() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'pydantic', 'matplotlib', 'flwr')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_dir_lists_the_public_names_and_nothing_else() -> None:
+    """Completion in a shell and in notebooks rests on it; names are imported when they are first asked for."""
+    assert {name for name in dir(fedpriv) if not name.startswith("__")} == set(fedpriv.__all__) - {"__version__"}
+    assert all(hasattr(fedpriv, name) for name in fedpriv.__all__)
