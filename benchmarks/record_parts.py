@@ -91,6 +91,10 @@ def rows(piece: int, pieces: int, wanted: Wanted) -> Entries:
                 tree["run"] = {**tree["run"], "arithmetic": arithmetic}
                 noise = "private" if private else "quiet"
                 yield f"{name}/{schedule}/{trust}/{engine}/{arithmetic}/{noise}", _small(tree, engine)
+        for name, schedule in (("dp-sgd", "one epoch"), ("dp-fedavg", "clients, fixed")):
+            tree = tree_of(name, schedule, "trusted", True)
+            tree["run"] |= {"arithmetic": "integers", "metrics": ["balanced_accuracy"], "goldstein_radius": 0.1}
+            yield f"{name}/{schedule}/measured/inprocess/integers/private", _small(tree, "inprocess")
 
     return mine(named(), piece, pieces, wanted)
 

@@ -33,6 +33,7 @@ from fedpriv.data.tables import load_table, load_table_test
 
 Part = tuple[ArrayLike, ArrayLike]
 """Records (n, ...), bytes or numbers, and labels (n,)."""
+_Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 _ADDED: dict[str, tuple[Callable[[], tuple[Part, Part]], int | None]] = {}
 
@@ -170,7 +171,8 @@ def load(name: str, root: Path | None = None, table: TableSchema | None = None) 
         train, test = slice(None, -1000), slice(-1000, None)
         features, labels = problem.features, problem.labels
         return Dataset(name, features[train], labels[train], features[test], labels[test], classes=0)
-    return _READERS[name](name, fetch(name, root) / ORIGINS[name].folder)
+    (read, classes), folder = _READERS[name], fetch(name, root) / ORIGINS[name].folder
+    return Dataset(name, *read(folder, "train"), *read(folder, "test"), classes=classes)
 
 
 def load_test(name: str, root: Path | None = None, table: TableSchema | None = None) -> HeldOut:
@@ -186,20 +188,11 @@ def load_test(name: str, root: Path | None = None, table: TableSchema | None = N
     if name in COMPUTED:
         whole = load(name)
         return HeldOut(whole.test_images, whole.test_labels, whole.classes)
-    read, classes = _TEST_READERS[name]
-    return HeldOut(*read(fetch(name, root) / ORIGINS[name].folder), classes=classes)
+    read, classes = _READERS[name]
+    return HeldOut(*read(fetch(name, root) / ORIGINS[name].folder, "test"), classes=classes)
 
 
-def _read_mnist(name: str, folder: Path) -> Dataset:
-    return Dataset(name, *_idx_part(folder, "train"), *_idx_part(folder, "t10k"), classes=10)
-
-
-def _read_emnist(name: str, folder: Path) -> Dataset:
-    (train_images, train_labels), (test_images, test_labels) = (_emnist_part(folder, p) for p in ("train", "test"))
-    return Dataset(name, train_images, train_labels, test_images, test_labels, classes=47)
-
-
-def _emnist_part(folder: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _emnist_part(folder: Path, part: str) -> _Images:
     """Out of the archive as it is published: the only thing that there is a hash of."""
     path = folder / EMNIST_ARCHIVE
 
@@ -214,35 +207,30 @@ def _emnist_part(folder: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np
     return member("images-idx3"), member("labels-idx1").astype(np.int64)
 
 
-def _idx_part(folder: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _mnist_part(folder: Path, part: str) -> _Images:
+    prefix = "train" if part == "train" else "t10k"
     images = read_idx(folder / f"{prefix}-images-idx3-ubyte")
     return images, read_idx(folder / f"{prefix}-labels-idx1-ubyte").astype(np.int64)
 
 
-def _read_cifar10(name: str, folder: Path) -> Dataset:
-    batches = [_cifar_batch(folder / f"data_batch_{number}") for number in range(1, 6)]
-    train_images, train_labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-    test_images, test_labels = _cifar_batch(folder / "test_batch")
-    return Dataset(name, train_images, train_labels, test_images, test_labels, classes=10)
+def _cifar_part(folder: Path, part: str) -> _Images:
+    if part == "test":
+        return _cifar_batch(folder / "test_batch")
+    images, labels = zip(*(_cifar_batch(folder / f"data_batch_{number}") for number in range(1, 6)), strict=True)
+    return np.concatenate(images), np.concatenate(labels)
 
 
-def _cifar_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _cifar_batch(path: Path) -> _Images:
     """A batch keeps an image as a row of 3,072 bytes: channel, then row, then column."""
     batch = unpickle_arrays(path.read_bytes())
     images: NDArray[np.uint8] = batch["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), np.asarray(batch["labels"], np.int64)
 
 
-_READERS: dict[str, Callable[[str, Path], Dataset]] = {
-    "mnist": _read_mnist,
-    "fashion-mnist": _read_mnist,
-    "emnist": _read_emnist,
-    "cifar10": _read_cifar10,
+_READERS: dict[str, tuple[Callable[[Path, str], _Images], int]] = {
+    "mnist": (_mnist_part, 10),
+    "fashion-mnist": (_mnist_part, 10),
+    "emnist": (_emnist_part, 47),
+    "cifar10": (_cifar_part, 10),
 }
-
-_TEST_READERS: dict[str, tuple[Callable[[Path], tuple[NDArray[np.uint8], NDArray[np.int64]]], int]] = {
-    "mnist": (lambda folder: _idx_part(folder, "t10k"), 10),
-    "fashion-mnist": (lambda folder: _idx_part(folder, "t10k"), 10),
-    "emnist": (lambda folder: _emnist_part(folder, "test"), 47),
-    "cifar10": (lambda folder: _cifar_batch(folder / "test_batch"), 10),
-}
+"""How "train" and "test" are read from a data set's folder, and how many classes there are."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.core.random import public_generator
-from fedpriv.loss.objective import Batch, Evaluation, Objective, Query, Records, View
+from fedpriv.loss.objective import Batch, Evaluation, EvaluationView, Objective, Query, Records
 
 Floats = NDArray[np.float64]
 
@@ -117,7 +117,7 @@ def _in_unit_ball(count: int, dimension: int, seed: int) -> Floats:
 
 
 @dataclass(frozen=True)
-class Measured(View):
+class Measured(EvaluationView):
     """`base`, with the metric `goldstein` at `radius`: of the mean loss over the records evaluated on.
 
     The sampled points are the same in every evaluation (one seed), so that models can be compared.

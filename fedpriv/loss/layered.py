@@ -11,10 +11,8 @@ would lose all digits to cancellation in float32, and a norm that is too small b
 `objective_of` chooses a module's route: this one where every layer has a closed form, torch.func otherwise.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import NamedTuple, Self
 
@@ -25,8 +23,8 @@ from fedpriv.core.replicates import Scalar
 from fedpriv.loss.clipping import Clipping, clipping, together
 from fedpriv.loss.layers import Linked, Stateless, Terms, linked_of, stateless_of, sum_of
 from fedpriv.loss.losses import Loss
-from fedpriv.loss.module import ModuleObjective, check_module, initial_point, parameters_of
-from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
+from fedpriv.loss.module import ModuleObjective, OfModule, check_module, parameters_of
+from fedpriv.loss.objective import Batch, Increment, Query, Records
 
 _CHUNK_VALUES = 2**20
 _VALUES_PER_PARAMETER = 8  # of a chunk: adding its sum to the others' goes through all parameters once
@@ -50,19 +48,14 @@ class _Pass(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LayeredObjective(Deterministic):
+class LayeredObjective(OfModule):
     """The loss of a sequential module's outputs; made by `of`."""
 
     module: nn.Sequential
-    loss: Loss
-    seed: int
-    dtype: torch.dtype
     before: tuple[Stateless, ...]
     blocks: tuple[Block, ...]
     record_values: int
     """How many values one record takes at one point, about."""
-    lipschitz: float = math.inf
-    smoothness: float = math.inf
 
     @classmethod
     def of(cls, module: nn.Module, features: int, loss: Loss, seed: int, dtype: torch.dtype) -> Self | None:
@@ -94,13 +87,6 @@ class LayeredObjective(Deterministic):
         if used != [name for name, _ in module.named_parameters()]:
             return None
         return cls(module, loss, seed, dtype, tuple(before), tuple(blocks), values)
-
-    @cached_property
-    def dimension(self) -> int:
-        return sum(parameter.numel() for parameter in self.module.parameters())
-
-    def initial(self) -> Tensor:
-        return initial_point(self.module, self.seed, self.dtype)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """See `Objective`; about `_CHUNK_VALUES` values, 8 d, or one record's exist at a time, if that is more."""
@@ -221,11 +207,6 @@ class LayeredObjective(Deterministic):
         named = parameters_of(self.module, point)
         chunks = torch.split(records.features, self._rows(point.shape[:-1].numel()))
         return torch.cat([self._forward(named, self._first_seen(chunk)).outputs for chunk in chunks], dim=-2)
-
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
-        outputs = self.outputs(point, records)
-        loss = self.loss.value(outputs, records.labels).mean(-1)
-        return Evaluation(loss, self.loss.accuracy(outputs, records.labels))
 
 
 def _added(total: Tensor, parts: Sequence[Tensor]) -> Tensor:

@@ -4,6 +4,7 @@ Linear models take the features that the settings name, scaled, and a constant 1
 """
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedpriv.loss.features import DIGEST, IMAGES, frozen_features, orientation_h
 from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.layered import objective_of
 from fedpriv.loss.linear import LeastSquares, LogisticRegression, PhaseRetrieval, quadratic_in_ball
-from fedpriv.loss.losses import AbsoluteError, CrossEntropy, SquaredError
+from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
 from fedpriv.loss.objective import Objective
 from fedpriv.loss.rows import (
     COLUMN_MOMENTS,
@@ -182,40 +183,23 @@ class PerceptronSettings(ModuleSettings):
     hidden: Annotated[int, Field(ge=1)] = Field(64, description="width of the hidden layer")
 
 
-def perceptron(activation: type[nn.Module]) -> Model:
-    """One hidden layer: features - hidden - classes."""
+def perceptron(
+    activation: type[nn.Module], loss: Loss | None = None, features: Callable[..., Tensor] = flat_pixels
+) -> Model:
+    """One hidden layer: features - hidden - classes under the cross-entropy, or one output under `loss`.
+
+    |⟨x, z⟩| is the sum of two rectifiers, so the sizes of phase retrieval are within reach of `nn.ReLU`.
+    """
 
     def objective(
         shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: PerceptronSettings
     ) -> Objective:
-        (features,) = shape
-        net = nn.Sequential(
-            nn.Linear(features, settings.hidden), activation(), nn.Linear(settings.hidden, classes)
-        )
-        return objective_of(net, features, CrossEntropy(), settings.initial_seed, dtype)
+        (width,) = shape
+        outputs = classes if loss is None else 1
+        net = nn.Sequential(nn.Linear(width, settings.hidden), activation(), nn.Linear(settings.hidden, outputs))
+        return objective_of(net, width, loss or CrossEntropy(), settings.initial_seed, dtype)
 
-    return Model(PerceptronSettings, flat_pixels, objective)
-
-
-def perceptron_regression(
-    shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: PerceptronSettings
-) -> Objective:
-    """One hidden layer with tanh and one output, under the squared error."""
-    (features,) = shape
-    net = nn.Sequential(nn.Linear(features, settings.hidden), nn.Tanh(), nn.Linear(settings.hidden, 1))
-    return objective_of(net, features, SquaredError(), settings.initial_seed, dtype)
-
-
-def rectified_regression(
-    shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: PerceptronSettings
-) -> Objective:
-    """One hidden layer of rectifiers and one output, under the absolute error: neither smooth nor convex.
-
-    |⟨x, z⟩| is the sum of two rectifiers, so the sizes of phase retrieval are within its reach.
-    """
-    (features,) = shape
-    net = nn.Sequential(nn.Linear(features, settings.hidden), nn.ReLU(), nn.Linear(settings.hidden, 1))
-    return objective_of(net, features, AbsoluteError(), settings.initial_seed, dtype)
+    return Model(PerceptronSettings, features, objective, regression=loss is not None)
 
 
 def convolutional_net(classes: int) -> nn.Sequential:
@@ -288,11 +272,11 @@ MODELS = {
     "logistic-regression": Model(LinearSettings, features_and_bias, logistic_regression),
     "linear-regression": Model(LinearSettings, features_and_bias, least_squares_of_scores, regression=True),
     "ridge-regression": Model(RidgeSettings, features_and_bias, least_squares_of_scores, regression=True),
-    "mlp-regression": Model(PerceptronSettings, flat_pixels, perceptron_regression, regression=True),
+    "mlp-regression": perceptron(nn.Tanh, SquaredError()),
     "mlp": perceptron(nn.Tanh),
     "mlp-relu": perceptron(nn.ReLU),
     "cnn": Model(ModuleSettings, flat_pixels, convolutional),
-    "relu-regression": Model(PerceptronSettings, numbers, rectified_regression, regression=True),
+    "relu-regression": perceptron(nn.ReLU, AbsoluteError(), numbers),
     "least-squares": Model(
         LeastSquaresSettings, numbers, linear_regression, regression=True, only_for=LINEAR_REGRESSION
     ),

@@ -6,7 +6,7 @@ The module gives the structure only; its parameters are the flat point, in the o
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,31 @@ _BLOCK_VALUES = 2**20
 
 
 @dataclass(frozen=True)
-class ModuleObjective(Deterministic):
+class OfModule(Deterministic):
+    """The loss of `module`'s outputs; x_1 follows from `seed`, and no constant of the loss is known."""
+
+    module: nn.Module
+    loss: Loss
+    seed: int
+    dtype: torch.dtype
+    lipschitz = math.inf
+    smoothness = math.inf
+
+    @cached_property
+    def dimension(self) -> int:
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def initial(self) -> Tensor:
+        return initial_point(self.module, self.seed, self.dtype)
+
+    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+        outputs = self.outputs(point, records)
+        loss = self.loss.value(outputs, records.labels).mean(-1)
+        return Evaluation(loss, self.loss.accuracy(outputs, records.labels))
+
+
+@dataclass(frozen=True)
+class ModuleObjective(OfModule):
     """The loss of `module`'s outputs; the module maps (records, features) to (records, outputs).
 
     Constructing raises InputError if a layer mixes records, draws random numbers or keeps buffers.
@@ -40,22 +64,10 @@ class ModuleObjective(Deterministic):
     between calls.
     """
 
-    module: nn.Module
-    loss: Loss
-    seed: int
     dtype: torch.dtype = torch.float32
-    lipschitz: float = math.inf
-    smoothness: float = math.inf
 
     def __post_init__(self) -> None:
         check_module(self.module)
-
-    @property
-    def dimension(self) -> int:
-        return sum(parameter.numel() for parameter in self.module.parameters())
-
-    def initial(self) -> Tensor:
-        return initial_point(self.module, self.seed, self.dtype)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """See `Objective`; at most `_CHUNK_VALUES` values (or one record's) of gradients exist at a time."""
@@ -184,11 +196,6 @@ class ModuleObjective(Deterministic):
     def _call(self, parameters: dict[str, Tensor], features: Tensor) -> Tensor:
         outputs: Tensor = functional_call(self.module, parameters, (features,))
         return outputs
-
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
-        outputs = self.outputs(point, records)
-        loss = self.loss.value(outputs, records.labels).mean(-1)
-        return Evaluation(loss, self.loss.accuracy(outputs, records.labels))
 
 
 def _singles(records: Records) -> Iterator[tuple[Tensor, Tensor]]:

@@ -6,6 +6,7 @@
 | `Objective` | the protocol: a loss over flat parameters |
 | `Deterministic` | base class of losses without public coins |
 | `View` | base class of wrappers that delegate to another objective |
+| `EvaluationView` | base class of those that change evaluations alone |
 | `fast_paths` | the shortcuts that a loss may have as attributes |
 """
 
@@ -248,10 +249,12 @@ class FastPaths(NamedTuple):
 
 
 def fast_paths(objective: Objective) -> FastPaths:
-    """Find the attributes `outer` and `linear` that a loss may have.
+    """Find the attributes `outer` and `linear` that a loss may have, behind views that only evaluate.
 
-    A view has none, even of a loss that does: its increments may be others.
+    Any other view has none, even of a loss that does: its increments may be others.
     """
+    while isinstance(objective, EvaluationView):
+        objective = objective.base
     return FastPaths(getattr(objective, "outer", None), getattr(objective, "linear", None))
 
 
@@ -307,3 +310,8 @@ class View:
 
     def evaluate(self, point: Tensor, records: Records) -> Evaluation:
         return self.base.evaluate(point, records)
+
+
+@dataclass(frozen=True)
+class EvaluationView(View):
+    """`base`, but for `evaluate`: increments are computed as `base` computes them, bit for bit."""

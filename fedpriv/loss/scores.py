@@ -27,6 +27,7 @@ from fedpriv.loss.objective import (
     Batch,
     Deterministic,
     Evaluation,
+    EvaluationView,
     Increment,
     Objective,
     Query,
@@ -136,7 +137,7 @@ LOWER_IS_BETTER = frozenset({"test_loss", "test_mae", "test_calibration_error"})
 
 
 @dataclass(frozen=True)
-class Scored(View):
+class Scored(EvaluationView):
     """`base`, with `scores` as metrics test_NAME; with `silos` each metric at each silo too, their mean and worst.
 
     `silos` says how many test records of each silo there are; records come silo by silo, in that order.  `unit` is

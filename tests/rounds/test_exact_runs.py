@@ -140,3 +140,36 @@ def test_a_deployment_computes_what_the_simulation_does(tmp_path: Path, of: tupl
     assert np.linalg.norm(outcome.finished.model) > 1e-3
     assert outcome.finished.model.tobytes() == strategy.model.numpy().tobytes()
     assert outcome.finished.releases == strategy.plan.releases(strategy.rounds_done)
+
+
+MEASURED: dict[str, dict[str, Any]] = {
+    "metrics": {"run__metrics": ["balanced_accuracy"]},
+    "goldstein": {"run__goldstein_radius": 0.1},
+}
+LOCAL_STEPS: dict[str, Any] = {
+    "algorithm": {"name": "dp-fedavg", "clip": 1.0, "local_steps": 3, "local_step": 0.1},
+    "privacy": {"relation": "zero-out", "mu": 2.0, "unit": "client", "records": 2},
+    "run__arithmetic": "integers",
+    "run__dtype": "float32",
+}
+
+
+@pytest.mark.parametrize("measured", MEASURED.values(), ids=MEASURED)
+def test_what_is_measured_beside_a_run_changes_no_integer(tmp_path: Path, measured: dict[str, Any]) -> None:
+    """In a simulation, and of guards, which measure nothing."""
+    plain, cell = cell_of("tree", "untrusted"), cell_of("tree", "untrusted", **measured)
+    expected, found = (run("inprocess", each)[0][0].finished for each in (plain, cell))
+    assert found.releases == expected.releases
+    assert found.model.tobytes() == expected.model.tobytes()
+    assert deployed(tmp_path, cell, dies_in=3).model.numpy().tobytes() == expected.model.tobytes()
+
+
+@pytest.mark.parametrize("measured", MEASURED.values(), ids=MEASURED)
+def test_what_is_measured_beside_local_steps_changes_no_integer(measured: dict[str, Any]) -> None:
+    """Clients of linear scores take the same way with it as without, which a guard without it takes too."""
+    plain, cell = (
+        resolve_cell(json.loads(scenario(**{**LOCAL_STEPS, **more})), "test") for more in ({}, measured)
+    )
+    expected, found = (run("inprocess", each)[0][0].finished for each in (plain, cell))
+    assert np.linalg.norm(expected.model) > 1e-3
+    assert found.model.tobytes() == expected.model.tobytes()
