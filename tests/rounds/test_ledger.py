@@ -249,16 +249,6 @@ def test_cells_that_results_json_does_not_have_yet_are_checked(tmp_path: Path) -
     assert [entry.cell for entry in read_ledger(tmp_path / "run")] == [0, 1]
 
 
-def test_releases_are_read_by_the_names_of_earlier_versions() -> None:
-    """0.1 said keep and places, and wrote the fields of a fixed order beside the others."""
-    tree = ReleaseStream("server", BinaryTree(0.9), Schedule(16, 4), 0.9, (2.0,) * 16, 0.5, "zero-out", std=4.0)
-    old = {**as_data(tree), "mechanism": {"name": "tree", "keep": 0.9, "period": None}, "rounds": 16, "places": 4}
-    old["keep"] = old.pop("decay")
-    del old["participation"]
-    assert from_data(old) == tree
-    assert {"keep", "places"}.isdisjoint(json.dumps(as_data(tree)).replace('"', " ").split())
-
-
 def test_alike_silos_are_as_many_streams_as_their_name_says() -> None:
     """A person in both of "silos 0-1", each at mu = 1: √2; one stream fewer counted would be 1."""
     unit = unit_named("user", 1, shared=2)
