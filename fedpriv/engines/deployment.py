@@ -18,7 +18,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -107,45 +106,31 @@ class LocalSilo:
     def home(self) -> Path:
         return self.policy.parent
 
-    def start(self) -> None:
-        self.start_guard()
-        self.start_supernode()
-
-    def start_guard(self) -> None:
-        self._start("guard", [script("fedpriv"), "silo", "run", str(self.policy)])
-
-    def start_supernode(self) -> None:
-        guard = self.home / SOCKET
-        self._start("supernode", supernode_process.command(self.superlink, self.number, guard, self.keys))
-
-    def kill(self, name: str) -> None:
-        """SIGKILL the guard or the SuperNode, with all it started, and wait until it is gone."""
-        os.killpg(self.processes[name].pid, signal.SIGKILL)
-        self.processes[name].wait()
+    def start(self, *names: str) -> None:
+        """Start "guard" and "supernode", or those that are named; their logs are appended to."""
+        commands = {
+            "guard": [script("fedpriv"), "silo", "run", str(self.policy)],
+            "supernode": supernode_process.command(self.superlink, self.number, self.home / SOCKET, self.keys),
+        }
+        for name in names or commands:
+            with (self.home / f"{name}.log").open("ab") as log:
+                self.processes[name] = subprocess.Popen(
+                    commands[name],
+                    cwd=self.home,
+                    env=environment(self.home),
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
 
     def ended(self) -> str | None:
         """Name the process that has ended, with the end of its log; None while both run."""
         for name, process in self.processes.items():
             if process.poll() is not None:
-                return (
-                    f"silo {self.number}'s {name} ended with exit code {process.returncode}{self._log_tail(name)}"
-                )
+                ended = f"silo {self.number}'s {name} ended with exit code {process.returncode}"
+                lines = (self.home / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+                return "\n".join([f"{ended}:", *lines[-5:]] if lines else [ended])
         return None
-
-    def _start(self, name: str, command: list[str]) -> None:
-        with (self.home / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                command, cwd=self.home, env=environment(self.home), stdout=log, stderr=log, start_new_session=True
-            )
-
-    def _log_tail(self, name: str) -> str:
-        lines = (self.home / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-        return ":\n" + "\n".join(lines[-5:]) if lines else ""
-
-
-def remove_silos(folder: Path) -> None:
-    """Remove the silos' folders of a run that is over, with its records and ledgers."""
-    shutil.rmtree(folder)
 
 
 _POLL_SECONDS = 0.2
@@ -201,7 +186,11 @@ def run_deployment(
     if address is None:
         refuse_root("--engine deployment")
     for cell in cells:
-        _refuse_clients(cell)
+        if (clients := cell.federation.clients) is not None:
+            raise InputError(
+                f"federation.clients = {clients}: engine deployment has silos with guards, and no clients that "
+                "come and go; use --engine vectorized"
+            )
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "deployment")
         if cell.federation.drop_out or cell.federation.away:
@@ -222,15 +211,7 @@ def run_deployment(
                     finished = _submit(link, index, cell, out, token, observer, lost)
         yield Outcome(index, finished)
         if address is None and state_folder(token).exists():
-            remove_silos(state_folder(token))
-
-
-def _refuse_clients(cell: Cell) -> None:
-    if cell.federation.clients is not None:
-        raise InputError(
-            f"federation.clients = {cell.federation.clients}: engine deployment has silos with guards, and no "
-            "clients that come and go; use --engine vectorized"
-        )
+            shutil.rmtree(state_folder(token))
 
 
 def _submit(
