@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
@@ -40,8 +40,7 @@ from fedpriv.scenario.schema import Cell
 _TELL_SECONDS = 0.1
 
 
-@dataclass(frozen=True)
-class Began:
+class Began(NamedTuple):
     """The first thing a worker says: who it is."""
 
     machine: str
@@ -49,25 +48,21 @@ class Began:
     versions: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Advanced:
+class Advanced(NamedTuple):
     rounds: int
 
 
-@dataclass(frozen=True)
-class Evaluated:
+class Evaluated(NamedTuple):
     place: int
     t: int
     metrics: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Noted:
+class Noted(NamedTuple):
     line: str
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """A checkpoint, which the process that asked for the work keeps; None: it is not needed any more."""
 
     name: str

@@ -158,7 +158,7 @@ class RunObserver:
 
 
 class Observers(RunObserver):
-    """Several as one; whoever speaks numbers the cells by their place in `places`, the observers hear those."""
+    """Several as one; an engine numbers the cells by their place in `places`, and observers hear those."""
 
     def __init__(self, places: Sequence[int], observers: Sequence[RunObserver]) -> None:
         self._places, self._observers = places, observers

@@ -30,6 +30,7 @@ from fedpriv.core.random import SERVER, KeyedNormal, public_generator
 from fedpriv.loss.estimators import Round
 from fedpriv.loss.objective import Objective, Records, Slots
 from fedpriv.loss.running_sums import Part, RunningSum, absorb, parts_of
+from fedpriv.loss.views import is_absent
 from fedpriv.noise.integers.fixed_point import Ints, packed, sum_of
 from fedpriv.noise.integers.gaussian import START, linked, linked_missed, round_noise
 from fedpriv.noise.integers.increments import integer_sum
@@ -56,6 +57,15 @@ class Read(NamedTuple):
     """Of every record, (records,) or (..., records); 0 of a row that does not count."""
     rows: tuple[tuple[int, int], ...]
     """The silos in the order of their records, as in `Slots`."""
+
+
+def counting(records: Records) -> tuple[Records, Tensor]:
+    """Rows of single records with labels for all of them, and which of them are there, both (..., B).
+
+    Guarantee: with weight 0 where it is not there, a row adds nothing to a sum, whatever the loss is.
+    """
+    missing = is_absent(records.labels)
+    return Records(records.features, records.labels.masked_fill(missing, 0)), ~missing
 
 
 class State(NamedTuple):
