@@ -1,9 +1,11 @@
-"""Families of tests of rounds in a public order, and the parts of a run that canaries are planted in.
+"""Families of tests of rounds in a public order, and their power.
 
-A run is audited as a whole: its first step, which is a round of DP-SGD, and its evaluations are cells of their
-own, each against its own claim, and releases of all parts together, about the same canaries, against the composed
-claim.  `Steps` counts the progress of an audit, which runs in one thread; the power of an audit says how much of
-the noise would have to be gone for it to be seen at the trials that there were.
+A run is audited as a whole, in parts that canaries are planted in: its first step, which is a round of DP-SGD, and
+its evaluations are cells of their own, each against its own claim, and releases of all parts together, about the
+same canaries, against the composed claim.
+
+The power of an audit says how much of the noise would have to be gone for it to be seen at the trials that there
+were.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

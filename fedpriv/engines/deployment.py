@@ -1,15 +1,16 @@
-"""Deployment engine: Flower's SuperLink and a SuperNode and a guard for each silo, which share only the network.
+"""Engines that submit a run to a SuperLink: `deployment`, and `ray`, which is Flower's own simulation.
 
-Without an address all of it is started here, as processes of this machine; with one, the app is submitted to a
-SuperLink whose silos other people run.  A run's identity is a token that is kept in its folder, since Flower gives
-a resubmitted run another number: silos and server go on from their ledgers under the same token.
+A deployment has a SuperNode and a guard for each silo, which share only the network.  Without an address all of it
+is started here, as processes of this machine; with one, the app is submitted to a SuperLink whose silos other
+people run.  A run's identity is a token that is kept in its folder, since Flower gives a resubmitted run another
+number: silos and server resume from their ledgers under the same token.
 
 A silo of this machine has its own folder, guard and SuperNode, as on a machine of its own.  Guard and SuperNode
 share nothing with the others: the shard, the ledger with its keys and the policy lie in a folder of mode 0700, and
 only the SuperNode talks to the SuperLink.
 
-Progress of a submitted run comes through the run's folder, its end from Flower.  Flower's own simulation engine,
-which sends every client message of the same apps through a Ray actor, is here as well.
+Flower's simulation sends every client message of the same apps through a Ray actor.  The progress of either comes
+through the run's folder, its end from Flower.
 """
 
 import importlib.util

@@ -1,8 +1,9 @@
-"""Child processes of an engine on this machine: environment, ports, keys and certificates, and their end.
+"""Child processes of an engine on this machine: their environment, ports, keys and certificates, and their end.
+
+Keys and certificates are made for one run on one machine; those of others are read and checked before anything
+waits for them.  Every child is ended with its engine, by a process of its own if the engine is killed:
 
 python -P -m fedpriv.engines.processes HOME   ends what was started in HOME once its standard input is closed
-
-Keys and certificates are made for one run on one machine, or read and checked before anything waits for them.
 """
 
 import datetime

@@ -1,6 +1,7 @@
-"""Outcome of a cell, whichever engine ran it; observers of a run; checkpoints of a simulation.
+"""Outcomes of cells, observers of runs and checkpoints of simulations: all that an engine hands out.
 
-`RunObserver` is one protocol for servers, engines, results, progress, trackers and your own.
+`Finished` is the outcome of a cell, whichever engine ran it.  `RunObserver` is one protocol for servers, engines,
+results, progress, trackers and your own.
 
 A checkpoint lets a simulation that was killed resume.  It is bytes: a header in JSON and the tensors as they are,
 without code.  It says which cells it is of and which versions computed it, because only the same ones would have

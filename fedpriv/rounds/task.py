@@ -212,22 +212,20 @@ def task_of_cell(cell: Cell) -> Task:
     if unit.name == RECORD.name:
         task = task_of(inputs, validation)
     else:
-        task = _by_units(unit, inputs, validation, _clients_of(cell))
+        clients, data = cell.federation.clients, cell.data
+        pool = None if clients is None or data.partition == "iid" else (clients, data)
+        task = _by_units(unit, inputs, validation, pool)
     return dataclasses.replace(task, objective=_measured(task, cell))
-
-
-def _clients_of(cell: Cell) -> tuple[int, DataSection] | None:
-    """How many clients a pool has and how their records are skewed; None for those in a row of the data."""
-    if cell.federation.clients is None or cell.data.partition == "iid":
-        return None
-    return cell.federation.clients, cell.data
 
 
 @lru_cache(maxsize=1)
 def _by_units(
     unit: Unit, inputs: ModelInputs, validation: int | None, clients: tuple[int, DataSection] | None
 ) -> Task:
-    """The task whose training rows are units: persons, or clients of so many records each."""
+    """The task whose training rows are units: persons, or clients of so many records each.
+
+    `clients`: how many a pool has and how their records are skewed; None for those in a row of the data.
+    """
     task = task_of(inputs, validation)
     count = len(task.train.labels)
     if unit.name == USER.name:

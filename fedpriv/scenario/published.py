@@ -1,8 +1,8 @@
 """Sections of a scenario about its results, which no run reads: [paper], [table], [scaling] and [tuned].
 
 They say what was published for a scenario, how its tables are laid out, which growth it is about, and how its
-settings were chosen, which `fedpriv tune` writes and reports read.  Dotted keys of a parsed TOML tree are looked
-up and assigned here, too.
+settings were chosen, which `fedpriv tune` writes and reports read.  They name other keys by dotted paths, which
+`look_up` and `assign` follow in a parsed TOML tree.
 """
 
 import dataclasses
