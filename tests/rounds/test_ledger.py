@@ -205,6 +205,19 @@ def _fewer_rounds(cell: dict[str, Any]) -> None:
     stream["clips"] = [[stream["clips"][0][0], 4]]
 
 
+def _without(key: str, edit: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    """The edit, and nothing left that it could be compared with."""
+
+    def edited(cell: dict[str, Any]) -> None:
+        edit(cell)
+        *sections, last = key.split(".")
+        for section in sections:
+            cell = cell[section]
+        del cell[last]
+
+    return edited
+
+
 EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
     "fewer rounds": _fewer_rounds,
     "one silo of three": lambda cell: cell["releases"][0].update(owner="silo 0"),
@@ -217,6 +230,13 @@ EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
     "a unit that the scenario did not ask for": lambda cell: cell["scenario"]["privacy"].update(unit="household"),
     "a simulation that is called a release": lambda cell: cell.update(noise="release"),
     "noise beyond all numbers": lambda cell: cell["releases"][0].update(std=1e308 * 10),
+    "fewer rounds, and nobody says how many": _without("rounds", _fewer_rounds),
+    "one silo, and nobody says of how many": _without(
+        "silos", lambda cell: cell["releases"][0].update(owner="silo 0")
+    ),
+    "a relation that halves mu, and nobody says which": _without(
+        "scenario.privacy.relation", lambda cell: cell["releases"][0].update(relation="zero-out")
+    ),
 }
 
 
