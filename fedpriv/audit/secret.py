@@ -227,9 +227,7 @@ def canaries_shown(small: Cell, plan: Plan, seen: Seen, curve: ClaimedCurve, fai
     evidence, batch = evidence_of(plan), plan.batch_sizes[0]
     of_integers = KeyedNormal(integers_key(small.seed), np.float64).coins()
     others = {
-        "coins of the public seed": evidence.told(
-            seen, simulation_noise(small.seed, small.run.dtype).coins(), batch
-        ),
+        "coins of the public seed": evidence.told(seen, simulated(small), batch),
         "coins of the public seed's integers": evidence.told(seen, of_integers, batch),
         "one round in all epochs": evidence.one_round_in_all_epochs(seen),
         "sum of all releases": seen.releases.sum(1),
