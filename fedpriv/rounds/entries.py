@@ -145,7 +145,7 @@ class LedgerEntry:
         asked = told["scenario"]["privacy"]
         if any((stream.relation, stream.unit.name) != (asked["relation"], asked["unit"]) for stream in noisy):
             return False
-        return told["noise"] != "release" or told["engine"] == "deployment"
+        return bool(told["noise"] != "release" or told["engine"] == "deployment")
 
     def _charges_all_of_a_step_elsewhere(
         self, scale: Mapping[str, Any] | None, first: Sequence[ReleaseStream]
