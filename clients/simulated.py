@@ -30,13 +30,7 @@ from fedpriv.protocol.messages import (
     roster_content,
     values_in,
 )
-from fedpriv.rounds.beside import (
-    EvaluationPlan,
-    evaluation_integers_key,
-    evaluation_noise,
-    evaluation_plan_of,
-    held_out_shares,
-)
+from fedpriv.rounds.beside import SimulatedEvaluation, evaluation_integers_key
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.round import State
 from fedpriv.rounds.task import spread, task_of_cell
@@ -74,15 +68,13 @@ class SimulatedFederation:
         """Silo `number` as it evaluates: its test records, which train nothing."""
         if self.tests is None:
             raise RunError(f"silo {number}: the scenario has no [evaluation]")
-        asked, shares = self.tests
-        noise, key = evaluation_noise(self.cell), evaluation_integers_key(self.cell)
-        return _seeded(number, asked.plan, shares[number], noise, key)
+        plan, key = self.tests.asked.plan, evaluation_integers_key(self.cell)
+        return _seeded(number, plan, self.tests.shares[number], self.tests.noise, key)
 
     @cached_property
-    def tests(self) -> tuple[EvaluationPlan, list[Records]] | None:
-        """The plan of the evaluations and every silo's test records; None where silos do not evaluate."""
-        asked = evaluation_plan_of(self.cell, task_of_cell(self.cell).objective)
-        return None if asked is None else (asked, held_out_shares(self.cell))
+    def tests(self) -> SimulatedEvaluation | None:
+        """The evaluations; None where silos do not evaluate."""
+        return SimulatedEvaluation.of(self.cell)
 
 
 def _seeded(
@@ -92,11 +84,6 @@ def _seeded(
     if plan.exact is not None:
         return Silo.of(number, plan, records, key, gaps=gaps)
     return Silo(number, plan, records, noise, gaps=gaps)
-
-
-def simulated_silo(cell: Cell, number: int) -> Silo:
-    """Silo `number` of a simulation."""
-    return SimulatedFederation.of(cell).silo(number)
 
 
 class _LiveState(ConfigRecord):

@@ -15,7 +15,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.figures import counted, delta_figure, upper_figure
 from fedpriv.loss.imported import Trained, trained, with_parameters
 from fedpriv.rounds.outcome import WithMetrics
-from fedpriv.rounds.task import DTYPES, public_task_of_cell, seen
+from fedpriv.rounds.task import ModelInputs, public_task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.page import write_report
@@ -133,7 +133,7 @@ class CellResults(WithMetrics):
         """
         cell = self._cell()
         given = np.asarray(records.detach().cpu() if isinstance(records, torch.Tensor) else records)
-        features = seen(given, cell.model, DTYPES[cell.run.dtype], cell.data.scaling)
+        features = ModelInputs.of(cell).features(given)
         outputs = self._trained().outputs(features)
         predicted = outputs.squeeze(-1) if cell.model.row.regression else outputs.argmax(-1)
         found: NDArray[Any] = predicted.numpy()

@@ -5,10 +5,10 @@ the scenario's own arithmetic, and fixed families of tests try to tell the world
 
 * canaries in the worst case of the clip and the relation (`transcripts`, `statistics`), in the rounds, in a first
   step, in evaluations, and in all of them together,
-* the same canaries where hostile queries drive the arithmetic (`hostile.driving`),
+* the same canaries where hostile queries drive the arithmetic (`attacks.driving`),
 * the same where a machine is put back to before a round, and asked another query there (`transcripts`),
-* the bits of the noisy integers, and of the floats that leave (`integers`),
-* whether replies to hostile queries come, and are finite (`hostile`),
+* the bits of the noisy integers, and of the floats that leave (`attacks`),
+* whether replies to hostile queries come, and are finite (`attacks`),
 
 and the order in which records are read is compared with the definition of a single pass.  The largest lower bound
 on μ, corrected for the size of the families (Bonferroni), must stay under the claim.
@@ -16,7 +16,8 @@ on μ, corrected for the size of the families (Bonferroni), must stay under the 
 
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -114,26 +115,50 @@ def audit(
     parts = parts_of(cell, claimed_mu, runs, seed)
     with one_thread(), torch.inference_mode():
         found = tried(parts, 1.0 - confidence, families, progress)
-    worst, delta, small = _worst(found), cell.privacy.delta, parts["rounds"].small
+    bound = _bound_of(_worst(found), cell.privacy.delta)
+    return _outcome(cell, parts["rounds"].small, bound, found, confidence, runs * CANARIES, started)
+
+
+class _Bound(NamedTuple):
+    """The first fields of an outcome: the bound that is the largest part of its claim."""
+
+    claimed_mu: float
+    mu: float
+    epsilon: float
+    claimed_epsilon: float
+    statistic: str
+    alarms: float | None = None
+
+
+def _bound_of(worst: Found, delta: float) -> _Bound:
+    epsilon = epsilon_of(worst.mu, delta) if worst.mu else 0.0
+    return _Bound(worst.claimed, worst.mu, epsilon, epsilon_of(worst.claimed, delta), worst.test)
+
+
+def _outcome(
+    cell: Cell,
+    small: Cell,
+    bound: _Bound,
+    found: Mapping[str, Found],
+    confidence: float,
+    trials: int,
+    started: float,
+) -> Audit:
     return Audit(
-        worst.claimed,
-        worst.mu,
-        epsilon_of(worst.mu, delta) if worst.mu else 0.0,
-        epsilon_of(worst.claimed, delta),
-        delta,
-        worst.test,
-        _column(found, "mu"),
-        _column(found, "claimed"),
-        _column(found, "sees"),
-        confidence,
-        runs * CANARIES,
-        small.schedule.rounds,
-        small.federation.silos,
-        cell.algorithm.trust,
-        cell.privacy.relation,
-        cell.privacy.protected.words,
-        cell.run.dtype,
-        time.perf_counter() - started,
+        **bound._asdict(),
+        delta=cell.privacy.delta,
+        families={family: each.mu for family, each in found.items()},
+        claims={family: each.claimed for family, each in found.items()},
+        sees={family: each.sees for family, each in found.items() if each.sees is not None},
+        confidence=confidence,
+        trials=trials,
+        rounds=small.schedule.rounds,
+        silos=small.federation.silos,
+        trust=cell.algorithm.trust,
+        relation=cell.privacy.relation,
+        unit=cell.privacy.protected.words,
+        dtype=cell.run.dtype,
+        seconds=time.perf_counter() - started,
         pool=cell.federation.clients is not None,
     )
 
@@ -178,47 +203,19 @@ def _secret(
     tests, failure = evaluations_of(cell, mu, -(-trials // CANARIES), seed), 1.0 - confidence
     of_tests = canaries(tests, failure / 5.0, steps) if tests else {}
     failure, curve = failure * (0.4 if tests else 0.5), ClaimedCurve(secret.guarantee_of(plan))
-    found = {
+    shown = {
         "canaries": secret.canaries_shown(small, plan, seen, curve, failure),
         "company": secret.company_shown(alone, beside, ClaimedCurve(secret.guarantee_of(alone)), failure),
     }
-    best, delta = max(found.values(), key=lambda each: each.excess), cell.privacy.delta
-    outcome = Audit(
-        best.allowed,
-        max(0.0, best.mu),
-        best.epsilon(delta),
-        epsilon_of(mu, delta),
-        delta,
-        best.test,
-        {family: max(0.0, each.mu) for family, each in found.items()} | _column(of_tests, "mu"),
-        {family: each.allowed for family, each in found.items()} | _column(of_tests, "claimed"),
-        {"canaries": sees_in_secret(plan, curve, len(seen.present), failure, seed)} | _column(of_tests, "sees"),
-        confidence,
-        len(seen.present) + companies,
-        small.schedule.rounds,
-        small.federation.silos,
-        cell.algorithm.trust,
-        cell.privacy.relation,
-        cell.privacy.protected.words,
-        cell.run.dtype,
-        time.perf_counter() - started,
-        best.alarms,
-        cell.federation.clients is not None,
+    power = {"canaries": sees_in_secret(plan, curve, len(seen.present), failure, seed)}
+    best, delta = max(shown.values(), key=lambda each: each.excess), cell.privacy.delta
+    bound = _Bound(
+        best.allowed, max(0.0, best.mu), best.epsilon(delta), epsilon_of(mu, delta), best.test, best.alarms
     )
-    if outcome.stands and of_tests and (worst := _worst(of_tests)).mu > worst.claimed:
-        shown, claimed = epsilon_of(worst.mu, delta), epsilon_of(worst.claimed, delta)
-        return replace(
-            outcome,
-            claimed_mu=worst.claimed,
-            mu=worst.mu,
-            epsilon=shown,
-            claimed_epsilon=claimed,
-            statistic=worst.test,
-            alarms=None,
-        )
-    return outcome
-
-
-def _column(found: Mapping[str, Found], name: str) -> dict[str, float]:
-    """A figure of every family that has it."""
-    return {family: value for family, each in found.items() if (value := getattr(each, name)) is not None}
+    if bound.mu <= bound.claimed_mu and of_tests and (worst := _worst(of_tests)).mu > worst.claimed:
+        bound = _bound_of(worst, delta)
+    found = {
+        family: Found(max(0.0, each.mu), each.test, each.allowed, power.get(family))
+        for family, each in shown.items()
+    }
+    return _outcome(cell, small, bound, found | of_tests, confidence, len(seen.present) + companies, started)

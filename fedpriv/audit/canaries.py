@@ -21,7 +21,7 @@ from fedpriv.data.partition import in_a_row
 from fedpriv.loss.objective import Objective, Records
 from fedpriv.noise.trust import CLIENT, RECORD, Unit
 from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.task import DTYPES, labels_of, rows_of
+from fedpriv.rounds.task import DTYPES, ModelInputs, rows_of
 from fedpriv.scenario.schema import Cell, ModelSection
 from fedpriv.silo.shard import Shard
 
@@ -149,11 +149,11 @@ def in_units(shard: Shard, unit: Unit) -> Shard:
 
 def units_of(shard: Shard, cell: Cell) -> Records:
     """A shard of canaries as the cell's model sees it, in its units; a client holds what counts, and all alike."""
-    unit, model, dtype = cell.privacy.protected, cell.model, DTYPES[cell.run.dtype]
+    unit = cell.privacy.protected
     if unit.name != CLIENT.name:
         return in_units(shard, unit).seen(cell)
-    features = model.row.features(shard.images.repeat(unit.records, axis=0), dtype, model.settings)
-    records = Records(features, labels_of(shard.labels.repeat(unit.records), dtype))
+    images, labels = shard.images.repeat(unit.records, axis=0), shard.labels.repeat(unit.records)
+    records = ModelInputs.of(cell).records(images, labels)
     return rows_of(records, in_a_row(len(records.labels), unit.records))
 
 

@@ -1,9 +1,11 @@
-"""Families of tests of rounds in a public order, and the parts of a run that canaries are planted in.
+"""Families of tests of rounds in a public order, and their power.
 
-A run is audited as a whole: its first step, which is a round of DP-SGD, and its evaluations are cells of their
-own, each against its own claim, and releases of all parts together, about the same canaries, against the composed
-claim.  `Steps` counts the progress of an audit, which runs in one thread; the power of an audit says how much of
-the noise would have to be gone for it to be seen at the trials that there were.
+A run is audited as a whole, in parts that canaries are planted in: its first step, which is a round of DP-SGD, and
+its evaluations are cells of their own, each against its own claim, and releases of all parts together, about the
+same canaries, against the composed claim.
+
+The power of an audit says how much of the noise would have to be gone for it to be seen at the trials that there
+were.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,19 +16,21 @@ from scipy import special
 from torch import Tensor
 
 from fedpriv.accounting.gaussian import compose
-from fedpriv.audit import hostile, integers, secret
+from fedpriv.audit import attacks, secret
 from fedpriv.audit.canaries import CanaryLayout, auditable, misread, objective_for, rows_read
-from fedpriv.audit.hostile import bound_at, mu_lower_bound, upper_rates
 from fedpriv.audit.secret import Evidence, Seen, evidence_of
 from fedpriv.audit.statistics import (
     ON_THE_BEST,
     ClaimedCurve,
     best_bound,
+    bound_at,
     heaviest_round,
     likelihoods,
+    mu_lower_bound,
     rollback_bound,
     separation,
     shown,
+    upper_rates,
 )
 from fedpriv.audit.transcripts import Trials, known_rounds, rolled_back, run_trials
 from fedpriv.core.errors import FedprivError
@@ -143,7 +147,7 @@ class Found(NamedTuple):
     test: str
     claimed: float
     sees: float | None = None
-    """Which share of the noise, see `power.sees`; None for a family that looks for something else."""
+    """Which share of the noise, see `sees`; None for a family that looks for something else."""
 
 
 class AuditedPart(NamedTuple):
@@ -263,7 +267,7 @@ def _driven(asked: AuditedPart, failure: float, steps: Steps) -> tuple[float, st
     """The same where queries overflow, are denormal or cancel: what canaries add there may have either sign."""
     plan = asked.plan()
     fitting = asked.plan(len(asked.layout(plan).round))  # few rounds hold fewer canaries
-    trials = asked.gathered(plan, _fewer(asked.runs), hostile.driving(fitting), steps)
+    trials = asked.gathered(plan, _fewer(asked.runs), attacks.driving(fitting), steps)
     turned = trials._replace(seen=-trials.seen)
     bound, test = max(best_bound(plan, either, failure / 2) for either in (trials, turned))
     return bound, f"{test}, under hostile queries"
@@ -296,27 +300,27 @@ def _joined(runs: Sequence[Trials]) -> Trials:
 
 
 def _integers(asked: AuditedPart, failure: float, steps: Steps) -> tuple[float, str]:
-    small = integers.integers_cell(asked.cell, asked.mu)
+    small = attacks.integers_cell(asked.cell, asked.mu)
     present, scores = [], []
-    for number in range(integers.TRIALS):
-        coin, score = integers.attack(small, seed_of(asked.seed, number))
+    for number in range(attacks.TRIALS):
+        coin, score = attacks.integers_attack(small, seed_of(asked.seed, number))
         present.append(coin)
         scores.append(score)
         steps(0.5)
-    return integers.integers_bound(present, scores, failure)
+    return attacks.integers_bound(present, scores, failure)
 
 
 def _hostile(asked: AuditedPart, failure: float, steps: Steps) -> tuple[float, str]:
-    small = hostile.hostile_cell(asked.cell, asked.mu)
+    small = attacks.hostile_cell(asked.cell, asked.mu)
     if small is None:
         return 0.0, "none"
     outcomes = {}
-    for kind in hostile.KINDS:
+    for kind in attacks.KINDS:
         outcomes[kind] = [
-            hostile.attack(small, kind, seed_of(asked.seed, number)) for number in range(hostile.TRIALS)
+            attacks.hostile_attack(small, kind, seed_of(asked.seed, number)) for number in range(attacks.TRIALS)
         ]
-        steps(hostile.TRIALS / 16)
-    return hostile.hostile_bound(outcomes, failure)
+        steps(attacks.TRIALS / 16)
+    return attacks.hostile_bound(outcomes, failure)
 
 
 class _Family(NamedTuple):
@@ -346,8 +350,8 @@ FAMILIES = {
     "canaries": _Family(0.5, lambda parts: sum(part.runs for part in parts.values()), canaries),
     "driven canaries": _of_rounds("driven canaries", 0.05, _fewer, _driven),
     "rollback": _of_rounds("rollback", 0.05, lambda runs: 2.0 * _rollbacks(runs), _rollback),
-    "integers": _of_rounds("integers", 0.2, lambda _: integers.TRIALS / 2, _integers),
+    "integers": _of_rounds("integers", 0.2, lambda _: attacks.TRIALS / 2, _integers),
     "hostile queries": _of_rounds(
-        "hostile queries", 0.2, lambda _: len(hostile.KINDS) * hostile.TRIALS / 16, _hostile
+        "hostile queries", 0.2, lambda _: len(attacks.KINDS) * attacks.TRIALS / 16, _hostile
     ),
 }

@@ -182,9 +182,8 @@ class Evidence:
             members = row % self.schedule.groups == group
             if not members.any():
                 continue
-            scores[members] = _MIXED[type(self.schedule)](
-                self.schedule, ratios[members, group :: self.schedule.groups]
-            )
+            mixed = _MIXED[type(self.schedule)]
+            scores[members] = mixed(self.schedule, ratios[members, group :: self.schedule.groups])
         return scores
 
 
@@ -226,9 +225,10 @@ def evidence_of(plan: Plan) -> Evidence:
 def canaries_shown(small: Cell, plan: Plan, seen: Seen, curve: ClaimedCurve, failure: float) -> Shown:
     """The largest excess of the tests of many canaries."""
     evidence, batch = evidence_of(plan), plan.batch_sizes[0]
+    of_integers = KeyedNormal(integers_key(small.seed), np.float64).coins()
     others = {
         "coins of the public seed": evidence.told(seen, simulated(small), batch),
-        "coins of the public seed's integers": evidence.told(seen, simulated_integers(small), batch),
+        "coins of the public seed's integers": evidence.told(seen, of_integers, batch),
         "one round in all epochs": evidence.one_round_in_all_epochs(seen),
         "sum of all releases": seen.releases.sum(1),
         "largest release": seen.releases.max(1),
@@ -263,8 +263,5 @@ def _largest(
 
 
 def simulated(cell: Cell) -> KeyedCoins:
+    """The coins of a simulation of the cell."""
     return simulation_noise(cell.seed, cell.run.dtype).coins()
-
-
-def simulated_integers(cell: Cell) -> KeyedCoins:
-    return KeyedNormal(integers_key(cell.seed), np.float64).coins()

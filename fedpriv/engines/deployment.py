@@ -1,24 +1,22 @@
-"""Deployment engine: Flower's SuperLink and a SuperNode and a guard for each silo, which share only the network.
+"""Engines that submit a run to a SuperLink: `deployment`, and `ray`, which is Flower's own simulation.
 
-Without an address all of it is started here, as processes of this machine; with one, the app is submitted to a
-SuperLink whose silos other people run.  A run's identity is a token that is kept in its folder, since Flower gives
-a resubmitted run another number: silos and server go on from their ledgers under the same token.
+A deployment has a SuperNode and a guard for each silo, which share only the network.  Without an address all of it
+is started here, as processes of this machine; with one, the app is submitted to a SuperLink whose silos other
+people run.  A run's identity is a token that is kept in its folder, since Flower gives a resubmitted run another
+number: silos and server resume from their ledgers under the same token.
 
 A silo of this machine has its own folder, guard and SuperNode, as on a machine of its own.  Guard and SuperNode
 share nothing with the others: the shard, the ledger with its keys and the policy lie in a folder of mode 0700, and
 only the SuperNode talks to the SuperLink.
 
-Progress of a submitted run comes through the run's folder, its end from Flower.  Flower's own simulation engine,
-which sends every client message of the same apps through a Ray actor, is here as well.
+Flower's simulation sends every client message of the same apps through a Ray actor.  The progress of either comes
+through the run's folder, its end from Flower.
 """
 
-import hashlib
 import importlib.util
-import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -44,14 +42,13 @@ from fedpriv.engines.superlink import (
 from fedpriv.engines.table import Connection, Outcome
 from fedpriv.protocol.cell_folder import FolderReader, clear, run_config_of
 from fedpriv.rounds.beside import held_out_of_silos, records_of_silos
-from fedpriv.rounds.outcome import Finished, RunObserver
+from fedpriv.rounds.outcome import Finished, RunObserver, digest_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.demo import allowance_of, evaluation_of, policy_text, write_policy, write_shard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import own_folder, read_policy
 
 SOCKET = "guard.sock"
-Process = subprocess.Popen[bytes]
 
 
 def state_folder(run_token: str) -> Path:
@@ -101,69 +98,50 @@ class LocalSilo:
     policy: Path
     superlink: str
     keys: Path
-    processes: dict[str, Process] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
     def home(self) -> Path:
         return self.policy.parent
 
-    def start(self) -> None:
-        self.start_guard()
-        self.start_supernode()
-
-    def start_guard(self) -> None:
-        self._start("guard", [script("fedpriv"), "silo", "run", str(self.policy)])
-
-    def start_supernode(self) -> None:
-        guard = self.home / SOCKET
-        self._start("supernode", supernode_process.command(self.superlink, self.number, guard, self.keys))
-
-    def kill(self, name: str) -> None:
-        """SIGKILL the guard or the SuperNode, with all it started, and wait until it is gone."""
-        os.killpg(self.processes[name].pid, signal.SIGKILL)
-        self.processes[name].wait()
+    def start(self, *names: str) -> None:
+        """Start "guard" and "supernode", or those that are named; their logs are appended to."""
+        commands = {
+            "guard": [script("fedpriv"), "silo", "run", str(self.policy)],
+            "supernode": supernode_process.command(self.superlink, self.number, self.home / SOCKET, self.keys),
+        }
+        for name in names or commands:
+            with (self.home / f"{name}.log").open("ab") as log:
+                self.processes[name] = subprocess.Popen(
+                    commands[name],
+                    cwd=self.home,
+                    env=environment(self.home),
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
 
     def ended(self) -> str | None:
         """Name the process that has ended, with the end of its log; None while both run."""
         for name, process in self.processes.items():
             if process.poll() is not None:
-                return (
-                    f"silo {self.number}'s {name} ended with exit code {process.returncode}{self._log_tail(name)}"
-                )
+                ended = f"silo {self.number}'s {name} ended with exit code {process.returncode}"
+                lines = (self.home / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+                return "\n".join([f"{ended}:", *lines[-5:]] if lines else [ended])
         return None
 
-    def _start(self, name: str, command: list[str]) -> None:
-        with (self.home / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                command, cwd=self.home, env=environment(self.home), stdout=log, stderr=log, start_new_session=True
-            )
 
-    def _log_tail(self, name: str) -> str:
-        lines = (self.home / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-        return ":\n" + "\n".join(lines[-5:]) if lines else ""
-
-
-def remove_silos(folder: Path) -> None:
-    """Remove the silos' folders of a run that is over, with its records and ledgers."""
-    shutil.rmtree(folder)
-
+Lost = Callable[[], str | None]
+"""Which process without which there will be no outcome has ended, and how; None while all are there."""
 
 _POLL_SECONDS = 0.2
 _STATUS_SECONDS = 5.0
 
 
 def follow(
-    run: SubmittedRun,
-    reader: FolderReader,
-    index: int,
-    rounds: int,
-    observer: RunObserver,
-    lost: Callable[[], str | None] = lambda: None,
+    run: SubmittedRun, reader: FolderReader, index: int, rounds: int, observer: RunObserver, lost: Lost
 ) -> Finished:
-    """Relay a run's progress until it has an outcome; RunError if it ends without one.
-
-    `lost` says which process without which there will be none has ended, and how; None while all are there.
-    """
+    """Relay a run's progress until it has an outcome; RunError if it ends without one."""
     seen, asked = 0, time.monotonic()
     while True:
         finished = reader.result()
@@ -185,9 +163,6 @@ def follow(
         time.sleep(_POLL_SECONDS)
 
 
-Lost = Callable[[], str | None]
-
-
 def run_deployment(
     cells: Sequence[Cell], observer: RunObserver, *, folder: Path, connection: Connection
 ) -> Iterator[Outcome]:
@@ -197,11 +172,15 @@ def run_deployment(
     runs.  `connection` says where a running SuperLink lets runs be started: `unix:SOCKET` as `fedpriv superlink`
     makes it, or host:port, over TLS if certificates are given.
     """
-    address = connection.superlink
-    if address is None:
+    local = connection.superlink is None
+    if local:
         refuse_root("--engine deployment")
     for cell in cells:
-        _refuse_clients(cell)
+        if (clients := cell.federation.clients) is not None:
+            raise InputError(
+                f"federation.clients = {clients}: engine deployment has silos with guards, and no clients that "
+                "come and go; use --engine vectorized"
+            )
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "deployment")
         if cell.federation.drop_out or cell.federation.away:
@@ -209,54 +188,34 @@ def run_deployment(
                 "federation.drop_out and federation.away are for simulations: silos of a deployment are away when "
                 'they are; write deployment.missing = "continue" instead'
             )
-        out = folder.resolve() / "deployment" / _digest(cell)
+        out = folder.resolve() / "deployment" / digest_of(cell)[:16]
         token = _token(out)
         finished = FolderReader(out).result() if (out / "outcome.json").exists() else None
         if finished is None:
             clear(out)
-            if address is not None:
-                link = remote_superlink(address, connection.root_certificates)
-                finished = _submit(link, index, cell, out, token, observer)
-            else:
-                with _local_federation(cell, token) as (link, lost):
-                    finished = _submit(link, index, cell, out, token, observer, lost)
+            with _federation(cell, connection, token) as (link, lost):
+                run = link.submit(run_config_of(cell, out, token))
+                try:
+                    finished = follow(run, FolderReader(out), index, cell.schedule.rounds, observer, lost)
+                except BaseException:
+                    if not local:  # our own is ended as a whole
+                        run.stop()
+                    raise
         yield Outcome(index, finished)
-        if address is None and state_folder(token).exists():
-            remove_silos(state_folder(token))
-
-
-def _refuse_clients(cell: Cell) -> None:
-    if cell.federation.clients is not None:
-        raise InputError(
-            f"federation.clients = {cell.federation.clients}: engine deployment has silos with guards, and no "
-            "clients that come and go; use --engine vectorized"
-        )
-
-
-def _submit(
-    link: SuperLink,
-    index: int,
-    cell: Cell,
-    out: Path,
-    token: str,
-    observer: RunObserver,
-    lost: Lost = lambda: None,
-) -> Finished:
-    run = link.submit(run_config_of(cell, out, token))
-    try:
-        return follow(run, FolderReader(out), index, cell.schedule.rounds, observer, lost)
-    except BaseException:
-        if link.process is None:  # our own is ended as a whole
-            run.stop()
-        raise
+        if local and state_folder(token).exists():
+            shutil.rmtree(state_folder(token))
 
 
 @contextmanager
-def _local_federation(cell: Cell, token: str) -> Iterator[tuple[SuperLink, Lost]]:
-    """SuperLink and silos as processes that are gone when the block is left, and what says that one has ended.
+def _federation(cell: Cell, connection: Connection, token: str) -> Iterator[tuple[SuperLink, Lost]]:
+    """A SuperLink, and what says that a process has ended without which there will be no outcome.
 
-    A run that continues without a missing silo is told of none.
+    Without an address SuperLink and silos are processes of ours that are gone when the block is left.  A run that
+    continues without a missing silo is told of none.
     """
+    if connection.superlink is not None:
+        yield remote_superlink(connection.superlink, connection.root_certificates), lambda: None
+        return
     with tempfile.TemporaryDirectory(prefix="fedpriv-") as name:
         home = Path(name)
         policies = write_silos(cell, state_folder(token), home)
@@ -270,10 +229,6 @@ def _local_federation(cell: Cell, token: str) -> Iterator[tuple[SuperLink, Lost]
                 silo.start()
             needed = [] if cell.deployment.missing == "continue" else silos
             yield link, lambda: next((said for silo in needed if (said := silo.ended()) is not None), None)
-
-
-def _digest(cell: Cell) -> str:
-    return hashlib.sha256(json.dumps(cell.canonical(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _token(out: Path) -> str:
@@ -293,21 +248,17 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outcome]:
         tempfile.TemporaryDirectory(prefix="fedpriv-ray-") as folder,
         simulating_superlink(Path(folder)) as link,
     ):
+        assert link.home is not None
         for index, cell in enumerate(cells):
             refuse_vectorized_options(cell, "ray")
-            yield Outcome(index, _run_cell(link, index, cell, observer))
-
-
-def _run_cell(link: SuperLink, index: int, cell: Cell, observer: RunObserver) -> Finished:
-    assert link.home is not None
-    out = link.home / f"cell-{index}"
-    out.mkdir()
-    simulation = {
-        "num_supernodes": cell.federation.silos,
-        "client_resources_num_cpus": 1,
-        "init_args_num_cpus": os.cpu_count() or 1,
-    }
-    run = link.submit(run_config_of(cell, out), simulation)
-    finished = follow(run, FolderReader(out), index, cell.schedule.rounds, observer)
-    run.wait()  # Ray's own processes outlive a simulation that is cut off
-    return finished
+            out = link.home / f"cell-{index}"
+            out.mkdir()
+            simulation = {
+                "num_supernodes": cell.federation.silos,
+                "client_resources_num_cpus": 1,
+                "init_args_num_cpus": os.cpu_count() or 1,
+            }
+            run = link.submit(run_config_of(cell, out), simulation)
+            finished = follow(run, FolderReader(out), index, cell.schedule.rounds, observer, lambda: None)
+            run.wait()  # Ray's own processes outlive a simulation that is cut off
+            yield Outcome(index, finished)

@@ -15,7 +15,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import NamedTuple, NoReturn, Self
 
 Program = Callable[[list[str], int], None]
@@ -99,10 +98,10 @@ def _serve(connection: socket.socket) -> _Request | None:
     noticed, notice = socket.socketpair()
     notice.setblocking(False)
     noticed.setblocking(False)
-    signal.signal(signal.SIGCHLD, _do_nothing)  # so that the next line hears of it
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the next line hears of it
     signal.set_wakeup_fd(notice.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the asking process, which closes
-    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     running: set[int] = set()
     gc.freeze()  # what is here stays in pages that all processes share
     try:
@@ -172,11 +171,3 @@ def _end(running: set[int]) -> None:
         _forget_ended(running)
     for pid in running:
         os.kill(pid, signal.SIGKILL)
-
-
-def _do_nothing(_signal: int, _frame: FrameType | None) -> None:
-    pass
-
-
-def _exit(_signal: int, _frame: FrameType | None) -> None:
-    sys.exit(0)

@@ -21,11 +21,11 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedpriv.clients.app import app as client_app
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import FedprivError, InputError
 from fedpriv.engines.table import Outcome, kept_pages
 from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.messages import message_with, number_message, own_copy
-from fedpriv.rounds.outcome import Finished, RunObserver
+from fedpriv.rounds.outcome import Finished, Observers, RunObserver
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import server_app
 
@@ -42,25 +42,11 @@ class InProcessGrid(Grid):
         self._client_app = client_app
         self._numbers = itertools.count(1)
         self._replies: dict[str, Message] = {}
-        self._contexts = {
-            _FIRST_NODE + silo: Context(
-                run_id=_RUN_ID,
-                node_id=_FIRST_NODE + silo,
-                node_config={"partition-id": silo, "num-partitions": silos},
-                state=RecordDict(),
-                run_config=dict(run_config),
-            )
-            for silo in range(silos)
-        }
+        nodes = {_FIRST_NODE + silo: {"partition-id": silo, "num-partitions": silos} for silo in range(silos)}
+        self._contexts = {node: _context(node, config, run_config) for node, config in nodes.items()}
 
     def server_context(self, run_config: Mapping[str, Any]) -> Context:
-        return Context(
-            run_id=_RUN_ID,
-            node_id=SUPERLINK_NODE_ID,
-            node_config={},
-            state=RecordDict(),
-            run_config=dict(run_config),
-        )
+        return _context(SUPERLINK_NODE_ID, {}, run_config)
 
     def set_run(self, run: Run) -> None:
         self._run = run
@@ -111,18 +97,18 @@ class InProcessGrid(Grid):
             return Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=message)
 
 
-class _OneCell(RunObserver):
-    """Observer of a server with one cell: passes on its events as of cell `index`, and keeps the result."""
+def _context(node: int, config: Mapping[str, int], run_config: Mapping[str, Any]) -> Context:
+    """Flower's Context of a node before round 1."""
+    return Context(_RUN_ID, node, dict(config), RecordDict(), dict(run_config))
 
-    def __init__(self, index: int, observer: RunObserver) -> None:
-        self.result: Finished | None = None
-        self._index, self._observer = index, observer
 
-    def advanced(self, rounds: int) -> None:
-        self._observer.advanced(rounds)
+class _OneCell(Observers):
+    """Observer of a server with one cell: passes on its events, and keeps the result."""
 
-    def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
-        self._observer.evaluated(self._index, t, metrics)
+    result: Finished | None = None
+
+    def failed(self, error: FedprivError) -> None:
+        """The error is raised as well, and told by whoever started the run."""
 
     def finished(self, place: int, finished: Finished) -> None:
         self.result = finished
@@ -132,7 +118,7 @@ def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Outc
     """Run cells one after another over an in-process grid; see `Engine`."""
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "inprocess")
-        one = _OneCell(index, observer)
+        one = _OneCell([index], [observer])
 
         def observer_of(_: Mapping[str, Any], one: RunObserver = one) -> RunObserver:
             return one

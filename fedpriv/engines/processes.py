@@ -1,17 +1,20 @@
-"""Child processes of an engine on this machine: environment, ports, keys and certificates, and their end.
+"""Child processes of an engine on this machine: their environment, ports, keys and certificates, and their end.
+
+Keys and certificates are made for one run on one machine; those of others are read and checked before anything
+waits for them.  Every child is ended with its engine, by a process of its own if the engine is killed:
 
 python -P -m fedpriv.engines.processes HOME   ends what was started in HOME once its standard input is closed
-
-Keys and certificates are made for one run on one machine, or read and checked before anything waits for them.
 """
 
 import datetime
 import ipaddress
 import os
+import secrets
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -69,7 +72,7 @@ def stop_all_of(home: Path) -> None:
 
     Their children are ours too: Ray's agents overwrite their environment with a title.
     """
-    ours = {process for process in psutil.process_iter() if _is_within(_home_of(process), home)}
+    ours = {process for process in psutil.process_iter() if _is_of(process, home)}
     for parent in list(ours):
         with suppress(psutil.NoSuchProcess):
             ours.update(parent.children(recursive=True))
@@ -83,14 +86,11 @@ def stop_all_of(home: Path) -> None:
     psutil.wait_procs(alive, timeout=5.0)
 
 
-def _home_of(process: psutil.Process) -> str | None:
+def _is_of(process: psutil.Process, home: Path) -> bool:
     try:
-        return process.environ().get("FLWR_HOME")
+        folder = process.environ().get("FLWR_HOME")
     except psutil.Error:
-        return None  # gone meanwhile, or another user's
-
-
-def _is_within(folder: str | None, home: Path) -> bool:
+        return False  # gone meanwhile, or another user's
     return folder is not None and Path(folder).is_relative_to(home)
 
 
@@ -116,12 +116,6 @@ def free_ports(count: int) -> list[int]:
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         return [int(probe.getsockname()[1]) for probe in probes]
-
-
-if __name__ == "__main__":
-    sys.stdin.buffer.read()
-    stop_all_of(Path(sys.argv[1]))
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
 
 
 AUTHORITY, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
@@ -203,6 +197,29 @@ def check_certificates(*paths: Path) -> None:
                 raise InputError(f"{path}: the certificate is valid from {first:%Y-%m-%d %H:%M} UTC on only")
 
 
+def tls_options(keys: Path) -> list[str]:
+    """Options of Flower's servers for the certificate and the key in `keys`."""
+    return [
+        f"--ssl-ca-certfile={keys / AUTHORITY}",
+        f"--ssl-certfile={keys / CERTIFICATE}",
+        f"--ssl-keyfile={keys / KEY}",
+    ]
+
+
+@contextmanager
+def isolated(program: str) -> Iterator[tuple[Path, Path, list[str]]]:
+    """Keys of a server whose tasks are processes of their own, gone when the block is left.
+
+    The folder with its certificate, the secret that its executor shows, and the server's options for both.
+    """
+    with tempfile.TemporaryDirectory(prefix=f"fedpriv-{program}-") as name:
+        folder = Path(name)
+        secret = folder / "superexec.secret"
+        make_server_keys(folder)
+        write_secret(secret, secrets.token_bytes(32))
+        yield folder, secret, ["--isolation=process", f"--superexec-auth-secret-file={secret}"]
+
+
 def write_secret(path: Path, secret: bytes) -> None:
     """A file that no other user could read at any moment."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -238,3 +255,9 @@ def _signs_certificates() -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+if __name__ == "__main__":
+    sys.stdin.buffer.read()
+    stop_all_of(Path(sys.argv[1]))
+    shutil.rmtree(sys.argv[1], ignore_errors=True)

@@ -17,10 +17,18 @@ from pathlib import Path
 import httpx
 
 from fedpriv.core.errors import RunError, printable
-from fedpriv.engines import processes as certificates
 from fedpriv.engines.flower_private import UNIX
 from fedpriv.engines.flower_private.control import Control
-from fedpriv.engines.processes import environment, free_ports, left_by_nobody, script
+from fedpriv.engines.processes import (
+    AUTHORITY,
+    check_certificates,
+    environment,
+    free_ports,
+    left_by_nobody,
+    make_node_key,
+    make_server_keys,
+    script,
+)
 
 _APP = """\
 [project]
@@ -114,12 +122,12 @@ def federation_superlink(home: Path, silos: int) -> Iterator[SuperLink]:
     """
     keys = home / "keys"
     (keys / "nodes").mkdir(mode=0o700, parents=True)
-    certificates.make_server_keys(keys)
+    make_server_keys(keys)
     for silo in range(silos):
         node = node_keys(home, silo)
         node.mkdir(mode=0o700)
-        certificates.make_node_key(node / "node.key", keys / "nodes" / f"silo-{silo}.pub")
-        (node / certificates.AUTHORITY).write_bytes((keys / certificates.AUTHORITY).read_bytes())
+        make_node_key(node / "node.key", keys / "nodes" / f"silo-{silo}.pub")
+        (node / AUTHORITY).write_bytes((keys / AUTHORITY).read_bytes())
     (port,) = free_ports(1)
     with left_by_nobody(home):
         yield start_superlink(home, ["--keys", str(keys)], port)
@@ -164,7 +172,7 @@ def remote_superlink(address: str, root_certificates: Path | None) -> SuperLink:
     InputError for a certificate that has expired, before anything is asked.
     """
     if root_certificates is not None:
-        certificates.check_certificates(root_certificates)
+        check_certificates(root_certificates)
     return SuperLink(Control(address, root_certificates))
 
 

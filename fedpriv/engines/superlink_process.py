@@ -10,11 +10,9 @@
 import asyncio
 import os
 import re
-import secrets
 import signal
 import socket
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,9 +23,17 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedpriv.core.errors import InputError
-from fedpriv.engines import processes as certificates
 from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME, superexec_command
 from fedpriv.engines.flower_private.superlink import superlink_app
+from fedpriv.engines.processes import (
+    AUTHORITY,
+    CERTIFICATE,
+    KEY,
+    check_certificates,
+    isolated,
+    node_public_key,
+    tls_options,
+)
 from fedpriv.protocol.messages import REGISTERED
 
 
@@ -71,15 +77,11 @@ def serve_superlink(
     """
     nodes = {} if keys is None else _nodes(keys)
     if keys is not None:
-        certificates.check_certificates(keys / certificates.AUTHORITY, keys / certificates.CERTIFICATE)
+        check_certificates(keys / AUTHORITY, keys / CERTIFICATE)
     elif not (simulation or insecure):
         raise InputError("fedpriv superlink: give --keys FOLDER (see deploy/make-keys.sh)")
-    with tempfile.TemporaryDirectory(prefix="fedpriv-superlink-") as own:
-        runtime_keys, secret = Path(own), Path(own) / "superexec.secret"
-        certificates.make_server_keys(runtime_keys)
-        certificates.write_secret(secret, secrets.token_bytes(32))
-        options = ["--isolation=process", f"--superexec-auth-secret-file={secret}"]
-        options += ["--disable-runtime-dependency-installation", *_tls_options(keys or runtime_keys)]
+    with isolated("superlink") as (runtime_keys, secret, options):
+        options += ["--disable-runtime-dependency-installation", *tls_options(keys or runtime_keys)]
         options += ["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]
         app = superlink_app(options, nodes)
         listeners = [
@@ -90,7 +92,7 @@ def serve_superlink(
             listeners.append(Listener(_tcp(host, port), FLEET, keys))
         address = f"127.0.0.1:{listeners[1].socket.getsockname()[1]}"
         environment = {**os.environ, REGISTERED: "1"} if nodes else dict(os.environ)
-        command = superexec_command(address, runtime_keys / certificates.AUTHORITY, secret, os.getpid())
+        command = superexec_command(address, runtime_keys / AUTHORITY, secret, os.getpid())
         executor = subprocess.Popen(command, env=environment)
         try:
             with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
@@ -107,18 +109,10 @@ def _nodes(keys: Path) -> dict[str, bytes]:
         raise InputError(f"{keys / 'nodes'}: no public key of a SuperNode; run deploy/make-keys.sh")
     if wrong := [path.name for path in found if not re.fullmatch(r"silo-(0|[1-9][0-9]*)\.pub", path.name)]:
         raise InputError(f"{keys / 'nodes' / wrong[0]}: expected silo-N.pub, which says whose key it is")
-    nodes = {path.stem: certificates.node_public_key(path) for path in found}
+    nodes = {path.stem: node_public_key(path) for path in found}
     if len(set(nodes.values())) < len(nodes):
         raise InputError(f"{keys / 'nodes'}: two silos have one key; each needs its own")
     return nodes
-
-
-def _tls_options(keys: Path) -> list[str]:
-    return [
-        f"--ssl-ca-certfile={keys / certificates.AUTHORITY}",
-        f"--ssl-certfile={keys / certificates.CERTIFICATE}",
-        f"--ssl-keyfile={keys / certificates.KEY}",
-    ]
 
 
 def _unix(path: Path) -> socket.socket:
@@ -160,8 +154,8 @@ async def _serve(app: ASGIApp, listeners: Sequence[Listener]) -> None:
             access_log=False,
             proxy_headers=False,
             timeout_graceful_shutdown=2,
-            ssl_certfile=None if keys is None else keys / certificates.CERTIFICATE,
-            ssl_keyfile=None if keys is None else keys / certificates.KEY,
+            ssl_certfile=None if keys is None else keys / CERTIFICATE,
+            ssl_keyfile=None if keys is None else keys / KEY,
         )
         servers.append(_Server(config))
 

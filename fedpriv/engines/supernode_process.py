@@ -7,11 +7,9 @@ where another program has taken its port meanwhile.
 """
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,9 +17,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedpriv.core.errors import InputError
-from fedpriv.engines import processes as certificates
 from fedpriv.engines.flower_private import superexec_command, supernode_command
-from fedpriv.engines.processes import free_ports
+from fedpriv.engines.processes import AUTHORITY, check_certificates, free_ports, isolated, tls_options
 
 NODE_KEY = "node.key"
 _REFUSED_SECONDS = 90.0  # until a refusal is final; Flower misses a node that was killed after 60
@@ -41,7 +38,7 @@ def become_supernode(superlink: str, silo: int, guard: Path, keys: Path | None, 
     if (keys is None) != insecure:
         raise InputError("fedpriv supernode: give --keys FOLDER, or --insecure on a machine of your own")
     if keys is not None:
-        certificates.check_certificates(keys / certificates.AUTHORITY)
+        check_certificates(keys / AUTHORITY)
         if not (keys / NODE_KEY).exists():
             raise InputError(f"{keys / NODE_KEY}: no such key; run deploy/make-keys.sh, or ssh-keygen")
     words = command(superlink, silo, guard, keys)
@@ -50,22 +47,15 @@ def become_supernode(superlink: str, silo: int, guard: Path, keys: Path | None, 
 
 def run_supernode(superlink: str, silo: int, guard: Path, keys: Path | None) -> int:
     """Run until ended or refused for good; the exit code."""
-    with tempfile.TemporaryDirectory(prefix="fedpriv-supernode-") as own:
-        folder, secret = Path(own), Path(own) / "superexec.secret"
-        certificates.make_server_keys(folder)
-        certificates.write_secret(secret, secrets.token_bytes(32))
-        node = f"partition-id={silo} guard='{guard}'"
-        options = [f"--superlink={superlink}", "--node-config", node]
-        options += ["--isolation=process", f"--superexec-auth-secret-file={secret}"]
-        options += [f"--ssl-ca-certfile={folder / certificates.AUTHORITY}"]
-        options += [f"--ssl-certfile={folder / certificates.CERTIFICATE}"]
-        options += [f"--ssl-keyfile={folder / certificates.KEY}"]
+    with isolated("supernode") as (folder, secret, options):
+        options += [f"--superlink={superlink}", "--node-config", f"partition-id={silo} guard='{guard}'"]
+        options += tls_options(folder)
         if keys is None:
             options += ["--insecure"]
         else:
-            authority = keys / certificates.AUTHORITY
+            authority = keys / AUTHORITY
             options += [f"--root-certificates={authority}", f"--auth-supernode-private-key={keys / NODE_KEY}"]
-        return until_it_stays(lambda: _run_once(options, folder / certificates.AUTHORITY, secret))
+        return until_it_stays(lambda: _run_once(options, folder / AUTHORITY, secret))
 
 
 def _run_once(options: Sequence[str], authority: Path, secret: Path) -> int:

@@ -163,11 +163,20 @@ def kept_pages() -> Iterator[None]:
     if libc is None:
         yield
         return
-    _USERS.enter(libc)
+    with _LOCK:
+        _USERS.append(libc)
+        if not libc.mallopt(_MMAP_THRESHOLD, _LONGEST_KEPT):
+            libc.mallopt(_MMAP_THRESHOLD, _LONGEST_ALLOWED)
+        libc.mallopt(_TRIM_THRESHOLD, _NEVER)
     try:
         yield
     finally:
-        _USERS.leave(libc)
+        with _LOCK:
+            _USERS.pop()
+            if not _USERS:
+                libc.mallopt(_MMAP_THRESHOLD, _LONGEST_ALLOWED)
+                libc.mallopt(_TRIM_THRESHOLD, 2 * _LONGEST_ALLOWED)
+                libc.malloc_trim(0)
 
 
 def _glibc() -> ctypes.CDLL | None:
@@ -180,26 +189,6 @@ def _glibc() -> ctypes.CDLL | None:
     return libc if all(hasattr(libc, name) for name in _NAMES) else None
 
 
-class _Users:
-    """Counter of the runs of this process, in all threads, that want pages to be kept."""
-
-    def __init__(self) -> None:
-        self._lock, self._count = threading.Lock(), 0
-
-    def enter(self, libc: ctypes.CDLL) -> None:
-        with self._lock:
-            self._count += 1
-            if not libc.mallopt(_MMAP_THRESHOLD, _LONGEST_KEPT):
-                libc.mallopt(_MMAP_THRESHOLD, _LONGEST_ALLOWED)
-            libc.mallopt(_TRIM_THRESHOLD, _NEVER)
-
-    def leave(self, libc: ctypes.CDLL) -> None:
-        with self._lock:
-            self._count -= 1
-            if not self._count:
-                libc.mallopt(_MMAP_THRESHOLD, _LONGEST_ALLOWED)
-                libc.mallopt(_TRIM_THRESHOLD, 2 * _LONGEST_ALLOWED)
-                libc.malloc_trim(0)
-
-
-_USERS = _Users()
+_LOCK = threading.Lock()
+_USERS: list[ctypes.CDLL] = []
+"""An entry for each run of this process, in all threads, that wants pages to be kept."""

@@ -5,6 +5,9 @@
 
 A group is never cut: arithmetic on several replicates at once may round otherwise than on one.  A worker runs an
 engine and forwards the engine's events as they come.
+
+A pool of processes without Ray would not do: in joblib's loky, as in `concurrent.futures`, a task has one result
+and no stream of events, and a worker that dies breaks the pool, with the tasks of all others.
 """
 
 import importlib
@@ -23,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from fedpriv.core.errors import FedprivError, InputError, RunError, printable
@@ -37,8 +40,7 @@ from fedpriv.scenario.schema import Cell
 _TELL_SECONDS = 0.1
 
 
-@dataclass(frozen=True)
-class Began:
+class Began(NamedTuple):
     """The first thing a worker says: who it is."""
 
     machine: str
@@ -46,25 +48,21 @@ class Began:
     versions: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Advanced:
+class Advanced(NamedTuple):
     rounds: int
 
 
-@dataclass(frozen=True)
-class Evaluated:
+class Evaluated(NamedTuple):
     place: int
     t: int
     metrics: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Noted:
+class Noted(NamedTuple):
     line: str
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """A checkpoint, which the process that asked for the work keeps; None: it is not needed any more."""
 
     name: str
@@ -101,9 +99,9 @@ def work(
 def _run(
     engine: str, cells: Sequence[Cell], before: Mapping[str, bytes], said: "queue.SimpleQueue[_Said]"
 ) -> None:
-    teller = _Teller(said)
+    teller = _Teller(before, said)
     try:
-        for outcome in engine_named(engine, kept=_Sent(before, said))(cells, teller):
+        for outcome in engine_named(engine, kept=teller)(cells, teller):
             teller.flush()
             said.put(outcome)
         said.put(None)
@@ -111,11 +109,15 @@ def _run(
         said.put(error)
 
 
-class _Teller(RunObserver):
-    """Puts what an engine says into the queue, rounds not more often than a person reads."""
+class _Teller(RunObserver, Checkpoints):
+    """Puts what an engine says into the queue, rounds not more often than a person reads.
 
-    def __init__(self, said: "queue.SimpleQueue[_Said]") -> None:
-        self._said, self._rounds, self._last = said, 0, time.monotonic()
+    Checkpoints go the same way: the folder of the process that asked may be on another machine, and is its own.
+    """
+
+    def __init__(self, before: Mapping[str, bytes], said: "queue.SimpleQueue[_Said]") -> None:
+        self._before, self._said = before, said
+        self._rounds, self._last = 0, time.monotonic()
 
     def advanced(self, rounds: int) -> None:
         self._rounds += rounds
@@ -132,13 +134,6 @@ class _Teller(RunObserver):
         if self._rounds:
             self._said.put(Advanced(self._rounds))
         self._rounds, self._last = 0, time.monotonic()
-
-
-class _Sent(Checkpoints):
-    """Checkpoints that go to the process that asked: its folder may be on another machine, and is its own."""
-
-    def __init__(self, before: Mapping[str, bytes], said: "queue.SimpleQueue[_Said]") -> None:
-        self._before, self._said = before, said
 
     def latest(self, name: str) -> bytes | None:
         return self._before.get(name)
@@ -174,6 +169,7 @@ class _Group:
     """Cells that are run together by one task, and what was heard of them, through all its attempts."""
 
     members: list[int]
+    cells: list[Cell]
     attempts: int = 0
     worker: str = "a worker"
     finished: set[int] = field(default_factory=set)
@@ -182,6 +178,12 @@ class _Group:
     """Rounds that were told to the observer."""
     again: int = 0
     """Rounds of this attempt, told before or not."""
+
+    def given_up(self, error: Exception) -> RunError:
+        """What is raised when its worker died for the last time."""
+        first = printable(str(error).strip().splitlines()[0])
+        places = ", ".join(map(str, self.members))
+        return RunError(f"cells {places}: {self.worker} died, {_ATTEMPTS} times in a row: {first}")
 
 
 def on_workers(name: str, workers: Workers, kept: Checkpoints = NO_CHECKPOINTS) -> Engine:
@@ -211,7 +213,7 @@ def _run_groups(
     """
     ordered = _costliest_first(groups(cells), cells)
     with _ray_of(workers) as ray:
-        running = {_submitted(ray, engine, cells, group, kept): group for group in ordered}
+        running = {_submitted(ray, engine, group, kept): group for group in ordered}
         try:
             while running:
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_SECONDS)
@@ -226,7 +228,9 @@ def _run_groups(
                     except ray.exceptions.RayError as error:
                         del running[stream]
                         observer.lost(group.worker, group.members)
-                        running[_again(ray, engine, cells, group, kept, error)] = group
+                        if group.attempts >= _ATTEMPTS:
+                            raise group.given_up(error) from error
+                        running[_submitted(ray, engine, group, kept)] = group
                     else:
                         yield from _heard(event, group, observer, kept)
         finally:
@@ -271,26 +275,15 @@ def _difference(versions: Mapping[str, str]) -> str:
     )
 
 
-def _submitted(ray: Any, engine: str, cells: Sequence[Cell], group: _Group, kept: Checkpoints) -> Any:
+def _submitted(ray: Any, engine: str, group: _Group, kept: Checkpoints) -> Any:
     group.attempts += 1
     group.again = 0
     task = ray.remote(work).options(num_cpus=1, max_retries=0, num_returns="streaming")
     imports = [path for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
-    members = [cells[member] for member in group.members]
-    name = name_of(tuple(map(digest_of, members)))
+    name = name_of(tuple(map(digest_of, group.cells)))
     before = kept.latest(name)
     found = {} if before is None else {name: before}
-    return task.remote(engine, [cell.canonical() for cell in members], imports, found)
-
-
-def _again(
-    ray: Any, engine: str, cells: Sequence[Cell], group: _Group, kept: Checkpoints, error: Exception
-) -> Any:
-    if group.attempts >= _ATTEMPTS:
-        first = printable(str(error).strip().splitlines()[0])
-        places = ", ".join(map(str, group.members))
-        raise RunError(f"cells {places}: {group.worker} died, {_ATTEMPTS} times in a row: {first}")
-    return _submitted(ray, engine, cells, group, kept)
+    return task.remote(engine, [cell.canonical() for cell in group.cells], imports, found)
 
 
 def _of_the_engine(error: Any, group: _Group) -> FedprivError:
@@ -303,11 +296,12 @@ def _of_the_engine(error: Any, group: _Group) -> FedprivError:
 def _costliest_first(groups: Sequence[Sequence[int]], cells: Sequence[Cell]) -> list[_Group]:
     """The last to be begun should be small; the estimate decides nothing else."""
 
-    def cost(members: Sequence[int]) -> int:
-        first = cells[members[0]]
-        return first.schedule.rounds * (24 + len(members) * sum(first.batch_sizes))
+    def cost(group: _Group) -> int:
+        first = group.cells[0]
+        return first.schedule.rounds * (24 + len(group.cells) * sum(first.batch_sizes))
 
-    return [_Group(list(members)) for members in sorted(groups, key=cost, reverse=True)]
+    found = [_Group(list(members), [cells[member] for member in members]) for members in groups]
+    return sorted(found, key=cost, reverse=True)
 
 
 @contextmanager

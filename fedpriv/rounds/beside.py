@@ -34,7 +34,8 @@ from fedpriv.noise.trust import TRUSTED, UNTRUSTED, USER
 from fedpriv.rounds.ledger import FIRST_STEP, ReleaseStream
 from fedpriv.rounds.outcome import Finished
 from fedpriv.rounds.plan import Plan, check_scaled, plan_of
-from fedpriv.rounds.task import Task, counting, labels_of_rows, spread, task_of_cell, task_of_schema
+from fedpriv.rounds.round import counting
+from fedpriv.rounds.task import Task, labels_of_rows, spread, task_of_cell, task_of_schema
 from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import AlgorithmSection, Cell, ModelSection
 from fedpriv.scenario.sections import FederationSection, PrivacySection, RunSection
@@ -132,16 +133,18 @@ def scaled_scenario(
     InputError, before the first one is taken, for rounds that cannot be planned; `released` as for `plan_of`.
     """
     for point in scenario.points:
-        if point.cell.data.unscaled:
-            _check_rounds(presumed(point.cell), released=released)
+        if point.cell.data.unscaled and (schema := point.cell.data.table_schema) is not None:
+            cell = presumed(point.cell)  # a plan takes what is public about the table, and no record
+            plan_of(cell, task_of_schema(cell, schema).objective, released=released)
     asked, points, taken = dict[str, Finished](), [], dict[str, Finished]()
     for point in scenario.points:
-        cell = point.cell
-        if (first := first_step_of(cell)) is not None:
+        cell, schema = point.cell, point.cell.data.table_schema
+        if schema is not None and (first := first_step_of(cell)) is not None:
             if _name(first) not in asked:
                 asked[_name(first)] = take(first)
             finished = asked[_name(first)]
-            cell = scaled(cell, _scaling_of(cell, finished))
+            moments = np.asarray(finished.model) / schema.counted_share(tests=False)
+            cell = scaled(cell, scaling_from(schema.numbers, moments))
             taken[_name(cell)] = finished
         points.append(replace(point, cell=cell))
     return replace(scenario, points=points), FirstSteps(taken)
@@ -149,19 +152,6 @@ def scaled_scenario(
 
 def _name(cell: Cell) -> str:
     return json.dumps(cell.canonical(), sort_keys=True)
-
-
-def _check_rounds(cell: Cell, *, released: bool) -> None:
-    """A plan takes what is public about the table, and no record."""
-    schema = cell.data.table_schema
-    assert schema is not None
-    plan_of(cell, task_of_schema(cell, schema).objective, released=released)
-
-
-def _scaling_of(cell: Cell, finished: Finished) -> Scaling:
-    schema = cell.data.table_schema
-    assert schema is not None
-    return scaling_from(schema.numbers, np.asarray(finished.model) / schema.counted_share(tests=False))
 
 
 def spread_test(cell: Cell) -> list[Tensor]:
@@ -341,7 +331,7 @@ def evaluation_integers_key(cell: Cell) -> bytes:
 
 @dataclass(frozen=True)
 class SimulatedEvaluation:
-    """All silos of one cell at once, in floating point, as silos and server compute it one by one."""
+    """The evaluations of all silos of a simulation; in floating point `metrics` computes them at once."""
 
     asked: EvaluationPlan
     shares: list[Records]

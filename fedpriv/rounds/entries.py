@@ -89,65 +89,63 @@ class LedgerEntry:
 
     @property
     def agrees(self) -> bool:
-        """Whether what is claimed is what the streams give."""
-        if not self._evaluates_as_told():
-            return False
+        """Whether what is claimed is what the streams give.
+
+        A record that leaves out what it is compared with does not agree.
+        """
         mu, epsilon = self._figures["mu"], self._figures["epsilon"]
         mine = _same(self.claimed_mu, mu) and _bounds(self.claimed_epsilon, epsilon, mu is not None)
-        return mine and self._shows_the_same() and self._are_of_the_run()
+        try:
+            return mine and self._evaluates_as_told() and self._shows_the_same() and self._are_of_the_run()
+        except KeyError:
+            return False
 
     def _evaluates_as_told(self) -> bool:
         """Whether evaluations are there where the scenario has them, of all silos and as often as told."""
         tests, told = self.tests, self.told
-        asked = told.get("scenario", {}).get("evaluation")
-        if bool(asked) != bool(tests):
+        if bool(told["scenario"].get("evaluation")) != bool(tests):
             return False
         if not tests:
             return True
         noisy = [stream for stream in tests if stream.std]
         trust = "trusted" if tests[0].owner == "server" else "untrusted"
-        if noisy and "silos" in told and not _from_all(noisy, trust, told["silos"]):
+        if noisy and not _from_all(noisy, trust, told["silos"]):
             return False
-        rounds, most = told.get("rounds"), told.get("scenario", {}).get("run", {}).get("evaluations")
-        if rounds and most and any(stream.schedule.rounds != min(rounds, most) for stream in tests):
+        count = min(told["rounds"], told["scenario"]["run"]["evaluations"])
+        if any(stream.schedule.rounds != count for stream in tests):
             return False
         private = [stream.relation == told["relation"] for stream in noisy]
         return _same(self.claimed_of_tests, mu_of_tests(tests)) and all(private)
 
     def _shows_the_same(self) -> bool:
-        """Whether the other figures of the record, where it has them, are those of the claim."""
+        """Whether the other figures of the record are those of the claim."""
         told, figures = self.told, self._figures
-        if any(told.get(name, figures[name]) != figures[name] for name in ("relation", "unit") if name in figures):
+        if any(told[name] != figures[name] for name in ("relation", "unit") if name in figures):
             return False
-        known = [name for name in ("zcdp", "epsilon_paper") if figures[name] is not None and name in told]
+        known = [name for name in ("zcdp", "epsilon_paper") if figures[name] is not None]
         return all(_same(told[name], figures[name]) for name in known)
 
     def _are_of_the_run(self) -> bool:
-        """Whether the streams are of all rounds and all silos, and of whom the trust setting has add noise.
-
-        What a record does not have, as one of an older version, is not compared.
-        """
+        """Whether the streams are of all rounds and all silos, and of whom the trust setting has add noise."""
         told, noisy = self.told, [stream for stream in self.streams if stream.std]
         first = [stream for stream in self.streams if stream.step == FIRST_STEP]
         rounds = [stream for stream in self.streams if stream.step == ROUNDS]
         if len(first) + len(rounds) < len(self.streams):
             return False
-        scale = told.get("scenario", {}).get("data", {}).get("scale")
+        scale = told["scenario"]["data"].get("scale")
         if bool(scale) != bool(first) or not self._charges_all_of_a_step_elsewhere(scale, first):
             return False
         taken = [stream for stream in first if stream.owner != ELSEWHERE]
-        for streams, count in ((taken, 1), (rounds, told.get("rounds"))):
-            if count and any(stream.schedule.rounds != count for stream in streams):
+        for streams, count in ((taken, 1), (rounds, told["rounds"])):
+            if any(stream.schedule.rounds != count for stream in streams):
                 return False
             private = [stream for stream in streams if stream.std]
-            if "silos" in told and private and not _from_all(private, self.trust, told["silos"]):
+            if private and not _from_all(private, self.trust, told["silos"]):
                 return False
-        asked = told.get("scenario", {}).get("privacy", {})
-        if any(stream.relation != asked.get("relation", stream.relation) for stream in noisy):
+        asked = told["scenario"]["privacy"]
+        if any((stream.relation, stream.unit.name) != (asked["relation"], asked["unit"]) for stream in noisy):
             return False
-        if any(stream.unit.name != asked.get("unit", stream.unit.name) for stream in noisy):
-            return False
-        return told.get("noise") != "release" or told.get("engine") == "deployment"
+        return bool(told["noise"] != "release" or told["engine"] == "deployment")
 
     def _charges_all_of_a_step_elsewhere(
         self, scale: Mapping[str, Any] | None, first: Sequence[ReleaseStream]

@@ -46,8 +46,10 @@ def response_of(
     """
     probe = _Published(optimizer, round_of, (False, True))
     _check_linear(probe, rounds)
-    # anytime SGD publishes x_T, which was asked at: it is one point, not two
-    points = rounds - 1 if rounds > 1 and _publishes_last_query(probe) else rounds
+    points = rounds
+    if rounds > 1:
+        (asked, _), (_, output) = _probed(probe, 2, 1.0).tolist()
+        points -= asked == output  # anytime SGD publishes x_T, which was asked at: it is one point, not two
     chosen = spaced(points, most_queries(rounds) if queries is None else queries)
     weights = np.zeros((len(chosen) + 1, rounds))
     weights[np.arange(len(chosen)), chosen] = 1.0
@@ -60,8 +62,9 @@ def response_of(
 class _Published:
     """An optimizer as a stream: the answer of round t is the query of round t + 1, or in some rows the output."""
 
-    def __init__(self, optimizer: Optimizer, round_of: Callable[[int], Round], outputs: tuple[bool, ...]) -> None:
-        self._optimizer = _unbounded(optimizer)
+    def __init__(self, optimizer: Any, round_of: Callable[[int], Round], outputs: tuple[bool, ...]) -> None:
+        fields = {field.name for field in dataclasses.fields(optimizer)}
+        self._optimizer = replace(optimizer, radius=_NO_RADIUS) if "radius" in fields else optimizer
         self._round_of = round_of
         self._outputs = torch.tensor(outputs).unsqueeze(-1)
         self._kind = type(self._optimizer.start(torch.ones((1, 1), dtype=torch.float64)))
@@ -74,12 +77,6 @@ class _Published:
     def advance(self, state: tuple[Tensor, ...], t: int, given: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         after: Any = self._optimizer.update(self._kind(*state), given, self._round_of(t))
         return after, torch.where(self._outputs, self._optimizer.output(after), self._optimizer.query(after))
-
-
-def _unbounded(optimizer: Any) -> Any:
-    if "radius" not in {field.name for field in dataclasses.fields(optimizer)}:
-        return optimizer
-    return dataclasses.replace(optimizer, radius=_NO_RADIUS)
 
 
 @torch.no_grad()
@@ -98,11 +95,6 @@ def _check_linear(stream: _Published, rounds: int) -> None:
     still, once, twice = (_probed(stream, min(rounds, _LINEAR_FOR), factor) for factor in (0.0, 1.0, 2.0))
     if not np.allclose(twice - still, 2.0 * (once - still), rtol=_ROUNDING, atol=_ROUNDING):
         raise InputError("the row's optimizer is not linear in what is released: noise cannot be fitted to it")
-
-
-def _publishes_last_query(stream: _Published) -> bool:
-    (asked, _), (_, output) = _probed(stream, 2, 1.0).tolist()
-    return bool(asked == output)
 
 
 _REPLACED = ("mechanism", "theta", "phi", "scale", "max_vectors", "bands", "noise_sizes")

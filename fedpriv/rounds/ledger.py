@@ -1,8 +1,7 @@
 """What was released, as data: accounting interprets these records and nothing else.
 
 A `ReleaseStream` says what one owner of noise (a silo, several alike, or the server) published over a run; the
-guarantee of the run is recomputed from the streams alone (`rounds.claim`).  Files of earlier versions are read,
-too: the names that keys had then are known here, and never written.
+guarantee of the run is recomputed from the streams alone (`rounds.claim`).
 """
 
 import itertools
@@ -27,17 +26,6 @@ from fedpriv.noise.trust import RECORD, Unit, unit_from
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.clients import participation_from
 from fedpriv.participation.orders import Participation
-
-RENAMED = {"keep": "decay", "places": "rounds_per_epoch"}
-"""The name of fedpriv 0.1 -> today's."""
-
-
-def current(value: Any) -> Any:
-    """Plain data with today's keys, at every depth."""
-    if isinstance(value, Mapping):
-        return {RENAMED.get(key, key): current(entry) for key, entry in value.items()}
-    return [current(entry) for entry in value] if isinstance(value, list) else value
-
 
 ROUNDS, FIRST_STEP = "rounds", "first step"
 """The steps of a run: what each releases of a record counts together."""
@@ -230,32 +218,20 @@ def as_data(stream: ReleaseStream) -> dict[str, Any]:
 
 
 def from_data(data: Mapping[str, Any]) -> ReleaseStream:
-    """The inverse of `as_data`, also of earlier versions'; InputError for what cannot be accounted for."""
-    data = current(data)
+    """The inverse of `as_data`; InputError for what cannot be accounted for."""
     if not 0.0 <= data["std"] < math.inf:
         raise InputError(f"ledger: noise of standard deviation {data['std']} is none that a run can have")
     return ReleaseStream(
         owner=data["owner"],
         mechanism=mechanism_from(data["mechanism"]),
-        schedule=participation_from(data.get("participation") or _participation_of_0_1(data)),
+        schedule=participation_from(data["participation"]),
         decay=data["decay"],
         clips=tuple(clip for clip, rounds in data["clips"] for _ in range(rounds)),
         per_record=data["per_record"],
         relation=relation_named(data["relation"]),
         std=data["std"],
-        period=data.get("period"),
-        unit=unit_from(data.get("unit", RECORD.name)),
+        period=data["period"],
+        unit=unit_from(data["unit"]),
         integers=Integers(**data["integers"]) if data.get("integers") else None,
         step=data.get("step", ROUNDS),
     )
-
-
-def _participation_of_0_1(data: Mapping[str, Any]) -> dict[str, Any]:
-    """As fedpriv 0.1 wrote it, beside the other fields of a stream."""
-    if data.get("phases"):
-        return {"name": "phases", "lengths": data["phases"]}
-    return {
-        "name": data.get("sampling", "fixed"),
-        "rounds": data["rounds"],
-        "rounds_per_epoch": data["rounds_per_epoch"],
-    }

@@ -1,6 +1,7 @@
-"""Outcome of a cell, whichever engine ran it; observers of a run; checkpoints of a simulation.
+"""Outcomes of cells, observers of runs and checkpoints of simulations: all that an engine hands out.
 
-`RunObserver` is one protocol for servers, engines, results, progress, trackers and your own.
+`Finished` is the outcome of a cell, whichever engine ran it.  `RunObserver` is one protocol for servers, engines,
+results, progress, trackers and your own.
 
 A checkpoint lets a simulation that was killed resume.  It is bytes: a header in JSON and the tensors as they are,
 without code.  It says which cells it is of and which versions computed it, because only the same ones would have
@@ -158,7 +159,7 @@ class RunObserver:
 
 
 class Observers(RunObserver):
-    """Several as one; whoever speaks numbers the cells by their place in `places`, the observers hear those."""
+    """Several as one; an engine numbers the cells by their place in `places`, and observers hear those."""
 
     def __init__(self, places: Sequence[int], observers: Sequence[RunObserver]) -> None:
         self._places, self._observers = places, observers

@@ -28,8 +28,9 @@ from torch import Tensor
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import SERVER, KeyedNormal, public_generator
 from fedpriv.loss.estimators import Round
-from fedpriv.loss.objective import Objective, Records, Slots
+from fedpriv.loss.objective import Records, Slots
 from fedpriv.loss.running_sums import Part, RunningSum, absorb, parts_of
+from fedpriv.loss.views import is_absent
 from fedpriv.noise.integers.fixed_point import Ints, packed, sum_of
 from fedpriv.noise.integers.gaussian import START, linked, linked_missed, round_noise
 from fedpriv.noise.integers.increments import integer_sum
@@ -56,6 +57,15 @@ class Read(NamedTuple):
     """Of every record, (records,) or (..., records); 0 of a row that does not count."""
     rows: tuple[tuple[int, int], ...]
     """The silos in the order of their records, as in `Slots`."""
+
+
+def counting(records: Records) -> tuple[Records, Tensor]:
+    """Rows of single records with labels for all of them, and which of them are there, both (..., B).
+
+    Guarantee: with weight 0 where it is not there, a row adds nothing to a sum, whatever the loss is.
+    """
+    missing = is_absent(records.labels)
+    return Records(records.features, records.labels.masked_fill(missing, 0)), ~missing
 
 
 class State(NamedTuple):
@@ -229,8 +239,13 @@ class IntegerArithmetic:
             wanted.insert(0, parts.residual)
         if parts.change is not None:
             wanted.append(parts.change)
+        factor, counts = self.exact.lattice.factor(batches) * stretch, (read.weights != 0.0).numpy()
+        # Where it is secret who takes part, each round takes the time of so many records at least.
+        least = self.plan.most_held(silo) if isinstance(self.plan.schedule, SecretOrder) else 0
         sums = [
-            self._sum(objective, part, read, silo, norm, batches, stretch)
+            np.zeros(objective.dimension, np.int64)
+            if part is None
+            else integer_sum(objective, part.query, float(part.clip), read.records, norm, factor, least, counts)
             for part, norm in zip(wanted, self.exact.norms(current.t), strict=True)
         ]
         several = self.strategy.draws(current.t) is not None
@@ -295,26 +310,6 @@ class IntegerArithmetic:
     @property
     def strategy(self) -> IntegerStrategy:
         return self.exact.run.factored.strategy
-
-    def _least(self, silo: int) -> int:
-        """Records that each round of a silo takes the time of at least, where it is secret who takes part."""
-        return self.plan.most_held(silo) if isinstance(self.plan.schedule, SecretOrder) else 0
-
-    def _sum(
-        self,
-        objective: Objective,
-        part: Part | None,
-        read: Read,
-        silo: int,
-        norm: int,
-        batches: int,
-        stretch: float,
-    ) -> Ints:
-        if part is None:
-            return np.zeros(objective.dimension, np.int64)
-        factor = self.exact.lattice.factor(batches) * stretch
-        clip, least, counts = float(part.clip), self._least(silo), (read.weights != 0.0).numpy()
-        return integer_sum(objective, part.query, clip, read.records, norm, factor, least, counts)
 
 
 def tensors(vectors: tuple[Ints, ...]) -> tuple[Tensor, ...]:

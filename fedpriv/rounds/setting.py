@@ -1,15 +1,13 @@
-"""A federation with equal silos and one clip norm, as `fedpriv privacy` is asked about it.
+"""Compare mechanisms without a run: what each costs in a federation with equal silos and one clip norm.
 
-What a mechanism costs for one workload and one privacy target, in the units of a release.
-
-All mechanisms side by side at one guarantee: what each leaves in the sums, and in what is made of them.
-
-How long a round of a mechanism's noise takes on this machine.
+A `Setting` is what `fedpriv privacy` is asked about.  A `Cost` is that of one mechanism for one workload and one
+privacy target, in the units of a release; a `Table` has all mechanisms side by side at one guarantee, with the
+noise that each leaves in the sums, and in what is made of them.  `seconds_per_round` measures on this machine.
 """
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,8 +18,8 @@ from fedpriv.accounting.guarantees import DEFAULT_DELTA, GaussianDP, Guarantee
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import one_thread
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.fitting.auto import Candidate, Published, choice, compared, fitted_of_all_kinds, least
-from fedpriv.noise.fitting.cost import Response, objective_of
+from fedpriv.noise.fitting.auto import Candidate, Published, choice, compared, fitted, fitted_of_all_kinds, least
+from fedpriv.noise.fitting.cost import Response, objective_of, rows_response
 from fedpriv.noise.mechanism import Mechanism, Sensitivity
 from fedpriv.noise.registry import CHOSEN, MechanismOptions, chosen_mechanism
 from fedpriv.noise.registry import unfitted as to_fit
@@ -152,9 +150,6 @@ class Setting:
         """The mechanism called `name` for these sums, fitted to their mean noise where it has no numbers yet."""
         if not to_fit(name, options):
             return chosen_mechanism(name, self.workload, options)
-        from fedpriv.noise.fitting.auto import fitted
-        from fedpriv.noise.fitting.cost import objective_of, rows_response
-
         return fitted(objective_of(rows_response(self.rounds), self.workload), name, options).mechanism
 
     def cost(self, mechanism: Mechanism, mu: float, delta: float = DEFAULT_DELTA) -> Cost:
@@ -267,15 +262,21 @@ def table_of(setting: Setting, mu: float, response: Response, workload: Workload
 
     Clips of `workload` are multiples of the setting's clip.  InputError for what nothing can be fitted to.
     """
-    found = _distinct(fitted_of_all_kinds(objective_of(response, workload), max_vectors))
+    first_of = dict[tuple[str, int], Candidate]()
+    for candidate in fitted_of_all_kinds(objective_of(response, workload), max_vectors):
+        first_of.setdefault((candidate.name, candidate.vectors), candidate)
+    found, bound, lines = list(first_of.values()), least(response, workload), list[Line]()
     best = choice([candidate for candidate in found if candidate.vectors <= max_vectors])
-    lines = tuple(
-        _line(name, mechanism, mechanism == best.mechanism, setting, mu, response, workload)
-        for name, mechanism in _by_name(workload, found).items()
-    )
-    bound, first = least(response, workload), lines[0]
+    for name, mechanism in _by_name(workload, found).items():
+        cost, own = setting.cost_for(mechanism, workload, mu), compared(mechanism, response, workload)
+        published = _times(own.published, cost.error_in_mean / own.rows_rms)
+        output = own.published.output
+        of_output = None if output is None or bound.output is None else output / bound.output
+        ratio = Published(own.published.queries / bound.queries, of_output)
+        lines.append(Line(name, mechanism, cost, published, ratio, mechanism == best.mechanism))
+    first = lines[0]
     unit = first.published.queries / (first.ratio.queries * bound.queries)
-    return Table(lines, _times(bound, unit))
+    return Table(tuple(lines), _times(bound, unit))
 
 
 def _by_name(workload: Workload, found: list[Candidate]) -> dict[str, Mechanism]:
@@ -289,33 +290,6 @@ def _by_name(workload: Workload, found: list[Candidate]) -> dict[str, Mechanism]
             name = candidate.name
             known[name if name not in known else f"{name}, {candidate.vectors} vectors"] = candidate.mechanism
     return known
-
-
-def _distinct(found: Iterable[Candidate]) -> list[Candidate]:
-    """Without those that came out as an earlier one."""
-    first: dict[tuple[str, int], Candidate] = {}
-    for candidate in found:
-        first.setdefault((candidate.name, candidate.vectors), candidate)
-    return list(first.values())
-
-
-def _line(
-    name: str,
-    mechanism: Mechanism,
-    chosen: bool,
-    setting: Setting,
-    mu: float,
-    response: Response,
-    workload: Workload,
-) -> Line:
-    cost, unit = setting.cost_for(mechanism, workload, mu), compared(mechanism, response, workload)
-    published = _times(unit.published, cost.error_in_mean / unit.rows_rms)
-    bound = least(response, workload)
-    ratio = Published(
-        unit.published.queries / bound.queries,
-        None if unit.published.output is None or bound.output is None else unit.published.output / bound.output,
-    )
-    return Line(name, mechanism, cost, published, ratio, chosen)
 
 
 def _times(published: Published, factor: float) -> Published:

@@ -34,7 +34,7 @@ from fedpriv.data.schema import TableSchema
 from fedpriv.loss.goldstein import Measured
 from fedpriv.loss.objective import Objective, Records
 from fedpriv.loss.scores import Scored, check_scores
-from fedpriv.loss.views import absent, is_absent
+from fedpriv.loss.views import absent
 from fedpriv.noise.trust import RECORD, USER, Unit
 from fedpriv.scenario.data import DataSection
 from fedpriv.scenario.messages import enough_for
@@ -55,15 +55,6 @@ def rows_of(records: Records, units: Table) -> Records:
     features, labels = (column[index.clamp(min=0)] for column in records)
     features = features.where(there.view(*there.shape, *[1] * (features.dim() - there.dim())), 0)
     return Records(features, labels.where(there, absent(labels)))
-
-
-def counting(records: Records) -> tuple[Records, Tensor]:
-    """Rows of single records with labels for all of them, and which of them are there, both (..., B).
-
-    Guarantee: with weight 0 where it is not there, a row adds nothing to a sum, whatever the loss is.
-    """
-    missing = is_absent(records.labels)
-    return Records(records.features, records.labels.masked_fill(missing, 0)), ~missing
 
 
 def silo_by_silo(test: Records, sites: Sites | None) -> tuple[Records, tuple[tuple[str, int], ...]]:
@@ -112,22 +103,47 @@ class Task(PublicTask):
     """Which of `tests` each training record is, where every row of a file has a place in both parts."""
 
 
+@dataclass(frozen=True)
+class ModelInputs:
+    """Inputs of a cell's model, everything that its task depends on: the data set, and the map of its records."""
+
+    data: str
+    model: ModelSection
+    dtype: str
+    table: TableSchema | None = None
+    scaling: Scaling | None = None
+    revision: int = field(default_factory=revision)
+    """Of the tables that get rows of somebody's own."""
+
+    @staticmethod
+    def of(cell: Cell) -> "ModelInputs":
+        return ModelInputs(cell.data.name, cell.model, cell.run.dtype, cell.data.table, cell.data.scaling)
+
+    def features(self, images: NDArray[Any]) -> Tensor:
+        """Scale columns by what a first step gave, then apply the model's own map, record by record."""
+        given = images if self.scaling is None else self.scaling.applied(images)
+        return self.model.row.features(given, DTYPES[self.dtype], self.model.settings)
+
+    def records(self, images: NDArray[Any], labels: NDArray[Any]) -> Records:
+        """Labels are classes as they are, or numbers of a regression in the type of the features."""
+        of_records = torch.from_numpy(labels)
+        dtype = DTYPES[self.dtype] if of_records.is_floating_point() else of_records.dtype
+        return Records(self.features(images), of_records.to(dtype))
+
+    def objective(self, records: Records, classes: int) -> Objective:
+        """The model's loss over records of this shape."""
+        shape = tuple(records.features.shape[1:])
+        return self.model.row.objective(shape, classes, DTYPES[self.dtype], self.model.settings)
+
+
 @lru_cache(maxsize=2)
-def public_task_of(
-    data: str,
-    model: ModelSection,
-    dtype: str,
-    table: TableSchema | None = None,
-    revision: int = 0,
-    scaling: Scaling | None = None,
-) -> PublicTask:
-    """The public part of a task, loaded on first use; again where a table got a row of somebody's own."""
-    model.row.check_data(model.name, data)
-    part, row, settings, torch_dtype = load_test(data, table=table), model.row, model.settings, DTYPES[dtype]
-    test = Records(seen(part.images, model, torch_dtype, scaling), labels_of(part.labels, torch_dtype))
-    objective = row.objective(tuple(test.features.shape[1:]), part.classes, torch_dtype, settings)
-    test, silos = silo_by_silo(test, part.sites)
-    return PublicTask(objective, test, silos=silos, unit=part.unit)
+def _public_task_of(inputs: ModelInputs) -> PublicTask:
+    """The public part of a task, loaded on first use."""
+    inputs.model.row.check_data(inputs.model.name, inputs.data)
+    part = load_test(inputs.data, table=inputs.table)
+    records = inputs.records(part.images, part.labels)
+    test, silos = silo_by_silo(records, part.sites)
+    return PublicTask(inputs.objective(records, part.classes), test, silos=silos, unit=part.unit)
 
 
 def public_task_of_cell(cell: Cell) -> PublicTask:
@@ -137,44 +153,31 @@ def public_task_of_cell(cell: Cell) -> PublicTask:
     by_server = cell.evaluation is None and cell.model.row.evaluated
     if not by_server and (schema := cell.data.table_schema) is not None:
         return task_of_schema(cell, schema)
-    data = cell.data
-    task = public_task_of(data.name, cell.model, cell.run.dtype, data.table, revision(), data.scaling)
+    task = _public_task_of(ModelInputs.of(cell))
     return dataclasses.replace(task, objective=_measured(task, cell))
 
 
 def task_of_schema(cell: Cell, schema: TableSchema) -> PublicTask:
     """The task of a server that has no table: silos evaluate, the rest follows from what is public about it."""
-    row, settings, dtype = cell.model.row, cell.model.settings, DTYPES[cell.run.dtype]
-    features, labels = row.features(np.zeros((1, schema.width)), dtype, settings), np.zeros(0, np.int64)
-    objective = row.objective(tuple(features.shape[1:]), schema.class_count, dtype, settings)
-    return PublicTask(objective, Records(features[:0], labels_of(labels, dtype)), unit=schema.unit)
+    inputs = ModelInputs.of(cell)
+    one = inputs.records(np.zeros((1, schema.width)), np.zeros(1, np.int64))
+    nothing = Records(one.features[:0], one.labels[:0])
+    return PublicTask(inputs.objective(one, schema.class_count), nothing, unit=schema.unit)
 
 
 @lru_cache(maxsize=2)
-def task_of(
-    data: str,
-    model: ModelSection,
-    dtype: str,
-    validation: int | None = None,
-    table: TableSchema | None = None,
-    revision: int = 0,
-    scaling: Scaling | None = None,
-) -> Task:
+def task_of(inputs: ModelInputs, validation: int | None = None) -> Task:
     """The task, loaded on first use; the cache holds what is never written to."""
-    dataset, row, settings, torch_dtype = load(data, table=table), model.row, model.settings, DTYPES[dtype]
+    data, model = inputs.data, inputs.model
+    dataset = load(data, table=inputs.table)
     if model.regression != (dataset.classes == 0):
         labels = "real numbers" if dataset.classes == 0 else "classes"
         raise InputError(
             f"model.name = {model.name!r} does not fit data.name = {data!r}, whose labels are {labels}"
         )
-    row.check_data(model.name, data)
-    train, test = (
-        Records(seen(images, model, torch_dtype, scaling), labels_of(labels, torch_dtype))
-        for images, labels in (
-            (dataset.train_images, dataset.train_labels),
-            (dataset.test_images, dataset.test_labels),
-        )
-    )
+    model.row.check_data(model.name, data)
+    train = inputs.records(dataset.train_images, dataset.train_labels)
+    test = inputs.records(dataset.test_images, dataset.test_labels)
     sites = dataset.sites
     if validation is not None:
         if validation >= len(train.labels):
@@ -184,15 +187,14 @@ def task_of(
         )
         if sites is not None:
             sites = Sites(sites.names, sites.train[:-validation], sites.train[-validation:])
-    objective = row.objective(tuple(train.features.shape[1:]), dataset.classes, torch_dtype, settings)
     counting = counted(test.labels.numpy())
     scored, silos = silo_by_silo(
         Records(*(column[torch.from_numpy(counting)] for column in test)) if not counting.all() else test,
         None if sites is None else Sites(sites.names, sites.train, sites.test[counting]),
     )
-    both = (schema := schema_of(data, table)) is not None and schema.by_content and validation is None
+    both = (schema := schema_of(data, inputs.table)) is not None and schema.by_content and validation is None
     return Task(
-        objective,
+        inputs.objective(train, dataset.classes),
         scored,
         train,
         silos=silos,
@@ -205,49 +207,26 @@ def task_of(
     )
 
 
-def seen(images: NDArray[Any], model: ModelSection, dtype: torch.dtype, scaling: Scaling | None) -> Tensor:
-    """Records as the model sees them, each by itself: what a first step gave comes before the model's own map."""
-    given = images if scaling is None else scaling.applied(images)
-    return model.row.features(given, dtype, model.settings)
-
-
-def labels_of(labels: NDArray[Any], dtype: torch.dtype) -> Tensor:
-    """Classes as they are, numbers of a regression as the features are."""
-    tensor = torch.from_numpy(labels)
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
 def task_of_cell(cell: Cell) -> Task:
-    data, model = cell.data, cell.model
-    unit = cell.privacy.protected
+    unit, inputs, validation = cell.privacy.protected, ModelInputs.of(cell), cell.data.validation
     if unit.name == RECORD.name:
-        task = task_of(data.name, model, cell.run.dtype, data.validation, data.table, revision(), data.scaling)
+        task = task_of(inputs, validation)
     else:
-        pool = _clients_of(cell)
-        task = _by_units(unit, data.name, model, cell.run.dtype, data.validation, data.table, revision(), pool)
+        clients, data = cell.federation.clients, cell.data
+        pool = None if clients is None or data.partition == "iid" else (clients, data)
+        task = _by_units(unit, inputs, validation, pool)
     return dataclasses.replace(task, objective=_measured(task, cell))
-
-
-def _clients_of(cell: Cell) -> tuple[int, DataSection] | None:
-    """How many clients a pool has and how their records are skewed; None for those in a row of the data."""
-    if cell.federation.clients is None or cell.data.partition == "iid":
-        return None
-    return cell.federation.clients, cell.data
 
 
 @lru_cache(maxsize=1)
 def _by_units(
-    unit: Unit,
-    data: str,
-    model: ModelSection,
-    dtype: str,
-    validation: int | None,
-    table: TableSchema | None,
-    revision: int,
-    clients: tuple[int, DataSection] | None = None,
+    unit: Unit, inputs: ModelInputs, validation: int | None, clients: tuple[int, DataSection] | None
 ) -> Task:
-    """The task whose training rows are units: persons, or clients of so many records each."""
-    task = task_of(data, model, dtype, validation, table, revision)
+    """The task whose training rows are units: persons, or clients of so many records each.
+
+    `clients`: how many a pool has and how their records are skewed; None for those in a row of the data.
+    """
+    task = task_of(inputs, validation)
     count = len(task.train.labels)
     if unit.name == USER.name:
         assert task.persons is not None  # a cell is checked for it

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import scenario_file
 from fedpriv.scenario.data import PARTITION_KEYS
-from fedpriv.scenario.messages import explain
+from fedpriv.scenario.messages import validated
 from fedpriv.scenario.published import (
     Growth,
     Published,
@@ -127,10 +127,7 @@ def rules_of(given: Any, axes: Mapping[str, list[Any]], source: str) -> list[Rul
         raise InputError(f"{source}: where = {given!r}: expected [[where]] tables with `when` and `set`")
     rules = []
     for place, entry in enumerate(given, start=1):
-        try:
-            rule = Rule.model_validate(entry)
-        except ValidationError as error:
-            raise InputError(f"{source}: {explain(error, Rule, f'where (number {place})')}") from None
+        rule = validated(Rule, entry, source, f"where (number {place})")
         for key, wanted in rule.when.items():
             for value in _values(wanted):
                 if key in axes and value not in axes[key]:
@@ -226,7 +223,9 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
     if published is not None and not {published.table.rows, published.table.columns} <= axes.keys():
         published = None  # another privacy target took an axis away
     if published is not None:
-        other = changed(printed, {**given.fixed, **_new_axes(printed_axes, axes)})
+        added = {key: values for key, values in axes.items() if key != "seeds" and key not in printed_axes}
+        alone = {key: values[0] if len(values) == 1 else values for key, values in added.items()}
+        other = changed(printed, {**given.fixed, **alone})  # no setting equals a list
         other += [] if tuned is None else ["what `fedpriv tune` chose"]
         published = published.without_values(other + changed_axes(printed_axes, axes, published))
     seeds = _seeds(axes.pop("seeds", None), base.pop("seed", 0), source)
@@ -241,38 +240,25 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
 
 def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
     """Validate one cell; InputError with one line if it cannot be run."""
-    try:
-        cell = Cell.model_validate(tree)
-    except ValidationError as error:
-        raise InputError(f"{source}: {explain(error, Cell)}") from None
+    cell = validated(Cell, tree, source)
     row = cell.algorithm.row
-    _ = cell.algorithm.trust_setting
-    for name, section in (("algorithm", cell.algorithm), ("model", cell.model)):
-        try:
-            _ = section.settings
-        except ValidationError as error:
-            raise InputError(f"{source}: {explain(error, section.row.settings, name)}") from None
+    validated(row.settings, cell.algorithm.model_extra or {}, source, "algorithm")
+    validated(cell.model.row.settings, cell.model.model_extra or {}, source, "model")
     if cell.algorithm.trust not in row.trusts:
         raise InputError(
             f"{source}: algorithm.trust = {cell.algorithm.trust!r}: {row.name} can be run with "
             f"{' or '.join(map(repr, row.trusts))}"
         )
-    _check_sampling(cell, source)
+    if cell.federation.sampling != "fixed" or cell.federation.groups > 1:
+        try:  # refused at once where rounds do not fit; the plan refuses what cannot be accounted for
+            _ = cell.schedule
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
     if cell.privacy.rho is not None and row.name_of_mu != "rho":
         raise InputError(
             f"{source}: privacy.rho: only dp-mu2-fl's paper calls mu so; write privacy.mu for {row.name}"
         )
     return cell
-
-
-def _check_sampling(cell: Cell, source: str) -> None:
-    """Refuse at once a sampling that the rounds do not fit; the plan refuses what cannot be accounted for."""
-    if cell.federation.sampling == "fixed" and cell.federation.groups == 1:
-        return
-    try:
-        _ = cell.schedule
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from None
 
 
 def _cell(
@@ -295,15 +281,6 @@ def _cell(
     drop_superseded_keys(tree, given)
     tree["seed"] = seed
     return resolve_cell(tree, source)
-
-
-def _new_axes(printed: Mapping[str, list[Any]], axes: Mapping[str, Any]) -> dict[str, Any]:
-    """Axes that an override added, with their only value, or with the list that no setting equals."""
-    return {
-        key: values[0] if len(values) == 1 else values
-        for key, values in axes.items()
-        if key != "seeds" and key not in printed
-    }
 
 
 def _seeds(swept: Any, single: Any, source: str) -> list[int]:

@@ -2,10 +2,12 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+
+from fedpriv.core.errors import InputError
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -16,6 +18,17 @@ _EXPECTED = {
     "model_type": "a table of keys",
     "dict_type": "a table of keys",
 }
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validated(kind: type[Model], given: Any, source: str, section: str = "") -> Model:
+    """`given` as a section of that kind; InputError in one line, with its `source`, if it is malformed."""
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise InputError(f"{source}: {explain(error, kind, section)}") from None
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:

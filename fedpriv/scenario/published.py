@@ -1,21 +1,21 @@
 """Sections of a scenario about its results, which no run reads: [paper], [table], [scaling] and [tuned].
 
 They say what was published for a scenario, how its tables are laid out, which growth it is about, and how its
-settings were chosen, which `fedpriv tune` writes and reports read.  Dotted keys of a parsed TOML tree are looked
-up and assigned here, too.
+settings were chosen, which `fedpriv tune` writes and reports read.  They name other keys by dotted paths, which
+`look_up` and `assign` follow in a parsed TOML tree.
 """
 
 import dataclasses
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedpriv.accounting.selection import Law, NegativeBinomial, Poisson
 from fedpriv.core.errors import InputError
-from fedpriv.scenario.messages import explain
+from fedpriv.scenario.messages import validated
 
 
 def assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
@@ -138,17 +138,6 @@ class Published:
         return cells[self.row_values.index(row)][self.column_values.index(column)]
 
 
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def _validated(kind: type[Model], given: Any, name: str, source: str) -> Model:
-    """The section; InputError with one line if it is malformed."""
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        raise InputError(f"{source}: {explain(error, kind, name)}") from None
-
-
 def _check_swept(name: str, key: str, axes: Mapping[str, list[Any]], source: str) -> None:
     if key not in axes:
         raise InputError(f"{source}: {name} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}")
@@ -158,7 +147,7 @@ def scaling_of(given: Any, axes: Mapping[str, list[Any]], source: str) -> Growth
     """[scaling] of a file; InputError if it is malformed."""
     if given is None:
         return None
-    scaling = _validated(Growth, given, "scaling", source)
+    scaling = validated(Growth, given, source, "scaling")
     for role in ("along", "smallest", "by"):
         _check_swept(f"scaling.{role}", getattr(scaling, role), axes, source)
     return scaling
@@ -170,7 +159,7 @@ def published_of(
     """[paper] or [table] of a file, by the name that the file has for it; InputError if it is malformed."""
     if given is None:
         return None
-    paper = _validated(Paper, given, section, source)
+    paper = validated(Paper, given, source, section)
     _check_swept(f"{section}.rows", paper.rows, axes, source)
     _check_swept(f"{section}.columns", paper.columns, axes, source)
     rows, columns = axes[paper.rows], axes[paper.columns]
@@ -253,7 +242,7 @@ def tuned_of(given: Any, source: str) -> Tuned | None:
     """[tuned] of a file; InputError if it is malformed."""
     if given is None:
         return None
-    tuned = _validated(Tuned, given, "tuned", source)
+    tuned = validated(Tuned, given, source, "tuned")
     try:
         _ = tuned.number_of_runs
     except InputError as error:

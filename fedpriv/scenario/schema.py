@@ -190,57 +190,36 @@ class Cell(Section):
         self._budget = budget_of(self.privacy.target, 0.0 if scale is None else scale.share)
 
     @model_validator(mode="after")
-    def _absent_silos_can_be_left_out(self) -> Self:
-        check_absences(self.federation, self.without_silos, trust_named(self.algorithm.trust))
-        return self
-
-    @model_validator(mode="after")
-    def _units_are_known(self) -> Self:
-        secret, trust = CHOSEN[self.federation.sampling].secret, trust_named(self.algorithm.trust)
-        check_units(self.privacy.protected, self.data, self.federation, secret, trust)
-        return self
-
-    @model_validator(mode="after")
-    def _masked_sums_hide_something(self) -> Self:
-        if trust_named(self.algorithm.trust).masked:
-            given = f"algorithm.trust = {self.algorithm.trust!r}"
-            if self.federation.silos < 2:
+    def _sections_fit(self) -> Self:
+        """Check what one section presumes of others; the first finding is told."""
+        federation, privacy, unit = self.federation, self.privacy, self.privacy.protected
+        trust, private = trust_named(self.algorithm.trust), self.privacy.mode != "none"
+        check_absences(federation, self.without_silos, trust)
+        check_units(unit, self.data, federation, CHOSEN[federation.sampling].secret, trust)
+        if trust.masked:
+            given = f"algorithm.trust = {trust.name!r}"
+            if federation.silos < 2:
                 raise ValueError(f'{given}: the sum over one silo is its message; use "untrusted"')
-            if self.privacy.mode == "none":
+            if not private:
                 raise ValueError(
                     f'{given} with privacy.mode = "none": messages are rounded to a fraction of their noise, and '
                     'there is none; use "trusted"'
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _tables_fit(self) -> Self:
-        private = self.privacy.mode != "none"
         per_silo = self.run.per_silo and self.evaluation is None
-        self.data.check_table(self.federation.silos, private=private, per_silo=per_silo)
-        return self
-
-    @model_validator(mode="after")
-    def _a_first_step_can_be_taken(self) -> Self:
+        self.data.check_table(federation.silos, private=private, per_silo=per_silo)
         if self.data.scale is not None:
-            check_first_step(self.federation, self.privacy.protected, self.without_silos)
-        return self
-
-    @model_validator(mode="after")
-    def _silos_can_evaluate(self) -> Self:
-        if self.evaluation is None:
-            return self
-        trust = trust_named(self.algorithm.trust)
-        self.evaluation.check(self.federation.silos, trust, self.privacy)
-        summed = trust.draws(SERVER) and self.evaluation.mu is not None
-        check_measures(self.run.metrics, self.run.goldstein_radius, per_silo=self.run.per_silo, summed=summed)
-        if (key := self.without_silos) is not None:
-            raise ValueError(f"{key}: an evaluation needs all silos; leave out [evaluation]")
-        if self.data.validation is not None:
-            raise ValueError(
-                "data.validation: training records that are held out are no silo's test records; leave it out, or "
-                "[evaluation]"
-            )
+            check_first_step(federation, unit, self.without_silos)
+        if self.evaluation is not None:
+            self.evaluation.check(federation.silos, trust, privacy)
+            summed = trust.draws(SERVER) and self.evaluation.mu is not None
+            check_measures(self.run, summed=summed)
+            if (key := self.without_silos) is not None:
+                raise ValueError(f"{key}: an evaluation needs all silos; leave out [evaluation]")
+            if self.data.validation is not None:
+                raise ValueError(
+                    "data.validation: training records that are held out are no silo's test records; leave it "
+                    "out, or [evaluation]"
+                )
         return self
 
     @property

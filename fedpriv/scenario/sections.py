@@ -389,18 +389,18 @@ class EvaluationSection(Section):
             )
 
 
-def check_measures(scores: tuple[str, ...], radius: float | None, *, per_silo: bool, summed: bool) -> None:
+def check_measures(run: RunSection, *, summed: bool) -> None:
     """ValueError for measures that silos' sums do not give; `summed`: only the sum over silos is published."""
-    if scores:
+    if run.metrics:
         raise ValueError(
-            f"run.metrics: silos send sums of bounded vectors, one a test record, and {scores[0]} is none: "
-            f"{_NO_SUM[scores[0]]}; leave it out, or [evaluation]"
+            f"run.metrics: silos send sums of bounded vectors, one a test record, and {run.metrics[0]} is none: "
+            f"{_NO_SUM[run.metrics[0]]}; leave it out, or [evaluation]"
         )
-    if radius is not None:
+    if run.goldstein_radius is not None:
         raise ValueError(
             "run.goldstein_radius: gradients of test records are not sent; leave it out, or [evaluation]"
         )
-    if per_silo and summed:
+    if run.per_silo and summed:
         raise ValueError(
             "run.per_silo: a trusted server adds the noise of evaluations to the sum over silos and publishes "
             'that alone; leave it out, or take trust = "untrusted"'

@@ -20,7 +20,7 @@ from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import load_silo
 from fedpriv.loss.objective import Records
 from fedpriv.noise.trust import RECORD, USER, Unit
-from fedpriv.rounds.task import DTYPES, labels_of, rows_of, seen
+from fedpriv.rounds.task import ModelInputs, rows_of
 from fedpriv.scenario.schema import Cell
 
 _MOST_VALUES = 2**26
@@ -62,9 +62,7 @@ class Shard:
 
     def seen(self, cell: Cell) -> Records:
         """Features and labels as the cell's model sees them, a row for each of its units."""
-        dtype, model = DTYPES[cell.run.dtype], cell.model
-        features = seen(self.images, model, dtype, cell.data.scaling)
-        records = Records(features, labels_of(self.labels, dtype))
+        records = ModelInputs.of(cell).records(self.images, self.labels)
         units = self.units(cell.privacy.protected)
         return records if units is None else rows_of(records, units)
 

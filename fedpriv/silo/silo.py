@@ -41,9 +41,9 @@ from fedpriv.rounds.round import (
     Seeded,
     State,
     check_moved,
+    counting,
     record_weight,
 )
-from fedpriv.rounds.task import counting
 from fedpriv.silo.masks import Masker
 
 _ROUNDING = 1.0 + 1e-6

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.extensions import revision
-from fedpriv.rounds.task import check_records, spread, task_of, task_of_cell
+from fedpriv.rounds.task import ModelInputs, check_records, spread, task_of, task_of_cell
 from fedpriv.scenario.load import Scenario, resolve_cell
 from fedpriv.scenario.published import assign, look_up, parsed_assignment
 from fedpriv.scenario.schema import Cell
@@ -249,8 +248,7 @@ def _of_silos(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
 
 def held_out_of(cell: Cell, count: int | None) -> HeldOut:
     """Hold out the last `count` training records (default a tenth); InputError if there are fewer."""
-    data = cell.data
-    records = len(task_of(data.name, cell.model, cell.run.dtype, None, data.table, revision()).train.labels)
+    records = len(task_of(ModelInputs.of(cell)).train.labels)
     chosen = max(1, records // _SHARE) if count is None else count
     if chosen >= records:
         raise InputError(f"--held-out {chosen}: {cell.data.name} has {records} training records")

@@ -37,7 +37,8 @@ from fedpriv.data.fetch import default_root
 from fedpriv.data.partition import alike, counted
 from fedpriv.loss.objective import Batch, Objective, Records, View, fast_paths
 from fedpriv.noise.trust import CLIENT
-from fedpriv.rounds.task import Task, counting, labels_of_rows, spread, task_of_cell
+from fedpriv.rounds.round import counting
+from fedpriv.rounds.task import Task, labels_of_rows, spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import Results

@@ -12,7 +12,7 @@ import torch
 
 from fedpriv.audit.audit import audit
 from fedpriv.audit.canaries import CanaryLayout, auditable, rows_read
-from fedpriv.audit.hostile import bound_at, mu_lower_bound
+from fedpriv.audit.statistics import bound_at, mu_lower_bound
 from fedpriv.cli import main
 from fedpriv.core.errors import InputError
 from fedpriv.scenario.schema import Cell

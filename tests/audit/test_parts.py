@@ -15,8 +15,7 @@ from fedpriv.audit import families, secret
 from fedpriv.audit.audit import Audit, audit
 from fedpriv.audit.canaries import objective_for
 from fedpriv.audit.families import _refuted, parts_of, sees, sees_in_secret
-from fedpriv.audit.hostile import bound_at
-from fedpriv.audit.statistics import ClaimedCurve, separation
+from fedpriv.audit.statistics import ClaimedCurve, bound_at, separation
 from fedpriv.audit.transcripts import Trials
 from fedpriv.core.random import derive_key
 from fedpriv.noise.integers.gaussian import KeyedIntegers

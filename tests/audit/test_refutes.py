@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.audit import attacks
 from fedpriv.audit import families as auditing
-from fedpriv.audit import integers
 from fedpriv.audit.audit import Audit, audit
 from fedpriv.audit.families import AuditRefutedError
 from fedpriv.scenario.schema import Cell
@@ -131,10 +131,10 @@ TRIED = 6
 
 def right(small_cell: MakeCell, trust: str, dtype: str, test: str) -> int:
     """How many of `TRIED` attacks on the bits of integers a test is right in."""
-    cell = integers.integers_cell(small_cell(algorithm__trust=trust, run__dtype=dtype), 1.0)
+    cell = attacks.integers_cell(small_cell(algorithm__trust=trust, run__dtype=dtype), 1.0)
     with torch.inference_mode():
-        tried = [integers.attack(cell, seed) for seed in range(TRIED)]
-    return sum((scores[integers.TESTS.index(test)] > 0.0) == present for present, scores in tried)
+        tried = [attacks.integers_attack(cell, seed) for seed in range(TRIED)]
+    return sum((scores[attacks.TESTS.index(test)] > 0.0) == present for present, scores in tried)
 
 
 @pytest.mark.parametrize(("trust", "dtype"), in_turn(TRUSTS, ["float32", "float64"]))
@@ -167,8 +167,8 @@ def test_bits_that_the_noise_does_not_reach(
 
 def test_integers_that_tell_refute_the_claim(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """From attacks to a bound: 32 of 32 right are more than a claim of 1 allows."""
-    present = [number % 2 == 0 for number in range(integers.TRIALS)]
-    scores = [np.where(np.arange(len(integers.TESTS)) == 5, 1.0 if there else -1.0, 0.0) for there in present]
-    bound, test = integers.integers_bound(present, scores, 0.002)
+    present = [number % 2 == 0 for number in range(attacks.TRIALS)]
+    scores = [np.where(np.arange(len(attacks.TESTS)) == 5, 1.0 if there else -1.0, 0.0) for there in present]
+    bound, test = attacks.integers_bound(present, scores, 0.002)
     assert bound > 1.0
-    assert test == integers.TESTS[5]
+    assert test == attacks.TESTS[5]

@@ -11,7 +11,7 @@ import torch
 from fedpriv.core.errors import InputError
 from fedpriv.data.named import load, load_test
 from fedpriv.loss.models import model_named
-from fedpriv.rounds.task import task_of
+from fedpriv.rounds.task import ModelInputs, task_of
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import ModelSection
 from tests.engines.test_engines import run
@@ -96,7 +96,7 @@ def test_models_whose_constants_are_those_of_one_data_set_refuse_another(
     """Their smoothness would be too small for larger features, and noise may rest on it."""
     name = written(classes=0, train_labels=np.ones(6), test_labels=np.ones(2))
     with pytest.raises(InputError, match=rf"model\.name = '{model}' is for data\.name = .* alone, not"):
-        task_of(name, ModelSection(name=model), "float32")
+        task_of(ModelInputs(name, ModelSection(name=model), "float32"))
 
 
 def test_boolean_labels_are_the_classes_0_and_1(written: Callable[..., str]) -> None:

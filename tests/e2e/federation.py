@@ -1,7 +1,9 @@
 """A federation of real processes that a test can hurt, and what it should have computed."""
 
 import json
+import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -38,6 +40,14 @@ from fedpriv.silo.silo import Silo
 
 SCENARIO = Path(__file__).with_name("federation.toml")
 Command = subprocess.Popen[str]
+
+
+def kill_process(silo: LocalSilo, name: str) -> None:
+    """SIGKILL its guard or its SuperNode, with all it started, and wait until it is gone."""
+    os.killpg(silo.processes[name].pid, signal.SIGKILL)
+    silo.processes[name].wait()
+
+
 _ENTRY_EXTRA = 48
 """Bytes of an entry of the server's journal beside the vector: the link of its noise, and a check."""
 

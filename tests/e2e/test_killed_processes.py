@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedpriv.engines.superlink import start_superlink
-from tests.e2e.federation import federation, finish, results, say
+from tests.e2e.federation import federation, finish, kill_process, results, say
 
 pytestmark = pytest.mark.deployment
 
@@ -22,7 +22,7 @@ def test_a_silo_that_is_killed_and_restarted_goes_on_from_its_ledger(tmp_path: P
         silo_keys, server_key = fed.silo_keys(token), fed.server_key()
         say(f"killing silo 1's SuperNode and guard after round {fed.rounds_done()}")
         for name in ("supernode", "guard"):
-            fed.silos[1].kill(name)
+            kill_process(fed.silos[1], name)
         fed.silos[1].start()
         finish(running)
         say("the run is over; replaying it in one process with the kept keys")
@@ -41,7 +41,7 @@ def test_a_silo_that_never_comes_back_ends_the_run_with_its_number_and_round(tmp
         fed.wait_for_round(2, running)
         done = fed.rounds_done()
         say(f"killing silo 2's SuperNode for good after round {done}")
-        fed.silos[2].kill("supernode")
+        kill_process(fed.silos[2], "supernode")
         output = finish(running, code=1)
         say(output.strip().splitlines()[-1])
         rounds = fed.rounds_done()
@@ -67,8 +67,8 @@ def test_a_superlink_that_is_restarted_takes_the_run_up_with_resume(tmp_path: Pa
         assert fed.link.address is not None
         start_superlink(fed.home, ["--keys", str(fed.home / "keys")], int(fed.link.address.rpartition(":")[2]))
         for silo in fed.silos:  # as a service manager would
-            silo.kill("supernode")
-            silo.start_supernode()
+            kill_process(silo, "supernode")
+            silo.start("supernode")
         say("SuperLink and SuperNodes are back; resuming")
         finish(fed.run("--resume"))
         fed.assert_each_round_was_released_once(token)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.e2e.federation import federation, finish, results, say
+from tests.e2e.federation import federation, finish, kill_process, results, say
 
 pytestmark = pytest.mark.deployment
 
@@ -16,7 +16,7 @@ def test_a_run_goes_on_without_a_silo_that_never_comes_back(tmp_path: Path) -> N
         running = fed.run("--quiet")
         fed.wait_for_round(3, running)
         say(f"killing silo 2's SuperNode for good after round {fed.rounds_done()}")
-        fed.silos[2].kill("supernode")
+        kill_process(fed.silos[2], "supernode")
         output = finish(running)
         say(output.strip())
         cell = results(tmp_path)

@@ -19,7 +19,7 @@ from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.vectorized import engine
 from fedpriv.engines.vectorized import noise as device_noise_module
 from fedpriv.engines.vectorized.engine import device_named
-from fedpriv.engines.vectorized.noise import device_noise
+from fedpriv.engines.vectorized.noise import DeviceNormal
 from fedpriv.loss.models import MODELS
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.noise.registry import CHOSEN
@@ -55,7 +55,7 @@ def test_the_noise_of_a_device_is_the_keyed_noise_to_rounding(
 ) -> None:
     """Sizes that blocks of AES divide, and that they do not; owners in runs, with gaps, and beyond 31 bits."""
     numpy_dtype = np.float32 if dtype == torch.float32 else np.float64
-    host, device = simulation_noise(11, numpy_dtype), device_noise(11, dtype, CPU)
+    host, device = simulation_noise(11, numpy_dtype), DeviceNormal(11, dtype, CPU)
     weights, rounds, node = [1.0 + owner % 3 for owner in owners], [1, 2, 3, 70_000], 2
     wanted = np.stack([host.weighted_sum(size, owners, weights, t, node) for t in rounds])
     found = device.weighted_sums(size, owners, torch.tensor(weights, dtype=dtype), rounds, node).numpy()
@@ -65,7 +65,7 @@ def test_the_noise_of_a_device_is_the_keyed_noise_to_rounding(
 
 def test_vectors_longer_than_a_chunk_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpriv.engines.vectorized.noise._CHUNK_VALUES", 300)
-    host, device = simulation_noise(3, "float64"), device_noise(3, torch.float64, CPU)
+    host, device = simulation_noise(3, "float64"), DeviceNormal(3, torch.float64, CPU)
     owners, weights = [0, 1, 2, 3, 4], [1.0, 2.0, 0.5, 1.0, 3.0]
     wanted = np.stack([host.weighted_sum(100, owners, weights, t) for t in range(1, 8)])
     found = device.weighted_sums(100, owners, torch.tensor(weights, dtype=torch.float64), range(1, 8))

@@ -40,8 +40,14 @@ from fedpriv.core.errors import RunError
 from fedpriv.engines.flower_private import CONTROL, FLEET, RUNTIME, SOON
 from fedpriv.engines.flower_private.control import Control
 from fedpriv.engines.flower_private.executor import Bell, end, launch_process, words_of
-from fedpriv.engines.flower_private.middleware import wait_for_slow_starts
-from fedpriv.engines.flower_private.superlink import PULL, REPLIES, bells_of, node_of_pull, server_of_pull
+from fedpriv.engines.flower_private.superlink import (
+    PULL,
+    REPLIES,
+    bells_of,
+    node_of_pull,
+    server_of_pull,
+    wait_for_slow_starts,
+)
 from fedpriv.engines.flower_private.supernode import Waits
 from fedpriv.engines.processes import make_server_keys
 

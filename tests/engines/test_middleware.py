@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from fedpriv.engines.flower_private.middleware import WHOLE, directly
+from fedpriv.engines.flower_private.superlink import WHOLE, directly
 
 PATH = "/v1/fleet/pull-messages"
 PROTOBUF = {"content-type": "application/x-protobuf"}

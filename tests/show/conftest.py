@@ -42,14 +42,15 @@ def results_of(
 
 STREAM: dict[str, Any] = {
     "owner": "silos 0-99",
-    "mechanism": {"name": "IndependentGaussian"},
-    "rounds": 600,
-    "rounds_per_epoch": 600,
+    "mechanism": {"name": "independent"},
+    "participation": {"name": "fixed", "rounds": 600, "rounds_per_epoch": 600},
     "decay": 1.0,
     "clips": [[118.1, 600]],
     "per_record": 1.0,
     "relation": "replace-one",
     "std": 1446.4,
+    "period": None,
+    "unit": "record",
 }
 """What 100 silos released each, in the data of the ledger: μ = 4."""
 

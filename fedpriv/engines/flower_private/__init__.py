@@ -9,11 +9,10 @@ that is on its way, a second and a half of imports for the process of each messa
 | file | what |
 |---|---|
 | `control` | starting and stopping runs |
-| `superlink` | the SuperLink |
+| `superlink` | the SuperLink; what every request to it or to a SuperNode goes through |
 | `supernode` | the SuperNode's loop |
-| `middleware` | what every request to either goes through |
 | `executor` | starting the processes of tasks |
-| `serverapp` | the server's process |
+| `__main__` | the server's process, and the command lines of all |
 
 Command lines of Flower's programs, mended, are made here:
 

@@ -1,8 +1,11 @@
 """Run one of Flower's programs, mended: see `fedpriv.engines.flower_private`."""
 
 import sys
+from collections.abc import Sequence
+from functools import partial
+from unittest import mock
 
-from fedpriv.engines.flower_private import NO_BELL, SERVERAPP
+from fedpriv.engines.flower_private import NO_BELL, SERVERAPP, SOON
 
 
 def main(program: str, words: list[str]) -> None:
@@ -16,11 +19,25 @@ def main(program: str, words: list[str]) -> None:
 
             run_supernode(words[1:], int(words[0]))
         case _ if program == SERVERAPP:
-            from fedpriv.engines.flower_private.serverapp import run_serverapp
-
             run_serverapp(words)
         case _:
             sys.exit(f"{program}: no such program")
+
+
+def run_serverapp(options: Sequence[str]) -> None:
+    """`flwr-serverapp OPTIONS` with a shorter wait between looks for a reply's objects.
+
+    A reply is announced before its objects are there, after which Flower looks again a second later.
+    """
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+    from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
+    from flwr.superlink.grid import http_grid
+
+    with (
+        mock.patch.object(http_grid, "pull_objects", partial(pull_objects, initial_backoff=SOON)),
+        mock.patch.object(sys, "argv", [SERVERAPP, *options]),
+    ):
+        flwr_serverapp()
 
 
 if __name__ == "__main__":

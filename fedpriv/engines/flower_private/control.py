@@ -16,6 +16,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from google.protobuf.json_format import ParseDict
 
 from fedpriv.core.errors import RunError, printable
 from fedpriv.engines.flower_private import UNIX
@@ -39,7 +40,9 @@ class Control:
         content, _ = build_fab_from_files({"pyproject.toml": pyproject.encode()})
         request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
-            override_federation_config=None if simulation is None else _simulation(simulation),
+            override_federation_config=None
+            if simulation is None
+            else ParseDict(dict(simulation), SimulationConfig()),
         )
         answer = self._ask(lambda client: client.StartRun(request))
         if not answer.HasField("run_id"):
@@ -69,8 +72,10 @@ class Control:
             raise RunError(f"the SuperLink at {self.address} cannot be reached: {_reason(error)}") from None
 
     def _client(self) -> ControlHttpClient:
-        socket, verify = None, True if self.root_certificates is None else _trusting(self.root_certificates)
-        scheme, host = "http" if self.root_certificates is None else "https", self.address
+        socket, scheme, host = None, "http", self.address
+        verify: bool | ssl.SSLContext = True
+        if self.root_certificates is not None:
+            scheme, verify = "https", ssl.create_default_context(cafile=str(self.root_certificates))
         if self.address.startswith(UNIX):
             socket, host = self.address.removeprefix(UNIX), "superlink"
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
@@ -81,17 +86,6 @@ class Control:
             timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
         )
         return client
-
-
-def _trusting(certificates: Path) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=str(certificates))
-
-
-def _simulation(keys: Mapping[str, int]) -> SimulationConfig:
-    config = SimulationConfig()
-    for key, value in keys.items():
-        setattr(config, key, value)
-    return config
 
 
 def _reason(error: httpx.RequestError) -> str:

@@ -17,7 +17,7 @@ from flwr.supernode.cli import flower_supernode
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from fedpriv.engines.flower_private import SOON
-from fedpriv.engines.flower_private.middleware import hand_on_whole_answers, wait_for_slow_starts
+from fedpriv.engines.flower_private.superlink import hand_on_whole_answers, wait_for_slow_starts
 
 _LONGEST_WAIT = 3.0  # seconds between two looks at a SuperLink that answers "nothing" at once
 _HELD = 1.0  # seconds after which such an answer was held back

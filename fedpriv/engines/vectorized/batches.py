@@ -120,7 +120,7 @@ class Sampled(NamedTuple):
 
 
 class SampledBatches:
-    """Iterates over rounds 1 … T: which training records are drawn, and their weights.
+    """Draws, for rounds 1 … T, which training records take part, and their weights.
 
     The decisions are those of the simulated silos: replicates with the same seed share them.
     """
@@ -148,11 +148,8 @@ class SampledBatches:
         self._pieces = [[silo] for silo in silos] if by_silo else [list(silos)]
         self._by_silo = by_silo
 
-    def __iter__(self) -> Iterator[Sampled]:
-        return self.rounds_from(1)
-
     def rounds_from(self, first: int) -> Iterator[Sampled]:
-        """Iterate from round `first` on."""
+        """Iterate over rounds from `first` on."""
         for t in range(first, self._schedule.rounds + 1):
             drawn = [self._drawn(coins, share, t) for coins, share in zip(self._coins, self._shares, strict=True)]
             sizes = torch.tensor([[len(records) for records in silos] for silos in drawn])

@@ -5,16 +5,11 @@ and every mechanism are linear, the engine keeps the weighted mean over silos of
 silos' records in one batched call, and the mean of the silos' noise vectors (`noise_feed`).  Every few seconds a
 group keeps its state (`keeper`), from which a run that was killed goes on with the same bits: noise and secret
 participation are functions of the round.
-
-When a group of cells is kept: every few seconds, and for a small share of the time.
-
-Where the vectorized engine computes.
 """
 
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +17,7 @@ from torch import Tensor
 
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import SERVER
-from fedpriv.core.replicates import Part, one_thread, stack
+from fedpriv.core.replicates import one_thread
 from fedpriv.engines.table import Outcome, kept_pages
 from fedpriv.engines.vectorized.batches import OrderedBatches, SampledBatches
 from fedpriv.engines.vectorized.noise import NoiseFeed, aggregate
@@ -30,17 +25,16 @@ from fedpriv.engines.vectorized.silos import (
     AveragedSilos,
     Away,
     LocalSilos,
+    Replicates,
     Silos,
     grouped,
     missing_noise,
     plans_of,
 )
-from fedpriv.loss.estimators import Estimator
-from fedpriv.loss.objective import Objective, Records, Slots
+from fedpriv.loss.objective import Records, Slots
 from fedpriv.loss.running_sums import RunningSum, empty_sum
-from fedpriv.noise.mechanism import Mechanism, MechanismState
-from fedpriv.papers.base import Optimizer
-from fedpriv.participation.orders import Participation, PublicOrder
+from fedpriv.noise.mechanism import MechanismState
+from fedpriv.participation.orders import PublicOrder
 from fedpriv.rounds.beside import SimulatedEvaluation, released_by
 from fedpriv.rounds.outcome import (
     NO_CHECKPOINTS,
@@ -57,8 +51,8 @@ from fedpriv.rounds.outcome import (
     unpacked,
 )
 from fedpriv.rounds.plan import Plan
-from fedpriv.rounds.round import FloatArithmetic, Fresh, Read, absences_of
-from fedpriv.rounds.task import Task, counting, spread, task_of_cell
+from fedpriv.rounds.round import FloatArithmetic, Fresh, Read, absences_of, counting
+from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell
 
 _EVERY = 2.0  # seconds
@@ -154,49 +148,29 @@ class _Group:
     def __init__(
         self, indices: Sequence[int], cells: Sequence[Cell], plans: Sequence[Plan], observer: RunObserver
     ) -> None:
-        first = plans[0]
-        self._indices, self._cells, self._plans, self._observer = indices, cells, plans, observer
-        self._schedule, self._run = first.schedule, cells[0].run
-        self._task: Task = task_of_cell(cells[0])
-        self._device = device_named(self._run.device)
-        self._dtype = self._task.train.features.dtype
-        self._estimator: Estimator = self._stacked([plan.estimator for plan in plans])
-        self._mechanism: Mechanism = self._stacked([plan.mechanism for plan in plans])
-        self._optimizer: Optimizer = self._stacked([plan.optimizer for plan in plans])
-        self._objective: Objective = self._stacked([plan.objective for plan in plans])
-        noises = [aggregate(plan.noise) if self._run.noise == "aggregate" else plan.noise for plan in plans]
-        dimension, rounds = first.objective.dimension, self._schedule.rounds
-        draws = first.mechanism.draws
-        self._draws = draws
-        self._feed = (
-            NoiseFeed(
-                noises,
-                [cell.noise_seed for cell in cells],
-                rounds,
-                dimension,
-                self._dtype,
-                draws,
-                self._device,
-                in_units=True,
+        self._indices, self._cells, self._observer = indices, cells, observer
+        self._run, self._task = cells[0].run, task_of_cell(cells[0])
+        self._dtype, self._device = self._task.train.features.dtype, device_named(self._run.device)
+        self._group = group = Replicates.of(plans, [cell.noise_seed for cell in cells], self._dtype, self._device)
+        self._plan = plan = group.plan
+        self._feed = None
+        if plan.noise.sources:
+            noises = [aggregate(own.noise) if self._run.noise == "aggregate" else own.noise for own in plans]
+            size, rounds, draws = plan.objective.dimension, plan.schedule.rounds, plan.mechanism.draws
+            self._feed = NoiseFeed(
+                noises, group.seeds, rounds, size, self._dtype, draws, self._device, in_units=True
             )
-            if first.noise.sources
-            else None
-        )
-        self._sizes, self._silo_weights = first.batch_sizes, first.weights
         self._absences = [absences_of(cell) for cell in cells]
-        self._apart = first.estimator.round(1).local is not None
+        self._apart = plan.estimator.round(1).local is not None
         self._by_silos = [SimulatedEvaluation.of(cell) for cell in cells]
-        self._away = Away(self._absences, len(self._sizes), self._device)
-
-    def _stacked(self, parts: Sequence[Part]) -> Part:
-        return stack(parts, self._dtype, self._device)
+        self._away = Away(self._absences, len(plan.batch_sizes), self._device)
 
     @torch.inference_mode()
     def run(self, keeper: Keeper) -> list[Outcome]:
         began = last = time.perf_counter()
-        rounds = self._schedule.rounds
+        rounds = self._plan.schedule.rounds
         evaluated_at = sorted(evaluation_rounds(rounds, self._run.evaluations))
-        optimizer, count = self._optimizer, len(self._cells)
+        optimizer, count = self._plan.optimizer, len(self._cells)
         done = self._resumed(keeper)
         states = done.states
         evaluations, began = list(done.evaluations), began - done.seconds
@@ -223,16 +197,23 @@ class _Group:
                 ),
             )
             for index, plan, model, of_cell, share, away, by in zip(
-                self._indices, self._plans, models, metrics, shares, self._absences, self._by_silos, strict=True
+                self._indices,
+                self._group.plans,
+                models,
+                metrics,
+                shares,
+                self._absences,
+                self._by_silos,
+                strict=True,
             )
         ]
 
     def start(self) -> _States:
         """Before round 1."""
-        state = self._optimizer.start(self._objective.initial().to(self._device).expand(len(self._cells), -1))
-        zeros = torch.zeros(len(self._cells), dtype=torch.int64, device=self._device)
-        total = empty_sum(self._optimizer.query(state))
-        return _States(state, total, self._mechanism.start(), zeros, zeros)
+        plan, count = self._plan, len(self._cells)
+        state = plan.optimizer.start(plan.objective.initial().to(self._device).expand(count, -1))
+        zeros = torch.zeros(count, dtype=torch.int64, device=self._device)
+        return _States(state, empty_sum(plan.optimizer.query(state)), plan.mechanism.start(), zeros, zeros)
 
     def rounds_from(self, states: _States, first: int) -> Iterator[_States]:
         """What every round from `first` on hands to the next one, after `states`.
@@ -241,10 +222,10 @@ class _Group:
         privacy rests on how far queries move: one number a round says that they did not move too far.
         """
         state, total, hidden, clipped, drawn = states
-        optimizer, silos = self._optimizer, self._silos(first)
+        optimizer, estimator, silos = self._plan.optimizer, self._plan.estimator, self._silos(first)
         weighed, of_weighed = None, drawn
         for t, read in enumerate(self._batches(first), start=first):
-            current, query = self._estimator.round(t), optimizer.query(state)
+            current, query = estimator.round(t), optimizer.query(state)
             mean = silos.released(t, current, query, read, total, hidden)
             total, hidden = mean.total, mean.hidden
             state = optimizer.update(state, mean.noisy, current)
@@ -256,14 +237,13 @@ class _Group:
 
     def _silos(self, first_round: int) -> Silos:
         """All silos, from that round on."""
-        first, mechanism, objective = self._plans[0], self._mechanism, self._objective
-        stacked = replace(first, estimator=self._estimator, mechanism=mechanism, objective=objective)
         if self._apart:
-            seeds = [cell.noise_seed for cell in self._cells]
-            return LocalSilos(FloatArithmetic(stacked), self._plans, seeds, self._dtype, self._device, first_round)
+            return LocalSilos(self._group, first_round)
         fresh, amplitude = self._fresh(first_round), None if self._feed is None else self._feed.amplitude
-        step = FloatArithmetic(stacked, lambda owner, t: Fresh(next(fresh), amplitude))
-        return AveragedSilos(step, self._missing_noise(first_round))
+        step, missing = FloatArithmetic(self._plan, lambda owner, t: Fresh(next(fresh), amplitude)), None
+        if self._away and self._plan.noise.sources and not self._plan.trust.draws(SERVER):
+            missing = itertools.islice(missing_noise(self._group, self._away), first_round - 1, None)
+        return AveragedSilos(step, missing)
 
     def _resumed(self, keeper: Keeper) -> Checkpoint:
         """Where the group goes on, or before round 1; observers hear what they would have heard until there."""
@@ -280,24 +260,24 @@ class _Group:
         """The fresh vectors of the rounds from `first` on."""
         if self._feed is not None:
             return self._feed.rounds_from(first)
-        counts = (self._draws(t) or 1 for t in range(first, self._schedule.rounds + 1))
+        counts = (self._plan.mechanism.draws(t) or 1 for t in range(first, self._plan.schedule.rounds + 1))
         return (torch.zeros(count, 1, dtype=self._dtype, device=self._device) for count in counts)
 
     def _batches(self, first: int) -> Iterator[Read]:
         """What the rounds from `first` on read."""
-        train, there = self._task.train, None
-        if self._plans[0].unit.records == 1:  # of several, `PerUnit` leaves out those that are not there
+        (train, there), plan = (self._task.train, None), self._plan
+        if plan.unit.records == 1:  # of several, `PerUnit` leaves out those that are not there
             train, present = counting(train)
             there = None if present.all() else present.to(self._device)
         on_device = Records(train.features.to(self._device), train.labels.to(self._device))
         shares = {cell.seed: spread(cell) for cell in self._cells}
-        if isinstance(self._schedule, PublicOrder):
+        if isinstance(plan.schedule, PublicOrder):
             of_replicates = [shares[cell.seed] for cell in self._cells]
             reads = OrderedBatches(
-                self._schedule, of_replicates, self._silo_weights, self._sizes, on_device, self._dtype, there
+                plan.schedule, of_replicates, plan.weights, plan.batch_sizes, on_device, self._dtype, there
             ).rounds_from(first)
         else:
-            reads = self._sampled(self._schedule, on_device, shares, first, there)
+            reads = self._sampled(on_device, shares, first, there)
         return self._of_those_there(reads, first) if self._away else reads
 
     def _of_those_there(self, reads: Iterator[Read], first: int) -> Iterator[Read]:
@@ -307,29 +287,15 @@ class _Group:
             there = self._away.there(t).to(self._dtype)
             yield read._replace(weights=read.weights * there[:, silos.repeat_interleave(counts)])
 
-    def _missing_noise(self, first_round: int) -> Iterator[Tensor] | None:
-        """What silos that are away do to the mean of the silos' noise; None where it is as it is."""
-        first, seeds = self._plans[0], [cell.noise_seed for cell in self._cells]
-        if not self._away or not first.noise.sources or first.trust.draws(SERVER):
-            return None
-        of_rounds = missing_noise(
-            self._plans, seeds, self._away, self._estimator, self._mechanism, self._dtype, self._device
-        )
-        return itertools.islice(of_rounds, first_round - 1, None)
-
     def _sampled(
-        self,
-        schedule: Participation,
-        train: Records,
-        shares: dict[int, list[Tensor]],
-        first: int,
-        there: Tensor | None,
+        self, train: Records, shares: dict[int, list[Tensor]], first: int, there: Tensor | None
     ) -> Iterator[Read]:
         """Whose a record is, is told to those alone that ask; nothing may be keyed by how many there are."""
-        seeds = [cell.noise_seed for cell in self._cells]
-        asks = self._apart or self._objective.at(Slots(1, ())) is not self._objective
-        by_silo = asks or bool(self._away)
-        sampled = SampledBatches(schedule, seeds, shares, self._silo_weights, self._sizes, by_silo=by_silo)
+        plan, objective = self._plan, self._plan.objective
+        by_silo = self._apart or objective.at(Slots(1, ())) is not objective or bool(self._away)
+        sampled = SampledBatches(
+            plan.schedule, self._group.seeds, shares, plan.weights, plan.batch_sizes, by_silo=by_silo
+        )
         for index, weights, rows in sampled.rounds_from(first):
             on_device = index.to(self._device)
             records = Records(train.features[on_device], train.labels[on_device]) if index.numel() else None
@@ -341,14 +307,13 @@ class _Group:
         by_silos = [
             by.metrics(place, of_one.cpu()) for by, of_one in zip(self._by_silos, model, strict=True) if by
         ]
-        metrics = by_silos or self._on_the_public_test_set(t, model)
+        metrics = by_silos
+        if not by_silos:
+            test = Records(*(column.to(self._device) for column in self._task.test))
+            names = [f"{cell.name} (seed {cell.seed}), round {t}" for cell in self._cells]
+            metrics = measured(self._task.objective, model, test, names)
         self._tell(t, metrics)
         return metrics
-
-    def _on_the_public_test_set(self, t: int, model: Tensor) -> list[dict[str, float]]:
-        test = Records(*(column.to(self._device) for column in self._task.test))
-        names = [f"{cell.name} (seed {cell.seed}), round {t}" for cell in self._cells]
-        return measured(self._task.objective, model, test, names)
 
     def _tell(self, t: int, metrics: Sequence[Metrics]) -> None:
         for index, of_cell in zip(self._indices, metrics, strict=True):

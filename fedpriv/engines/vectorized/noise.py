@@ -29,13 +29,16 @@ _CHUNK_VALUES = 2**22
 
 
 class DeviceNormal:
-    """Standard normal vectors on a device, each a function of (key, owner, round, node) as in `KeyedNormal`."""
+    """The noise of a simulation on a device, each vector a function of its seed, owner, round and node.
 
-    def __init__(self, key: bytes, dtype: torch.dtype, device: torch.device) -> None:
+    As in `simulation_noise`: the same bits.
+    """
+
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
         self._tables = [torch.tensor(table, dtype=torch.int32).to(device) for table in _tables()]
         self._sbox = torch.tensor(_SBOX, dtype=torch.int32).to(device)
-        self._keys = _round_keys(key)
+        self._keys = _round_keys(seed_key(seed, "noise"))
 
     def weighted_sums(
         self, size: int, owners: Sequence[int], weights: Tensor, rounds: Sequence[int], node: int = 0
@@ -122,11 +125,6 @@ class DeviceNormal:
     def _looked_up(self, table: Tensor, words: Tensor, shift: int) -> Tensor:
         place = (words >> shift) & 0xFF
         return table.index_select(0, place.reshape(-1)).view(place.shape)
-
-
-def device_noise(seed: int, dtype: torch.dtype, device: torch.device) -> DeviceNormal:
-    """The noise of a simulation, as `simulation_noise` draws it."""
-    return DeviceNormal(seed_key(seed, "noise"), dtype, device)
 
 
 def _signed(number: int) -> int:
@@ -221,7 +219,7 @@ _Sums = Callable[[Sequence[int], int], Tensor]
 
 
 class NoiseFeed:
-    """Iterates over rounds 1 … T: for each the fresh vectors (replicates, d), summed over owners.
+    """Draws the noise of rounds 1 … T: for each the fresh vectors (replicates, d), summed over owners.
 
     Where `draws(t)`, of the mechanism, is a number, there are as many: (draws, replicates, d).  With `in_units`
     replicates that share all draws have them once, (1, d), still to be multiplied by `amplitude`.
@@ -262,11 +260,8 @@ class NoiseFeed:
         """The factor of the vectors, (replicates, 1); None where replicates add them as they are."""
         return self._scale if self._in_units else None
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return self.rounds_from(1)
-
     def rounds_from(self, first: int) -> Iterator[Tensor]:
-        """Iterate from round `first` on, in the same blocks: its block is drawn from its start."""
+        """Iterate over rounds from `first` on, in the same blocks: its block is drawn from its start."""
         over = (first - 1) % self._block
         return itertools.islice(self._drawn_ahead(first - over), over, None)
 
@@ -332,7 +327,7 @@ def _host_sums(stream: _Stream, size: int, dtype: torch.dtype) -> _Sums:
 
 
 def _device_sums(stream: _Stream, size: int, dtype: torch.dtype, device: torch.device) -> _Sums:
-    source = device_noise(stream.seed, dtype, device)
+    source = DeviceNormal(stream.seed, dtype, device)
     weights = torch.tensor(stream.relative, dtype=dtype).to(device)
     return lambda rounds, node: source.weighted_sums(size, stream.owners, weights, rounds, node)
 

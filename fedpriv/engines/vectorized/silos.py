@@ -9,25 +9,44 @@ Cells that differ in nothing but seeds and numbers make a group (`groups_of`).
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, KeyedNormal, simulation_noise
-from fedpriv.core.replicates import signature
+from fedpriv.core.replicates import signature, stack
 from fedpriv.engines.vectorized.noise import NoiseFeed
-from fedpriv.loss.estimators import Estimator, Round
+from fedpriv.loss.estimators import Round
 from fedpriv.loss.objective import Records
 from fedpriv.loss.running_sums import RunningSum, point_of, remembered
-from fedpriv.noise.mechanism import Mechanism, MechanismState
+from fedpriv.noise.mechanism import MechanismState
 from fedpriv.noise.trust import Noise, NoiseSource
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.round import Absences, FloatArithmetic, Read, State, check_moved
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell
+
+
+class Replicates(NamedTuple):
+    """Cells that run in step; in `plan` the numbers in which they differ are columns."""
+
+    plan: Plan
+    plans: Sequence[Plan]
+    seeds: Sequence[int]
+    """Of the cells' noise."""
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(plans: Sequence[Plan], seeds: Sequence[int], dtype: torch.dtype, device: torch.device) -> "Replicates":
+        parts = {
+            name: stack([getattr(plan, name) for plan in plans], dtype, device)
+            for name in ("estimator", "mechanism", "optimizer", "objective")
+        }
+        return Replicates(replace(plans[0], **parts), plans, seeds, dtype, device)
 
 
 class Mean(NamedTuple):
@@ -75,18 +94,10 @@ class LocalSilos:
     A round's rows are told silo by silo; what silos remember is kept as one vector, (silos, replicates, d).
     """
 
-    def __init__(
-        self,
-        step: FloatArithmetic,
-        plans: Sequence[Plan],
-        seeds: Sequence[int],
-        dtype: torch.dtype,
-        device: torch.device,
-        first: int,
-    ) -> None:
+    def __init__(self, group: Replicates, first: int) -> None:
         """From round `first` on."""
-        self._step, self._weights = step, plans[0].weights
-        self._fresh = _noise_of_each(plans, seeds, dtype, device, first) if plans[0].noise.sources else None
+        self._step, self._weights = FloatArithmetic(group.plan), group.plan.weights
+        self._fresh = _noise_of_each(group, first) if group.plan.noise.sources else None
 
     def released(
         self, t: int, current: Round, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
@@ -106,12 +117,24 @@ class LocalSilos:
         return Mean(mean, clipped, RunningSum((torch.stack(walked),), total.total), hidden)
 
 
-def check_apart(cell: Cell, plan: Plan) -> None:
-    """InputError for a run whose silos step by themselves without noise of their own."""
+def _check(cell: Cell, plan: Plan) -> None:
+    """InputError for a run that this engine cannot compute."""
     if plan.estimator.round(1).local is not None and cell.run.noise == "aggregate":
         raise InputError(
             f'run.noise = "aggregate": silos of {cell.algorithm.name} step by themselves, each with noise of its '
             'own; use "per-silo"'
+        )
+    if (key := cell.without_silos) is None:
+        return
+    if plan.estimator.memory > 1:
+        raise InputError(
+            f"{key}: {cell.algorithm.name} looks back at the query that each silo answered last, and engine "
+            "vectorized keeps one for all silos; use --engine inprocess"
+        )
+    if cell.run.noise == "aggregate" and not plan.trust.draws(SERVER):
+        raise InputError(
+            f'run.noise = "aggregate" draws the mean of all silos\' noise, and with {key} some have none; use '
+            '"per-silo"'
         )
 
 
@@ -125,30 +148,13 @@ def _of_one(read: Read, silo: int, start: int, rows: int) -> Read:
     return Read(records, weights, ((silo, rows),))
 
 
-def _noise_of_each(
-    plans: Sequence[Plan], seeds: Sequence[int], dtype: torch.dtype, device: torch.device, first: int
-) -> Iterator[Tensor]:
+def _noise_of_each(group: Replicates, first: int) -> Iterator[Tensor]:
     """The noise of every silo, from round `first` on: (silos, replicates, d)."""
-    silos, size = len(plans[0].weights), plans[0].objective.dimension
+    plans, rounds = group.plans, group.plan.schedule.rounds
+    silos, size = len(group.plan.weights), group.plan.objective.dimension
     noises = [Noise((NoiseSource(silo, plan.noise.std_of(silo), 1.0),)) for silo in range(silos) for plan in plans]
-    feed = NoiseFeed(noises, list(seeds) * silos, plans[0].schedule.rounds, size, dtype, lambda _: None, device)
+    feed = NoiseFeed(noises, list(group.seeds) * silos, rounds, size, group.dtype, lambda _: None, group.device)
     return (fresh.view(silos, len(plans), size) for fresh in feed.rounds_from(first))
-
-
-def check_away(cell: Cell, plan: Plan) -> None:
-    """InputError for a run with silos that drop out which this engine cannot compute."""
-    if (key := cell.without_silos) is None:
-        return
-    if plan.estimator.memory > 1:
-        raise InputError(
-            f"{key}: {cell.algorithm.name} looks back at the query that each silo answered last, and engine "
-            "vectorized keeps one for all silos; use --engine inprocess"
-        )
-    if cell.run.noise == "aggregate" and not plan.trust.draws(SERVER):
-        raise InputError(
-            f'run.noise = "aggregate" draws the mean of all silos\' noise, and with {key} some have none; use '
-            '"per-silo"'
-        )
 
 
 class Away:
@@ -173,33 +179,24 @@ class Away:
         return sorted(set().union(*(absences.rounds for absences in self._absences)))
 
 
-def missing_noise(
-    plans: Sequence[Plan],
-    seeds: Sequence[int],
-    away: Away,
-    estimator: Estimator,
-    mechanism: Mechanism,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Iterator[Tensor]:
+def missing_noise(group: Replicates, away: Away) -> Iterator[Tensor]:
     """For rounds 1 … T what has to be added to the mean of all silos' noise, (replicates, d).
 
     A silo that is away counts with its last release, decayed: its noise of this round is not there, that of the
-    round before is.  `estimator` and `mechanism` are those of all replicates.
+    round before is.
     """
-    size = plans[0].objective.dimension
-    sources = [simulation_noise(seed, np.dtype(str(dtype).removeprefix("torch."))) for seed in seeds]
-    states = {silo: mechanism.start() for silo in away.ever}
-    counted = {silo: torch.zeros(len(plans), size, dtype=dtype, device=device) for silo in states}
-    for t in range(1, plans[0].schedule.rounds + 1):
-        there, total = away.there(t).to(dtype), torch.zeros(len(plans), size, dtype=dtype, device=device)
+    plan, dtype = group.plan, str(group.dtype).removeprefix("torch.")
+    zeros = torch.zeros(len(group.plans), plan.objective.dimension, dtype=group.dtype, device=group.device)
+    sources = [simulation_noise(seed, dtype) for seed in group.seeds]
+    states = {silo: plan.mechanism.start() for silo in away.ever}
+    counted = dict.fromkeys(states, zeros)
+    for t in range(1, plan.schedule.rounds + 1):
+        there, total = away.there(t).to(group.dtype), zeros.clone()
         for silo, state in states.items():
-            fresh = torch.stack(
-                [_fresh(source, plan, silo, t) for source, plan in zip(sources, plans, strict=True)]
-            )
-            row, states[silo] = mechanism.noise(state, t, fresh.to(device))
+            fresh = [_fresh(source, own, silo, t) for source, own in zip(sources, group.plans, strict=True)]
+            row, states[silo] = plan.mechanism.noise(state, t, torch.stack(fresh).to(group.device))
             here = there[:, silo, None]
-            counts = here * row + (1.0 - here) * estimator.round(t).decay * counted[silo]
+            counts = here * row + (1.0 - here) * plan.estimator.round(t).decay * counted[silo]
             total += counts - row
             counted[silo] = counts
         yield total
@@ -228,8 +225,7 @@ def plans_of(cells: Sequence[Cell]) -> list[Plan]:
         )
     plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
     for cell, plan in zip(cells, plans, strict=True):
-        check_away(cell, plan)
-        check_apart(cell, plan)
+        _check(cell, plan)
     return plans
 
 
