@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedpriv.core.errors import FedprivError, RunError
 from fedpriv.core.random import KeyedNormal, integers_key, simulation_noise
-from fedpriv.protocol.arrays import is_finite, one_array, query_content, tensor_of, vector_in
+from fedpriv.protocol.arrays import one_array, query_content, tensor_of, vector_in
 from fedpriv.protocol.cell_folder import FolderReporter, cell_of
 from fedpriv.protocol.messages import EVALUATE, REGISTERED
 from fedpriv.rounds.beside import (
@@ -34,13 +34,12 @@ from fedpriv.rounds.beside import (
 )
 from fedpriv.rounds.outcome import Finished, RunObserver, evaluation_rounds, finished_after, measured
 from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.round import absences_of
+from fedpriv.rounds.round import absences_of, is_finite
 from fedpriv.rounds.task import PublicTask, public_task_of_cell, task_of_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.grid import PatientGrid, learn_roster
 from fedpriv.server.journal import Entries, ServerJournal
-from fedpriv.server.strategy import Journal, ReleaseStrategy, Roster, all_answers
-from fedpriv.server.sums import ServerSums
+from fedpriv.server.strategy import Journal, ReleaseStrategy, Roster, ServerSums, all_answers
 
 
 class SiloEvaluation:

@@ -245,6 +245,8 @@ class Admission:
         Values are counted, and no time is measured: a clock would refuse at one load of the machine what it takes
         at another, and after the round is on record.  A run whose first question is refused is not charged.
         """
+        if not missed:
+            return
         values = missed * max(plan.kept_length(t), plan.objective.dimension)
         if values > _MOST_MISSED and plan.noise.std_of(self.policy.silo):
             raise self.refusal(
@@ -305,10 +307,10 @@ class Admission:
         if cell.schedule.rounds > allow.rounds:  # an algorithm may add rounds of its own
             raise self.refusal(f"the scenario has {cell.schedule.rounds} rounds, allowed are {allow.rounds}")
         self._check_participation(cell)
-        if cell.algorithm.trust_setting.masked and allow.silos is not None and federation.silos != allow.silos:
+        sharing = cell.algorithm.trust_setting.owners_in_release(federation.silos)
+        if sharing > 1 and allow.silos is not None and sharing != allow.silos:
             raise self.refusal(
-                f"the scenario shares the noise among {federation.silos} silos, and by allow.silos they are "
-                f"{allow.silos}"
+                f"the scenario shares the noise among {sharing} silos, and by allow.silos they are {allow.silos}"
             )
         if cell.privacy.unit != allow.unit:
             raise self.refusal(f"the scenario protects by the {cell.privacy.unit}, allowed is by the {allow.unit}")

@@ -20,8 +20,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.silo.guards import end_run, status_lines
 from fedpriv.silo.ledger import Mark, Reading, SiloLedger
 from fedpriv.silo.policy import read_policy
-from fedpriv.silo.silo import Silo
-from fedpriv.silo.state import unpack
+from fedpriv.silo.silo import Silo, unpack
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, random_records, scenario, zeros
 from tests.parts import in_parts
 from tests.silo.guarded import guard_of

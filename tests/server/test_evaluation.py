@@ -32,7 +32,7 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.server import grid as patient_grid
 from fedpriv.server.app import deploy_cell, run_cell
 from fedpriv.server.journal import ServerJournal
-from fedpriv.server.sums import Kept
+from fedpriv.server.strategy import Kept
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.policy import read_policy

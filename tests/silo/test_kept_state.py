@@ -18,8 +18,7 @@ from fedpriv.noise.integers.gaussian import START, round_noise
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.masks import Masker
-from fedpriv.silo.silo import Silo
-from fedpriv.silo.state import pack, unpack
+from fedpriv.silo.silo import Silo, pack, unpack
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, guard_process, random_records, scenario, zeros
 from tests.parts import in_turn
 from tests.silo.guarded import guard_of

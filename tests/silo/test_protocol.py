@@ -98,7 +98,7 @@ def test_the_server_sees_uniform_words_whose_sum_is_the_sum_of_the_rounded_relea
     app, sent, queries = overheard
     cell = masked_cell(federation=UNEQUAL)
     run_over(app, cell)
-    grid, weights = plan_with(cell).lattice, plan_with(cell).weights
+    grid, weights = plan_with(cell).arithmetic.grid, plan_with(cell).weights
     assert grid is not None
     assert len(set(weights)) > 1
     silos = [simulated_silo(cell, number) for number in range(3)]
@@ -153,7 +153,7 @@ def test_the_sum_has_the_trusted_servers_noise(federation: dict[str, Any]) -> No
     sigma = plan_with(trusted).noise.std_in_mean
     plan, silos = plan_with(cell), cell.federation.silos
     assert plan.noise.std_in_mean == pytest.approx(sigma, rel=1e-12)
-    assert plan.lattice is not None
+    assert plan.arithmetic.grid is not None
     query, noise = objective_of(cell).initial(), []
     of = [simulated_silo(cell, number) for number in range(silos)]
     exact = [simulated_silo(trusted, number) for number in range(silos)]
@@ -166,7 +166,7 @@ def test_the_sum_has_the_trusted_servers_noise(federation: dict[str, Any]) -> No
             words.append(of[number].message(release.vector, t, keys).numpy())
             clear, plain[number] = exact[number].answer(plain[number], t, query)
             truth += plan.weights[number] * clear.vector
-        noise.append(plan.lattice.decode_sum(words) - truth.numpy())
+        noise.append(plan.arithmetic.grid.decode_sum(words) - truth.numpy())
     drawn = np.array(noise) / sigma
     assert stats.kstest(drawn.ravel(), "norm").pvalue > 1e-4
     assert stats.kstest(drawn.ravel() * math.sqrt(silos / (silos - 1)), "norm").pvalue < 1e-12
