@@ -91,11 +91,6 @@ def _seeded(
     return Silo(number, plan, records, *plan.arithmetic.source(key, noise), gaps=gaps)
 
 
-def simulated_silo(cell: Cell, number: int) -> Silo:
-    """Silo `number` of a simulation."""
-    return SimulatedFederation.of(cell).silo(number)
-
-
 class _LiveState(ConfigRecord):
     """A record that packs its state only when it leaves the process, as it does after every round under Ray."""
 

@@ -1,12 +1,14 @@
-"""Whether a policy allows what a server's scenario asks, and at which price: decided without a look at a record.
+"""Admit a server's scenario by a policy, and price it, without a look at a record.
 
-A scenario is text from a stranger.  It is bounded before it is parsed, its numbers before they are used, and
-building its plan in memory and, where the process can, in time.
+A scenario is text from a stranger: it is bounded before it is parsed, its numbers before they are used, and the
+building of its plan in memory and, where the process can, in time.
 
-What runs cost a silo's lifetime budget: (μ, δ₀), by this installation's accounting.
+A price is (μ, δ₀), what a run takes of the silo's lifetime budget by this installation's accounting.  An exact μ
+has slack δ₀ = 0; a run whose records take part in secret has a curve of (ε, δ), and is charged the μ that holds
+but for a probability of its slack, of which the policy says how much a run may use up.
 
-An exact μ has slack 0.  A run whose records take part in secret has a curve of (ε, δ), and is charged the μ that
-holds but for a probability of its slack, of which the policy says how much a run may use up.
+A guard admits and prices a scenario when it opens its run (fedpriv/silo/guard.py), and checks names, missed rounds
+and queries at every answer.
 """
 
 import hashlib

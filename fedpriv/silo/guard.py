@@ -2,6 +2,18 @@
 
 It runs in the silo's own process and installation (fedpriv/silo/daemon.py), because the app that a server ships
 could replace any guard inside it.  Records, keys, ledger and policy never leave that process.
+
+An answer to round t takes these steps:
+
+    opened       the run by its name, admitted and priced when it is opened       `Admission`, `SiloLedger`
+    checked      order, query, missed rounds, and a known query for a known t     `Silo.check`, `Admission`
+    intended     the query's digest on file: nothing is refused from here on      `SiloLedger.intend`
+    answered     records read, sums, noise                                        `Silo.answer`
+    recorded     the reply and the next state on file, then it leaves             `SiloLedger.record`
+
+What is kept in memory between answers (scenarios in one spelling, admitted runs, prices that fit, silos, views of
+the shard) is bounded, can be built again, and changes no answer: a guard that keeps nothing, or starts again
+between two rounds, gives the same bytes.
 """
 
 import hashlib
@@ -27,7 +39,7 @@ from fedpriv.noise.trust import USER
 from fedpriv.rounds.round import State
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import ROUNDING, Admission, Admitted, Charge, InTime, refusal, spent, words
-from fedpriv.silo.ledger import AnswerRow, LedgerError, Run, SiloLedger, create_ledger
+from fedpriv.silo.ledger import AnswerRow, LedgerError, Run, SiloLedger
 from fedpriv.silo.masks import identity_of
 from fedpriv.silo.policy import Policy
 from fedpriv.silo.shard import Shard
@@ -367,11 +379,6 @@ class Guard:
 
     def _refusal(self, reason: str) -> RunError:
         return self._admission.refusal(reason)
-
-
-def begin_ledger(policy: Policy) -> None:
-    """Begin the ledger of a policy's shard, once; InputError if there is one."""
-    create_ledger(policy.ledger, policy.marked, policy.load_shard().fingerprint)
 
 
 def open_guard(policy: Policy, in_time: InTime = nullcontext, room: Room | None = None) -> Guard:

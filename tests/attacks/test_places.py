@@ -37,7 +37,8 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo import guard as guards
 from fedpriv.silo import guard as views
 from fedpriv.silo.demo import policy_text
-from fedpriv.silo.guard import Guard, begin_ledger, open_guard
+from fedpriv.silo.guard import Guard, open_guard
+from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import Shard
 from tests.data.tables import write_csv
@@ -74,7 +75,7 @@ def guard_of(folder: Path, rows: Rows, schema: dict[str, Any], **allow: Any) -> 
     keys = {"silo": 0, "shard": "own.csv", "ledger": "l.sqlite", "socket": "s.sock"}
     path = folder / "policy.toml"
     path.write_text(policy_text(keys, allowed, TableSchema.model_validate({**SCHEMA, **schema})))
-    begin_ledger(read_policy(path))
+    begin_ledgers(read_policy(path))
     return open_guard(read_policy(path))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.clients.simulated import simulated_silo
+from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.participation.secret import Allocation
@@ -157,7 +157,7 @@ def test_a_silo_that_restarts_draws_the_same_bins(small_cell: MakeCell) -> None:
     """From its key alone: a guard's silo, packed after every round and built anew, answers bit by bit the same."""
     cell = small_cell(**allocated("untrusted"))
     plan = plan_of(cell, task_of_cell(cell).objective, released=True)
-    records = simulated_silo(cell, 0).records
+    records = SimulatedFederation.of(cell).silo(0).records
     query = torch.zeros(plan.objective.dimension, dtype=torch.float64)
 
     def silo(key: bytes) -> Silo:

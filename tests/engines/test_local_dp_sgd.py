@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedpriv.accounting.gaussian import mu_of
-from fedpriv.clients.simulated import simulated_silo
+from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import simulation_noise
 from fedpriv.loss.objective import Batch, Query
@@ -191,7 +191,7 @@ def test_a_guard_takes_local_steps_and_goes_on_where_it_was_killed(tmp_path: Pat
 
 def test_a_silo_steps_from_its_own_releases_and_starts_again_from_the_average() -> None:
     cell = cell_of(privacy={"relation": "replace-one", "mode": "none"})
-    silo, query = simulated_silo(cell, 1), torch.zeros(7850, dtype=torch.float64)
+    silo, query = SimulatedFederation.of(cell).silo(1), torch.zeros(7850, dtype=torch.float64)
     state, own = silo.start(), query
     for t in range(1, 7):
         own = query if t in (1, 5) else own
@@ -204,7 +204,7 @@ def test_a_silo_steps_from_its_own_releases_and_starts_again_from_the_average() 
 def gradient_at(cell: Cell, point: torch.Tensor, t: int) -> torch.Tensor:
     """Silo 1's clipped mean gradient of step t at `point`."""
     plain = cell.model_copy(update={"algorithm": cell.algorithm.model_copy(update={"name": "local-dp-sgd"})})
-    silo = simulated_silo(plain, 1)
+    silo = SimulatedFederation.of(plain).silo(1)
     records, weights = silo._read(t).records, silo._read(t).weights
     assert records is not None
     return silo.objective.increment(Query([point]), Batch(records, weights), 2.0).total

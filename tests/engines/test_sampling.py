@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.clients.simulated import SimulatedFederation, simulated_silo
+from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.loss.objective import Batch, Query
@@ -119,7 +119,7 @@ def test_records_are_drawn_at_the_rate_that_is_charged(small_cell: MakeCell) -> 
     cell = small_cell(
         **{**quiet, "federation": {**quiet["federation"], "rounds": 200, "epochs": 20, "samples": 900}}
     )
-    silo = simulated_silo(cell, 0)
+    silo = SimulatedFederation.of(cell).silo(0)
     alike = silo.records._replace(features=silo.records.features[:1].expand_as(silo.records.features))
     alike = alike._replace(labels=silo.records.labels[:1].expand_as(silo.records.labels))
     silo = dataclasses.replace(silo, records=alike)

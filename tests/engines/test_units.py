@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedpriv.accounting.gaussian import epsilon_of
-from fedpriv.clients.simulated import simulated_silo
+from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
 from fedpriv.data.partition import counted, in_a_row, of_persons, roster
 from fedpriv.loss.objective import Batch, Query, Records
@@ -103,7 +103,7 @@ def test_without_noise_it_is_the_mean_of_clipped_means(tmp_path: Path) -> None:
     )
     assert task.units is not None
     names = np.asarray(task.persons)
-    silo = simulated_silo(cell, 1)
+    silo = SimulatedFederation.of(cell).silo(1)
     query, one = torch.randn(silo.objective.dimension, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     release, _ = silo.answer(silo.start(), 1, query)
     total = torch.zeros_like(query)
@@ -125,7 +125,7 @@ def test_without_noise_it_is_the_mean_of_clipped_means(tmp_path: Path) -> None:
 def test_a_person_moves_a_release_by_their_clip_however_many_records_they_have(tmp_path: Path) -> None:
     """Guarantee of the user unit: 2 C / B for one person exchanged for another, with four records far away."""
     cell = person_cell(tmp_path, privacy__mode="none", privacy__mu=None, algorithm__trust="trusted")
-    silo = simulated_silo(cell, 0)
+    silo = SimulatedFederation.of(cell).silo(0)
     query = torch.randn(silo.objective.dimension, dtype=torch.float64)
     release, _ = silo.answer(silo.start(), 1, query)
     features, labels = silo.records.features.clone(), silo.records.labels.clone()
