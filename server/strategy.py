@@ -173,6 +173,30 @@ def listed(silos: Iterable[int]) -> str:
     return ", ".join(map(str, silos))
 
 
+def release_in(
+    content: RecordDict, where: str, length: int, dtype: torch.dtype, simulated: bool
+) -> tuple[Tensor, Counts | None]:
+    """The release of a reply, (length,), and what a simulation's silo tells with it.
+
+    RunError, with `where`, for anything else, and where `simulated` noise would be added to a guard's sums.
+    """
+    try:
+        release, told = vector_in(content, "release"), counts_in(content)
+    except ValueError as error:
+        raise RunError(f"{where}: {error}") from None
+    if told is None and simulated:
+        raise RunError(
+            f"{where}: it answers as silos with guards do, and this server's noise is a simulation's, drawn from "
+            "the scenario's seed, which protects nobody; use --engine deployment"
+        )
+    if release.shape != (length,) or release.dtype != dtype:
+        raise RunError(
+            f"{where}: a release of shape {tuple(release.shape)} and type {release.dtype}, expected ({length},) "
+            f"and {dtype}"
+        )
+    return release, told
+
+
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Roster = Callable[[Grid, int, float], list[int]]
 """(grid, silos, seconds to wait) -> the node id of silo 0, 1, …"""
@@ -361,26 +385,9 @@ class ReleaseStrategy(Strategy):
         self.rounds_done = t
 
     def _release_in(self, content: RecordDict, silo: int, t: int) -> Tensor:
-        try:
-            release = vector_in(content, "release")
-            told = counts_in(content)
-            if told is None or self.counts is None:
-                self.counts = None
-            else:
-                self.counts = self.counts.with_those(told)
-        except ValueError as error:
-            raise RunError(f"silo {silo}, round {t}: {error}") from None
-        if told is None and self._sums.simulated:
-            raise RunError(
-                f"silo {silo}, round {t}: it answers as silos with guards do, and this server's noise is a "
-                "simulation's, drawn from the scenario's seed, which protects nobody; use --engine deployment"
-            )
-        shape, dtype = (self._lengths[t - 1],), self.plan.message_dtype
-        if release.shape != shape or release.dtype != dtype:
-            raise RunError(
-                f"silo {silo}, round {t}: a release of shape {tuple(release.shape)} and type {release.dtype}, "
-                f"expected {shape} and {dtype}"
-            )
+        where, length = f"silo {silo}, round {t}", self._lengths[t - 1]
+        release, told = release_in(content, where, length, self.plan.message_dtype, self._sums.simulated)
+        self.counts = None if told is None or self.counts is None else self.counts.with_those(told)
         return release
 
     def configure_evaluate(
