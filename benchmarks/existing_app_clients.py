@@ -24,7 +24,7 @@ from fedpriv.data.named import Dataset
 from fedpriv.flower import guard_of
 from fedpriv.scenario.load import load_scenario
 from fedpriv.silo.demo import allowance_of, policy_text, write_policy, write_shard
-from fedpriv.silo.guard import begin_ledger
+from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
 
 DELTA, CLIP = 1e-5, 1.0
@@ -185,7 +185,7 @@ def guards(data: Dataset, setting: Setting, silos: int = SILOS) -> Iterator[Path
                     "socket": "s.sock",
                 }
                 write_policy(own / "policy.toml", policy_text(keys, allowed))
-                begin_ledger(read_policy(own / "policy.toml"))
+                begin_ledgers(read_policy(own / "policy.toml"))
                 words = [str(Path(sys.executable).with_name("fedpriv")), "silo", "run", str(own / "policy.toml")]
                 environment = {**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
                 started.append(

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from fedpriv.protocol.messages import (
     CONFIG,
     Refusal,
+    array_in,
     key_content,
     keys_in,
     number_in,
@@ -36,9 +37,9 @@ from fedpriv.protocol.messages import (
     receive_json,
     refusal_content,
     roster_content,
+    sealed,
     send_frame,
 )
-from fedpriv.protocol.vectors import sealed, values_in
 
 Answer = TypeVar("Answer")
 LONGEST = 2**31
@@ -47,7 +48,7 @@ LONGEST = 2**31
 
 def forward(message: Message, context: Context, socket: Path, *, tests: bool = False) -> Message:
     """Put a train message to the guard, or an evaluation of its `tests`; the reply is its release or refusal."""
-    query = values_in(message.content, "query")
+    query = array_in(message.content, "query")
     t = number_in(message.content, CONFIG, "t")
     answer = ask(socket, run_of(context), _cell_json(context), t, query, keys_in(message.content), tests=tests)
     if isinstance(answer, Refusal):

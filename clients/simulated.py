@@ -35,8 +35,7 @@ from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.round import State
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.silo import Silo
-from fedpriv.silo.state import pack, unpack
+from fedpriv.silo.silo import Silo, pack, unpack
 
 _RECORD, _KEY = "fedpriv-silo", "state"
 
@@ -81,9 +80,7 @@ def _seeded(
     number: int, plan: Plan, records: Records, noise: KeyedNormal, key: bytes, *, gaps: bool = False
 ) -> Silo:
     """A silo whose floating-point noise is of `noise`, and all else of integers of `key`."""
-    if plan.exact is not None:
-        return Silo.of(number, plan, records, key, gaps=gaps)
-    return Silo(number, plan, records, noise, gaps=gaps)
+    return Silo(number, plan, records, *plan.arithmetic.source(key, noise), gaps=gaps)
 
 
 class _LiveState(ConfigRecord):

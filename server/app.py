@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedpriv.core.errors import FedprivError, RunError
 from fedpriv.core.random import KeyedNormal, integers_key, simulation_noise
-from fedpriv.protocol.arrays import is_finite, one_array, query_content, tensor_of, vector_in
+from fedpriv.protocol.arrays import one_array, query_content, tensor_of
 from fedpriv.protocol.cell_folder import FolderReporter, cell_of
 from fedpriv.protocol.messages import EVALUATE, REGISTERED
 from fedpriv.rounds.beside import (
@@ -34,13 +34,12 @@ from fedpriv.rounds.beside import (
 )
 from fedpriv.rounds.outcome import Finished, RunObserver, evaluation_rounds, finished_after, measured
 from fedpriv.rounds.plan import Plan, plan_of
-from fedpriv.rounds.round import absences_of
+from fedpriv.rounds.round import absences_of, is_finite
 from fedpriv.rounds.task import PublicTask, public_task_of_cell, task_of_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.grid import PatientGrid, learn_roster
 from fedpriv.server.journal import Entries, ServerJournal
-from fedpriv.server.strategy import Journal, ReleaseStrategy, Roster, all_answers
-from fedpriv.server.sums import ServerSums
+from fedpriv.server.strategy import Journal, ReleaseStrategy, Roster, ServerSums, all_answers, release_in
 
 
 class SiloEvaluation:
@@ -74,24 +73,12 @@ class SiloEvaluation:
         return released.vector
 
     def _sums_in(self, content: RecordDict, silo: int, place: int) -> Tensor:
-        plan = self._asked.plan
-        try:
-            release = vector_in(content, "release")
-        except ValueError as error:
-            raise RunError(f"silo {silo}, evaluation {place}: {error}") from None
-        shape, dtype = (plan.message_length(place),), plan.message_dtype
-        if release.shape != shape or release.dtype != dtype:
-            raise RunError(
-                f"silo {silo}, evaluation {place}: sums of shape {tuple(release.shape)} and type {release.dtype}, "
-                f"expected {shape} and {dtype}"
-            )
+        plan, where = self._asked.plan, f"silo {silo}, evaluation {place}"
+        release, _ = release_in(
+            content, where, plan.message_length(place), plan.message_dtype, self._sums.simulated
+        )
         if not is_finite(release):
-            raise RunError(f"silo {silo}, evaluation {place}: it sent values that are not finite")
-        if self._sums.simulated and "metrics" not in content:
-            raise RunError(
-                f"silo {silo}, evaluation {place}: it answers as silos with guards do, and this server's noise is "
-                "a simulation's; use --engine deployment"
-            )
+            raise RunError(f"{where}: it sent values that are not finite")
         return release
 
 

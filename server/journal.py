@@ -34,8 +34,7 @@ from fedpriv.core.files import OWN, sync_folder, write_bytes, write_json, write_
 from fedpriv.core.random import system_key
 from fedpriv.noise.integers.gaussian import CHAIN_BYTES
 from fedpriv.rounds.plan import Plan
-from fedpriv.server.strategy import Missed
-from fedpriv.server.sums import Kept
+from fedpriv.server.strategy import Kept, Missed
 
 _KEY_BYTES = 32
 _CHECK_BYTES = 16

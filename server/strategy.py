@@ -1,9 +1,12 @@
 """The server's side of a round as a Flower Strategy: broadcast x_t, collect every silo's running sum, move.
 
-    q~_t = Σ_i p_i · release_i  (+ row t of the mechanism's noise, where the trust setting puts it at the server)
-    x_{t+1} from the optimizer
+    masked     y_t = Σ_i y_{i,t}, of which it knows nothing else
+    trusted    y_t = (C Σ_i s_{i,t}) + z_t, keyed by (key, server, round, chain of the queries, C s)
+    both       q~_t = unit / ΣB · (B y)_t
+    else       q~_t = Σ_i p_i · release_i, and in a simulation of a trusted server its noise, in the run's type
+    then       x_{t+1} from the optimizer
 
-One strategy serves every trust setting and algorithm: `ServerSums` says what the messages of a round come to.
+One strategy serves every trust setting and algorithm: `ServerSums` makes q~_t of the messages of a round.
 The mean has fixed weights; a missing, failed, malformed or non-finite reply ends the run with the silo's number
 and the round, never with a mean over fewer.  A silo that does not answer may, where the scenario says so, count
 with an increment of 0: its weight stays, and the round is on record.
@@ -11,7 +14,7 @@ with an increment of 0: its weight stays, and the round is on record.
 
 from collections.abc import Callable, Iterable, Mapping
 from logging import INFO
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -21,13 +24,115 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedpriv.core.errors import RunError, printable
-from fedpriv.protocol.arrays import Counts, counts_in, one_array, query_content, vector_in
+from fedpriv.core.random import SERVER, KeyedNormal
+from fedpriv.noise.integers.strategies import pack, unpack
+from fedpriv.protocol.arrays import counts_in, one_array, query_content, vector_in
 from fedpriv.protocol.messages import KEY, TRAIN, bytes_in, messages_to, refusal_in
+from fedpriv.rounds.outcome import Counts
 from fedpriv.rounds.plan import Plan
-from fedpriv.rounds.round import NOBODY, Absences, stand_in
+from fedpriv.rounds.round import (
+    NOBODY,
+    Absences,
+    FloatArithmetic,
+    Seeded,
+    State,
+    arithmetic_of,
+    is_finite,
+    stand_in,
+    tensors,
+)
 from fedpriv.server.grid import learn_roster
-from fedpriv.server.sums import Kept, ServerSums
 from fedpriv.silo.masks import CARD_BYTES, KEY_BYTES
+
+
+class Kept(NamedTuple):
+    """A journal's entry of a round that is over: enough to make what it released again."""
+
+    values: Tensor
+    """q~_t (d,), or the noisy integers y_t in a row."""
+    link: bytes = b""
+    """The chain of the queries, where noise depends on them."""
+
+
+class Released(NamedTuple):
+    """A round's release: q~_t, shape (d,), of the run's type."""
+
+    vector: Tensor
+    kept: Kept
+    secret: bytes = b""
+    """State that later rounds need and nobody else may see."""
+
+
+class ServerSums:
+    """The server's side of every round of one run, in order.
+
+    Guarantee: a server that really releases adds no noise in floating point; see `integer_sums`.
+
+    Guarantee: what is released is a function of y_t alone, which a journal keeps; the noise of a trusted server
+    is keyed by all that was asked and by what it is added to, so that a round which is put back and comes with
+    other sums has other noise, and the same round the same.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        initial: Tensor,
+        key: bytes,
+        secret: Callable[[], bytes] = bytes,
+        *,
+        simulated: KeyedNormal | None = None,
+        apart: bool = False,
+    ) -> None:
+        """`initial` (d,) has the run's type, and `key` is that of the noise which is added to integers.
+
+        `secret` gives what the last round that is over kept, b"" before the first, and `simulated` a simulation's
+        source of noise in floating point; None where releases are meant.  With `apart`, what is published is each
+        silo's vector by itself, in a row.
+
+        Guarantee: it is what the silos released, and no noise is drawn here.
+        """
+        self._plan, self._dtype, self._secret, self._apart = plan, initial.dtype, secret, apart
+        self._arithmetic = arithmetic_of(
+            plan, plan.at_server, key, lambda: _in_reals(plan, initial.dtype, simulated)
+        )
+        self._state = self._arithmetic.start(SERVER)
+        self._kept: bytes | None = None
+        self.simulated = simulated is not None and bool(float(plan.noise.std_of(SERVER)))
+        """Whether there is noise here that anybody can take away who knows the scenario's seed."""
+
+    def released(self, messages: list[Tensor], t: int, query: Tensor) -> Released:
+        """From the messages of silo 0, 1, … to the answers to `query`; RunError for one that cannot be used."""
+        total = torch.cat(messages) if self._apart else self._arithmetic.added(messages, t)
+        if not is_finite(total):  # weights are positive, so a value that is not finite shows in the mean
+            wrong = ", ".join(str(silo) for silo, message in enumerate(messages) if not is_finite(message))
+            raise RunError(f"silo {wrong}, round {t}: the release has values that are not finite")
+        noisy, state = self._arithmetic.noisy(self._before(), t, total, SERVER, query)
+        noisy = noisy.to(self._plan.kept_dtype)
+        vector, self._state = self._arithmetic.leaving(state, t, noisy, SERVER)
+        if self._plan.of_one_round:
+            self._kept = pack(tuple(vector.numpy() for vector in state.sums))
+        return Released(vector.to(self._dtype), Kept(noisy.reshape(-1), state.chain), self._kept or b"")
+
+    def repeat(self, known: Kept, t: int) -> Tensor:
+        """q~_t of a round that is over, (d,)."""
+        state = self._state._replace(chain=known.link)
+        vector, self._state = self._arithmetic.leaving(state, t, known.values, SERVER)
+        return vector.to(self._dtype)
+
+    def _before(self) -> State:
+        """The state before a round: sums that nobody else may see are the journal's after a restart."""
+        if not self._plan.of_one_round:
+            return self._state
+        before = self._kept if self._kept is not None else self._secret()
+        return self._state._replace(sums=tensors(unpack(before))) if before else self._state
+
+
+def _in_reals(plan: Plan, dtype: torch.dtype, simulated: KeyedNormal | None) -> FloatArithmetic:
+    if simulated is not None:
+        return FloatArithmetic(plan, Seeded(plan, simulated, dtype))
+    if float(plan.noise.std_of(SERVER)):
+        raise ValueError("a server's noise is floating point in simulations only")
+    return FloatArithmetic(plan)
 
 
 def answers_of(
@@ -66,6 +171,30 @@ def all_answers(asked: Mapping[int, Message], replies: Iterable[Message], what: 
 
 def listed(silos: Iterable[int]) -> str:
     return ", ".join(map(str, silos))
+
+
+def release_in(
+    content: RecordDict, where: str, length: int, dtype: torch.dtype, simulated: bool
+) -> tuple[Tensor, Counts | None]:
+    """The release of a reply, (length,), and what a simulation's silo tells with it.
+
+    RunError, with `where`, for anything else, and where `simulated` noise would be added to a guard's sums.
+    """
+    try:
+        release, told = vector_in(content, "release"), counts_in(content)
+    except ValueError as error:
+        raise RunError(f"{where}: {error}") from None
+    if told is None and simulated:
+        raise RunError(
+            f"{where}: it answers as silos with guards do, and this server's noise is a simulation's, drawn from "
+            "the scenario's seed, which protects nobody; use --engine deployment"
+        )
+    if release.shape != (length,) or release.dtype != dtype:
+        raise RunError(
+            f"{where}: a release of shape {tuple(release.shape)} and type {release.dtype}, expected ({length},) "
+            f"and {dtype}"
+        )
+    return release, told
 
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -136,6 +265,7 @@ class ReleaseStrategy(Strategy):
         self._last = torch.zeros(silos, len(initial), dtype=initial.dtype) if kept is None else kept
         self._initial = initial
         self._sums = sums
+        self._lengths = tuple(map(plan.message_length, range(1, plan.schedule.rounds + 1)))
         self._optimizer_state = plan.optimizer.start(initial)
         self._nodes: list[int] = []  # the node id of silo 0, 1, …
         self._asked: dict[int, Message] = {}  # the message to each silo that is asked in the round under way
@@ -255,26 +385,9 @@ class ReleaseStrategy(Strategy):
         self.rounds_done = t
 
     def _release_in(self, content: RecordDict, silo: int, t: int) -> Tensor:
-        try:
-            release = vector_in(content, "release")
-            told = counts_in(content)
-            if told is None or self.counts is None:
-                self.counts = None
-            else:
-                self.counts = self.counts.with_those(told)
-        except ValueError as error:
-            raise RunError(f"silo {silo}, round {t}: {error}") from None
-        if told is None and self._sums.simulated:
-            raise RunError(
-                f"silo {silo}, round {t}: it answers as silos with guards do, and this server's noise is a "
-                "simulation's, drawn from the scenario's seed, which protects nobody; use --engine deployment"
-            )
-        shape, dtype = (self.plan.message_length(t),), self.plan.message_dtype
-        if release.shape != shape or release.dtype != dtype:
-            raise RunError(
-                f"silo {silo}, round {t}: a release of shape {tuple(release.shape)} and type {release.dtype}, "
-                f"expected {shape} and {dtype}"
-            )
+        where, length = f"silo {silo}, round {t}", self._lengths[t - 1]
+        release, told = release_in(content, where, length, self.plan.message_dtype, self._sums.simulated)
+        self.counts = None if told is None or self.counts is None else self.counts.with_those(told)
         return release
 
     def configure_evaluate(

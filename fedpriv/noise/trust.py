@@ -171,8 +171,10 @@ class Trust:
     noise_at_server: bool = False
     masked: bool = False
     """Whether silos mask what they send, so that the server learns its sum only."""
-    one_party: bool = False
-    """Whether server and silos are one, who has all records."""
+    needs_all: str = ""
+    """Why no silo can be away in a round, and what to do; empty where one can."""
+    no_cohorts: str = ""
+    """Why clients that take part in secret are not protected by cohorts; empty where they are."""
     protects_clients: str = ""
     """The same where units are clients in cohorts, which only some settings have."""
 
@@ -188,6 +190,23 @@ class Trust:
     def covers(self, other: "Trust") -> bool:
         """Whether a silo that allows this setting allows `other`, which asks it to trust as little or less."""
         return other.trust_level <= self.trust_level
+
+    def owners_in_release(self, silos: int) -> int:
+        """Of how many owners the noise is that adds up in one release: all `silos` where each adds a share."""
+        return silos if self.masked else 1
+
+    def check_hidden(self, silos: int, private: bool) -> None:
+        """ValueError for masked sums that hide nothing, or have no noise by whose size they are rounded."""
+        if not self.masked:
+            return
+        given = f"algorithm.trust = {self.name!r}"
+        if silos < 2:
+            raise ValueError(f'{given}: the sum over one silo is its message; use "untrusted"')
+        if not private:
+            raise ValueError(
+                f'{given} with privacy.mode = "none": messages are rounded to a fraction of their noise, and '
+                'there is none; use "trusted"'
+            )
 
     def charged_alone(self, allowed: "Trust") -> bool:
         """Whether a silo that allows `allowed` is charged for its own messages, not for what is made of them."""
@@ -253,6 +272,7 @@ UNTRUSTED = Trust(
     title="untrusted server",
     protects="each silo's records against the server, the other silos and everyone else",
     trust_level=0,
+    no_cohorts="a server sees which clients answer",
 )
 SECURE_AGGREGATION = Trust(
     name="secure-aggregation",
@@ -263,6 +283,9 @@ SECURE_AGGREGATION = Trust(
     "that join with the server, is left with mu times √(M/(M-c))",
     trust_level=1,
     masked=True,
+    needs_all="masks cancel in the sum of all silos only, and every silo adds its share of the noise; use "
+    '"untrusted" or "trusted"',
+    no_cohorts="masks need the answers of all clients",
 )
 TRUSTED = Trust(
     name="trusted",
@@ -281,7 +304,7 @@ CURATOR = Trust(
     "and silos in one: nothing is broadcast to anyone else",
     trust_level=3,
     noise_at_server=True,
-    one_party=True,
+    needs_all="a curator has all records, so no silo can be away; leave it out",
 )
 
 TRUSTS = {setting.name: setting for setting in (UNTRUSTED, TRUSTED, SECURE_AGGREGATION, CURATOR)}

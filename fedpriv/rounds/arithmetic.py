@@ -1,25 +1,28 @@
-"""What floating point can hold: a guarantee in real numbers needs clips, noise and sums that do not get lost.
+"""The numbers of a run, fixed before round 1: `Reals`, in floating point, or `Wholes`, integers on a lattice.
 
-From a cell to the lattice, the integers and the noise of a run whose releases are exact.
+| | `Reals` | `Wholes` |
+|---|---|---|
+| of | simulations, and runs without noise | releases, and simulations with `run.arithmetic = "integers"` |
+| a message under masks | words on a `Grid`, modulo 2^64 | bytes of integers, which nothing is rounded after |
+| noise | `float_noise_of` | `noise_of` an `exact_plan_of` |
 
-A simulation's real vectors as integers modulo 2^64, which can be added under masks.
-
-A simulation in floating point protects nobody: this is how its masked messages are added at all.  What guards mask
-are integers from the record on (fedpriv/noise/integers/fixed_point.py), and nothing is rounded after the noise.
-
-The noise of a simulation in floating point, and the lattice on which masked messages of it are added.
+`Plan.arithmetic` is one of them; the steps of a round in either are in rounds/round.py.  A guarantee in real
+numbers needs clips, noise and sums that floating point holds: the checks at the beginning refuse others.  A
+simulation in floating point protects nobody, and its `Grid` is there so that masked messages can be added at all.
 """
 
 import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar, NoReturn
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.core.random import SERVER
+from fedpriv.core.random import SERVER, KeyedNormal
 from fedpriv.loss.estimators import Estimator, Round, rounds_of
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.integers.plan import ExactPlan, ExactRun, fitted
@@ -117,6 +120,7 @@ def exact_plan_of(
     mu = unit.of_one_silo(mu) if trust.releases(0) else mu / unit.shared  # of its records in one silo
     sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
     together = sum(sizes) if trust.releases(SERVER) else max(sizes)
+    owners = trust.owners_in_release(len(sizes))
     try:
         form = integer_form(mechanism, known.workload)
         if (estimator.round(1).split is not None) != form.in_parts:
@@ -128,8 +132,8 @@ def exact_plan_of(
                 objective.dimension,
                 cell.privacy.relation,
                 mu * _SAFE,
-                owners=len(sizes) if trust.masked else 1,
-                word=cell.run.word if trust.masked else 64,
+                owners=owners,
+                word=cell.run.word if owners > 1 else 64,
             )
         )
     except InputError as error:
@@ -147,10 +151,82 @@ def noise_of(exact: ExactPlan, trust: Trust, batch_sizes: tuple[int, ...]) -> No
     return Noise(tuple(NoiseSource(silo, std / size, size / total) for silo, size in enumerate(batch_sizes)))
 
 
-def integers_of(exact: ExactPlan, owners: int) -> Integers:
-    """What a ledger keeps of it, for noise of so many owners."""
-    return Integers(exact.lattice.exponent, exact.claim.sigma, exact.run.dimension, owners)
+@dataclass(frozen=True)
+class Wholes:
+    """Integers: what is released is a function of a discrete Gaussian's sums."""
 
+    exact: ExactPlan
+    """Lattice, sums and noise."""
+    grid: ClassVar[None] = None
+    sums_dtype: ClassVar[torch.dtype] = torch.int64
+    """Of a silo's exact sums, and of the noisy integers that a server keeps."""
+    masked_dtype: ClassVar[torch.dtype] = torch.uint8
+    adds_rounds: ClassVar[bool] = True
+    """Whether an owner of noise is sent the sums of one round, which it adds to those before."""
+
+    @property
+    def masked_length(self) -> int:
+        """How many numbers of `masked_dtype` a value takes."""
+        return self.exact.run.word // 8
+
+    def kept(self, t: int) -> int:
+        """How many values of round t a coordinate of the model has."""
+        return self.exact.run.factored.strategy.draws(t) or 1
+
+    def decay(self, estimator: Estimator) -> float:
+        """Of the running sums: the integers' own, which is nearly the estimator's."""
+        return self.exact.run.factored.workload.decay
+
+    def told(self, std: float, owners: int) -> Integers | None:
+        """What a ledger keeps of noise of so many owners; None without noise."""
+        return (
+            Integers(self.exact.lattice.exponent, self.exact.claim.sigma, self.exact.run.dimension, owners)
+            if std
+            else None
+        )
+
+    def check_released(self) -> None:
+        """ValueError for numbers whose noise protects nobody."""
+
+    def source(self, key: bytes, simulated: KeyedNormal) -> tuple[KeyedNormal, bytes]:
+        """A silo's coins and masks, and the key of its noise: all of them of `key`."""
+        return KeyedNormal(key, np.float64), key
+
+
+@dataclass(frozen=True)
+class Reals:
+    """Floating point; members as those of `Wholes`."""
+
+    grid: "Grid | None" = None
+    """Where masked messages are added; None: there are none."""
+    sums_dtype: ClassVar[torch.dtype] = torch.float64
+    masked_dtype: ClassVar[torch.dtype] = torch.uint64
+    adds_rounds: ClassVar[bool] = False
+    masked_length: ClassVar[int] = 1
+
+    @property
+    def exact(self) -> NoReturn:
+        raise ValueError("floating point has no lattice of integers: plan_of(released=True)")
+
+    def kept(self, t: int) -> int:
+        return 1
+
+    def decay(self, estimator: Estimator) -> float:
+        return estimator.decay
+
+    def told(self, std: float, owners: int) -> None:
+        return None
+
+    def check_released(self) -> NoReturn:
+        raise ValueError("noise that is really released needs a plan made for it: plan_of(released=True)")
+
+    def source(self, key: bytes, simulated: KeyedNormal) -> tuple[KeyedNormal, bytes]:
+        """Everything is the simulation's, and there is no key."""
+        return simulated, b""
+
+
+REALS = Reals()
+"""Without masks."""
 
 Words = NDArray[np.uint64]
 

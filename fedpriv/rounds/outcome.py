@@ -123,6 +123,23 @@ def evaluation_rounds(rounds: int, evaluations: int) -> frozenset[int]:
     return frozenset(-(-rounds * (place + 1) // count) for place in range(count))
 
 
+class Counts(NamedTuple):
+    """A silo's counts of one round's records: how many took part, and how many of those were clipped."""
+
+    drawn: int
+    clipped: int | None
+    """None where nothing was counted: integers are not asked what became of their increments."""
+
+    def with_those(self, others: "Counts") -> "Counts":
+        clipped = None if self.clipped is None or others.clipped is None else self.clipped + others.clipped
+        return Counts(self.drawn + others.drawn, clipped)
+
+    @property
+    def fraction_clipped(self) -> float | None:
+        """The share of records, None where nothing was counted."""
+        return None if self.clipped is None else self.clipped / max(1, self.drawn)
+
+
 class RunObserver:
     """Hears how a run goes; override what you need.  All calls come from one process and thread.
 

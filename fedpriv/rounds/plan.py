@@ -1,12 +1,8 @@
 """From a scenario's cell to everything that is fixed and public before round 1.
 
-Silo, server, accountant and every engine build the same plan from the same cell; no number is sent around.
-
-Which rows can go on where a silo missed rounds.
-
-What a row's parameters follow from.
-
-The bound on a run's mean excess risk at its own numbers, read off its plan.
+Silo, server, accountant and every engine build the same plan from the same cell; no number is sent around.  A plan
+says what its owners release (`Plan.releases`), how long its messages are, and, by `survives_gaps` and
+`excess_risk_bound`, what can be said of the run beforehand.
 """
 
 import itertools
@@ -33,14 +29,15 @@ from fedpriv.papers.base import Bound, Optimizer, Problem, ReleaseNumbers
 from fedpriv.participation.orders import Participation
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.rounds.arithmetic import (
-    Grid,
+    REALS,
+    Reals,
+    Wholes,
     batch_clips,
     check_clips,
     check_noise,
     check_sums,
     exact_plan_of,
     float_noise_of,
-    integers_of,
     largest_sum,
     lattice_of,
     noise_of,
@@ -102,10 +99,8 @@ class Plan:
     objective: Objective
     """What silos take increments of; evaluations are of the model's own loss."""
     trust: Trust
-    lattice: Grid | None = None
-    """Where masked messages of floating-point noise are added; None: there are none."""
-    exact: ExactPlan | None = None
-    """Lattice, sums and noise of a run whose releases are integers; None: a simulation's floating point."""
+    arithmetic: Reals | Wholes = REALS
+    """The numbers of its sums, noise and messages."""
     unit: Unit = RECORD
     """A row of a batch: what is clipped, and what batches and weights count."""
     model_length: int | None = None
@@ -116,60 +111,61 @@ class Plan:
         """Rounds 1, 2, … of the estimator, made once."""
         return rounds_of(self.estimator, self.schedule.rounds)
 
-    @property
+    @cached_property
     def query_length(self) -> int:
         """How many numbers a query has: as many as a release, unless a model is asked about, not trained."""
         return self.objective.dimension if self.model_length is None else self.model_length
 
-    @property
+    @cached_property
     def masked(self) -> bool:
         """Whether the server gets the silos' messages in their sum alone."""
         return self.trust.masked and bool(self.noise.sources)
+
+    @property
+    def exact(self) -> ExactPlan:
+        """Lattice, sums and noise of integers; ValueError for a plan in floating point."""
+        return self.arithmetic.exact
 
     @cached_property
     def message_dtype(self) -> torch.dtype:
         """Of a silo's message, which is one row of numbers: words where masked, sums where noise is to come."""
         if self.masked:
-            return torch.uint64 if self.exact is None else torch.uint8
+            return self.arithmetic.masked_dtype
         if not float(self.noise.std_of(SERVER)):
             return self._dtype
-        return torch.float64 if self.exact is None else torch.int64
+        return self.arithmetic.sums_dtype
 
     @cached_property
     def _dtype(self) -> torch.dtype:
         """The model's; asked for with every message, while making x_1 can take as long as a round."""
         return self.objective.initial().dtype
 
-    @property
-    def summed(self) -> ExactPlan | None:
-        """Lattice, sums and noise of the integers that a server adds up; None where it gets real vectors."""
-        return self.exact if self.trust.releases(SERVER) else None
+    @cached_property
+    def at_server(self) -> Reals | Wholes:
+        """The numbers of what a server adds up: real vectors where running sums leave the silos."""
+        return self.arithmetic if self.trust.releases(SERVER) else REALS
 
-    @property
+    @cached_property
     def of_one_round(self) -> bool:
         """Whether a silo's message has its sums of this round alone, which the server adds to those before."""
-        return self.exact is not None and self.trust.draws(SERVER)
+        return self.arithmetic.adds_rounds and self.trust.draws(SERVER)
 
     def message_length(self, t: int) -> int:
         """How many numbers of `message_dtype` a silo's message of round t has."""
-        values = self.kept_length(t)
-        return values * (self.exact.run.word // 8) if self.masked and self.exact is not None else values
+        return self.kept_length(t) * (self.arithmetic.masked_length if self.masked else 1)
 
     def bytes_sent(self, rounds: int) -> int:
         """By one silo in the first rounds, headers apart."""
-        if self.exact is None:  # all rounds are alike
-            return rounds * self.message_length(1) * self.message_dtype.itemsize
         return sum(map(self.message_length, range(1, rounds + 1))) * self.message_dtype.itemsize
 
-    @property
+    @cached_property
     def kept_dtype(self) -> torch.dtype:
         """Of what a server keeps of a round: noisy integers, or what it released."""
-        return self._dtype if self.summed is None else torch.int64
+        return self.at_server.sums_dtype if self.at_server.adds_rounds else self._dtype
 
     def kept_length(self, t: int) -> int:
         """How many numbers of `kept_dtype` that are in round t."""
-        size = self.objective.dimension
-        return size if self.summed is None else size * (self.summed.run.factored.strategy.draws(t) or 1)
+        return self.objective.dimension * self.at_server.kept(t)
 
     @property
     def largest_clip(self) -> float:
@@ -237,14 +233,14 @@ class Plan:
             owner,
             self.mechanism,
             accounted,
-            self.estimator.decay if self.exact is None else self.exact.run.factored.workload.decay,
+            self.arithmetic.decay(self.estimator),
             clips,
             per_record,
             self.relation,
             std,
             self.estimator.period,
             self.unit,
-            None if self.exact is None or not std else integers_of(self.exact, owners),
+            self.arithmetic.told(std, owners),
         )
 
     def _per_record(self, source: NoiseSource) -> float:
@@ -294,17 +290,23 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     check_clips(rounds_of(estimator, schedule.rounds), max(batch_sizes), private)
     relation, unit = cell.privacy.relation, cell.privacy.protected
     looked_at = _by_units(row.objective(settings, problem, objective), unit, row.name)
-    exact = exact_plan_of(cell, looked_at, estimator, mechanism, workload) if _exactly(cell, released) else None
-    if exact is None:
-        noise = float_noise_of(cell, schedule, workload, mechanism, weights)
+    arithmetic: Reals | Wholes = REALS
+    if _exactly(cell, released):
+        exact = exact_plan_of(cell, looked_at, estimator, mechanism, workload)
+        arithmetic, mechanism, noise = (
+            Wholes(exact),
+            exact.run.factored.mechanism,
+            noise_of(exact, trust, batch_sizes),
+        )
+        check_noise(noise)
     else:
-        mechanism, noise = exact.run.factored.mechanism, noise_of(exact, trust, batch_sizes)
-    check_noise(noise)
+        noise = float_noise_of(cell, schedule, workload, mechanism, weights)
+        check_noise(noise)
+        if noise.sources:
+            check_sums(noise, largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
+            if trust.masked:
+                arithmetic = Reals(lattice_of(cell, schedule, estimator, noise))
     optimizer = row.optimizer(settings, problem, noise.std_in_mean)
-    lattice = None
-    if exact is None and noise.sources:
-        check_sums(noise, largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
-        lattice = lattice_of(cell, schedule, estimator, noise) if trust.masked else None
     return Plan(
         schedule,
         batch_sizes,
@@ -316,8 +318,7 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
         relation,
         looked_at,
         trust,
-        lattice,
-        exact,
+        arithmetic,
         unit,
     )
 
@@ -363,7 +364,7 @@ def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     """
     problem = problem_of(cell, plan.objective)
     schedule = plan.schedule
-    if schedule.secret or not schedule.single_pass or plan.exact is not None:
+    if schedule.secret or not schedule.single_pass or isinstance(plan.arithmetic, Wholes):
         return None
     radius = float(getattr(cell.algorithm.settings, "radius", math.inf))
     if not (radius <= problem.convex_within and math.isfinite(radius) and math.isfinite(problem.smoothness)):

@@ -15,6 +15,7 @@ place.  In a deployment a silo is away when it is; a scenario says so beforehand
 names rounds, `federation.drop_out` is the probability of every silo and round, by coins of the scenario's seed.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -39,6 +40,7 @@ from fedpriv.noise.integers.strategies import IntegerStrategy
 from fedpriv.noise.mechanism import Mechanism, MechanismState
 from fedpriv.noise.sliding import check_movement
 from fedpriv.participation.secret import SecretOrder
+from fedpriv.rounds.arithmetic import Reals, Wholes
 from fedpriv.rounds.plan import Plan
 from fedpriv.scenario.schema import Cell
 
@@ -183,17 +185,17 @@ class FloatArithmetic:
 
     def words(self, release: Tensor, t: int, owner: int, mask: NDArray[np.uint64]) -> Tensor:
         """p_i · release on the plan's lattice, uint64 (d,)."""
-        assert self.plan.lattice is not None  # as wherever silos are to mask
+        assert self.plan.arithmetic.grid is not None  # as wherever silos are to mask
         try:
-            words = self.plan.lattice.encode(self.plan.weights[owner] * release.numpy())
+            words = self.plan.arithmetic.grid.encode(self.plan.weights[owner] * release.numpy())
         except RunError as error:
             raise RunError(f"silo {owner}, round {t}: {error}") from None
         return torch.from_numpy(words + mask)
 
     def added(self, messages: Sequence[Tensor], t: int) -> Tensor:
         """Σ_i p_i · release_i (d,)."""
-        if self.plan.lattice is not None:
-            return torch.from_numpy(self.plan.lattice.decode_sum([message.numpy() for message in messages]))
+        if (grid := self.plan.arithmetic.grid) is not None:
+            return torch.from_numpy(grid.decode_sum([message.numpy() for message in messages]))
         mean = torch.empty_like(messages[0])
         weights = torch.tensor(self.plan.weights, dtype=mean.dtype)
         for start in range(0, len(mean), _PIECE):
@@ -304,12 +306,18 @@ class IntegerArithmetic:
 
     @cached_property
     def exact(self) -> ExactPlan:
-        assert self.plan.exact is not None  # as `arithmetic_of` says
         return self.plan.exact
 
     @property
     def strategy(self) -> IntegerStrategy:
         return self.exact.run.factored.strategy
+
+
+def arithmetic_of(
+    plan: Plan, numbers: Reals | Wholes, key: bytes, real: Callable[[], FloatArithmetic]
+) -> Arithmetic:
+    """The steps of a round in these numbers: of integers with noise of `key`, or those that `real` makes."""
+    return IntegerArithmetic(plan, key) if isinstance(numbers, Wholes) else real()
 
 
 def tensors(vectors: tuple[Ints, ...]) -> tuple[Tensor, ...]:
@@ -327,6 +335,11 @@ def record_weight(share: float, batch: int, batches: int) -> float:
     return share / (batch * max(1, batches))
 
 
+def is_finite(vector: Tensor) -> bool:
+    """Whether every value is finite: a sum lets NaN and infinity through (and overflows for absurd values)."""
+    return math.isfinite(vector.sum())
+
+
 def check_moved(mechanism: Mechanism, past: tuple[Tensor, ...], t: int, query: Tensor, where: str) -> None:
     """RunError if the query (..., d) moved farther than the mechanism's sensitivity allows for."""
     if t > 1 and (bound := mechanism.movement) is not None:
@@ -339,10 +352,11 @@ class Seeded:
     def __init__(self, plan: Plan, source: KeyedNormal, dtype: torch.dtype) -> None:
         """`dtype` is what it is scaled and correlated in."""
         self._plan, self._source, self._dtype = plan, source, dtype
+        self._stds = {owner: float(std) for owner, std, _ in plan.noise.sources}
         self._ahead: dict[int, DrawAhead] = {}
 
     def __call__(self, owner: int, t: int) -> Fresh | None:
-        std = float(self._plan.noise.std_of(owner))
+        std = self._stds.get(owner, 0.0)
         return Fresh(self._vectors(owner, t).mul_(std)) if std else None
 
     def _vectors(self, owner: int, t: int) -> Tensor:

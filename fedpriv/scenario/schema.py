@@ -39,16 +39,8 @@ def check_absences(federation: FederationSection, key: str | None, trust: Trust)
     """
     if key is None:
         return
-    if trust.masked:
-        raise ValueError(
-            f"{key} with algorithm.trust = {trust.name!r}: masks cancel in the sum of all silos only, and every "
-            'silo adds its share of the noise; use "untrusted" or "trusted"'
-        )
-    if trust.one_party:
-        raise ValueError(
-            f"{key} with algorithm.trust = {trust.name!r}: a curator has all records, so no silo can be away; "
-            "leave it out"
-        )
+    if trust.needs_all:
+        raise ValueError(f"{key} with algorithm.trust = {trust.name!r}: {trust.needs_all}")
     for silo, rounds in federation.away.items():
         if not (silo.isascii() and silo.isdecimal() and str(int(silo)) == silo and int(silo) < federation.silos):
             raise ValueError(f"federation.away: {silo!r} is no silo; there are 0 to {federation.silos - 1}")
@@ -64,10 +56,10 @@ def check_units(unit: Unit, data: DataSection, federation: FederationSection, se
     """ValueError for a unit that the data or the federation do not have, or that cannot be accounted for."""
     if federation.clients is not None:
         _check_pool(unit, data, trust)
-    elif unit.name == CLIENT.name and secret and not trust.draws(SERVER):
+    elif unit.name == CLIENT.name and secret and trust.no_cohorts:
         raise ValueError(
             f'federation.sampling with privacy.unit = "client" and algorithm.trust = {trust.name!r}: '
-            f'{_why_not(trust)}; use "trusted", or sampling = "fixed"'
+            f'{trust.no_cohorts}; use "trusted", or sampling = "fixed"'
         )
     elif unit.name == CLIENT.name and data.partition != "iid":
         raise ValueError(
@@ -94,21 +86,16 @@ def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
             f'federation.clients with privacy.unit = "{unit.name}": what is clipped and counted in a cohort is '
             'a client; set unit = "client" and records'
         )
-    if not trust.draws(SERVER):
+    if trust.no_cohorts:
         raise ValueError(
-            f'federation.clients with algorithm.trust = {trust.name!r}: {_why_not(trust)}; use "trusted", or make '
-            "every client a silo, which answers in every round"
+            f'federation.clients with algorithm.trust = {trust.name!r}: {trust.no_cohorts}; use "trusted", or '
+            "make every client a silo, which answers in every round"
         )
     if data.partition not in _OF_A_POOL:
         raise ValueError(
             f'data.partition = "{data.partition}": clients of a pool have no sites; use "iid", "dirichlet" or '
             '"shards"'
         )
-
-
-def _why_not(trust: Trust) -> str:
-    """Reason that cohorts protect no client under a server that is not trusted."""
-    return "masks need the answers of all clients" if trust.masked else "a server sees which clients answer"
 
 
 class ModelSection(BaseModel):
@@ -196,15 +183,7 @@ class Cell(Section):
         trust, private = trust_named(self.algorithm.trust), self.privacy.mode != "none"
         check_absences(federation, self.without_silos, trust)
         check_units(unit, self.data, federation, CHOSEN[federation.sampling].secret, trust)
-        if trust.masked:
-            given = f"algorithm.trust = {trust.name!r}"
-            if federation.silos < 2:
-                raise ValueError(f'{given}: the sum over one silo is its message; use "untrusted"')
-            if not private:
-                raise ValueError(
-                    f'{given} with privacy.mode = "none": messages are rounded to a fraction of their noise, and '
-                    'there is none; use "trusted"'
-                )
+        trust.check_hidden(federation.silos, private)
         per_silo = self.run.per_silo and self.evaluation is None
         self.data.check_table(federation.silos, private=private, per_silo=per_silo)
         if self.data.scale is not None:

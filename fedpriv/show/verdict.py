@@ -198,13 +198,13 @@ def _holders(name: str, cells: Sequence[Mapping[str, Any]]) -> list[Holder]:
             Holder(f"the server ({name})", f"the test records, {key}", "what each client sends, without noise"),
             Holder("everyone else", "nothing", "the models that are published"),
         ]
-    if trust.masked:
+    if trust.draws(SERVER):
+        silo, seen = own, "every silo's sum without noise"
+    elif trust.releases(0):
+        silo, seen = f"{own}, {key}", "every silo's releases, noise included"
+    else:
         silo = f"{own}, {key}, the keys of its masks"
         seen = "masked messages, and their sum with the noise of all silos"
-    elif trust.draws(SERVER):
-        silo, seen = own, "every silo's sum without noise"
-    else:
-        silo, seen = f"{own}, {key}", "every silo's releases, noise included"
     server = f"the test records, {key}" if trust.draws(SERVER) else "the test records"
     return [
         Holder(f"each silo ({name})", silo, "the model of every round"),

@@ -1,12 +1,14 @@
-"""Whether a policy allows what a server's scenario asks, and at which price: decided without a look at a record.
+"""Admit a server's scenario by a policy, and price it, without a look at a record.
 
-A scenario is text from a stranger.  It is bounded before it is parsed, its numbers before they are used, and
-building its plan in memory and, where the process can, in time.
+A scenario is text from a stranger: it is bounded before it is parsed, its numbers before they are used, and the
+building of its plan in memory and, where the process can, in time.
 
-What runs cost a silo's lifetime budget: (μ, δ₀), by this installation's accounting.
+A price is (μ, δ₀), what a run takes of the silo's lifetime budget by this installation's accounting.  An exact μ
+has slack δ₀ = 0; a run whose records take part in secret has a curve of (ε, δ), and is charged the μ that holds
+but for a probability of its slack, of which the policy says how much a run may use up.
 
-An exact μ has slack 0.  A run whose records take part in secret has a curve of (ε, δ), and is charged the μ that
-holds but for a probability of its slack, of which the policy says how much a run may use up.
+A guard admits and prices a scenario when it opens its run (fedpriv/silo/guard.py), and checks names, missed rounds
+and queries at every answer.
 """
 
 import hashlib
@@ -245,6 +247,8 @@ class Admission:
         Values are counted, and no time is measured: a clock would refuse at one load of the machine what it takes
         at another, and after the round is on record.  A run whose first question is refused is not charged.
         """
+        if not missed:
+            return
         values = missed * max(plan.kept_length(t), plan.objective.dimension)
         if values > _MOST_MISSED and plan.noise.std_of(self.policy.silo):
             raise self.refusal(
@@ -305,10 +309,10 @@ class Admission:
         if cell.schedule.rounds > allow.rounds:  # an algorithm may add rounds of its own
             raise self.refusal(f"the scenario has {cell.schedule.rounds} rounds, allowed are {allow.rounds}")
         self._check_participation(cell)
-        if cell.algorithm.trust_setting.masked and allow.silos is not None and federation.silos != allow.silos:
+        sharing = cell.algorithm.trust_setting.owners_in_release(federation.silos)
+        if sharing > 1 and allow.silos is not None and sharing != allow.silos:
             raise self.refusal(
-                f"the scenario shares the noise among {federation.silos} silos, and by allow.silos they are "
-                f"{allow.silos}"
+                f"the scenario shares the noise among {sharing} silos, and by allow.silos they are {allow.silos}"
             )
         if cell.privacy.unit != allow.unit:
             raise self.refusal(f"the scenario protects by the {cell.privacy.unit}, allowed is by the {allow.unit}")

@@ -2,6 +2,18 @@
 
 It runs in the silo's own process and installation (fedpriv/silo/daemon.py), because the app that a server ships
 could replace any guard inside it.  Records, keys, ledger and policy never leave that process.
+
+An answer to round t takes these steps:
+
+    opened       the run by its name, admitted and priced when it is opened       `Admission`, `SiloLedger`
+    checked      order, query, missed rounds, and a known query for a known t     `Silo.check`, `Admission`
+    intended     the query's digest on file: nothing is refused from here on      `SiloLedger.intend`
+    answered     records read, sums, noise                                        `Silo.answer`
+    recorded     the reply and the next state on file, then it leaves             `SiloLedger.record`
+
+What is kept in memory between answers (scenarios in one spelling, admitted runs, prices that fit, silos, views of
+the shard) is bounded, can be built again, and changes no answer: a guard that keeps nothing, or starts again
+between two rounds, gives the same bytes.
 """
 
 import hashlib
@@ -27,12 +39,11 @@ from fedpriv.noise.trust import USER
 from fedpriv.rounds.round import State
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import ROUNDING, Admission, Admitted, Charge, InTime, refusal, spent, words
-from fedpriv.silo.ledger import AnswerRow, LedgerError, Run, SiloLedger, create_ledger
+from fedpriv.silo.ledger import AnswerRow, LedgerError, Run, SiloLedger
 from fedpriv.silo.masks import identity_of
 from fedpriv.silo.policy import Policy
 from fedpriv.silo.shard import Shard
-from fedpriv.silo.silo import Silo, without_denormals
-from fedpriv.silo.state import pack, unpack
+from fedpriv.silo.silo import Silo, pack, unpack, without_denormals
 
 _KEPT = 4
 Kept = TypeVar("Kept")
@@ -166,6 +177,7 @@ class Guard:
         if self.peers and policy.allow.silos not in (None, self.peers):
             raise InputError(f"allow.silos = {policy.allow.silos}, and {policy.peers} has {self.peers} silos")
         self._open, self._reading, self._admitted = dict[str, Silo](), dict[str, Silo](), dict[str, Admitted]()
+        self._spelled, self._affordable = dict[str, str](), dict[str, bool]()
         self._views, self._room = Views(shard), room or Room(policy.allow.memory)
 
     @property
@@ -183,7 +195,7 @@ class Guard:
 
         Nothing is opened or charged: shapes follow from the scenario, the policy and the shape of a record.
         """
-        return shapes_of(self._admitted_as(self._admission.canonical(cell_json)).plan.objective)
+        return shapes_of(self._admitted_as(self._canonical(cell_json)).plan.objective)
 
     def public_key(self, run_id: str, cell_json: str) -> bytes:
         """This silo's signed public key for the masks of a run, on record as its answer to round 0.
@@ -281,26 +293,36 @@ class Guard:
     def _opened(self, run_id: str, cell_json: str) -> tuple[Run, Admitted]:
         """A run, opened if it is new, and its scenario by this policy: a narrowed one holds for open runs too."""
         self._admission.check_name(run_id)
-        canonical = self._admission.canonical(cell_json)
-        run = self._ledger.run(run_id)
+        canonical, run = self._canonical(cell_json), self._ledger.run(run_id)
         if run is not None and run.cell != canonical:
             raise self._refusal("the scenario is not the one this run was opened with")
         admitted = self._admitted_as(canonical)
         if admitted.plan.masked and self.peers not in (0, len(admitted.plan.weights)):
             raise self._refusal(f"it knows {self.peers} silos, and the scenario has {len(admitted.plan.weights)}")
-        if run is None:
-            return self._new_run(run_id, canonical, admitted), admitted
+        run = run or self._new_run(run_id, canonical, admitted)
         if run.key is not None:
-            charged = Charge(run.cell, run.mu, run.slack)
-            self._check_budget(self._ledger.charges(run_id), self._spent([charged])[0])
-            asked = self._admission.price(admitted, run.slack)
-            if (math.inf if asked is None else asked.mu) > run.mu * ROUNDING:
-                raise self._refusal(f"by its policy this run costs {words(asked)}, and {charged.words}")
+            charged, others = Charge(run.cell, run.mu, run.slack), self._ledger.charges(run_id)
+            on_file = hashlib.sha256(repr([charged, *others]).encode()).hexdigest()  # of all that it depends on
+            kept(self._affordable, on_file, lambda: self._check_price(admitted, charged, others))
         return run, admitted
+
+    def _check_price(self, admitted: Admitted, charged: Charge, others: Sequence[Charge]) -> bool:
+        """True for an open run that fits beside `others` and was charged enough; RunError for any other."""
+        self._check_budget(others, self._spent([charged])[0])
+        asked = self._admission.price(admitted, charged.slack)
+        if (math.inf if asked is None else asked.mu) > charged.mu * ROUNDING:
+            raise self._refusal(f"by its policy this run costs {words(asked)}, and {charged.words}")
+        return True
+
+    def _canonical(self, cell_json: str) -> str:
+        return kept(self._spelled, cell_json, lambda: self._admission.canonical(cell_json))
 
     def _admitted_as(self, canonical: str) -> Admitted:
         admitted = kept(self._admitted, canonical, lambda: self._admission.admit(canonical))
-        things = self._admitted, self._open, self._reading, self._views  # all can be built again
+        things = (  # all can be built again
+            *(self._spelled, self._affordable, self._admitted, self._open, self._reading),
+            self._views,
+        )
         self._room.make_way(f"{id(self)} {canonical}", admitted.taken, lambda: [each.clear() for each in things])
         return admitted
 
@@ -357,11 +379,6 @@ class Guard:
 
     def _refusal(self, reason: str) -> RunError:
         return self._admission.refusal(reason)
-
-
-def begin_ledger(policy: Policy) -> None:
-    """Begin the ledger of a policy's shard, once; InputError if there is one."""
-    create_ledger(policy.ledger, policy.marked, policy.load_shard().fingerprint)
 
 
 def open_guard(policy: Policy, in_time: InTime = nullcontext, room: Room | None = None) -> Guard:

@@ -173,7 +173,6 @@ class SiloLedger:
         except (OSError, sqlite3.Error, TypeError) as error:
             raise InputError(f"{path}: cannot be used as a ledger: {error}") from None
         self._check_age()
-        self._add_slack()
         self._wiped = False  # by a process that was killed: nobody knows
         self._wipe_if_idle()
 
@@ -282,13 +281,6 @@ class SiloLedger:
         """Forget the key and the state of a run that is over; repeats are served from the replies."""
         self._wiped = False
         self._database.execute("UPDATE runs SET key = NULL, state = NULL WHERE run_id = ?", (run_id,))
-
-    def _add_slack(self) -> None:
-        """Ledgers of fedpriv 0.1 have no slack: all their runs were charged an exact μ."""
-        columns = {row[1] for row in self._database.execute("PRAGMA table_info(runs)")}
-        if "slack" not in columns:
-            with self.alone(), suppress(sqlite3.OperationalError):  # another process may have been first
-                self._database.execute("ALTER TABLE runs ADD COLUMN slack REAL NOT NULL DEFAULT 0")
 
     def _wipe_if_idle(self) -> None:
         """Wipe what another process has left, unless one is at work: then that one does."""

@@ -14,11 +14,12 @@ silos different things gets a sum of masks.
 """
 
 import dataclasses
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -31,17 +32,18 @@ from fedpriv.loss.alone import aligned
 from fedpriv.loss.estimators import Round
 from fedpriv.loss.objective import Batch, Increment, Objective, Query, Records, Slots, View
 from fedpriv.loss.running_sums import point_of, remembered
-from fedpriv.protocol.arrays import Counts, is_finite
+from fedpriv.rounds.outcome import Counts
 from fedpriv.rounds.plan import Plan
 from fedpriv.rounds.round import (
     Arithmetic,
     FloatArithmetic,
-    IntegerArithmetic,
     Read,
     Seeded,
     State,
+    arithmetic_of,
     check_moved,
     counting,
+    is_finite,
     record_weight,
 )
 from fedpriv.silo.masks import Masker
@@ -124,8 +126,8 @@ class Silo:
         number: int, plan: Plan, records: Records, key: bytes, scenario: bytes = b"", *, gaps: bool = False
     ) -> "Silo":
         """The silo of a plan, with noise of its key alone: of integers, or none, of which nothing is claimed."""
-        if plan.exact is None and plan.noise.sources:
-            raise ValueError("noise that is really released needs a plan made for it: plan_of(released=True)")
+        if plan.noise.sources:
+            plan.arithmetic.check_released()
         return Silo(number, plan, records, KeyedNormal(key, np.float64), key, scenario, gaps)
 
     def start(self) -> State:
@@ -193,8 +195,9 @@ class Silo:
     @cached_property
     def arithmetic(self) -> Arithmetic:
         """Of integers where the plan has them; else sums are float64 and noise is a simulation's."""
-        if self.plan.exact is not None:
-            return IntegerArithmetic(self.plan, self.key)
+        return arithmetic_of(self.plan, self.plan.arithmetic, self.key, self._in_reals)
+
+    def _in_reals(self) -> FloatArithmetic:
         bounded = dataclasses.replace(self.plan, objective=Bounded(self.plan.objective))
         return FloatArithmetic(bounded, Seeded(self.plan, self.noise, torch.float64))
 
@@ -223,15 +226,69 @@ class Silo:
         schedule, size = self.plan.schedule, self.plan.batch_sizes[self.number]
         rows = schedule.rows(t, size, self.number, lambda: self._coins)
         places = rows if self.order is None else self.order[rows]
-        records = Records(*(aligned(column[places]) for column in self.records))
+        held, there = self._held
+        records = Records(*(aligned(column[places]) for column in held))
         count = len(records.labels)
         weight = record_weight(1.0, size, schedule.expected_batches(t))
         weights = torch.full((count,), weight, dtype=torch.float64)
-        if self.plan.unit.records == 1:  # of several, `PerUnit` leaves out those that are not there
-            records, there = counting(records)
-            weights.masked_fill_(~there, 0.0)
+        if there is not None:
+            weights.masked_fill_(~there[places], 0.0)
         return Read(records, weights, ((self.number, count),))
+
+    @cached_property
+    def _held(self) -> tuple[Records, Tensor | None]:
+        """The records, with labels for all places, and which places count; `PerUnit` knows that of its own."""
+        return counting(self.records) if self.plan.unit.records == 1 else (self.records, None)
 
     @cached_property
     def _coins(self) -> KeyedCoins:
         return self.noise.coins()
+
+
+_HEADER = struct.Struct("<QIIIQ")
+"""The last round answered, past vectors, sums, the mechanism's, bytes of the chain."""
+_TYPES: dict[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype("<f4"),
+    torch.float64: np.dtype("<f8"),
+    torch.int64: np.dtype("<i8"),
+}
+_ALIGNED = 8
+
+
+def pack(state: State) -> bytes:
+    """Pack a state as a ledger keeps it: header, chain, every vector's type, then past, sums and the mechanism's.
+
+    Each vector keeps its own type: past queries are the run's, sums integers where releases are exact and float64
+    else, noise float64.
+    """
+    vectors, numbered = (*state.past, *state.sums, *state.hidden), list(_TYPES)
+    counts = len(state.past), len(state.sums), len(state.hidden)
+    header = _HEADER.pack(state.answered, *counts, len(state.chain))
+    types = bytes(numbered.index(vector.dtype) for vector in vectors)
+    parts = [
+        memoryview(header + state.chain + types),
+        *(np.ascontiguousarray(v.numpy()).data.cast("B") for v in vectors),
+    ]
+    return b"".join(piece for part in parts for piece in (part, bytes(_aligned(len(part)) - len(part))))
+
+
+def unpack(packed: bytes, silo: Silo) -> State:
+    """The state over the packed bytes, without copies: nobody writes into a state's vectors."""
+    answered, past, sums, hidden, chained = _HEADER.unpack_from(packed)
+    start, size = _HEADER.size + chained, silo.objective.dimension
+    types = packed[start : start + past + sums + hidden]
+    offset = _aligned(start + len(types))
+    vectors: list[Tensor] = []
+    numbered = list(_TYPES.values())
+    for code in types:
+        values = np.frombuffer(packed, numbered[code], size, offset)
+        vectors.append(torch.from_numpy(values))
+        offset += _aligned(values.nbytes)
+    ends = past, past + sums
+    chain = packed[_HEADER.size : start]
+    before, between, after = vectors[: ends[0]], vectors[ends[0] : ends[1]], vectors[ends[1] :]
+    return State(answered, tuple(before), tuple(between), tuple(after), chain)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED

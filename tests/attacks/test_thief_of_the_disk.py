@@ -17,11 +17,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.silo.guards import end_run, status_lines
+from fedpriv.silo.guards import begin_ledgers, end_run, status_lines
 from fedpriv.silo.ledger import Mark, Reading, SiloLedger
 from fedpriv.silo.policy import read_policy
-from fedpriv.silo.silo import Silo
-from fedpriv.silo.state import unpack
+from fedpriv.silo.silo import Silo, unpack
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, random_records, scenario, zeros
 from tests.parts import in_parts
 from tests.silo.guarded import guard_of
@@ -135,13 +134,11 @@ def test_a_ledger_that_is_gone_is_not_begun_anew(tmp_path: Path, how: str) -> No
     elif how == "mark deleted":
         policy.marked.unlink()
     else:
-        from fedpriv.silo.guard import begin_ledger
-
         with pytest.raises(InputError, match="a ledger is begun once"):
-            begin_ledger(policy)
+            begin_ledgers(policy)
         ledger.unlink()
         with pytest.raises(InputError, match="a ledger is begun once"):
-            begin_ledger(policy)
+            begin_ledgers(policy)
     with pytest.raises(InputError, match=r"no ledger is there|is not the ledger that|no such mark"):
         SiloLedger(policy.ledger, policy.marked)
 

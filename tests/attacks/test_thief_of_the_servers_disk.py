@@ -15,15 +15,14 @@ from fedpriv.core.files import OWN, write_bytes
 from fedpriv.core.random import SERVER
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.noise.integers.gaussian import START, linked
-from fedpriv.protocol.arrays import Counts, release_content, vector_in
+from fedpriv.protocol.arrays import release_content, vector_in
 from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.protocol.messages import TRAIN
-from fedpriv.rounds.outcome import RunObserver
+from fedpriv.rounds.outcome import Counts, RunObserver
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deploy_cell
 from fedpriv.server.journal import Entries, ServerJournal
-from fedpriv.server.strategy import Missed
-from fedpriv.server.sums import Kept
+from fedpriv.server.strategy import Kept, Missed
 from tests.server.deployed import plan_with, released_in, serve, silos_of
 
 MakeCell = Callable[..., Cell]

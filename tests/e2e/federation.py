@@ -34,8 +34,7 @@ from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
-from fedpriv.server.strategy import ReleaseStrategy
-from fedpriv.server.sums import ServerSums
+from fedpriv.server.strategy import ReleaseStrategy, ServerSums
 from fedpriv.silo.silo import Silo
 
 SCENARIO = Path(__file__).with_name("federation.toml")

@@ -21,8 +21,7 @@ from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import spread, task_of_cell
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.silo import Silo
-from fedpriv.silo.state import pack, unpack
+from fedpriv.silo.silo import Silo, pack, unpack
 from fedpriv.study.stored import privacy_of
 from tests.conftest import small_tree
 from tests.engines.test_engines import run

@@ -13,7 +13,7 @@ import fedpriv
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.clients.simulated import simulated_silo
+from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
 from fedpriv.engines.table import engine_named
 from fedpriv.loss.objective import Batch, Query, Records
@@ -141,7 +141,7 @@ def test_the_quantile_costs_what_its_bit_adds_to_the_norm() -> None:
 
 
 def pool(cell: Cell) -> Any:
-    return simulated_silo(cell, 0)
+    return SimulatedFederation.of(cell).silo(0)
 
 
 def test_the_denominator_is_the_cohort_whoever_is_drawn() -> None:

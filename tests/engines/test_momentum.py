@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.clients.simulated import simulated_silo
+from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import Estimator, PlainGradient, SplitGradient
@@ -224,7 +224,7 @@ def test_a_silo_stops_when_the_query_moves_too_far(
     small_cell: MakeCell, algorithm: dict[str, Any], stops: bool
 ) -> None:
     """η (1 + 1e-6) a round and no more, where the noise rests on it."""
-    silo = simulated_silo(small_cell(**momentum_tree(algorithm)), 0)
+    silo = SimulatedFederation.of(small_cell(**momentum_tree(algorithm))).silo(0)
     start = torch.zeros(silo.objective.dimension, dtype=torch.float64)
     away = torch.nn.functional.normalize(torch.ones_like(start), dim=0)
     _, state = silo.answer(silo.start(), 1, start)

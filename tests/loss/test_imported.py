@@ -21,7 +21,8 @@ from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.demo import policy_text
-from fedpriv.silo.guard import Guard, begin_ledger, open_guard
+from fedpriv.silo.guard import Guard, open_guard
+from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
@@ -176,7 +177,7 @@ def guard_with(tmp_path: Path) -> Callable[..., Guard]:
         allow = {"relation": "zero-out", "clip": 1.0, "rounds": 8, "budget": 9.0, "models": list(models)}
         (tmp_path / "policy.toml").write_text(policy_text(keys, allow))
         policy = read_policy(tmp_path / "policy.toml")
-        begin_ledger(policy)
+        begin_ledgers(policy)
         return open_guard(policy)
 
     return guard

@@ -5,9 +5,10 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedpriv.protocol import vectors
-from fedpriv.protocol.arrays import array_of, is_finite, one_array, query_content, tensor_of, vector_in
-from fedpriv.protocol.messages import bytes_in, number_in
+from fedpriv.protocol import messages
+from fedpriv.protocol.arrays import one_array, query_content, tensor_of, vector_in
+from fedpriv.protocol.messages import array_of, bytes_in, number_in
+from fedpriv.rounds.round import is_finite
 
 
 @pytest.mark.parametrize("values", [np.zeros(0), np.arange(5.0), np.ones((2, 3), np.float32)])
@@ -63,7 +64,7 @@ def test_a_vector_is_one_object_of_a_message_unless_it_is_long(
     """Flower asks for every object by itself, on each of a message's ways."""
     query = torch.arange(length).to(dtype)
     for longest, records in ((2**22, {"config"}), (1000, {"config", "query"} if length == 1000 else {"config"})):
-        monkeypatch.setattr(vectors, "_LONG", longest)
+        monkeypatch.setattr(messages, "_LONG", longest)
         content = query_content(one_array(query), 3, ConfigRecord({"keys": b"k"}))
         assert set(content) == records
         found = vector_in(content, "query")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedpriv.clients import app as proxy
 from fedpriv.protocol.arrays import vector_in
-from fedpriv.protocol.vectors import array_of, sealed, values_in, values_of, with_vector
+from fedpriv.protocol.messages import array_in, array_of, sealed, values_of, with_vector
 
 VECTORS = [
     np.arange(5.0),
@@ -57,7 +57,7 @@ def test_the_server_reads_what_was_sealed(vector: NDArray[Any]) -> None:
     assert opened.dtype == vector.dtype
     assert opened.tobytes() == vector.tobytes()
     if vector.any():
-        assert values_in(content, "release").tobytes() != vector.tobytes()
+        assert array_in(content, "release").tobytes() != vector.tobytes()
 
 
 @pytest.mark.parametrize("seal", [b"", bytes(31), bytes(33), "a" * 32, 3, [1, 2]])

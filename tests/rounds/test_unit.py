@@ -17,7 +17,8 @@ from fedpriv.participation.orders import Schedule
 from fedpriv.rounds.claim import PrivacyClaim, bounds_of_several, claim_of, epsilons_of_several, words_of_several
 from fedpriv.rounds.ledger import ReleaseStream, as_data, from_data
 from fedpriv.show.statement import statements
-from fedpriv.silo.guard import begin_ledger, open_guard
+from fedpriv.silo.guard import open_guard
+from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
 from fedpriv.study.results import Results
 from tests.silo.guarded import ZERO, cell_json, write_silo
@@ -78,7 +79,7 @@ def test_a_guard_whose_budget_is_for_persons_refuses_runs_that_protect_records(
 ) -> None:
     """Gains: k times the budget of a person with k records."""
     policy = read_policy(write_silo(tmp_path))
-    begin_ledger(policy)
+    begin_ledgers(policy)
     persons = policy.model_copy(update={"allow": policy.allow.model_copy(update={"unit": planted.name})})
     with pytest.raises(RunError, match="the scenario protects by the record, allowed is by the person"):
         open_guard(persons).answer("run", cell_json(), 1, ZERO)

@@ -17,8 +17,7 @@ from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
 from fedpriv.server.journal import Entries, ServerJournal
-from fedpriv.server.strategy import Missed, ReleaseStrategy
-from fedpriv.server.sums import Kept, ServerSums
+from fedpriv.server.strategy import Kept, Missed, ReleaseStrategy, ServerSums
 
 
 class KilledError(BaseException):

@@ -32,7 +32,7 @@ from fedpriv.scenario.schema import Cell
 from fedpriv.server import grid as patient_grid
 from fedpriv.server.app import deploy_cell, run_cell
 from fedpriv.server.journal import ServerJournal
-from fedpriv.server.sums import Kept
+from fedpriv.server.strategy import Kept
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.policy import read_policy
@@ -171,7 +171,7 @@ def test_a_silo_that_sends_nonsense_ends_the_run_with_its_number(tmp_path: Path)
             return super()._call(message)
 
     for content, reason in (
-        (torch.zeros(3, dtype=torch.float64), r"silo 1, evaluation 1: sums of shape \(3,\)"),
+        (torch.zeros(3, dtype=torch.float64), r"silo 1, evaluation 1: a release of shape \(3,\)"),
         (
             torch.full((2,), torch.nan, dtype=torch.float64),
             "silo 1, evaluation 1: it sent values that are not finite",

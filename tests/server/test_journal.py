@@ -14,7 +14,7 @@ from fedpriv.protocol.cell_folder import run_config_of
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.journal import Entries, ServerJournal
-from fedpriv.server.sums import Kept
+from fedpriv.server.strategy import Kept
 from tests.conftest import small_tree
 from tests.server.deployed import plan_with
 from tests.server.deployed import serve as serve_plan

@@ -11,8 +11,9 @@ from flwr.clientapp import ClientApp
 from fedpriv.clients.app import app as honest
 from fedpriv.core.errors import RunError
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.arrays import Counts, one_array, release_content
+from fedpriv.protocol.arrays import one_array, release_content
 from fedpriv.protocol.cell_folder import run_config_of
+from fedpriv.rounds.outcome import Counts
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.schema import Cell

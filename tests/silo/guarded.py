@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.guard import Guard, begin_ledger, open_guard
+from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
 from tests.conftest import small_tree
@@ -65,7 +65,7 @@ def guard_of(policy_path: Path) -> Guard:
     """The policy's guard; its ledger is begun if there is none, as an administrator does once."""
     policy = read_policy(policy_path)
     if not policy.ledger.exists():
-        begin_ledger(policy)
+        begin_ledgers(policy)
     return open_guard(policy)
 
 

@@ -3,6 +3,7 @@
 import json
 import socket
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ from fedpriv.noise.integers.gaussian import START, round_noise
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.masks import Masker
-from fedpriv.silo.silo import Silo
-from fedpriv.silo.state import pack, unpack
+from fedpriv.silo.silo import Silo, pack, unpack
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, guard_process, random_records, scenario, zeros
 from tests.parts import in_turn
 from tests.silo.guarded import guard_of
@@ -58,6 +58,54 @@ def test_a_guard_that_restarts_between_all_rounds_releases_what_one_in_memory_do
         for kept, there in zip(unpacked(state, silo), (*state.past, *state.sums, *state.hidden), strict=True):
             assert kept.dtype == there.dtype
             assert torch.equal(kept, there)
+
+
+def test_guarantee_no_answer_depends_on_what_a_guard_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that keeps all, one that keeps nothing and one that restarts give the same bytes, or refuse alike."""
+    monkeypatch.setattr("fedpriv.silo.guard.system_key", lambda: bytes(range(32)))
+    cell, other = scenario(**KEPT_STATE["banded"]), scenario(**KEPT_STATE["tree"])
+    asked = [query.to(torch.float64) for query in queries()]
+    keeps, forgets = (guard_for(tmp_path / name, *random_records(), budget=2.0) for name in ("keeps", "forgets"))
+    guard_for(tmp_path / "restarts", *random_records(), budget=2.0)
+
+    def said(guard: Guard, *question: Any) -> Any:
+        try:
+            return guard.answer(*question).numpy().tobytes()
+        except RunError as refused:
+            return str(refused)
+
+    def asks() -> Iterator[tuple[Any, ...]]:
+        for t in range(1, 5):
+            yield "run", cell, t, asked[t - 1]
+            yield "run", other, t, asked[t - 1]  # not the scenario it was opened with
+            yield "run", cell, t, asked[t]  # answered, for another query
+            yield "run", cell, t + 2, asked[t]  # not in order
+            yield f"further {t}", cell, 1, asked[0]  # until the budget is spent
+            yield "run", "{", t, asked[t]
+
+    replies = list[Any]()
+    for number, question in enumerate(asks()):
+        replies.append(first := said(keeps, *question))
+        for each in (forgets._spelled, forgets._affordable, forgets._admitted, forgets._open, forgets._reading):
+            each.clear()
+        forgets._views.clear()
+        assert said(forgets, *question) == first, number
+        assert said(guard_of(tmp_path / "restarts" / "silo-0.toml"), *question) == first, number
+    assert all(len(held) <= 4 for held in (keeps._spelled, keeps._affordable, keeps._admitted, keeps._open))
+    assert sum(isinstance(reply, bytes) for reply in replies) >= 4
+    assert any("the budget is" in reply for reply in replies if isinstance(reply, str))
+
+
+def test_a_run_that_is_open_is_priced_anew_once_the_ledger_has_other_runs(tmp_path: Path) -> None:
+    """What was found of the budget holds for these charges, and for no others."""
+    guard, cell = guard_for(tmp_path, *random_records(), budget=2.0), scenario(**KEPT_STATE["banded"])
+    guard.answer("run", cell, 1, queries()[0])
+    guard.answer("run", cell, 2, queries()[1])
+    guard._ledger._database.execute("INSERT INTO runs (run_id, cell, mu, slack) VALUES ('other', '{}', 9.0, 0)")
+    with pytest.raises(RunError, match="the budget is"):
+        guard.answer("run", cell, 3, queries()[2])
 
 
 def unpacked(state: Any, silo: Silo) -> tuple[torch.Tensor, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.clients.simulated import simulated_silo
+from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import RunError
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell
@@ -31,7 +31,7 @@ def guard(folder: Path, *, noise_free: bool, trust: str = "untrusted") -> Guard:
     policy = Policy.model_validate(
         {"silo": 0, "shard": "-", "classes": 10, "ledger": "-", "socket": "-", "allow": allow}
     )
-    records = simulated_silo(NOISY, 0).records
+    records = SimulatedFederation.of(NOISY).silo(0).records
     images = (records.features.numpy()[:, :784].reshape(-1, 28, 28) * 255.0).round().astype(np.uint8)
     shard = Shard(images, records.labels.numpy())
     if not (folder / "ledger.sqlite").exists():

@@ -14,7 +14,8 @@ from fedpriv.data.partition import secret_order
 from fedpriv.loss.objective import Records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.admission import Charge, spent
-from fedpriv.silo.guard import begin_ledger, open_guard
+from fedpriv.silo.guard import open_guard
+from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.silo import Silo
 from tests.engines.test_units import persons_tree
@@ -30,7 +31,7 @@ def silo(folder: Path, persons: list[str] | None = PERSONS, **allow: Any) -> Pat
     if persons is not None:
         with np.load(folder / "shard-0.npz") as file:
             np.savez(folder / "shard-0.npz", **dict(file), persons=np.array(persons))
-    begin_ledger(read_policy(path))
+    begin_ledgers(read_policy(path))
     return path
 
 

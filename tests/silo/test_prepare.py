@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.clients.simulated import simulated_silo
+from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import Scenario, scenario_of
 from fedpriv.silo.demo import prepare_silos
-from fedpriv.silo.guard import begin_ledger, open_guard
+from fedpriv.silo.guard import open_guard
+from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import load_shard
 from tests.conftest import small_tree
@@ -35,7 +36,7 @@ def test_shards_are_the_simulations_and_share_no_record(tmp_path: Path) -> None:
     seen: set[bytes] = set()
     for silo, folder in enumerate(folders):
         shard = load_shard(folder / "shard.npz", 10)
-        records = simulated_silo(small.points[0].cell, silo).records
+        records = SimulatedFederation.of(small.points[0].cell).silo(silo).records
         assert np.array_equal(shard.labels, records.labels.numpy())
         images = {image.tobytes() for image in shard.images}
         assert len(images) == 8
@@ -48,7 +49,7 @@ def test_a_policy_allows_the_runs_it_was_made_for_and_no_more(tmp_path: Path) ->
     policy = read_policy(prepare_silos(small, tmp_path, runs=2)[1] / "policy.toml")
     assert (policy.silo, policy.classes, policy.allow.rounds) == (1, 10, 8)
     cell = small.points[0].cell
-    begin_ledger(policy)
+    begin_ledgers(policy)
     guard = open_guard(policy)
     query = task_of_cell(cell).objective.initial()
     cell_json = json.dumps(cell.canonical(), sort_keys=True)
@@ -98,8 +99,8 @@ def test_a_policy_for_persons_says_so_and_its_guard_answers(tmp_path: Path) -> N
     for silo, folder in enumerate(prepare_silos(scenario, tmp_path / "silos", runs=1)):
         policy = read_policy(folder / "policy.toml")
         assert policy.allow.unit == "user"
-        begin_ledger(policy)
-        simulated = simulated_silo(cell, silo)
+        begin_ledgers(policy)
+        simulated = SimulatedFederation.of(cell).silo(silo)
         query = simulated.objective.initial()
         release = open_guard(policy).answer("run", json.dumps(cell.canonical()), 1, query)
         assert release.shape == query.shape

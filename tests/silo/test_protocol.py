@@ -16,7 +16,7 @@ from scipy import stats
 from torch import Tensor
 
 from fedpriv.clients.app import app as honest
-from fedpriv.clients.simulated import simulated_silo
+from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.loss.objective import Objective
@@ -98,10 +98,10 @@ def test_the_server_sees_uniform_words_whose_sum_is_the_sum_of_the_rounded_relea
     app, sent, queries = overheard
     cell = masked_cell(federation=UNEQUAL)
     run_over(app, cell)
-    grid, weights = plan_with(cell).lattice, plan_with(cell).weights
+    grid, weights = plan_with(cell).arithmetic.grid, plan_with(cell).weights
     assert grid is not None
     assert len(set(weights)) > 1
-    silos = [simulated_silo(cell, number) for number in range(3)]
+    silos = [SimulatedFederation.of(cell).silo(number) for number in range(3)]
     states = [silo.start() for silo in silos]
     for t in range(1, 9):
         query = next(
@@ -135,12 +135,12 @@ def test_messages_are_eight_bytes_a_coordinate_and_queries_carry_a_key_a_silo(
 def test_sum_and_noise_are_not_rounded_before_the_grid() -> None:
     """Guarantee: a large sum in float32 would swallow the digits of the noise below the grid, in each silo."""
     cell = masked_cell(run__dtype="float32")
-    silo, plan = simulated_silo(cell, 0), plan_with(cell)
+    silo, plan = SimulatedFederation.of(cell).silo(0), plan_with(cell)
     release, _ = silo.answer(silo.start(), 1, objective_of(cell).initial())
     assert release.vector.dtype == torch.float64
     assert float((release.vector - release.vector.float()).abs().max()) > 0.0
     trusted = cell.model_copy(update={"algorithm": cell.algorithm.model_copy(update={"trust": "trusted"})})
-    exact, _ = simulated_silo(trusted, 0).answer(silo.start(), 1, objective_of(cell).initial())
+    exact, _ = SimulatedFederation.of(trusted).silo(0).answer(silo.start(), 1, objective_of(cell).initial())
     noise = silo.noise.vector(7850, 0, 1).astype(np.float64) * float(plan.noise.std_of(0))
     assert np.array_equal(release.vector.numpy(), exact.vector.numpy() + noise)
 
@@ -153,10 +153,10 @@ def test_the_sum_has_the_trusted_servers_noise(federation: dict[str, Any]) -> No
     sigma = plan_with(trusted).noise.std_in_mean
     plan, silos = plan_with(cell), cell.federation.silos
     assert plan.noise.std_in_mean == pytest.approx(sigma, rel=1e-12)
-    assert plan.lattice is not None
+    assert plan.arithmetic.grid is not None
     query, noise = objective_of(cell).initial(), []
-    of = [simulated_silo(cell, number) for number in range(silos)]
-    exact = [simulated_silo(trusted, number) for number in range(silos)]
+    of = [SimulatedFederation.of(cell).silo(number) for number in range(silos)]
+    exact = [SimulatedFederation.of(trusted).silo(number) for number in range(silos)]
     states, plain = [silo.start() for silo in of], [silo.start() for silo in exact]
     keys = b"".join(silo.masker.public for silo in of)
     for t in range(1, 9):
@@ -166,7 +166,7 @@ def test_the_sum_has_the_trusted_servers_noise(federation: dict[str, Any]) -> No
             words.append(of[number].message(release.vector, t, keys).numpy())
             clear, plain[number] = exact[number].answer(plain[number], t, query)
             truth += plan.weights[number] * clear.vector
-        noise.append(plan.lattice.decode_sum(words) - truth.numpy())
+        noise.append(plan.arithmetic.grid.decode_sum(words) - truth.numpy())
     drawn = np.array(noise) / sigma
     assert stats.kstest(drawn.ravel(), "norm").pvalue > 1e-4
     assert stats.kstest(drawn.ravel() * math.sqrt(silos / (silos - 1)), "norm").pvalue < 1e-12

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import sqlite3
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ from fedpriv.rounds.plan import plan_of
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.admission import Charge, Cost, cost_of, refusal, spent, together
 from fedpriv.silo.demo import allowance_of
-from fedpriv.silo.guard import begin_ledger, open_guard
-from fedpriv.silo.guards import status_lines
+from fedpriv.silo.guard import open_guard
+from fedpriv.silo.guards import begin_ledgers, status_lines
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.silo import Silo
@@ -54,7 +53,7 @@ def policy_of(folder: Path, **allow: Any) -> Path:
     given = {"relation": "zero-out", "slack": 1e-6, "budget": 1.0, "clip": 1.0, **allow}
     path = write_silo(folder, **given)
     if not (folder / "ledger-0.sqlite").exists():
-        begin_ledger(read_policy(path))
+        begin_ledgers(read_policy(path))
     return path
 
 
@@ -153,20 +152,6 @@ def test_a_narrowed_policy_holds_for_sampled_runs_that_are_open(tmp_path: Path) 
             open_guard(read_policy(policy_of(tmp_path, **narrow))).answer("run", scenario(), 2, QUERY)
     other = open_guard(read_policy(policy_of(tmp_path, slack_per_run=1e-7)))
     assert torch.isfinite(other.answer("run", scenario(), 2, QUERY)).all()  # charged when it was opened
-
-
-def test_ledgers_of_before_are_read(tmp_path: Path) -> None:
-    """Runs of fedpriv 0.1 had an exact μ: their slack is 0."""
-    path = policy_of(tmp_path)
-    with sqlite3.connect(read_policy(path).ledger) as database:
-        database.execute("ALTER TABLE runs DROP COLUMN slack")
-        database.execute("INSERT INTO runs (run_id, cell, mu) VALUES ('old', ?, 0.9)", (scenario("fixed"),))
-    guard = open_guard(read_policy(path))
-    assert guard._ledger.charges() == [Charge(scenario("fixed"), 0.9, 0.0)]
-    with pytest.raises(RunError, match="the budget is 1"):
-        guard.answer("run", scenario(epsilon=2.0), 1, QUERY)
-    guard._ledger.close()
-    assert len(SiloLedger(read_policy(path).ledger).charges()) == 1
 
 
 def test_a_policy_for_one_run_admits_it_and_no_other(tmp_path: Path) -> None:

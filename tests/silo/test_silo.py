@@ -12,7 +12,7 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from scipy import stats
 
-from fedpriv.clients.simulated import ContextStore, simulated_silo
+from fedpriv.clients.simulated import ContextStore, SimulatedFederation
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedNormal
 from fedpriv.loss.objective import Records
@@ -40,8 +40,10 @@ def noise_of_releases(cell: Cell, silo: Silo, exact: Silo) -> torch.Tensor:
 def test_noise_has_the_papers_variance_and_is_independent(small_cell: MakeCell) -> None:
     """σ² = 4 S² T / ρ² per coordinate; KS at level 1e-4, and rejected at 2/3 and 3/2 of σ; rounds uncorrelated."""
     cell = small_cell(federation__rounds=16)
-    exact = simulated_silo(small_cell(federation__rounds=16, privacy__mode="none", privacy__rho=None), 1)
-    noise = noise_of_releases(cell, simulated_silo(cell, 1), exact)
+    exact = SimulatedFederation.of(
+        small_cell(federation__rounds=16, privacy__mode="none", privacy__rho=None)
+    ).silo(1)
+    noise = noise_of_releases(cell, SimulatedFederation.of(cell).silo(1), exact)
     clip = np.sqrt(2 * 785) + 2 * 392.5 * 0.1
     sigma = 2 * clip * np.sqrt(16) / 4.0
     values = noise.flatten().numpy() / sigma
@@ -53,8 +55,8 @@ def test_noise_has_the_papers_variance_and_is_independent(small_cell: MakeCell) 
     assert np.abs(correlations).max() < 5 / np.sqrt(7850)
     other = noise_of_releases(
         cell,
-        simulated_silo(cell, 0),
-        simulated_silo(small_cell(federation__rounds=16, privacy__mode="none", privacy__rho=None), 0),
+        SimulatedFederation.of(cell).silo(0),
+        SimulatedFederation.of(small_cell(federation__rounds=16, privacy__mode="none", privacy__rho=None)).silo(0),
     )
     assert abs(np.corrcoef(noise.flatten(), other.flatten())[0, 1]) < 5 / np.sqrt(values.size)
 
@@ -64,8 +66,10 @@ def test_silos_of_one_process_hold_a_bounded_amount_of_noise(
 ) -> None:
     """The more silos, the fewer rounds each draws ahead; what it releases stays the same."""
     cell = small_cell(federation__silos=3, federation__rounds=8)
-    exact = simulated_silo(small_cell(federation__silos=3, privacy__mode="none", privacy__rho=None), 0)
-    unbounded = noise_of_releases(cell, simulated_silo(cell, 0), exact)
+    exact = SimulatedFederation.of(small_cell(federation__silos=3, privacy__mode="none", privacy__rho=None)).silo(
+        0
+    )
+    unbounded = noise_of_releases(cell, SimulatedFederation.of(cell).silo(0), exact)
     monkeypatch.setattr("fedpriv.rounds.round._VALUES_AHEAD", 2 * 3 * 7850)
     drawn: list[int] = []
     vectors = KeyedNormal.vectors
@@ -75,14 +79,16 @@ def test_silos_of_one_process_hold_a_bounded_amount_of_noise(
         return vectors(self, size, owners, *rest)
 
     monkeypatch.setattr(KeyedNormal, "vectors", counted)
-    assert torch.equal(noise_of_releases(cell, simulated_silo(cell, 0), exact), unbounded)
+    assert torch.equal(noise_of_releases(cell, SimulatedFederation.of(cell).silo(0), exact), unbounded)
     assert drawn == [2, 2, 2, 2]
 
 
 def test_trusted_silo_releases_exactly_its_sum(small_cell: MakeCell) -> None:
     trusted = small_cell(algorithm__trust="trusted")
     exact = small_cell(privacy__mode="none", privacy__rho=None)
-    noise = noise_of_releases(trusted, simulated_silo(trusted, 2), simulated_silo(exact, 2))
+    noise = noise_of_releases(
+        trusted, SimulatedFederation.of(trusted).silo(2), SimulatedFederation.of(exact).silo(2)
+    )
     assert torch.all(noise == 0.0)
 
 
@@ -98,7 +104,7 @@ def test_trusted_noise_is_one_over_silos_of_the_untrusted(small_cell: MakeCell) 
 def test_each_record_is_used_in_exactly_one_round(small_cell: MakeCell) -> None:
     """Replacing the record of round 5 changes nothing before round 5, and every release from it on."""
     cell = small_cell(privacy__mode="none", privacy__rho=None)
-    silo = simulated_silo(cell, 0)
+    silo = SimulatedFederation.of(cell).silo(0)
     features = silo.records.features.clone()
     features[4] *= -0.5
     neighbour = Silo(0, silo.plan, silo.records._replace(features=features), silo.noise)
@@ -126,14 +132,17 @@ def test_no_record_is_shared_between_silos(small_cell: MakeCell) -> None:
 def test_a_silo_refuses_what_the_protocol_does_not_have(
     small_cell: MakeCell, t: int, query: torch.Tensor, line: str
 ) -> None:
-    silo = simulated_silo(small_cell(), 0)
+    silo = SimulatedFederation.of(small_cell()).silo(0)
     _, state = silo.answer(silo.start(), 1, torch.zeros(7850, dtype=torch.float64))
     with pytest.raises(RunError, match=line):
         silo.answer(state, t, query)
 
 
 def test_a_silo_stops_after_the_last_round(small_cell: MakeCell) -> None:
-    silo, query = simulated_silo(small_cell(federation__rounds=2), 0), torch.zeros(7850, dtype=torch.float64)
+    silo, query = (
+        SimulatedFederation.of(small_cell(federation__rounds=2)).silo(0),
+        torch.zeros(7850, dtype=torch.float64),
+    )
     state = silo.start()
     for t in (1, 2):
         _, state = silo.answer(state, t, query)
@@ -142,7 +151,7 @@ def test_a_silo_stops_after_the_last_round(small_cell: MakeCell) -> None:
 
 
 def test_state_survives_a_context_and_its_way_to_another_process(small_cell: MakeCell) -> None:
-    silo, records = simulated_silo(small_cell(), 0), RecordDict()
+    silo, records = SimulatedFederation.of(small_cell()).silo(0), RecordDict()
     state = ContextStore(records).load(silo)
     assert state.answered == 0
     for t in (1, 2, 3):
@@ -169,7 +178,7 @@ def test_bits_do_not_follow_from_where_a_message_or_an_array_lies(
     """
     rounds = {"federation__samples": 24, "federation__rounds": 12 // batch}
     cell = small_cell(federation__silos=2, federation__batch=batch, run__dtype=dtype, **rounds)
-    silo = simulated_silo(cell, 0)
+    silo = SimulatedFederation.of(cell).silo(0)
     generator = torch.Generator().manual_seed(1)
     queries = 0.1 * torch.randn((3, 7850), generator=generator).to(silo.records.features.dtype)
 
@@ -201,7 +210,7 @@ def test_guarantee_weights_of_a_rounds_records_add_up_to_one(small_cell: MakeCel
         federation={"silos": 3, "rounds": 11, "batch": 2},
         privacy={"relation": "zero-out", "mu": 1.0},
     )
-    silo = simulated_silo(cell, 1)
+    silo = SimulatedFederation.of(cell).silo(1)
     records = [len(silo._read(t).weights) for t in range(1, 12)]
     assert max(records) == 2 * anchor_batches
     for t in range(1, 12):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.clients.simulated import simulated_silo
+from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.partition import counted
 from fedpriv.data.schema import TableSchema
@@ -16,7 +16,8 @@ from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.demo import policy_text, prepare_silos
-from fedpriv.silo.guard import Guard, begin_ledger, open_guard
+from fedpriv.silo.guard import Guard, open_guard
+from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
 from tests.data.tables import SCHEMA, rows, table_tree, write_csv
 
@@ -37,7 +38,7 @@ def policy_of(folder: Path, schema: dict[str, Any], silo: int = 0, **changes: An
 
 def guard_at(path: Path) -> Guard:
     policy = read_policy(path)
-    begin_ledger(policy)
+    begin_ledgers(policy)
     return open_guard(policy)
 
 
@@ -54,7 +55,7 @@ def test_prepared_hospitals_hold_the_simulations_records_as_rows_of_their_own(tm
     for silo, folder in enumerate(prepare_silos(scenario, tmp_path / "silos", runs=1)):
         policy = read_policy(folder / "policy.toml")
         shard = policy.load_shard()
-        simulated = simulated_silo(scenario.points[0].cell, silo)
+        simulated = SimulatedFederation.of(scenario.points[0].cell).silo(silo)
         row, cell = scenario.points[0].cell.model.row, scenario.points[0].cell
         seen = row.features(shard.images, torch.float64, cell.model.settings)
         torch.testing.assert_close(seen, simulated.records.features, rtol=0.0, atol=0.0)

@@ -14,7 +14,8 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines.deployment import write_silos
 from fedpriv.scenario.load import resolve_cell, scenario_of
 from fedpriv.silo.demo import prepare_silos
-from fedpriv.silo.guard import begin_ledger, open_guard
+from fedpriv.silo.guard import open_guard
+from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import check_writers, read_policy
 from tests.conftest import small_tree
 from tests.silo.guarded import CELL, ZERO, guard_of, write_silo
@@ -120,7 +121,7 @@ def test_what_data_split_and_a_local_deployment_write_passes_under_any_umask(tmp
     tree.pop("seed")
     split = [folder / "policy.toml" for folder in prepare_silos(scenario_of(tree, "test"), tmp_path / "a", runs=1)]
     for path in split:
-        begin_ledger(read_policy(path))
+        begin_ledgers(read_policy(path))
     kept, home = tmp_path / "kept", tmp_path / "home"
     for path in [*split, *write_silos(resolve_cell(small_tree(), "test"), kept, home)]:
         policy = read_policy(path)
@@ -158,7 +159,7 @@ def test_a_link_in_a_folder_that_others_may_write_buys_no_second_budget(tmp_path
     shared.chmod(0o777)
     swapped(shared)
     with pytest.raises(InputError, match=f"^{shared}: mode 0777.*chmod go-w {shared}$"):
-        begin_ledger(read_policy(path))
+        begin_ledgers(read_policy(path))
     assert not list((tmp_path / "fresh").iterdir())
 
 
