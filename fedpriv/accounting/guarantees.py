@@ -3,7 +3,7 @@
 A kind of guarantee is one class with the members of `Guarantee`: its figures at δ, what it says of several units,
 what a lifetime budget is charged, its words.  Nothing else asks which kind it is.  One of your own is a file with
 such a class, which is least work as a `Curved` one, and with the participation that promises it, of which
-`participation/clients.py` has a line.
+`participation/registry.py` has a line.
 """
 
 import dataclasses

@@ -25,7 +25,7 @@ from fedpriv.noise.mechanism import Mechanism, Sensitivity
 from fedpriv.noise.registry import integer_form, mechanism_from
 from fedpriv.noise.trust import RECORD, Unit, unit_from
 from fedpriv.noise.workload import Workload
-from fedpriv.participation.clients import participation_from
+from fedpriv.participation.registry import participation_from
 from fedpriv.participation.orders import Participation
 
 RENAMED = {"keep": "decay", "places": "rounds_per_epoch"}

@@ -28,8 +28,8 @@ from fedpriv.noise.registry import unfitted as to_fit
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.trust import Noise, Trust, trust_named
 from fedpriv.noise.workload import Workload
-from fedpriv.participation.clients import CHOSEN as SAMPLINGS
 from fedpriv.participation.orders import Participation, ParticipationKeys, Schedule, Separated
+from fedpriv.participation.registry import sampled, sampling_of
 from fedpriv.rounds.ledger import RunningSums
 
 
@@ -110,9 +110,7 @@ class Setting:
             raise InputError(
                 f"min_separation = {self.min_separation} has a meaning only together with max_participations"
             )
-        if self.sampling not in SAMPLINGS:
-            raise InputError(f"sampling = {self.sampling!r}: accepted are {', '.join(map(repr, SAMPLINGS))}")
-        if issubclass(SAMPLINGS[self.sampling], Separated):
+        if issubclass(sampling_of(self.sampling), Separated):
             raise InputError(f"sampling = {self.sampling!r}: give max_participations and min_separation instead")
         if self.max_participations is not None and self.secret:
             raise InputError(f"max_participations and sampling = {self.sampling!r}: give only one of them")
@@ -122,14 +120,14 @@ class Setting:
     @property
     def secret(self) -> bool:
         """Whether only silos know who takes part when."""
-        return SAMPLINGS[self.sampling].secret
+        return sampling_of(self.sampling).secret
 
     @cached_property
     def participation(self) -> Participation | Separated:
         if self.max_participations is not None:
             return Separated(self.rounds, self.max_participations, self.min_separation)
         declared = Schedule(self.rounds, self.rounds // self.epochs)
-        return SAMPLINGS[self.sampling].from_schedule(declared, ParticipationKeys(self.groups))
+        return sampled(self.sampling, declared, ParticipationKeys(self.groups))
 
     def words(self, noun: str = "record") -> str:
         """How a record, or another unit, takes part."""

@@ -16,7 +16,7 @@ from fedpriv.loss.rows import Model, ModelSettings
 from fedpriv.noise.trust import CLIENT, USER, Trust, Unit, trust_named
 from fedpriv.papers.base import Algorithm, Settings
 from fedpriv.papers.table import algorithm_named
-from fedpriv.participation.clients import CHOSEN
+from fedpriv.participation.registry import sampled, sampling_of
 from fedpriv.participation.orders import Participation, Schedule
 from fedpriv.scenario.data import DataSection, check_first_step
 from fedpriv.scenario.sections import (
@@ -196,7 +196,7 @@ class Cell(Section):
 
     @model_validator(mode="after")
     def _units_are_known(self) -> Self:
-        secret, trust = CHOSEN[self.federation.sampling].secret, trust_named(self.algorithm.trust)
+        secret, trust = sampling_of(self.federation.sampling).secret, trust_named(self.algorithm.trust)
         check_units(self.privacy.protected, self.data, self.federation, secret, trust)
         return self
 
@@ -324,7 +324,7 @@ class Cell(Section):
                 f'federation.sampling = "{federation.sampling}": {self.algorithm.name} reads records in an order '
                 'of its own; use "fixed"'
             )
-        return CHOSEN[federation.sampling].from_schedule(arranged, federation.participation_keys)
+        return sampled(federation.sampling, arranged, federation.participation_keys)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ import pytest
 from fedpriv.core.errors import InputError
 from fedpriv.noise.trust import TRUSTS
 from fedpriv.papers.table import ALGORITHMS
-from fedpriv.participation.clients import CHOSEN, PARTICIPATIONS
+from fedpriv.participation.registry import CHOSEN, PARTICIPATIONS
 from fedpriv.participation.orders import Schedule
 from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.ledger import as_data, from_data
