@@ -10,7 +10,8 @@
 | `run` | run a scenario, by name, file or dictionaries; with records and modules of your own |
 | `load` | read the folder of a run |
 | `RunResults`, `CellResults`, `Evaluation`, `Privacy` | what both return, frozen |
-| `add_algorithm`, `add_mechanism`, `add_participation`, `add_model`, `add_data` | give one of your own a name that scenarios can use |
+| `add_algorithm`, `add_mechanism`, `add_participation` | give one of your own a name that scenarios can use |
+| `add_model`, `add_data` | the same |
 | `RunObserver` | hears how a run goes |
 | `InputError`, `RunError`, `FedprivError` | what is raised on purpose |
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from fedpriv.data.named import add_data
     from fedpriv.loss.own import add_module as add_model
     from fedpriv.noise.registry import add_mechanism
-    from fedpriv.participation.registry import add_participation
     from fedpriv.papers.table import add_algorithm
+    from fedpriv.participation.registry import add_participation
     from fedpriv.rounds.outcome import RunObserver
 
 __version__ = "0.2.0"

@@ -74,9 +74,9 @@ def check_clients(cell: Cell) -> None:
         raise InputError('privacy.unit = "client": no guard has clients, and the audit is of pools: give clients')
     if isinstance(cell.schedule, DrawnOrder):
         raise InputError(
-            f'federation.sampling = "{cell.schedule.name}": canaries have rounds of their own here, and tests are made for '
-            'cohorts that come in turn; audit a copy with sampling = "fixed" and neither min_separation nor '
-            "max_participations"
+            f'federation.sampling = "{cell.schedule.name}": canaries have rounds of their own here, and tests are '
+            'made for cohorts that come in turn; audit a copy with sampling = "fixed" and neither '
+            "min_separation nor max_participations"
         )
     settings = cell.algorithm.settings
     if getattr(settings, "clip_quantile", None) is not None:

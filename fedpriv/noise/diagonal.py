@@ -188,7 +188,7 @@ _Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ScheduledOptions(BaseModel):
-    """What a scenario can say of it; without sizes they are fitted before the run, and sent as numbers."""
+    """Keys of a scenario for it; without sizes they are fitted before the run, and sent as numbers."""
 
     noise_sizes: Annotated[tuple[_Size, ...], Field(max_length=1_000_000, strict=False)] = Field(
         (),

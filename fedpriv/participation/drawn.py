@@ -1,12 +1,12 @@
-"""Rounds that are drawn for every record, and are no secret: laws of one's own, and clients that come by themselves.
+"""Rounds that are drawn for every record and are no secret: laws of one's own, clients that come by themselves.
 
 `DrawnOrder` is the base class of both: it accounts for them as for any rounds that keep a distance.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class DrawnOrder(KnownRounds, Separated):
     """Rounds that a law draws for every record; a law of one's own is a subclass with `rounds_of`.
 
-    Guarantee: accounting is that of `Separated`: it holds for every pattern of at most `max_participations` rounds,
-    `min_separation` or more apart, whoever knows or chooses it.  `rows` refuses rounds that are no such pattern.
+    Guarantee: accounting is that of `Separated`: it holds for every pattern of at most `max_participations`
+    rounds, `min_separation` or more apart, also one that an adversary knows or chooses.  `rows` refuses rounds
+    that are no such pattern.
     """
 
     rounds_per_epoch: int
@@ -90,13 +91,6 @@ class DrawnOrder(KnownRounds, Separated):
             "once" if self.most == 1 else f"at most {self.most} times, {self.min_separation} or more rounds apart"
         )
         return f"takes part {times}"
-
-    def as_data(self) -> dict[str, Any]:
-        return {"name": self.name, **dataclasses.asdict(self)}
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,8 @@ def sampled(name: str, order: Participation, keys: ParticipationKeys) -> Partici
         raise InputError(f'federation.sampling = "{name}": its from_schedule makes a {type(found).__name__}')
     if (found.rounds, found.rounds_per_epoch) != (order.rounds, order.rounds_per_epoch):
         raise InputError(
-            f'federation.sampling = "{name}": {found.rounds} rounds and {found.rounds_per_epoch} an epoch, and the '
-            f"scenario has {order.rounds} and {order.rounds_per_epoch}"
+            f'federation.sampling = "{name}": {found.rounds} rounds and {found.rounds_per_epoch} an epoch, and '
+            f"the scenario has {order.rounds} and {order.rounds_per_epoch}"
         )
     try:
         same = participation_from(json.loads(json.dumps(found.as_data()))) == found

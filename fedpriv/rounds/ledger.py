@@ -25,8 +25,8 @@ from fedpriv.noise.mechanism import Mechanism, Sensitivity
 from fedpriv.noise.registry import integer_form, mechanism_from
 from fedpriv.noise.trust import RECORD, Unit, unit_from
 from fedpriv.noise.workload import Workload
-from fedpriv.participation.registry import participation_from
 from fedpriv.participation.orders import Participation
+from fedpriv.participation.registry import participation_from
 
 RENAMED = {"keep": "decay", "places": "rounds_per_epoch"}
 """The name of fedpriv 0.1 -> today's."""

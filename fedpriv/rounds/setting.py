@@ -21,7 +21,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import one_thread
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.fitting.auto import Candidate, Published, choice, compared, fitted_of_all_kinds, least
-from fedpriv.noise.fitting.cost import Response, objective_of
+from fedpriv.noise.fitting.cost import Response, noise_cost_of
 from fedpriv.noise.mechanism import Mechanism, Sensitivity
 from fedpriv.noise.registry import CHOSEN, MechanismOptions, chosen_mechanism
 from fedpriv.noise.registry import unfitted as to_fit
@@ -151,9 +151,9 @@ class Setting:
         if not to_fit(name, options):
             return chosen_mechanism(name, self.workload, options)
         from fedpriv.noise.fitting.auto import fitted
-        from fedpriv.noise.fitting.cost import objective_of, rows_response
+        from fedpriv.noise.fitting.cost import noise_cost_of, rows_response
 
-        return fitted(objective_of(rows_response(self.rounds), self.workload), name, options).mechanism
+        return fitted(noise_cost_of(rows_response(self.rounds), self.workload), name, options).mechanism
 
     def cost(self, mechanism: Mechanism, mu: float, delta: float = DEFAULT_DELTA) -> Cost:
         """The cost of `mechanism` at μ > 0; for records that take part in secret, at the (ε, δ) that μ gives."""
@@ -265,7 +265,7 @@ def table_of(setting: Setting, mu: float, response: Response, workload: Workload
 
     Clips of `workload` are multiples of the setting's clip.  InputError for what nothing can be fitted to.
     """
-    found = _distinct(fitted_of_all_kinds(objective_of(response, workload), max_vectors))
+    found = _distinct(fitted_of_all_kinds(noise_cost_of(response, workload), max_vectors))
     best = choice([candidate for candidate in found if candidate.vectors <= max_vectors])
     lines = tuple(
         _line(name, mechanism, mechanism == best.mechanism, setting, mu, response, workload)

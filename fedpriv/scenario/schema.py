@@ -16,8 +16,8 @@ from fedpriv.loss.rows import Model, ModelSettings
 from fedpriv.noise.trust import CLIENT, USER, Trust, Unit, trust_named
 from fedpriv.papers.base import Algorithm, Settings
 from fedpriv.papers.table import algorithm_named
-from fedpriv.participation.registry import sampled, sampling_of
 from fedpriv.participation.orders import Participation, Schedule
+from fedpriv.participation.registry import sampled, sampling_of
 from fedpriv.scenario.data import DataSection, check_first_step
 from fedpriv.scenario.sections import (
     Budget,

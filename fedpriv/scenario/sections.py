@@ -21,8 +21,8 @@ from fedpriv.data.partition import silo_sizes
 from fedpriv.loss.scores import Score
 from fedpriv.noise.trust import RECORD, USER, Trust, Unit, UnitName, unit_named
 from fedpriv.papers.base import Count, Positive
-from fedpriv.participation.registry import SamplingName, sampling_of
 from fedpriv.participation.orders import ParticipationKeys
+from fedpriv.participation.registry import SamplingName, sampling_of
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 

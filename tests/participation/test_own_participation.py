@@ -65,7 +65,7 @@ def test_nobody_replaces_a_participation_of_fedpriv(name: str) -> None:
         (Schedule, "expected a class that follows DrawnOrder"),
         (type("Loud", (WithoutReplacement,), {"name": "Loud"}), "has the name 'Loud'"),
         (type("Mute", (WithoutReplacement,), {"name": "mute", "title": ""}), "needed are a `title`"),
-        (type("Cheap", (WithoutReplacement,), {"name": "cheap", "single_pass": True}), "a 'single_pass' of its own"),
+        (type("Cheap", (WithoutReplacement,), {"name": "cheap", "most": 1}), "has a 'most' of its own"),
         (type("Own", (WithoutReplacement,), {"name": "own", "rows": lambda *_: []}), "has a 'rows' of its own"),
         (type("Hidden", (WithoutReplacement,), {"name": "hidden", "secret": True}), "has a 'secret' of its own"),
     ],
@@ -133,7 +133,9 @@ def test_rounds_that_are_not_charged_are_not_read(given: list[int], refused: boo
     if not refused:
         assert order.rows(4, 5, 0, lambda: simulation_noise(3, "float32").coins()).tolist() == list(range(20))
         return
-    with pytest.raises(RunError, match=r'"careless": the rounds it draws .* at most 2 of 1 … 8 .*, 3 or more apart'):
+    with pytest.raises(
+        RunError, match=r'"careless": the rounds it draws .* at most 2 of 1 … 8 .*, 3 or more apart'
+    ):
         order.rows(4, 5, 0, lambda: simulation_noise(3, "float32").coins())
 
 
@@ -166,7 +168,7 @@ def test_what_a_run_writes_has_to_be_what_is_read() -> None:
 
     add_participation(Forgetful)
     with pytest.raises(InputError, match='"forgetful": what it writes'):
-        cell_of(federation={**FEDERATION, "sampling": "forgetful"}).schedule
+        _ = cell_of(federation={**FEDERATION, "sampling": "forgetful"}).schedule
 
 
 def test_a_folder_is_shown_and_its_claim_computed_again_where_its_file_is_named(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def results_of(
 
 STREAM: dict[str, Any] = {
     "owner": "silos 0-99",
-    "mechanism": {"name": "IndependentGaussian"},
+    "mechanism": {"name": "independent"},
     "rounds": 600,
     "rounds_per_epoch": 600,
     "decay": 1.0,

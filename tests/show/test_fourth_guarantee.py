@@ -16,8 +16,8 @@ from fedpriv.accounting.guarantees import Curved, Guarantee, weakest
 from fedpriv.cli.app import app
 from fedpriv.cli.shown import guarantee_facts
 from fedpriv.core.errors import InputError
-from fedpriv.participation.registry import ADDED
 from fedpriv.participation.orders import Schedule, Sums
+from fedpriv.participation.registry import ADDED
 from fedpriv.rounds.claim import claim_of, figures_of
 from fedpriv.rounds.entries import events_of, read_ledger
 from fedpriv.rounds.ledger import from_data
