@@ -213,20 +213,18 @@ def _cached_curve(mechanism: AllocatedGaussian, tails: tuple[float, ...]) -> Cur
 
 def _curve(mechanism: AllocatedGaussian, fineness: _Fineness, tails: tuple[float, ...]) -> Curve:
     """The smallest of all bounds for the relation: the grids', and that of a known round."""
-    known, (remove, add) = gaussian(mechanism.known_mu), _directions(mechanism, fineness, tails)
+    known, (remove, add) = gaussian(mechanism.known_mu), directions(mechanism, fineness, tails)
     secret = highest([remove, add]) if mechanism.relation == "zero-out" else chained(remove, add)
     return lowest([known, secret])
 
 
-def directions(mechanism: AllocatedGaussian) -> tuple[Curve, Curve]:
+def directions(
+    mechanism: AllocatedGaussian, fineness: _Fineness = _FINE, tails: Sequence[float] = _TAILS
+) -> tuple[Curve, Curve]:
     """The curves of a unit that is removed (P against Q) and of one that is added (Q against P), all epochs.
 
     Guarantee: each bounds its direction under zero-out, whatever `mechanism.relation` says.
     """
-    return _directions(mechanism, _FINE, _TAILS)
-
-
-def _directions(mechanism: AllocatedGaussian, fineness: _Fineness, tails: Sequence[float]) -> tuple[Curve, Curve]:
     z, bins, epochs = mechanism.noise_multiplier, mechanism.bins, mechanism.epochs
     size = fineness.size if epochs == 1 else fineness.size_of_many
     caps = _CAPS if epochs == 1 else (min(_CAPS[0], end_of_grid(z, bins, _TAILS[-1], narrow=True) / bins),)

@@ -29,7 +29,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 from scipy.special import bdtrc
@@ -81,18 +81,6 @@ class ApproximateGDP:
     def words(self) -> str:
         """As a price: "0.3742 with slack 1e-07"."""
         return upper_figure(self.mu) + (f" with slack {upper_figure(self.slack, 3)}" if self.slack else "")
-
-
-class HasCurve(Protocol):
-    """A guarantee that knows its δ for every ε."""
-
-    @property
-    def curve(self) -> Curve: ...
-
-
-def charge_of(guarantee: HasCurve, slack: float) -> ApproximateGDP:
-    """Charge of a sampled run to a lifetime budget, at the `slack` (1e-10 or more) it may use up."""
-    return ApproximateGDP(smallest_mu(guarantee.curve, slack), slack)
 
 
 def smallest_mu(curve: Curve, slack: float) -> float:

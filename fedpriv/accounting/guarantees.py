@@ -16,7 +16,7 @@ import numpy as np
 
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting import renyi
-from fedpriv.accounting.budget import ApproximateGDP, charge_of
+from fedpriv.accounting.budget import ApproximateGDP, smallest_mu
 from fedpriv.accounting.curves import (
     Curve,
     check_resolved,
@@ -207,7 +207,7 @@ class Curved:
         return {"delta": delta, "epsilon_at_most": self.epsilon_of(delta), **charges}
 
     def charge(self, slack: float) -> ApproximateGDP:
-        return charge_of(self, slack)
+        return ApproximateGDP(smallest_mu(self.curve, slack), slack)
 
     def event(self) -> tuple[str, Event] | None:
         return None

@@ -131,18 +131,15 @@ def _curve(mechanism: PoissonGaussian, step: float) -> Curve:
     known = gaussian(mechanism.known_mu)
     if mechanism.relation == "replace-one":
         return lowest([known, _all_rounds(mechanism, "REPLACE", step).deltas])
-    return lowest([known, highest(_directions(mechanism, step))])
+    return lowest([known, highest(directions(mechanism, step))])
 
 
-def directions(mechanism: PoissonGaussian) -> tuple[Curve, Curve]:
+def directions(mechanism: PoissonGaussian, step: float | None = None) -> tuple[Curve, Curve]:
     """The curves of a unit that is removed (P against Q) and of one that is added (Q against P), all rounds.
 
     Guarantee: each bounds its direction under zero-out, whatever `mechanism.relation` says.
     """
-    return _directions(mechanism, _step(mechanism.rounds))
-
-
-def _directions(mechanism: PoissonGaussian, step: float) -> tuple[Curve, Curve]:
+    step = _step(mechanism.rounds) if step is None else step
     return _all_rounds(mechanism, "REMOVE", step).deltas, _all_rounds(mechanism, "ADD", step).deltas
 
 
