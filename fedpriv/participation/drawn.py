@@ -28,6 +28,8 @@ class DrawnOrder(KnownRounds, Separated):
     that are no such pattern.
     """
 
+    title: ClassVar[str]
+
     rounds_per_epoch: int
     """Rounds of one pass: a silo holds as many batches, and a round reads one of them, expected."""
 
