@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from fedpriv.accounting import allocation, poisson
 from fedpriv.accounting import gaussian as gdp
-from fedpriv.accounting.budget import charge_of
 
 DELTA, SLACK = 1e-5, 1e-8
 EPSILONS = (gdp.epsilon_of(0.3, DELTA), gdp.epsilon_of(1.0, DELTA))
@@ -41,7 +40,7 @@ def run() -> None:
             start = time.process_time()
             mechanism = calibrate(epsilon)
             calibrated = time.process_time()
-            charge = charge_of(mechanism, SLACK)
+            charge = mechanism.charge(SLACK)
             charged = time.process_time()
             print(
                 f"| {name} | {epsilon:.4f} | {mechanism.noise_multiplier:.4f} | {calibrated - start:.2f} "

@@ -15,7 +15,7 @@ from fedpriv.loss.estimators import Estimator, PlainGradient, RecursiveGradient
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.fitting.auto import candidates, choice, compared, least
-from fedpriv.noise.fitting.cost import objective_of
+from fedpriv.noise.fitting.cost import noise_cost_of
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
@@ -63,7 +63,7 @@ def fits(rounds: int, rounds_per_epoch: int) -> None:
     workload = Workload(Schedule(rounds, rounds_per_epoch), 1.0, np.ones(rounds))
     for row, (optimizer, estimator) in ROWS.items():
         response, seconds = timed(lambda o=optimizer, e=estimator: response_of(o, e.round, rounds))
-        objective, bound = objective_of(response, workload), least(response, workload)
+        objective, bound = noise_cost_of(response, workload), least(response, workload)
         print(f"{row}, T = {rounds}, rounds_per_epoch = {rounds_per_epoch}: its linear map in {seconds:.2f} s")
         remaining, total, all_found = candidates(objective, MOST_VECTORS), seconds, []
         while True:

@@ -10,7 +10,8 @@
 | `run` | run a scenario, by name, file or dictionaries; with records and modules of your own |
 | `load` | read the folder of a run |
 | `RunResults`, `CellResults`, `Evaluation`, `Privacy` | what both return, frozen |
-| `add_algorithm`, `add_mechanism`, `add_model`, `add_data` | give one of your own a name that scenarios can use |
+| `add_algorithm`, `add_mechanism`, `add_participation` | give one of your own a name that scenarios can use |
+| `add_model`, `add_data` | the same |
 | `RunObserver` | hears how a run goes |
 | `InputError`, `RunError`, `FedprivError` | what is raised on purpose |
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fedpriv.loss.own import add_module as add_model
     from fedpriv.noise.registry import add_mechanism
     from fedpriv.papers.table import add_algorithm
+    from fedpriv.participation.registry import add_participation
     from fedpriv.rounds.outcome import RunObserver
 
 __version__ = "0.2.0"
@@ -52,6 +54,7 @@ __all__ = [
     "add_data",
     "add_mechanism",
     "add_model",
+    "add_participation",
     "load",
     "run",
 ]
@@ -67,6 +70,7 @@ _HOMES = {
     "add_data": ("fedpriv.data.named", None),
     "add_mechanism": ("fedpriv.noise.registry", None),
     "add_model": ("fedpriv.loss.own", "add_module"),
+    "add_participation": ("fedpriv.participation.registry", None),
 }
 
 

@@ -1,7 +1,5 @@
 """DP-SGD with random allocation: in every epoch each unit takes part in one round, drawn uniformly, kept secret.
 
-Sources: Feldman & Shenfeld 2025; Chua et al. 2024 (balls and bins); `allocation_law` for the bounds.
-
 In each of `epochs` epochs every unit draws one of `bins` rounds, independently of all others and anew every epoch.
 The sum of the clipped increments of those that drew a round, each of norm C at most, is released with Gaussian
 noise of standard deviation `noise_multiplier` · C per coordinate, and divided by a public number.
@@ -13,12 +11,8 @@ somebody who sees the releases.
 With public classes of rounds ("groups") a unit draws among those of its class: `bins` is their number.  Correlated
 noise whose strategy C has b bands is covered where there are b classes or more, with clip max_t clip_t ‖C_t‖.
 
-The law of the privacy loss when one of several rounds, drawn uniformly, stays secret.
-
-Sources: Feldman & Shenfeld 2025 ("Privacy amplification by random allocation"); Chua et al. 2024 (balls and bins);
-the numerics are an own construction, after the convex order of ratios.
-
-One epoch of T rounds, noise multiplier z.  With and without the unit, what is released is dominated by
+**The law of an epoch's loss**, with T = `bins` and z = `noise_multiplier`.  With and without the unit, what is
+released is dominated by
 
     P = (1/T) Σ N(e_i, z² I)   and   Q = N(0, z² I),   dP/dQ = (Y_1 + … + Y_T)/T,   Y_i = exp(Z_i/z - 1/(2z²)),
 
@@ -28,10 +22,13 @@ H_ε(Q‖P) are expectations of convex functions of the ratio.  For the same rea
 neighbours on a grid, its mean kept, only raises δ**: what is computed here is an upper bound on every grid, and
 the smallest over several grids is one, too.  A known round would give the Gaussian mechanism, hence another
 bound.
+
+Sources: Feldman & Shenfeld 2025 ("Privacy amplification by random allocation"); Chua et al. 2024 (balls and bins);
+the numerics are an own construction, after the convex order of ratios.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -50,9 +47,9 @@ from fedpriv.accounting.curves import (
     highest,
     lowest,
 )
-from fedpriv.accounting.gaussian import Relation, check_epsilon, check_positive, relation_named
-from fedpriv.accounting.guarantees import Sampled
-from fedpriv.accounting.losses import Losses, smallest_noise
+from fedpriv.accounting.gaussian import Relation, check_positive, relation_named
+from fedpriv.accounting.guarantees import Sampled, least_noise
+from fedpriv.accounting.losses import Losses
 from fedpriv.core.errors import InputError
 
 _MOST_LOG = 600.0  # of a grid's end: e^600 is still a float when it is squared with what it is multiplied by
@@ -148,7 +145,7 @@ _TAILS = (1e-5, 1e-7, 1e-9, 1e-11, 1e-13)  # what grids made for all δ leave ou
 
 @dataclass(frozen=True)
 class _Fineness:
-    """How finely to compute; every choice gives an upper bound."""
+    """Fineness of the computation; every choice gives an upper bound."""
 
     size: int
     """Points of the grid of Σ Y."""
@@ -166,7 +163,7 @@ _COARSE = _Fineness(2**12, 2**13, 4e-3, 10.0)
 
 @dataclass(frozen=True)
 class AllocatedGaussian(Sampled):
-    """What a run with random allocation promises.
+    """Guarantee of a run with random allocation.
 
     Guarantee: under zero-out neighbours differ by one unit whose increments are 0 in one of them; under
     replace-one by a unit that is another one, in the same secret rounds.  Increments may depend on all earlier
@@ -216,20 +213,18 @@ def _cached_curve(mechanism: AllocatedGaussian, tails: tuple[float, ...]) -> Cur
 
 def _curve(mechanism: AllocatedGaussian, fineness: _Fineness, tails: tuple[float, ...]) -> Curve:
     """The smallest of all bounds for the relation: the grids', and that of a known round."""
-    known, (remove, add) = gaussian(mechanism.known_mu), _directions(mechanism, fineness, tails)
+    known, (remove, add) = gaussian(mechanism.known_mu), directions(mechanism, fineness, tails)
     secret = highest([remove, add]) if mechanism.relation == "zero-out" else chained(remove, add)
     return lowest([known, secret])
 
 
-def directions(mechanism: AllocatedGaussian) -> tuple[Curve, Curve]:
+def directions(
+    mechanism: AllocatedGaussian, fineness: _Fineness = _FINE, tails: Sequence[float] = _TAILS
+) -> tuple[Curve, Curve]:
     """The curves of a unit that is removed (P against Q) and of one that is added (Q against P), all epochs.
 
     Guarantee: each bounds its direction under zero-out, whatever `mechanism.relation` says.
     """
-    return _directions(mechanism, _FINE, _TAILS)
-
-
-def _directions(mechanism: AllocatedGaussian, fineness: _Fineness, tails: Sequence[float]) -> tuple[Curve, Curve]:
     z, bins, epochs = mechanism.noise_multiplier, mechanism.bins, mechanism.epochs
     size = fineness.size if epochs == 1 else fineness.size_of_many
     caps = _CAPS if epochs == 1 else (min(_CAPS[0], end_of_grid(z, bins, _TAILS[-1], narrow=True) / bins),)
@@ -270,17 +265,10 @@ def calibrated(
     Guarantee: the one returned is (`epsilon`, `delta`)-DP by its own `epsilon_of`.  InputError where no multiplier
     up to a million is, and for a δ below 1e-10.
     """
-    check_positive("epsilon", epsilon)
-    check_resolved(delta)
 
-    at = np.array([check_epsilon(epsilon)])
+    def mechanism(multiplier: float) -> AllocatedGaussian:
+        return AllocatedGaussian(multiplier, bins, epochs, relation)
 
-    def bound(fineness: _Fineness) -> Callable[[float], float]:
-        def of(multiplier: float) -> float:
-            mechanism = AllocatedGaussian(multiplier, bins, epochs, relation)
-            return float(_curve(mechanism, fineness, _tails_for(delta, epochs))(at)[0])
-
-        return of
-
-    multiplier = smallest_noise(bound(_COARSE), bound(_FINE), delta)
-    return AllocatedGaussian(multiplier, bins, epochs, relation)
+    tails = _tails_for(delta, epochs)
+    coarse, fine = (lambda z: _curve(mechanism(z), _COARSE, tails)), (lambda z: _curve(mechanism(z), _FINE, tails))
+    return mechanism(least_noise(epsilon, delta, coarse, fine))

@@ -1,16 +1,15 @@
-"""Whether one more run fits into a lifetime budget.
+"""Lifetime budgets: what a run is charged, and whether one more run fits.
 
-The rule: √Σμ² ≤ budget and Σδ₀ ≤ slack, over all runs on the same data, in exact arithmetic of the decimals that
-these numbers print as (they are within a relative 1e-16 of the floats).  It holds for runs
-that are chosen adaptively: whoever picks a run after having seen what the earlier ones released gains nothing (a
-privacy filter; Smith & Thakurta 2022 and Koskela, Tobaben & Honkela 2023 for Gaussian DP).  Composed privacy
-loss distributions do not: "the run together with the ones before is (ε, δ)-DP" may hold for each run that could
-be picked and fail for the choice between them.
+**The rule.**  √Σμ² ≤ budget and Σδ₀ ≤ slack, over all runs on the same data, in exact arithmetic of the decimals
+that these numbers print as (they are within a relative 1e-16 of the floats).  It holds for runs that are chosen
+adaptively: a person who picks a run after having seen the releases of earlier ones gains nothing (a privacy
+filter; Smith & Thakurta 2022 and Koskela, Tobaben & Honkela 2023 for Gaussian DP).  Composed privacy loss
+distributions do not: "the run together with the ones before is (ε, δ)-DP" may hold for each run that could be
+picked and fail for the choice between them.
 
-(μ, δ₀)-GDP: a μ for runs that have none, so that a lifetime budget can be charged with them.
-
-A run with secret participation is μ-GDP for no μ below that of the run without secrecy: far in the tail its curve
-returns to it.  It is (μ, δ₀)-GDP, δ₀ the *slack*, if in both directions, for every ε ≥ 0,
+**The charge.**  A run in public order is charged its μ.  A run with secret participation is μ-GDP for no μ below
+that of the run without secrecy, as its curve returns to it far in the tail.  It is (μ, δ₀)-GDP, δ₀ the *slack*, if
+in both directions, for every ε ≥ 0,
 
     δ(ε) ≤ (1 - δ₀) δ_μ(ε) + δ₀
 
@@ -18,22 +17,19 @@ where δ_μ is the curve of N(0, 1) against N(μ, 1).  The same for ε < 0 follo
 By Blackwell's theorem the run is then a function of "told apart with probability δ₀, else N(0, 1) against N(μ,
 1)", and runs compose, adaptive or not, to (√Σμ², Σδ₀), since 1 - Π(1 - δ₀) ≤ Σδ₀.
 
+**The capacity.**  The number of units that a secret round draws depends on the data, and a silo whose answers take
+longer for larger rounds tells it.  So a round evaluates a public number of rows, its capacity.  A round that draws
+more processes them all, drops none, and the probability of such a round goes into the slack.
+
 Sources: Dong, Roth & Su 2022 for μ-GDP and Blackwell's theorem; the pair with a slack is an own construction.
 Gomez et al. 2025 report a μ with a regret instead, which bounds nothing at a δ far below the regret.
-
-How many units a round is made to hold, where how many were drawn must stay secret.
-
-The number of units drawn in a round depends on the data: on who is in it.  A silo whose answers take longer for
-larger rounds tells it.  So a round evaluates a public number of rows, the *capacity*, whoever was drawn; in the
-rare round that draws more, all are processed, never dropped, and the probability of such a round goes into the
-slack.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 from scipy.special import bdtrc
@@ -85,18 +81,6 @@ class ApproximateGDP:
     def words(self) -> str:
         """As a price: "0.3742 with slack 1e-07"."""
         return upper_figure(self.mu) + (f" with slack {upper_figure(self.slack, 3)}" if self.slack else "")
-
-
-class HasCurve(Protocol):
-    """A guarantee that knows its δ for every ε."""
-
-    @property
-    def curve(self) -> Curve: ...
-
-
-def charge_of(guarantee: HasCurve, slack: float) -> ApproximateGDP:
-    """What a sampled run costs a lifetime budget, at the `slack` (1e-10 or more) it may use up."""
-    return ApproximateGDP(smallest_mu(guarantee.curve, slack), slack)
 
 
 def smallest_mu(curve: Curve, slack: float) -> float:
@@ -151,7 +135,7 @@ def decimal(value: float) -> Fraction:
 
 
 def shared(charges: Sequence[ApproximateGDP], silos: int) -> ApproximateGDP:
-    """What a unit pays that has records in at most `silos` of the streams: those where it costs most.
+    """Charge a unit that has records in at most `silos` of the streams: those where it costs most.
 
     Guarantee: any `silos` of the charges compose to this or less.
     """
@@ -182,12 +166,12 @@ def _float_above(exact: Fraction) -> float:
 
 
 Price = ApproximateGDP | None
-"""What a run costs; None is more than any budget: nothing can be said about it."""
+"""Price of a run; None is more than any budget: nothing can be said about it."""
 
 
 @dataclass(frozen=True)
 class LifetimeBudget:
-    """What all runs on the same data may cost together.
+    """Most that all runs on the same data may cost together.
 
     Guarantee: as long as every run is admitted before its first release, everything released is (`mu`,
     `slack`)-GDP, whoever chooses the runs and after seeing whatever was released.
@@ -202,7 +186,7 @@ class LifetimeBudget:
         ApproximateGDP(self.mu, self.slack)
 
     def refusal(self, spent: Iterable[Price], asked: Price) -> str | None:
-        """Why a run that costs `asked` does not fit beside what was `spent`; None if it does."""
+        """Reason to refuse a run that costs `asked` beside what was `spent`; None if it fits."""
         if asked is None:
             return "nothing is known about what this run would cost"
         before = list(spent)
@@ -221,7 +205,7 @@ class LifetimeBudget:
         return None
 
     def left(self, spent: Iterable[Price]) -> ApproximateGDP | None:
-        """What one more run may cost, rounded down; None if earlier runs leave nothing, or cannot be priced."""
+        """Rest for one more run, rounded down; None if earlier runs leave nothing, or cannot be priced."""
         before = list(spent)
         known = [each for each in before if each is not None]
         square = decimal(self.mu) ** 2 - squares(known)
@@ -232,7 +216,7 @@ class LifetimeBudget:
 
 
 def price(charge: ApproximateGDP, distance: int = 1) -> Price:
-    """What a run costs a budget with other neighbours than the run was charged for.
+    """Price of a run for a budget with other neighbours than the run was charged for.
 
     `distance` is how many steps between neighbours of the run lie between neighbours of the budget: k where a
     unit of the budget holds k units of the run, and twice as many where the run was charged under zero-out and
@@ -291,7 +275,7 @@ def capacity(units: int, rate: float) -> Capacity:
 
 
 def slack_of(round_capacity: Capacity, rounds: int) -> float:
-    """What a run's slack has to hold for the rounds that overflow: the union bound, rounded up."""
+    """Slack that a run needs for the rounds that overflow: the union bound, rounded up."""
     if rounds < 1:
         raise InputError(f"rounds = {rounds}: there is 1 round or more")
     return round_capacity.overflow * rounds * (1.0 + 1e-15)

@@ -196,11 +196,11 @@ Relation = Literal["replace-one", "zero-out"]
 
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 RELATION_FACTOR: dict[Relation, float] = {"zero-out": 1.0, "replace-one": 2.0}
-"""By how many clip norms one record can move a clipped increment under each of them."""
+"""Distance in clip norms that one record can move a clipped increment, under each relation."""
 
 
 def moved_by(relation: Relation, per_record: float, sensitivity: float) -> float:
-    """How far, in l2 norm, one record moves a stream: summed increments of `sensitivity`, each times `per_record`.
+    """l2 distance that one record moves a stream: summed increments of `sensitivity`, each times `per_record`.
 
     Calibration and ledger both call this, so that they compute with the same number to the last bit.
     """

@@ -1,24 +1,33 @@
-"""What a stream of releases promises, and a privacy target as a person states it.
+"""Guarantees of a stream of releases, and privacy targets as a person states them.
 
 A kind of guarantee is one class with the members of `Guarantee`: its figures at δ, what it says of several units,
 what a lifetime budget is charged, its words.  Nothing else asks which kind it is.  One of your own is a file with
 such a class, which is least work as a `Curved` one, and with the participation that promises it, of which
-`participation/clients.py` has a line.
+`participation/registry.py` has a line.
 """
 
 import dataclasses
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
+import numpy as np
+
 from fedpriv.accounting import gaussian as gdp
-from fedpriv.accounting import renyi as rdp
-from fedpriv.accounting import renyi as zcdp
-from fedpriv.accounting.budget import ApproximateGDP, charge_of
-from fedpriv.accounting.curves import Curve, check_size, delta_at, epsilon_at, epsilon_of_chain, mu_together
-from fedpriv.accounting.gaussian import RELATION_FACTOR, Relation, check_mu
-from fedpriv.accounting.renyi import mu_of_zcdp
+from fedpriv.accounting import renyi
+from fedpriv.accounting.budget import ApproximateGDP, smallest_mu
+from fedpriv.accounting.curves import (
+    Curve,
+    check_resolved,
+    check_size,
+    delta_at,
+    epsilon_at,
+    epsilon_of_chain,
+    mu_together,
+)
+from fedpriv.accounting.gaussian import RELATION_FACTOR, Relation, check_epsilon, check_mu, check_positive
+from fedpriv.accounting.losses import smallest_noise
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import best_guess
 
@@ -29,7 +38,7 @@ ADD_OR_REMOVE, REPLACE = "ADD_OR_REMOVE_ONE", "REPLACE_ONE"
 
 
 class Guarantee(Protocol):
-    """What a stream of releases promises: a value, whose figures are computed when they are asked for."""
+    """Guarantee of a stream of releases: a value, whose figures are computed when they are asked for."""
 
     kind: ClassVar[str]
     """In results."""
@@ -41,12 +50,12 @@ class Guarantee(Protocol):
 
     @property
     def best_guess(self) -> float:
-        """How often the best guess which of two equally likely neighbours was used is right, at most."""
+        """Largest probability of guessing right which of two equally likely neighbours was used."""
         ...
 
     @property
     def alike(self) -> Hashable:
-        """What two guarantees must have in common so that `leakage` tells which of them protects less."""
+        """Key that two guarantees must share so that `leakage` tells which of them protects less."""
         ...
 
     @property
@@ -56,7 +65,7 @@ class Guarantee(Protocol):
 
     @property
     def note(self) -> str:
-        """What a page says beside the figures; nothing where the figures say all."""
+        """Note of a page beside the figures; empty where the figures say all."""
         ...
 
     def __hash__(self) -> int: ...
@@ -78,7 +87,7 @@ class Guarantee(Protocol):
         ...
 
     def charge(self, slack: float) -> ApproximateGDP:
-        """What a lifetime budget is charged; `slack` is for those without a μ.  InputError for too small a one."""
+        """Charge to a lifetime budget; `slack` is for those without a μ.  InputError for too small a one."""
         ...
 
     def words(self, shown: Mapping[str, str], attained: bool) -> str:
@@ -112,7 +121,7 @@ class GaussianDP:
     @property
     def zcdp(self) -> float:
         """ρ = μ²/2 of zero-concentrated DP."""
-        return zcdp.zcdp_of(self.mu)
+        return renyi.zcdp_of(self.mu)
 
     @property
     def best_guess(self) -> float:
@@ -130,7 +139,7 @@ class GaussianDP:
         return gdp.epsilon_of(mu_together(self.mu, size), delta)
 
     def figures(self, delta: float) -> dict[str, float | None]:
-        paper = zcdp.paper_epsilon(self.mu, delta)
+        paper = renyi.paper_epsilon(self.mu, delta)
         return {"mu": self.mu, "zcdp": self.zcdp, "epsilon": self.epsilon_of(delta), "epsilon_paper": paper}
 
     def conversions(self, delta: float) -> dict[str, float]:
@@ -140,8 +149,8 @@ class GaussianDP:
             "zcdp": self.zcdp,
             "delta": delta,
             "epsilon": self.epsilon_of(delta),
-            "epsilon_rdp": rdp.epsilon_of(self.mu, delta),
-            "epsilon_paper": zcdp.paper_epsilon(self.mu, delta),
+            "epsilon_rdp": renyi.epsilon_of(self.mu, delta),
+            "epsilon_paper": renyi.paper_epsilon(self.mu, delta),
         }
 
     def charge(self, slack: float) -> ApproximateGDP:
@@ -198,7 +207,7 @@ class Curved:
         return {"delta": delta, "epsilon_at_most": self.epsilon_of(delta), **charges}
 
     def charge(self, slack: float) -> ApproximateGDP:
-        return charge_of(self, slack)
+        return ApproximateGDP(smallest_mu(self.curve, slack), slack)
 
     def event(self) -> tuple[str, Event] | None:
         return None
@@ -209,7 +218,7 @@ _SLACKS = (1e-6, 1e-7, 1e-8)
 
 @dataclass(frozen=True)
 class Sampled(Curved):
-    """What secret participation promises, as long as who takes part when stays secret."""
+    """Guarantee of secret participation, as long as who takes part when stays secret."""
 
     noise_multiplier: float
     """σ/C; for correlated noise in classes σ / max_t (clip_t ‖C_t‖)."""
@@ -265,6 +274,20 @@ class Sampled(Curved):
         )
 
 
+def least_noise(
+    epsilon: float, delta: float, coarse: Callable[[float], Curve], fine: Callable[[float], Curve]
+) -> float:
+    """About the smallest noise multiplier that is (`epsilon`, `delta`)-DP by the curve `fine` of it.
+
+    `coarse` and `fine` give upper bounds for a multiplier.  InputError where no multiplier up to a million is, and
+    for a δ below 1e-10.
+    """
+    check_positive("epsilon", epsilon)
+    check_resolved(delta)
+    at = np.array([check_epsilon(epsilon)])
+    return smallest_noise(lambda z: float(coarse(z)(at)[0]), lambda z: float(fine(z)(at)[0]), delta)
+
+
 def weakest(guarantees: Sequence[Guarantee]) -> Guarantee:
     """The guarantee that all of them give, of one or more; InputError where they cannot be compared."""
     if len({each.alike for each in guarantees}) > 1:
@@ -288,7 +311,7 @@ def repeated_event(event: Event, count: int) -> Event:
 
 
 DEFAULT_DELTA = 1e-5
-"""At which ε is printed if nobody says otherwise."""
+"""δ at which ε is printed by default."""
 
 
 def target_mu(
@@ -306,7 +329,7 @@ def target_mu(
     if mu is not None:
         return check_mu(mu)
     if zcdp is not None:
-        return mu_of_zcdp(zcdp)
+        return renyi.mu_of_zcdp(zcdp)
     if delta is None:
         raise InputError(f"epsilon = {epsilon}: an epsilon is a target only together with a delta, e.g. 1e-6")
     assert epsilon is not None

@@ -12,7 +12,8 @@ Rounding: the sums here are Fourier transforms in float64.  Against extended pre
 than 1e-13 in one epoch, nor the masses of k releases together more than k · 1e-15 (tests/accounting/
 test_rounding.py).  So `deltas` adds 1e-12 and a relative 1e-9, and a composition k · 1e-15.
 
-The smallest noise that meets an (ε, δ), where a good bound takes long and a coarse one is quick.
+`smallest_noise` finds the least noise that meets an (ε, δ), where a good bound takes long and a coarse one is
+quick.
 """
 
 import math

@@ -23,7 +23,6 @@ Units of different classes of rounds meet less often, and (Bin(a, q), Bin(b, q))
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -36,15 +35,22 @@ from fedpriv.accounting.curves import (
     Floats,
     as_floats,
     chained,
-    check_resolved,
     check_size,
     gaussian,
     highest,
     lowest,
 )
-from fedpriv.accounting.gaussian import Relation, check_epsilon, check_positive, relation_named
-from fedpriv.accounting.guarantees import ADD_OR_REMOVE, REPLACE, Event, Sampled, gaussian_event, repeated_event
-from fedpriv.accounting.losses import LatticeLosses, Losses, smallest_noise
+from fedpriv.accounting.gaussian import Relation, check_positive, relation_named
+from fedpriv.accounting.guarantees import (
+    ADD_OR_REMOVE,
+    REPLACE,
+    Event,
+    Sampled,
+    gaussian_event,
+    least_noise,
+    repeated_event,
+)
+from fedpriv.accounting.losses import LatticeLosses, Losses
 from fedpriv.core.errors import InputError
 
 _MOST_ROUNDS = 100_000
@@ -60,7 +66,7 @@ _NEWTON, _CLOSE = 60, 1e-9  # steps at most, and how short the last one is in st
 
 @dataclass(frozen=True)
 class PoissonGaussian(Sampled):
-    """What `rounds` releases of the Poisson-sampled Gaussian mechanism promise together.
+    """Guarantee of `rounds` releases of the Poisson-sampled Gaussian mechanism together.
 
     Guarantee: under zero-out neighbours differ by one unit whose increments are 0 in one of them; under
     replace-one by a unit that is another one, drawn by the same coins.  Increments may depend on all earlier
@@ -125,18 +131,15 @@ def _curve(mechanism: PoissonGaussian, step: float) -> Curve:
     known = gaussian(mechanism.known_mu)
     if mechanism.relation == "replace-one":
         return lowest([known, _all_rounds(mechanism, "REPLACE", step).deltas])
-    return lowest([known, highest(_directions(mechanism, step))])
+    return lowest([known, highest(directions(mechanism, step))])
 
 
-def directions(mechanism: PoissonGaussian) -> tuple[Curve, Curve]:
+def directions(mechanism: PoissonGaussian, step: float | None = None) -> tuple[Curve, Curve]:
     """The curves of a unit that is removed (P against Q) and of one that is added (Q against P), all rounds.
 
     Guarantee: each bounds its direction under zero-out, whatever `mechanism.relation` says.
     """
-    return _directions(mechanism, _step(mechanism.rounds))
-
-
-def _directions(mechanism: PoissonGaussian, step: float) -> tuple[Curve, Curve]:
+    step = _step(mechanism.rounds) if step is None else step
     return _all_rounds(mechanism, "REMOVE", step).deltas, _all_rounds(mechanism, "ADD", step).deltas
 
 
@@ -275,16 +278,10 @@ def calibrated(
     Guarantee: the one returned is (`epsilon`, `delta`)-DP by its own `epsilon_of`.  InputError where no multiplier
     up to a million is, and for a δ below 1e-10.
     """
-    check_positive("epsilon", epsilon)
-    check_resolved(delta)
-    at = np.array([check_epsilon(epsilon)])
 
-    def bound(step: float) -> Callable[[float], float]:
-        def of(multiplier: float) -> float:
-            return float(_curve(PoissonGaussian(multiplier, sampling_rate, rounds, relation), step)(at)[0])
+    def mechanism(multiplier: float) -> PoissonGaussian:
+        return PoissonGaussian(multiplier, sampling_rate, rounds, relation)
 
-        return of
-
-    fine = _step(rounds)
-    multiplier = smallest_noise(bound(_COARSER * fine), bound(fine), delta)
-    return PoissonGaussian(multiplier, sampling_rate, rounds, relation)
+    step = _step(rounds)
+    coarse, fine = (lambda z: _curve(mechanism(z), _COARSER * step)), (lambda z: _curve(mechanism(z), step))
+    return mechanism(least_noise(epsilon, delta, coarse, fine))

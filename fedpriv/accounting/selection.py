@@ -1,4 +1,4 @@
-"""What it costs to publish the best of a random number of private runs, and nothing of the others.
+"""Price of publishing the best of a random number of private runs, and nothing of the others.
 
 Source: Papernot & Steinke 2022, "Hyperparameter Tuning with Rényi Differential Privacy" (ICLR), Theorem 2 for the
 truncated negative binomial law of the number K of runs, Theorem 6 for the Poisson law.  With runs that are

@@ -37,7 +37,7 @@ from fedpriv.core.random import SERVER, public_generator, system_key
 from fedpriv.engines.inprocess import InProcessGrid, flower_quiet
 from fedpriv.loss.estimators import Round
 from fedpriv.noise.integers.fixed_point import sum_of
-from fedpriv.participation.clients import Available
+from fedpriv.participation.drawn import DrawnOrder
 from fedpriv.protocol.arrays import one_array
 from fedpriv.rounds.plan import Plan, plan_of
 from fedpriv.rounds.round import IntegerArithmetic
@@ -72,11 +72,11 @@ def check_clients(cell: Cell) -> None:
     """InputError, in one line, for clients whom canaries cannot stand for."""
     if cell.federation.clients is None:
         raise InputError('privacy.unit = "client": no guard has clients, and the audit is of pools: give clients')
-    if isinstance(cell.schedule, Available):
+    if isinstance(cell.schedule, DrawnOrder):
         raise InputError(
-            'federation.sampling = "available": canaries have rounds of their own here, and tests are made for '
-            'cohorts that come in turn; audit a copy with sampling = "fixed" and neither min_separation nor '
-            "max_participations"
+            f'federation.sampling = "{cell.schedule.name}": canaries have rounds of their own here, and tests are '
+            'made for cohorts that come in turn; audit a copy with sampling = "fixed" and neither '
+            "min_separation nor max_participations"
         )
     settings = cell.algorithm.settings
     if getattr(settings, "clip_quantile", None) is not None:

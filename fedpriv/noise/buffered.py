@@ -54,7 +54,7 @@ _MostRoots = Annotated[tuple[_Root, ...], Field(max_length=16, strict=False)]  #
 
 
 class BufferedOptions(BaseModel):
-    """What a scenario can say of it; without roots they are fitted before the run, and sent as numbers."""
+    """Keys of a scenario for it; without roots they are fitted before the run, and sent as numbers."""
 
     theta: _MostRoots = Field(
         (), description='poles of C, falling, for "blt", or λ alone for "lambda-cgd"; fitted if left out'
@@ -119,7 +119,7 @@ class BufferedToeplitz(Toeplitz):
         return f"{self.name} ({len(self.theta)}{', scaled' if self.column_scale else ''})"
 
     def lengthened(self, workload: Workload) -> Self:
-        """With the `column_scale` that makes every column as long as the first; one pass with equal clips.
+        """Set the `column_scale` that makes every column as long as the first; one pass with equal clips.
 
         Guarantee: the sensitivity stays what it was; InputError for participations of which that is not known.
         """
@@ -339,7 +339,7 @@ class IntegerBuffered(IntegerStrategy):
         return (Group(rounds, 1.0, len(self.theta) + self._carried(block) / 2**self.digits),)
 
     def carried(self, block: int) -> int:
-        """How many roundings of a buffer one output can have in it after `block` rounds, rounded up."""
+        """Number of roundings of a buffer that one output can have in it after `block` rounds, rounded up."""
         return math.ceil(self._carried(block))
 
     def _carried(self, block: int) -> Fraction:

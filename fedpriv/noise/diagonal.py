@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
@@ -188,7 +189,7 @@ _Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ScheduledOptions(BaseModel):
-    """What a scenario can say of it; without sizes they are fitted before the run, and sent as numbers."""
+    """Keys of a scenario for it; without sizes they are fitted before the run, and sent as numbers."""
 
     noise_sizes: Annotated[tuple[_Size, ...], Field(max_length=1_000_000, strict=False)] = Field(
         (),
@@ -302,7 +303,10 @@ class ScheduledGaussian(Mechanism):
         """Of the record of the rounds `held`: what it moved so far only decays between them."""
         own = np.zeros(workload.rounds)
         own[held] = workload.clips[held]
-        moved = np.cumsum(own) if self.decay == 1.0 else np.array(_decayed(own.tolist(), self.decay))
+        if self.decay == 1.0:
+            moved = np.cumsum(own)
+        else:
+            moved = np.array(list(accumulate(own.tolist(), lambda total, value: self.decay * total + value)))
         return float(np.sum(moved**2 * self._inverse_squares(workload.rounds)))
 
     def _inverse_squares(self, rounds: int) -> Floats:
@@ -314,15 +318,6 @@ class ScheduledGaussian(Mechanism):
             raise InputError(
                 f"noise_sizes is planned for {len(self.sizes)} rounds, the workload has {workload.rounds}"
             )
-
-
-def _decayed(values: list[float], decay: float) -> list[float]:
-    """Running sums with decay."""
-    total, sums = 0.0, []
-    for value in values:
-        total = decay * total + value
-        sums.append(total)
-    return sums
 
 
 @dataclass(frozen=True)

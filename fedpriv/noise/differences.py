@@ -171,7 +171,7 @@ Trees = TypeVar("Trees", bound=DifferenceTrees)
 
 
 def calibrated(trees: Trees, workload: Workload, shares: Literal["best", "equal"]) -> Trees:
-    """With group standard deviations D_k √(W_k / λ_k), in multiples of the clip.
+    """Set the group standard deviations D_k √(W_k / λ_k), in multiples of the clip.
 
     `shares` says how the loss is split: "equal" over all groups that are released, or "best" for the least mean
     variance, λ_k ∝ √(A_k D_k² W_k) with A_k what the group adds to it at standard deviation 1.
@@ -189,7 +189,7 @@ def calibrated(trees: Trees, workload: Workload, shares: Literal["best", "equal"
 
 
 def sized_by_the_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
-    """With the node standard deviations of Algorithm 2 (L put back): 2h σ √V_{≤2N}, …
+    """Set the node standard deviations of Algorithm 2 (L put back): 2h σ √V_{≤2N}, …
 
     `sigma_mu` is σμ, the paper's noise multiplier times the GDP parameter that it is calibrated to give; its own
     count, ρ = 2/σ², is σμ = 2.

@@ -1,4 +1,4 @@
-"""What a mechanism of one's own costs: measured from what it streams, never taken from its class.
+"""Measure the price of a mechanism of one's own from what it streams; its class is never believed.
 
 In floats B is what `noise` makes of one unit vector a round, and C = B^-1 A: no certificate may be below what the
 columns of that C cost.  This is a check of the class, since code can do anything to other vectors.
@@ -105,7 +105,7 @@ class Measured(Factored):
     """A factorization whose sensitivity is that of the columns that its strategy streams."""
 
     def certified(self, lattice: Lattice) -> float:
-        """With what one large integer in place of all integers can hide of a column."""
+        """Measured sensitivity, plus what one large integer in place of all integers can hide of a column."""
         norms = np.array([float(lattice.norm(clip)) for clip in self.workload.clips.tolist()])
         c, error = _columns_of_c(self.strategy, self.workload.rounds)
         found = of_columns(_columns(c), dataclasses.replace(self.workload, clips=norms)).value

@@ -38,7 +38,7 @@ Inner = Callable[[NDArray[np.int64]], Floats]
 
 
 class Columns(NamedTuple):
-    """What the certificates ask of C: squared column norms (T,), and inner products of columns."""
+    """Facts about C that certificates need: squared column norms (T,), and inner products of columns."""
 
     squared_norms: Floats
     inner: Inner
@@ -142,7 +142,7 @@ MechanismState = tuple["Tensor", ...]
 
 
 class Sensitivity(NamedTuple):
-    """How far one record can move C s, and why that is so."""
+    """Distance that one record can move C s, and the reason."""
 
     value: float
     exact: bool
@@ -165,13 +165,13 @@ class Mechanism(Protocol):
     name: ClassVar[str]
     """In scenarios, ledgers and reports."""
     words: ClassVar[str]
-    """What it adds, as a report says it."""
+    """Words of a report for its noise."""
     movement: float | None = None
     """The sensitivity holds if queries move by at most this a round, which silos check; None: for any queries."""
 
     @property
     def assumption(self) -> str | None:
-        """What the sensitivity assumes about the loss and the arithmetic, as a sentence; None: nothing at all.
+        """Assumption of the sensitivity about the loss and the arithmetic, as a sentence; None: nothing at all.
 
         Guarantee: where it is None, the sensitivity rests on clipping alone.  A silo that is to promise something
         whatever it is asked takes no other mechanism.
@@ -202,7 +202,7 @@ class Mechanism(Protocol):
         return {}
 
     def columns(self, workload: Workload) -> Columns:
-        """What is known of the columns of C; InputError if nothing is."""
+        """Facts about the columns of C; InputError if none are known."""
         raise InputError(f"mechanism = {self.name!r}: the columns of its strategy matrix are not known")
 
     @property
@@ -261,7 +261,7 @@ class Mechanism(Protocol):
         ...
 
     def draws(self, t: int) -> int | None:
-        """How many fresh vectors round t takes, a public number: nodes 0, 1, … of the owner's stream of noise.
+        """Number of fresh vectors that round t takes, public: nodes 0, 1, … of the owner's stream of noise.
 
         None stands for one that is handed over as it is; several come stacked on a first axis.
         """

@@ -97,7 +97,7 @@ def record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> 
 
 
 def _level(clips: Floats, length: int, rounds_per_epoch: int, decay: float) -> Floats:
-    """What the released nodes of `length` rounds, more than an epoch, add to each record's squared norm; (N,)."""
+    """Each record's squared norm in the released nodes of `length` rounds, more than an epoch; (N,)."""
     nodes = np.arange(0, len(clips) // length, 2)
     held = nodes[:, None] * length + np.arange(length)  # (nodes, length): the rounds of each, from 0
     moved = clips[held] * powers(decay, length)[::-1]

@@ -14,7 +14,6 @@ from pydantic import ConfigDict, Field, PlainSerializer, WrapValidator
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import changed, load_extensions
-from fedpriv.noise.anchored import AnchoredSquareRoot
 from fedpriv.noise.buffered import BufferedOptions, BufferedToeplitz, LambdaCgd
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian, ScheduledGaussian, ScheduledOptions
 from fedpriv.noise.differences import AlignedDifferences
@@ -23,7 +22,13 @@ from fedpriv.noise.measured import check_noise, measured_form
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.phased import PhaseEnds
 from fedpriv.noise.sliding import SlidingDifferences
-from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedOptions, BandedSquareRoot, RoundedBanded
+from fedpriv.noise.toeplitz import (
+    AnchoredSquareRoot,
+    BandedInverseSquareRoot,
+    BandedOptions,
+    BandedSquareRoot,
+    RoundedBanded,
+)
 from fedpriv.noise.tree import BinaryTree, PaperTree
 from fedpriv.noise.workload import Workload
 
@@ -69,8 +74,7 @@ def add_mechanism(kind: type[Mechanism]) -> None:
             f"add_mechanism: expected a class of mechanisms, found {kind!r}; docs/adding-a-mechanism.md"
         )
     name = getattr(kind, "name", "")
-    taken = {*MECHANISMS, AUTO, *(each.__name__.lower() for each in MECHANISMS.values())}
-    if name in taken:
+    if name in {*MECHANISMS, AUTO}:
         raise InputError(f"add_mechanism: {name!r} is a mechanism of fedpriv; give yours another name")
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) or not getattr(kind, "words", ""):
         raise InputError(
@@ -89,7 +93,7 @@ def mechanism_named(name: str) -> type[Mechanism] | None:
 
 
 class MechanismOptions(BandedOptions, BufferedOptions, ScheduledOptions):
-    """What scenarios can say of the mechanisms they name, all in one; each reads its own."""
+    """Keys of a scenario for the mechanisms it names, all in one; each mechanism reads its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -141,9 +145,7 @@ def mechanism_from(data: Mapping[str, Any]) -> Mechanism:
     """The mechanism that `Mechanism.as_data` wrote; InputError if there is none of that name."""
     settings = dict(data)
     name = settings.pop("name")
-    classes = {kind.__name__: kind for kind in MECHANISMS.values()}  # fedpriv 0.1 wrote them
-    kind = classes.get(name) or mechanism_named(name)
-    if kind is None:
+    if (kind := mechanism_named(name)) is None:
         raise InputError(f"ledger: mechanism {name!r} is none of {', '.join(MECHANISMS)}{_ADD_IT}")
     return kind.from_data(settings)
 

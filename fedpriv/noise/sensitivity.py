@@ -1,4 +1,4 @@
-"""From the columns of C to the record that can move C s the most; exact wherever that is known.
+"""Sensitivity: the most that one record can move C s, from the columns of C; exact wherever that is known.
 
 Let u_i be a record's increments in the rounds S in which it takes part, ‖u_i‖ ≤ clip_i.  Then
 

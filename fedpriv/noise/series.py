@@ -55,7 +55,7 @@ def inverse(series: Floats, count: int) -> Floats:
 
 
 def history_response(series: Floats, inverted: Floats) -> Floats:
-    """How the past enters c ∗ w = z: (w_t, …, w_{t+n-1}) = H (w_{t-1}, …, w_{t-b+1}) + what z alone gives.
+    """Response to the past in c ∗ w = z: (w_t, …, w_{t+n-1}) = H (w_{t-1}, …, w_{t-b+1}) + what z alone gives.
 
     `series` holds the b coefficients of c, `inverted` the first n of 1/c; H has shape (n, b - 1).
     """

@@ -183,7 +183,7 @@ class IntegerTree(IntegerStrategy):
         return node, (*kept, node)
 
     def state_length(self, t: int) -> int:
-        """How many vectors the state after round t ≥ 0 holds."""
+        """Number of vectors in the state after round t ≥ 0."""
         return self._place(t).bit_count() if t else 0
 
     def _place(self, t: int) -> int:
@@ -195,7 +195,7 @@ class IntegerTree(IntegerStrategy):
 
 
 def _merged(place: int) -> int:
-    """How many left halves the node that ends at `place` swallows: its level."""
+    """Level of the node that ends at `place`: the number of left halves that it merges."""
     return (place & -place).bit_length() - 1
 
 

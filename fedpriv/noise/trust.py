@@ -167,7 +167,7 @@ class Trust:
     """The server and what silos do about it, in a few words."""
     protects: str
     trust_level: int
-    """How much a silo takes on trust, from 0, nothing: a silo that allows a setting allows those that ask less."""
+    """Trust that a silo gives, from 0, none: a silo that allows a setting allows those that ask less."""
     noise_at_server: bool = False
     masked: bool = False
     """Whether silos mask what they send, so that the server learns its sum only."""
@@ -179,7 +179,7 @@ class Trust:
     """The same where units are clients in cohorts, which only some settings have."""
 
     def protection_of(self, unit: Unit) -> str:
-        """Who is protected against whom, of units of this kind."""
+        """Sentence: units of this kind are protected against these parties."""
         return self.protects_clients if unit.name == CLIENT.name and self.protects_clients else self.protects
 
     @property

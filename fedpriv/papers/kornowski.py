@@ -43,8 +43,8 @@ from fedpriv.core.replicates import PER_REPLICATE, Scalar
 from fedpriv.loss.estimators import Round, VarianceReducedGradient
 from fedpriv.loss.objective import Objective
 from fedpriv.loss.smoothed import SeededDirections, Smoothed
-from fedpriv.noise.anchored import AnchoredSquareRoot
 from fedpriv.noise.diagonal import LeafGaussian
+from fedpriv.noise.toeplitz import AnchoredSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.papers.base import (
     Algorithm,

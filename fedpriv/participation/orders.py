@@ -1,7 +1,8 @@
 """Participation: which of a silo's records take part in which round; the orders that are public.
 
 `Participation` is the protocol of all of them, `ParticipationKeys` the keys of [federation] that only some take.
-`KnownRounds` and `PublicOrder` are the base classes where rounds are no secret:
+`KnownRounds` and `PublicOrder` are the base classes where rounds are no secret (`drawn` has one for laws that draw
+the rounds of every record):
 
 | class | order |
 |---|---|
@@ -10,6 +11,7 @@
 | `Phases` | one pass in phases, each of which ends with a round that reads nothing |
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -52,7 +54,7 @@ class ParticipationKeys:
 
 
 Rows = slice | NDArray[np.int64]
-"""Which rows of a silo's order; a slice reads without a copy."""
+"""Rows of a silo's order; a slice reads without a copy."""
 
 
 class Sums(Protocol):
@@ -78,12 +80,12 @@ class Sums(Protocol):
 
 
 class Participation(Protocol):
-    """A frozen dataclass, of which `registry` has a line."""
+    """A frozen dataclass, of which `registry` has a line, or that `add_participation` gave a name."""
 
     name: ClassVar[str]
     """In scenarios and ledgers."""
     title: ClassVar[str]
-    """What a report calls it."""
+    """Name in a report."""
     secret: ClassVar[bool]
     """Whether only the silo that holds a record may know in which rounds it takes part."""
     of_clients: ClassVar[bool]
@@ -170,7 +172,21 @@ class Participation(Protocol):
         ...
 
 
-class KnownRounds:
+class Plain:
+    """A frozen dataclass of numbers, text, and tuples of them, as plain data and back."""
+
+    name: ClassVar[str]
+
+    def as_data(self) -> dict[str, Any]:
+        data: Any = self
+        return {"name": self.name, **dataclasses.asdict(data)}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+
+
+class KnownRounds(Plain):
     """Rounds that are no secret.
 
     Guarantee: all that is released is exactly μ-GDP for every record, by how far one can move the whole stream.
@@ -295,11 +311,8 @@ class Schedule(PublicOrder):
         return [0, *itertools.accumulate(self.reads)]
 
     def as_data(self) -> dict[str, Any]:
+        """Without `reads`, which no accountant asks for."""
         return {"name": self.name, "rounds": self.rounds, "rounds_per_epoch": self.rounds_per_epoch}
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Self:
-        return cls(data["rounds"], data["rounds_per_epoch"])
 
 
 @dataclass(frozen=True)
@@ -391,10 +404,3 @@ class Phases(PublicOrder):
     def _ends(self) -> tuple[int, ...]:
         """The empty rounds."""
         return tuple(itertools.accumulate(length + 1 for length in self.lengths))
-
-    def as_data(self) -> dict[str, Any]:
-        return {"name": self.name, "lengths": list(self.lengths)}
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Self:
-        return cls(tuple(data["lengths"]))

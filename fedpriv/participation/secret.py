@@ -1,12 +1,12 @@
 """Secret samplings: only the silo knows the rounds of its records.
 
-`SecretOrder` is the base class.  `RandomAllocation` puts every record in one secret round of every epoch,
+`SecretOrder` is the base class.  `Allocation` puts every record in one secret round of every epoch,
 `Poisson` draws every record by a coin of its own in every round.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,14 @@ from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.accounting.poisson import calibrated as calibrated_poisson
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import KeyedCoins
-from fedpriv.participation.orders import ParticipationKeys, Schedule, Sums
+from fedpriv.participation.orders import ParticipationKeys, Plain, Schedule, Sums
 
 if TYPE_CHECKING:
     from fedpriv.participation.orders import Participation
 
 
 @dataclass(frozen=True)
-class SecretOrder:
+class SecretOrder(Plain):
     """Every record takes part in rounds of its own, which a silo draws with its key and keeps.
 
     Records are in public *groups*: those of group j, the rows j, j + groups, … of a silo's order, take part in
@@ -37,7 +37,6 @@ class SecretOrder:
     takes part when.  A silo that releases its own sums is protected against the server, too.
     """
 
-    name: ClassVar[str]
     secret: ClassVar[bool] = True
     of_clients: ClassVar[bool] = False
 
@@ -121,18 +120,6 @@ class SecretOrder:
     def charged(self, relation: Relation, mu: float, delta: float) -> float:
         """For a record that is known to take part; a rounding to the safe side is in it."""
         return (1.0 - 1e-12) / self.calibrated(epsilon_of(mu, delta), delta, relation).noise_multiplier
-
-    def as_data(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "rounds": self.rounds,
-            "rounds_per_epoch": self.rounds_per_epoch,
-            "groups": self.groups,
-        }
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Self:
-        return cls(data["rounds"], data["rounds_per_epoch"], data.get("groups", 1))
 
 
 @dataclass(frozen=True)

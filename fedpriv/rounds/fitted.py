@@ -22,7 +22,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.loss.estimators import Round
 from fedpriv.noise.fitting.adjoint import pulled_back
 from fedpriv.noise.fitting.auto import fitted as fit
-from fedpriv.noise.fitting.cost import Response, most_queries, objective_of, rows_response, spaced
+from fedpriv.noise.fitting.cost import Response, most_queries, noise_cost_of, rows_response, spaced
 from fedpriv.noise.workload import Floats, Workload
 from fedpriv.papers.base import Algorithm, NoiseSettings, Optimizer, Problem
 from fedpriv.participation.orders import Participation
@@ -190,8 +190,8 @@ def _fit(asked: str, cell: Cell) -> Fitted:
     settings, started = cell.algorithm.settings, time.perf_counter()
     assert isinstance(settings, NoiseSettings)
     with torch.inference_mode(False):  # in which Flower's apps ask; a response is read off by a backward pass
-        objective = objective_of(*response_and_workload(cell.algorithm.row, settings, cell.schedule))
-        best = fit(objective, settings.mechanism, settings, scalable=settings.late_clip == "same")
+        cost = noise_cost_of(*response_and_workload(cell.algorithm.row, settings, cell.schedule))
+        best = fit(cost, settings.mechanism, settings, scalable=settings.late_clip == "same")
     found = {"mechanism": best.mechanism.name, **best.mechanism.options()}
     return Fitted(asked, found, best.name, best.vectors, time.perf_counter() - started)
 

@@ -24,8 +24,8 @@ from fedpriv.noise.mechanism import Mechanism, Sensitivity
 from fedpriv.noise.registry import integer_form, mechanism_from
 from fedpriv.noise.trust import RECORD, Unit, unit_from
 from fedpriv.noise.workload import Workload
-from fedpriv.participation.clients import participation_from
 from fedpriv.participation.orders import Participation
+from fedpriv.participation.registry import participation_from
 
 ROUNDS, FIRST_STEP = "rounds", "first step"
 """The steps of a run: what each releases of a record counts together."""

@@ -19,15 +19,15 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import one_thread
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.fitting.auto import Candidate, Published, choice, compared, fitted, fitted_of_all_kinds, least
-from fedpriv.noise.fitting.cost import Response, objective_of, rows_response
+from fedpriv.noise.fitting.cost import Response, noise_cost_of, rows_response
 from fedpriv.noise.mechanism import Mechanism, Sensitivity
 from fedpriv.noise.registry import CHOSEN, MechanismOptions, chosen_mechanism
 from fedpriv.noise.registry import unfitted as to_fit
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.trust import Noise, Trust, trust_named
 from fedpriv.noise.workload import Workload
-from fedpriv.participation.clients import CHOSEN as SAMPLINGS
 from fedpriv.participation.orders import Participation, ParticipationKeys, Schedule, Separated
+from fedpriv.participation.registry import sampled, sampling_of
 from fedpriv.rounds.ledger import RunningSums
 
 
@@ -108,9 +108,7 @@ class Setting:
             raise InputError(
                 f"min_separation = {self.min_separation} has a meaning only together with max_participations"
             )
-        if self.sampling not in SAMPLINGS:
-            raise InputError(f"sampling = {self.sampling!r}: accepted are {', '.join(map(repr, SAMPLINGS))}")
-        if issubclass(SAMPLINGS[self.sampling], Separated):
+        if issubclass(sampling_of(self.sampling), Separated):
             raise InputError(f"sampling = {self.sampling!r}: give max_participations and min_separation instead")
         if self.max_participations is not None and self.secret:
             raise InputError(f"max_participations and sampling = {self.sampling!r}: give only one of them")
@@ -120,14 +118,14 @@ class Setting:
     @property
     def secret(self) -> bool:
         """Whether only silos know who takes part when."""
-        return SAMPLINGS[self.sampling].secret
+        return sampling_of(self.sampling).secret
 
     @cached_property
     def participation(self) -> Participation | Separated:
         if self.max_participations is not None:
             return Separated(self.rounds, self.max_participations, self.min_separation)
         declared = Schedule(self.rounds, self.rounds // self.epochs)
-        return SAMPLINGS[self.sampling].from_schedule(declared, ParticipationKeys(self.groups))
+        return sampled(self.sampling, declared, ParticipationKeys(self.groups))
 
     def words(self, noun: str = "record") -> str:
         """How a record, or another unit, takes part."""
@@ -150,7 +148,7 @@ class Setting:
         """The mechanism called `name` for these sums, fitted to their mean noise where it has no numbers yet."""
         if not to_fit(name, options):
             return chosen_mechanism(name, self.workload, options)
-        return fitted(objective_of(rows_response(self.rounds), self.workload), name, options).mechanism
+        return fitted(noise_cost_of(rows_response(self.rounds), self.workload), name, options).mechanism
 
     def cost(self, mechanism: Mechanism, mu: float, delta: float = DEFAULT_DELTA) -> Cost:
         """The cost of `mechanism` at μ > 0; for records that take part in secret, at the (ε, δ) that μ gives."""
@@ -263,7 +261,7 @@ def table_of(setting: Setting, mu: float, response: Response, workload: Workload
     Clips of `workload` are multiples of the setting's clip.  InputError for what nothing can be fitted to.
     """
     first_of = dict[tuple[str, int], Candidate]()
-    for candidate in fitted_of_all_kinds(objective_of(response, workload), max_vectors):
+    for candidate in fitted_of_all_kinds(noise_cost_of(response, workload), max_vectors):
         first_of.setdefault((candidate.name, candidate.vectors), candidate)
     found, bound, lines = list(first_of.values()), least(response, workload), list[Line]()
     best = choice([candidate for candidate in found if candidate.vectors <= max_vectors])

@@ -14,7 +14,7 @@ from fedpriv.data.named import schema_of
 from fedpriv.data.schema import TableSchema
 from fedpriv.noise.trust import RECORD, Unit
 from fedpriv.papers.base import Count, Positive
-from fedpriv.participation.clients import CHOSEN
+from fedpriv.participation.registry import sampling_of
 from fedpriv.scenario.sections import FederationSection, Section
 
 Numbers = Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(strict=False)]
@@ -61,7 +61,7 @@ class ScaleSection(Section):
 
 def check_first_step(federation: FederationSection, unit: Unit, without_silos: str | None) -> None:
     """ValueError for runs whose first step cannot be taken, or not be composed with their rounds."""
-    if CHOSEN[federation.sampling].secret:
+    if sampling_of(federation.sampling).secret:
         raise ValueError(
             f"data.scale: a first step composes with rounds that have a mu, and federation.sampling = "
             f'"{federation.sampling}" has none; leave one of them out'

@@ -16,8 +16,8 @@ from fedpriv.loss.rows import Model, ModelSettings
 from fedpriv.noise.trust import CLIENT, USER, Trust, Unit, trust_named
 from fedpriv.papers.base import Algorithm, Settings
 from fedpriv.papers.table import algorithm_named
-from fedpriv.participation.clients import CHOSEN
 from fedpriv.participation.orders import Participation, Schedule
+from fedpriv.participation.registry import sampled, sampling_of
 from fedpriv.scenario.data import DataSection, check_first_step
 from fedpriv.scenario.sections import (
     Budget,
@@ -182,7 +182,7 @@ class Cell(Section):
         federation, privacy, unit = self.federation, self.privacy, self.privacy.protected
         trust, private = trust_named(self.algorithm.trust), self.privacy.mode != "none"
         check_absences(federation, self.without_silos, trust)
-        check_units(unit, self.data, federation, CHOSEN[federation.sampling].secret, trust)
+        check_units(unit, self.data, federation, sampling_of(federation.sampling).secret, trust)
         trust.check_hidden(federation.silos, private)
         per_silo = self.run.per_silo and self.evaluation is None
         self.data.check_table(federation.silos, private=private, per_silo=per_silo)
@@ -282,7 +282,7 @@ class Cell(Section):
                 f'federation.sampling = "{federation.sampling}": {self.algorithm.name} reads records in an order '
                 'of its own; use "fixed"'
             )
-        return CHOSEN[federation.sampling].from_schedule(arranged, federation.participation_keys)
+        return sampled(federation.sampling, arranged, federation.participation_keys)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

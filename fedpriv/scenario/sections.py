@@ -21,8 +21,8 @@ from fedpriv.data.partition import silo_sizes
 from fedpriv.loss.scores import Score
 from fedpriv.noise.trust import RECORD, USER, Trust, Unit, UnitName, unit_named
 from fedpriv.papers.base import Count, Positive
-from fedpriv.participation.clients import CHOSEN, SamplingName
 from fedpriv.participation.orders import ParticipationKeys
+from fedpriv.participation.registry import SamplingName, sampling_of
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 
@@ -108,7 +108,7 @@ class FederationSection(Section):
                 "clients and cohort come together: how many there are, and how many answer in a round"
             )
         if self.clients is None or self.cohort is None:
-            if CHOSEN[self.sampling].of_clients:
+            if sampling_of(self.sampling).of_clients:
                 raise ValueError(f'sampling = "{self.sampling}" is of clients: give clients and cohort, not silos')
             return self
         other = {key: getattr(self, key) for key in ("samples", "batch", "batches", "size_skew")}

@@ -38,6 +38,8 @@ from fedpriv.noise.registry import AUTO
 from fedpriv.noise.registry import MECHANISMS as SHIPPED_MECHANISMS
 from fedpriv.noise.trust import RECORD, Trust, trust_named, unit_named
 from fedpriv.papers.table import SHIPPED as SHIPPED_ALGORITHMS
+from fedpriv.participation.registry import ADDED as ADDED_SAMPLINGS
+from fedpriv.participation.registry import PARTICIPATIONS as SHIPPED_SAMPLINGS
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.rounds.ledger import ReleaseStream
 from fedpriv.rounds.plan import Plan, plan_of
@@ -277,6 +279,10 @@ class Admission:
         asked = noise.get("mechanism") if isinstance(noise, dict) else None
         if isinstance(asked, str) and asked not in (*SHIPPED_MECHANISMS, AUTO, *allow.mechanisms):
             return f"algorithm.mechanism = {asked[:100]!r} {_NO_MECHANISM}"
+        federation = tree.get("federation")
+        order = federation.get("sampling") if isinstance(federation, dict) else None
+        if isinstance(order, str) and order not in (*SHIPPED_SAMPLINGS, *ADDED_SAMPLINGS):
+            return f"federation.sampling = {order[:100]!r} is none of fedpriv's, and no row of allow.extensions"
         return None
 
     def refusal(self, reason: str) -> RunError:

@@ -12,9 +12,7 @@ from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.allocation import AllocatedGaussian, end_of_grid, losses_when_added, losses_when_removed
 from fedpriv.accounting.budget import (
     ApproximateGDP,
-    HasCurve,
     LifetimeBudget,
-    charge_of,
     composed,
     decimal,
     price,
@@ -24,6 +22,7 @@ from fedpriv.accounting.budget import (
     squares,
 )
 from fedpriv.accounting.curves import gaussian
+from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.core.errors import InputError
 
@@ -44,10 +43,10 @@ charges = st.builds(ApproximateGDP, mu=st.floats(0.0, 3.0), slack=st.floats(0.0,
         (FIFTH, (0.461, 0.473, 0.486, 0.516)),
     ],
 )
-def test_golden_mus(run: HasCurve, mus: tuple[float, ...]) -> None:
+def test_golden_mus(run: Sampled, mus: tuple[float, ...]) -> None:
     """Computed twice before, by dp-accounting and by own laws; the entries have three digits."""
     for slack, golden in zip(SLACKS, mus, strict=True):
-        assert charge_of(run, slack).mu == pytest.approx(golden, rel=2e-3)
+        assert run.charge(slack).mu == pytest.approx(golden, rel=2e-3)
 
 
 @pytest.mark.parametrize("slack", [1e-6, 1e-8])
@@ -87,23 +86,23 @@ def test_the_mu_with_the_same_epsilon_is_no_mu_of_the_run() -> None:
     assert FIRST.epsilon_of(1e-8) == pytest.approx(2.341, abs=2e-3)
     assert gdp.epsilon_of(0.3, 1e-8) == pytest.approx(1.568, abs=1e-3)
     for slack in SLACKS:
-        assert charge_of(FIRST, slack).mu > 0.32
+        assert FIRST.charge(slack).mu > 0.32
 
 
 def test_epsilon_follows_from_mu_and_slack() -> None:
     """Never below what the run's own curve gives at the same δ."""
     for run in (FIRST, FIFTH):
         for slack in (1e-7, 1e-8):
-            charge = charge_of(run, slack)
+            charge = run.charge(slack)
             for delta in (1e-4, 1e-5, 1e-6):
                 assert charge.epsilon_of(delta) >= run.epsilon_of(delta) * (1 - 1e-3)
-    assert charge_of(FIRST, 1e-6).epsilon_of(1e-6) == math.inf
-    assert re.fullmatch("0.37[0-9]+ with slack 1e-07", charge_of(FIRST, 1e-7).words)
+    assert FIRST.charge(1e-6).epsilon_of(1e-6) == math.inf
+    assert re.fullmatch("0.37[0-9]+ with slack 1e-07", FIRST.charge(1e-7).words)
     assert ApproximateGDP(0.3).words == "0.3"
 
 
 def test_golden_compositions() -> None:
-    first, fifth = charge_of(FIRST, 1e-7), charge_of(FIFTH, 1e-7)
+    first, fifth = FIRST.charge(1e-7), FIFTH.charge(1e-7)
     assert composed([ApproximateGDP(0.5), first, fifth]).epsilon_of(DELTA) == pytest.approx(3.307, abs=3e-3)
     assert composed([first] * 10).epsilon_of(DELTA) == pytest.approx(5.33, abs=1e-2)
     assert AllocatedGaussian(0.9205, 60, 10).epsilon_of(DELTA) == pytest.approx(2.724, abs=2e-3)
@@ -170,18 +169,18 @@ def test_a_budget_is_used_up_exactly() -> None:
 
 
 def test_a_budget_without_slack_refuses_every_sampled_run() -> None:
-    assert "secret participation" in (LifetimeBudget(100.0).refusal([], charge_of(FIRST, 1e-8)) or "")
+    assert "secret participation" in (LifetimeBudget(100.0).refusal([], FIRST.charge(1e-8)) or "")
     assert LifetimeBudget(100.0).refusal([], ApproximateGDP(1.0)) is None
 
 
 def test_what_cannot_be_priced_is_never_covered() -> None:
     """A row of another unit or relation: k·μ for an exact run, nothing known for a sampled one."""
-    old = price(charge_of(FIRST, 1e-8), distance=2)
+    old = price(FIRST.charge(1e-8), distance=2)
     assert old is None
     doubled = price(ApproximateGDP(0.25), distance=2)
     assert doubled is not None
     assert 0.5 <= doubled.mu <= 0.5 * (1 + 1e-14)
-    assert price(charge_of(FIRST, 1e-8)) == charge_of(FIRST, 1e-8)
+    assert price(FIRST.charge(1e-8)) == FIRST.charge(1e-8)
     assert "earlier run" in (LifetimeBudget(10.0, 1e-6).refusal([old], ApproximateGDP(0.1)) or "")
     assert "nothing is known" in (LifetimeBudget(10.0, 1e-6).refusal([], old) or "")
     assert LifetimeBudget(10.0, 1e-6).left([old]) is None
@@ -210,7 +209,7 @@ def test_a_run_picked_after_seeing_the_first_stays_within_the_budget() -> None:
     never more than the budget.
     """
     slack, z, bins = 1e-6, 0.9205, 60
-    first, sampled = 0.4, charge_of(FIRST, slack)
+    first, sampled = 0.4, FIRST.charge(slack)
     exact = ApproximateGDP(sampled.mu)
     budget = LifetimeBudget(composed([ApproximateGDP(first), sampled]).mu, slack)
     for second in (exact, sampled):

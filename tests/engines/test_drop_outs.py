@@ -12,7 +12,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.table import engine_named
 from fedpriv.noise.trust import TRUSTS
-from fedpriv.participation.clients import CHOSEN
+from fedpriv.participation.registry import CHOSEN
 from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.round import absences_of

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.noise.fitting.cost import objective_of
+from fedpriv.noise.fitting.cost import noise_cost_of
 from fedpriv.noise.registry import AUTO, CHOSEN
 from fedpriv.papers.base import NoiseSettings
 from fedpriv.rounds.fitted import fitted, response_and_workload
@@ -124,7 +124,7 @@ def test_what_a_plan_runs_is_the_fit_for_its_own_row(row: str) -> None:
     cell = cell_of(row, "trusted", mechanism=AUTO)
     settings = cell.algorithm.settings
     assert isinstance(settings, NoiseSettings)
-    objective = objective_of(*response_and_workload(cell.algorithm.row, settings, cell.schedule))
+    objective = noise_cost_of(*response_and_workload(cell.algorithm.row, settings, cell.schedule))
     best = objective.value(planned(fitted(cell)).mechanism)
     for name in NAMES[:-1]:
         rival = planned(fitted(cell_of(row, "trusted", mechanism=name, bands=4))).mechanism

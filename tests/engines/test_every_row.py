@@ -19,8 +19,8 @@ import pytest
 from fedpriv.core.errors import InputError
 from fedpriv.noise.trust import TRUSTS
 from fedpriv.papers.table import ALGORITHMS
-from fedpriv.participation.clients import CHOSEN, PARTICIPATIONS
 from fedpriv.participation.orders import Schedule
+from fedpriv.participation.registry import CHOSEN, PARTICIPATIONS
 from fedpriv.rounds.claim import claim_of
 from fedpriv.rounds.ledger import as_data, from_data
 from fedpriv.rounds.plan import plan_of

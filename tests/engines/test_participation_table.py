@@ -11,7 +11,7 @@ import pytest
 from fedpriv.core.errors import InputError
 from fedpriv.noise.trust import TRUSTS, UNITS
 from fedpriv.papers.table import ALGORITHMS
-from fedpriv.participation.clients import CHOSEN
+from fedpriv.participation.registry import CHOSEN
 from fedpriv.rounds.plan import plan_of
 from fedpriv.rounds.task import task_of_cell
 from fedpriv.scenario.load import resolve_cell

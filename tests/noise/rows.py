@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedpriv.loss.estimators import Estimator, PlainGradient, PowerWeights, RecursiveGradient
-from fedpriv.noise.fitting.cost import Objective, Response, objective_of, on_increments
+from fedpriv.noise.fitting.cost import NoiseCost, Response, noise_cost_of, on_increments
 from fedpriv.noise.workload import Floats, Workload
 from fedpriv.papers.base import Optimizer
 from fedpriv.papers.choquette_choo import NesterovCoupling
@@ -43,8 +43,8 @@ def workload(row: str, rounds: int, rounds_per_epoch: int | None = None) -> Work
     return Workload(Schedule(rounds, rounds_per_epoch or rounds), estimator.decay, clips)
 
 
-def objective(row: str, rounds: int, rounds_per_epoch: int | None = None) -> Objective:
-    return objective_of(response(row, rounds), workload(row, rounds, rounds_per_epoch))
+def objective(row: str, rounds: int, rounds_per_epoch: int | None = None) -> NoiseCost:
+    return noise_cost_of(response(row, rounds), workload(row, rounds, rounds_per_epoch))
 
 
 def sharper_mean_bound(rows: Floats, workload: Workload, steps: int = 300) -> float:

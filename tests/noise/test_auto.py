@@ -9,7 +9,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.fitting.auto import auto, candidates, compared, fitted_sizes
-from fedpriv.noise.fitting.cost import Objective, objective_of, rows_response
+from fedpriv.noise.fitting.cost import NoiseCost, noise_cost_of, rows_response
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
@@ -19,15 +19,15 @@ from tests.noise.rows import ROWS, objective, response, workload
 from tests.parts import in_parts
 
 
-def momentum(rounds: int, rounds_per_epoch: int | None = None) -> Objective:
+def momentum(rounds: int, rounds_per_epoch: int | None = None) -> NoiseCost:
     """The rows of momentum themselves, as normalized SGD's theorems ask for."""
     asked = Workload(Schedule(rounds, rounds_per_epoch or rounds), 1 - 1 / rounds, np.ones(rounds))
-    return objective_of(rows_response(rounds), asked)
+    return noise_cost_of(rows_response(rounds), asked)
 
 
-def separated(rounds: int, clips: str) -> Objective:
+def separated(rounds: int, clips: str) -> NoiseCost:
     norms = np.ones(rounds) if clips == "equal" else np.linspace(2.0, 1.0, rounds)
-    return objective_of(response("dp-ftrl", rounds), Workload(Separated(rounds, 3, 4), 1.0, norms))
+    return noise_cost_of(response("dp-ftrl", rounds), Workload(Separated(rounds, 3, 4), 1.0, norms))
 
 
 def named(decay: float) -> list[Mechanism]:
@@ -40,7 +40,7 @@ GRID = {
     **{f"{row}, T = {rounds}": (row, rounds, None) for row in ROWS for rounds in (3, 4, 7, 16, 33)},
     **{f"{row}, T = {rounds} in epochs": (row, rounds, rounds // 4) for row in ROWS for rounds in (8, 24)},
 }
-SPECIAL: dict[str, Callable[[], Objective]] = {
+SPECIAL: dict[str, Callable[[], NoiseCost]] = {
     "momentum, T = 20": lambda: momentum(20),
     "momentum, T = 40 in epochs": lambda: momentum(40, 10),
     "separated": lambda: separated(24, "equal"),

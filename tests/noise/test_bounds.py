@@ -9,7 +9,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.fitting.auto import least
-from fedpriv.noise.fitting.cost import Response, lower_bounds, objective_of, rows_response
+from fedpriv.noise.fitting.cost import Response, lower_bounds, noise_cost_of, rows_response
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
@@ -67,13 +67,13 @@ def test_no_mechanism_falls_below(data: st.DataObject, rounds: int, seed: int) -
     for schedule in (Schedule(rounds, rounds_per_epoch), Separated(rounds, max_participations, rounds_per_epoch)):
         asked = Workload(schedule, 1.0, clips)
         for row in rows:
-            alone = objective_of(Response(row[None]), asked)
+            alone = noise_cost_of(Response(row[None]), asked)
             assert all(alone.value(mechanism) >= 1.0 - 1e-9 for mechanism in MECHANISMS)
     single = Workload(Schedule(rounds, rounds), 1.0, clips)
     sharper = sharper_mean_bound(rows, single)
     least_mean = np.mean(lower_bounds(rows, single) ** 2)
     for mechanism in MECHANISMS:
-        assert objective_of(Response(rows), single).value(mechanism) * least_mean >= sharper**2 * (1 - 1e-9)
+        assert noise_cost_of(Response(rows), single).value(mechanism) * least_mean >= sharper**2 * (1 - 1e-9)
 
 
 def test_phases_are_refused() -> None:
@@ -84,10 +84,10 @@ def test_phases_are_refused() -> None:
 
 def test_an_objective_refuses_what_it_is_not_for() -> None:
     with pytest.raises(InputError, match="8 rounds"):
-        objective_of(rows_response(8), workload("dp-ftrl", 9))
+        noise_cost_of(rows_response(8), workload("dp-ftrl", 9))
     restarts = Workload(Schedule(8, 8), 1.0, np.ones(8), period=4)
     with pytest.raises(InputError, match="restart"):
-        objective_of(rows_response(8), restarts)
+        noise_cost_of(rows_response(8), restarts)
 
 
 def test_the_objective_is_one_a_term_at_its_bound() -> None:

@@ -9,8 +9,8 @@ import pytest
 from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.fitting.auto import compared, least
-from fedpriv.noise.fitting.cost import Objective, Response, objective_of
-from fedpriv.noise.fitting.fit import Fit, Loss, PlainLoss, ScaledLoss, fit_lambda, fit_roots
+from fedpriv.noise.fitting.cost import NoiseCost, Response, noise_cost_of
+from fedpriv.noise.fitting.fit import Fit, PlainLoss, RootLoss, ScaledLoss, fit_lambda, fit_roots
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
@@ -18,14 +18,14 @@ from fedpriv.participation.orders import Schedule, Separated
 from tests.noise.rows import ROWS, objective, response, workload
 
 
-def last_prefix(rounds: int) -> Objective:
+def last_prefix(rounds: int) -> NoiseCost:
     """√J is the largest error of a prefix sum: the last one's."""
     row = np.zeros((1, rounds))
     row[0, -1] = 1.0
-    return Objective(Workload(Schedule(rounds, rounds), 1.0, np.ones(rounds)), row)
+    return NoiseCost(Workload(Schedule(rounds, rounds), 1.0, np.ones(rounds)), row)
 
 
-def fitted(wanted: Objective, pairs: int, last_free: bool = True) -> Fit:
+def fitted(wanted: NoiseCost, pairs: int, last_free: bool = True) -> Fit:
     return fit_roots(PlainLoss(wanted), pairs, last_free, fit_lambda(wanted).theta)
 
 
@@ -65,12 +65,12 @@ def test_golden_optimum_of_ftrl_in_ten_epochs() -> None:
     np.testing.assert_allclose(found.phi, (0.779676, 0.119231), atol=1e-5)
 
 
-LOSSES: dict[str, Loss] = {
+LOSSES: dict[str, RootLoss] = {
     "one pass": PlainLoss(objective("accelerated", 30)),
     "epochs": PlainLoss(objective("unaccelerated", 30, 7)),
     "unequal clips": PlainLoss(objective("online-to-batch", 30, 7)),
     "separated": PlainLoss(
-        Objective(Workload(Separated(30, 3, 6), 0.9, np.ones(30)), np.random.default_rng(1).normal(size=(4, 30)))
+        NoiseCost(Workload(Separated(30, 3, 6), 0.9, np.ones(30)), np.random.default_rng(1).normal(size=(4, 30)))
     ),
     "no sums": PlainLoss(objective("dp-sgd", 30)),
     "scaled": ScaledLoss(objective("dp-ftrl, momentum", 30)),
@@ -95,7 +95,7 @@ def test_a_loss_is_the_mechanisms_own_objective(name: str) -> None:
     assert isinstance(loss, PlainLoss)
     mechanism = BufferedToeplitz(loss.workload.decay, (0.88, 0.6), (0.8, 0.0))
     found, _ = loss.at(np.array([0.88, 0.8, 0.6, 0.0]))
-    assert math.exp(found) == pytest.approx(loss.objective.value(mechanism), rel=1e-10)
+    assert math.exp(found) == pytest.approx(loss.cost.value(mechanism), rel=1e-10)
 
 
 def test_a_fit_never_leaves_the_roots_that_are_certified() -> None:
@@ -192,8 +192,8 @@ def test_one_vector_comes_within_two_percent_of_the_least_noise(row: str, rounds
 def test_one_vector_comes_within_two_percent_at_many_rounds(row: str, rounds: int) -> None:
     wanted, asked = response(row, rounds), workload(row, rounds)
     assert wanted.output is not None
-    mechanism = cgd(fit_lambda(objective_of(wanted, asked)).theta[0])
-    alone = PlainLoss(objective_of(Response(wanted.output[None]), asked))
+    mechanism = cgd(fit_lambda(noise_cost_of(wanted, asked)).theta[0])
+    alone = PlainLoss(noise_cost_of(Response(wanted.output[None]), asked))
     ratio = mechanism.sensitivity(asked) * math.sqrt(alone.spread(mechanism.theta, mechanism.phi))
     assert ratio <= 1.02
 

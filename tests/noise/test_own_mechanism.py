@@ -54,7 +54,7 @@ def cell_of(trust: str = "untrusted", **overrides: Any) -> Any:
 # A name
 
 
-@pytest.mark.parametrize("name", [*MECHANISMS, "auto", "binarytree"])
+@pytest.mark.parametrize("name", [*MECHANISMS, "auto"])
 def test_nobody_replaces_a_mechanism_of_fedpriv(name: str) -> None:
     other = type("Other", (Echo,), {"name": name})
     with pytest.raises(InputError, match=f"add_mechanism: '{name}' is a mechanism of fedpriv"):

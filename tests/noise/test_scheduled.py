@@ -12,7 +12,7 @@ import torch
 from fedpriv.core.errors import InputError
 from fedpriv.noise.diagonal import IndependentGaussian, ScheduledGaussian
 from fedpriv.noise.fitting.auto import fitted_sizes, most_moved
-from fedpriv.noise.fitting.cost import objective_of, rows_response
+from fedpriv.noise.fitting.cost import noise_cost_of, rows_response
 from fedpriv.noise.registry import MechanismOptions, chosen_mechanism, mechanism_from
 from fedpriv.noise.workload import Workload
 from fedpriv.participation.orders import Schedule, Separated
@@ -95,7 +95,7 @@ def test_the_output_of_rows_that_sum_sums_is_near_its_bound_without_any_state() 
 @pytest.mark.parametrize("row", ["dp-ftrl", "dp-ftrl, momentum", "accelerated"])
 def test_rounds_between_the_queries_that_are_looked_at_get_no_free_noise(row: str) -> None:
     """A fit of 200 rounds looks at 64 queries: in all of them its noise is what it is in those."""
-    some, every = objective(row, 200), objective_of(response(row, 200, 200), workload(row, 200))
+    some, every = objective(row, 200), noise_cost_of(response(row, 200, 200), workload(row, 200))
     sizes = fitted_sizes(some)
     assert every.value(sizes) <= 1.1 * some.value(sizes)
     assert every.value(sizes) <= 1.05 * every.value(fitted_sizes(every))
@@ -104,7 +104,7 @@ def test_rounds_between_the_queries_that_are_looked_at_get_no_free_noise(row: st
 def test_where_every_sum_counts_alike_so_does_its_noise() -> None:
     """Momentum's theorem asks for the mean noise of the sums; 64 of 300 are looked at, all have the same noise."""
     asked = Workload(Schedule(300, 300), 0.9, np.ones(300))
-    sizes = fitted_sizes(objective_of(rows_response(300), asked)).sizes
+    sizes = fitted_sizes(noise_cost_of(rows_response(300), asked)).sizes
     assert max(sizes) <= 1.0 + 1e-9
 
 

@@ -10,8 +10,9 @@ from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
-from fedpriv.participation.clients import Available, participation_from
+from fedpriv.participation.drawn import Available
 from fedpriv.participation.orders import ParticipationKeys, Schedule, Separated
+from fedpriv.participation.registry import participation_from
 
 COHORT, PLACES = 20, 30
 CLIENTS = COHORT * PLACES

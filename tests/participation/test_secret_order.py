@@ -16,7 +16,7 @@ from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.noise.workload import Workload
-from fedpriv.participation.clients import participation_from
+from fedpriv.participation.registry import participation_from
 from fedpriv.participation.secret import Allocation, Poisson, SecretOrder
 from fedpriv.rounds.ledger import RunningSums
 

@@ -16,8 +16,8 @@ from fedpriv.accounting.guarantees import Curved, Guarantee, weakest
 from fedpriv.cli.app import app
 from fedpriv.cli.shown import guarantee_facts
 from fedpriv.core.errors import InputError
-from fedpriv.participation.clients import PARTICIPATIONS
 from fedpriv.participation.orders import Schedule, Sums
+from fedpriv.participation.registry import ADDED
 from fedpriv.rounds.claim import claim_of, figures_of
 from fedpriv.rounds.entries import events_of, read_ledger
 from fedpriv.rounds.ledger import from_data
@@ -74,7 +74,7 @@ class Whispered(Schedule):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run whose releases are said to have been made in a whispered order."""
-    monkeypatch.setitem(PARTICIPATIONS, Whispered.name, Whispered)
+    monkeypatch.setitem(ADDED, Whispered.name, Whispered)
     folder = fedpriv.run(small_tree(privacy={"relation": "replace-one", "mu": 0.2}), out=tmp_path / "run").folder
     path = folder / "results.json"
     tree = json.loads(path.read_text())

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget, charge_of
+from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.core.errors import InputError, RunError
@@ -72,7 +72,7 @@ def test_a_sampled_run_is_charged_what_its_curve_certifies(tmp_path: Path, sampl
     guarantee = plan.stream_of(0, ROUNDS).guarantee
     assert isinstance(guarantee, AllocatedGaussian | PoissonGaussian)
     assert 0.98 < guarantee.epsilon_of(1e-5) <= 1.0
-    exact = charge_of(guarantee, SLACK)
+    exact = guarantee.charge(SLACK)
     assert charge.slack == SLACK
     assert exact.mu <= charge.mu < 1.01 * exact.mu  # a little of the slack is for rounds that draw very many
     assert charge.mu > 1.1 * mu_of(1.0, 1e-5)  # the μ with the same ε: as a lifetime budget it would be a lie

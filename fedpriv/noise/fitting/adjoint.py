@@ -47,7 +47,7 @@ class NoiseStream:
 
 
 def pulled_back(stream: Stream, weights: Floats) -> Floats:
-    """What every round's input weighs in Σ_t weights[r, t] · answer_t, for each row r; (rows, T) -> (rows, T).
+    """Weigh every round's input in Σ_t weights[r, t] · answer_t, for each row r; (rows, T) -> (rows, T).
 
     Memory is for some rounds at a time: states in between are computed forwards once and kept.
     """

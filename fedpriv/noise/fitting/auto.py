@@ -6,7 +6,7 @@ mechanism with its numbers: they are stored and certified, never fitted again.
 Mechanisms are compared side by side, by the noise that each leaves in the output and in the queries; figures are
 for noise sized to sensitivity 1 (μ = 1 under zero-out), and inversely proportional to μ.
 
-The best sizes of scheduled noise have a closed form.  With fresh noise d_t z_t the objective is Σ_t d_t² w_t, w_t
+The best sizes of scheduled noise have a closed form.  With fresh noise d_t z_t the J is Σ_t d_t² w_t, w_t
 the squared weight of round t in all rows, and a record that has moved the sum of round t by m_t is charged Σ_t
 m_t²/d_t².  By Cauchy and Schwarz the least product is (Σ_t m_t √w_t)², at d_t² = m_t / √w_t.
 """
@@ -20,7 +20,7 @@ import numpy as np
 from fedpriv.core.errors import InputError
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.diagonal import IndependentGaussian, ScheduledGaussian
-from fedpriv.noise.fitting.cost import Objective, Response, lower_bounds, spread
+from fedpriv.noise.fitting.cost import NoiseCost, Response, lower_bounds, spread
 from fedpriv.noise.fitting.fit import Fit, PlainLoss, ScaledLoss, fit_lambda, fit_roots
 from fedpriv.noise.mechanism import Mechanism, Sensitivity
 from fedpriv.noise.registry import AUTO, MechanismOptions
@@ -33,10 +33,10 @@ _LEAST = 1e-3
 """Of the largest √w: a round that hardly weighs gets much noise, not any amount of it."""
 
 
-def fitted_sizes(objective: Objective) -> ScheduledGaussian:
+def fitted_sizes(cost: NoiseCost) -> ScheduledGaussian:
     """The best sizes where one record moves every sum the most: prefix sums, equal clips; elsewhere nearly so."""
-    workload = objective.workload
-    weights = np.sqrt(_around(np.sum(objective.rows**2, axis=0), len(objective.rows)))
+    workload = cost.workload
+    weights = np.sqrt(_around(np.sum(cost.rows**2, axis=0), len(cost.rows)))
     weights = np.maximum(weights, _LEAST * np.max(weights))
     sizes = np.sqrt(most_moved(workload) / weights)
     return ScheduledGaussian(tuple((sizes / sizes[0]).tolist()), workload.decay)
@@ -56,7 +56,7 @@ def _around(weights: Floats, rows: int) -> Floats:
 
 
 def most_moved(workload: Workload) -> Floats:
-    """How far some record can have moved the sum of every round; (T,).
+    """Compute the farthest that some record can have moved the sum of every round; (T,).
 
     The record of round t has moved it by its clips, decayed by whole epochs; any other by what it moved, decayed.
     """
@@ -76,7 +76,7 @@ def most_moved(workload: Workload) -> Floats:
 
 
 _NEARLY = 1.01
-"""How much more noise is accepted for less memory, and how much scaling must save to be worth it."""
+"""Factor of noise that is accepted for less memory, and that scaling must save to be worth it."""
 
 _SAME = 1e-6
 _FEW_ROUNDS = 2
@@ -101,20 +101,20 @@ class Candidate:
         return isinstance(self.mechanism, BufferedToeplitz) and bool(self.mechanism.column_scale)
 
 
-def fitted(objective: Objective, name: str, options: MechanismOptions, *, scalable: bool = True) -> Candidate:
+def fitted(cost: NoiseCost, name: str, options: MechanismOptions, *, scalable: bool = True) -> Candidate:
     """The mechanism of a scenario that names "auto", "scheduled", "lambda-cgd" or "blt" without numbers.
 
     `scalable` says whether "auto" may scale noise; the last two do if `options` ask for it.
     """
     if name == AUTO:
-        return auto(objective, options.max_vectors, scalable=scalable)
+        return auto(cost, options.max_vectors, scalable=scalable)
     if name == ScheduledGaussian.name:
-        return _of(fitted_sizes(objective), objective)
+        return _of(fitted_sizes(cost), cost)
     kind = LambdaCgd if name == LambdaCgd.name else BufferedToeplitz
-    return named(objective, kind, options.max_vectors, scaled=options.scale)
+    return named(cost, kind, options.max_vectors, scaled=options.scale)
 
 
-def auto(objective: Objective, max_vectors: int = 4, *, scalable: bool = True) -> Candidate:
+def auto(cost: NoiseCost, max_vectors: int = 4, *, scalable: bool = True) -> Candidate:
     """Of at most `max_vectors` vectors the candidate with the fewest within 1 % of the best √J.
 
     Scaled noise is taken if it is allowed (`scalable`) and saves more than 1 %.  With one or two rounds it is
@@ -122,7 +122,7 @@ def auto(objective: Objective, max_vectors: int = 4, *, scalable: bool = True) -
     """
     if max_vectors < 0:
         raise InputError(f"max_vectors = {max_vectors}: a state has 0 or more vectors")
-    return choice([each for each in candidates(objective, max_vectors) if scalable or not each.scaled])
+    return choice([each for each in candidates(cost, max_vectors) if scalable or not each.scaled])
 
 
 def choice(found: Sequence[Candidate]) -> Candidate:
@@ -134,9 +134,9 @@ def choice(found: Sequence[Candidate]) -> Candidate:
     return _frugal(scaled)
 
 
-def named(objective: Objective, kind: type[BufferedToeplitz], max_vectors: int, *, scaled: bool) -> Candidate:
+def named(cost: NoiseCost, kind: type[BufferedToeplitz], max_vectors: int, *, scaled: bool) -> Candidate:
     """The best of one kind: λ-CGD, or buffers of at most `max_vectors` vectors; InputError if none has so few."""
-    found = _scaled(objective, max_vectors) if scaled else _plain(objective, max_vectors)
+    found = _scaled(cost, max_vectors) if scaled else _plain(cost, max_vectors)
     fitting = [
         candidate
         for candidate in found
@@ -154,10 +154,10 @@ def named(objective: Objective, kind: type[BufferedToeplitz], max_vectors: int, 
     return Candidate(mechanism, best.vectors, best.noise)
 
 
-def candidates(objective: Objective, max_vectors: int) -> Iterator[Candidate]:
+def candidates(cost: NoiseCost, max_vectors: int) -> Iterator[Candidate]:
     """All that fit into `max_vectors`, but for those that an earlier one beats with as few vectors."""
     found: list[Candidate] = []
-    for candidate in fitted_of_all_kinds(objective, max_vectors):
+    for candidate in fitted_of_all_kinds(cost, max_vectors):
         beaten = any(
             other.vectors <= candidate.vectors and other.noise <= candidate.noise * (1.0 + _SAME)
             for other in found
@@ -167,51 +167,51 @@ def candidates(objective: Objective, max_vectors: int) -> Iterator[Candidate]:
             yield candidate
 
 
-def fitted_of_all_kinds(objective: Objective, most: int) -> Iterator[Candidate]:
+def fitted_of_all_kinds(cost: NoiseCost, most: int) -> Iterator[Candidate]:
     """One candidate of every kind and size that a state of `most` vectors may allow, beaten ones too."""
-    yield _of(IndependentGaussian(), objective)
-    decay, rounds = objective.workload.decay, objective.workload.rounds
+    yield _of(IndependentGaussian(), cost)
+    decay, rounds = cost.workload.decay, cost.workload.rounds
     if rounds <= _FEW_ROUNDS:
         return
-    yield _of(fitted_sizes(objective), objective)
-    if BinaryTree(decay).memory_vectors(objective.workload) <= most:
-        yield _of(BinaryTree(decay), objective)
-    if not objective.workload.schedule.single_pass:
+    yield _of(fitted_sizes(cost), cost)
+    if BinaryTree(decay).memory_vectors(cost.workload) <= most:
+        yield _of(BinaryTree(decay), cost)
+    if not cost.workload.schedule.single_pass:
         # with few places a C that ends before a record comes back can be best
         for bands in range(2, most + 1):
-            yield _of(BandedSquareRoot(decay, bands), objective)
-    yield from _plain(objective, most)
-    yield from _scaled(objective, most)
+            yield _of(BandedSquareRoot(decay, bands), cost)
+    yield from _plain(cost, most)
+    yield from _scaled(cost, most)
 
 
-def _of(mechanism: Mechanism, objective: Objective) -> Candidate:
-    vectors = mechanism.memory_vectors(objective.workload)
-    return Candidate(mechanism, vectors, math.sqrt(objective.value(mechanism)))
+def _of(mechanism: Mechanism, cost: NoiseCost) -> Candidate:
+    vectors = mechanism.memory_vectors(cost.workload)
+    return Candidate(mechanism, vectors, math.sqrt(cost.value(mechanism)))
 
 
-def _plain(objective: Objective, most: int) -> Iterator[Candidate]:
+def _plain(cost: NoiseCost, most: int) -> Iterator[Candidate]:
     if not most:
         return
-    workload, loss = objective.workload, PlainLoss(objective)
+    workload, loss = cost.workload, PlainLoss(cost)
 
     def candidate(fit: Fit) -> Candidate:
         mechanism = _with_roots(workload, fit)
         noise = mechanism.sensitivity(workload) * math.sqrt(loss.spread(fit.theta, fit.phi))
         return Candidate(mechanism, mechanism.memory_vectors(workload), noise)
 
-    single = fit_lambda(objective)
+    single = fit_lambda(cost)
     yield candidate(single)
     for pairs, last_free in ((2, False), (2, True), (3, True)):
         if _vectors(workload, pairs, last_free) <= most:
             yield candidate(fit_roots(loss, pairs, last_free, single.theta))
 
 
-def _scaled(objective: Objective, most: int) -> Iterator[Candidate]:
+def _scaled(cost: NoiseCost, most: int) -> Iterator[Candidate]:
     """In one pass with equal clips: there the scale follows from C."""
-    workload = objective.workload
+    workload = cost.workload
     if not workload.schedule.single_pass or not workload.equal_clips:
         return
-    loss, around = ScaledLoss(objective), fit_lambda(objective).theta
+    loss, around = ScaledLoss(cost), fit_lambda(cost).theta
     for pairs, last_free in ((1, False), (1, True), (2, True), (3, True)):
         if _vectors(workload, pairs, True) <= most:  # with a scale the last noise is kept in any case
             fit = fit_roots(loss, pairs, last_free, around)
@@ -274,7 +274,7 @@ def compared(mechanism: Mechanism, response: Response, workload: Workload) -> Co
 
 
 def least(response: Response, workload: Workload) -> Published:
-    """What no mechanism falls below with these clips; no one mechanism attains the bound of the queries."""
+    """Lower bound for every mechanism with these clips; no one mechanism attains that of the queries."""
     queries = lower_bounds(response.queries, workload).tolist()
     if response.output is None:
         return Published(_rms(queries), None)

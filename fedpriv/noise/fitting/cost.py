@@ -1,4 +1,4 @@
-"""How much noise in each released row weighs in what a run publishes: its output, and its queries.
+"""Noise cost: the weight of each released row's noise in what a run publishes, its output and its queries.
 
 With gradients fixed and no projection active, both are affine in the released rows.  The variance that a mechanism
 leaves there is that of rational filters along the last axis, in sections of first order: nothing divides by small
@@ -43,7 +43,7 @@ class Response:
 
 
 def most_queries(rounds: int) -> int:
-    """How many queries a fit looks at: 64, beyond 6,000 rounds 16."""
+    """Number of queries that a fit looks at: 64, beyond 6,000 rounds 16."""
     return 64 if rounds <= _MANY_ROUNDS else 16
 
 
@@ -118,7 +118,7 @@ def lower_bounds(rows: Floats, workload: Workload) -> Floats:
 
 
 @dataclass(frozen=True)
-class Objective:
+class NoiseCost:
     """J of one row's response under one workload, all of it public before round 1."""
 
     workload: Workload
@@ -131,7 +131,7 @@ class Objective:
         return float(mechanism.sensitivity(self.workload) ** 2 * np.sum(variances))
 
 
-def objective_of(response: Response, workload: Workload) -> Objective:
+def noise_cost_of(response: Response, workload: Workload) -> NoiseCost:
     """InputError for sums that restart, and where the lower bounds are not known."""
     if response.rounds != workload.rounds:
         raise InputError(f"the response is for {response.rounds} rounds, the workload has {workload.rounds}")
@@ -142,4 +142,4 @@ def objective_of(response: Response, workload: Workload) -> Objective:
     if response.output is not None:
         output = response.output[None]
         rows = np.concatenate([rows, output / lower_bounds(output, workload)])
-    return Objective(workload, rows)
+    return NoiseCost(workload, rows)

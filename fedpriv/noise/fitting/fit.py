@@ -4,7 +4,7 @@ The roots come from unbounded numbers v: with s = sigmoid(v) and ρ_j = Π_{l≤
 ρ_3, …) and φ = decay (ρ_2, ρ_4, …) interlace for every v (decay = 0 is fitted as 1).  What is made small is a
 function of the roots, with its exact gradient:
 
-    log J = log ‖C u‖² + log ‖R B‖²    R the objective's rows, u the worst record: its clips in its own rounds
+    log J = log ‖C u‖² + log ‖R B‖²    R the rows of a `NoiseCost`, u the worst record: its clips in its own rounds
 
 With x the delay, ∂c/∂θ = x/(1 - θx) c, ∂b/∂θ = -x/(1 - θx) b, and for φ the signs change.  Both norms are those of
 filtered signals, so every derivative is one more filter.
@@ -14,13 +14,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from scipy.optimize import minimize, minimize_scalar
 
 from fedpriv.noise import series
-from fedpriv.noise.fitting.cost import Objective, delayed, dot, ratio
+from fedpriv.noise.fitting.cost import NoiseCost, delayed, dot, ratio
 from fedpriv.noise.workload import Floats, Workload, powers
 from fedpriv.participation.orders import Separated
 
@@ -47,35 +46,34 @@ def worst_record(coefficients: Floats, workload: Workload) -> Floats:
     return record
 
 
-class Loss(Protocol):
-    """Of the roots θ_1, φ_1, θ_2, φ_2, … in falling order."""
-
-    @property
-    def workload(self) -> Workload: ...
-
-    @property
-    def size(self) -> int:
-        """How many numbers are filtered for a value: rows times rounds."""
-        ...
-
-    def at(self, roots: Floats) -> tuple[float, Floats]:
-        """log J and its gradient by the roots."""
-        ...
-
-
 @dataclass(frozen=True)
-class PlainLoss:
-    """Noise as it is, without `column_scale`."""
+class RootLoss:
+    """log J as a function of the roots θ_1, φ_1, θ_2, φ_2, … in falling order."""
 
-    objective: Objective
+    cost: NoiseCost
 
     @property
     def workload(self) -> Workload:
-        return self.objective.workload
+        return self.cost.workload
 
     @property
     def size(self) -> int:
-        return self.objective.rows.size
+        """Number of values that are filtered for one evaluation: rows times rounds."""
+        return self.cost.rows.size
+
+    @cached_property
+    def summed(self) -> Floats:
+        """The rows times A, last round first: noise enters a row backwards in time."""
+        return ratio(self.cost.rows[:, ::-1], (), (self.workload.decay,))
+
+    def at(self, roots: Floats) -> tuple[float, Floats]:
+        """log J and its gradient by the roots."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class PlainLoss(RootLoss):
+    """Noise as it is, without `column_scale`."""
 
     def at(self, roots: Floats) -> tuple[float, Floats]:
         theta, phi = roots[0::2].tolist(), roots[1::2].tolist()
@@ -95,34 +93,19 @@ class PlainLoss:
         """‖R B‖²: J of a mechanism of sensitivity 1."""
         return float(np.sum(ratio(self.summed, theta, phi) ** 2))
 
-    @cached_property
-    def summed(self) -> Floats:
-        """The rows times A, last round first: noise enters a row backwards in time."""
-        return ratio(self.objective.rows[:, ::-1], (), (self.workload.decay,))
-
 
 @dataclass(frozen=True)
-class ScaledLoss:
+class ScaledLoss(RootLoss):
     """Noise of increment t divided by D_t = ‖C_1‖ / ‖C_t‖; one pass with equal clips.
 
     Sensitivity and scale together leave the column norms n_t: log J = log ‖R A diag(n) C^-1‖², clips of 1.
     """
 
-    objective: Objective
-
-    @property
-    def workload(self) -> Workload:
-        return self.objective.workload
-
-    @property
-    def size(self) -> int:
-        return self.objective.rows.size
-
     def at(self, roots: Floats) -> tuple[float, Floats]:
         theta, phi = roots[0::2].tolist(), roots[1::2].tolist()
         series = ratio(np.eye(1, self.workload.rounds)[0], phi, theta)
         norms = np.sqrt(np.cumsum(series**2))  # of the columns, last round first, as the rows are
-        summed = self._unscaled.summed * self.workload.clips[0]
+        summed = self.summed * self.workload.clips[0]
         spread = ratio(summed * norms, theta, phi)
         variance = dot(spread, spread)
         back = ratio(spread[:, ::-1], theta, phi)[:, ::-1]
@@ -134,10 +117,6 @@ class ScaledLoss:
             change = dot(by_norms, grown) - dot(spread, delayed(spread, root))
             gradient[place] = 2.0 * sign * change / variance
         return float(np.log(variance)), gradient
-
-    @cached_property
-    def _unscaled(self) -> PlainLoss:
-        return PlainLoss(self.objective)
 
 
 _AS_GOOD = 1e-9
@@ -161,13 +140,13 @@ class Fit:
     loss: float
 
 
-def fit_lambda(objective: Objective) -> Fit:
+def fit_lambda(cost: NoiseCost) -> Fit:
     """The best λ of λ-CGD: θ = (λ,), φ = (0,).
 
     Its noise on row r is (R A)_r + (decay - λ) · (delayed sum), so that ‖R B‖² is a quadratic in λ.
     """
-    workload, largest = objective.workload, _largest(objective.workload)
-    fresh, past = objective.rows[:, ::-1], delayed(objective.rows[:, ::-1], workload.decay)
+    workload, largest = cost.workload, _largest(cost.workload)
+    fresh, past = cost.rows[:, ::-1], delayed(cost.rows[:, ::-1], workload.decay)
     own, mixed, carried = dot(fresh, fresh), dot(fresh, past), dot(past, past)
 
     def loss(log_gap: float) -> float:
@@ -184,7 +163,7 @@ def fit_lambda(objective: Objective) -> Fit:
     return Fit((-largest * math.expm1(found.x),), (0.0,), float(found.fun))
 
 
-def fit_roots(loss: Loss, count: int, last_free: bool, around: series.Roots) -> Fit:
+def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots) -> Fit:
     """The best `count` pairs of roots that gradient descent finds; with `last_free` False φ_m = 0.
 
     It starts from log-spaced distances to `decay`, and from the single root `around` with pairs that nearly
@@ -235,14 +214,14 @@ def _numbers(ratios: Floats) -> Floats:
     return np.asarray(np.log1p(-shrink) - np.log(shrink), np.float64)
 
 
-def _simplified(roots: list[float], loss: Loss) -> tuple[list[float], float]:
+def _simplified(roots: list[float], loss: RootLoss) -> tuple[list[float], float]:
     """Without neighbours that cancel, and with φ_m = 0 or θ_1 = decay where that is as good: less state."""
     largest = _largest(loss.workload)
     while True:
         value, _ = loss.at(np.array(roots))
         for simpler in _simpler(roots, largest):
-            cost, _ = loss.at(np.array(simpler))
-            if cost <= value + _AS_GOOD:
+            found, _ = loss.at(np.array(simpler))
+            if found <= value + _AS_GOOD:
                 roots = simpler
                 break
         else:

@@ -14,7 +14,7 @@ D(scale_t σ)^d.  For h = 16, ε_h = 2 Σ_{j≥1} exp(-2π² h² j²) < 10^-2190
 With noise of several sizes h² is 256 / min scale², so that every value keeps 16 units.  M shares D(σ₁) add up to
 D(σ₁ √M) within exp(±2 Σ_{m=2}^M ε_{σ₁ √((m-1)/m)}), nothing for σ₁ ≥ 24.
 
-Square roots of rationals as floats on the safe side, proven by comparing squares in integers.
+`sqrt_above` rounds square roots of rationals to the safe side, proven by comparing squares in integers.
 """
 
 import math
@@ -115,7 +115,7 @@ def claim_of(
 def claim_with(
     distance: float, sigma: float, groups: Sequence[Group], dimension: int, draws: Sequence[int], owners: int = 1
 ) -> Claim:
-    """What noise of `sigma` > 16 of every owner promises; InputError and guarantee as for `claim_of`."""
+    """Claim for noise of `sigma` > 16 of every owner; InputError and guarantee as for `claim_of`."""
     left = owners * Fraction(sigma) ** 2 - _deducted(groups)
     if not left > 0:
         raise InputError(f"noise of {sigma:.4g} units: exact releases draw from 2^16 to 2^48 units")

@@ -1,6 +1,8 @@
-"""Integers times coefficients that are multiples of 2^-31: exact products and one rounding, alike everywhere.
+"""Arithmetic on 64-bit integers that has the same bits on every machine.
 
-Masked sums travel in words of w bits: the low w/8 bytes of each, which the server adds modulo 2^w.
+`scaled` multiplies by a coefficient, a multiple of 2^-31: an exact product and one rounding.  `packed` and
+`sum_of` are for masked sums, which travel in words of w bits: the low w/8 bytes of each, which the server adds
+modulo 2^w.
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ FRACTION_BITS = 31
 ONE = 1 << FRACTION_BITS
 """The coefficient 1."""
 LIMIT = 1 << 61
-"""What every integer that is scaled stays below in absolute value."""
+"""Bound on the absolute value of every integer that is scaled."""
 
 _LOW = np.int64(ONE - 1)
 

@@ -88,7 +88,7 @@ def squared_norms(rows: Floats) -> Floats:
 
 
 def scale_of(size: Floats, exponent: NDArray[np.int32], norm: int, factor: float) -> Floats:
-    """What shrunk rows of norms `size` (b,) are multiplied by: factor · 2^e, or less: for norms K (1 - 2^-30)."""
+    """The factor for shrunk rows of norms `size` (b,): factor · 2^e, or less, for norms K (1 - 2^-30)."""
     goal = norm * (1.0 - ALLOWANCE)
     wanted = np.ldexp(factor, np.minimum(exponent, 1000))
     return np.asarray(np.minimum(goal / np.where(size > 0.0, size, 1.0), wanted), np.float64)

@@ -50,7 +50,7 @@ WORDS = {64: 24, 48: 24, 40: 15}
 
 @dataclass(frozen=True)
 class ExactRun:
-    """What an exact run is fitted from.
+    """Inputs from which an exact run is fitted.
 
     `records[t-1]` are the records that are *held* for round t by all silos whose sums are added, dummies not
     counted; `owners` is M where every silo adds a share of the noise, 1 where one owner adds all of it.
@@ -83,7 +83,7 @@ class ExactPlan:
 def claimed(
     factored: Factored, lattice: Lattice, relation: Relation, dimension: int, sigma: float, owners: int
 ) -> Claim:
-    """What a run of `factored` promises whose owners each added noise of `sigma` units; see `claim_of`."""
+    """Claim for a run of `factored` whose owners each added noise of `sigma` units; see `claim_of`."""
     distance, groups, draws = _distance(factored, lattice, relation, dimension)
     return claim_with(distance, sigma, groups, dimension, draws, owners)
 

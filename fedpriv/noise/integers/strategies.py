@@ -1,4 +1,4 @@
-"""What a mechanism is on integers: a lattice, a streaming C with int64 state, and what its sensitivity is.
+"""A mechanism on integers: a lattice, a streaming C with int64 state, and its sensitivity.
 
     y_t = (C s)_t + z_t,   z_t from D(scale_t σ)^d
 
@@ -74,7 +74,7 @@ class Group(NamedTuple):
     """Fresh vectors of one size of noise."""
 
     vectors: int
-    """How many of them the run has."""
+    """Number of them in the run."""
     scale: float
     """Their noise in multiples of σ."""
     difference: Fraction
@@ -98,7 +98,7 @@ class IntegerStrategy(Protocol):
     """
 
     def draws(self, t: int) -> int | None:
-        """How many vectors a round takes and gives, stacked; None for one that is not, as in `Mechanism`."""
+        """Number of vectors that a round takes and gives, stacked; None for one that is not, as in `Mechanism`."""
         return None
 
     def scales(self, t: int) -> tuple[float, ...]:
@@ -164,7 +164,7 @@ class Factored:
     mechanism: "Mechanism"
     workload: Workload
     spread: Fraction = Fraction(1)
-    """What the sensitivity is multiplied by where the strategy's coefficients are the mechanism's only nearly."""
+    """Factor of the sensitivity where the strategy's coefficients are the mechanism's only nearly."""
 
     in_parts: ClassVar[bool] = False
     """Whether an increment's parts are clipped apart, and a round takes a vector for each."""
@@ -174,7 +174,7 @@ class Factored:
         return (float(self.workload.clips[t - 1]),)
 
     def stretch(self, t: int) -> float:
-        """What increments of round t are multiplied by before they become integers; their clips as well."""
+        """Factor of increments of round t, and of their clips, before they become integers."""
         return 1.0
 
     def certified(self, lattice: Lattice) -> float:

@@ -1,0 +1,31 @@
+"""A participation that fedpriv does not ship: every record in k of T rounds, drawn without replacement."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+import fedpriv
+from fedpriv.core.random import KeyedCoins
+from fedpriv.participation.drawn import DrawnOrder
+
+
+@dataclass(frozen=True)
+class WithoutReplacement(DrawnOrder):
+    """k = `max_participations` of T rounds, by Floyd's algorithm: one number of each record a participation."""
+
+    name: ClassVar[str] = "without-replacement"
+    title: ClassVar[str] = "rounds drawn without replacement"
+
+    def rounds_of(self, count: int, silo: int, coins: KeyedCoins) -> NDArray[np.int64]:
+        found = np.zeros((count, self.most), np.int64)
+        for place in range(self.most):
+            last = self.rounds - self.most + place + 1
+            drawn = coins.numbers(count, last, silo, place) + 1
+            again = np.any(found == drawn[:, None], axis=1)
+            found[:, place] = np.where(again, last, drawn)
+        return found
+
+
+fedpriv.add_participation(WithoutReplacement)
