@@ -4,6 +4,7 @@ What stands under a table: what is missing, how it was measured, what is protect
 """
 
 import itertools
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpriv.accounting.selection import Selection
-from fedpriv.core.figures import caveats, delta_figure, upper_range
+from fedpriv.core.figures import caveats, count_range, delta_figure, upper_range
 from fedpriv.loss.scores import MEAN, WORST
 from fedpriv.noise.trust import CLIENT, RECORD, trust_named
 from fedpriv.rounds.claim import EXACT, REAL, STEP_ELSEWHERE, charged_elsewhere, claim_of_data, evaluation_words
@@ -162,9 +163,15 @@ def differing(results: Results) -> str:
 def summarize(cells: Sequence[Mapping[str, Any]], metric: Metric) -> Summary | None:
     """Mean and sample standard deviation over the given cells; None without a cell."""
     values = [metric.factor * cell[metric.key] for cell in cells if metric.key in cell]
-    if not values:
-        return None
-    return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+    return Summary(*mean_and_deviation(values), len(values)) if values else None
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation (None for a single value); no numbers where a value is not finite."""
+    several = len(values) > 1
+    if all(map(math.isfinite, values)):
+        return statistics.fmean(values), statistics.stdev(values) if several else None
+    return sum(values) / len(values), math.nan if several else None
 
 
 def compare(results: Results, metric: Metric, point: Mapping[str, Any]) -> Comparison:
@@ -267,11 +274,10 @@ def _paired(results: Results) -> str:
 
 def _unread(results: Results) -> str:
     """That samples were asked for which no round reads."""
-    left = sorted({cell["unread"] for cell in results.cells if cell.get("unread")})
+    left = [cell["unread"] for cell in results.cells if cell.get("unread")]
     if not left:
         return ""
-    numbers = str(left[0]) if len(left) == 1 else f"{left[0]} to {left[-1]}"
-    return f"Of the samples asked for {numbers} are never read: they do not fill a round of every silo."
+    return f"Of the samples asked for {count_range(left)} are never read: they do not fill a round of every silo."
 
 
 def privacy_lines(results: Results) -> list[str]:
