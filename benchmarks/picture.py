@@ -12,7 +12,7 @@ from typing import Any
 import fedpriv
 from fedpriv.scenario.load import load_scenario
 from fedpriv.show.charts import Chart, Mark, Panel, Series
-from fedpriv.show.looks import nth_look
+from fedpriv.show.looks import nth_look, shade
 from fedpriv.show.plots import draw
 
 _OUT = Path(__file__).resolve().parents[1] / "docs" / "figures"
@@ -60,7 +60,7 @@ def _chart(paper: Mapping[float, float], ours: Mapping[str, tuple[Mapping[float,
     known = {mu: published.value("test_accuracy", {"privacy.rho": mu, "federation.silos": 100}) for mu in paper}
     printed = [Mark(mu, value) for mu, value in known.items() if value is not None]
     measured = [Mark(mu, value) for mu, value in paper.items()]
-    series = [Series("the paper's settings, measured", nth_look(5), measured, published=printed)]
+    series = [Series("the paper's settings, measured", replace(shade(5), dash=3), measured, published=printed)]
     for place, (features, (private, limit)) in enumerate(ours.items()):
         look = nth_look(place)
         ends = [Mark(mu, limit) for mu in (min(private), max(private))]

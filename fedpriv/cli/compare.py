@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedpriv.cli.options import Federation, Json, Rounds, Target
-from fedpriv.cli.shown import aim, cost_facts, guarantee_facts, print_table, setting_facts, show
+from fedpriv.cli.shown import aim, cost_facts, print_table, setting_facts, show
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import upper_figure
 
@@ -75,7 +75,7 @@ def compare(
             raise InputError(f"--sampling {setting.sampling}: is compared without --algorithm and --plot")
         _amplified(setting, federation.unit, mu, target.at, aim(mu, target.at, federation), as_json)
         return
-    claim = guarantee_facts(federation.claim(GaussianDP(mu)), target.at)
+    claim = federation.claim(GaussianDP(mu)).conversions(target.at)
     if algorithm is None and settings:
         raise InputError("--set: its keys are an algorithm's: give --algorithm, too")
     if algorithm is not None and setting.decay != 1.0:

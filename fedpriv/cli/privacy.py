@@ -27,7 +27,7 @@ from fedpriv.cli.options import (
     grouped,
     mechanism_options,
 )
-from fedpriv.cli.shown import cost_facts, guarantee_facts, guarantee_of, print_table, setting_facts, show
+from fedpriv.cli.shown import cost_facts, guarantee_of, print_table, setting_facts, show
 from fedpriv.cli.theorem import theorem
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.figures import lower_figure, upper_figure
@@ -98,8 +98,10 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
     A first step is composed with the rounds, in the claim of both.  Streams of evaluations come last: their claim
     is one of test records, which are other records.
     """
+    from fedpriv.rounds.claim import price_words
+
     point = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in entry.point.items()) or "-"
-    claimed = _price(entry.claimed_mu, entry.claimed_epsilon)
+    claimed = price_words(entry.claimed_mu, entry.claimed_epsilon)
     of_tests = "none" if entry.claimed_of_tests is None else upper_figure(entry.claimed_of_tests, 6)
     streams = [(stream, _released_by(stream), claimed) for stream in entry.streams]
     streams += [(stream, f"{stream.owner}, test records", of_tests) for stream in entry.tests]
@@ -130,15 +132,10 @@ def _released_by(stream: "ReleaseStream") -> str:
 
 
 def _stream_price(stream: "ReleaseStream", delta: float) -> str:
+    from fedpriv.rounds.claim import price_words
+
     guarantee = stream.guarantee
-    return "∞" if guarantee is None else _price(guarantee.mu, guarantee.epsilon_of(delta))
-
-
-def _price(mu: float | None, epsilon: float | None) -> str:
-    """Write μ, or ε (at the cell's δ) where there is no μ."""
-    if mu is not None:
-        return upper_figure(mu, 6)
-    return "none" if epsilon is None else f"ε = {upper_figure(epsilon, 6)}"
+    return "∞" if guarantee is None else price_words(guarantee.mu, guarantee.epsilon_of(delta))
 
 
 @app.command()
@@ -214,7 +211,7 @@ def convert(
         relation=relation, epochs=epochs, sampling=sampling, groups=groups, unit=unit, records=records
     )
     guarantee = GaussianDP(target.in_mu) if multiplier is None else guarantee_of(federation, multiplier, rounds)
-    show(guarantee_facts(federation.claim(guarantee), target.at), as_json)
+    show(federation.claim(guarantee).conversions(target.at), as_json)
 
 
 @app.command()
@@ -278,4 +275,4 @@ def _show_cost(
     as_json: bool,
 ) -> None:
     about = {"mechanism": mechanism, **setting_facts(setting, claim.unit.name)}
-    show({**about, **cost_facts(cost), **guarantee_facts(claim, delta)}, as_json)
+    show({**about, **cost_facts(cost), **claim.conversions(delta)}, as_json)

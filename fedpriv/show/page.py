@@ -12,15 +12,16 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.figures import lower_figure, upper_figure
 from fedpriv.core.files import write_text
 from fedpriv.papers.table import ALGORITHMS
+from fedpriv.rounds.claim import GUESSES
 from fedpriv.show.charts import charts_of
 from fedpriv.show.statement import NOT_PROTECTED, statements, stored_audit
 from fedpriv.show.summary import how_measured, state_of, value_text, what_differs, what_is_missing
 from fedpriv.show.svg import legend_key, svg, wide_first
 from fedpriv.show.table import tables_of
-from fedpriv.show.verdict import RUNS, WORDS, dotted, holders, repeated, verdict
+from fedpriv.show.verdict import RUNS, dotted, holders, repeated, verdict
 from fedpriv.study.results import Results, engines_of, read_claims, read_history
 
-_WORDS = ", ".join(f"{word} up to {100 * most:g} %" for most, word in WORDS)
+_WORDS = ", ".join(f"{word} up to {100 * most:g} %" for most, word in GUESSES)
 
 GLOSSARY: tuple[tuple[str, str], ...] = (
     ("record", "What one line of a silo's data says: the unit whose presence or content is protected."),

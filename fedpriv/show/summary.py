@@ -14,8 +14,8 @@ from typing import Any
 from fedpriv.accounting.selection import Selection
 from fedpriv.core.figures import caveats, count_range, delta_figure, upper_range
 from fedpriv.loss.scores import MEAN, WORST
-from fedpriv.noise.trust import CLIENT, RECORD, trust_named
-from fedpriv.rounds.claim import EXACT, REAL, STEP_ELSEWHERE, charged_elsewhere, claim_of_data, evaluation_words
+from fedpriv.noise.trust import CLIENT, RECORD
+from fedpriv.rounds.claim import REAL, STEP_ELSEWHERE, charged_elsewhere, evaluation_words, sentence_of_cells
 from fedpriv.rounds.entries import differing_words
 from fedpriv.rounds.ledger import from_data
 from fedpriv.study.results import Results, engines_of
@@ -294,7 +294,7 @@ def privacy_lines(results: Results) -> list[str]:
     tests = {evaluation_words(told, cell["delta"]) for cell in results.cells if (told := cell.get("evaluation"))}
     charged = any(charged_elsewhere(cell["releases"]) for cell in results.cells)
     elsewhere = [STEP_ELSEWHERE] if charged else []
-    said = [line for cells in groups.values() for line in (_statement(cells), *caveats_of(cells))]
+    said = [line for cells in groups.values() for line in (sentence_of_cells(cells), *caveats_of(cells))]
     return [*said, *elsewhere, *sorted(tests), *choice_of_settings(results)]
 
 
@@ -346,15 +346,3 @@ def choice_of_settings(results: Results) -> list[str]:
         f"row costs ε = {alone} at {delta}, the choice and a run of the row together ε = {together} "
         "(Papernot & Steinke 2022)."
     ]
-
-
-def _statement(cells: Sequence[Mapping[str, Any]]) -> str:
-    first = cells[0]
-    server = trust_named(first["trust"]).title
-    claim = claim_of_data(first["releases"])
-    if claim is None or first["epsilon"] is None:
-        return f"Privacy: none, {server}: the run adds no noise."
-    seeded = " (seeded, not for release)" if first["noise"] == "simulation" else ""
-    exact = first.get("holds") not in (None, REAL)
-    noise = f"{first['noise']} noise{seeded}{f', {EXACT}' if exact else ''}"
-    return f"Privacy: {claim.sentence(first['delta'], cells, server)}; {noise}."

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.figures import delta_figure, epsilon_figure, upper_figure
+from fedpriv.core.figures import delta_figure, epsilon_figure, upper_figure, with_spread
 from fedpriv.core.files import write_text
 from fedpriv.scenario.published import Growth, Paper
 from fedpriv.show.summary import (
@@ -134,8 +134,8 @@ def _entry(need: Needed) -> str:
 def _exponent(found: Fit | None) -> str:
     if found is None:
         return "too few"
-    width = "" if math.isinf(found.half_width) else f" ± {found.half_width:.2f}"
-    return f"{found.exponent:.2f}{width} ({found.count} sizes)"
+    width = None if math.isinf(found.half_width) else found.half_width
+    return f"{with_spread(found.exponent, width, 2)} ({found.count} sizes)"
 
 
 Style = Literal["markdown", "csv", "latex"]
@@ -224,9 +224,7 @@ def _cell_text(results: Results, metric: Metric, point: Mapping[str, Any]) -> st
     comparison = compare(results, metric, point)
     measured, text, known = comparison.measured, "missing", []
     if measured is not None:
-        text = f"{measured.mean:.{metric.digits}f}"
-        if measured.std is not None:
-            text += f" ± {measured.std:.{metric.digits}f}"
+        text = with_spread(measured.mean, measured.std, metric.digits)
         if measured.seeds < len(results.seeds):
             text += f" ({measured.seeds} of {len(results.seeds)} seeds)"
     if comparison.published is not None:

@@ -6,7 +6,6 @@ A run's tables as a piece of HTML: what a notebook shows for results.
 """
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,11 @@ from jinja2 import Environment, StrictUndefined
 
 from fedpriv.accounting.gaussian import compose, epsilon_of
 from fedpriv.core.errors import InputError
-from fedpriv.core.figures import best_guess, epsilon_figure, epsilon_words, upper_figure, upper_percent
+from fedpriv.core.figures import count_range, epsilon_figure, epsilon_words, upper_figure, with_spread
 from fedpriv.core.random import SERVER
 from fedpriv.noise.trust import CLIENT, RECORD, USER, trust_named
 from fedpriv.papers.table import ALGORITHMS
+from fedpriv.rounds.claim import guess_sentence
 from fedpriv.rounds.ledger import from_data
 from fedpriv.show.summary import (
     METRICS,
@@ -27,6 +27,7 @@ from fedpriv.show.summary import (
     caveats_of,
     cells_at,
     how_measured,
+    mean_and_deviation,
     metrics_of,
     point_text,
     points,
@@ -38,13 +39,7 @@ from fedpriv.show.summary import (
 from fedpriv.show.table import tables_of
 from fedpriv.study.results import Results, read_results
 
-WORDS = ((0.6, "strong"), (0.75, "moderate"), (0.95, "weak"), (1.0, "next to no"))
-"""Up to which probability of guessing a record rightly protection is called what."""
 RUNS = (1, 2, 5, 10, 50)
-_ATTACKER = (
-    "An attacker who knows everything else and decides between two equally likely cases of {unit} is right with "
-    "probability at most"
-)
 _UNITS = (CLIENT.name, USER.name, RECORD.name)
 _MOST = 6  # levels in the table of repeated runs
 
@@ -83,7 +78,7 @@ def _what(results: Results) -> str:
     titles = [ALGORITHMS[name].title if name in ALGORITHMS else name for name in rows]
     algorithms = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} algorithms"
     first = results.cells[0]["scenario"]
-    rounds = _numbers(results.cells, "rounds")
+    rounds = count_range(cell["rounds"] for cell in results.cells)
     trained = f"{first['model']['name']} on {first['data']['name']}"
     return f"{algorithms} trained {trained}: {_whom(results)}, {rounds} rounds."
 
@@ -91,8 +86,9 @@ def _what(results: Results) -> str:
 def _whom(results: Results) -> str:
     """How many silos, or clients, and of those how many in a round."""
     if all("clients" in cell for cell in results.cells):
-        return f"{_numbers(results.cells, 'clients')} clients, cohorts of {_numbers(results.cells, 'batch')}"
-    silos = _numbers(results.cells, "silos")
+        clients, cohorts = (count_range(cell[key] for cell in results.cells) for key in ("clients", "batch"))
+        return f"{clients} clients, cohorts of {cohorts}"
+    silos = count_range(cell["silos"] for cell in results.cells)
     return f"{silos} {'silo' if silos == '1' else 'silos'}"
 
 
@@ -151,31 +147,12 @@ def _how_private(results: Results) -> str:
     unit = " or ".join(dict.fromkeys(cell["unit"] for cell in results.cells))
     if any(cell["epsilon"] is None for cell in results.cells):
         unprotected = "A cell without noise protects nothing."
-        return unprotected if not mus else f"{_guess(unit, min(mus), max(mus))} {unprotected}"
+        return unprotected if not mus else f"{guess_sentence(unit, mus)} {unprotected}"
     if len(mus) < len(results.cells):
         epsilons = [cell["epsilon"] for cell in results.cells]
         worst = epsilon_words(max(epsilons), max(cell["delta"] for cell in results.cells))
         return f"Privacy: at most {worst}, for {unit}."
-    return _guess(unit, min(mus), max(mus))
-
-
-def _guess(unit: str, low: float, high: float) -> str:
-    shown = list(dict.fromkeys(f"{_chance(mu)} (μ = {upper_figure(mu)}: {_word(mu)})" for mu in (low, high)))
-    return f"{_ATTACKER.format(unit=unit)} {' to '.join(shown)}."
-
-
-def _chance(mu: float) -> str:
-    return upper_percent(best_guess(mu))
-
-
-def _word(mu: float) -> str:
-    return f"{protection_word(mu)} protection"
-
-
-def protection_word(mu: float) -> str:
-    """A word for μ, by how often the best guess about one record is right."""
-    guess = best_guess(mu)
-    return next(word for most, word in WORDS if guess <= most)
+    return guess_sentence(unit, mus)
 
 
 def holders(results: Results) -> list[Holder]:
@@ -214,11 +191,8 @@ def _holders(name: str, cells: Sequence[Mapping[str, Any]]) -> list[Holder]:
 
 
 def _per_silo(cells: Sequence[Mapping[str, Any]]) -> str:
-    shares = sorted({round(cell["records"] / cell["silos"]) for cell in cells if "records" in cell})
-    if not shares:
-        return ""
-    about = f"{shares[0]:,}" if len(shares) == 1 else f"{shares[0]:,} to {shares[-1]:,}"
-    return f" ({about} on average)"
+    shares = [round(cell["records"] / cell["silos"]) for cell in cells if "records" in cell]
+    return f" ({count_range(shares)} on average)" if shares else ""
 
 
 def repeated(results: Results) -> list[list[str]]:
@@ -260,11 +234,6 @@ def _at(results: Results, point: Mapping[str, Any]) -> str:
     )
     where = "; ".join(filter(None, [varied, epsilon]))
     return f" ({where})" if where else ""
-
-
-def _numbers(cells: Sequence[Mapping[str, Any]], key: str) -> str:
-    values = sorted({cell[key] for cell in cells})
-    return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,} to {values[-1]:,}"
 
 
 _NOT_COMPARED = ("name", "title", "seed", "label")
@@ -318,12 +287,10 @@ def _pairs(
 
 
 def _figures(pairs: Sequence[tuple[float, float]], metric: Metric) -> list[str]:
-    differences = [second - first for first, second in pairs]
-    mean = f"{statistics.fmean(differences):+z.{metric.digits}f}"
-    if len(pairs) > 1:
-        mean += f" ± {statistics.stdev(differences) / math.sqrt(len(pairs)):.{metric.digits}f}"
-    means = (f"{statistics.fmean(values):.{metric.digits}f}" for values in zip(*pairs, strict=True))
-    return [str(len(pairs)), *means, mean]
+    mean, deviation = mean_and_deviation([second - first for first, second in pairs])
+    error = None if deviation is None else deviation / math.sqrt(len(pairs))
+    means = (with_spread(mean_and_deviation(each)[0], None, metric.digits) for each in zip(*pairs, strict=True))
+    return [str(len(pairs)), *means, with_spread(mean, error, metric.digits, signed=True)]
 
 
 def _settings(one: Results, other: Results) -> list[tuple[str, str, str]]:

@@ -220,9 +220,10 @@ class HeldOut:
     def words(self) -> str:
         """Words for the owner of the held-out records."""
         read, each = count_range(map(sum, self.runs)), count_range(count for run in self.runs for count in run)
+        silos = count_range(map(len, self.runs))
         return (
             f"the last {self.count:,} of {self.of:,} training records are held out while tuning; in a run of the "
-            f"tuned scenario {read} of them belong to its silos, {each} to each of {count_range(map(len, self.runs))}"
+            f"tuned scenario {read} of them belong to its silos, {each} to each of {silos}"
         )
 
     def in_runs(self, cells: Sequence[Cell]) -> "HeldOut":

@@ -88,7 +88,7 @@ def test_guarantee_a_best_guess_is_bounded_and_never_called_blind(mu: float) -> 
 def test_a_pair_of_a_sampled_run_holds_as_it_is_printed() -> None:
     """Before: (7.999, 1e-05) for 7.99937, at which δ is above 1.0003e-5 by an independent lower bound."""
     run = PoissonGaussian(0.514864, 1 / 20, 10)
-    shown = re.search(r"= \(([\d.]+), ", PrivacyClaim(run, "zero-out").sentence(1e-5))
+    shown = re.search(r"= \(([\d.]+), ", PrivacyClaim(run, "zero-out").sentence("line", 1e-5))
     assert shown is not None
     assert run.delta_of(float(shown[1])) <= 1e-5
     assert run.delta_of(7.999) > 1e-5
@@ -98,7 +98,7 @@ def texts_of(results: Results, mu: float, delta: float) -> Iterator[str]:
     """Every style in which a run's privacy is printed."""
     guarantee = GaussianDP(mu)
     (said,) = statements(results)
-    yield PrivacyClaim(guarantee, "zero-out").sentence(delta)
+    yield PrivacyClaim(guarantee, "zero-out").sentence("line", delta)
     yield from privacy_lines(results)
     yield verdict(results)
     yield render(results, "markdown")
@@ -237,7 +237,7 @@ def test_one_of_a_thing_is_no_plural() -> None:
 
 def test_a_curve_holds_where_its_epsilon_is_printed() -> None:
     for run in (AllocatedGaussian(0.9205, 60), PoissonGaussian(2.0, 0.05, 100, "replace-one")):
-        shown = re.search(r"= \(([\d.]+), ", PrivacyClaim(run, "zero-out").sentence(1e-6))
+        shown = re.search(r"= \(([\d.]+), ", PrivacyClaim(run, "zero-out").sentence("line", 1e-6))
         assert shown is not None
         curve: Curve = run.curve
         assert delta_at(curve, float(shown[1])) <= 1e-6 * (1 + 1e-3)  # allocation: a grid of its own for one δ
