@@ -18,11 +18,10 @@ from fedpriv.rounds.outcome import WithMetrics
 from fedpriv.rounds.task import DTYPES, public_task_of_cell, seen
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.show.page import write_report
+from fedpriv.show.page import fragment_of, write_report
 from fedpriv.show.plots import plot_run, svgs_of
 from fedpriv.show.summary import metrics_in
 from fedpriv.show.table import STYLES, Style, render
-from fedpriv.show.verdict import fragment_of
 from fedpriv.study.results import read_claims, read_history
 
 

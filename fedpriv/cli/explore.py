@@ -114,7 +114,7 @@ def show_run(folder: Path) -> None:
 
 def compare_runs(first: Path, second: Path) -> None:
     """Print what two runs have in common, seed by seed, and where their settings differ."""
-    from fedpriv.show.verdict import compared
+    from fedpriv.show.comparison import compared
 
     found = compared(first, second)
     for key, one, other in found.settings:

@@ -145,16 +145,9 @@ class Federation:
     epochs: Epochs = 1
     max_participations: Annotated[
         int | None,
-        typer.Option(
-            "--max-participations",
-            "--times",
-            min=1,
-            help="Instead of --epochs: a record takes part at most so often…",
-        ),
+        typer.Option(min=1, help="Instead of --epochs: a record takes part at most so often…"),
     ] = None
-    min_separation: Annotated[
-        int, typer.Option("--min-separation", "--separation", min=1, help="… in any rounds at least so far apart.")
-    ] = 1
+    min_separation: Annotated[int, typer.Option(min=1, help="… in any rounds at least so far apart.")] = 1
     sampling: Sampling = "fixed"
     groups: Groups = 1
     unit: UnitKind = "record"

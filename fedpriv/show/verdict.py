@@ -1,43 +1,28 @@
-"""What a run says, in one paragraph; who holds what; what running again costs.
+"""A run in a paragraph: what was trained, how good it got, at what privacy; who holds what; what repeats cost.
 
-Two runs side by side: where their settings differ, and by how much their figures do.
-
-A run's tables as a piece of HTML: what a notebook shows for results.
+The paragraph names the best setting and the most private ones, and says whether the noise protects anybody.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, StrictUndefined
-
 from fedpriv.accounting.gaussian import compose, epsilon_of
-from fedpriv.core.errors import InputError
-from fedpriv.core.figures import count_range, epsilon_figure, epsilon_words, upper_figure, with_spread
+from fedpriv.core.figures import count_range, epsilon_figure, epsilon_words, upper_figure
 from fedpriv.core.random import SERVER
 from fedpriv.noise.trust import CLIENT, RECORD, USER, trust_named
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.rounds.claim import guess_sentence
 from fedpriv.rounds.ledger import from_data
 from fedpriv.show.summary import (
-    METRICS,
     Metric,
-    caveats_of,
     cells_at,
-    how_measured,
-    mean_and_deviation,
     metrics_of,
     point_text,
     points,
-    short_names,
-    state_of,
     summarize,
-    value_text,
 )
-from fedpriv.show.table import tables_of
-from fedpriv.study.results import Results, read_results
+from fedpriv.study.results import Results
 
 RUNS = (1, 2, 5, 10, 50)
 _UNITS = (CLIENT.name, USER.name, RECORD.name)
@@ -234,114 +219,3 @@ def _at(results: Results, point: Mapping[str, Any]) -> str:
     )
     where = "; ".join(filter(None, [varied, epsilon]))
     return f" ({where})" if where else ""
-
-
-_NOT_COMPARED = ("name", "title", "seed", "label")
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A row for each sweep point and metric that both runs have; the first `labels` columns name it."""
-
-    settings: Sequence[tuple[str, str, str]]
-    """Keys whose values differ between the first cells: key, value in the first run, value in the second."""
-    header: Sequence[str]
-    body: Sequence[Sequence[str]]
-    labels: int
-
-
-def compared(first: Path, second: Path) -> Comparison:
-    """Compare two folders; InputError if they have no sweep point and seed in common.
-
-    Cells of one seed share records and, scaled, noise: differences are taken seed by seed.
-    """
-    one, other = read_results(first), read_results(second)
-    common = [key for key in one.axes if key in other.axes]
-    rows = []
-    for point in points(one):
-        for metric in METRICS:
-            pairs = _pairs(one, other, point, common, metric)
-            if pairs:
-                labels = [value_text(point[key]) for key in one.axes]
-                rows.append([*labels, metric.title, *_figures(pairs, metric)])
-    if not rows:
-        raise InputError(f"{first} and {second} have no finished sweep point and seed in common")
-    names = list(short_names(one.axes).values())
-    header = [*names, "metric", "seeds", "first", "second", "second - first"]
-    return Comparison(_settings(one, other), header, rows, len(names) + 1)
-
-
-def _pairs(
-    one: Results, other: Results, point: Mapping[str, Any], common: Sequence[str], metric: Metric
-) -> list[tuple[float, float]]:
-    """The metric in both runs, a pair for each seed of the point; axes of one run only must be single."""
-    matching = [there for there in points(other) if all(there[key] == point[key] for key in common)]
-    if len(matching) != 1:
-        return []
-    there = {cell["seed"]: cell for cell in cells_at(other, matching[0])}
-    return [
-        (metric.factor * cell[metric.key], metric.factor * there[cell["seed"]][metric.key])
-        for cell in cells_at(one, point)
-        if cell["seed"] in there and metric.key in cell and metric.key in there[cell["seed"]]
-    ]
-
-
-def _figures(pairs: Sequence[tuple[float, float]], metric: Metric) -> list[str]:
-    mean, deviation = mean_and_deviation([second - first for first, second in pairs])
-    error = None if deviation is None else deviation / math.sqrt(len(pairs))
-    means = (with_spread(mean_and_deviation(each)[0], None, metric.digits) for each in zip(*pairs, strict=True))
-    return [str(len(pairs)), *means, with_spread(mean, error, metric.digits, signed=True)]
-
-
-def _settings(one: Results, other: Results) -> list[tuple[str, str, str]]:
-    first, second = (dict(dotted(results.cells[0]["scenario"])) for results in (one, other))
-    keys = [key for key in {**first, **second} if key.partition(".")[0] not in _NOT_COMPARED]
-    swept = {*one.axes, *other.axes}
-    return [
-        (key, value_text(first.get(key, "not set")), value_text(second.get(key, "not set")))
-        for key in keys
-        if first.get(key) != second.get(key) and key not in swept
-    ]
-
-
-def dotted(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested keys as dotted ones, with their values."""
-    found: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        found += dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
-    return found
-
-
-_PIECE = """\
-<div>
-<p><strong>{{ title }}</strong>{% if state %} · {{ state }}{% endif %}</p>
-{% for table in tables %}
-{% if table.caption %}<p>{{ table.caption }}</p>{% endif %}
-<table>
-<thead><tr>{% for head in table.header %}<th>{{ head }}\
-{% if loop.first and table.across %} \\ {{ table.across }}{% endif %}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for row in table.body %}
-<tr>{% for value in row %}<td>{{ value }}</td>{% endfor %}</tr>
-{% endfor %}
-</tbody>
-</table>
-{% endfor %}
-{% for line in caveats %}
-<p>{{ line }}</p>
-{% endfor %}
-<p><small>{{ measured }}</small></p>
-</div>
-"""
-
-
-def fragment_of(results: Results) -> str:
-    """The tables and how they were measured; everything that comes from a scenario is escaped."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_PIECE).render(
-        title=results.title or results.name,
-        state=state_of(results),
-        tables=tables_of(results),
-        caveats=caveats_of(results.cells),
-        measured=how_measured(results),
-    )

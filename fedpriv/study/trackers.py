@@ -9,6 +9,7 @@ from typing import Any
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.rounds.outcome import Finished, RunObserver
 from fedpriv.scenario.load import Point, Scenario
+from fedpriv.scenario.published import dotted
 
 
 class TensorBoard(RunObserver):
@@ -55,7 +56,7 @@ class MLflow(RunObserver):
                 point = scenario.points[place]
                 run = self._client.create_run(experiment, run_name=_label(point)).info.run_id
                 self._runs[place] = run
-                for key, value in _flat(point.cell.canonical()).items():
+                for key, value in dotted(point.cell.canonical()):
                     self._client.log_param(run, key, value)
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
@@ -91,11 +92,3 @@ def _label(point: Point) -> str:
     """ "rho=4.0,silos=10,seed=0": the cell as the name of a folder."""
     swept = [f"{key.rpartition('.')[2]}={value}" for key, value in point.swept.items()]
     return ",".join([*swept, f"seed={point.cell.seed}"]).replace("/", "-")
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Write nested keys as dotted ones."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
